@@ -1,0 +1,1 @@
+"""The wire: Inference (public), Fleet (operators, workers, gateways) and Worker (the data path)."""

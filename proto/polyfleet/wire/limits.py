@@ -1,0 +1,34 @@
+"""Limits of the public API and the one error that names a field and its limit."""
+
+import math
+import re
+
+MAX_CHOICES = 16
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_TOP_LOGPROBS = 20
+MAX_EMBED_INPUTS = 64
+MAX_PRIORITY = 100
+ROLES = ("system", "user", "assistant", "tool")
+GRPC_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+ASSET_CHUNK_BYTES = 1024 * 1024
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class FieldError(ValueError):
+    """A request's field is missing, malformed or out of range. `str()` reads: `field: problem`."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+def check_range(field: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    """Raise FieldError unless low <= value <= high (low < value when open_low) and value is finite."""
+    if not math.isfinite(value):
+        raise FieldError(field, f"must be a finite number, not {value}")
+    if value > high or value < low or (open_low and value == low):
+        bound = f"over {low:g} up to {high:g}" if open_low else f"from {low:g} to {high:g}"
+        raise FieldError(field, f"must be {bound}, not {value:g}")

@@ -1,0 +1,1 @@
+"""Fleet snapshots and place(): which worker serves a request, and why. Pure."""

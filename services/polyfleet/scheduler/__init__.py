@@ -1,0 +1,1 @@
+"""Desired state, reconciliation and the Ray actors. The only package that imports Ray."""

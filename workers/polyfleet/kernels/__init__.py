@@ -1,0 +1,1 @@
+"""The op vocabulary: KernelGraph, weights, and each op's implementations behind one dispatch table."""

@@ -1,0 +1,1 @@
+"""The paged KV cache: BlockPool, PrefixIndex and the tensors behind them."""

@@ -1,0 +1,1 @@
+"""Architectures, each written once against the op vocabulary."""

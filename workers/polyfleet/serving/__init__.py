@@ -1,0 +1,1 @@
+"""The worker process: gRPC service, engine process, registration, metrics."""
