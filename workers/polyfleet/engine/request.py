@@ -1,0 +1,86 @@
+"""What goes into the engine and what comes out: plain frozen data, the same in process and across processes."""
+
+from dataclasses import dataclass
+from enum import Enum, unique
+
+from polyfleet.engine.batch import PoolingKind, SampledToken
+from polyfleet.wire.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@unique
+class FinishReason(str, Enum):
+    """Why a sequence ended well."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRequest:
+    """One continuation to compute. `generated_ids` were produced elsewhere already; computing goes on behind them."""
+
+    sequence_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams = GREEDY
+    max_tokens: int = 16  # generated tokens in all, `generated_ids` included
+    generated_ids: tuple[int, ...] = ()
+    choice: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    num_logprobs: int | None = None
+    priority: int = 0  # higher first
+    pooling: PoolingKind | None = None  # set: an embedding of the prompt is wanted, no token
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """News of one sequence after a step. It has ended when `finish_reason` or `error` is set."""
+
+    sequence_id: str
+    tokens: tuple[SampledToken, ...] = ()  # stop and end tokens are not among them
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    cached_tokens: int | None = None  # with the first update: prompt tokens read from the prefix cache
+    queue_seconds: float | None = None  # with the first update: from add() to the first step
+    embedding: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an operator may choose; 0 and "auto" let the engine choose from device and model."""
+
+    device: str = "auto"  # an accelerator family, or a torch device string
+    dtype: str = "auto"  # float32, float16, bfloat16
+    context_length: int = 0  # tokens
+    kv_cache_tokens: int = 0  # size of the KV pool
+    max_sequences: int = 0
+    step_tokens: int = 0  # token budget of one step
+    threads: int = 0  # CPU threads
+    block_size: int = 16  # tokens a KV block
+    prefix_cache: bool = True
+    executor: str = "auto"  # eager, persistent
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """How the engine is doing; counters are totals since it started. Ledger: admitted = all other states together."""
+
+    running_sequences: int = 0
+    waiting_sequences: int = 0
+    waiting_prefill_tokens: int = 0
+    free_blocks: int = 0  # free or evictable
+    prefill_tokens_per_second: float = 0.0  # moving average over served steps
+    decode_tokens_per_second: float = 0.0  # of one sequence
+    steps: int = 0
+    step_seconds: float = 0.0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    admitted: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0

@@ -1,0 +1,36 @@
+"""What loading gives: configuration, weights and tokenizer assets of one model."""
+
+from dataclasses import dataclass
+
+from polyfleet.kernels.weights import Weights
+from polyfleet.models.config import ModelConfig
+
+
+class ModelFileError(ValueError):
+    """A model file can't be used. The message is one sentence that names the file and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerAssets:
+    """Everything that text needs, as one canonical JSON document (see docs/models.md) and its sha256 in hex.
+
+    Keys: `tokenizer` (a `tokenizers` JSON object), `chat_template` (str or null), `bos_token`, `eos_token` (str or
+    null), `add_bos` (bool), `end_token_ids` (list of int).
+    """
+
+    hash: str
+    document: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in host memory (weights may be memory-mapped). `tokenizer` is None for a folder that has none.
+
+    Weight names are the graph's: `embedding`, `layers.{i}.{attention_norm,q,k,v,o,mlp_norm,gate,up,down}`, biases as
+    `layers.{i}.q.bias`, `norm`, `lm_head` (absent when tied). q and k rows are in half-split rope order.
+    """
+
+    path: str
+    config: ModelConfig
+    weights: Weights
+    tokenizer: TokenizerAssets | None
