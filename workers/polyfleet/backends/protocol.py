@@ -1,0 +1,189 @@
+"""What every accelerator family answers: is it here, what is it, how is it run. No torch is imported by this module.
+
+A backend never lies and never throws while probing: absent hardware is an Availability with the reason in words.
+Methods up to `capabilities` are safe in any process: they read files and vendor tools, and initialise no device.
+The others are for the worker process that has called `activate`.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum, unique
+from typing import Any, Protocol
+
+
+@unique
+class BackendType(str, Enum):
+    """The accelerator families, in the order in which `auto` prefers them; experimental ones are never picked."""
+
+    CUDA = "cuda"
+    ROCM = "rocm"
+    HYGON = "hygon"
+    ASCEND = "ascend"
+    CAMBRICON = "cambricon"
+    XPU = "xpu"
+    MPS = "mps"
+    CPU = "cpu"
+    VULKAN = "vulkan"
+
+    @property
+    def experimental(self) -> bool:
+        """Whether it must be asked for by name."""
+        return self is BackendType.VULKAN
+
+
+class BackendUnavailable(RuntimeError):
+    """The backend that was asked for is absent; the message says why and what to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether a backend can be used here, and if not, why and what would help, in words."""
+
+    available: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One physical unit. None is a fact that the vendor withholds, never zero."""
+
+    index: int  # position in PCI bus order; what the visible-device variable and torch use
+    name: str
+    architecture: str  # sm_90, gfx942, Ascend910B3, x86_64+avx2 …
+    total_memory_bytes: int
+    uuid: str | None = None
+    pci_bus_id: str | None = None  # domain of four digits: 0000:03:00.0
+    driver_version: str | None = None
+    cores: int | None = None  # multiprocessors, compute units, AI cores, CPU cores
+
+    @property
+    def total_memory_gb(self) -> float:
+        """Memory in units of 2^30 bytes."""
+        return self.total_memory_bytes / 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCapabilities:
+    """Facts of one device that kernels and executors choose by."""
+
+    dtypes: frozenset[str]  # computing types: float32, float16, bfloat16, float64, int8, float8_e4m3fn …
+    preferred_dtype: str
+    graph_capture: bool = False
+    streams: bool = False
+    triton: bool = False
+    flash_attention: bool = False
+    block_sizes: tuple[int, ...] = (16, 32, 64, 128)  # KV blocks that its kernels accept
+    instruction_sets: tuple[str, ...] = ()
+
+    @property
+    def supports_flash_attention(self) -> bool:
+        """Whether a fused attention kernel exists for it."""
+        return self.flash_attention
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Bytes of one device; on a CPU, of the container or machine."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+@unique
+class Health(str, Enum):
+    """Fail-closed: a probe that hangs, crashes or reports an error is UNHEALTHY; a withheld reading is UNKNOWN."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTelemetry:
+    """Readings of one device now. None: the vendor withholds it (no privilege, N/A); it is shown as unknown."""
+
+    index: int
+    health: Health
+    reason: str = ""
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    errors_total: int | None = None  # uncorrected ECC or the family's nearest count
+    clock_hertz: float | None = None
+    pci_bus_id: str | None = None
+    driver_version: str | None = None
+
+
+class CommunicationBackend(Protocol):
+    """Collectives between devices of one family."""
+
+    name: str  # the torch.distributed backend: nccl, gloo, xccl, hccl, cncl
+    library: str  # what does the work: NCCL, RCCL, HCCL …
+
+    def available(self) -> Availability:
+        """Whether this process could form a group."""
+        ...
+
+
+class GraphApi(Protocol):
+    """Capture and replay of device work."""
+
+    def capture(self, graph: Any) -> AbstractContextManager[Any]:
+        """Record what runs inside the context into `graph`."""
+        ...
+
+    def new_graph(self) -> Any:
+        """An empty graph with a `replay()` method."""
+        ...
+
+
+class HardwareBackend(Protocol):
+    """One accelerator family."""
+
+    type: BackendType
+
+    def availability(self) -> Availability:
+        """Whether it can be used here. Never raises, initialises nothing, takes under two seconds."""
+        ...
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """Its devices in PCI bus order; empty when unavailable."""
+        ...
+
+    def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
+        """What this very device can do."""
+        ...
+
+    def environment(self, indices: Sequence[int]) -> dict[str, str]:
+        """Variables for a worker process that shall see only these devices; set before torch is imported."""
+        ...
+
+    def telemetry(self) -> tuple[DeviceTelemetry, ...]:
+        """Readings of all devices, from a subprocess with a time limit. Never raises."""
+        ...
+
+    def communication(self) -> CommunicationBackend:
+        """The family's collectives."""
+        ...
+
+    def activate(self, index: int = 0) -> str:
+        """Import what torch needs and select the device; returns torch's name for it ("cuda:0", "npu:0", "cpu").
+
+        For worker processes only. Raises BackendUnavailable.
+        """
+        ...
+
+    def memory(self, index: int = 0) -> MemoryInfo:
+        """Free and total memory of an activated device."""
+        ...
+
+    def synchronize(self, index: int = 0) -> None:
+        """Wait for all work of an activated device."""
+        ...
+
+    def graphs(self) -> GraphApi | None:
+        """Graph capture of an activated device; None where the family has none."""
+        ...

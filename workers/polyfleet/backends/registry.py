@@ -1,0 +1,97 @@
+"""The registry of backends: built-in ones by name, third-party ones through an entry-point group."""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import ClassVar, TypeVar
+
+from polyfleet.backends.protocol import BackendType, BackendUnavailable, DeviceInfo, HardwareBackend
+
+ENTRY_POINT_GROUP = "polyfleet.backends"
+BUILT_IN: dict[str, str] = {"cpu": "polyfleet.backends.cpu"}
+
+Factory = TypeVar("Factory", bound=Callable[[], HardwareBackend])
+
+
+class BackendRegistry:
+    """Finds backends. `find` and the listing methods never raise; `get` says why a backend is absent."""
+
+    _factories: ClassVar[dict[str, Callable[[], HardwareBackend]]] = {}
+    _instances: ClassVar[dict[str, HardwareBackend]] = {}
+
+    @classmethod
+    def register(cls, name: BackendType | str) -> Callable[[Factory], Factory]:
+        """Class decorator: make a backend known under its family's name."""
+
+        def decorate(factory: Factory) -> Factory:
+            cls._factories[_key(name)] = factory
+            return factory
+
+        return decorate
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """All known names, in order of preference; third-party ones stand behind the built-in ones."""
+        third_party = {point.name for point in entry_points(group=ENTRY_POINT_GROUP)} | set(cls._factories)
+        known = [each.value for each in BackendType if each.value in BUILT_IN]
+        return (*known, *sorted(third_party - set(known)))
+
+    @classmethod
+    def find(cls, name: BackendType | str) -> HardwareBackend | None:
+        """The backend if it is known and available here, else None."""
+        try:
+            return cls.get(name)
+        except BackendUnavailable:
+            return None
+
+    @classmethod
+    def get(cls, name: BackendType | str) -> HardwareBackend:
+        """The backend; raises BackendUnavailable with the reason, or with the list of names for an unknown one."""
+        if _key(name) == "auto":
+            return cls.get_default()
+        backend = cls.known(name)
+        found = backend.availability()
+        if not found.available:
+            raise BackendUnavailable(f"{_key(name)} is not available: {found.reason}")
+        return backend
+
+    @classmethod
+    def known(cls, name: BackendType | str) -> HardwareBackend:
+        """The backend whether available or not; raises BackendUnavailable with the list of names for an unknown one."""
+        key = _key(name)
+        if key not in cls._instances:
+            cls._instances[key] = cls._load(key)()
+        return cls._instances[key]
+
+    @classmethod
+    def list_available(cls) -> tuple[str, ...]:
+        """Names of the backends that can be used here, in order of preference."""
+        return tuple(name for name in cls.names() if cls.find(name) is not None)
+
+    @classmethod
+    def discover(cls) -> dict[str, tuple[DeviceInfo, ...]]:
+        """The devices of each available backend."""
+        return {name: cls.known(name).devices() for name in cls.list_available()}
+
+    @classmethod
+    def get_default(cls) -> HardwareBackend:
+        """The first available backend that is not experimental; the CPU is always there."""
+        for name in cls.names():
+            if name != BackendType.VULKAN.value and (backend := cls.find(name)) is not None:
+                return backend
+        raise BackendUnavailable("no backend is available, not even the CPU: reinstall polyfleet")
+
+    @classmethod
+    def _load(cls, key: str) -> Callable[[], HardwareBackend]:
+        if key in BUILT_IN:
+            import_module(BUILT_IN[key])
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            if point.name == key and key not in cls._factories:
+                cls._factories[key] = point.load()
+        if key not in cls._factories:
+            raise BackendUnavailable(f"there is no backend {key!r}: choose auto or one of {', '.join(cls.names())}")
+        return cls._factories[key]
+
+
+def _key(name: BackendType | str) -> str:
+    return name.value if isinstance(name, BackendType) else name.strip().lower()
