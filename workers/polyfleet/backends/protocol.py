@@ -120,8 +120,15 @@ class DeviceTelemetry:
 class CommunicationBackend(Protocol):
     """Collectives between devices of one family."""
 
-    name: str  # the torch.distributed backend: nccl, gloo, xccl, hccl, cncl
-    library: str  # what does the work: NCCL, RCCL, HCCL …
+    @property
+    def name(self) -> str:
+        """The torch.distributed backend: nccl, gloo, xccl, hccl, cncl."""
+        ...
+
+    @property
+    def library(self) -> str:
+        """What does the work: NCCL, RCCL, HCCL …"""
+        ...
 
     def available(self) -> Availability:
         """Whether this process could form a group."""
@@ -143,7 +150,10 @@ class GraphApi(Protocol):
 class HardwareBackend(Protocol):
     """One accelerator family."""
 
-    type: BackendType
+    @property
+    def type(self) -> BackendType:
+        """Its family."""
+        ...
 
     def availability(self) -> Availability:
         """Whether it can be used here. Never raises, initialises nothing, takes under two seconds."""

@@ -8,9 +8,9 @@ from typing import ClassVar, TypeVar
 from polyfleet.backends.protocol import BackendType, BackendUnavailable, DeviceInfo, HardwareBackend
 
 ENTRY_POINT_GROUP = "polyfleet.backends"
-BUILT_IN: dict[str, str] = {"cpu": "polyfleet.backends.cpu"}
+BUILT_IN: dict[str, str] = {"cuda": "polyfleet.backends.cuda", "cpu": "polyfleet.backends.cpu"}
 
-Factory = TypeVar("Factory", bound=Callable[[], HardwareBackend])
+Factory = TypeVar("Factory", bound=Callable[..., HardwareBackend])
 
 
 class BackendRegistry:

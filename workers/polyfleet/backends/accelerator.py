@@ -1,0 +1,170 @@
+"""What all accelerator families share: presence by PCI vendor, probes in order, fail-closed telemetry, torch's module.
+
+A family's module states facts (vendor id, variable, libraries), parses its tools and names its capabilities; it
+repeats nothing of this.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+from polyfleet.backends.host import Host
+from polyfleet.backends.protocol import (
+    Availability,
+    BackendType,
+    BackendUnavailable,
+    CommunicationBackend,
+    DeviceInfo,
+    DeviceTelemetry,
+    GraphApi,
+    Health,
+    KernelCapabilities,
+    MemoryInfo,
+)
+from polyfleet.backends.reading import DeviceReading, ProbeResult
+from polyfleet.backends.torch_build import TorchBuild, torch_build
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """A family's collectives: torch.distributed's name for them and the library behind it."""
+
+    name: str
+    library: str
+
+    def available(self) -> Availability:
+        """Whether this torch could form a group; imports torch, so for worker processes."""
+        import torch.distributed as distributed
+
+        if not distributed.is_available():
+            return Availability(False, "this torch was built without torch.distributed")
+        if not distributed.is_backend_available(self.name):
+            return Availability(False, f"this torch was built without {self.name} ({self.library})")
+        return Availability(True)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchGraphs:
+    """Graph capture of a torch device module: `<Name>Graph` and `graph`."""
+
+    module: Any
+    graph_class: str
+
+    def new_graph(self) -> Any:
+        """An empty graph."""
+        return getattr(self.module, self.graph_class)()
+
+    def capture(self, graph: Any) -> AbstractContextManager[Any]:
+        """Record into it."""
+        context: AbstractContextManager[Any] = self.module.graph(graph)
+        return context
+
+
+class AcceleratorBackend(ABC):
+    """One family whose devices torch reaches through a module of its own (torch.cuda, torch.xpu, torch.npu …)."""
+
+    type: BackendType
+    vendor: ClassVar[str]  # for sentences
+    pci_vendor: ClassVar[str]
+    torch_name: ClassVar[str]  # torch's device type and the name of its module below torch
+    extension: ClassVar[str | None] = None  # module that adds it to torch
+    visible_variable: ClassVar[str]
+    graph_class: ClassVar[str | None] = None
+    collectives: ClassVar[Collectives]
+
+    def __init__(self, host: Host | None = None, build: TorchBuild | None = None) -> None:
+        """Tests give a described host and torch build; else they are this machine's."""
+        self._host = host or Host()
+        self._build = build
+
+    @abstractmethod
+    def probe(self) -> ProbeResult:
+        """Ask the vendor's library or tool once, now. Never raises."""
+
+    @abstractmethod
+    def missing_software(self, build: TorchBuild) -> str:
+        """What this interpreter lacks to use the family, as a sentence that says what to install; empty: nothing."""
+
+    @abstractmethod
+    def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
+        """What this very device can do."""
+
+    def present(self) -> bool:
+        """Whether the hardware is there, by files only."""
+        return bool(self._host.pci_devices(self.pci_vendor))
+
+    def availability(self) -> Availability:
+        """Hardware first, then the software that it needs."""
+        if not self.present():
+            return Availability(False, f"no {self.vendor} device is present (PCI vendor {self.pci_vendor})")
+        if missing := self.missing_software(self._build or torch_build()):
+            return Availability(False, missing)
+        found = self.probe()
+        if not found.readings:
+            return Availability(False, found.problem or f"no {self.vendor} tool lists a device")
+        return Availability(True)
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """In PCI bus order, as the probe numbers them."""
+        return tuple(each.info() for each in self.probe().readings) if self.present() else ()
+
+    def telemetry(self) -> tuple[DeviceTelemetry, ...]:
+        """Fail-closed: when the probe can't be trusted, every device that PCI shows is unhealthy for that reason."""
+        if not self.present():
+            return ()
+        found = self.probe()
+        if not found.problem and not found.absent:
+            return tuple(each.telemetry() for each in found.readings)
+        health = Health.UNKNOWN if found.absent else Health.UNHEALTHY
+        listed = self._host.pci_devices(self.pci_vendor)
+        return tuple(
+            DeviceReading(index=index, health=health, reason=found.problem, pci_bus_id=each.address).telemetry()
+            for index, each in enumerate(listed)
+        )
+
+    def environment(self, indices: Sequence[int]) -> dict[str, str]:
+        """The visible-device variable."""
+        return {self.visible_variable: ",".join(str(index) for index in indices)}
+
+    def communication(self) -> CommunicationBackend:
+        """The family's collectives."""
+        return self.collectives
+
+    def activate(self, index: int = 0) -> str:
+        """Import the extension and select the device."""
+        found = self.availability()
+        if not found.available:
+            raise BackendUnavailable(f"{self.type.value} is not available: {found.reason}")
+        if self.extension is not None:
+            import_module(self.extension)
+        self._module().set_device(index)
+        return f"{self.torch_name}:{index}"
+
+    def memory(self, index: int = 0) -> MemoryInfo:
+        """The driver's own count, other processes included."""
+        free, total = self._module().mem_get_info(index)
+        return MemoryInfo(int(free), int(total))
+
+    def synchronize(self, index: int = 0) -> None:
+        """Wait for the device."""
+        self._module().synchronize(index)
+
+    def graphs(self) -> GraphApi | None:
+        """torch's graph class for the family."""
+        return None if self.graph_class is None else TorchGraphs(self._module(), self.graph_class)
+
+    def _module(self) -> Any:
+        import torch
+
+        return getattr(torch, self.torch_name)
+
+
+def first_answer(*results: ProbeResult) -> ProbeResult:
+    """The first probe that answered or failed; one that is only absent lets the next speak."""
+    for each in results:
+        if not each.absent:
+            return each
+    return results[-1]

@@ -1,0 +1,131 @@
+"""NVIDIA CUDA: nvidia-smi's query form for facts and readings, torch.cuda for running."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import ClassVar
+
+from polyfleet.backends.accelerator import AcceleratorBackend, Collectives
+from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
+from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities
+from polyfleet.backends.reading import DeviceReading, ProbeResult, count, mebibytes, number, pci_address, scaled
+from polyfleet.backends.registry import BackendRegistry
+from polyfleet.backends.torch_build import TorchBuild
+
+QUERY = (
+    "index",
+    "uuid",
+    "name",
+    "pci.bus_id",
+    "memory.total",
+    "memory.used",
+    "temperature.gpu",
+    "power.draw",
+    "utilization.gpu",
+    "ecc.errors.uncorrected.volatile.total",
+    "clocks.sm",
+    "driver_version",
+    "compute_cap",  # last: drivers before 510 refuse it
+)
+
+
+@BackendRegistry.register(BackendType.CUDA)
+class CudaBackend(AcceleratorBackend):
+    """NVIDIA devices under a CUDA build of torch."""
+
+    type = BackendType.CUDA
+    vendor = "NVIDIA"
+    pci_vendor = "0x10de"
+    torch_name = "cuda"
+    visible_variable = "CUDA_VISIBLE_DEVICES"
+    graph_class = "CUDAGraph"
+    collectives: ClassVar[Collectives] = Collectives("nccl", "NCCL")
+
+    def present(self) -> bool:
+        """By PCI or, where sysfs is hidden (some containers, WSL), by the device node."""
+        return super().present() or self._host.exists("dev/nvidia[0-9]*")
+
+    def missing_software(self, build: TorchBuild) -> str:
+        """A CUDA build of torch."""
+        if not build.version:
+            return "an NVIDIA device is present, but torch is not installed: install a CUDA build of torch"
+        if build.cuda is None:
+            kind = "ROCm" if build.hip else "CPU"
+            return f"an NVIDIA device is present, but torch {build.version} is a {kind} build: install a CUDA build"
+        return ""
+
+    def probe(self) -> ProbeResult:
+        """`nvidia-smi --query-gpu`; once more without compute_cap for drivers that don't know it."""
+        result = self._query(QUERY)
+        if not result.problem and "compute_cap" in result.output and "not a valid field" in result.output:
+            return parse_query(self._query(QUERY[:-1]), QUERY[:-1])
+        return parse_query(result, QUERY)
+
+    def environment(self, indices: Sequence[int]) -> dict[str, str]:
+        """PCI order makes indices mean the same to the driver, the tools and torch."""
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **super().environment(indices)}
+
+    def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
+        """By compute capability: fp16 from 6.0, bf16 from 8.0, fp8 from 8.9, int8 dot products from 6.1."""
+        capability = compute_capability(device)
+        dtypes = {"float32", "float64"}
+        dtypes |= {"float16"} if capability >= (6, 0) else set()
+        dtypes |= {"int8"} if capability >= (6, 1) else set()
+        dtypes |= {"bfloat16"} if capability >= (8, 0) else set()
+        dtypes |= {"float8_e4m3fn", "float8_e5m2"} if capability >= (8, 9) else set()
+        preferred = "bfloat16" if "bfloat16" in dtypes else "float16" if capability >= (7, 0) else "float32"
+        return KernelCapabilities(
+            dtypes=frozenset(dtypes),
+            preferred_dtype=preferred,
+            graph_capture=True,
+            streams=True,
+            triton=capability >= (7, 0),
+            flash_attention=capability >= (8, 0),
+        )
+
+    def _query(self, fields: Sequence[str]) -> ToolResult:
+        command = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        return self._host.run(command, TOOL_TIMEOUT_SECONDS)
+
+
+def compute_capability(device: DeviceInfo) -> tuple[int, int]:
+    """(9, 0) of "sm_90"; (0, 0) when unknown."""
+    digits = device.architecture.removeprefix("sm_")
+    return (int(digits[:-1]), int(digits[-1])) if digits.isdigit() and len(digits) >= 2 else (0, 0)
+
+
+def parse_query(result: ToolResult, fields: Sequence[str]) -> ProbeResult:
+    """Rows of `--format=csv,noheader,nounits`, sorted by PCI address so that indices are in bus order."""
+    if result.problem:
+        return ProbeResult(problem=result.problem, absent=result.problem.endswith("is not installed"))
+    rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(result.output)) if row]
+    good = [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields) and row[0].isdigit()]
+    if not good:
+        first = result.output.strip().splitlines()[:1]
+        return ProbeResult(problem=f"nvidia-smi printed no device: {first[0] if first else 'nothing'}")
+    ordered = sorted(good, key=lambda each: pci_address(each["pci.bus_id"]) or "")
+    return ProbeResult(tuple(_reading(index, cells) for index, cells in enumerate(ordered)))
+
+
+def _reading(index: int, cells: dict[str, str]) -> DeviceReading:
+    errors = count(cells["ecc.errors.uncorrected.volatile.total"])
+    lost = "[Unknown Error]" in cells.values() or "[GPU is lost]" in cells.values()
+    reason = "the driver has lost the device" if lost else f"{errors} uncorrected ECC errors" if errors else ""
+    capability = cells.get("compute_cap", "").replace(".", "")
+    return DeviceReading(
+        index=index,
+        name=cells["name"],
+        architecture=f"sm_{capability}" if capability.isdigit() else "",
+        uuid=cells["uuid"],
+        pci_bus_id=pci_address(cells["pci.bus_id"]),
+        driver_version=cells["driver_version"],
+        memory_total_bytes=mebibytes(cells["memory.total"]),
+        memory_used_bytes=mebibytes(cells["memory.used"]),
+        temperature_celsius=number(cells["temperature.gpu"]),
+        power_watts=number(cells["power.draw"]),
+        utilization_ratio=scaled(cells["utilization.gpu"], 0.01),
+        errors_total=errors,
+        clock_hertz=scaled(cells["clocks.sm"], 1e6),
+        health=Health.UNHEALTHY if reason else Health.HEALTHY,
+        reason=reason,
+    )

@@ -1,0 +1,112 @@
+"""What one probe says of one device: facts and readings together, in base units, None where the vendor withholds."""
+
+import re
+from dataclasses import dataclass, field
+
+from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, Health
+
+MEBIBYTE = 1024 * 1024
+WITHHELD = {"", "-", "n/a", "na", "[n/a]", "[not supported]", "not supported", "[unknown error]", "unknown", "none"}
+SENTINELS = {0xFFFF, 0xFFFFFFFF, 9223372036854775794, 0xFFFFFFFFFFFFFFFF}
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReading:
+    """One device as a probe found it."""
+
+    index: int
+    name: str = ""
+    architecture: str = ""
+    uuid: str | None = None
+    pci_bus_id: str | None = None
+    driver_version: str | None = None
+    cores: int | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    utilization_ratio: float | None = None
+    errors_total: int | None = None
+    clock_hertz: float | None = None
+    health: Health = Health.HEALTHY
+    reason: str = ""
+
+    def info(self) -> DeviceInfo:
+        """The facts."""
+        return DeviceInfo(
+            self.index,
+            self.name or "unknown",
+            self.architecture or "unknown",
+            self.memory_total_bytes or 0,
+            self.uuid,
+            self.pci_bus_id,
+            self.driver_version,
+            self.cores,
+        )
+
+    def telemetry(self) -> DeviceTelemetry:
+        """The readings."""
+        return DeviceTelemetry(
+            self.index,
+            self.health,
+            self.reason,
+            self.temperature_celsius,
+            self.power_watts,
+            self.utilization_ratio,
+            self.memory_used_bytes,
+            self.memory_total_bytes,
+            self.errors_total,
+            self.clock_hertz,
+            self.pci_bus_id,
+            self.driver_version,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """All devices that a probe found. `problem`: why it can't be trusted (hung, crashed, garbage); fail closed then."""
+
+    readings: tuple[DeviceReading, ...] = ()
+    problem: str = ""
+    absent: bool = False  # the tool or library isn't there: ask the next probe
+    warnings: tuple[str, ...] = field(default=())
+
+
+def number(text: object) -> float | None:
+    """The first number in a cell ("35W", "76 C", "1,024" is not read); None where the vendor withholds it."""
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        return None if text in SENTINELS else float(text)
+    cell = str(text).strip()
+    found = NUMBER.search(cell)
+    if cell.lower() in WITHHELD or found is None:
+        return None
+    value = float(found.group())
+    return None if int(value) in SENTINELS else value
+
+
+def scaled(text: object, factor: float) -> float | None:
+    """`number` times `factor`."""
+    value = number(text)
+    return None if value is None else value * factor
+
+
+def count(text: object) -> int | None:
+    """`number` as an integer."""
+    value = number(text)
+    return None if value is None else int(value)
+
+
+def mebibytes(text: object) -> int | None:
+    """A cell in MiB as bytes."""
+    value = scaled(text, MEBIBYTE)
+    return None if value is None else int(value)
+
+
+def pci_address(text: str) -> str | None:
+    """A PCI address with a domain of four digits, lower case; None when there is none in the text."""
+    found = re.search(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])", text)
+    if found is None:
+        return None
+    domain, bus, device, function = found.groups()
+    return f"{(domain or '0000')[-4:]}:{bus}:{device}.{function}".lower()
