@@ -1,0 +1,118 @@
+"""Who may call whom inside a fleet: the fleet token, its constant-time check, and what counts as loopback. Pure.
+
+The rule: a server bound to loopback takes every call; bound to anything else it refuses to start without a token and
+then wants `authorization: Bearer <fleet token>` on each call. gRPC health checks are exempt: probes carry no metadata.
+"""
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+FLEET_TOKEN_FILE = "POLYFLEET_FLEET_TOKEN_FILE"
+AUTHORIZATION = "authorization"
+_BEARER = "bearer "
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+class AuthSetupError(ValueError):
+    """A process can't start with this token file or bind address. The message is one sentence for the operator."""
+
+
+def read_token(path: str | Path) -> str:
+    """The token in the file's first line, stripped. Raises AuthSetupError when it can't be read or is unusable."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise AuthSetupError(f"The fleet token file {path} can't be read: {reason}.") from None
+    token = lines[0].strip() if lines else ""
+    if not token:
+        raise AuthSetupError(f"The fleet token file {path} is empty: write one line with the token into it.")
+    if not token.isascii() or not token.isprintable():
+        raise AuthSetupError(
+            f"The fleet token file {path} holds characters that HTTP/2 can't carry: use printable ASCII."
+        )
+    return token
+
+
+def fleet_token(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The token of `path`, else of the file that POLYFLEET_FLEET_TOKEN_FILE names, else None. Raises AuthSetupError."""
+    chosen = path or environ.get(FLEET_TOKEN_FILE)
+    return read_token(chosen) if chosen else None
+
+
+def check_bind(address: str, token: str | None) -> None:
+    """Raise AuthSetupError when a server would open `address` (host:port) beyond loopback without a fleet token."""
+    if token is None and not is_loopback(address):
+        raise AuthSetupError(
+            f"Listening on {address} needs a fleet token: give --fleet-token-file (or {FLEET_TOKEN_FILE}), "
+            "or listen on 127.0.0.1."
+        )
+
+
+def bearer_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    """gRPC metadata of a call that presents `token`; empty without one."""
+    return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
+
+
+def bearer_of(header: str | bytes | None) -> str | None:
+    """The credential in an `authorization` header's value; None when there is none or it is no bearer."""
+    if isinstance(header, bytes):
+        header = header.decode("latin-1")
+    if header is None or header[: len(_BEARER)].lower() != _BEARER:
+        return None
+    return header[len(_BEARER) :].strip()
+
+
+def bearer_in(metadata: Metadata | None) -> str | None:
+    """The bearer credential in gRPC metadata; None when there is none."""
+    values = [value for key, value in metadata or () if key.lower() == AUTHORIZATION]
+    return bearer_of(values[0]) if values else None
+
+
+def same_secret(presented: str | None, expected: str) -> bool:
+    """Whether the two are equal, in a time that does not depend on where they differ."""
+    return hmac.compare_digest((presented or "").encode(), expected.encode())
+
+
+def may_call(bound: str, metadata: Metadata | None, token: str | None) -> bool:
+    """Whether a server bound to `bound` takes a call with this metadata: on loopback always, else with the token."""
+    if is_loopback(bound):
+        return True
+    return token is not None and same_secret(bearer_in(metadata), token)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `address` is this machine alone.
+
+    Takes `host`, `host:port`, `[v6]:port`, and gRPC's peer forms `ipv4:…`, `ipv6:…` (percent-encoded), `unix:…`.
+    Names other than localhost are not resolved and count as not loopback; so does an empty host.
+    """
+    text = unquote(address)
+    if text.startswith(("unix:", "unix-abstract:")):
+        return True
+    for scheme in ("ipv4:", "ipv6:"):
+        text = text.removeprefix(scheme)
+    host = split_host_port(text)[0].lower()
+    if host == "localhost":
+        return True
+    try:
+        ip = ipaddress.ip_address(host.split("%", 1)[0])
+    except ValueError:
+        return False
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
+def split_host_port(address: str) -> tuple[str, str]:
+    """`host:port`, `[v6]:port`, a bare host or a bare IPv6 address as (host without brackets, port or "")."""
+    if address.startswith("["):
+        host, _, rest = address[1:].partition("]")
+        return host, rest.removeprefix(":")
+    if address.count(":") == 1:
+        host, _, port = address.partition(":")
+        return host, port
+    return address, ""
