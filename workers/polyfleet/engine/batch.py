@@ -65,7 +65,8 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class SliceResult:
-    """What a step made of one slice: a token where one was drawn, and pooled hidden states where they were wanted.
+    """What a step made of one slice: a token where one was drawn, pooled hidden states where they were wanted, or why
+    neither could be had (logits that are not finite, say); an error fails this one sequence.
 
     With MEAN pooling `pooled` is the SUM over the slice's rows (chunks add up; the Batcher divides); with LAST it is
     the last row.
@@ -73,6 +74,7 @@ class SliceResult:
 
     token: SampledToken | None = None
     pooled: tuple[float, ...] = ()
+    error: str = ""
 
 
 class Executor(Protocol):
