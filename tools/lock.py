@@ -1,0 +1,52 @@
+"""Write requirements.lock: exact versions for Python 3.10 to 3.13 on x86-64 and arm64 (`make lock`; needs 3.11).
+
+The lock is used as constraints (`pip install -c`). torch is pinned; what only torch's CUDA build needs is left out, so
+that the file serves CPU machines and vendor images alike.
+"""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LOCK = ROOT / "requirements.lock"
+VENDOR_PACKAGE = re.compile(r"^(nvidia|cuda|triton|intel|onemkl|tbb)\b")
+HEADER = """\
+# Exact versions for Python 3.10 to 3.13 on x86-64 and arm64. Made by `make lock`; used as `pip install -c`.
+"""
+
+
+def build_requirements() -> list[str]:
+    """What pip needs to build Polyfleet itself."""
+    tomllib = importlib.import_module("tomllib")
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    requires: list[str] = document["build-system"]["requires"]
+    return requires
+
+
+def compile_lock() -> str:
+    """Resolve the extras `serve` and `dev` and the build requirements together, for every platform at once."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.10"]
+    command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--extra", "serve", "--extra", "dev"]
+    done = subprocess.run(
+        [*command, "pyproject.toml", "-"],
+        cwd=ROOT,
+        input="\n".join(build_requirements()),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def main() -> None:
+    """Write the lock file and say how many packages it pins."""
+    lines = [line for line in compile_lock().splitlines() if not VENDOR_PACKAGE.match(line)]
+    LOCK.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+    print(f"requirements.lock pins {len(lines)} packages")
+
+
+if __name__ == "__main__":
+    main()
