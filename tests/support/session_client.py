@@ -42,7 +42,7 @@ class SessionClient:
 
     async def deltas(self) -> AsyncIterator[pb.SequenceDelta]:
         """All deltas until the session ends."""
-        async for event in self.call:
+        while (event := await self.call.read()) is not grpc.aio.EOF:
             for delta in event.deltas:
                 yield delta
 
