@@ -1,6 +1,7 @@
 """What placement knows: frozen facts about workers and requests. Built from protos at the edges, never changed."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, unique
 
 
@@ -48,12 +49,19 @@ class FleetSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """What a request needs of a worker. `excluded` names workers that failed it already."""
+    """What a request needs of a worker. `excluded` names workers that failed it already.
+
+    `max_tokens` is what must fit behind the prompt: the client's wish, or 1 when it takes as many as fit.
+    `key` (the request id, say) decides between workers that are equally good; requests without one all go the same way.
+    `cached_tokens` holds, by worker id, how many prompt tokens that worker is known to have in its prefix cache.
+    """
 
     model: str
     prompt_tokens: int
     max_tokens: int
     excluded: frozenset[str] = frozenset()
+    key: str = ""
+    cached_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

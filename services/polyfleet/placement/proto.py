@@ -1,0 +1,45 @@
+"""From the wire's fleet to placement's: what a gateway or the scheduler knows as frozen dataclasses."""
+
+from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
+from polyfleet.v1 import fleet_pb2 as pb
+
+# A state that this version does not know is no state to send requests to.
+_STATES = {
+    pb.WORKER_STATE_STARTING: WorkerState.STARTING,
+    pb.WORKER_STATE_LOADING: WorkerState.LOADING,
+    pb.WORKER_STATE_READY: WorkerState.READY,
+    pb.WORKER_STATE_DRAINING: WorkerState.DRAINING,
+    pb.WORKER_STATE_UNHEALTHY: WorkerState.UNHEALTHY,
+    pb.WORKER_STATE_LOST: WorkerState.LOST,
+}
+
+
+def snapshot_from_proto(message: pb.FleetSnapshot) -> FleetSnapshot:
+    """The snapshot with all its workers, in the message's order."""
+    return FleetSnapshot(
+        epoch=message.scheduler_epoch,
+        version=message.version,
+        workers=tuple(worker_from_proto(worker.info, worker.status) for worker in message.workers),
+    )
+
+
+def worker_from_proto(info: pb.WorkerInfo, status: pb.WorkerStatus) -> Worker:
+    """One worker from its registration and its last report. An unset or unknown state counts as starting."""
+    model = info.model
+    return Worker(
+        worker_id=info.worker_id,
+        address=info.address,
+        model=model.name,
+        accelerator=info.accelerator,
+        state=_STATES.get(status.state, WorkerState.STARTING),
+        context_length=model.context_length,
+        block_size=model.block_size or 1,
+        num_blocks=model.num_blocks,
+        free_blocks=status.free_blocks,
+        max_sequences=model.max_sequences,
+        running_sequences=status.running_sequences,
+        waiting_sequences=status.waiting_sequences,
+        waiting_prefill_tokens=status.waiting_prefill_tokens,
+        prefill_tokens_per_second=status.prefill_tokens_per_second,
+        decode_tokens_per_second=status.decode_tokens_per_second,
+    )

@@ -1,0 +1,205 @@
+"""place(): what is dropped and why, who wins, and the properties that hold for every fleet."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Worker, WorkerState
+from polyfleet.placement.place import Policy, expected_wait, place
+
+READY = Worker(
+    "w-a",
+    "127.0.0.1:1",
+    "m",
+    "cpu",
+    WorkerState.READY,
+    context_length=8192,
+    block_size=16,
+    num_blocks=1000,
+    free_blocks=1000,
+    max_sequences=16,
+    prefill_tokens_per_second=1000.0,
+    decode_tokens_per_second=50.0,
+)
+REQUEST = PlacementRequest("m", prompt_tokens=100, max_tokens=50, key="r-1")
+
+
+def fleet(*workers: Worker) -> FleetSnapshot:
+    return FleetSnapshot("epoch", 1, workers)
+
+
+@pytest.mark.parametrize(
+    ("worker", "reason"),
+    [
+        (replace(READY, model="other"), "serves other"),
+        (replace(READY, model=""), "serves no model"),
+        (replace(READY, state=WorkerState.STARTING), "starting"),
+        (replace(READY, state=WorkerState.LOADING), "loading its model"),
+        (replace(READY, state=WorkerState.DRAINING), "draining"),
+        (replace(READY, state=WorkerState.UNHEALTHY), "unhealthy"),
+        (replace(READY, state=WorkerState.LOST), "lost"),
+        (replace(READY, context_length=149), "its context of 149 tokens is shorter than 150"),
+        (replace(READY, num_blocks=9), "its KV cache of 144 tokens is smaller than 150"),
+    ],
+)
+def test_a_worker_that_cannot_serve_is_dropped_with_the_reason(worker: Worker, reason: str) -> None:
+    placement = place(REQUEST, fleet(worker))
+    assert placement.worker is None
+    assert [(v.worker_id, v.dropped) for v in placement.verdicts] == [("w-a", reason)]
+
+
+def test_a_worker_that_failed_the_request_is_dropped() -> None:
+    other = replace(READY, worker_id="w-b")
+    placement = place(replace(REQUEST, excluded=frozenset({"w-a"})), fleet(READY, other))
+    assert placement.worker == other
+    assert placement.verdicts[0].dropped == "failed this request before"
+
+
+def test_a_request_that_just_fits_is_placed() -> None:
+    assert place(REQUEST, fleet(replace(READY, context_length=150, num_blocks=10, free_blocks=10))).worker is not None
+
+
+def test_an_empty_fleet_places_nothing() -> None:
+    placement = place(REQUEST, fleet())
+    assert placement.worker is None
+    assert placement.verdicts == ()
+
+
+def test_the_wait_is_queue_and_own_prompt_over_the_rate() -> None:
+    worker = replace(READY, waiting_prefill_tokens=400)
+    assert expected_wait(REQUEST, worker, Policy()) == pytest.approx((400 + 100) / 1000)
+
+
+def test_cached_tokens_of_that_worker_shorten_the_wait_but_one_token_is_computed() -> None:
+    cached = replace(REQUEST, cached_tokens={"w-a": 64, "w-b": 100})
+    assert expected_wait(cached, READY, Policy()) == pytest.approx(36 / 1000)
+    assert expected_wait(cached, replace(READY, worker_id="w-b"), Policy()) == pytest.approx(1 / 1000)
+
+
+def test_full_slots_cost_the_time_until_one_is_free() -> None:
+    # 16 of 16 run and 3 wait: four sequences must end; 16 end every 128 / 50 seconds.
+    worker = replace(READY, running_sequences=16, waiting_sequences=3)
+    assert expected_wait(REQUEST, worker, Policy()) == pytest.approx(0.1 + 4 / 16 * 128 / 50)
+
+
+def test_missing_blocks_cost_the_time_until_they_are_free() -> None:
+    # 101 tokens want 7 blocks, 2 are free: 5 of 1000 blocks must come back.
+    worker = replace(READY, running_sequences=3, free_blocks=2)
+    assert expected_wait(REQUEST, worker, Policy()) == pytest.approx(0.1 + 5 / 1000 * 128 / 50)
+
+
+def test_a_slow_worker_gets_work_only_once_the_fast_one_waits_longer() -> None:
+    slow = replace(READY, worker_id="w-slow", prefill_tokens_per_second=50.0)
+    assert place(REQUEST, fleet(slow, READY)).worker == READY
+    busy = replace(READY, waiting_prefill_tokens=3000)
+    assert place(REQUEST, fleet(slow, busy)).worker == slow
+
+
+def test_a_worker_of_unknown_rate_is_tried() -> None:
+    new = replace(READY, worker_id="w-new", prefill_tokens_per_second=0.0, decode_tokens_per_second=0.0)
+    assert place(REQUEST, fleet(READY, new)).worker == new
+
+
+def test_equal_workers_share_the_requests() -> None:
+    workers = [replace(READY, worker_id=f"w-{i}") for i in range(4)]
+    placements = (place(replace(REQUEST, key=f"r-{i}"), fleet(*workers)).worker for i in range(4000))
+    shares = Counter(worker.worker_id for worker in placements if worker)
+    # A fair split is 1000 each with a standard deviation of 27; five of them on either side.
+    assert all(860 < shares[worker.worker_id] < 1140 for worker in workers)
+
+
+def test_nearly_equal_workers_share_too_and_their_order_does_not_matter() -> None:
+    a, b = READY, replace(READY, worker_id="w-b", prefill_tokens_per_second=1003.0)
+    winners = set()
+    for i in range(40):
+        request = replace(REQUEST, key=f"r-{i}")
+        winner = place(request, fleet(a, b)).worker
+        assert winner == place(request, fleet(b, a)).worker
+        winners.add(winner)
+    assert winners == {a, b}
+
+
+rates = st.sampled_from([0.0, 40.0, 1000.0, 1050.0, 60_000.0])
+workers_of_any_kind = st.builds(
+    Worker,
+    worker_id=st.uuids().map(str),
+    address=st.just("127.0.0.1:1"),
+    model=st.sampled_from(["m", "m", "m", "other"]),
+    accelerator=st.just("cpu"),
+    state=st.sampled_from([WorkerState.READY, WorkerState.READY, *WorkerState]),
+    context_length=st.sampled_from([64, 2048, 8192]),
+    block_size=st.sampled_from([1, 16, 128]),
+    num_blocks=st.sampled_from([0, 4, 64, 4096]),
+    free_blocks=st.integers(0, 64),
+    max_sequences=st.integers(0, 8),
+    running_sequences=st.integers(0, 10),
+    waiting_sequences=st.integers(0, 10),
+    waiting_prefill_tokens=st.integers(0, 5000),
+    prefill_tokens_per_second=rates,
+    decode_tokens_per_second=rates,
+)
+fleets = st.lists(workers_of_any_kind, max_size=6, unique_by=lambda w: w.worker_id)
+requests = st.builds(
+    PlacementRequest,
+    model=st.just("m"),
+    prompt_tokens=st.integers(1, 3000),
+    max_tokens=st.integers(1, 500),
+    key=st.text(max_size=4),
+)
+
+
+@given(requests, fleets)
+def test_only_a_worker_that_can_serve_is_chosen_and_each_has_a_verdict(
+    request: PlacementRequest, workers: list[Worker]
+) -> None:
+    placement = place(request, fleet(*workers))
+    assert [v.worker_id for v in placement.verdicts] == [w.worker_id for w in workers]
+    kept = [v for v in placement.verdicts if not v.dropped]
+    assert (placement.worker is None) == (not kept)
+    if placement.worker:
+        assert placement.worker.worker_id in {v.worker_id for v in kept}
+        assert placement.worker.state is WorkerState.READY
+        assert placement.worker.model == request.model
+        assert placement.worker.context_length >= request.prompt_tokens + request.max_tokens
+    assert all(v.expected_wait_seconds > 0 for v in kept)
+
+
+@given(requests, fleets)
+def test_the_same_arguments_give_the_same_placement(request: PlacementRequest, workers: list[Worker]) -> None:
+    assert place(request, fleet(*workers)) == place(request, fleet(*workers))
+
+
+@given(
+    requests,
+    fleets.filter(bool),
+    st.data(),
+    st.integers(0, 20),
+    st.integers(0, 20),
+    st.integers(0, 3000),
+    st.integers(0, 64),
+)
+def test_more_load_never_makes_a_worker_win(
+    request: PlacementRequest,
+    workers: list[Worker],
+    data: st.DataObject,
+    running: int,
+    waiting: int,
+    tokens: int,
+    blocks: int,
+) -> None:
+    index = data.draw(st.integers(0, len(workers) - 1))
+    before = workers[index]
+    after = replace(
+        before,
+        running_sequences=before.running_sequences + running,
+        waiting_sequences=before.waiting_sequences + waiting,
+        waiting_prefill_tokens=before.waiting_prefill_tokens + tokens,
+        free_blocks=max(0, before.free_blocks - blocks),
+    )
+    assert expected_wait(request, after, Policy()) >= expected_wait(request, before, Policy())
+    loaded = [*workers[:index], after, *workers[index + 1 :]]
+    if place(request, fleet(*loaded)).worker == after:
+        assert place(request, fleet(*workers)).worker == before
