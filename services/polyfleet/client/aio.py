@@ -1,0 +1,209 @@
+"""`AsyncClient`: the client for asyncio. Make it, and use it, in one running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+
+from polyfleet.client import requests
+from polyfleet.client.channel import Tls, channel_options, metadata, tls_settings
+from polyfleet.client.errors import PolyfleetError, from_rpc_error
+from polyfleet.client.requests import GenerateOptions, Messages
+from polyfleet.client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy
+from polyfleet.client.transcript import Transcript
+from polyfleet.client.types import Completion, Delta, Embeddings, Model, Tokens
+from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.v1.inference_pb2_grpc import InferenceStub
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+_T = TypeVar("_T")
+
+
+class AsyncCompletionStream(AsyncIterator[Delta]):
+    """As `CompletionStream`: deltas of a call that starts with the first of them; `close()` cancels it."""
+
+    def __init__(self, start: Callable[[float | None], Any], attempts: Attempts) -> None:
+        self.transcript = Transcript()
+        self._start = start
+        self._attempts = attempts
+        self._call: Any = None
+        self._done = False
+
+    async def __anext__(self) -> Delta:
+        if self._done:
+            raise StopAsyncIteration
+        try:
+            message = await self._next_message()
+        except (grpc.RpcError, PolyfleetError) as error:
+            closed, self._done = self._done, True
+            if closed:
+                raise StopAsyncIteration from None
+            raise (error if isinstance(error, PolyfleetError) else from_rpc_error(error)) from None
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        if message is None:
+            self._done = True
+            self.transcript.check_end()
+            raise StopAsyncIteration
+        return self.transcript.add(message)
+
+    async def close(self) -> None:
+        """Cancel the call unless it has ended; the worker stops computing. May be called twice."""
+        self._done = True
+        if self._call is not None:
+            self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _next_message(self) -> pb.GenerateResponse | None:
+        """The next message, None at a clean end."""
+        if self._call is None:
+            return await _with_retries(self._first_message, self._attempts)
+        return await _read(self._call)
+
+    async def _first_message(self, timeout: float | None) -> pb.GenerateResponse | None:
+        self._call = self._start(timeout)
+        return await _read(self._call)
+
+
+class AsyncClient:
+    """`Client` for asyncio: the same arguments, the same methods, awaited; leave it by `async with` or `close()`."""
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        api_key: str | None = None,
+        tls: Tls | bool = False,
+        timeout: float | None = None,
+        retry: RetryPolicy = DEFAULT_RETRIES,
+    ) -> None:
+        settings = tls_settings(tls)
+        options = channel_options(address, settings)
+        self._channel = (
+            grpc.aio.secure_channel(address, settings.credentials(), options)
+            if settings
+            else grpc.aio.insecure_channel(address, options)
+        )
+        self._stub = InferenceStub(self._channel)
+        self._metadata = metadata(api_key)
+        self._timeout = timeout
+        self._retry = retry
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        token_ids: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncCompletionStream:
+        """Generate from exactly one of prompt, messages and token ids; options as in `GenerateOptions`."""
+        request = requests.generate_request(prompt, messages, token_ids, options)
+
+        def start(timeout: float | None) -> Any:
+            return self._stub.Generate(request, timeout=timeout, metadata=self._metadata)
+
+        return AsyncCompletionStream(start, self._attempts(options.get("timeout")))
+
+    async def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        token_ids: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion:
+        """As `stream`, but wait for the whole answer."""
+        async with self.stream(prompt, messages=messages, token_ids=token_ids, **options) as stream:
+            async for _ in stream:
+                pass
+        return stream.transcript.completion()
+
+    async def chat(self, messages: Messages, **options: Unpack[GenerateOptions]) -> Completion:
+        """The next turn of a chat: `generate(messages=…)`."""
+        return await self.generate(messages=messages, **options)
+
+    async def embed(
+        self,
+        inputs: str | Sequence[str | Sequence[int]],
+        *,
+        model: str = "",
+        pooling: str = "mean",
+        normalize: bool = False,
+        timeout: float | None = None,
+    ) -> Embeddings:
+        """One vector per input; an input is a text or a list of token ids. `pooling` is mean or last."""
+        request = requests.embed_request(inputs, model, pooling, normalize)
+        return Embeddings.from_proto(await self._unary(self._stub.Embed, request, timeout))
+
+    async def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> Tokens:
+        """The token ids that `generate` would compute for this text or these messages."""
+        request = requests.tokenize_request(text, messages, model, add_special_tokens)
+        return Tokens.from_proto(await self._unary(self._stub.Tokenize, request, timeout))
+
+    async def models(self, *, timeout: float | None = None) -> list[Model]:
+        """Every model that is served or being loaded, by name."""
+        response = await self._unary(self._stub.ListModels, pb.ListModelsRequest(), timeout)
+        return [Model.from_proto(model) for model in response.models]
+
+    async def model(self, name: str, *, timeout: float | None = None) -> Model:
+        """One model; NotFoundError when it is not deployed."""
+        return Model.from_proto(await self._unary(self._stub.GetModel, pb.GetModelRequest(name=name), timeout))
+
+    async def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        await self._channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _attempts(self, timeout: float | None) -> Attempts:
+        return Attempts(self._retry, self._timeout if timeout is None else timeout)
+
+    async def _unary(self, method: Any, request: Any, timeout: float | None) -> Any:
+        async def call(left: float | None) -> Any:
+            return await method(request, timeout=left, metadata=self._metadata)
+
+        return await _with_retries(call, self._attempts(timeout))
+
+
+async def _read(call: Any) -> pb.GenerateResponse | None:
+    message: pb.GenerateResponse | Any = await call.read()
+    return message if isinstance(message, pb.GenerateResponse) else None  # else it is gRPC's end-of-file mark
+
+
+async def _with_retries(call: Callable[[float | None], Awaitable[_T]], attempts: Attempts) -> _T:
+    """The first result of `call(seconds left)`; raises the PolyfleetError of the try that is not repeated."""
+    while True:
+        try:
+            return await call(attempts.begin())
+        except grpc.RpcError as error:
+            failure = from_rpc_error(error)
+        await asyncio.sleep(attempts.wait_after(failure))

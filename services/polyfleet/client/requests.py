@@ -1,0 +1,129 @@
+"""From Python arguments to the messages of the public API. Values are judged by the gateway alone, not twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from polyfleet.client.errors import invalid_argument
+from polyfleet.client.types import Message
+from polyfleet.v1 import inference_pb2 as pb
+
+Messages = Sequence[Message | Mapping[str, str]]
+
+POOLINGS = {"mean": pb.POOLING_MEAN, "last": pb.POOLING_LAST}
+
+_SAMPLING_FIELDS = frozenset(field.name for field in pb.SamplingParams.DESCRIPTOR.fields)
+_MESSAGE_FIELDS = frozenset(field.name for field in pb.ChatMessage.DESCRIPTOR.fields)
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of `generate`, `stream` and `chat`. What is left out, or None, takes the gateway's default.
+
+    Ranges and meanings stand in `docs/api.md`. `timeout` is this client's own: seconds until the call is given up.
+    """
+
+    model: str
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    n: int | None
+    logprobs: int | None
+    priority: int | None
+    request_id: str
+    timeout: float | None
+
+
+def generate_request(
+    prompt: str | None, messages: Messages | None, token_ids: Sequence[int] | None, options: Mapping[str, Any]
+) -> pb.GenerateRequest:
+    """The request; `timeout` is not part of it.
+
+    Raises TypeError for an unknown option, InvalidArgumentError for a value that its field can't hold.
+    """
+    unknown = options.keys() - GenerateOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown option {min(unknown)!r}; known are {', '.join(GenerateOptions.__annotations__)}")
+    request = pb.GenerateRequest(messages=chat_messages(messages or ()))
+    _set(request, "text", prompt)
+    _extend(request, "token_ids", token_ids)
+    for name, value in options.items():
+        if name in _SAMPLING_FIELDS:
+            _set(request.sampling, name, value, f"sampling.{name}")
+        elif name == "stop":
+            _extend(request, name, [value] if isinstance(value, str) else value)
+        elif name == "stop_token_ids":
+            _extend(request, name, value)
+        elif name != "timeout":
+            _set(request, name, value)
+    return request
+
+
+def chat_messages(messages: Messages) -> list[pb.ChatMessage]:
+    """Messages given as `Message` or as mappings with role, content and, if wanted, name."""
+    out = []
+    for index, message in enumerate(messages):
+        parts = (
+            {"role": message.role, "content": message.content, "name": message.name}
+            if isinstance(message, Message)
+            else message
+        )
+        unknown = parts.keys() - _MESSAGE_FIELDS
+        if unknown:
+            raise invalid_argument(f"messages[{index}].{min(unknown)}", "unknown; use role, content and name")
+        proto = pb.ChatMessage()
+        for name, value in parts.items():
+            _set(proto, name, value, f"messages[{index}].{name}")
+        out.append(proto)
+    return out
+
+
+def embed_request(
+    inputs: str | Sequence[str | Sequence[int]], model: str, pooling: str, normalize: bool
+) -> pb.EmbedRequest:
+    """One text, or a sequence whose items are texts or lists of token ids."""
+    if pooling not in POOLINGS:
+        raise invalid_argument("pooling", f"must be one of {', '.join(POOLINGS)}, not {pooling!r}")
+    request = pb.EmbedRequest(model=model, pooling=POOLINGS[pooling], normalize=normalize)
+    for index, item in enumerate([inputs] if isinstance(inputs, str) else inputs):
+        entry = request.inputs.add()
+        if isinstance(item, str):
+            entry.text = item
+        else:
+            _extend(entry, "token_ids", item, f"inputs[{index}].token_ids")
+    return request
+
+
+def tokenize_request(
+    text: str | None, messages: Messages | None, model: str, add_special_tokens: bool | None
+) -> pb.TokenizeRequest:
+    """Exactly one of text and messages is wanted; the gateway says so if not."""
+    request = pb.TokenizeRequest(model=model, messages=chat_messages(messages or ()))
+    _set(request, "text", text)
+    _set(request, "add_special_tokens", add_special_tokens)
+    return request
+
+
+def _set(message: Any, name: str, value: Any, label: str = "") -> None:
+    if value is None:
+        return
+    try:
+        setattr(message, name, value)
+    except (TypeError, ValueError) as error:
+        raise invalid_argument(label or name, f"can't be {value!r:.80}: {error}") from None
+
+
+def _extend(message: Any, name: str, values: Any, label: str = "") -> None:
+    try:
+        getattr(message, name).extend(values or ())
+    except (TypeError, ValueError) as error:
+        raise invalid_argument(label or name, f"has a value that can't be sent: {error}") from None

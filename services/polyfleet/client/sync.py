@@ -1,0 +1,204 @@
+"""`Client`: the synchronous client. One per gateway; threads may share it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+
+from polyfleet.client import requests
+from polyfleet.client.channel import Tls, channel_options, metadata, tls_settings
+from polyfleet.client.errors import PolyfleetError, from_rpc_error
+from polyfleet.client.requests import GenerateOptions, Messages
+from polyfleet.client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy
+from polyfleet.client.transcript import Transcript
+from polyfleet.client.types import Completion, Delta, Embeddings, Model, Tokens
+from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.v1.inference_pb2_grpc import InferenceStub
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+_T = TypeVar("_T")
+
+
+class CompletionStream(Iterator[Delta]):
+    """Deltas of a running call, which starts with the first of them. Ends by StopIteration or a PolyfleetError.
+
+    `transcript` holds what has come so far: request id, workers, usage and, by `completion()`, the choices.
+    """
+
+    def __init__(self, start: Callable[[float | None], Any], attempts: Attempts) -> None:
+        self.transcript = Transcript()
+        self._start = start
+        self._attempts = attempts
+        self._call: Any = None
+        self._done = False
+
+    def __next__(self) -> Delta:
+        if self._done:
+            raise StopIteration
+        try:
+            return self.transcript.add(self._next_message())
+        except StopIteration:
+            self._done = True
+            self.transcript.check_end()
+            raise
+        except (grpc.RpcError, PolyfleetError) as error:
+            closed, self._done = self._done, True
+            if closed:
+                raise StopIteration from None
+            raise (error if isinstance(error, PolyfleetError) else from_rpc_error(error)) from None
+
+    def close(self) -> None:
+        """Cancel the call unless it has ended; the worker stops computing. May be called twice, from any thread."""
+        self._done = True
+        if self._call is not None:
+            self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _next_message(self) -> pb.GenerateResponse:
+        if self._call is not None:
+            message: pb.GenerateResponse = next(self._call)
+            return message
+        return _with_retries(self._first_message, self._attempts)
+
+    def _first_message(self, timeout: float | None) -> pb.GenerateResponse:
+        self._call = self._start(timeout)
+        message: pb.GenerateResponse = next(self._call)
+        return message
+
+
+class Client:
+    """Calls the gateway at `address` (`host:port`). A context manager; methods raise PolyfleetError.
+
+    `tls` is a `Tls`, or True for TLS with the system's roots; without it key and text travel in the clear. `timeout`
+    (seconds) holds for calls that name none themselves; None: no deadline. `retry` as in `RetryPolicy`; `NO_RETRIES`
+    turns retries off.
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        api_key: str | None = None,
+        tls: Tls | bool = False,
+        timeout: float | None = None,
+        retry: RetryPolicy = DEFAULT_RETRIES,
+    ) -> None:
+        settings = tls_settings(tls)
+        options = channel_options(address, settings)
+        self._channel = (
+            grpc.secure_channel(address, settings.credentials(), options)
+            if settings
+            else grpc.insecure_channel(address, options)
+        )
+        self._stub = InferenceStub(self._channel)
+        self._metadata = metadata(api_key)
+        self._timeout = timeout
+        self._retry = retry
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        token_ids: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> CompletionStream:
+        """Generate from exactly one of prompt, messages and token ids; options as in `GenerateOptions`."""
+        request = requests.generate_request(prompt, messages, token_ids, options)
+
+        def start(timeout: float | None) -> Any:
+            return self._stub.Generate(request, timeout=timeout, metadata=self._metadata)
+
+        return CompletionStream(start, self._attempts(options.get("timeout")))
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        token_ids: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion:
+        """As `stream`, but wait for the whole answer."""
+        with self.stream(prompt, messages=messages, token_ids=token_ids, **options) as stream:
+            for _ in stream:
+                pass
+        return stream.transcript.completion()
+
+    def chat(self, messages: Messages, **options: Unpack[GenerateOptions]) -> Completion:
+        """The next turn of a chat: `generate(messages=…)`."""
+        return self.generate(messages=messages, **options)
+
+    def embed(
+        self,
+        inputs: str | Sequence[str | Sequence[int]],
+        *,
+        model: str = "",
+        pooling: str = "mean",
+        normalize: bool = False,
+        timeout: float | None = None,
+    ) -> Embeddings:
+        """One vector per input; an input is a text or a list of token ids. `pooling` is mean or last."""
+        request = requests.embed_request(inputs, model, pooling, normalize)
+        return Embeddings.from_proto(self._unary(self._stub.Embed, request, timeout))
+
+    def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> Tokens:
+        """The token ids that `generate` would compute for this text or these messages."""
+        request = requests.tokenize_request(text, messages, model, add_special_tokens)
+        return Tokens.from_proto(self._unary(self._stub.Tokenize, request, timeout))
+
+    def models(self, *, timeout: float | None = None) -> list[Model]:
+        """Every model that is served or being loaded, by name."""
+        response = self._unary(self._stub.ListModels, pb.ListModelsRequest(), timeout)
+        return [Model.from_proto(model) for model in response.models]
+
+    def model(self, name: str, *, timeout: float | None = None) -> Model:
+        """One model; NotFoundError when it is not deployed."""
+        return Model.from_proto(self._unary(self._stub.GetModel, pb.GetModelRequest(name=name), timeout))
+
+    def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _attempts(self, timeout: float | None) -> Attempts:
+        return Attempts(self._retry, self._timeout if timeout is None else timeout)
+
+    def _unary(self, method: Any, request: Any, timeout: float | None) -> Any:
+        return _with_retries(
+            lambda left: method(request, timeout=left, metadata=self._metadata), self._attempts(timeout)
+        )
+
+
+def _with_retries(call: Callable[[float | None], _T], attempts: Attempts) -> _T:
+    """The first result of `call(seconds left)`; raises the PolyfleetError of the try that is not repeated."""
+    while True:
+        try:
+            return call(attempts.begin())
+        except grpc.RpcError as error:
+            failure = from_rpc_error(error)
+        time.sleep(attempts.wait_after(failure))

@@ -1,0 +1,315 @@
+"""`Client` against a scripted service: whole answers, streams, errors, retries, deadlines."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.rpc import code_pb2, error_details_pb2
+from tests.support.scripted_inference import Script, endless, fail, serve, two_choices, unavailable
+
+from polyfleet import client as pf
+from polyfleet.v1 import inference_pb2 as pb
+
+QUICK = pf.RetryPolicy(attempts=3, initial_delay=0.001, max_delay=0.1)
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with serve(two_choices) as script:
+        yield script
+
+
+@pytest.fixture
+def client(script: Script) -> Iterator[pf.Client]:
+    with pf.Client(script.address, api_key="secret", retry=QUICK) as client:
+        yield client
+
+
+def test_generate_gathers_the_choices(client: pf.Client, script: Script) -> None:
+    top = pf.TokenLogprobs(2, "z", -1.5)
+    assert client.generate("hello", n=2, logprobs=1) == pf.Completion(
+        request_id="req-1",
+        worker_ids=("w-1", "w-2"),
+        choices=(
+            pf.Choice(0, "ab", (1, 3), (pf.TokenLogprobs(1, "a", -0.5, (top,)),), "length"),
+            pf.Choice(1, "x", (7, 8), (), "stop"),
+        ),
+        usage=pf.Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=4),
+    )
+    assert script.calls == [pb.GenerateRequest(text="hello", n=2, logprobs=1)]
+    assert script.metadata[0]["authorization"] == "Bearer secret"
+    assert script.seconds_left[0] > 1e9
+
+
+def test_completion_speaks_for_its_first_choice(client: pf.Client) -> None:
+    answer = client.generate("hello")
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("ab", (1, 3), "length")
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 9
+
+
+def test_every_option_reaches_its_field(client: pf.Client, script: Script) -> None:
+    client.chat(
+        [{"role": "system", "content": "be brief"}, pf.Message("user", "hi", name="ann")],
+        model="m",
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        min_p=0.1,
+        seed=2**64 - 1,
+        repetition_penalty=1.1,
+        presence_penalty=-1.0,
+        frequency_penalty=1.5,
+        stop=["x", "y"],
+        stop_token_ids=[4, 5],
+        ignore_eos=True,
+        n=1,
+        logprobs=0,
+        priority=-3,
+        request_id="mine",
+    )
+    assert script.calls[0] == pb.GenerateRequest(
+        model="m",
+        messages=[
+            pb.ChatMessage(role="system", content="be brief"),
+            pb.ChatMessage(role="user", content="hi", name="ann"),
+        ],
+        sampling=pb.SamplingParams(
+            temperature=0.5,
+            top_p=0.9,
+            top_k=3,
+            min_p=0.1,
+            seed=2**64 - 1,
+            repetition_penalty=1.1,
+            presence_penalty=-1.0,
+            frequency_penalty=1.5,
+        ),
+        max_tokens=7,
+        stop=["x", "y"],
+        stop_token_ids=[4, 5],
+        ignore_eos=True,
+        n=1,
+        logprobs=0,
+        priority=-3,
+        request_id="mine",
+    )
+
+
+def test_one_stop_string_is_not_split_into_letters(client: pf.Client, script: Script) -> None:
+    client.generate(token_ids=[1, 2], stop="end", temperature=None)
+    assert script.calls[0] == pb.GenerateRequest(token_ids=[1, 2], stop=["end"])
+
+
+def test_two_prompt_kinds_reach_the_gateway_which_refuses_them(client: pf.Client, script: Script) -> None:
+    client.generate("", token_ids=[1])
+    assert script.calls[0].HasField("text")
+    assert script.calls[0].token_ids == [1]
+
+
+def test_stream_gives_each_delta(client: pf.Client) -> None:
+    with client.stream("hello") as stream:
+        deltas = list(stream)
+    assert [(d.choice, d.text, d.finish_reason) for d in deltas] == [
+        (0, "a", None),
+        (1, "x", "stop"),
+        (0, "b", "length"),
+        (0, "", None),
+    ]
+    assert deltas[-1].usage == pf.Usage(5, 2, 4)
+    assert stream.transcript.request_id == "req-1"
+    assert list(stream) == []
+
+
+def test_close_cancels_the_call(client: pf.Client, script: Script) -> None:
+    script.steps = [endless]
+    stream = client.stream("hello")
+    assert next(stream).text == "a"
+    stream.close()
+    assert script.ended.wait(10)
+    assert list(stream) == []
+    stream.close()
+
+
+def test_timeout_becomes_the_deadline(client: pf.Client, script: Script) -> None:
+    script.steps = [endless]
+    with pytest.raises(pf.DeadlineExceededError):
+        client.generate("hello", timeout=0.3)
+    assert 0 < script.seconds_left[0] <= 0.3
+
+
+def test_clients_own_timeout_holds_for_calls_that_name_none(script: Script) -> None:
+    with pf.Client(script.address, timeout=30) as client:
+        client.generate("hello")
+        client.generate("hello", timeout=60)
+    first, second = script.seconds_left
+    assert first <= 30 < second
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (code_pb2.INVALID_ARGUMENT, pf.InvalidArgumentError),
+        (code_pb2.UNAUTHENTICATED, pf.UnauthenticatedError),
+        (code_pb2.PERMISSION_DENIED, pf.PermissionDeniedError),
+        (code_pb2.NOT_FOUND, pf.NotFoundError),
+        (code_pb2.RESOURCE_EXHAUSTED, pf.ResourceExhaustedError),
+        (code_pb2.DATA_LOSS, pf.DataLossError),
+        (code_pb2.CANCELLED, pf.CallCancelledError),
+        (code_pb2.INTERNAL, pf.PolyfleetError),
+    ],
+)
+def test_each_status_has_its_error(client: pf.Client, script: Script, code: int, kind: type[pf.PolyfleetError]) -> None:
+    script.steps = [fail(code, "because")]
+    with pytest.raises(kind) as caught:
+        client.generate("hello")
+    assert type(caught.value) is kind
+    assert caught.value.status == code_pb2.Code.Name(code)  # type: ignore[arg-type,unused-ignore]
+    assert caught.value.message == "because"
+    assert (caught.value.field_violations, caught.value.retry_after) == ((), None)
+    assert len(script.calls) == 1
+
+
+def test_error_carries_the_details(client: pf.Client, script: Script) -> None:
+    violation = error_details_pb2.BadRequest.FieldViolation(field="n", description="must be 1 to 16")
+    script.steps = [
+        fail(
+            code_pb2.INVALID_ARGUMENT, "n: must be 1 to 16", error_details_pb2.BadRequest(field_violations=[violation])
+        )
+    ]
+    with pytest.raises(pf.InvalidArgumentError, match="INVALID_ARGUMENT: n: must be 1 to 16") as caught:
+        client.generate("hello", n=99)
+    assert caught.value.field_violations == (pf.FieldViolation("n", "must be 1 to 16"),)
+
+
+def test_unavailable_is_tried_again(client: pf.Client, script: Script) -> None:
+    script.steps = [unavailable(None), unavailable(0.01), two_choices]
+    assert client.generate("hello").text == "ab"
+    assert len(script.calls) == 3
+
+
+def test_tries_are_bounded_and_the_last_error_tells_the_hint(client: pf.Client, script: Script) -> None:
+    script.steps = [unavailable(0.015)]
+    with pytest.raises(pf.UnavailableError) as caught:
+        client.models()
+    assert len(script.calls) == 3
+    assert caught.value.retry_after == pytest.approx(0.015)
+
+
+def test_long_hint_is_raised_not_waited_for(client: pf.Client, script: Script) -> None:
+    script.steps = [unavailable(3600)]
+    with pytest.raises(pf.UnavailableError) as caught:
+        client.generate("hello")
+    assert (len(script.calls), caught.value.retry_after) == (1, 3600)
+
+
+def test_retries_can_be_turned_off(script: Script) -> None:
+    script.steps = [unavailable(None), two_choices]
+    with pf.Client(script.address, retry=pf.NO_RETRIES) as client, pytest.raises(pf.UnavailableError):
+        client.generate("hello")
+    assert len(script.calls) == 1
+
+
+def test_no_retry_after_the_first_message(client: pf.Client, script: Script) -> None:
+    def break_off(request: Any, context: Any) -> Iterator[pb.GenerateResponse]:
+        yield pb.GenerateResponse(request_id="req-1", worker_id="w-1", text="a", token_ids=[1])
+        unavailable(0.01)(request, context)
+
+    script.steps = [break_off, two_choices]
+    stream = client.stream("hello")
+    assert next(stream).text == "a"
+    with pytest.raises(pf.UnavailableError):
+        next(stream)
+    assert len(script.calls) == 1
+    assert stream.transcript.completion().text == "a"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [pb.GenerateResponse(request_id="r", text="a", token_ids=[1])],
+        [pb.GenerateResponse(request_id="r", text="a", finish_reason=pb.FINISH_REASON_STOP)],
+        [pb.GenerateResponse(request_id="r", text="a", usage=pb.Usage(prompt_tokens=1))],
+    ],
+)
+def test_clean_end_before_the_answer_is_an_error(
+    client: pf.Client, script: Script, messages: list[pb.GenerateResponse]
+) -> None:
+    script.steps = [lambda request, context: iter(messages)]
+    with pytest.raises(pf.DataLossError):
+        client.generate("hello")
+
+
+def test_nobody_listening_is_unavailable() -> None:
+    with pf.Client("127.0.0.1:1", retry=pf.NO_RETRIES) as client, pytest.raises(pf.UnavailableError):
+        client.models()
+
+
+def test_unknown_option_is_a_type_error(client: pf.Client, script: Script) -> None:
+    with pytest.raises(TypeError, match="unknown option 'temprature'"):
+        client.generate("hello", temprature=1.0)  # type: ignore[call-arg]
+    assert script.calls == []
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"max_tokens": 2**40}, "max_tokens"),
+        ({"seed": -1}, "sampling.seed"),
+        ({"temperature": "hot"}, "sampling.temperature"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"token_ids": [2**32]}, "token_ids"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "text": "hi"}]}, "messages[0].text"),
+    ],
+)
+def test_value_that_no_field_can_hold(client: pf.Client, script: Script, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(pf.InvalidArgumentError) as caught:
+        client.generate(**options)
+    assert [v.field for v in caught.value.field_violations] == [field]
+    assert script.calls == []
+
+
+def test_values_are_judged_by_the_gateway(client: pf.Client, script: Script) -> None:
+    client.generate("hello", temperature=math.nan, max_tokens=-1)
+    assert math.isnan(script.calls[0].sampling.temperature)
+    assert script.calls[0].max_tokens == -1
+
+
+def test_embed(client: pf.Client, script: Script) -> None:
+    answer = pb.EmbedResponse(embeddings=[pb.Embedding(values=[0.5, 1.0])], usage=pb.Usage(prompt_tokens=3))
+    script.steps = [lambda request, context: answer]
+    assert client.embed(["hello", [1, 2]], model="m", pooling="last", normalize=True) == pf.Embeddings(
+        ((0.5, 1.0),), pf.Usage(3, 0, 0)
+    )
+    assert script.calls[0] == pb.EmbedRequest(
+        model="m",
+        inputs=[pb.EmbedInput(text="hello"), pb.EmbedInput(token_ids=[1, 2])],
+        pooling=pb.POOLING_LAST,
+        normalize=True,
+    )
+    client.embed("hello")
+    assert script.calls[1] == pb.EmbedRequest(inputs=[pb.EmbedInput(text="hello")], pooling=pb.POOLING_MEAN)
+    with pytest.raises(pf.InvalidArgumentError, match="pooling"):
+        client.embed("hello", pooling="max")
+
+
+def test_tokenize(client: pf.Client, script: Script) -> None:
+    script.steps = [lambda request, context: pb.TokenizeResponse(token_ids=[1, 2], pieces=["he", "llo"])]
+    assert client.tokenize("hello", add_special_tokens=False) == pf.Tokens((1, 2), ("he", "llo"))
+    client.tokenize(messages=[pf.Message("user", "hi")], model="m")
+    assert script.calls == [
+        pb.TokenizeRequest(text="hello", add_special_tokens=False),
+        pb.TokenizeRequest(model="m", messages=[pb.ChatMessage(role="user", content="hi")]),
+    ]
+
+
+def test_models(client: pf.Client, script: Script) -> None:
+    model = pb.Model(name="m", context_length=8, vocabulary_size=9, ready_workers=1, accelerators=["cpu"])
+    script.steps = [lambda request, context: pb.ListModelsResponse(models=[model]), lambda request, context: model]
+    expected = pf.Model("m", 8, 9, 1, ("cpu",), 0)
+    assert client.models() == [expected]
+    assert client.model("m") == expected
+    assert script.calls == [pb.ListModelsRequest(), pb.GetModelRequest(name="m")]
