@@ -42,7 +42,7 @@ class SessionClient:
 
     async def deltas(self) -> AsyncIterator[pb.SequenceDelta]:
         """All deltas until the session ends."""
-        while (event := await self.call.read()) is not grpc.aio.EOF:
+        while isinstance(event := await self.call.read(), pb.SessionEvent):
             for delta in event.deltas:
                 yield delta
 
