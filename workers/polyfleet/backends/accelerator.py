@@ -5,7 +5,7 @@ repeats nothing of this.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -84,6 +84,10 @@ class AcceleratorBackend(ABC):
     def probe(self) -> ProbeResult:
         """Ask the vendor's library or tool once, now. Never raises."""
 
+    def probe_closely(self) -> ProbeResult:
+        """As probe, with readings that cost more calls; for telemetry."""
+        return self.probe()
+
     @abstractmethod
     def missing_software(self, build: TorchBuild) -> str:
         """What this interpreter lacks to use the family, as a sentence that says what to install; empty: nothing."""
@@ -115,7 +119,7 @@ class AcceleratorBackend(ABC):
         """Fail-closed: when the probe can't be trusted, every device that PCI shows is unhealthy for that reason."""
         if not self.present():
             return ()
-        found = self.probe()
+        found = self.probe_closely()
         if not found.problem and not found.absent:
             return tuple(each.telemetry() for each in found.readings)
         health = Health.UNKNOWN if found.absent else Health.UNHEALTHY
@@ -162,9 +166,11 @@ class AcceleratorBackend(ABC):
         return getattr(torch, self.torch_name)
 
 
-def first_answer(*results: ProbeResult) -> ProbeResult:
-    """The first probe that answered or failed; one that is only absent lets the next speak."""
-    for each in results:
-        if not each.absent:
-            return each
-    return results[-1]
+def first_answer(*probes: Callable[[], ProbeResult]) -> ProbeResult:
+    """The first probe that answered or failed; one whose tool is only absent lets the next speak."""
+    result = ProbeResult(absent=True)
+    for probe in probes:
+        result = probe()
+        if not result.absent:
+            break
+    return result

@@ -1,12 +1,13 @@
-"""NVIDIA CUDA: nvidia-smi's query form for facts and readings, torch.cuda for running."""
+"""NVIDIA CUDA: NVML or nvidia-smi's query form for facts and readings, torch.cuda for running."""
 
 import csv
 import io
 from collections.abc import Sequence
 from typing import ClassVar
 
-from polyfleet.backends.accelerator import AcceleratorBackend, Collectives
+from polyfleet.backends.accelerator import AcceleratorBackend, Collectives, first_answer
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
+from polyfleet.backends.library_probe import probe_library
 from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities
 from polyfleet.backends.reading import DeviceReading, ProbeResult, count, mebibytes, number, pci_address, scaled
 from polyfleet.backends.registry import BackendRegistry
@@ -55,7 +56,10 @@ class CudaBackend(AcceleratorBackend):
         return ""
 
     def probe(self) -> ProbeResult:
-        """`nvidia-smi --query-gpu`; once more without compute_cap for drivers that don't know it."""
+        """NVML where pynvml is installed, else `nvidia-smi --query-gpu`."""
+        return first_answer(lambda: probe_library(self._host, "nvml"), self._query_tool)
+
+    def _query_tool(self) -> ProbeResult:
         result = self._query(QUERY)
         if not result.problem and "compute_cap" in result.output and "not a valid field" in result.output:
             return parse_query(self._query(QUERY[:-1]), QUERY[:-1])

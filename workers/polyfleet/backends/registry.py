@@ -8,7 +8,16 @@ from typing import ClassVar, TypeVar
 from polyfleet.backends.protocol import BackendType, BackendUnavailable, DeviceInfo, HardwareBackend
 
 ENTRY_POINT_GROUP = "polyfleet.backends"
-BUILT_IN: dict[str, str] = {"cuda": "polyfleet.backends.cuda", "cpu": "polyfleet.backends.cpu"}
+BUILT_IN: dict[str, str] = {
+    "cuda": "polyfleet.backends.cuda",
+    "rocm": "polyfleet.backends.rocm",
+    "hygon": "polyfleet.backends.hygon",
+    "ascend": "polyfleet.backends.ascend",
+    "cambricon": "polyfleet.backends.cambricon",
+    "xpu": "polyfleet.backends.xpu",
+    "mps": "polyfleet.backends.mps",
+    "cpu": "polyfleet.backends.cpu",
+}
 
 Factory = TypeVar("Factory", bound=Callable[..., HardwareBackend])
 

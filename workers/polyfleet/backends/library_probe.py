@@ -1,0 +1,133 @@
+"""Vendor libraries are called in a child process only: `python -m polyfleet.backends.library_probe nvml` prints JSON.
+
+A library that hangs or crashes takes the child with it, and the parent says so. No torch, no device context.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, Host
+from polyfleet.backends.protocol import Health
+from polyfleet.backends.reading import DeviceReading, ProbeResult, count, mebibytes, number, pci_address, scaled
+
+MODULES = {"nvml": "pynvml", "amdsmi": "amdsmi"}
+
+
+def probe_library(host: Host, library: str) -> ProbeResult:
+    """Run one library's probe in a child with a time limit."""
+    command = (sys.executable, "-m", "polyfleet.backends.library_probe", library)
+    result = host.run(command, TOOL_TIMEOUT_SECONDS)
+    if result.problem:
+        return ProbeResult(problem=result.problem.replace(sys.executable, f"the {library} library"))
+    try:
+        answer = json.loads(result.output.strip().splitlines()[-1])
+        if "absent" in answer:
+            return ProbeResult(problem=answer["absent"], absent=True)
+        readings = (DeviceReading(**{**each, "health": Health(each["health"])}) for each in answer["devices"])
+        return ProbeResult(tuple(readings), problem=answer.get("problem", ""))
+    except (ValueError, IndexError, KeyError, TypeError):
+        return ProbeResult(
+            problem=f"the {library} library's probe printed no answer (exit status {result.exit_status})"
+        )
+
+
+def read_nvml(nvml: Any) -> list[DeviceReading]:
+    """Every device through pynvml (distribution nvidia-ml-py), in PCI order."""
+    nvml.nvmlInit()
+    driver = _text(nvml.nvmlSystemGetDriverVersion())
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    ordered = sorted(handles, key=lambda handle: _text(nvml.nvmlDeviceGetPciInfo(handle).busId))
+    return [_nvml_reading(nvml, index, handle, driver) for index, handle in enumerate(ordered)]
+
+
+def _nvml_reading(nvml: Any, index: int, handle: Any, driver: str) -> DeviceReading:
+    def ask(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except nvml.NVMLError:
+            return None  # not supported by this card, or withheld
+
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    capability = ask(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    utilization = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    errors = ask(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, *uncorrected))
+    return DeviceReading(
+        index=index,
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        architecture="sm_{}{}".format(*capability) if capability else "",
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        pci_bus_id=pci_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+        driver_version=driver,
+        memory_total_bytes=int(memory.total),
+        memory_used_bytes=int(memory.used),
+        temperature_celsius=ask(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+        power_watts=ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+        utilization_ratio=utilization.gpu / 100 if utilization else None,
+        errors_total=errors,
+        health=Health.UNHEALTHY if errors else Health.HEALTHY,
+        reason=f"{errors} uncorrected ECC errors" if errors else "",
+    )
+
+
+def read_amdsmi(smi: Any) -> list[DeviceReading]:
+    """Every device through amdsmi, in PCI order; "N/A" and all-ones are withheld readings."""
+    smi.amdsmi_init()
+    handles = sorted(smi.amdsmi_get_processor_handles(), key=smi.amdsmi_get_gpu_device_bdf)
+    return [_amdsmi_reading(smi, index, handle) for index, handle in enumerate(handles)]
+
+
+def _amdsmi_reading(smi: Any, index: int, handle: Any) -> DeviceReading:
+    asic = smi.amdsmi_get_gpu_asic_info(handle)
+    memory = smi.amdsmi_get_gpu_vram_usage(handle)
+    power = smi.amdsmi_get_power_info(handle)
+    watts = number(power.get("current_socket_power"))
+    errors = count(smi.amdsmi_get_gpu_total_ecc_count(handle)["uncorrectable_count"])
+    kind = smi.AmdSmiTemperatureType
+    sensors = (getattr(kind, name) for name in ("HOTSPOT", "EDGE", "JUNCTION") if hasattr(kind, name))
+    current = smi.AmdSmiTemperatureMetric.CURRENT
+    readings = (number(smi.amdsmi_get_temp_metric(handle, sensor, current)) for sensor in sensors)
+    serial = str(asic.get("asic_serial", "")).lower().removeprefix("0x")
+    return DeviceReading(
+        index=index,
+        name=str(asic.get("market_name", "")),
+        architecture=str(asic.get("target_graphics_version", "")),
+        uuid=f"GPU-{serial}" if serial else None,
+        pci_bus_id=pci_address(smi.amdsmi_get_gpu_device_bdf(handle)),
+        driver_version=str(smi.amdsmi_get_gpu_driver_info(handle)["driver_version"]),
+        memory_total_bytes=mebibytes(memory["vram_total"]),
+        memory_used_bytes=mebibytes(memory["vram_used"]),
+        temperature_celsius=next((value for value in readings if value is not None), None),
+        power_watts=watts if watts is not None else number(power.get("average_socket_power")),
+        utilization_ratio=scaled(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"], 0.01),
+        errors_total=errors,
+        health=Health.UNHEALTHY if errors else Health.HEALTHY,
+        reason=f"{errors} uncorrectable errors" if errors else "",
+    )
+
+
+READERS: dict[str, Callable[[Any], list[DeviceReading]]] = {"nvml": read_nvml, "amdsmi": read_amdsmi}
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def main(library: str) -> None:
+    """Print `{"devices": [...]}`, `{"absent": why}` or `{"devices": [], "problem": why}`."""
+    try:
+        module = __import__(MODULES[library])
+    except (ImportError, OSError, KeyError) as error:  # amdsmi raises the latter two without its shared library
+        print(json.dumps({"absent": f"{MODULES[library]} can't be loaded: {error}"}))
+        return
+    try:
+        print(json.dumps({"devices": [asdict(each) for each in READERS[library](module)]}))
+    except Exception as error:  # the library's own error classes: whatever it is, the devices can't be trusted
+        print(json.dumps({"devices": [], "problem": f"{library}: {error or type(error).__name__}"}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,162 @@
+"""Intel XPU: xpu-smi of either major version for facts and readings, torch.xpu for running."""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from polyfleet.backends.accelerator import AcceleratorBackend, Collectives
+from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
+from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities
+from polyfleet.backends.reading import DeviceReading, ProbeResult, count, mebibytes, number, pci_address, scaled
+from polyfleet.backends.registry import BackendRegistry
+from polyfleet.backends.torch_build import TorchBuild, installed
+
+TILE = re.compile(r"Tile \d+:\s*([^;]+)")
+
+
+@BackendRegistry.register(BackendType.XPU)
+class XpuBackend(AcceleratorBackend):
+    """Intel GPUs under an XPU build of torch."""
+
+    type = BackendType.XPU
+    vendor = "Intel GPU"
+    pci_vendor = "0x8086"
+    torch_name = "xpu"
+    visible_variable = "ZE_AFFINITY_MASK"
+    graph_class = "XPUGraph"
+    collectives: ClassVar[Collectives] = Collectives("xccl", "oneCCL")
+
+    def present(self) -> bool:
+        """A display-class function and its render node: Intel's id stands on bridges and network cards too."""
+        displays = [each for each in self._host.pci_devices(self.pci_vendor) if each.pci_class.startswith("0x03")]
+        return bool(displays) and self._host.exists("dev/dri/renderD*")
+
+    def missing_software(self, build: TorchBuild) -> str:
+        """An XPU build of torch."""
+        if not build.version:
+            return "an Intel GPU is present, but torch is not installed: install an XPU build of torch"
+        if build.xpu is None:
+            return f"an Intel GPU is present, but torch {build.version} has no XPU support: install an XPU build"
+        return ""
+
+    def probe(self) -> ProbeResult:
+        """xpu-smi's table (version 2), or its discovery and per-device statistics (version 1)."""
+        table = self._run()
+        if table.problem:
+            return ProbeResult(problem=table.problem, absent=table.problem.endswith("is not installed"))
+        if "XPU-SMI v2" in table.output:
+            return parse_table(table.output)
+        found = parse_discovery(self._run("discovery", "-j").output)
+        readings = [replace_stats(each, self._run("stats", "-d", str(each.index)).output) for each in found.readings]
+        return replace(found, readings=tuple(readings))
+
+    def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
+        """Arc A computes bf16 inaccurately, so fp16 there; fp64 on Max, Arc B and Lunar Lake only."""
+        name = device.name
+        modern = "Max" in name or re.search(r"Arc\(TM\) (Pro )?B\d", name) is not None
+        dtypes = {"float32", "float16", "bfloat16", "int8"} | ({"float64"} if modern else set())
+        return KernelCapabilities(
+            dtypes=frozenset(dtypes),
+            preferred_dtype="bfloat16" if modern else "float16",
+            graph_capture=True,
+            streams=True,
+            triton=installed("triton"),
+            flash_attention=installed("vllm_xpu_kernels"),
+            block_sizes=(16, 64, 128),
+        )
+
+    def _run(self, *arguments: str) -> ToolResult:
+        return self._host.run(("xpu-smi", *arguments), TOOL_TIMEOUT_SECONDS)
+
+
+def parse_table(text: str) -> ProbeResult:
+    """The default table of version 2: two physical rows a device."""
+    driver = re.search(r"Driver:\s*(\S+)", text)
+    readings: list[DeviceReading] = []
+    upper: list[str] | None = None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if "Processes:" in line:
+            break
+        if len(cells) == 3 and re.match(r"\d+\s", cells[0]) and pci_address(cells[1]):
+            upper = cells
+        elif upper is not None and len(cells) == 3 and "MiB" in cells[1]:
+            readings.append(_table_reading(len(readings), upper, cells, driver.group(1) if driver else None))
+            upper = None
+    return ProbeResult(tuple(readings), problem="" if readings else "xpu-smi lists no device")
+
+
+def _table_reading(index: int, upper: list[str], lower: list[str], driver: str | None) -> DeviceReading:
+    name = re.sub(r"\s+(On|Off)$", "", upper[0].split(maxsplit=1)[1])
+    sensors = re.search(r"\s(\S+?)C\s+(\S+?)W?\s*/", lower[0])
+    used, _, total = lower[1].partition("/")
+    errors = count(upper[2])
+    return DeviceReading(
+        index=index,
+        name=name,
+        architecture=architecture_of(name),
+        pci_bus_id=pci_address(upper[1]),
+        driver_version=driver,
+        temperature_celsius=number(sensors.group(1)) if sensors else None,
+        power_watts=number(sensors.group(2)) if sensors else None,
+        memory_used_bytes=mebibytes(used),
+        memory_total_bytes=mebibytes(total),
+        utilization_ratio=scaled(lower[2].split()[0], 0.01),
+        errors_total=errors,
+        health=Health.UNHEALTHY if errors else Health.HEALTHY,
+        reason=f"{errors} uncorrected ECC errors" if errors else "",
+    )
+
+
+def parse_discovery(text: str) -> ProbeResult:
+    """`xpu-smi discovery -j` of version 1."""
+    try:
+        devices: list[dict[str, Any]] = json.loads(text)["device_list"]
+        ordered = sorted(devices, key=lambda each: str(each["pci_bdf_address"]))
+        readings = tuple(_discovered(index, each) for index, each in enumerate(ordered))
+    except (ValueError, KeyError, TypeError):
+        return ProbeResult(problem="xpu-smi discovery printed no list of devices")
+    return ProbeResult(readings, problem="" if readings else "xpu-smi lists no device")
+
+
+def _discovered(index: int, device: dict[str, Any]) -> DeviceReading:
+    name = str(device["device_name"])
+    return DeviceReading(
+        index=index,
+        name=name,
+        architecture=architecture_of(name),
+        uuid=str(device["uuid"]),
+        pci_bus_id=pci_address(str(device["pci_bdf_address"])),
+    )
+
+
+def replace_stats(reading: DeviceReading, text: str) -> DeviceReading:
+    """Add `xpu-smi stats`: `| name | value |` rows; a cell may hold one value a tile, and is empty when withheld."""
+    rows = re.findall(r"^\|\s*(\S[^|]*?)\s*\|\s*([^|]*?)\s*\|\s*$", text, re.MULTILINE)
+    values = {name: [number(tile) for tile in TILE.findall(cell) or [cell]] for name, cell in rows}
+
+    def known(name: str) -> list[float]:
+        return [value for value in values.get(name, []) if value is not None]
+
+    power, memory = known("GPU Power (W)"), known("GPU Memory Used (MiB)")
+    heat, clock = known("GPU Core Temperature (C)"), known("GPU Frequency (MHz)")
+    load, errors = known("GPU Utilization (%)"), known("Mem Errors Uncorrectable")
+    num_errors = int(sum(errors)) if errors else None
+    return replace(
+        reading,
+        power_watts=sum(power) if power else None,
+        memory_used_bytes=mebibytes(sum(memory)) if memory else None,
+        temperature_celsius=max(heat) if heat else None,
+        clock_hertz=max(clock) * 1e6 if clock else None,
+        utilization_ratio=sum(load) / len(load) / 100 if load else None,
+        errors_total=num_errors,
+        health=Health.UNHEALTHY if num_errors else Health.HEALTHY,
+        reason=f"{num_errors} uncorrectable memory errors" if num_errors else "",
+    )
+
+
+def architecture_of(name: str) -> str:
+    """The generation in a product name: "Arc A", "Arc B", "Max"; "Xe" when the name tells nothing."""
+    found = re.search(r"Arc\(TM\) (?:Pro )?([AB])\d", name)
+    return f"arc-{found.group(1).lower()}" if found else "max" if "Max" in name else "xe"
