@@ -1,0 +1,94 @@
+"""PrefixIndex: which full blocks hold which tokens, by chained hashes, so that equal beginnings are computed once."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from polyfleet.kvcache.pool import BlockPool
+from polyfleet.wire.hashing import ROOT_HASH
+
+
+@dataclass(slots=True)
+class _Entry:
+    block: int
+    parent: bytes
+    num_children: int = 0
+
+
+class PrefixIndex:
+    """Maps the hash of each full block of tokens (`polyfleet.wire.hashing`, chained to all before it) to its block.
+
+    The blocks form a forest. Who holds a block holds all blocks before it, and BlockPool lets the tail of a chain go
+    first, so only leaves are ever evicted and every entry can be reached. Two sequences that computed the same tokens
+    at the same time end up with one block: `publish` names the survivor.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._entries: dict[bytes, _Entry] = {}
+        self._hashes: dict[int, bytes] = {}
+        pool.on_evict = self._forget
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest known beginning of a chain. They are not held yet: `BlockPool.share` them."""
+        blocks = []
+        for each in hashes:
+            entry = self._entries.get(each)
+            if entry is None:
+                break
+            blocks.append(entry.block)
+        return blocks
+
+    def publish(self, chain_hash: bytes, parent: bytes, block: int) -> int:
+        """Offer a block that is full and computed; returns the block that holds these tokens from now on.
+
+        That is `block`, or an equal one published before, to which the caller's reference moves. `parent` is the hash
+        of the block before it, published and held by the caller, or ROOT_HASH.
+        """
+        entry = self._entries.get(chain_hash)
+        if entry is None:
+            self._entries[chain_hash] = _Entry(block, parent)
+            self._hashes[block] = chain_hash
+            self._pool.keep(block)
+            if parent != ROOT_HASH:
+                self._entries[parent].num_children += 1
+            return block
+        if entry.block != block:
+            self._pool.share(entry.block)
+            self._pool.release([block])
+        return entry.block
+
+    def check(self) -> None:
+        """Raise AssertionError unless index and pool agree and every entry can be reached from a root."""
+        assert {entry.block: key for key, entry in self._entries.items()} == self._hashes, "hashes and blocks differ"
+        assert self._hashes.keys() == self._pool.kept, "a kept block is not in the index, or the other way round"
+        num_children, num_holders = dict.fromkeys(self._entries, 0), dict.fromkeys(self._entries, 0)
+        for entry in self._entries.values():
+            if entry.parent == ROOT_HASH:
+                continue
+            assert entry.parent in self._entries, f"block {entry.block} hangs on nothing"
+            num_children[entry.parent] += 1
+            num_holders[entry.parent] += self._pool.references(entry.block)
+        for key, entry in self._entries.items():
+            assert entry.num_children == num_children[key], f"the children of block {entry.block} are miscounted"
+            assert self._pool.references(entry.block) >= num_holders[key], f"a child of block {entry.block} outlives it"
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Of the cached blocks each must be evicted before its parent."""
+        position = {block: number for number, block in enumerate(self._pool.cached)}
+        for entry in self._entries.values():
+            if entry.parent == ROOT_HASH or entry.block not in position:
+                continue
+            parent = self._entries[entry.parent].block
+            assert parent not in position or position[parent] > position[entry.block], (
+                "a parent would go before its child"
+            )
+
+    def _forget(self, block: int) -> None:
+        entry = self._entries.pop(self._hashes.pop(block))
+        assert not entry.num_children, f"block {block} was evicted before its children"
+        if entry.parent != ROOT_HASH:
+            self._entries[entry.parent].num_children -= 1
