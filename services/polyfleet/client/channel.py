@@ -1,13 +1,13 @@
-"""How the client reaches a gateway: channel options, TLS, the key's metadata."""
+"""How the client reaches a gateway: channel options and TLS."""
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
+from polyfleet.wire.auth import is_loopback
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
 
 
@@ -45,22 +45,6 @@ def channel_options(address: str, tls: Tls | None) -> list[tuple[str, int | str]
     if tls and tls.server_name:
         options.append(("grpc.ssl_target_name_override", tls.server_name))
     return options
-
-
-def metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """The call metadata that carries the key."""
-    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether `host:port` names this very machine."""
-    host = address.rsplit(":", 1)[0].strip("[]")
-    if host == "localhost" or address.startswith("unix:"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _read(path: str | Path | None) -> bytes | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from polyfleet.client import requests
-from polyfleet.client.channel import Tls, channel_options, metadata, tls_settings
+from polyfleet.client.channel import Tls, channel_options, tls_settings
 from polyfleet.client.errors import PolyfleetError, from_rpc_error
 from polyfleet.client.requests import GenerateOptions, Messages
 from polyfleet.client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy
@@ -18,6 +18,7 @@ from polyfleet.client.transcript import Transcript
 from polyfleet.client.types import Completion, Delta, Embeddings, Model, Tokens
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceStub
+from polyfleet.wire.auth import bearer_metadata
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -102,7 +103,7 @@ class Client:
             else grpc.insecure_channel(address, options)
         )
         self._stub = InferenceStub(self._channel)
-        self._metadata = metadata(api_key)
+        self._metadata = bearer_metadata(api_key)
         self._timeout = timeout
         self._retry = retry
 

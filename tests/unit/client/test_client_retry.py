@@ -3,7 +3,7 @@
 import pytest
 
 from polyfleet.client import NotFoundError, PolyfleetError, RetryPolicy, UnavailableError
-from polyfleet.client.channel import channel_options, is_loopback
+from polyfleet.client.channel import channel_options
 from polyfleet.client.retry import Attempts
 
 UNAVAILABLE = UnavailableError("UNAVAILABLE", "no worker")
@@ -57,5 +57,4 @@ def test_attempts_share_one_deadline() -> None:
     ],
 )
 def test_proxies_are_off_on_loopback_only(address: str, loopback: bool) -> None:
-    assert is_loopback(address) is loopback
     assert (("grpc.enable_http_proxy", 0) in channel_options(address, None)) is loopback
