@@ -1,0 +1,97 @@
+"""Stop strings, found across the borders of the pieces that text comes in.
+
+Text ends at the first character that completes a stop string; of several that end there, the longest is cut off. The
+result does not depend on how the text was cut into pieces. The automaton is Aho and Corasick's ("Efficient string
+matching", CACM 18(6), 1975): its depth after each character is the length of the longest tail that could still become
+a stop string, which is exactly what has to be held back.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """The automaton of a set of stop strings, none empty. Immutable; share it between matchers."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._children: list[dict[str, int]] = [{}]
+        self._fallback = [0]
+        self._depth = [0]
+        self._match = [0]  # length of the longest stop string that ends in this state, 0 for none
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+        self._firsts = frozenset(self._children[0])
+
+    def _insert(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            child = self._children[state].get(character)
+            if child is None:
+                child = len(self._children)
+                self._children[state][character] = child
+                self._children.append({})
+                self._fallback.append(0)
+                self._depth.append(self._depth[state] + 1)
+                self._match.append(0)
+            state = child
+        self._match[state] = len(stop)
+
+    def _link(self) -> None:
+        queue = deque(self._children[0].values())
+        while queue:
+            state = queue.popleft()
+            for character, child in self._children[state].items():
+                self._fallback[child] = self.step(self._fallback[state], character)
+                self._match[child] = self._match[child] or self._match[self._fallback[child]]
+                queue.append(child)
+
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character."""
+        while state and character not in self._children[state]:
+            state = self._fallback[state]
+        return self._children[state].get(character, 0)
+
+    def can_skip(self, text: str) -> bool:
+        """Whether no stop string begins within `text`."""
+        return self._firsts.isdisjoint(text)
+
+    def depth(self, state: int) -> int:
+        """How many characters of the tail could still become a stop string."""
+        return self._depth[state]
+
+    def match(self, state: int) -> int:
+        """Length of the longest stop string that has just been completed; 0: none has."""
+        return self._match[state]
+
+
+class StopMatcher:
+    """Watches one text. `matched` is True once a stop string was completed; nothing comes out after that."""
+
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
+        self._state = 0
+        self._held = ""
+        self.matched = False
+
+    def add(self, piece: str) -> str:
+        """The text that `piece` makes safe to show: all but the shortest tail that may yet become a stop string."""
+        if self.matched or (not self._state and self._stops.can_skip(piece)):
+            return "" if self.matched else piece
+        text = self._held + piece
+        state = self._state
+        for end, character in enumerate(piece, len(self._held) + 1):
+            state = self._stops.step(state, character)
+            if length := self._stops.match(state):
+                self.matched = True
+                self._held = ""
+                return text[: end - length]
+        self._state = state
+        safe = len(text) - self._stops.depth(state)
+        self._held = text[safe:]
+        return text[:safe]
+
+    def finish(self) -> str:
+        """The tail that was held back, when the text ends without a match."""
+        held, self._held, self._state = self._held, "", 0
+        return held

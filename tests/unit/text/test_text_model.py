@@ -1,0 +1,119 @@
+"""ModelText: encoding, chat templates in their sandbox, assets that can't be used."""
+
+from typing import Any
+
+import pytest
+from tests.support.text_assets import CHATML, assets_document, byte_level_tokenizer, sentencepiece_like_tokenizer
+
+from polyfleet.text.errors import TextAssetsError
+from polyfleet.text.model_text import ModelText
+from polyfleet.wire.limits import FieldError
+
+USER = [{"role": "user", "content": "Hi <b>"}]
+
+
+def with_template(template: str, **changes: Any) -> ModelText:
+    return ModelText(assets_document(chat_template=template, **changes))
+
+
+def test_chat_is_rendered_up_to_the_answer() -> None:
+    assert with_template(CHATML).render_chat(USER) == "<|im_start|>user\nHi <b><|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_special_tokens_of_a_rendered_chat_are_single_ids() -> None:
+    text = with_template(CHATML)
+    token_ids = text.encode(text.render_chat(USER), add_special_tokens=False)
+    assert token_ids[0] == 1
+    assert token_ids.count(2) == 1
+    assert text.pieces(token_ids[:1]) == ["<|im_start|>"]
+
+
+def test_blocks_are_trimmed_as_model_files_expect() -> None:
+    template = "{% for m in messages %}\n    {% if true %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}\n"
+    assert with_template(template).render_chat(USER) == "Hi <b>\n"
+
+
+def test_helpers_of_templates() -> None:
+    template = (
+        "{{ bos_token }}|{{ messages | tojson }}|{{ strftime_now('%Y') | length }}|"
+        "{% generation %}g{% endgeneration %}"
+        "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    )
+    rendered = with_template(template, bos_token="<s>").render_chat([{"role": "user", "content": "<é>"}])
+    assert rendered == '<s>|[{"role": "user", "content": "<é>"}]|4|g01'
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% set _ = messages.append(1) %}", "append"),
+        ("{{ 'a' * 10**9 }}", "repetition"),
+        ("{{ 10 ** 10000 }}", "too large"),
+        ("{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}", "too large"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "Range too big"),
+        ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "longer than"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages[5].content.x }}", "no element 5"),
+    ],
+)
+def test_a_template_that_fails_refuses_the_messages(template: str, reason: str) -> None:
+    with pytest.raises(FieldError, match=reason) as caught:
+        with_template(template).render_chat(USER)
+    assert caught.value.field == "messages"
+
+
+def test_templates_leave_the_messages_as_they_are() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(FieldError):
+        with_template("{% set _ = messages[0].update({'content': 'y'}) %}").render_chat(messages)
+    assert messages == [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(("template", "reason"), [(None, "no chat template"), ("{% for %}", "not valid")])
+def test_a_model_without_a_usable_template_takes_text_only(template: str | None, reason: str) -> None:
+    text = ModelText(assets_document(chat_template=template))
+    assert text.encode("fox")
+    with pytest.raises(FieldError, match=reason):
+        text.render_chat(USER)
+
+
+def test_the_first_token_is_added_once() -> None:
+    text = ModelText(assets_document(bos_token="<|endoftext|>", add_bos=True))
+    plain = text.encode("fox", add_special_tokens=False)
+    assert text.encode("fox") == [0, *plain]
+    assert text.encode("<|endoftext|>fox") == [0, *plain]
+    assert ModelText(assets_document(bos_token="<|endoftext|>")).encode("fox") == plain
+
+
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    with pytest.raises(FieldError, match="surrogate"):
+        ModelText(assets_document()).encode("a\ud800")
+
+
+def test_text_of_single_tokens() -> None:
+    text = ModelText(assets_document())
+    vocab = byte_level_tokenizer().get_vocab()
+    assert text.token_text(2) == "<|im_end|>"
+    assert text.token_text(vocab["Ġ"]) == " "
+    assert text.token_text(vocab["ð"]) == "\ufffd"
+    assert text.token_text(vocab["<tool call>"]) == "<tool call>"
+    assert text.token_text(10**6) == ""
+    assert text.pieces([vocab["Ġ"], 10**6]) == ["Ġ", ""]
+    pieces = ModelText(assets_document(sentencepiece_like_tokenizer()))
+    assert pieces.token_text(3 + 0xF0) == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [b"", b"[]", b"{}", b'{"tokenizer": {}}', b'{"tokenizer": {"model": {"type": "BPE"}}}', b"\xff"],
+)
+def test_unusable_assets_are_named(document: bytes) -> None:
+    with pytest.raises(TextAssetsError, match="tokenizer assets"):
+        ModelText(document)
+
+
+def test_end_tokens_are_kept() -> None:
+    assert ModelText(assets_document(end_token_ids=[0, 2])).end_token_ids == (0, 2)
