@@ -81,8 +81,8 @@ def number(text: object) -> float | None:
     found = NUMBER.search(cell)
     if cell.lower() in WITHHELD or found is None:
         return None
-    value = float(found.group())
-    return None if int(value) in SENTINELS else value
+    digits = found.group()
+    return None if digits.isdigit() and int(digits) in SENTINELS else float(digits)
 
 
 def scaled(text: object, factor: float) -> float | None:

@@ -27,7 +27,7 @@ MARKET_NAMES = {
     0x740F: "AMD Instinct MI210",
     0x744C: "AMD Radeon RX 7900 XTX",
 }
-TABLE_TEMPERATURE = re.compile(r"([\d.]+)\s*°?[cC]\b")
+TABLE_TEMPERATURE = re.compile(r"(?<!\w)([\d.]+)\s*°?[cC]\b")
 TABLE_CLOCKS = re.compile(r"(\d+(?=Mhz)|N/A)(?:Mhz)?\s+\d+Mhz")  # SCLK, then MCLK
 
 

@@ -1,0 +1,65 @@
+"""A Host from a described machine: a JSON file names its PCI functions, files, tools and torch build.
+
+{"pci": [["0000:03:00.0", "0x10de", "0x2330", "0x030200"]], "files": {"dev/kfd": ""},
+ "tools": {"npu-smi info": {"sample": "npu-smi_info_a3.txt"}, "cnmon": {"hang": true}},
+ "torch": {"version": "2.11.0", "cuda": "12.8"}, "platform": "linux", "modules": ["torch_npu"]}
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyfleet.backends.host import Host, ToolResult
+from polyfleet.backends.torch_build import TorchBuild
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@dataclass
+class DescribedTools:
+    """Answers as the description says; every call is kept, and an undescribed tool is not installed."""
+
+    tools: dict[str, dict[str, Any]]
+    calls: list[str] = field(default_factory=list)
+
+    def __call__(self, command: Sequence[str], timeout: float) -> ToolResult:
+        line = " ".join(command)
+        if "polyfleet.backends.library_probe" in command:
+            line = f"library {command[-1]}"
+        self.calls.append(line)
+        described = self.tools.get(line) or next(
+            (self.tools[name] for name in self.tools if name.endswith("*") and line.startswith(name[:-1])), None
+        )
+        if described is None:
+            if line.startswith("library "):
+                return ToolResult(json.dumps({"absent": f"{command[-1]} can't be loaded"}))
+            return ToolResult(problem=f"{command[0]} is not installed")
+        if described.get("hang"):
+            return ToolResult(problem=f"{command[0]} did not answer within {timeout:g} s")
+        if "sample" in described:
+            return ToolResult((DATA / "tools" / described["sample"]).read_text(), described.get("exit_status", 0))
+        return ToolResult(described.get("output", ""), described.get("exit_status", 0))
+
+
+def described(machine: dict[str, Any], root: Path) -> tuple[Host, TorchBuild, DescribedTools]:
+    """Lay the machine's files below `root` and return what backends are made with."""
+    for address, vendor, device, pci_class in machine.get("pci", []):
+        folder = root / "sys/bus/pci/devices" / address
+        folder.mkdir(parents=True)
+        for name, value in (("vendor", vendor), ("device", device), ("class", pci_class)):
+            (folder / name).write_text(value + "\n")
+    for path, text in machine.get("files", {}).items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        sample = DATA / "tools" / text.removeprefix("sample:")
+        (root / path).write_text(sample.read_text() if text.startswith("sample:") else text)
+    tools = DescribedTools(machine.get("tools", {}))
+    host = Host(root=root, run=tools, platform=machine.get("platform", "linux"))
+    return host, TorchBuild(**machine.get("torch", {})), tools
+
+
+def load_machine(name: str) -> dict[str, Any]:
+    """A description of tests/data/machines."""
+    loaded: dict[str, Any] = json.loads((DATA / "machines" / f"{name}.json").read_text())
+    return loaded
