@@ -1,7 +1,5 @@
 """NVIDIA CUDA: NVML or nvidia-smi's query form for facts and readings, torch.cuda for running."""
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -102,7 +100,7 @@ def parse_query(result: ToolResult, fields: Sequence[str]) -> ProbeResult:
     """Rows of `--format=csv,noheader,nounits`, sorted by PCI address so that indices are in bus order."""
     if result.problem:
         return ProbeResult(problem=result.problem, absent=result.problem.endswith("is not installed"))
-    rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(result.output)) if row]
+    rows = [[cell.strip() for cell in line.split(",")] for line in result.output.splitlines()]
     good = [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields) and row[0].isdigit()]
     if not good:
         first = result.output.strip().splitlines()[:1]
