@@ -1,0 +1,78 @@
+"""Reading typed values out of the untyped metadata of a model file; every complaint names file, key and reason."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polyfleet.loading.model import ModelFileError
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A view of a file's key-value metadata. Methods raise ModelFileError for a missing or unusable value."""
+
+    path: str
+    values: Mapping[str, Any]
+
+    def error(self, reason: str) -> ModelFileError:
+        """The error to raise about this file."""
+        return ModelFileError(f"{self.path}: {reason}")
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there with a value other than null."""
+        return self.values.get(key) is not None
+
+    def count(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
+        """A whole number within bounds."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(f"{key} must be a whole number, not {value!r}")
+        if not minimum <= value <= maximum:
+            raise self.error(f"{key} must be {minimum} to {maximum}, not {value}")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number over 0."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(f"{key} must be a number, not {value!r}")
+        if not math.isfinite(value) or value <= 0:
+            raise self.error(f"{key} must be a finite number over 0, not {value}")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.error(f"{key} must be a string, not {value!r}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{key} must be true or false, not {value!r}")
+        return value
+
+    def items(self, key: str) -> list[Any]:
+        """A list."""
+        value = self._value(key, None)
+        if not isinstance(value, list):
+            raise self.error(f"{key} must be a list")
+        return value
+
+    def section(self, key: str) -> "Fields":
+        """A nested mapping; its keys are reported as `key.name`."""
+        value = self._value(key, None)
+        if not isinstance(value, Mapping):
+            raise self.error(f"{key} must be an object, not {value!r}")
+        return Fields(f"{self.path}: {key}", value)
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(f"{key} is missing")
+        return value

@@ -1,0 +1,47 @@
+"""Checks that a configuration is possible and that weights have the names and shapes it implies."""
+
+import math
+
+from polyfleet.kernels.weights import Weights
+from polyfleet.loading.model import ModelFileError
+from polyfleet.models.config import ModelConfig
+from polyfleet.models.registry import ARCHITECTURES
+
+
+MAX_HEAD_DIM = 4096
+
+
+def check_config(path: str, config: ModelConfig, num_tensors: int) -> None:
+    """Raise ModelFileError for sizes that contradict each other or the number of tensors in the file."""
+    if config.num_layers > num_tensors:
+        raise ModelFileError(f"{path}: states {config.num_layers} layers but holds only {num_tensors} tensors")
+    if config.num_heads % config.num_kv_heads:
+        raise ModelFileError(f"{path}: {config.num_heads} heads can't share {config.num_kv_heads} KV heads evenly")
+    if config.head_dim % 2:
+        raise ModelFileError(f"{path}: heads of {config.head_dim} dimensions can't be rotated, the number must be even")
+    if not all(math.isfinite(frequency) and frequency > 0 for frequency in config.inverse_frequencies):
+        raise ModelFileError(f"{path}: the rope settings give frequencies that are not finite numbers over 0")
+    for token_id in config.end_token_ids:
+        if not 0 <= token_id < config.vocabulary_size:
+            raise ModelFileError(f"{path}: end token {token_id} is outside the vocabulary of {config.vocabulary_size}")
+
+
+def check_weights(path: str, config: ModelConfig, weights: Weights) -> None:
+    """Raise ModelFileError for the first weight that is missing, misshapen or of no use to the architecture."""
+    shapes = ARCHITECTURES[config.architecture].weight_shapes(config)
+    for name, (rows, columns) in shapes.items():
+        weight = weights.get(name)
+        if weight is None:
+            raise ModelFileError(f"{path}: the tensor for {name!r} is missing")
+        if rows == 1 and weight.format.quantised:
+            raise ModelFileError(f"{path}: the vector {name!r} is quantised, which is not supported")
+        if (weight.rows, weight.columns) != (rows, columns):
+            found = f"{weight.rows} x {weight.columns}"
+            raise ModelFileError(
+                f"{path}: the tensor for {name!r} is {found}, the configuration says {rows} x {columns}"
+            )
+    for name in weights:
+        if name not in shapes:
+            raise ModelFileError(
+                f"{path}: tensor {name.removeprefix('unknown.')!r} is of no use to a Llama model of this shape"
+            )
