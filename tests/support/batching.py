@@ -1,0 +1,77 @@
+"""Helpers of the Batcher's tests: a Batcher over the fake executor, and running it to the end with checks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.support.fake_executor import FakeExecutor
+
+from polyfleet.engine.batcher import Batcher, BatchLimits, StepReport
+from polyfleet.engine.request import FinishReason, SequenceUpdate
+
+
+def make_batcher(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_sequences: int = 16,
+    step_tokens: int = 32,
+    context_length: int = 0,
+    end_token_ids: frozenset[int] = frozenset(),
+    prefix_cache: bool = True,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> tuple[Batcher, FakeExecutor]:
+    """A Batcher whose context is the whole pool unless told otherwise."""
+    executor = FakeExecutor(num_blocks, block_size)
+    context_length = context_length or num_blocks * block_size
+    limits = BatchLimits(max_sequences, step_tokens, context_length, end_token_ids, prefix_cache)
+    return Batcher(executor, limits, clock), executor
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that a sequence's updates said."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    embedding: tuple[float, ...] = ()
+    cached_tokens: int | None = None
+    queue_seconds: float | None = None
+    num_updates: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last update was the end."""
+        return self.finish_reason is not None or bool(self.error)
+
+    def add(self, update: SequenceUpdate) -> None:
+        """Take the next update in; nothing may follow the end, and only the first says how it began."""
+        assert not self.ended, "an update after the end"
+        assert (update.cached_tokens is not None) == (self.num_updates == 0)
+        assert (update.queue_seconds is not None) == (self.num_updates == 0)
+        if self.num_updates == 0:
+            self.cached_tokens, self.queue_seconds = update.cached_tokens, update.queue_seconds
+        self.num_updates += 1
+        self.token_ids += [each.token_id for each in update.tokens]
+        self.finish_reason, self.error, self.embedding = update.finish_reason, update.error, update.embedding
+
+
+class Outcomes(dict[str, Outcome]):
+    """Outcomes by sequence id."""
+
+    def add(self, report: StepReport) -> None:
+        """Take a step's updates in."""
+        for update in report.updates:
+            self.setdefault(update.sequence_id, Outcome()).add(update)
+
+
+def run_all(batcher: Batcher, outcomes: Outcomes | None = None, max_steps: int = 10_000) -> Outcomes:
+    """Step until nothing is left, checking every invariant after each step."""
+    outcomes = Outcomes() if outcomes is None else outcomes
+    for _ in range(max_steps):
+        if not len(batcher.ledger):
+            break
+        outcomes.add(batcher.step())
+        batcher.check()
+    assert not len(batcher.ledger), "sequences are left: the batcher makes no progress"
+    assert batcher.pool.num_free == batcher.pool.num_blocks
+    return outcomes

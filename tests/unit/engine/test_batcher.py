@@ -1,0 +1,375 @@
+"""Batcher: order of service, chunks, prefix reuse, preemption, ends and errors, over an executor that reads blocks."""
+
+from dataclasses import replace
+
+import pytest
+from tests.support.batching import Outcomes, make_batcher, run_all
+from tests.support.fake_executor import FakeExecutor, expected_tokens, next_token, pooled
+
+from polyfleet.engine.batch import Draw, PoolingKind, SequenceSlice, StepBatch
+from polyfleet.engine.batcher import Batcher, BatchLimits
+from polyfleet.engine.request import GREEDY, FinishReason, SequenceRequest
+from polyfleet.wire.limits import FieldError
+
+
+def prompt(number: int, length: int) -> tuple[int, ...]:
+    """Tokens that share no beginning with another number's."""
+    return (number, *((number * 31 + position * 7) % 97 for position in range(1, length)))
+
+
+def request(number: int, length: int = 5, max_tokens: int = 6, **changes: object) -> SequenceRequest:
+    made = SequenceRequest(f"s{number}", prompt(number, length), max_tokens=max_tokens)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def sizes(batch: StepBatch) -> list[int]:
+    return [len(each.token_ids) for each in batch.slices]
+
+
+def assert_right(outcomes: Outcomes, each: SequenceRequest, context_length: int = 256) -> None:
+    token_ids, reason = expected_tokens(each, context_length)
+    outcome = outcomes[each.sequence_id]
+    assert (outcome.token_ids, outcome.finish_reason, outcome.error) == (token_ids, FinishReason(reason), "")
+
+
+class TestComposition:
+    def test_decodes_come_first_and_prompts_in_chunks(self) -> None:
+        batcher, executor = make_batcher(step_tokens=8, max_sequences=4)
+        first, long = request(1, 3, 20), request(2, 20, 4)
+        batcher.add(first)
+        outcomes = Outcomes()
+        outcomes.add(batcher.step())
+        batcher.add(long)
+        run_all(batcher, outcomes)
+        assert [sizes(each) for each in executor.batches[:5]] == [[3], [1, 7], [1, 7], [1, 6], [1, 1]]
+        assert [each.slices[1].draw is None for each in executor.batches[1:4]] == [True, True, False]
+        assert_right(outcomes, first)
+        assert_right(outcomes, long)
+
+    def test_a_newcomer_among_fifteen_decodes_is_served_in_the_next_step(self) -> None:
+        batcher, _ = make_batcher(max_sequences=16, step_tokens=64)
+        for number in range(15):
+            batcher.add(request(number, 4, 30))
+        outcomes = Outcomes()
+        for _ in range(3):
+            outcomes.add(batcher.step())
+        batcher.add(request(50, 40, 3))
+        outcomes.add(batcher.step())
+        assert len(outcomes["s50"].token_ids) == 1
+        assert not any(each.ended for each in outcomes.values())
+        run_all(batcher, outcomes)
+
+    def test_priority_then_arrival(self) -> None:
+        batcher, _ = make_batcher(max_sequences=1, step_tokens=16)
+        for number, priority in enumerate((0, 0, 5, -5, 5)):
+            batcher.add(request(number, 4, 2, priority=priority))
+        ends = []
+        while len(batcher.ledger):
+            ends += [each.sequence_id for each in batcher.step().updates if each.finish_reason]
+        assert ends == ["s2", "s4", "s0", "s1", "s3"]
+
+    def test_a_prompt_of_high_priority_overtakes_one_in_chunks(self) -> None:
+        batcher, executor = make_batcher(step_tokens=8, max_sequences=4)
+        batcher.add(request(1, 60, 2))
+        outcomes = Outcomes()
+        outcomes.add(batcher.step())
+        batcher.add(request(2, 6, 2, priority=1))
+        outcomes.add(batcher.step())
+        assert list(outcomes) == ["s2"]
+        assert sizes(executor.batches[-1]) == [6, 2]
+        run_all(batcher, outcomes)
+
+    def test_no_more_run_than_allowed(self) -> None:
+        batcher, executor = make_batcher(max_sequences=3, step_tokens=64)
+        for number in range(10):
+            batcher.add(request(number))
+        run_all(batcher)
+        assert max(len(each.slices) for each in executor.batches) == 3
+
+    def test_reports_what_a_step_computed(self) -> None:
+        batcher, _ = make_batcher(step_tokens=8, max_sequences=4)
+        assert batcher.step().updates == []
+        batcher.add(request(1, 3))
+        report = batcher.step()
+        assert (report.num_decodes, report.num_prefill_tokens) == (0, 3)
+        batcher.add(request(2, 30))
+        assert batcher.uncomputed_tokens == 30
+        report = batcher.step()
+        assert (report.num_decodes, report.num_prefill_tokens) == (1, 7)
+        assert batcher.uncomputed_tokens == 23
+
+
+class TestPrefix:
+    def test_a_known_beginning_is_not_computed_again(self) -> None:
+        batcher, executor = make_batcher()
+        first = request(1, 13)
+        again = replace(first, sequence_id="again")
+        batcher.add(first)
+        run_all(batcher)
+        num_before = len(executor.batches)
+        batcher.add(again)
+        outcomes = run_all(batcher)
+        assert sizes(executor.batches[num_before]) == [1]
+        assert outcomes["again"].cached_tokens == 12
+        assert_right(outcomes, again)
+        assert batcher.counters.prefix_queries_tokens == 26
+        assert batcher.counters.prefix_hit_tokens == 12
+        assert batcher.counters.prompt_tokens == 26
+
+    def test_one_token_is_left_to_compute(self) -> None:
+        batcher, _ = make_batcher()
+        for name in ("a", "b"):
+            batcher.add(SequenceRequest(name, prompt(1, 12), max_tokens=1))
+            outcomes = run_all(batcher)
+        assert outcomes["b"].cached_tokens == 8  # 12 tokens fill 3 blocks of 4, but the last must give a token
+
+    def test_generated_tokens_are_found_too(self) -> None:
+        batcher, _ = make_batcher()
+        first = request(1, 5, 20)
+        batcher.add(first)
+        answer = run_all(batcher)["s1"].token_ids
+        follow_up = SequenceRequest("next", (*first.prompt_ids, *answer, 1, 2, 3), max_tokens=3)
+        batcher.add(follow_up)
+        outcomes = run_all(batcher)
+        assert outcomes["next"].cached_tokens == 24  # 5 + 19 computed tokens: six blocks
+        assert_right(outcomes, follow_up)
+
+    def test_equal_prompts_at_the_same_time_end_up_in_the_same_blocks(self) -> None:
+        batcher, _ = make_batcher(step_tokens=64)
+        twins = [SequenceRequest(name, prompt(1, 17), max_tokens=3) for name in ("a", "b", "c")]
+        for each in twins:
+            batcher.add(each)
+        outcomes = Outcomes()
+        outcomes.add(batcher.step())
+        batcher.check()
+        assert batcher.pool.num_blocks - batcher.pool.num_free == 4 + 3  # four full ones shared, a last one each
+        run_all(batcher, outcomes)
+        for each in twins:
+            assert_right(outcomes, each)
+
+    def test_can_be_turned_off(self) -> None:
+        batcher, executor = make_batcher(prefix_cache=False)
+        for name in ("a", "b"):
+            batcher.add(SequenceRequest(name, prompt(1, 13), max_tokens=1))
+            outcomes = run_all(batcher)
+        assert outcomes["b"].cached_tokens == 0
+        assert [sizes(each) for each in executor.batches] == [[13], [13]]
+        assert batcher.counters.prefix_queries_tokens == 0
+
+
+class TestPreemption:
+    def test_the_newest_gives_way_and_still_ends_right(self) -> None:
+        batcher, _ = make_batcher(num_blocks=8, max_sequences=4, step_tokens=16, prefix_cache=False)
+        requests = [request(number, 4, 24) for number in range(3)]
+        for each in requests:
+            batcher.add(each)
+        outcomes = Outcomes()
+        while not batcher.counters.preemptions:
+            outcomes.add(batcher.step())
+            batcher.check()
+        assert [each.request.sequence_id for each in batcher.ledger.waiting] == ["s2"]
+        run_all(batcher, outcomes)
+        for each in requests:
+            assert_right(outcomes, each, context_length=32)
+
+    def test_the_lowest_priority_gives_way_before_the_newest(self) -> None:
+        batcher, _ = make_batcher(num_blocks=8, max_sequences=4, step_tokens=16)
+        requests = [request(number, 4, 24, priority=priority) for number, priority in enumerate((0, -1, 0))]
+        for each in requests:
+            batcher.add(each)
+        outcomes = Outcomes()
+        while not batcher.counters.preemptions:
+            outcomes.add(batcher.step())
+        assert [each.request.sequence_id for each in batcher.ledger.waiting] == ["s1"]
+        run_all(batcher, outcomes)
+        for each in requests:
+            assert_right(outcomes, each, context_length=32)
+
+    def test_a_sequence_may_take_the_whole_pool(self) -> None:
+        batcher, _ = make_batcher(num_blocks=4, max_sequences=4, step_tokens=16)
+        greedy, other = request(1, 4, 100), request(2, 4, 100)
+        batcher.add(greedy)
+        batcher.add(other)
+        outcomes = run_all(batcher)
+        assert batcher.counters.preemptions >= 1
+        assert_right(outcomes, greedy, context_length=16)
+        assert_right(outcomes, other, context_length=16)
+
+    def test_what_never_fits_is_refused(self) -> None:
+        batcher, executor = make_batcher(num_blocks=4)
+        with pytest.raises(FieldError, match="prompt_ids: must be 1 to 15 tokens with those generated, not 16"):
+            batcher.add(request(1, 16))
+        batcher.add(request(2, 16, pooling=PoolingKind.LAST))  # nothing is generated: the last place may be used
+        assert run_all(batcher)["s2"].finish_reason is FinishReason.STOP
+        with pytest.raises(ValueError, match="does not fit a KV pool of 16"):
+            Batcher(executor, BatchLimits(max_sequences=1, step_tokens=8, context_length=17))
+        with pytest.raises(ValueError, match="too few for 8 sequences"):
+            Batcher(executor, BatchLimits(max_sequences=8, step_tokens=8, context_length=16))
+
+
+class TestEnds:
+    def test_stop_tokens_are_not_returned(self) -> None:
+        plain = request(1, 5, 20)
+        stop = expected_tokens(plain, 256)[0][7]
+        stopped = replace(plain, stop_token_ids=frozenset({stop}))
+        batcher, _ = make_batcher()
+        batcher.add(stopped)
+        outcome = run_all(batcher)["s1"]
+        assert outcome.finish_reason is FinishReason.STOP
+        assert stop not in outcome.token_ids
+        assert batcher.counters.generated_tokens == len(outcome.token_ids)
+
+    def test_resuming_goes_on_where_another_stopped(self) -> None:
+        whole = request(1, 9, 12)
+        token_ids, _ = expected_tokens(whole, 256)
+        for cut in (1, 5, 11):
+            batcher, executor = make_batcher(step_tokens=8, max_sequences=4)
+            batcher.add(replace(whole, generated_ids=tuple(token_ids[:cut])))
+            outcome = run_all(batcher)["s1"]
+            assert outcome.token_ids == token_ids[cut:]
+            assert outcome.finish_reason is FinishReason.LENGTH
+            last = executor.batches[-1].slices[0]
+            assert last.draw is not None
+            assert list(last.draw.prompt_ids) == list(whole.prompt_ids)
+            assert list(last.draw.generated_ids)[:cut] == token_ids[:cut]
+
+    def test_cancelling_frees_blocks_at_once(self) -> None:
+        batcher, _ = make_batcher(step_tokens=8, max_sequences=2)
+        for number in range(4):
+            batcher.add(request(number, 20))
+        batcher.step()
+        for number in range(4):
+            assert batcher.cancel(f"s{number}")
+            batcher.check()
+        assert batcher.pool.num_free == batcher.pool.num_blocks
+        assert not batcher.cancel("s0")
+        assert batcher.step().updates == []
+        assert (batcher.ledger.admitted, batcher.ledger.cancelled, len(batcher.ledger)) == (4, 4, 0)
+
+    def test_ids_are_free_again_after_the_end(self) -> None:
+        batcher, _ = make_batcher()
+        batcher.add(request(1))
+        with pytest.raises(FieldError, match="sequence_id: is in use"):
+            batcher.add(request(1))
+        run_all(batcher)
+        batcher.add(request(1))
+        run_all(batcher)
+
+    def test_queue_time_runs_from_arrival_to_the_first_step(self) -> None:
+        now = [10.0]
+        batcher, _ = make_batcher(max_sequences=1, clock=lambda: now[0])
+        batcher.add(request(1, 3, 2))
+        batcher.add(request(2, 3, 1))
+        outcomes = Outcomes()
+        for _ in range(3):
+            outcomes.add(batcher.step())
+            now[0] += 1.5
+        assert outcomes["s1"].queue_seconds == 0.0
+        assert outcomes["s2"].queue_seconds == 3.0
+
+
+class TestEmbeddings:
+    def test_mean_covers_every_token_in_chunks_and_after_a_cached_twin(self) -> None:
+        batcher, executor = make_batcher(step_tokens=8, max_sequences=4)
+        token_ids = prompt(3, 21)
+        batcher.add(SequenceRequest("text", token_ids, max_tokens=1))
+        run_all(batcher)
+        batcher.add(SequenceRequest("mean", token_ids, pooling=PoolingKind.MEAN))
+        outcome = run_all(batcher)["mean"]
+        assert outcome.embedding == tuple(value / 21 for value in pooled(PoolingKind.MEAN, token_ids))
+        assert (outcome.token_ids, outcome.finish_reason, outcome.cached_tokens) == ([], FinishReason.STOP, 0)
+        slices = [each for batch in executor.batches[-3:] for each in batch.slices]
+        assert [len(each.token_ids) for each in slices] == [8, 8, 5]
+        assert all(each.draw is None and each.pooling is PoolingKind.MEAN for each in slices)
+
+    def test_last_reads_the_prefix_and_pools_once(self) -> None:
+        batcher, executor = make_batcher(step_tokens=8, max_sequences=4)
+        token_ids = prompt(3, 21)
+        for name in ("first", "second"):
+            batcher.add(SequenceRequest(name, token_ids, pooling=PoolingKind.LAST))
+            outcomes = run_all(batcher)
+            assert outcomes[name].embedding == pooled(PoolingKind.LAST, token_ids)
+        assert outcomes["second"].cached_tokens == 20
+        assert [each.slices[0].pooling for each in executor.batches] == [None, None, PoolingKind.LAST, PoolingKind.LAST]
+
+    def test_a_preempted_embedding_starts_over(self) -> None:
+        batcher, _ = make_batcher(num_blocks=8, max_sequences=2, step_tokens=3)
+        text = request(1, 11, 20)
+        batcher.add(text)
+        outcomes = Outcomes()
+        while not outcomes:
+            outcomes.add(batcher.step())
+        token_ids = prompt(2, 14)
+        batcher.add(SequenceRequest("mean", token_ids, pooling=PoolingKind.MEAN, priority=-1))
+        run_all(batcher, outcomes)
+        assert batcher.counters.preemptions == 1
+        assert outcomes["mean"].embedding == tuple(value / 14 for value in pooled(PoolingKind.MEAN, token_ids))
+        assert_right(outcomes, text, context_length=32)
+
+
+class TestErrors:
+    def test_an_executor_that_raises_fails_its_step_alone(self) -> None:
+        batcher, executor = make_batcher(max_sequences=2, step_tokens=32)
+        requests = [request(number) for number in range(4)]
+        for each in requests:
+            batcher.add(each)
+        executor.failure = RuntimeError("no memory\nand a long story")
+        outcomes = Outcomes()
+        outcomes.add(batcher.step())
+        batcher.check()
+        wanted = "the engine could not compute a step: RuntimeError: no memory"
+        assert [(key, each.error) for key, each in outcomes.items()] == [("s0", wanted), ("s1", wanted)]
+        run_all(batcher, outcomes)
+        assert_right(outcomes, requests[2])
+        assert_right(outcomes, requests[3])
+        assert (batcher.ledger.failed, batcher.ledger.finished) == (2, 2)
+
+    def test_a_failed_step_teaches_nothing_and_caches_nothing(self) -> None:
+        batcher, executor = make_batcher()
+        executor.failure = MemoryError()
+        batcher.add(request(1, 13))
+        report = batcher.step()
+        assert (report.num_decodes, report.num_prefill_tokens) == (0, 0)
+        assert report.updates[0].error == "the engine could not compute a step: MemoryError"
+        assert len(batcher.prefixes) == 0
+
+    def test_a_slice_that_fails_fails_one_sequence(self) -> None:
+        batcher, executor = make_batcher()
+        requests = [request(number) for number in range(3)]
+        for each in requests:
+            batcher.add(each)
+        executor.slice_error = "logits are not finite"
+        outcomes = run_all(batcher)
+        assert outcomes["s0"].error == "logits are not finite"
+        assert_right(outcomes, requests[1])
+        assert_right(outcomes, requests[2])
+
+    def test_results_that_do_not_fit_the_batch_are_an_error(self) -> None:
+        class ShortExecutor(FakeExecutor):
+            def step(self, batch: StepBatch) -> tuple[()]:
+                return ()
+
+        batcher = Batcher(ShortExecutor(), BatchLimits(max_sequences=2, step_tokens=8, context_length=64))
+        batcher.add(request(1))
+        assert "returned 0 results for 1 slices" in batcher.step().updates[0].error
+        batcher.check()
+
+    def test_an_interrupt_passes_and_leaves_everything_in_place(self) -> None:
+        batcher, executor = make_batcher()
+        batcher.add(request(1))
+        executor.failure = KeyboardInterrupt()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            batcher.step()
+        batcher.check()
+        assert_right(run_all(batcher), request(1))
+
+
+def test_the_fake_executor_notices_a_wrong_block() -> None:
+    executor = FakeExecutor(num_blocks=4, block_size=2)
+    draw = Draw(GREEDY, 0, (5, 6, 7), ())
+    executor.step(StepBatch((SequenceSlice((5, 6), 0, [0, 1]), SequenceSlice((8, 9), 0, [3, 2]))))
+    (result,) = executor.step(StepBatch((SequenceSlice((7,), 2, [0, 1], draw),)))
+    assert result.token is not None
+    assert result.token.token_id == next_token([5, 6, 7])
+    with pytest.raises(AssertionError, match="another sequence's tokens"):
+        executor.step(StepBatch((SequenceSlice((7,), 2, [3, 1], draw),)))

@@ -1,0 +1,164 @@
+"""Random traffic: everything balances after every step, every end is right, and company changes no token."""
+
+import random
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.batching import Outcomes, make_batcher, run_all
+from tests.support.fake_executor import FakeExecutor, expected_tokens, pooled
+
+from polyfleet.engine.batch import PoolingKind
+from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.request import FinishReason, SequenceRequest
+from polyfleet.wire.sampling import SamplingParams
+
+NUM_REQUESTS = 2000
+CONTEXT = 100
+ENDS = frozenset({3})
+
+
+def random_request(rng: random.Random, number: int) -> SequenceRequest:
+    """Prompts of a few common beginnings, so that prefixes are shared; now and then resumed or an embedding."""
+    beginning = [rng.randrange(3)] * rng.randrange(0, 20)
+    prompt = tuple(beginning + [rng.randrange(97) for _ in range(rng.randrange(1, 12))])
+    pooling = rng.choice((PoolingKind.MEAN, PoolingKind.LAST)) if rng.random() < 0.1 else None
+    generated = tuple(rng.randrange(97) for _ in range(rng.randrange(1, 4))) if rng.random() < 0.1 else ()
+    return SequenceRequest(
+        f"s{number}",
+        prompt,
+        params=SamplingParams(seed=rng.randrange(3)),
+        max_tokens=rng.choice((4, 9, 30, 200)),
+        generated_ids=() if pooling else generated,
+        choice=rng.randrange(2),
+        stop_token_ids=frozenset({rng.randrange(97)}) if rng.random() < 0.3 else frozenset(),
+        ignore_eos=rng.random() < 0.5,
+        priority=rng.choice((0, 0, 0, 1, -1)),
+        pooling=pooling,
+    )
+
+
+def assert_outcome(request: SequenceRequest, outcomes: Outcomes) -> None:
+    outcome = outcomes[request.sequence_id]
+    assert outcome.error == ""
+    if request.pooling is None:
+        token_ids, reason = expected_tokens(request, CONTEXT, ENDS)
+        assert (outcome.token_ids, outcome.finish_reason) == (token_ids, FinishReason(reason))
+        return
+    total = pooled(request.pooling, request.prompt_ids)
+    divisor = len(request.prompt_ids) if request.pooling is PoolingKind.MEAN else 1
+    assert outcome.embedding == tuple(value / divisor for value in total)
+
+
+@dataclass
+class Traffic:
+    """Feeds random requests, cancels and failures between steps."""
+
+    batcher: Batcher
+    executor: FakeExecutor
+    rng: random.Random
+    outcomes: Outcomes
+    requests: dict[str, SequenceRequest]
+    cancelled: set[str]
+
+    def add_some(self) -> None:
+        most = 0 if len(self.batcher.ledger) > 60 else NUM_REQUESTS - len(self.requests)
+        for _ in range(min(self.rng.choice((0, 0, 1, 2, 6)), most)):
+            request = random_request(self.rng, len(self.requests))
+            self.requests[request.sequence_id] = request
+            self.batcher.add(request)
+
+    def cancel_some(self) -> None:
+        if not self.requests or self.rng.random() > 0.15:
+            return
+        sequence_id = f"s{self.rng.randrange(max(0, len(self.requests) - 20), len(self.requests))}"
+        held = sequence_id in self.batcher.ledger
+        assert self.batcher.cancel(sequence_id) is held
+        if held:
+            self.cancelled.add(sequence_id)
+            self.batcher.check()
+
+    def fail_some(self) -> None:
+        if self.rng.random() < 0.005:
+            self.executor.failure = RuntimeError("told to fail")
+        elif self.rng.random() < 0.02:
+            self.executor.slice_error = "told to fail"
+
+
+def test_two_thousand_requests_with_cancels_preemptions_and_failures_balance() -> None:
+    batcher, executor = make_batcher(
+        num_blocks=40, max_sequences=8, step_tokens=24, context_length=CONTEXT, end_token_ids=ENDS
+    )
+    traffic = Traffic(batcher, executor, random.Random(7), Outcomes(), {}, set())
+    while len(traffic.requests) < NUM_REQUESTS:
+        traffic.add_some()
+        traffic.cancel_some()
+        traffic.fail_some()
+        traffic.outcomes.add(batcher.step())
+        batcher.check()
+        assert batcher.pool.num_free <= executor.num_blocks
+    run_all(batcher, traffic.outcomes)
+    failed = {sequence_id for sequence_id, each in traffic.outcomes.items() if each.error}
+    for sequence_id, request in traffic.requests.items():
+        if sequence_id not in traffic.cancelled | failed:
+            assert_outcome(request, traffic.outcomes)
+    ledger, counters = batcher.ledger, batcher.counters
+    assert ledger.admitted == NUM_REQUESTS
+    assert ledger.cancelled == len(traffic.cancelled) > 50
+    assert ledger.failed == len(failed) > 20
+    assert ledger.finished == NUM_REQUESTS - len(traffic.cancelled) - len(failed)
+    assert {traffic.outcomes[each].error.rpartition(": ")[2] for each in failed} == {"told to fail"}
+    assert counters.preemptions > 50
+    assert counters.prefix_hit_tokens > 1000
+    assert any(each.draw is None and each.pooling is None for batch in executor.batches for each in batch.slices)
+    assert max(batch.num_tokens for batch in executor.batches) <= 24
+    generated = sum(len(each.token_ids) for each in traffic.outcomes.values())
+    assert counters.generated_tokens == generated
+
+
+REQUESTS = st.builds(
+    lambda beginning, tail, max_tokens, seed, priority: (beginning, tail, max_tokens, seed, priority),
+    beginning=st.integers(0, 14),
+    tail=st.lists(st.integers(0, 96), min_size=1, max_size=10),
+    max_tokens=st.integers(1, 25),
+    seed=st.integers(0, 2),
+    priority=st.integers(-1, 1),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    shapes=st.lists(REQUESTS, min_size=1, max_size=7),
+    arrivals=st.lists(st.integers(0, 6), min_size=7, max_size=7),
+    num_blocks=st.integers(13, 30),
+    step_tokens=st.integers(6, 40),
+    max_sequences=st.integers(1, 5),
+    prefix_cache=st.booleans(),
+)
+def test_company_changes_no_token(
+    shapes: list[tuple[int, list[int], int, int, int]],
+    arrivals: list[int],
+    num_blocks: int,
+    step_tokens: int,
+    max_sequences: int,
+    prefix_cache: bool,
+) -> None:
+    batcher, _ = make_batcher(
+        num_blocks=num_blocks, max_sequences=max_sequences, step_tokens=step_tokens, prefix_cache=prefix_cache
+    )
+    requests = [
+        SequenceRequest(f"s{number}", (1,) * same + tuple(tail), SamplingParams(seed=seed), length, priority=priority)
+        for number, (same, tail, length, seed, priority) in enumerate(shapes)
+    ]
+    outcomes = Outcomes()
+    for when in range(7):
+        for request, arrival in zip(requests, arrivals, strict=False):
+            if arrival == when:
+                batcher.add(request)
+        outcomes.add(batcher.step())
+        batcher.check()
+    run_all(batcher, outcomes)
+    for request in requests:
+        alone, _ = make_batcher(num_blocks=64, max_sequences=1, step_tokens=64, prefix_cache=False)
+        alone.add(request)
+        assert outcomes[request.sequence_id].token_ids == run_all(alone)[request.sequence_id].token_ids
