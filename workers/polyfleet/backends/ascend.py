@@ -72,7 +72,8 @@ class AscendBackend(AcceleratorBackend):
 
     def environment(self, indices: Sequence[int]) -> dict[str, str]:
         """The runtime accepts a strictly ascending list only."""
-        return super().environment(sorted(set(indices)))
+        allocator = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
+        return {**super().environment(sorted(set(indices))), **allocator}
 
     def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
         """bf16 from 910B on, fp8 on 950; no Triton and no bf16 on 910A and 310P; KV blocks of 128."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -65,6 +66,10 @@ class XpuBackend(AcceleratorBackend):
             flash_attention=installed("vllm_xpu_kernels"),
             block_sizes=(16, 64, 128),
         )
+
+    def environment(self, indices: Sequence[int]) -> dict[str, str]:
+        """Integers only: torch's parser takes no tile syntax, so tiles are devices."""
+        return {**super().environment(indices), "ZE_FLAT_DEVICE_HIERARCHY": "FLAT"}
 
     def _run(self, *arguments: str) -> ToolResult:
         return self._host.run(("xpu-smi", *arguments), TOOL_TIMEOUT_SECONDS)
