@@ -93,19 +93,21 @@ def _expand_q4_k(blocks: Tensor) -> Tensor:
     minima = torch.cat((second & 63, (high >> 4) | ((second >> 6) << 4)), dim=-1)
     scales = (scales * _float16(blocks, 0)).unsqueeze(-1)
     minima = (minima * _float16(blocks, 2)).unsqueeze(-1)
-    quants = _nibbles(blocks[..., 16:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
+    shape = blocks.shape[:2]
+    quants = _nibbles(blocks[..., 16:].reshape(*shape, 4, 32)).view(*shape, 8, 32)
     return scales * quants - minima
 
 
 def _expand_q6_k(blocks: Tensor) -> Tensor:
     """Sixteen sub-blocks of 16 with an int8 scale each; quants are 4 low bits in `low` and 2 high bits in `high`."""
-    low = blocks[..., :128].unflatten(-1, (2, 2, 32))  # [.., half, pair, 32]
-    high = blocks[..., 128:192].unflatten(-1, (2, 32))  # [.., half, 32]
+    shape = blocks.shape[:2]
+    low = blocks[..., :128].reshape(*shape, 2, 2, 32)  # [.., half, pair, 32]
+    high = blocks[..., 128:192].reshape(*shape, 2, 32)
     scales = blocks[..., 192:208].contiguous().view(torch.int8) * _float16(blocks, 208)
     low4 = torch.cat((low & 0xF, low >> 4), dim=-2)  # [.., half, quarter, 32]
     high2 = torch.stack([(high >> shift) & 3 for shift in (0, 2, 4, 6)], dim=-2)
     quants = (low4 | (high2 << 4)).float() - 32
-    return scales.unsqueeze(-1) * quants.flatten(-3).unflatten(-1, (16, 16))
+    return scales.unsqueeze(-1) * quants.view(*shape, 16, 16)
 
 
 _EXPAND: Mapping[WeightFormat, Callable[[Tensor], Tensor]] = {

@@ -1,6 +1,6 @@
 """A GGUF file's header: metadata and tensor directory, read with every length checked against the file's size.
 
-Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package's reader trusts the header's lengths
+Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package trusts the lengths it reads
 and takes seconds over a vocabulary; this one refuses what does not fit and takes a tenth of a second.
 """
 

@@ -31,7 +31,7 @@ def gguf_end_tokens(fields: Fields) -> tuple[int, ...]:
 
 
 def gguf_tokenizer(fields: Fields, vocabulary_size: int) -> TokenizerAssets | None:
-    """The tokenizer, or None for a file without one; raises ModelFileError for one that is broken or of another kind."""
+    """The tokenizer, or None for a file without one; raises ModelFileError for one that is broken or unknown."""
     model = fields.text(PREFIX + "model", "none")
     if model in ("none", "no_vocab"):
         return None

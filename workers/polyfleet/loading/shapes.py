@@ -7,7 +7,6 @@ from polyfleet.loading.model import ModelFileError
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import ARCHITECTURES
 
-
 MAX_HEAD_DIM = 4096
 
 

@@ -1,0 +1,49 @@
+"""Philox-4x32-10: the counter-based random numbers behind every draw (Salmon et al., "Parallel random numbers: as easy
+as 1, 2, 3", SC 2011).
+
+The uniform of one draw is a function of (seed, choice, position) and of nothing else:
+
+    key      = (seed's low 32 bits, seed's high 32 bits)
+    counter  = (position's low 32 bits, position's high 32 bits, choice, 0)
+    a, b, …  = the four output words;  u = ((a >> 5) * 2^26 + (b >> 6)) / 2^53, in [0, 1)
+
+The choice stands in the counter and not in the key, so that no two (seed, choice) pairs share a stream.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]  # 32-bit words in 64-bit lanes, so that products keep their high halves
+
+ROUNDS = 10
+MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))  # key increments: golden ratio, sqrt(3) - 1
+MASK = np.uint64(0xFFFFFFFF)
+WORD = np.uint64(32)
+
+
+def philox(counter: Words, key: Words) -> Words:
+    """Ten rounds over many counters at once: counter [n, 4] and key [n, 2] give words [n, 4], all below 2^32."""
+    c0, c1, c2, c3 = counter.T
+    k0, k1 = key.T
+    for _ in range(ROUNDS):
+        first, second = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (second >> WORD) ^ c1 ^ k0, second & MASK, (first >> WORD) ^ c3 ^ k1, first & MASK
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+    return np.stack((c0, c1, c2, c3), axis=-1)
+
+
+def uniforms(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    """One number in [0, 1) for each (seed, choice, position), as the module's docstring defines it."""
+    key = np.array([_halves(seed) for seed in seeds], dtype=np.uint64).reshape(-1, 2)
+    rows = [(*_halves(position), choice, 0) for choice, position in zip(choices, positions, strict=True)]
+    words = philox(np.array(rows, dtype=np.uint64).reshape(-1, 4), key)
+    high, low = words[:, 0] >> np.uint64(5), words[:, 1] >> np.uint64(6)
+    uniform: NDArray[np.float64] = (high * 2.0**26 + low) / 2.0**53
+    return uniform
+
+
+def _halves(value: int) -> tuple[int, int]:
+    return value & 0xFFFFFFFF, value >> 32

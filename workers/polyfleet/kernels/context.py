@@ -1,0 +1,39 @@
+"""What implementations are bound to: the model's weights in the executor's dtype, and the KV cache."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polyfleet.kernels.graph import GraphParams
+from polyfleet.kernels.quantisation import dequantise
+from polyfleet.kernels.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class KernelContext:
+    """Fixed for the life of an executor. Caches are [num_layers, num_blocks, num_kv_heads, block_size, head_dim]."""
+
+    params: GraphParams
+    weights: Weights
+    device: torch.device
+    dtype: torch.dtype
+    key_cache: Tensor
+    value_cache: Tensor
+    prepared: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self.key_cache.shape[3]
+
+    def dense(self, *names: str) -> Tensor:
+        """The weights dequantised and stacked along rows: [Σ rows, columns] in the context's dtype, made once."""
+        if names not in self.prepared:
+            parts = [dequantise(self.weights[name], self.dtype, self.device) for name in names]
+            self.prepared[names] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self.prepared[names]
+
+    def vector(self, *names: str) -> Tensor:
+        """One-row weights side by side as a vector."""
+        return torch.cat([self.dense(name).flatten() for name in names])

@@ -1,0 +1,137 @@
+"""Reference implementations: each op as its definition says, in torch, right on any device and in any dtype.
+
+Norms, rotations and softmax are computed in float32 whatever the dtype. N heads, K KV heads, D dimensions of a head,
+T rows, S selected rows; a KV block of one layer is [K, block_size, D].
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfleet.kernels.context import KernelContext
+from polyfleet.kernels.dispatch import Implementation, Kernel
+from polyfleet.kernels.graph import Op, OpKind
+from polyfleet.kernels.step import SliceRows, Step
+
+
+def bind_embedding(op: Op, context: KernelContext) -> Kernel:
+    """ids -> x[T, H]."""
+    table = context.dense(*op.weights)
+    return lambda step, _: F.embedding(step.token_ids, table)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467)."""
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return scaled.to(x.dtype) * weight
+
+
+def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
+    """x -> y."""
+    weight, eps = context.vector(*op.weights), context.params.norm_eps
+    return lambda step, x: rms_norm(x, weight, eps)
+
+
+def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
+    """x, residual -> y, residual'."""
+    weight, eps = context.vector(*op.weights), context.params.norm_eps
+
+    def kernel(step: Step, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return rms_norm(total, weight, eps), total
+
+    return kernel
+
+
+def bind_linear(op: Op, context: KernelContext) -> Kernel:
+    """x -> x @ Wᵀ + b."""
+    weight = context.dense(*op.weights)
+    bias = context.vector(*op.biases) if op.biases else None
+    return lambda step, x: F.linear(x, weight, bias)
+
+
+def rotate(x: Tensor, positions: Tensor, inverse_frequencies: Tensor) -> Tensor:
+    """Rotary embedding of x[T, heads, D], whose pairs are (i, i + D/2), in float32."""
+    angles = positions.float()[:, None, None] * inverse_frequencies  # [T, 1, D/2]
+    first, second = x.float().chunk(2, dim=-1)
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
+
+
+def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
+    """qkv -> q; k and v go to the cache of the op's layer."""
+    params, block_size = context.params, context.block_size
+    heads, kv_heads, head_dim = params.num_heads, params.num_kv_heads, params.head_dim
+    frequencies = torch.tensor(params.inverse_frequencies, dtype=torch.float32, device=context.device)
+    keys, values = context.key_cache[op.layer], context.value_cache[op.layer]
+
+    def kernel(step: Step, qkv: Tensor) -> Tensor:
+        rows = qkv.view(len(qkv), -1, head_dim)
+        q, k, v = rows[:, :heads], rows[:, heads : heads + kv_heads], rows[:, heads + kv_heads :]
+        blocks, offsets = step.slots // block_size, step.slots % block_size
+        keys[blocks, :, offsets] = rotate(k, step.positions, frequencies)
+        values[blocks, :, offsets] = v
+        return rotate(q, step.positions, frequencies).flatten(1)
+
+    return kernel
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, start: int, scale: float) -> Tensor:
+    """Causal attention of q[T, N, D] at positions from `start` on over k and v [K, L, D]; gives [T, N, D]."""
+    rows, heads, head_dim = q.shape
+    queries = q.float().view(rows, len(k), heads // len(k), head_dim)
+    scores = torch.einsum("tkgd,kld->kgtl", queries, k.float()) * scale
+    positions = torch.arange(start, start + rows, device=q.device)
+    hidden = torch.arange(k.shape[1], device=q.device) > positions[:, None]
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return torch.einsum("kgtl,kld->tkgd", weights, v.float()).reshape(q.shape).to(q.dtype)
+
+
+def gather(cache: Tensor, rows: SliceRows) -> Tensor:
+    """All positions of one sequence out of a layer's cache: [K, L, D]."""
+    blocks = cache[list(rows.blocks)].transpose(0, 1)
+    return blocks.reshape(len(blocks), -1, cache.shape[-1])[:, : rows.length]
+
+
+def bind_paged_attention(op: Op, context: KernelContext) -> Kernel:
+    """q -> y, one sequence after the other."""
+    params, keys, values = context.params, context.key_cache[op.layer], context.value_cache[op.layer]
+
+    def kernel(step: Step, q: Tensor) -> Tensor:
+        out = torch.empty_like(q)
+        for each in step.slices:
+            rows = slice(each.first, each.first + each.count)
+            queries = q[rows].view(each.count, params.num_heads, params.head_dim)
+            attended = attend(queries, gather(keys, each), gather(values, each), each.start, params.attention_scale)
+            out[rows] = attended.flatten(1)
+        return out
+
+    return kernel
+
+
+def bind_silu_mul(op: Op, context: KernelContext) -> Kernel:
+    """[gate, up] -> silu(gate) * up."""
+
+    def kernel(step: Step, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    return kernel
+
+
+def bind_select_rows(op: Op, context: KernelContext) -> Kernel:
+    """x -> x[selected]."""
+    return lambda step, x: x.index_select(0, step.selected)
+
+
+REFERENCE = (
+    Implementation(OpKind.EMBEDDING, "reference", bind_embedding),
+    Implementation(OpKind.RMS_NORM, "reference", bind_rms_norm),
+    Implementation(OpKind.ADD_RMS_NORM, "reference", bind_add_rms_norm),
+    Implementation(OpKind.LINEAR, "reference", bind_linear),
+    Implementation(OpKind.ROPE_CACHE, "reference", bind_rope_cache),
+    Implementation(OpKind.PAGED_ATTENTION, "reference", bind_paged_attention),
+    Implementation(OpKind.SILU_MUL, "reference", bind_silu_mul),
+    Implementation(OpKind.SELECT_ROWS, "reference", bind_select_rows),
+)

@@ -1,0 +1,9 @@
+"""The dispatch table that executors choose from: reference implementations first, faster ones behind them."""
+
+from polyfleet.kernels.dispatch import Implementation
+from polyfleet.kernels.reference import REFERENCE
+
+
+def implementations() -> tuple[Implementation, ...]:
+    """All implementations that could be imported here."""
+    return REFERENCE
