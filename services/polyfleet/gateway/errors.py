@@ -121,3 +121,24 @@ class Internal(ApiError):
     """A fault of Polyfleet itself."""
 
     code = Code.INTERNAL
+
+
+_CLASSES: dict[int, type[ApiError]] = {
+    each.code: each
+    for each in (
+        InvalidArgument,
+        Unauthenticated,
+        PermissionDenied,
+        NotFound,
+        FailedPrecondition,
+        ResourceExhausted,
+        Unavailable,
+        DeadlineExceeded,
+        DataLoss,
+    )
+}
+
+
+def error_of(code: int, message: str, retry_after: float | None = None) -> ApiError:
+    """The error of a google.rpc.Code that a worker gave; Internal for one that makes no sense here."""
+    return _CLASSES.get(code, Internal)(message, retry_after=retry_after)

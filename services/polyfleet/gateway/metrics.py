@@ -1,6 +1,6 @@
 """The gateway's metrics, in a registry of their own; names and labels as docs/architecture.md lists them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -56,6 +56,7 @@ class Metrics:
         self.cancellations = Counter(
             "polyfleet_cancellations_total", "Requests whose client left.", model, registry=registry
         )
+        self._placed: set[tuple[str, str]] = set()
         self._ledger = Gauge("polyfleet_ledger_requests", "The ledger.", ("state",), registry=registry)
         self._sessions = Gauge("polyfleet_sessions", "Sessions with workers.", ("state",), registry=registry)
 
@@ -68,11 +69,17 @@ class Metrics:
         """Show `count` as the number of sessions in `state`."""
         self._sessions.labels(state).set_function(lambda: float(count()))
 
-    def forget_worker(self, worker_id: str) -> None:
-        """Drop the series of a worker that has left the fleet."""
-        for sample_labels in list(self.placements._metrics):
-            if sample_labels[0] == worker_id:
-                self.placements.remove(*sample_labels)
+    def keep_workers(self, worker_ids: Container[str]) -> None:
+        """Drop the series of workers that have left the fleet."""
+        for worker_id, reason in list(self._placed):
+            if worker_id not in worker_ids:
+                self._placed.discard((worker_id, reason))
+                self.placements.remove(worker_id, reason)
+
+    def placed(self, worker_id: str, reason: str) -> None:
+        """A sequence was placed: `start`, or `resume` when it goes on behind tokens of another worker."""
+        self._placed.add((worker_id, reason))
+        self.placements.labels(worker_id, reason).inc()
 
 
 def _histogram(registry: CollectorRegistry, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:

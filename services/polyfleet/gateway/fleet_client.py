@@ -1,0 +1,80 @@
+"""The gateway's line to the scheduler: snapshots as they come, tokenizers by hash. The gateway lives on without it."""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from polyfleet.v1 import fleet_pb2, fleet_pb2_grpc
+from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
+
+SILENCE_SECONDS = 10.0  # the scheduler sends a snapshot every 2 s
+REDIAL_SECONDS = (0.1, 1.0)  # first and longest pause
+MAX_SNAPSHOT_BYTES = 64 * 1024 * 1024
+MAX_ASSET_BYTES = 256 * 1024 * 1024
+ASSET_SECONDS = 60.0
+log = logging.getLogger(__name__)
+
+
+class AssetError(RuntimeError):
+    """Tokenizer assets did not arrive whole."""
+
+
+class FleetClient:
+    """Calls `Fleet` at `address` (host:port); `token` is the fleet token, if any."""
+
+    def __init__(self, address: str, gateway_id: str, token: str | None = None) -> None:
+        self._address = address
+        self._gateway_id = gateway_id
+        self._metadata = bearer_metadata(token)
+
+    def _channel(self) -> Any:
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_receive_message_length", MAX_SNAPSHOT_BYTES),
+            ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_BYTES),
+        ]
+        return grpc.aio.insecure_channel(self._address, options=options)
+
+    async def watch(self, apply: Callable[[fleet_pb2.FleetSnapshot], None]) -> None:
+        """Give every snapshot to `apply`; dial again, for ever, when the stream breaks. Runs until cancelled."""
+        pause, longest = REDIAL_SECONDS
+        while True:
+            try:
+                async with self._channel() as channel:
+                    stub = fleet_pb2_grpc.FleetStub(channel)
+                    call = stub.WatchFleet(
+                        fleet_pb2.WatchFleetRequest(gateway_id=self._gateway_id), metadata=self._metadata
+                    )
+                    while isinstance(snapshot := await self._next(call), fleet_pb2.FleetSnapshot):
+                        if pause != REDIAL_SECONDS[0]:
+                            log.info("The scheduler is back.", extra={"fleet": self._address})
+                        pause = REDIAL_SECONDS[0]
+                        apply(snapshot)
+            except (grpc.aio.AioRpcError, asyncio.TimeoutError) as error:
+                if pause == REDIAL_SECONDS[0]:
+                    reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "it is silent"
+                    log.warning("No scheduler; going on without. %s", reason, extra={"fleet": self._address})
+            pause = min(2 * pause, longest)
+            await asyncio.sleep(pause)
+
+    async def _next(self, call: Any) -> Any:
+        return await asyncio.wait_for(call.read(), SILENCE_SECONDS)
+
+    async def tokenizer(self, content_hash: str) -> bytes:
+        """The assets document of this sha256. Raises AssetError or grpc.aio.AioRpcError."""
+        document = bytearray()
+        async with self._channel() as channel:
+            stub = fleet_pb2_grpc.FleetStub(channel)
+            request = fleet_pb2.GetTokenizerRequest(hash=content_hash)
+            async for chunk in stub.GetTokenizer(request, metadata=self._metadata, timeout=ASSET_SECONDS):
+                document += chunk.data
+                if len(document) > MAX_ASSET_BYTES:
+                    raise AssetError(f"Tokenizer {content_hash} is larger than {MAX_ASSET_BYTES} bytes.")
+        if hashlib.sha256(document).hexdigest() != content_hash:
+            raise AssetError(f"Tokenizer {content_hash} arrived with other content.")
+        return bytes(document)

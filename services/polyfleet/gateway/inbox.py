@@ -1,0 +1,63 @@
+"""Where a request's sequences leave their news until its client reads it: at most one parcel per choice.
+
+News that arrive while the client is busy are merged, so that a slow client costs memory only up to a bound (its
+sequences are parked beyond it) and a fast one costs one wake-up per step.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from polyfleet.gateway.errors import ApiError
+from polyfleet.v1 import inference_pb2, worker_pb2
+
+
+@dataclass(slots=True)
+class Parcel:
+    """What one choice has for its client. `worker_id` is set when it comes from another worker than before."""
+
+    choice: int
+    worker_id: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[worker_pb2.SampledLogprobs] = field(default_factory=list)
+    finish_reason: int = inference_pb2.FINISH_REASON_UNSPECIFIED
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
+    embedding: tuple[float, ...] = ()
+
+
+class Inbox:
+    """Written by sequences, read by one request's task. Lives in one event loop."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0  # not taken yet
+        self._parcels: dict[int, Parcel] = {}
+        self._error: ApiError | None = None
+        self._filled = asyncio.Event()
+
+    def parcel(self, choice: int) -> Parcel:
+        """The choice's open parcel, for its sequence to add to; the client is woken."""
+        parcel = self._parcels.get(choice)
+        if parcel is None:
+            parcel = self._parcels[choice] = Parcel(choice)
+            self._filled.set()
+        return parcel
+
+    def fail(self, error: ApiError) -> None:
+        """End the request with this error, behind what has come already. Only the first one counts."""
+        self._error = self._error or error
+        self._filled.set()
+
+    async def take(self) -> list[Parcel]:
+        """Wait for news, then take all: one parcel per choice that has any, in the order they were opened.
+
+        Raises the error that the request was failed with once everything before it was taken.
+        """
+        await self._filled.wait()
+        if not self._parcels and self._error is not None:
+            raise self._error
+        parcels = list(self._parcels.values())
+        self._parcels.clear()
+        self.num_tokens = 0
+        if self._error is None:
+            self._filled.clear()
+        return parcels

@@ -1,0 +1,197 @@
+"""The bounded queue in front of the fleet: sequences wait here for a worker, their requests for a turn.
+
+A request gets a turn when its first sequence is placed; at most `max_concurrent` have one at once. Those that go on
+after a lost worker come first, then higher priority, then first come. Nobody waits longer than `queue_timeout`.
+"""
+
+import asyncio
+import itertools
+import time
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.errors import ApiError, ResourceExhausted, Unavailable
+from polyfleet.gateway.fleet_view import FleetView
+from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.session import Session
+from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest
+
+RETRY_SECONDS = 1.0  # hint to callers that were turned away
+PlaceFunction = Callable[[PlacementRequest, FleetSnapshot], Placement]
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """One request's right to run; its sequences share it. `taken` from the first placement until `give_back`."""
+
+    model: str
+    priority: int = 0
+    taken: bool = False
+    waiting: int = 0  # of its sequences
+
+
+class Candidate(Protocol):
+    """A sequence that wants a worker. Its methods neither block nor raise."""
+
+    turn: Turn
+    resumed: bool
+
+    def needs(self) -> PlacementRequest:
+        """What to place it by, as of now."""
+        ...
+
+    def granted(self, session: Session) -> None:
+        """Go there, now."""
+        ...
+
+    def denied(self, error: ApiError) -> None:
+        """No worker was to be had in time."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    order: tuple[bool, int, int]
+    candidate: Candidate
+    expiry: asyncio.TimerHandle
+    live: bool = True
+    no_worker: bool = False  # found last time: only a change of the fleet can help
+
+
+class RequestQueue:
+    """Places candidates as workers and turns come free. Lives in one event loop; no call blocks."""
+
+    def __init__(self, view: FleetView, place: PlaceFunction, limits: Limits, metrics: Metrics) -> None:
+        self._view = view
+        self._place = place
+        self._limits = limits
+        self._metrics = metrics
+        self._waiting: list[_Waiting] = []
+        self._by_model: Counter[str] = Counter()  # how many wait
+        self._serial = itertools.count()
+        self._num_turns = 0  # taken
+        self._num_queued = 0  # requests that wait for their turn, or for their model to be known
+        self._scheduled = self._fleet_changed = False
+        view.changed.add(self.fleet_changed)
+
+    def submit(self, candidate: Candidate) -> None:
+        """Place it now if nobody has to go first, else let it wait. Raises ResourceExhausted when the queue is full."""
+        turn = candidate.turn
+        if not self._by_model[turn.model] and self._try(candidate):
+            return
+        if not turn.taken and not turn.waiting:
+            self._enter(turn.model)
+        turn.waiting += 1
+        self._by_model[turn.model] += 1
+        order = (not candidate.resumed, -turn.priority, next(self._serial))
+        expiry = asyncio.get_running_loop().call_later(self._limits.queue_timeout, self._expire, candidate)
+        insort(self._waiting, _Waiting(order, candidate, expiry), key=lambda each: each.order)
+        self._poke()
+
+    def withdraw(self, candidate: Candidate) -> None:
+        """It wants no worker any more; nothing happens when it was not waiting."""
+        for waiting in self._waiting:
+            if waiting.candidate is candidate:
+                self._remove(waiting)
+                return
+
+    def give_back(self, turn: Turn) -> None:
+        """The request has ended; call once, when none of its sequences waits."""
+        if turn.taken:
+            turn.taken = False
+            self._num_turns -= 1
+            self._poke()
+
+    @contextmanager
+    def seat(self, model: str) -> Iterator[None]:
+        """Count as queued inside, while the model's facts are on their way. Raises ResourceExhausted when full."""
+        self._enter(model)
+        try:
+            yield
+        finally:
+            self._leave(model)
+
+    def fleet_changed(self) -> None:
+        """Look for workers again, soon."""
+        self._fleet_changed = True
+        self._poke()
+
+    def _poke(self) -> None:
+        if self._waiting and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        everybody, self._scheduled, self._fleet_changed = self._fleet_changed, False, False
+        for waiting in list(self._waiting):
+            if waiting.live and (everybody or not waiting.no_worker):
+                self._try(waiting.candidate, waiting)
+
+    def _try(self, candidate: Candidate, waiting: _Waiting | None = None) -> bool:
+        turn = candidate.turn
+        if not turn.taken and self._num_turns >= self._limits.max_concurrent:
+            return False
+        session = self._choose(candidate.needs())
+        if waiting is not None:
+            waiting.no_worker = session is None
+        if session is None:
+            return False
+        if not turn.taken:
+            turn.taken = True
+            self._num_turns += 1
+            if turn.waiting:
+                self._leave(turn.model)
+        if waiting is not None:
+            self._remove(waiting)
+        self._metrics.placed(session.worker_id, "resume" if candidate.resumed else "start")
+        candidate.granted(session)
+        return True
+
+    def _choose(self, request: PlacementRequest) -> Session | None:
+        before = time.perf_counter()
+        placement = self._place(request, self._view.snapshot())
+        self._metrics.placement_time.observe(time.perf_counter() - before)
+        return self._view.sessions.get(placement.worker.worker_id) if placement.worker else None
+
+    def _remove(self, waiting: _Waiting) -> None:
+        self._waiting.remove(waiting)
+        waiting.live = False
+        waiting.expiry.cancel()
+        turn = waiting.candidate.turn
+        turn.waiting -= 1
+        self._by_model[turn.model] -= 1
+        if not turn.taken and not turn.waiting:
+            self._leave(turn.model)
+
+    def _expire(self, candidate: Candidate) -> None:
+        self.withdraw(candidate)
+        candidate.denied(self._nobody(candidate))
+
+    def _nobody(self, candidate: Candidate) -> Unavailable:
+        """Why nobody could serve it."""
+        turn, waited = candidate.turn, f"within {self._limits.queue_timeout:g} s"
+        if not turn.taken and self._num_turns >= self._limits.max_concurrent:
+            return Unavailable(f"The gateway was full and no turn came {waited}.", retry_after=RETRY_SECONDS)
+        verdicts = self._place(candidate.needs(), self._view.snapshot()).verdicts
+        reasons = [f"{each.worker_id}: {each.dropped}" for each in verdicts if each.dropped][:8]
+        found = "; ".join(reasons) or "the fleet has no worker"
+        return Unavailable(f"No worker could serve model {turn.model} {waited} ({found}).", retry_after=RETRY_SECONDS)
+
+    def _enter(self, model: str) -> None:
+        if self._num_queued >= self._limits.max_queued:
+            raise ResourceExhausted(
+                f"The queue is full: {self._limits.max_queued} requests wait already.",
+                retry_after=RETRY_SECONDS,
+                quota="max_queued",
+            )
+        self._num_queued += 1
+        self._metrics.queued.labels(model).inc()
+
+    def _leave(self, model: str) -> None:
+        self._num_queued -= 1
+        self._metrics.queued.labels(model).dec()

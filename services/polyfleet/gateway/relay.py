@@ -1,0 +1,234 @@
+"""One Sequence on its way through the fleet: placed, started, relayed, and placed again when its worker is lost.
+
+    waiting ──granted──▶ running ──last delta──▶ ended
+       ▲                    │ │
+       └──lost or refused───┘ └──client too slow──▶ parked (cancelled on the worker; waits again once all is read)
+
+Every arrow is a plain call from the queue, the session or the reader; there is no task per sequence.
+"""
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+from enum import Enum, unique
+
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.errors import ApiError, Code, DataLoss, Unavailable, error_of
+from polyfleet.gateway.inbox import Inbox
+from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue, Turn
+from polyfleet.gateway.session import Session
+from polyfleet.placement.fleet import PlacementRequest, Worker
+from polyfleet.v1 import inference_pb2, worker_pb2
+from polyfleet.wire.ids import sequence_id
+from polyfleet.wire.sampling import SamplingParams
+
+EXCLUDED_SECONDS = 1.0  # a worker that failed a sequence is not tried for it again so soon
+MOVES_ON = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED})  # refusals that another worker may not share
+_serial = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """What to compute, whichever worker does it. `max_tokens` None: as many as its worker has room for."""
+
+    request_id: str
+    model: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    choice: int = 0
+    max_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    priority: int = 0
+    pooling: "inference_pb2.Pooling.ValueType" = inference_pb2.POOLING_UNSPECIFIED
+
+
+@unique
+class State(Enum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PARKED = "parked"
+    ENDED = "ended"
+
+
+class SequenceRelay:
+    """Runs `spec` to its end; its news go to `inbox`. Call `start` once and `cancel` whenever it is not wanted."""
+
+    def __init__(
+        self, spec: SequenceSpec, turn: Turn, inbox: Inbox, queue: RequestQueue, limits: Limits, metrics: Metrics
+    ) -> None:
+        self.turn = turn
+        self.resumed = False
+        self._spec = spec
+        self._inbox = inbox
+        self._queue = queue
+        self._limits = limits
+        self._metrics = metrics
+        self._state = State.WAITING
+        self._generated: list[int] = []
+        self._max_tokens = 0  # of the whole sequence, where it runs now
+        self._session: Session | None = None
+        self._sequence_id = ""
+        self._worker_id = ""  # the last one whose news were relayed
+        self._heard = False  # whether any delta has come
+        self._num_moves = 0
+        self._moving = False  # lost one worker, not yet on another
+        self._excluded: dict[str, float] = {}  # worker id -> until when
+
+    def start(self) -> None:
+        """Ask for a worker. Raises ResourceExhausted when the queue is full."""
+        self._queue.submit(self)
+
+    def cancel(self) -> None:
+        """The rest is not wanted; the worker is told. Does no harm at any time."""
+        if self._state is State.WAITING:
+            self._queue.withdraw(self)
+        elif self._state is State.RUNNING and self._session is not None:
+            self._session.cancel(self._sequence_id)
+        self._end()
+
+    def unpark(self) -> None:
+        """The client has read everything: go on, if parked."""
+        if self._state is State.PARKED:
+            self._wait_again()
+
+    # The queue's side.
+
+    def needs(self) -> PlacementRequest:
+        """Room for the prompt, what was generated, and the rest."""
+        now = asyncio.get_running_loop().time()
+        done = len(self._generated)
+        rest = 1 if self._spec.max_tokens is None else self._spec.max_tokens - done
+        return PlacementRequest(
+            model=self._spec.model,
+            prompt_tokens=len(self._spec.prompt_ids) + done,
+            max_tokens=0 if self._spec.pooling else rest,
+            excluded=frozenset(worker_id for worker_id, until in self._excluded.items() if until > now),
+            key=self._spec.request_id,
+        )
+
+    def granted(self, session: Session) -> None:
+        """Start, or go on, there."""
+        if self._moving:
+            self._moving = False
+            self._metrics.migrations.labels("resumed").inc()
+        self._max_tokens = self._spec.max_tokens or room(session.worker()) - len(self._spec.prompt_ids)
+        self._state = State.RUNNING
+        self._session = session
+        self._sequence_id = f"{sequence_id(self._spec.request_id, self._spec.choice)}/{next(_serial)}"
+        session.start(self._start_message(), self)
+
+    def denied(self, error: ApiError) -> None:
+        """Nobody took it in time."""
+        self._fail(error)
+
+    def _start_message(self) -> worker_pb2.StartSequence:
+        spec, sampling = self._spec, self._spec.sampling
+        return worker_pb2.StartSequence(
+            sequence_id=self._sequence_id,
+            prompt_ids=spec.prompt_ids,
+            generated_ids=self._generated,
+            sampling=inference_pb2.SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p,
+                seed=sampling.seed,
+                repetition_penalty=sampling.repetition_penalty,
+                presence_penalty=sampling.presence_penalty,
+                frequency_penalty=sampling.frequency_penalty,
+            ),
+            choice=spec.choice,
+            max_tokens=self._max_tokens,
+            stop_token_ids=spec.stop_token_ids,
+            ignore_eos=spec.ignore_eos,
+            logprobs=spec.logprobs,
+            priority=spec.priority,
+            pooling=spec.pooling,
+            request_id=spec.request_id,
+        )
+
+    # The session's side.
+
+    def delta(self, delta: worker_pb2.SequenceDelta) -> None:
+        """Put a step's news into the inbox."""
+        if delta.HasField("error"):
+            self._refused(delta.error)
+            return
+        parcel = self._inbox.parcel(self._spec.choice)
+        if self._session is not None and self._worker_id != self._session.worker_id:
+            self._worker_id = parcel.worker_id = self._session.worker_id
+        if not self._heard:
+            self._heard = True
+            parcel.cached_tokens, parcel.queue_seconds = delta.cached_tokens, delta.queue_seconds
+        self._generated += delta.token_ids
+        parcel.token_ids += delta.token_ids
+        if delta.logprobs:
+            parcel.logprobs += delta.logprobs
+        if delta.embedding:
+            parcel.embedding = tuple(delta.embedding)
+        self._inbox.num_tokens += len(delta.token_ids)
+        if delta.finish_reason:
+            parcel.finish_reason = delta.finish_reason
+            self._end()
+        elif self._inbox.num_tokens > self._limits.max_pending_tokens:
+            self._park()
+
+    def lost(self, reason: str) -> None:
+        """The worker is gone: find another one."""
+        if self._state is State.RUNNING:
+            self._move(Unavailable(f"The worker was lost: {reason}.", retry_after=RETRY_SECONDS))
+
+    def _refused(self, error: worker_pb2.SequenceError) -> None:
+        refusal = error_of(error.code, error.message, retry_after=RETRY_SECONDS)
+        if refusal.code in MOVES_ON:
+            self._move(refusal)
+        else:
+            self._fail(refusal)
+
+    def _move(self, cause: ApiError) -> None:
+        if 0 < self._max_tokens <= len(self._generated):
+            self._inbox.parcel(self._spec.choice).finish_reason = inference_pb2.FINISH_REASON_LENGTH
+            self._end()
+            return
+        self._num_moves += 1
+        self._moving = True
+        if self._num_moves > self._limits.max_moves:
+            self._fail(cause)
+            return
+        if self._session is not None:
+            loop = asyncio.get_running_loop()
+            self._excluded[self._session.worker_id] = loop.time() + EXCLUDED_SECONDS
+            loop.call_later(EXCLUDED_SECONDS, self._queue.fleet_changed)
+        self._wait_again()
+
+    def _wait_again(self) -> None:
+        self._state, self._session = State.WAITING, None
+        self.resumed = True
+        self._queue.submit(self)  # never refused: the request has its turn
+
+    def _park(self) -> None:
+        if self._session is not None:
+            self._session.cancel(self._sequence_id)
+        self._state, self._session = State.PARKED, None
+
+    def _fail(self, error: ApiError) -> None:
+        if self._moving:
+            self._metrics.migrations.labels("failed").inc()
+        if self._generated and error.code in MOVES_ON:
+            error = DataLoss(f"The stream broke and can't be resumed. {error}", retry_after=error.retry_after)
+        self._end()
+        self._inbox.fail(error)
+
+    def _end(self) -> None:
+        self._state, self._session = State.ENDED, None
+
+
+def room(worker: Worker) -> int:
+    """Tokens of one sequence, prompt and output together, that a worker has room for."""
+    pool = worker.num_blocks * worker.block_size
+    return min(worker.context_length, pool) if pool else worker.context_length

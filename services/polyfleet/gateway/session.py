@@ -1,0 +1,221 @@
+"""One `Worker.Session` with one worker: commands out, deltas in, for as long as the fleet knows the worker.
+
+The session redials for ever. What breaks it, or silence for 3 s, is a loss to every sequence on it.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import replace
+from typing import Any, Protocol
+
+import grpc
+
+from polyfleet.gateway.callbacks import Listeners
+from polyfleet.placement.fleet import Worker, WorkerState
+from polyfleet.placement.proto import worker_from_proto
+from polyfleet.v1 import fleet_pb2, worker_pb2, worker_pb2_grpc
+from polyfleet.wire.auth import bearer_metadata
+
+TICK_SECONDS = 0.5
+SILENT_TICKS = 6  # a worker sends something every 0.5 s; after 3 s without it is lost
+REDIAL_SECONDS = (0.05, 1.0)  # first and longest pause
+EVENTS_TO_REPORT = 2  # the first event behind a start may have been under way before it
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a redial must not inherit an older channel's back-off
+    ("grpc.max_receive_message_length", MAX_EVENT_BYTES),
+    ("grpc.max_send_message_length", MAX_EVENT_BYTES),
+]
+log = logging.getLogger(__name__)
+
+
+class SequenceSink(Protocol):
+    """A sequence that runs on a worker, as its session sees it. Its methods neither block nor raise."""
+
+    def delta(self, delta: worker_pb2.SequenceDelta) -> None:
+        """News from the worker; the last one carries finish_reason or error."""
+        ...
+
+    def lost(self, reason: str) -> None:
+        """The worker can't be heard any more; no delta will follow."""
+        ...
+
+
+class Session:
+    """The gateway's side. `changed` is called when the worker becomes usable, stops being so, or changes state."""
+
+    def __init__(self, info: fleet_pb2.WorkerInfo, gateway_id: str, token: str | None, changed: Listeners) -> None:
+        self.info = info
+        self.connected = False
+        self._reported = fleet_pb2.WorkerStatus()  # by the fleet
+        self._heard: fleet_pb2.WorkerStatus | None = None  # on this session, so fresher
+        self._was_connected = False
+        self._gateway_id = gateway_id
+        self._metadata = bearer_metadata(token)
+        self._changed = changed
+        self._sinks: dict[str, SequenceSink] = {}
+        self._unreported: dict[str, tuple[int, int]] = {}  # prompt tokens of starts and events since
+        self._outbox: deque[worker_pb2.SessionCommand] = deque()
+        self._outbox_filled = asyncio.Event()
+        self._silence = 0
+        self._worker: Worker | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def worker_id(self) -> str:
+        """The worker's id."""
+        return self.info.worker_id
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of this gateway that run there."""
+        return len(self._sinks)
+
+    def open(self) -> None:
+        """Dial, and dial again whenever it breaks, until `close`."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Break the session and dial no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
+        """What the fleet says of this worker now. A new address breaks the session to the old one."""
+        self.info, self._reported, self._worker = info, status, None
+
+    def worker(self) -> Worker:
+        """The worker as placement should see it: its last report, and this gateway's starts that it doesn't cover."""
+        if self._worker is None:
+            worker = worker_from_proto(self.info, self._heard or self._reported)
+            if not self.connected and worker.state is WorkerState.READY:
+                worker = replace(worker, state=WorkerState.LOST if self._was_connected else WorkerState.STARTING)
+            if self._unreported:
+                worker = replace(
+                    worker,
+                    waiting_sequences=worker.waiting_sequences + len(self._unreported),
+                    waiting_prefill_tokens=worker.waiting_prefill_tokens
+                    + sum(tokens for tokens, _ in self._unreported.values()),
+                )
+            self._worker = worker
+        return self._worker
+
+    def start(self, start: worker_pb2.StartSequence, sink: SequenceSink) -> None:
+        """Run a sequence there. A loss may come at any time from now on, never within this call."""
+        self._sinks[start.sequence_id] = sink
+        self._unreported[start.sequence_id] = (len(start.prompt_ids) + len(start.generated_ids), 0)
+        self._worker = None
+        self._send(worker_pb2.SessionCommand(start=start))
+
+    def cancel(self, sequence_id: str) -> None:
+        """Stop a sequence; none of its deltas come out any more."""
+        if self._sinks.pop(sequence_id, None) is not None:
+            self._unreported.pop(sequence_id, None)
+            self._worker = None
+            self._send(worker_pb2.SessionCommand(cancel=worker_pb2.CancelSequence(sequence_id=sequence_id)))
+
+    def _send(self, command: worker_pb2.SessionCommand) -> None:
+        self._outbox.append(command)
+        self._outbox_filled.set()
+
+    async def _run(self) -> None:
+        pause, longest = REDIAL_SECONDS
+        while True:
+            reason = "the gateway is closing"
+            try:
+                reason = await self._converse()
+            finally:
+                pause = REDIAL_SECONDS[0] if self.connected else min(2 * pause, longest)
+                self._lose(reason)
+            log.debug("Session ended.", extra={"worker_id": self.worker_id, "reason": reason})
+            await asyncio.sleep(pause)
+
+    async def _converse(self) -> str:
+        """One session from Hello to its end; why it ended."""
+        address = self.info.address
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            call = worker_pb2_grpc.WorkerStub(channel).Session(metadata=self._metadata)
+            parts = [asyncio.create_task(part) for part in (self._read(call), self._write(call), self._watch(address))]
+            try:
+                done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+                return next(part for part in parts if part in done).result()
+            finally:
+                for part in parts:
+                    part.cancel()
+                await asyncio.gather(*parts, return_exceptions=True)
+                call.cancel()
+
+    async def _read(self, call: Any) -> str:
+        try:
+            while isinstance(event := await call.read(), worker_pb2.SessionEvent):
+                self._receive(event)
+        except grpc.aio.AioRpcError as error:
+            return str(error.details() or error.code().name)
+        return "the worker ended the session"
+
+    async def _write(self, call: Any) -> str:
+        try:
+            await call.write(worker_pb2.SessionCommand(hello=worker_pb2.Hello(gateway_id=self._gateway_id)))
+            self._set_connected()
+            while True:
+                while self._outbox:
+                    await call.write(self._outbox.popleft())
+                self._outbox_filled.clear()
+                await self._outbox_filled.wait()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return "the session broke"
+
+    async def _watch(self, address: str) -> str:
+        """Ends when the worker is silent or has moved. Counts ticks, so that a stalled loop is no silent worker."""
+        self._silence = 0
+        while self._silence < SILENT_TICKS:
+            await asyncio.sleep(TICK_SECONDS)
+            self._silence += 1
+            if self.info.address != address:
+                return "the worker has a new address"
+        return f"no news from the worker for {SILENT_TICKS * TICK_SECONDS:g} s"
+
+    def _set_connected(self) -> None:
+        self.connected = self._was_connected = True
+        self._worker = None
+        self._changed.call()
+
+    def _receive(self, event: worker_pb2.SessionEvent) -> None:
+        """One step's news."""
+        self._silence = 0
+        self._worker = None
+        before = (self._heard or self._reported).state
+        if event.HasField("status"):
+            self._heard = event.status
+        if self._unreported:
+            self._unreported = {
+                each: (tokens, events + 1)
+                for each, (tokens, events) in self._unreported.items()
+                if events + 1 < EVENTS_TO_REPORT
+            }
+        for delta in event.deltas:
+            self._pass_on(delta)
+        if (self._heard or self._reported).state != before:
+            self._changed.call()
+
+    def _pass_on(self, delta: worker_pb2.SequenceDelta) -> None:
+        sequence_id = delta.sequence_id
+        self._unreported.pop(sequence_id, None)
+        ended = delta.finish_reason or delta.HasField("error")
+        sink = self._sinks.pop(sequence_id, None) if ended else self._sinks.get(sequence_id)
+        if sink is not None:
+            sink.delta(delta)
+
+    def _lose(self, reason: str) -> None:
+        """Forget the worker's sequences and tell each of them."""
+        was_connected, self.connected = self.connected, False
+        self._heard = self._worker = None
+        self._outbox.clear()
+        self._unreported.clear()
+        sinks, self._sinks = list(self._sinks.values()), {}
+        for sink in sinks:
+            sink.lost(reason)
+        if was_connected:
+            self._changed.call()

@@ -1,0 +1,140 @@
+"""What a request must be before anything is done for it. Every refusal is a FieldError that names field and limit.
+
+First come the checks that need the request alone, then those that need its model and its prompt's ids.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from polyfleet.gateway.api import EmbedInput, EmbedRequest, GenerateRequest, Message, Model, TokenizeRequest
+from polyfleet.wire.limits import (
+    MAX_CHOICES,
+    MAX_EMBED_INPUTS,
+    MAX_PRIORITY,
+    MAX_STOP_STRING_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+    REQUEST_ID,
+    ROLES,
+    FieldError,
+    check_range,
+)
+
+MAX_NAME_CHARACTERS = 64
+
+
+def check_generate(request: GenerateRequest) -> None:
+    """Everything about a GenerateRequest that does not depend on the model."""
+    _check_prompt(request.text, request.messages, request.token_ids)
+    request.sampling.check()
+    if request.seed is not None and not 0 <= request.seed < 2**64:
+        raise FieldError("sampling.seed", f"must fit an unsigned 64-bit integer, not {request.seed}")
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise FieldError("max_tokens", f"must be 1 or more, not {request.max_tokens}")
+    check_range("n", request.n, 1, MAX_CHOICES)
+    check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if request.logprobs is not None:
+        check_range("logprobs", request.logprobs, 0, MAX_TOP_LOGPROBS)
+    _check_stops(request)
+    _check_request_id(request.request_id)
+
+
+def check_embed(request: EmbedRequest) -> None:
+    """Everything about an EmbedRequest that does not depend on the model."""
+    if not 1 <= len(request.inputs) <= MAX_EMBED_INPUTS:
+        raise FieldError("inputs", f"must be 1 to {MAX_EMBED_INPUTS}, not {len(request.inputs)}")
+    for index, each in enumerate(request.inputs):
+        _check_embed_input(f"inputs[{index}]", each)
+    _check_request_id(request.request_id)
+
+
+def check_tokenize(request: TokenizeRequest) -> None:
+    """Everything about a TokenizeRequest."""
+    kinds = (request.text is not None) + bool(request.messages)
+    if kinds != 1:
+        raise FieldError("text", f"exactly one of text and messages must be set, not {_NUMBERS[kinds]}")
+    _check_messages(request.messages)
+
+
+def check_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
+    """Ids of a caller must be in the model's vocabulary."""
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < model.vocabulary_size:
+        wrong = next(i for i in token_ids if not 0 <= i < model.vocabulary_size)
+        raise FieldError(field, f"must be below the vocabulary size {model.vocabulary_size}, not {wrong}")
+
+
+def check_fit(field: str, num_prompt: int, max_tokens: int | None, model: Model) -> None:
+    """The prompt, and what is to be generated behind it, must fit the model's context. `field` holds the prompt."""
+    if num_prompt == 0:
+        raise FieldError(field, "must give at least one token")
+    room = model.context_length - num_prompt
+    if room < 0 or (room == 0 and max_tokens != 0):
+        raise FieldError(
+            field, f"is {num_prompt} tokens long, which leaves no room in the context of {model.context_length} tokens"
+        )
+    if max_tokens is not None and max_tokens > room:
+        raise FieldError(
+            "max_tokens",
+            f"must be at most {room}, the context of {model.context_length} tokens less {num_prompt} of the prompt, "
+            f"not {max_tokens}",
+        )
+
+
+def check_sampling_fits(request: GenerateRequest, model: Model) -> None:
+    """Values that the vocabulary bounds."""
+    if request.sampling.top_k > model.vocabulary_size:
+        raise FieldError(
+            "sampling.top_k",
+            f"must be at most the vocabulary size {model.vocabulary_size}, not {request.sampling.top_k}",
+        )
+    check_ids("stop_token_ids", request.stop_token_ids, model)
+
+
+_NUMBERS = ("none", "one", "two", "three")
+
+
+def _check_prompt(text: str | None, messages: tuple[Message, ...], token_ids: tuple[int, ...]) -> None:
+    kinds = {"text": text is not None, "messages": bool(messages), "token_ids": bool(token_ids)}
+    given = [name for name, present in kinds.items() if present]
+    if len(given) != 1:
+        field = given[1] if given else "text"
+        raise FieldError(field, f"exactly one of text, messages and token_ids must be set, not {_NUMBERS[len(given)]}")
+    if text == "":
+        raise FieldError("text", "must be 1 character or more")
+    _check_messages(messages)
+
+
+def _check_messages(messages: Iterable[Message]) -> None:
+    for index, message in enumerate(messages):
+        if message.role not in ROLES:
+            raise FieldError(f"messages[{index}].role", f"must be one of {', '.join(ROLES)}, not {message.role!r:.50}")
+        if len(message.name) > MAX_NAME_CHARACTERS:
+            raise FieldError(
+                f"messages[{index}].name",
+                f"must be at most {MAX_NAME_CHARACTERS} characters long, not {len(message.name)}",
+            )
+
+
+def _check_stops(request: GenerateRequest) -> None:
+    if len(request.stop) > MAX_STOP_STRINGS:
+        raise FieldError("stop", f"must be at most {MAX_STOP_STRINGS} strings, not {len(request.stop)}")
+    for index, stop in enumerate(request.stop):
+        if not 1 <= len(stop) <= MAX_STOP_STRING_CHARACTERS:
+            raise FieldError(
+                f"stop[{index}]", f"must be 1 to {MAX_STOP_STRING_CHARACTERS} characters long, not {len(stop)}"
+            )
+    if len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise FieldError("stop_token_ids", f"must be at most {MAX_STOP_TOKEN_IDS}, not {len(request.stop_token_ids)}")
+
+
+def _check_embed_input(field: str, each: EmbedInput) -> None:
+    kinds = (each.text is not None) + bool(each.token_ids)
+    if kinds != 1:
+        raise FieldError(field, f"exactly one of text and token_ids must be set, not {_NUMBERS[kinds]}")
+    if each.text == "":
+        raise FieldError(f"{field}.text", "must be 1 character or more")
+
+
+def _check_request_id(request_id: str) -> None:
+    if request_id and not REQUEST_ID.fullmatch(request_id):
+        raise FieldError("request_id", "must be at most 128 of the characters A-Z a-z 0-9 . _ : -")
