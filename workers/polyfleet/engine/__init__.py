@@ -1,1 +1,58 @@
-"""Sequences, the Batcher and Executors: the runtime that a plain Python script can drive."""
+"""Sequences, the Batcher and Executors: the runtime that a plain Python script can drive.
+
+Names are imported when they are first used, so that plain data (`polyfleet.engine.request`) costs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyfleet.engine.batch import PoolingKind, SampledToken
+    from polyfleet.engine.engine import Engine
+    from polyfleet.engine.offline import OfflineResult, generate_offline
+    from polyfleet.engine.request import (
+        EngineFacts,
+        EngineOptions,
+        EngineStatus,
+        FinishReason,
+        SequenceRequest,
+        SequenceUpdate,
+    )
+
+_MODULES = {
+    "Engine": "engine",
+    "EngineFacts": "request",
+    "EngineOptions": "request",
+    "EngineStatus": "request",
+    "FinishReason": "request",
+    "OfflineResult": "offline",
+    "PoolingKind": "batch",
+    "SampledToken": "batch",
+    "SequenceRequest": "request",
+    "SequenceUpdate": "request",
+    "generate_offline": "offline",
+}
+
+__all__ = [
+    "Engine",
+    "EngineFacts",
+    "EngineOptions",
+    "EngineStatus",
+    "FinishReason",
+    "OfflineResult",
+    "PoolingKind",
+    "SampledToken",
+    "SequenceRequest",
+    "SequenceUpdate",
+    "generate_offline",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -227,7 +227,8 @@ class Batcher:
         if result.error:
             return self._fail(sequence, result.error)
         sequence.num_computed += size
-        self._publish(sequence)
+        if result.token is not None or result.pooled:  # else nobody has looked yet whether the numbers are finite
+            self._publish(sequence)
         if result.pooled:
             sequence.add_pooled(result.pooled)
         if sequence.num_uncomputed:
@@ -245,7 +246,7 @@ class Batcher:
         return sequence.news(tokens)
 
     def _publish(self, sequence: Sequence) -> None:
-        """Offer the blocks that this step filled to the PrefixIndex."""
+        """Offer the blocks that were filled since the last time to the PrefixIndex."""
         block_size = self._executor.block_size
         num_full = sequence.num_computed // block_size
         if not self._limits.prefix_cache or num_full == sequence.num_published:

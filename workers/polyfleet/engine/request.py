@@ -64,6 +64,22 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a loaded engine serves, as `polyfleet.v1.ModelInfo` states it. Nothing in it changes."""
+
+    name: str  # as the model file calls it
+    architecture: str
+    context_length: int  # tokens of one sequence, prompt and output together
+    vocabulary_size: int
+    hidden_size: int
+    block_size: int
+    num_blocks: int
+    max_sequences: int
+    dtype: str
+    end_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """How the engine is doing; counters are totals since it started. Ledger: admitted = all other states together."""
 

@@ -1,0 +1,116 @@
+"""Sizing: what is chosen when nothing is said, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from polyfleet.engine.request import EngineOptions
+from polyfleet.engine.sizing import Machine, kv_bytes_per_token, resolve
+from polyfleet.models.config import ModelConfig
+from polyfleet.wire.limits import FieldError
+
+GIB = 2**30
+CONFIG = ModelConfig(
+    architecture="llama",
+    name="tiny",
+    vocabulary_size=100,
+    hidden_size=64,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=128,
+    norm_eps=1e-5,
+    inverse_frequencies=(1.0,) * 8,
+    context_length=4096,
+    tied_embeddings=True,
+)
+HOST = Machine("cpu", frozenset({"float32", "bfloat16", "float64"}), "float32", 8 * GIB, cores=4)
+CARD = Machine("cuda:0", frozenset({"float32", "float16", "bfloat16"}), "bfloat16", 64 * GIB, cores=16)
+EACH = 2 * 4 * 2 * 16 * 4  # keys and values, layers, KV heads, head size, bytes of float32
+
+
+def test_a_position_takes_keys_and_values_of_every_layer() -> None:
+    assert kv_bytes_per_token(CONFIG, "float32") == EACH
+    assert kv_bytes_per_token(CONFIG, "bfloat16") == EACH // 2
+
+
+def test_nothing_is_left_open() -> None:
+    for machine in (HOST, CARD):
+        resolved = resolve(EngineOptions(), CONFIG, 1000, machine)
+        assert resolved.device == machine.device
+        assert resolved.dtype == machine.preferred_dtype
+        assert resolved.context_length == 4096
+        assert resolved.kv_cache_tokens == 16 * 4096
+        assert resolved.threads == machine.cores
+        assert 0 < resolved.max_sequences < resolved.step_tokens
+        assert resolve(resolved, CONFIG, 1000, machine) == resolved
+
+
+def test_few_sequences_need_few_contexts() -> None:
+    assert resolve(EngineOptions(max_sequences=2), CONFIG, 1000, HOST).kv_cache_tokens == 2 * 4096
+
+
+def test_a_pool_takes_a_quarter_of_a_hosts_memory_at_most() -> None:
+    machine = replace(HOST, free_bytes=4000 * EACH + 4000)
+    resolved = resolve(EngineOptions(), CONFIG, 1000, machine)  # 1,000 weights of 4 bytes
+    assert resolved.kv_cache_tokens == 992  # 1,000 in whole blocks of 16
+    assert resolved.context_length == 992
+    assert resolved.max_sequences == 992 // 256
+
+
+def test_what_was_said_is_kept() -> None:
+    said = EngineOptions(
+        dtype="bfloat16", context_length=1000, kv_cache_tokens=2001, max_sequences=5, step_tokens=64, threads=2
+    )
+    resolved = resolve(said, CONFIG, 1000, HOST)
+    assert resolved == replace(said, device="cpu", kv_cache_tokens=2016)
+
+
+def test_a_pool_smaller_than_the_models_context_shortens_it() -> None:
+    assert resolve(EngineOptions(kv_cache_tokens=512), CONFIG, 1000, HOST).context_length == 512
+
+
+def test_many_sequences_get_a_step_that_holds_them() -> None:
+    resolved = resolve(EngineOptions(max_sequences=400), CONFIG, 1000, HOST)
+    assert (resolved.max_sequences, resolved.step_tokens) == (400, 800)
+
+
+def test_few_tokens_a_step_allow_few_sequences() -> None:
+    assert resolve(EngineOptions(step_tokens=8), CONFIG, 1000, HOST).max_sequences == 4
+
+
+def test_more_threads_than_cores_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    assert resolve(EngineOptions(threads=9), CONFIG, 1000, HOST).threads == 4
+    assert "9 threads were asked for, 4 cores may be used: taking 4" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (EngineOptions(dtype="float16"), "dtype: must be auto, bfloat16 or float32 on cpu, not float16"),
+        (EngineOptions(dtype="int8"), "dtype: must be auto, bfloat16 or float32 on cpu, not int8"),
+        (EngineOptions(context_length=5000), "context_length: must be at most the model's 4096, not 5000"),
+        (EngineOptions(context_length=-1), "context_length: must be 1 or more, or 0 for a good choice, not -1"),
+        (
+            EngineOptions(context_length=600, kv_cache_tokens=512),
+            "context_length: must fit the KV pool of 512 tokens, not 600",
+        ),
+        (EngineOptions(kv_cache_tokens=2**24), "kv_cache_tokens: 16777216 tokens take 16.0 GiB, 8.0 GiB are free"),
+        (EngineOptions(kv_cache_tokens=-5), "kv_cache_tokens: must be 1 or more, or 0 for a good choice, not -5"),
+        (EngineOptions(max_sequences=-1), "max_sequences: must be 1 or more, or 0 for a good choice, not -1"),
+        (EngineOptions(max_sequences=8, step_tokens=8), "step_tokens: must be over max_sequences (8), not 8"),
+        (EngineOptions(step_tokens=-3), "step_tokens: must be 1 or more, or 0 for a good choice, not -3"),
+        (EngineOptions(threads=-1), "threads: must be 1 or more, or 0 for a good choice, not -1"),
+        (EngineOptions(block_size=0), "block_size: must be 1 or more, not 0"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(options: EngineOptions, message: str) -> None:
+    with pytest.raises(FieldError) as raised:
+        resolve(options, CONFIG, 1000, HOST)
+    assert str(raised.value).startswith(message)
+
+
+def test_no_memory_for_a_pool_is_said() -> None:
+    with pytest.raises(FieldError, match="no memory is left on cpu for a KV pool beside the model"):
+        resolve(EngineOptions(), CONFIG, 2**31, HOST)

@@ -1,0 +1,64 @@
+"""From a path and an operator's options to everything that an Engine needs: the one place of default wiring."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polyfleet.backends import BackendRegistry, KernelCapabilities
+from polyfleet.backends.cpu import usable_cores
+from polyfleet.engine.batch import Executor
+from polyfleet.engine.executors import build_executor
+from polyfleet.engine.request import EngineOptions
+from polyfleet.engine.sizing import Machine, resolve
+from polyfleet.loading.load import load_model
+from polyfleet.loading.model import LoadedModel
+from polyfleet.wire.limits import FieldError
+
+Progress = Callable[[float, str], None]
+READING_SHARE = 0.5  # of the progress shown; the rest is preparing weights on the device
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """A model on its device, and the options with nothing left open."""
+
+    model: LoadedModel
+    executor: Executor
+    options: EngineOptions
+
+
+def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
+    """Load a model. Raises ModelFileError, BackendUnavailable or ValueError, each with one sentence."""
+    machine, capabilities = open_machine(options.device)
+    progress(0.0, "reading the model")
+    model = load_model(path, lambda share: progress(share * READING_SHARE, "reading the model"))
+    weight_count = sum(weight.rows * weight.columns for weight in model.weights.values())
+    resolved = resolve(options, model.config, weight_count, machine)
+    preparing = f"preparing the weights on {machine.device} in {resolved.dtype}"
+    executor = build_executor(
+        model,
+        resolved,
+        machine.device,
+        resolved.kv_cache_tokens // resolved.block_size,
+        capabilities,
+        lambda share: progress(READING_SHARE + share * (1 - READING_SHARE), preparing),
+    )
+    progress(1.0, "ready")
+    return LoadedEngine(model, executor, resolved)
+
+
+def open_machine(device: str) -> tuple[Machine, KernelCapabilities]:
+    """Select a device by `auto`, its family's name, or both that and an index: `cuda:1`.
+
+    Raises BackendUnavailable with the reason, FieldError for an index that is none.
+    """
+    family, _, index = device.partition(":")
+    backend = BackendRegistry.get(family)
+    devices = {str(each.index): each for each in backend.devices()}
+    if (index or "0") not in devices:
+        raise FieldError("device", f"must have an index among {', '.join(devices)}, not {device}")
+    found = devices[index or "0"]
+    capabilities = backend.capabilities(found)
+    name = backend.activate(found.index)
+    free = backend.memory(found.index).free_bytes
+    machine = Machine(name, capabilities.dtypes, capabilities.preferred_dtype, free, usable_cores())
+    return machine, capabilities

@@ -1,0 +1,122 @@
+"""Sizing: every option that was left open, chosen from the device and the model in one pure function."""
+
+import logging
+from dataclasses import dataclass, replace
+
+from polyfleet.engine.request import EngineOptions
+from polyfleet.models.config import ModelConfig
+from polyfleet.wire.limits import FieldError
+
+log = logging.getLogger(__name__)
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+POOL_CONTEXTS = 16  # a KV pool is never chosen larger than so many whole contexts, or than max_sequences asks for
+TOKENS_PER_SEQUENCE = 256  # of pool, below which running one more sequence would only preempt another
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What sizing knows of the device and of the memory that model and KV pool share."""
+
+    device: str  # torch's name
+    dtypes: frozenset[str]
+    preferred_dtype: str
+    free_bytes: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What fits a kind of device."""
+
+    memory_share: float  # of what is free, for the KV pool
+    step_tokens: int
+    max_sequences: int
+
+
+# A host's memory is other programs' too, and its steps must stay short enough not to hold up decodes.
+HOST = Defaults(memory_share=0.25, step_tokens=256, max_sequences=32)
+ACCELERATOR = Defaults(memory_share=0.85, step_tokens=2048, max_sequences=256)
+
+
+def resolve(options: EngineOptions, config: ModelConfig, weight_count: int, machine: Machine) -> EngineOptions:
+    """The same options with no 0 and no "auto" left but `executor`. Raises FieldError for what can't be had.
+
+    `weight_count` is the number of weights: the memory they will take in the computing dtype is set aside.
+    """
+    for field in ("context_length", "kv_cache_tokens", "max_sequences", "step_tokens", "threads"):
+        if (value := getattr(options, field)) < 0:
+            raise FieldError(field, f"must be 1 or more, or 0 for a good choice, not {value}")
+    if options.block_size < 1:
+        raise FieldError("block_size", f"must be 1 or more, not {options.block_size}")
+    defaults = HOST if machine.device == "cpu" else ACCELERATOR
+    dtype = _dtype(options, machine)
+    tokens = _pool_tokens(options, config, machine, defaults, weight_count * DTYPE_BYTES[dtype], dtype)
+    capacity = tokens // options.block_size * options.block_size
+    step_tokens = options.step_tokens or max(defaults.step_tokens, 2 * options.max_sequences)
+    most = max(1, min(defaults.max_sequences, step_tokens // 2, capacity // TOKENS_PER_SEQUENCE))
+    max_sequences = options.max_sequences or most
+    if step_tokens <= max_sequences:
+        raise FieldError("step_tokens", f"must be over max_sequences ({max_sequences}), not {step_tokens}")
+    return replace(
+        options,
+        device=machine.device,
+        dtype=dtype,
+        context_length=_context_length(options, config, capacity),
+        kv_cache_tokens=capacity,
+        max_sequences=max_sequences,
+        step_tokens=step_tokens,
+        threads=_threads(options, machine),
+    )
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
+    """Keys and values of one position over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * DTYPE_BYTES[dtype]
+
+
+def _dtype(options: EngineOptions, machine: Machine) -> str:
+    if options.dtype == "auto":
+        return machine.preferred_dtype
+    possible = sorted(machine.dtypes & DTYPE_BYTES.keys())
+    if options.dtype not in possible:
+        raise FieldError("dtype", f"must be auto, {' or '.join(possible)} on {machine.device}, not {options.dtype}")
+    return options.dtype
+
+
+def _pool_tokens(
+    options: EngineOptions, config: ModelConfig, machine: Machine, defaults: Defaults, weight_bytes: int, dtype: str
+) -> int:
+    each = kv_bytes_per_token(config, dtype)
+    free = max(0, machine.free_bytes - weight_bytes)
+    if options.kv_cache_tokens:
+        tokens = -(-options.kv_cache_tokens // options.block_size) * options.block_size
+        if tokens * each > free:
+            problem = f"{tokens} tokens take {tokens * each / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
+            raise FieldError("kv_cache_tokens", f"{problem} beside the model on {machine.device}")
+        return tokens
+    context = options.context_length or config.context_length
+    whole_contexts = min(POOL_CONTEXTS, options.max_sequences or POOL_CONTEXTS)
+    wanted = -(-context // options.block_size) * options.block_size * whole_contexts
+    tokens = min(wanted, int(free * defaults.memory_share) // each)
+    if tokens < options.block_size:
+        raise FieldError("kv_cache_tokens", f"no memory is left on {machine.device} for a KV pool beside the model")
+    return tokens
+
+
+def _context_length(options: EngineOptions, config: ModelConfig, capacity: int) -> int:
+    if not options.context_length:
+        return min(config.context_length, capacity)
+    length = options.context_length
+    if length > config.context_length:
+        raise FieldError("context_length", f"must be at most the model's {config.context_length}, not {length}")
+    if length > capacity:
+        raise FieldError("context_length", f"must fit the KV pool of {capacity} tokens, not {length}")
+    return length
+
+
+def _threads(options: EngineOptions, machine: Machine) -> int:
+    """As many as asked for, or one for each usable core; never more than there are cores."""
+    if options.threads > machine.cores:
+        log.warning("%d threads were asked for, %d cores may be used: taking %d", options.threads, *[machine.cores] * 2)
+    return min(options.threads or machine.cores, machine.cores)
