@@ -18,8 +18,6 @@ after a resumption on another fake worker.
 """
 
 import asyncio
-import zlib
-from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -27,6 +25,7 @@ from typing import Any
 
 import grpc
 from tests.support.fake_registration import FakeRegistration
+from tests.support.fake_tokens import fake_embedding, fake_token, fake_tokens
 
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import inference_pb2 as inference
@@ -35,16 +34,7 @@ from polyfleet.v1 import worker_pb2_grpc
 
 TokenFunction = Callable[[Sequence[int], int, int], int]
 REPORT_SECONDS = 0.5
-
-
-def fake_token(prompt_ids: Sequence[int], index: int, choice: int = 0, vocabulary_size: int = 1000) -> int:
-    """The generated token number `index` (from 0) of the continuation `choice` of a prompt."""
-    return zlib.crc32(array("I", [*prompt_ids, index, choice]).tobytes()) % vocabulary_size
-
-
-def fake_tokens(prompt_ids: Sequence[int], count: int, choice: int = 0, vocabulary_size: int = 1000) -> list[int]:
-    """The first `count` generated tokens."""
-    return [fake_token(prompt_ids, index, choice, vocabulary_size) for index in range(count)]
+__all__ = ["FakeSequence", "FakeSession", "FakeWorker", "fake_embedding", "fake_token", "fake_tokens", "fleet_state"]
 
 
 @dataclass(eq=False)
@@ -289,8 +279,3 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
 def fleet_state(name: str) -> "fleet.WorkerState.ValueType":
     """The number of WORKER_STATE_<name>."""
     return fleet.WorkerState.Value(f"WORKER_STATE_{name}")
-
-
-def fake_embedding(prompt_ids: Sequence[int], hidden_size: int) -> list[float]:
-    """The vector that the fake gives for a prompt; never all zero."""
-    return [1.0 + fake_token(prompt_ids, index) / 1000 for index in range(hidden_size)]

@@ -1,0 +1,20 @@
+"""The tokens of fake workers and fake engines: functions of prompt, choice and index, so that a test knows each one."""
+
+import zlib
+from array import array
+from collections.abc import Sequence
+
+
+def fake_token(prompt_ids: Sequence[int], index: int, choice: int = 0, vocabulary_size: int = 1000) -> int:
+    """The generated token number `index` (from 0) of the continuation `choice` of a prompt."""
+    return zlib.crc32(array("I", [*prompt_ids, index, choice]).tobytes()) % vocabulary_size
+
+
+def fake_tokens(prompt_ids: Sequence[int], count: int, choice: int = 0, vocabulary_size: int = 1000) -> list[int]:
+    """The first `count` generated tokens."""
+    return [fake_token(prompt_ids, index, choice, vocabulary_size) for index in range(count)]
+
+
+def fake_embedding(prompt_ids: Sequence[int], hidden_size: int) -> list[float]:
+    """The vector that the fake gives for a prompt; never all zero."""
+    return [1.0 + fake_token(prompt_ids, index) / 1000 for index in range(hidden_size)]

@@ -1,0 +1,138 @@
+"""The command line of `python -m polyfleet.serving`, and its section `worker` of a YAML file."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from polyfleet.serving.config import WorkerConfig
+from polyfleet.serving.process import CANNOT_START, StartError, WorkerProcess
+from polyfleet.serving.worker import LoadSpec
+from polyfleet.v1 import fleet_pb2 as fleet
+from polyfleet.wire.auth import FLEET_TOKEN_FILE, split_host_port
+from polyfleet.wire.ids import new_id
+from polyfleet.wire.logs import LEVELS, set_up_logging
+
+EPILOG = """\b
+Examples:
+  A worker without a model, which a launcher tells what to load:
+    python -m polyfleet.serving --fleet 127.0.0.1:50052 --accelerator cpu
+  A worker by hand:
+    python -m polyfleet.serving --model SmolLM2-135M-Instruct.Q4_1.gguf --model-name smollm2
+
+\b
+Exit status: 0 drained, 1 the engine ended by itself, 2 can't start, 3 the model can't be served.
+SIGTERM or SIGINT drains; a second one ends at once.
+"""
+
+
+class Address(click.ParamType):  # type: ignore[type-arg]
+    """host:port."""
+
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text itself when it is an address."""
+        host, port = split_host_port(str(value))
+        if not host or not port.isdigit() or int(port) > 65535:
+            self.fail(f"{value!r} is not host:port with a port from 0 to 65535.", param, ctx)
+        return str(value)
+
+
+def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Make the file's section `worker` the defaults of the options; flags override it."""
+    if path is None:
+        return
+    try:
+        section = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("worker") or {}
+        given = {str(key).replace("-", "_"): value for key, value in section.items()}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
+        raise click.BadParameter(f"{path} is no YAML file with a section `worker`: {error}") from None
+    known = {parameter.name for parameter in ctx.command.params}
+    for key in given.keys() - known:
+        raise click.BadParameter(f"{path}: worker.{key} is unknown. Known: {', '.join(sorted(filter(None, known)))}.")
+    ctx.default_map = given
+
+
+@click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=read_config,
+    help="YAML file; its section `worker` holds these options by name.",
+)
+@click.option("--listen", type=Address(), default="127.0.0.1:0", help="Of the Worker service; port 0: any free one.")
+@click.option("--metrics-listen", type=Address(), default="127.0.0.1:0", help="Of /metrics.")
+@click.option("--advertise-host", help="Host that others reach this worker at. [default: as --listen]")
+@click.option("--fleet", type=Address(), help="The scheduler's Fleet service to register at. [default: none]")
+@click.option("--worker-id", help="Unique in the fleet. [default: made up]")
+@click.option("--accelerator", default="auto", help="Family: cuda, rocm, hygon, ascend, cambricon, xpu, mps, cpu.")
+@click.option("--device", default="auto", help="Torch device string, for one of several; auto: as --accelerator.")
+@click.option("--lock-file", type=click.Path(path_type=Path), help="Holds pid and addresses; one live worker per file.")
+@click.option("--deployment", help="Whose wish this worker fulfils.")
+@click.option("--model", help="GGUF file or Hugging Face folder to load. [default: wait for a Load call]")
+@click.option("--model-name", help="Served name. [default: --deployment, else the file's name]")
+@click.option("--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), default="auto")
+@click.option("--context-length", type=click.IntRange(0), default=0, help="Tokens; 0: the model's own, as far as fits.")
+@click.option(
+    "--kv-cache-tokens", type=click.IntRange(0), default=0, help="Size of the KV pool; 0: the worker chooses."
+)
+@click.option("--max-sequences", type=click.IntRange(0), default=0, help="Running at once; 0: the worker chooses.")
+@click.option("--step-tokens", type=click.IntRange(0), default=0, help="Token budget of a step; 0: the worker chooses.")
+@click.option("--threads", type=click.IntRange(0), default=0, help="CPU threads; 0: the worker chooses.")
+@click.option(
+    "--fleet-token-file",
+    type=click.Path(path_type=Path),
+    envvar=FLEET_TOKEN_FILE,
+    show_envvar=True,
+    help="First line: the token that callers need beyond loopback, and that Fleet is shown.",
+)
+@click.option("--drain-timeout", type=click.FloatRange(0), default=300.0, help="Seconds that draining may take.")
+@click.option("--log-level", type=click.Choice(LEVELS), default="info")
+@click.option("--engine", default="", hidden=True, help="module:callable that loads the engine, for tests.")
+def main(**options: Any) -> None:
+    """Run one worker: it serves one model on one device to gateways.
+
+    Registers at --fleet for ever and serves on without it.
+    """  # fmt: skip
+    set_up_logging(options["log_level"], process="worker")
+    try:
+        status = asyncio.run(WorkerProcess(config_of(options)).run())
+    except StartError as error:
+        click.echo(error, err=True)
+        status = CANNOT_START
+    sys.exit(status)
+
+
+def config_of(options: dict[str, Any]) -> WorkerConfig:
+    """The options as a WorkerConfig."""
+    load = load_of(options) if options["model"] else None
+    return WorkerConfig(
+        worker_id=options["worker_id"] or new_id("w"),
+        listen=options["listen"],
+        metrics_listen=options["metrics_listen"],
+        advertise_host=options["advertise_host"] or "",
+        fleet=options["fleet"] or "",
+        accelerator=options["accelerator"],
+        device=options["device"],
+        deployment=options["deployment"] or "",
+        lock_file=options["lock_file"],
+        load=load,
+        fleet_token_file=options["fleet_token_file"],
+        drain_timeout=options["drain_timeout"],
+        log_level=options["log_level"],
+        engine=options["engine"],
+    )
+
+
+def load_of(options: dict[str, Any]) -> LoadSpec:
+    """The model given at the start."""
+    numbers = ("context_length", "kv_cache_tokens", "max_sequences", "step_tokens", "threads")
+    name = options["model_name"] or options["deployment"] or Path(options["model"]).stem
+    wanted = fleet.WorkerOptions(dtype=options["dtype"], **{key: options[key] for key in numbers})
+    return LoadSpec(options["model"], name, options["deployment"] or "", wanted)

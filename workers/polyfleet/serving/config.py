@@ -1,0 +1,26 @@
+"""What a worker process is told: addresses, identity, model, files. Checked by the command line that builds it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyfleet.serving.worker import LoadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One start of `python -m polyfleet.serving`; its `--help` explains each value."""
+
+    worker_id: str
+    listen: str
+    metrics_listen: str
+    advertise_host: str  # empty: the listening host, or this machine's own when that is a wildcard
+    fleet: str  # empty: no registration
+    accelerator: str
+    device: str
+    deployment: str
+    lock_file: Path | None
+    load: LoadSpec | None
+    fleet_token_file: Path | None
+    drain_timeout: float
+    log_level: str
+    engine: str = ""  # module:callable instead of the real engine's factory

@@ -1,0 +1,129 @@
+"""The worker's end of its engine process: start it with a model, feed it, hear its news, know why it ended."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+
+from polyfleet.engine.request import EngineOptions, EngineStatus, SequenceRequest
+from polyfleet.serving import messages
+from polyfleet.serving.messages import Add, Cancel, Event, Failed, Load, Loaded, Loading, StepNews
+
+EXIT_SECONDS = 2.0
+OnProgress = Callable[[float, str], None]
+
+
+class LoadError(Exception):
+    """A model can't be served. The message is one sentence."""
+
+
+class EngineProcess:
+    """One engine process, from the start of loading to its end.
+
+    `load` either returns a process that is ready or raises LoadError and leaves none behind. `news` ends when the
+    process ends; `reason` then says why in one sentence.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self.loaded: Loaded
+        self.status = EngineStatus()
+        self.reason = ""
+
+    @classmethod
+    async def load(
+        cls, path: str, options: EngineOptions, on_progress: OnProgress, *, engine: str = "", log_level: str = "info"
+    ) -> "EngineProcess":
+        """Start a process and load a model in it; cancelling ends the process. `engine` replaces the factory."""
+        mine, its = socket.socketpair()
+        command = [sys.executable, "-m", "polyfleet.serving.engine_process", "--log-level", log_level]
+        command += ["--socket", str(its.fileno()), *(["--engine", engine] if engine else [])]
+        with its:
+            process = subprocess.Popen(command, pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL)
+        reader, writer = await asyncio.open_connection(sock=mine)
+        self = cls(process, reader, writer)
+        try:
+            self._send(Load(path, options))
+            await self._loaded(on_progress)
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def _loaded(self, on_progress: OnProgress) -> None:
+        while (event := await self._receive()) is not None:
+            if isinstance(event, Loading):
+                on_progress(event.progress, event.phase)
+            elif isinstance(event, Loaded):
+                self.loaded, self.status = event, event.status
+                return
+            elif isinstance(event, Failed):
+                raise LoadError(event.reason)
+        raise LoadError(f"The engine process {await self._ending()} while it loaded the model.")
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def add(self, request: SequenceRequest) -> None:
+        """Queue a sequence; a refusal comes with the news."""
+        self._send(Add(request))
+
+    def cancel(self, sequence_id: str) -> None:
+        """End a sequence; nothing follows but what was under way."""
+        self._send(Cancel(sequence_id))
+
+    async def news(self) -> AsyncIterator[StepNews]:
+        """Each step's news until the process ends."""
+        while (event := await self._receive()) is not None:
+            if isinstance(event, StepNews):
+                self.status = event.status
+                yield event
+            elif isinstance(event, Failed):
+                self.reason = event.reason
+        self.reason = self.reason or f"The engine process {await self._ending()}."
+
+    async def stop(self) -> None:
+        """End the process: ask by closing the socket, insist after 2 s. Its memory and device are free afterwards."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        if await self._wait(EXIT_SECONDS) is None:
+            self._process.kill()
+            await self._wait(None)
+
+    def _send(self, command: messages.Command) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(messages.frame(command))
+
+    async def _receive(self) -> Event | None:
+        """The next event; None at the end."""
+        try:
+            length = messages.frame_length(await self._reader.readexactly(messages.HEADER_BYTES))
+            return messages.decode_event(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+
+    async def _ending(self) -> str:
+        status = await self._wait(EXIT_SECONDS)
+        if status is None:
+            return "closed its socket"
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+    async def _wait(self, timeout: float | None) -> int | None:
+        """Its exit status (negative: by that signal); None when it still runs after `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout if timeout is not None else float("inf")
+        pause = 0.002
+        while (status := self._process.poll()) is None and loop.time() < end:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.1)
+        return status

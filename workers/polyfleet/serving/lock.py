@@ -1,0 +1,95 @@
+"""The worker's lock file: one live worker per file, and where others find it.
+
+Content: {"worker_id", "pid", "started", "address", "metrics_address"}; `started` is the process's start in Unix
+seconds, so that a process that inherited the pid is not taken for the worker.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+START_TOLERANCE_SECONDS = 2.0  # the start is computed from the boot time, which clock steps move
+
+
+class LockedError(Exception):
+    """A live worker holds the lock. The message is one sentence that names it."""
+
+
+class LockRecord(msgspec.Struct, frozen=True):
+    """What a lock file says."""
+
+    worker_id: str
+    pid: int
+    started: float
+    address: str
+    metrics_address: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that wrote it still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < START_TOLERANCE_SECONDS
+            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
+
+class LockFile:
+    """This process's claim on `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mine: LockRecord | None = None
+
+    def check(self) -> None:
+        """Raise LockedError when a live worker holds the file."""
+        holder = read_lock(self._path)
+        if holder is not None and holder.alive:
+            raise LockedError(
+                f"Worker {holder.worker_id} (pid {holder.pid}) holds {self._path} already: stop it, "
+                "or give this worker another --lock-file."
+            )
+
+    def acquire(self, worker_id: str, address: str, metrics_address: str) -> None:
+        """Write this process into the file, at once and whole. Raises LockedError."""
+        started = psutil.Process().create_time()
+        record = LockRecord(worker_id, os.getpid(), started, address, metrics_address)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with _only_one(self._path.parent):
+            self.check()
+            fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            fresh.write_bytes(msgspec.json.encode(record) + b"\n")
+            os.replace(fresh, self._path)
+        self._mine = record
+
+    def release(self) -> None:
+        """Remove the file if it is still ours. Without a claim, nothing happens."""
+        if self._mine is not None and read_lock(self._path) == self._mine:
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+        self._mine = None
+
+
+def read_lock(path: Path) -> LockRecord | None:
+    """What a lock file says; None when there is none or it is no lock file of ours."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LockRecord)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Between the look and the write nobody else may do the same in this folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

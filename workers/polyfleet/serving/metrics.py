@@ -1,0 +1,92 @@
+"""The worker's /metrics: read off its last status at each scrape, so there is nothing to keep in step.
+
+Series carry the model that is loaded now; those of an unloaded one are gone with the next scrape.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from polyfleet.engine.request import EngineStatus
+from polyfleet.serving.server import BindError
+from polyfleet.serving.worker import Worker
+from polyfleet.v1 import fleet_pb2 as fleet
+from polyfleet.wire.auth import split_host_port
+
+LABELS = ("model", "accelerator")
+Reading = Callable[[EngineStatus, int], float]  # of the engine's status and the pool's size in blocks
+
+GAUGES: tuple[tuple[str, str, Reading], ...] = (
+    ("polyfleet_sequences_running", "Sequences in the batch.", lambda s, _: s.running_sequences),
+    ("polyfleet_sequences_waiting", "Sequences admitted, not in the batch.", lambda s, _: s.waiting_sequences),
+    ("polyfleet_kv_blocks_used", "KV blocks that running sequences hold.", lambda s, n: n - s.free_blocks),
+    ("polyfleet_kv_blocks_free", "KV blocks free or evictable.", lambda s, _: s.free_blocks),
+    (
+        "polyfleet_kv_cache_usage_ratio",
+        "Used share of the KV blocks.",
+        lambda s, n: (n - s.free_blocks) / n if n else 0,
+    ),
+)
+COUNTERS: tuple[tuple[str, str, Reading], ...] = (
+    ("polyfleet_prefix_cache_queries", "Prompt tokens looked up.", lambda s, _: s.prefix_queries_tokens),
+    ("polyfleet_prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s, _: s.prefix_hit_tokens),
+    ("polyfleet_engine_prompt_tokens", "Prompt tokens taken in.", lambda s, _: s.prompt_tokens),
+    ("polyfleet_engine_generation_tokens", "Tokens generated.", lambda s, _: s.generated_tokens),
+    ("polyfleet_engine_steps", "Engine steps.", lambda s, _: s.steps),
+    ("polyfleet_engine_step_seconds", "Time spent in engine steps.", lambda s, _: s.step_seconds),
+    ("polyfleet_preemptions", "Sequences put back to wait for blocks.", lambda s, _: s.preemptions),
+)
+LEDGER_STATES = ("admitted", "finished", "failed", "cancelled", "running", "waiting")
+
+
+class WorkerCollector(Collector):
+    """Reads one worker; called on the metrics server's thread, which only ever reads."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterator[Any]:
+        """All families of this moment."""
+        info, status = self._worker.info(), self._worker.engine_status()
+        labels = (info.model.name, info.accelerator)
+        ready = GaugeMetricFamily("polyfleet_worker_ready", "1 when it takes requests.", labels=LABELS)
+        ready.add_metric(labels, float(self._worker.state == fleet.WORKER_STATE_READY))
+        yield ready
+        if not info.HasField("model"):
+            return
+        for family, readings in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for name, text, reading in readings:
+                metric = family(name, text, labels=LABELS)
+                metric.add_metric(labels, reading(status, info.model.num_blocks))
+                yield metric
+        ledger = GaugeMetricFamily(
+            "polyfleet_engine_ledger_sequences", "Admitted = all other states together.", labels=("state",)
+        )
+        for state in LEDGER_STATES:
+            count = getattr(status, f"{state}_sequences", None)
+            ledger.add_metric((state,), getattr(status, state) if count is None else count)
+        yield ledger
+
+
+class MetricsServer:
+    """/metrics over HTTP on a thread of its own; `port` is the real one."""
+
+    def __init__(self, worker: Worker, listen: str) -> None:
+        """Bind and serve. Raises BindError."""
+        registry = CollectorRegistry()
+        registry.register(WorkerCollector(worker))
+        host, port = split_host_port(listen)
+        try:
+            self._server, self._thread = start_http_server(int(port or 0), host, registry)
+        except OSError as error:
+            raise BindError(f"The worker's metrics can't listen on {listen}: {error.strerror}.") from None
+        self.port = int(self._server.server_port)
+
+    def stop(self) -> None:
+        """Close the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

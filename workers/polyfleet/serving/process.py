@@ -1,0 +1,191 @@
+"""One life of a worker process: bind, lock, register, load, serve, drain, exit.
+
+Exit status: 0 after a drain, 1 when the engine process ended by itself, 2 when it could not start (port, lock, token),
+3 when the model given at the start can't be served, 128 + n when signal n came twice.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from importlib.metadata import version
+
+from polyfleet.backends import BackendRegistry, BackendUnavailable
+from polyfleet.serving.config import WorkerConfig
+from polyfleet.serving.engine_client import LoadError
+from polyfleet.serving.lock import LockedError, LockFile
+from polyfleet.serving.metrics import MetricsServer
+from polyfleet.serving.registration import Registration
+from polyfleet.serving.server import BindError, WorkerServer
+from polyfleet.serving.worker import UNAVAILABLE, Worker, WorkerRefusal
+from polyfleet.v1 import fleet_pb2 as fleet
+from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, split_host_port
+
+log = logging.getLogger(__name__)
+
+ENGINE_ENDED, CANNOT_START, CANNOT_LOAD, SIGNALLED = 1, 2, 3, 128
+FLUSH_SECONDS = 2.0  # for the last news to reach gateways and Fleet
+CLOSE_SECONDS = 1.0
+
+
+class StartError(Exception):
+    """The process can't start. The message is one sentence."""
+
+
+class WorkerProcess:
+    """Owns everything that a worker process holds, and its end."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        info = describe(config)
+        device = info.accelerator if config.device == "auto" else config.device
+        self._worker = Worker(info, device, engine=config.engine, log_level=config.log_level)
+        self._exit_status = 0
+        self._signals: list[int] = []
+        self._second_signal = asyncio.Event()
+        self._registration: Registration | None = None
+
+    async def run(self) -> int:
+        """Until told to end; the exit status. Raises StartError."""
+        config = self._config
+        lock = LockFile(config.lock_file) if config.lock_file else None
+        try:
+            token = fleet_token(config.fleet_token_file)
+            check_bind(config.listen, token)
+            if lock is not None:
+                lock.check()
+            server = WorkerServer(self._worker, config.listen, token)
+            metrics = MetricsServer(self._worker, config.metrics_listen) if config.metrics_listen else None
+            try:
+                self._announce(server, metrics)
+                if lock is not None:
+                    info = self._worker.info()
+                    lock.acquire(config.worker_id, info.address, info.metrics_address)
+                await self._serve(server, token)
+            finally:
+                await self._worker.close()
+                if metrics is not None:
+                    await asyncio.to_thread(metrics.stop)
+                if lock is not None:
+                    lock.release()
+        except (AuthSetupError, BindError, LockedError) as error:
+            raise StartError(str(error)) from None
+        return self._exit_status
+
+    def _announce(self, server: WorkerServer, metrics: MetricsServer | None) -> None:
+        config = self._config
+        address = reachable(config.listen, server.port, config.advertise_host)
+        metrics_address = reachable(config.metrics_listen, metrics.port, config.advertise_host) if metrics else ""
+        self._worker.set_addresses(address, metrics_address)
+        log.info("Worker %s listens on %s.", config.worker_id, address, extra={"metrics_address": metrics_address})
+
+    async def _serve(self, server: WorkerServer, token: str | None) -> None:
+        """Serve until the end is due and drained; leaves the server stopped."""
+        config = self._config
+        await server.start()
+        tasks = [asyncio.create_task(server.follow_health())]
+        if config.fleet:
+            self._registration = Registration(self._worker, config.fleet, token)
+            tasks.append(asyncio.create_task(self._registration.run()))
+        if config.load is not None:
+            tasks.append(asyncio.create_task(self._load()))
+        try:
+            with self._handling_signals():
+                await self._worker.ending.wait()
+                await self._wind_down()
+        finally:
+            await server.stop(CLOSE_SECONDS)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _load(self) -> None:
+        assert self._config.load is not None
+        try:
+            await self._worker.load(self._config.load, lambda *_: None)
+        except LoadError as error:
+            self._exit_status = CANNOT_LOAD
+            self._worker.fail(str(error))
+        except WorkerRefusal as error:  # drained or unloaded before it was loaded
+            log.warning("The model is not loaded: %s", error)
+
+    async def _wind_down(self) -> None:
+        """Let the running sequences finish (or, unhealthy, their errors arrive), within the drain timeout."""
+        worker = self._worker
+        await self._until_quiet(self._config.drain_timeout, unless_unhealthy=True)
+        if worker.state == fleet.WORKER_STATE_UNHEALTHY:
+            self._exit_status = self._exit_status or ENGINE_ENDED
+        elif len(worker.router):
+            log.warning("%d sequences are cut off: the drain timeout has passed.", len(worker.router))
+        worker.router.fail_all(UNAVAILABLE, "The worker is stopping.")
+        await self._until_quiet(FLUSH_SECONDS)
+        if self._registration is not None and not self._second_signal.is_set():
+            await self._registration.flush(FLUSH_SECONDS)
+        if self._second_signal.is_set():
+            self._exit_status = SIGNALLED + self._signals[-1]
+
+    async def _until_quiet(self, timeout: float, *, unless_unhealthy: bool = False) -> None:
+        """Until every sequence has ended and been taken, a second signal, or the timeout."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while not self._worker.router.quiet and not self._second_signal.is_set() and loop.time() < deadline:
+            if unless_unhealthy and self._worker.state == fleet.WORKER_STATE_UNHEALTHY:
+                return
+            await asyncio.sleep(0.02)
+
+    @contextlib.contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT drain; the second one ends at once."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._signalled, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _signalled(self, number: int) -> None:
+        self._signals.append(number)
+        if len(self._signals) > 1:
+            self._second_signal.set()
+        log.info("%s received: %s.", signal.Signals(number).name, "draining" if len(self._signals) == 1 else "ending")
+        self._worker.drain(leave=True)
+
+
+def describe(config: WorkerConfig) -> fleet.WorkerInfo:
+    """What this process is, before it has ports and a model. An absent accelerator shows when a model is loaded."""
+    accelerator, device_name = config.accelerator, ""
+    with contextlib.suppress(BackendUnavailable):
+        backend = BackendRegistry.get(config.accelerator)
+        devices = backend.devices()
+        accelerator, device_name = backend.type.value, devices[0].name if devices else ""
+    return fleet.WorkerInfo(
+        worker_id=config.worker_id,
+        deployment=config.deployment,
+        accelerator=accelerator,
+        device_name=device_name,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=version("polyfleet"),
+    )
+
+
+def reachable(listen: str, port: int, advertise_host: str) -> str:
+    """host:port under which others reach what is bound to `listen`."""
+    host = advertise_host or split_host_port(listen)[0]
+    if host in ("", "0.0.0.0", "::"):
+        host = own_address()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_address() -> str:
+    """This machine's address on the way out, or its name when it has no way out. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # RFC 5737: an address of nobody's
+        return str(probe.getsockname()[0])
+    return socket.gethostname()

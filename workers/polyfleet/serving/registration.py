@@ -1,0 +1,106 @@
+"""Registration at the scheduler's `Fleet`, for ever: announce, report, send tokenizer assets, obey `stop`.
+
+Without a scheduler the worker serves on and dials again, from 0.2 s up to 5 s apart, with jitter.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from polyfleet.serving.worker import Worker
+from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.v1 import fleet_pb2_grpc
+from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.limits import ASSET_CHUNK_BYTES, GRPC_MAX_MESSAGE_BYTES
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 0.5
+FIRST_REDIAL_SECONDS, LAST_REDIAL_SECONDS = 0.2, 5.0
+OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),  # each dial is a new one: the back-off is ours alone
+    ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+
+
+class Registration:
+    """Keeps one worker registered at one Fleet address."""
+
+    def __init__(self, worker: Worker, fleet: str, token: str | None) -> None:
+        self._worker = worker
+        self._fleet = fleet
+        self._metadata = bearer_metadata(token)
+        self._assets: asyncio.Queue[pb.AssetChunk] = asyncio.Queue()
+        self._reported = -1  # version of the worker's changes that the Fleet has been sent
+        self._heard = False
+
+    async def run(self) -> None:
+        """Dial, report, dial again; until cancelled."""
+        pause = FIRST_REDIAL_SECONDS
+        while True:
+            self._heard = False
+            reason = await self._dial()
+            pause = FIRST_REDIAL_SECONDS if self._heard else pause
+            log.log(logging.WARNING if self._heard else logging.DEBUG, "The Fleet at %s left: %s", self._fleet, reason)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, LAST_REDIAL_SECONDS)
+
+    async def flush(self, timeout: float) -> None:
+        """Wait until the Fleet has been sent the present state; at most `timeout` seconds."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while self._reported < self._worker.changes.version and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def _dial(self) -> str:
+        """One stream, until it ends; why it ended."""
+        async with grpc.aio.insecure_channel(self._fleet, options=OPTIONS) as channel:
+            call: Any = fleet_pb2_grpc.FleetStub(channel).Register(metadata=self._metadata)
+            answers = asyncio.create_task(self._read(call))
+            reports = asyncio.create_task(self._report(call))
+            try:
+                await asyncio.wait({answers, reports}, return_when=asyncio.FIRST_COMPLETED)
+                return f"{await call.code()} {await call.details()}"
+            finally:
+                for task in (answers, reports):
+                    task.cancel()
+                await asyncio.gather(answers, reports, return_exceptions=True)
+
+    async def _report(self, call: Any) -> None:
+        """Info first and whenever it changed; status every 0.5 s and at each change; assets when asked for."""
+        announced: pb.WorkerInfo | None = None
+        while True:
+            version, info = self._worker.changes.version, self._worker.info()
+            if info != announced:
+                await call.write(pb.RegisterRequest(info=info))
+                announced = info
+            await call.write(pb.RegisterRequest(status=self._worker.status()))
+            self._reported = version
+            while not self._assets.empty():
+                await call.write(pb.RegisterRequest(asset=self._assets.get_nowait()))
+            await self._worker.changes.wait(version, REPORT_SECONDS)
+
+    async def _read(self, call: Any) -> None:
+        async for answer in call:
+            if not self._heard:
+                log.info("Registered at the Fleet at %s.", self._fleet)
+            self._heard = True
+            if answer.want_asset and answer.want_asset == self._worker.info().model.tokenizer_hash:
+                for chunk in asset_chunks(answer.want_asset, self._worker.tokenizer):
+                    self._assets.put_nowait(chunk)
+                self._worker.changes.notify()
+            if answer.stop:
+                log.info("The Fleet does not want this worker any more.")
+                self._worker.drain(leave=True)
+
+
+def asset_chunks(digest: str, document: bytes) -> Iterator[pb.AssetChunk]:
+    """A tokenizer document in pieces that fit a message."""
+    for start in range(0, len(document), ASSET_CHUNK_BYTES):
+        yield pb.AssetChunk(hash=digest, total_bytes=len(document), data=document[start : start + ASSET_CHUNK_BYTES])

@@ -1,0 +1,77 @@
+"""Which session each sequence of the engine belongs to: names sequences for the engine and brings its news home."""
+
+from dataclasses import dataclass
+from itertools import count
+
+from polyfleet.serving.convert import delta_of
+from polyfleet.serving.messages import StepNews
+from polyfleet.serving.session import GatewaySession
+
+INVALID_ARGUMENT, INTERNAL = 3, 13  # google.rpc.Code
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where news of one engine sequence goes."""
+
+    session: GatewaySession
+    sequence_id: str
+    logprobs: bool
+
+
+class SequenceRouter:
+    """All sessions and their open sequences. Every start gets a name of its own, so late news of a cancelled sequence
+    can reach neither another gateway nor a sequence started under the same id since."""
+
+    def __init__(self) -> None:
+        self.sessions: set[GatewaySession] = set()
+        self._routes: dict[str, Route] = {}
+        self._serial = count(1)
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no sequence is open and every delta has been taken."""
+        return all(session.quiet for session in self.sessions)
+
+    def engine_name(self, sequence_id: str) -> str:
+        """A new name for a sequence, unique in this worker's life."""
+        return f"{next(self._serial)}:{sequence_id}"
+
+    def connect(self, session: GatewaySession, sequence_id: str, engine_id: str, *, logprobs: bool) -> None:
+        """From now on news of `engine_id` goes to this session's `sequence_id`."""
+        session.open[sequence_id] = engine_id
+        self._routes[engine_id] = Route(session, sequence_id, logprobs)
+
+    def disconnect(self, session: GatewaySession, sequence_id: str) -> str | None:
+        """No more news of it; the engine's name of what has to be cancelled there, None when it is not open."""
+        engine_id = session.open.get(sequence_id)
+        session.forget(sequence_id)
+        if engine_id is not None:
+            del self._routes[engine_id]
+        return engine_id
+
+    def deliver(self, news: StepNews) -> None:
+        """Push one step's news to the sessions it touches."""
+        for update in news.updates:
+            route = self._routes.get(update.sequence_id)
+            if route is None:
+                continue
+            delta = delta_of(update, route.sequence_id, logprobs=route.logprobs)
+            if update.error:
+                delta.error.code, delta.error.message = INTERNAL, update.error
+            if update.error or update.finish_reason is not None:
+                del self._routes[update.sequence_id]
+            route.session.push(delta)
+        for refusal in news.refusals:
+            route = self._routes.pop(refusal.sequence_id, None)
+            if route is not None:
+                route.session.fail(route.sequence_id, INVALID_ARGUMENT, refusal.reason)
+
+    def fail_all(self, code: int, message: str) -> None:
+        """End every open sequence with a google.rpc code."""
+        routes, self._routes = self._routes, {}
+        for route in routes.values():
+            route.session.fail(route.sequence_id, code, message)

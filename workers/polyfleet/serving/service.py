@@ -1,0 +1,96 @@
+"""`polyfleet.v1.Worker` over gRPC: thin, every decision is the Worker's."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from polyfleet.serving.engine_client import LoadError
+from polyfleet.serving.session import GatewaySession
+from polyfleet.serving.worker import LoadSpec, Worker, WorkerRefusal
+from polyfleet.v1 import worker_pb2 as pb
+from polyfleet.v1 import worker_pb2_grpc
+from polyfleet.wire.logs import log_fields
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 0.5
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
+    """The methods of `worker.proto`, whose comments are their contract."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def Session(self, requests: AsyncIterator[pb.SessionCommand], context: Any) -> None:
+        """Relay one gateway's commands and news until either side ends it."""
+        first = await anext(aiter(requests), None)
+        if first is None or not first.hello.gateway_id:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "hello.gateway_id: must come first and not be empty")
+            return
+        session = self._worker.open_session()
+        reader = asyncio.create_task(self._read_commands(session, requests))
+        with log_fields(gateway_id=first.hello.gateway_id):
+            log.info("Session opened.")
+            try:
+                await context.write(pb.SessionEvent(status=self._worker.status()))
+                while not session.closed:
+                    deltas = await session.take(HEARTBEAT_SECONDS)
+                    await context.write(pb.SessionEvent(deltas=deltas, status=self._worker.status()))
+                if reader.done():
+                    reader.result()  # a fault of ours must not look like a good end
+            finally:
+                reader.cancel()
+                self._worker.close_session(session)
+                log.info("Session closed.")
+
+    async def _read_commands(self, session: GatewaySession, requests: AsyncIterator[pb.SessionCommand]) -> None:
+        try:
+            async for command in requests:
+                await session.room()
+                kind = command.WhichOneof("command")
+                if kind == "start":
+                    log.debug("Sequence started.", extra={"request_id": command.start.request_id})
+                    self._worker.start(session, command.start)
+                elif kind == "cancel":
+                    self._worker.cancel(session, command.cancel.sequence_id)
+        finally:
+            session.close()
+
+    async def Load(self, request: pb.LoadRequest, context: Any) -> None:
+        """Load and stream how far it is; the last message carries the model. Goes on when the caller leaves."""
+        name = request.model_name or request.deployment
+        if not request.source or not name:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "source, model_name: must not be empty")
+        steps: asyncio.Queue[pb.LoadProgress | None] = asyncio.Queue()
+        spec = LoadSpec(request.source, name, request.deployment, request.options)
+        load = asyncio.create_task(self._worker.load(spec, lambda *step: steps.put_nowait(_progress(*step))))
+        load.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            while (step := await steps.get()) is not None:
+                await context.write(step)
+            await context.write(pb.LoadProgress(progress=1.0, phase="ready", model=await load))
+        except (LoadError, WorkerRefusal) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        finally:
+            load.cancel()
+
+    async def Unload(self, request: pb.UnloadRequest, context: Any) -> pb.UnloadResponse:
+        """Free the model."""
+        await self._worker.unload()
+        return pb.UnloadResponse()
+
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
+        """Info and status."""
+        return pb.StatusResponse(info=self._worker.info(), status=self._worker.status())
+
+    async def Drain(self, request: pb.WorkerDrainRequest, context: Any) -> pb.WorkerDrainResponse:
+        """Drain, and leave when asked."""
+        return pb.WorkerDrainResponse(running_sequences=self._worker.drain(leave=request.exit))
+
+
+def _progress(progress: float, phase: str) -> pb.LoadProgress:
+    return pb.LoadProgress(progress=progress, phase=phase)

@@ -1,0 +1,90 @@
+"""One gateway's session: the sequences it has open, and their news until the gateway has taken it. No gRPC here.
+
+The engine never waits for a gateway. News of a sequence that the gateway has not taken yet grows into the delta that
+waits already, so what a slow reader leaves behind is bounded by its own sequences' tokens: nothing is lost, nothing
+changes order within a sequence.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+
+from polyfleet.v1 import worker_pb2 as pb
+
+MAX_DELTA_TOKENS = 2048  # with 20 logprobs beside each token about 400 KB
+EVENT_BYTES = 1 << 20  # one event stays far below gRPC's message limit
+MAX_UNREAD_DELTAS = 8192  # more: the session's commands wait until the gateway reads
+
+
+class GatewaySession:
+    """Deltas of one session on their way out, and which of its sequences are open."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, str] = {}  # sequence id → the engine's name of it
+        self.closed = False
+        self._deltas: deque[pb.SequenceDelta] = deque()
+        self._last: dict[str, pb.SequenceDelta] = {}  # the waiting delta that a sequence's news joins
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing runs and everything has been taken."""
+        return not self.open and not self._deltas
+
+    def push(self, delta: pb.SequenceDelta) -> None:
+        """Add news; an ending (finish reason or error) closes the sequence."""
+        sequence_id = delta.sequence_id
+        last = self._last.get(sequence_id)
+        if last is not None and len(last.token_ids) + len(delta.token_ids) <= MAX_DELTA_TOKENS:
+            last.MergeFrom(delta)
+        else:
+            self._deltas.append(delta)
+            self._last[sequence_id] = delta
+        if delta.finish_reason or delta.HasField("error"):
+            self.open.pop(sequence_id, None)
+            del self._last[sequence_id]  # the id may be used again
+        if len(self._deltas) >= MAX_UNREAD_DELTAS:
+            self._room.clear()
+        self._wake.set()
+
+    def fail(self, sequence_id: str, code: int, message: str) -> None:
+        """End a sequence with a google.rpc code."""
+        self.push(pb.SequenceDelta(sequence_id=sequence_id, error=pb.SequenceError(code=code, message=message)))
+
+    def forget(self, sequence_id: str) -> None:
+        """The gateway cancelled: close the sequence and drop what waits of it."""
+        self.open.pop(sequence_id, None)
+        self._last.pop(sequence_id, None)
+        if any(delta.sequence_id == sequence_id for delta in self._deltas):
+            self._deltas = deque(delta for delta in self._deltas if delta.sequence_id != sequence_id)
+
+    def close(self) -> None:
+        """No more will be taken: `take` returns at once from now on."""
+        self.closed = True
+        self._wake.set()
+        self._room.set()
+
+    async def take(self, timeout: float) -> list[pb.SequenceDelta]:
+        """The oldest deltas, at most about EVENT_BYTES of them; waits for one up to `timeout` seconds."""
+        if not self._deltas and not self.closed:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), timeout)
+        taken: list[pb.SequenceDelta] = []
+        size = 0
+        while self._deltas and size < EVENT_BYTES:
+            delta = self._deltas.popleft()
+            if self._last.get(delta.sequence_id) is delta:
+                del self._last[delta.sequence_id]
+            size += delta.ByteSize()
+            taken.append(delta)
+        if not self._deltas and not self.closed:
+            self._wake.clear()
+        if len(self._deltas) < MAX_UNREAD_DELTAS:
+            self._room.set()
+        return taken
+
+    async def room(self) -> None:
+        """Wait until the gateway has read enough for another command to be served."""
+        await self._room.wait()

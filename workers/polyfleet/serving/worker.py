@@ -1,0 +1,249 @@
+"""Worker: one process that serves one model. Its states, its engine process, its sessions. No gRPC server here.
+
+    STARTING ──load──▶ LOADING ──▶ READY ──drain──▶ DRAINING ──▶ exit
+       ▲                  │          │
+       └── load failed, unload ──────┘      the engine process ends by itself: UNHEALTHY ──▶ exit
+
+An engine process lives as long as its model: unloading ends it, which frees memory and device for certain. When it
+ends unasked, every sequence ends UNAVAILABLE and the worker exits with a failure; whoever started it starts another.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from polyfleet.engine.request import EngineStatus
+from polyfleet.serving.changes import Changes
+from polyfleet.serving.convert import model_info_of, options_of, request_of, status_of
+from polyfleet.serving.engine_client import EngineProcess, LoadError, OnProgress
+from polyfleet.serving.router import INVALID_ARGUMENT, SequenceRouter
+from polyfleet.serving.session import GatewaySession
+from polyfleet.v1 import fleet_pb2 as fleet
+from polyfleet.v1 import worker_pb2 as pb
+from polyfleet.wire.limits import FieldError
+
+log = logging.getLogger(__name__)
+
+MAX_OPEN_SEQUENCES = 4096  # of all sessions together; the gateways' queues hold the rest
+RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE = 8, 9, 14  # google.rpc.Code
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """A model to serve: path on this host, served name, and whose wish it is."""
+
+    source: str
+    model_name: str
+    deployment: str
+    options: fleet.WorkerOptions
+
+
+class WorkerRefusal(Exception):
+    """An operation does not fit the worker's state. The message is one sentence."""
+
+
+class Worker:
+    """State machine of the worker process; single-threaded, on the event loop.
+
+    `changes` tells of new states and new info; `ending` is set when the process has to end: by drain with exit, or by
+    the engine's end (`state` is UNHEALTHY then).
+    """
+
+    def __init__(self, info: fleet.WorkerInfo, device: str, *, engine: str = "", log_level: str = "info") -> None:
+        self._info = info
+        self._device = device
+        self._engine_factory = engine
+        self._log_level = log_level
+        self._engine: EngineProcess | None = None
+        self._news: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[fleet.ModelInfo] | None = None
+        self.router = SequenceRouter()
+        self.changes = Changes()
+        self.ending = asyncio.Event()
+        self.state = fleet.WORKER_STATE_STARTING
+        self.reason = ""
+        self.load_progress = 0.0
+        self.tokenizer = b""
+
+    # What it is and how it does.
+
+    def info(self) -> fleet.WorkerInfo:
+        """A copy of what it announces."""
+        copy = fleet.WorkerInfo()
+        copy.CopyFrom(self._info)
+        return copy
+
+    def set_addresses(self, address: str, metrics_address: str) -> None:
+        """Where others reach it, once the ports are bound."""
+        self._info.address, self._info.metrics_address = address, metrics_address
+
+    def engine_status(self) -> EngineStatus:
+        """The engine's last word; all zero without one."""
+        return self._engine.status if self._engine else EngineStatus()
+
+    def status(self) -> fleet.WorkerStatus:
+        """How it is doing now."""
+        return status_of(self.engine_status(), self.state, self.reason, self.load_progress)
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The engine process; None without a model."""
+        return self._engine.pid if self._engine else None
+
+    def _enter(self, state: "fleet.WorkerState.ValueType", reason: str = "") -> None:
+        self.state, self.reason = state, reason
+        log.info("Worker is %s.", fleet.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower())
+        self.changes.notify()
+
+    # The model.
+
+    async def load(self, spec: LoadSpec, on_progress: OnProgress) -> fleet.ModelInfo:
+        """Load a model. Raises WorkerRefusal when there is one already, LoadError (state STARTING again) when it can't.
+
+        Loading goes on when the caller is cancelled.
+        """
+        if self.state != fleet.WORKER_STATE_STARTING:
+            raise WorkerRefusal(f"The worker {self._doing()}: only a worker without a model can load one.")
+        self._enter(fleet.WORKER_STATE_LOADING)
+        self._info.deployment = spec.deployment or self._info.deployment
+        loading = self._loading = asyncio.create_task(self._load(spec, on_progress))
+        loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # its caller may be gone
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            if loading.cancelled():
+                raise WorkerRefusal("The worker was told to unload the model while it loaded.") from None
+            raise
+
+    async def _load(self, spec: LoadSpec, on_progress: OnProgress) -> fleet.ModelInfo:
+        def progressed(progress: float, phase: str) -> None:
+            self.load_progress = progress
+            on_progress(progress, phase)
+
+        options = options_of(spec.options, self._device)
+        try:
+            engine = await EngineProcess.load(
+                spec.source, options, progressed, engine=self._engine_factory, log_level=self._log_level
+            )
+        except LoadError as error:
+            log.error("The model can't be served: %s", error)
+            self.load_progress = 0.0
+            if self.state == fleet.WORKER_STATE_LOADING:
+                self._enter(fleet.WORKER_STATE_STARTING, str(error))
+            raise
+        self._engine = engine
+        self.tokenizer = engine.loaded.tokenizer
+        self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
+        self.load_progress = 1.0
+        self._news = asyncio.create_task(self._relay(engine))
+        if self.state == fleet.WORKER_STATE_LOADING:  # else it was told to drain meanwhile
+            self._enter(fleet.WORKER_STATE_READY)
+        return self._info.model
+
+    async def unload(self) -> None:
+        """Cancel what runs, end the engine process and be STARTING again."""
+        await self.close()
+        self._info.ClearField("model")
+        self.load_progress = 0.0
+        if self.state != fleet.WORKER_STATE_UNHEALTHY:
+            self._enter(fleet.WORKER_STATE_STARTING)
+
+    async def close(self) -> None:
+        """Cancel what runs and end the engine process; for the process's end, when the state says why already."""
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.wait([self._loading])
+            self._loading = None
+        if self._news is not None:
+            self._news.cancel()
+            self._news = None
+        self.router.fail_all(UNAVAILABLE, "The worker unloads its model.")
+        engine, self._engine = self._engine, None
+        self.tokenizer = b""
+        if engine is not None:
+            await engine.stop()
+
+    def drain(self, *, leave: bool) -> int:
+        """Take no new sequences; with `leave` the process has to end once quiet. Returns how many still run."""
+        if self.state not in (fleet.WORKER_STATE_DRAINING, fleet.WORKER_STATE_UNHEALTHY):
+            self._enter(fleet.WORKER_STATE_DRAINING)
+        if leave:
+            self.ending.set()
+        return len(self.router)
+
+    def fail(self, reason: str) -> None:
+        """The worker can't serve any more: end every sequence UNAVAILABLE, be UNHEALTHY, ask for the process's end."""
+        log.error("Worker is unhealthy: %s", reason)
+        self.router.fail_all(UNAVAILABLE, reason)
+        self._enter(fleet.WORKER_STATE_UNHEALTHY, reason)
+        self.ending.set()
+
+    async def _relay(self, engine: EngineProcess) -> None:
+        try:
+            async for news in engine.news():
+                self.router.deliver(news)
+            reason = engine.reason
+        except Exception as error:
+            log.exception("The engine's news can't be read.")
+            reason = f"The engine's news can't be read: {error}"
+        self.fail(reason)
+
+    # Sequences.
+
+    def open_session(self) -> GatewaySession:
+        """A gateway has come."""
+        session = GatewaySession()
+        self.router.sessions.add(session)
+        return session
+
+    def close_session(self, session: GatewaySession) -> None:
+        """A gateway has gone: all its sequences end."""
+        session.close()
+        for sequence_id in list(session.open):
+            self.cancel(session, sequence_id)
+        self.router.sessions.discard(session)
+
+    def start(self, session: GatewaySession, start: pb.StartSequence) -> None:
+        """Begin a sequence, or answer with its error at once. An id that is open already ends with the error too."""
+        refusal = self._refusal(session, start.sequence_id)
+        if refusal is not None:
+            session.fail(start.sequence_id, *refusal)
+            return
+        assert self._engine is not None
+        engine_id = self.router.engine_name(start.sequence_id)
+        try:
+            request = request_of(start, engine_id)
+        except FieldError as error:
+            session.fail(start.sequence_id, INVALID_ARGUMENT, str(error))
+            return
+        self.router.connect(session, start.sequence_id, engine_id, logprobs=start.HasField("logprobs"))
+        self._engine.add(request)
+
+    def cancel(self, session: GatewaySession, sequence_id: str) -> None:
+        """End a sequence without a word; unknown ids are ignored."""
+        engine_id = self.router.disconnect(session, sequence_id)
+        if engine_id is not None and self._engine is not None:
+            self._engine.cancel(engine_id)
+
+    def _refusal(self, session: GatewaySession, sequence_id: str) -> tuple[int, str] | None:
+        """Why no sequence of that id can start now: google.rpc code and sentence."""
+        if self.state in (fleet.WORKER_STATE_STARTING, fleet.WORKER_STATE_LOADING):
+            return FAILED_PRECONDITION, f"The worker {self._doing()}."
+        if self.state != fleet.WORKER_STATE_READY:
+            return UNAVAILABLE, f"The worker {self._doing()}."
+        if not sequence_id:
+            return INVALID_ARGUMENT, "sequence_id: must not be empty"
+        if sequence_id in session.open:
+            self.cancel(session, sequence_id)
+            return INVALID_ARGUMENT, "sequence_id: is open in this session already; both have ended"
+        if len(self.router) >= MAX_OPEN_SEQUENCES:
+            return RESOURCE_EXHAUSTED, f"The worker has {MAX_OPEN_SEQUENCES} sequences open: try another or wait."
+        return None
+
+    def _doing(self) -> str:
+        return {
+            fleet.WORKER_STATE_STARTING: "has no model",
+            fleet.WORKER_STATE_LOADING: "is loading a model",
+            fleet.WORKER_STATE_READY: "serves a model already",
+            fleet.WORKER_STATE_DRAINING: "is draining",
+        }.get(self.state, f"is unhealthy: {self.reason}")
