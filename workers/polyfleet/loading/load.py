@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from polyfleet.loading.folder_model import load_folder
 from polyfleet.loading.gguf_model import load_gguf
 from polyfleet.loading.model import LoadedModel, ModelFileError
 from polyfleet.loading.progress import Progress, silent
@@ -15,6 +16,8 @@ def load_model(path: str | Path, progress: Progress | None = None) -> LoadedMode
     path = Path(path).expanduser()
     if path.is_file():
         return load_gguf(str(path), progress or silent)
+    if path.is_dir():
+        return load_folder(str(path), progress or silent)
     if not path.exists():
         raise ModelFileError(f"{path}: there is no such file or folder")
     raise ModelFileError(f"{path}: is neither a file nor a folder")
