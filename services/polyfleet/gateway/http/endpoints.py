@@ -1,0 +1,144 @@
+"""The endpoints: authenticate, read and decode the body, hand over to the gateway's core."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from polyfleet.gateway.api import Call, EmbedRequest, GenerateRequest
+from polyfleet.gateway.errors import ApiError
+from polyfleet.gateway.http import translate
+from polyfleet.gateway.http.answer import Answer
+from polyfleet.gateway.http.bodies import BodyT, ChatBody, CompletionBody, EmbeddingsBody, GenerateBody, decode
+from polyfleet.gateway.http.errors import BodyTooLarge, UnsupportedMediaType, error_response, invalid_field
+from polyfleet.gateway.http.relay import merge, until_disconnect
+from polyfleet.gateway.http.replies import ModelList, embeddings_reply, model_reply
+from polyfleet.gateway.http.shapes import ChatShape, CompletionShape, Shape
+from polyfleet.gateway.state import GatewayState
+from polyfleet.wire.limits import FieldError
+
+EMBEDDING_RENAMES: Mapping[str, str] = {"inputs": "input"}
+
+
+class Endpoints:
+    """One method per route, over the gateway's shared state."""
+
+    def __init__(self, state: GatewayState) -> None:
+        self._state = state
+        self._generation = state.generation
+
+    async def chat(self, request: Request) -> ASGIApp:
+        """POST /v1/chat/completions."""
+        call = self._authenticate(request, "chat.completions")
+        with self._refusals(call):
+            body = await self._read(request, ChatBody)
+            wanted = translate.chat_request(body, request.scope["request_id"])
+        return self._answer(request, body, [wanted], ChatShape(logprobs=wanted.logprobs is not None), call)
+
+    async def completions(self, request: Request) -> ASGIApp:
+        """POST /v1/completions."""
+        call = self._authenticate(request, "completions")
+        with self._refusals(call):
+            body = await self._read(request, CompletionBody)
+            wanted = translate.completion_requests(body, request.scope["request_id"])
+        return self._answer(request, body, wanted, CompletionShape(logprobs=body.logprobs is not None), call)
+
+    async def embeddings(self, request: Request) -> ASGIApp:
+        """POST /v1/embeddings."""
+        call = self._authenticate(request, "embeddings")
+        with self._refusals(call):
+            body = await self._read(request, EmbeddingsBody)
+            wanted = translate.embed_request(body, request.scope["request_id"])
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            await until_disconnect(receive, self._embed(body, wanted, call, scope, receive, send))
+
+        return run
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        self._authenticate(request, "models")
+        return _json(ModelList([model_reply(model) for model in self._generation.models()]))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{name}."""
+        self._authenticate(request, "models")
+        return _json(model_reply(self._generation.model(request.path_params["name"])))
+
+    async def healthz(self, request: Request) -> Response:
+        """GET /healthz: this process answers."""
+        return PlainTextResponse("ok\n")
+
+    async def readyz(self, request: Request) -> Response:
+        """GET /readyz: it can serve; 503 with the reason when it can't."""
+        health = self._state.health
+        return PlainTextResponse("ok\n") if health.serving else PlainTextResponse(f"{health.reason}\n", 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics in Prometheus' text format."""
+        return Response(generate_latest(self._state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _authenticate(self, request: Request, method: str) -> Call:
+        call = Call(method)
+        with self._refusals(call):
+            return Call(method, key_id=self._state.auth.check(request.headers.get("authorization")).key_id)
+
+    @contextmanager
+    def _refusals(self, call: Call) -> Iterator[None]:
+        """Count what is refused before the core sees it, and name fields as the body does."""
+        try:
+            yield
+        except (ApiError, FieldError) as refusal:
+            error = invalid_field(refusal) if isinstance(refusal, FieldError) else refusal
+            self._state.metrics.requests.labels(model="", method=call.method, code=error.code.name).inc()
+            raise error from None
+
+    async def _read(self, request: Request, kind: type[BodyT]) -> BodyT:
+        if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+            raise UnsupportedMediaType("The body must be sent with `Content-Type: application/json`.")
+        limit = self._state.limits.max_message_bytes
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise BodyTooLarge(f"The body is over this server's limit of {limit} bytes.")
+        return decode(bytes(body), kind)
+
+    def _answer(
+        self, request: Request, body: GenerateBody, wanted: list[GenerateRequest], shape: Shape, call: Call
+    ) -> Answer:
+        streams = [partial(self._generation.generate, one, call) for one in wanted]
+        deltas = streams[0] if len(streams) == 1 else lambda: merge([start() for start in streams], wanted[0].n)
+        return Answer(
+            deltas=deltas,
+            shape=shape,
+            request_id=request.scope["request_id"],
+            model=self._model_name(body.model),
+            stream=bool(body.stream),
+            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        )
+
+    async def _embed(
+        self, body: EmbeddingsBody, wanted: EmbedRequest, call: Call, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            result = await self._generation.embed(wanted, call)
+        except ApiError as error:
+            response = error_response(error, EMBEDDING_RENAMES)
+        else:
+            response = _json(embeddings_reply(result, self._model_name(body.model), body.encoding_format or "float"))
+        await response(scope, receive, send)
+
+    def _model_name(self, asked: str | None) -> str:
+        """The name that a reply tells: the one asked for, or that of the only model there is."""
+        models = () if asked else self._generation.models()
+        return models[0].name if len(models) == 1 else asked or ""
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

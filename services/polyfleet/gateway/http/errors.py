@@ -1,0 +1,115 @@
+"""ApiErrors as OpenAI's error body and an HTTP status that means the same."""
+
+import logging
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
+from starlette.responses import Response
+
+from polyfleet.gateway.errors import ApiError, Code, Internal, InvalidArgument
+from polyfleet.wire.limits import FieldError
+
+log = logging.getLogger(__name__)
+
+# Status, OpenAI's `type`, OpenAI's `code`.
+_HTTP: Mapping[Code, tuple[int, str, str]] = {
+    Code.CANCELLED: (499, "invalid_request_error", "cancelled"),
+    Code.INVALID_ARGUMENT: (400, "invalid_request_error", "invalid_argument"),
+    Code.FAILED_PRECONDITION: (400, "invalid_request_error", "failed_precondition"),
+    Code.UNAUTHENTICATED: (401, "authentication_error", "invalid_api_key"),
+    Code.PERMISSION_DENIED: (403, "permission_error", "permission_denied"),
+    Code.NOT_FOUND: (404, "invalid_request_error", "model_not_found"),
+    Code.RESOURCE_EXHAUSTED: (429, "rate_limit_error", "rate_limit_exceeded"),
+    Code.INTERNAL: (500, "server_error", "internal"),
+    Code.DATA_LOSS: (500, "server_error", "data_loss"),
+    Code.UNAVAILABLE: (503, "server_error", "unavailable"),
+    Code.DEADLINE_EXCEEDED: (504, "server_error", "deadline_exceeded"),
+}
+NO_RENAMES: Mapping[str, str] = MappingProxyType({})
+
+
+class BodyTooLarge(InvalidArgument):
+    """The body is over the gateway's limit."""
+
+
+class UnsupportedMediaType(InvalidArgument):
+    """The body does not claim to be JSON."""
+
+
+_STATUS_OF_CLASS: Mapping[type[ApiError], int] = {BodyTooLarge: 413, UnsupportedMediaType: 415}
+
+
+class ErrorDetail(msgspec.Struct):
+    """What OpenAI clients read of an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct):
+    """Body of every reply that is not 2xx, and data of a stream's error event."""
+
+    error: ErrorDetail
+
+
+def http_status(error: ApiError) -> int:
+    """The HTTP status of an error."""
+    return _STATUS_OF_CLASS.get(type(error), _HTTP[error.code][0])
+
+
+def error_body(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> bytes:
+    """The error as JSON; `renames` maps the core's field names (without index and path) to those of the endpoint."""
+    _, kind, code = _HTTP[error.code]
+    message, param = error.message, None
+    if error.violations and error.violations[0].field:
+        violation = error.violations[0]
+        param = http_field(violation.field, renames)
+        message = f"{param}: {violation.description.rstrip('.')}."
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, code)))
+
+
+def error_response(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> Response:
+    """The whole reply, with the headers that belong to its status."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if error.code is Code.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(error, BodyTooLarge):
+        headers["connection"] = "close"  # the rest of the body will not be read
+    return Response(error_body(error, renames), http_status(error), headers, "application/json")
+
+
+def plain_error(status: int, message: str, code: str) -> Response:
+    """A reply for what is no ApiError: an unknown path, a wrong method."""
+    body = ErrorBody(ErrorDetail(message, "invalid_request_error", None, code))
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def http_field(field: str, renames: Mapping[str, str]) -> str:
+    """The endpoint's name for a field of the core: `sampling.top_p` is `top_p`, `inputs[2].text` is `input[2]`."""
+    name = field.removeprefix("sampling.")
+    root = name.split("[", 1)[0].split(".", 1)[0]
+    if root not in renames:
+        return name
+    index = name[len(root) :].split(".", 1)[0]
+    return renames[root] + index
+
+
+def invalid_field(error: FieldError) -> InvalidArgument:
+    """The ApiError of a FieldError found in a body."""
+    return (
+        InvalidArgument.of(error)
+        if error.field
+        else InvalidArgument(f"{error.problem[:1].upper()}{error.problem[1:]}.")
+    )
+
+
+def internal_error(fault: Exception, request_id: str) -> Internal:
+    """What a caller is told of a fault of ours; the log gets the rest."""
+    log.error("A request failed.", exc_info=fault, extra={"request_id": request_id})
+    return Internal("The gateway failed; its log has the reason under this request's id.")

@@ -1,0 +1,76 @@
+"""Work on behalf of a client who may leave, and several streams of deltas as one."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from starlette.types import Receive
+
+from polyfleet.gateway.api import Delta, Usage
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end, or cancel it when the client leaves. Its body must have been read before."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        unfinished = [pending for pending in (task, watcher) if not pending.done()]
+        for pending in unfinished:
+            pending.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+    if not task.cancelled():
+        task.result()
+
+
+async def merge(streams: Sequence[AsyncGenerator[Delta, None]], n: int) -> AsyncGenerator[Delta, None]:
+    """The deltas of several requests with `n` choices each as those of one: choices numbered through, usage summed.
+
+    The first error ends it; closing it closes every stream. At most one delta a stream waits for the reader.
+    """
+    deltas: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue(maxsize=len(streams))
+    usages: list[Usage] = []
+
+    async def pump(index: int, stream: AsyncGenerator[Delta, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for delta in stream:
+                    if delta.usage:
+                        usages.append(delta.usage)
+                    await deltas.put(replace(delta, choice=index * n + delta.choice, usage=None))
+            await deltas.put(None)
+        except Exception as error:
+            await deltas.put(error)
+
+    pumps = [asyncio.ensure_future(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        running = len(streams)
+        while running:
+            item = await deltas.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+        yield Delta(choice=0, usage=_sum(usages))
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def _sum(usages: Sequence[Usage]) -> Usage:
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+    )
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,210 @@
+"""Response bodies of the OpenAI endpoints. UNSET leaves a field out, None writes null."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from polyfleet.gateway.api import EmbedResult, FinishReason, Model, TokenLogprob, Usage
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """The part of the prompt that was read from the KV cache."""
+
+    cached_tokens: int
+
+
+class UsageReply(msgspec.Struct):
+    """Tokens of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ChatToken(msgspec.Struct):
+    """A token with its log probability; `bytes` is null where the token is a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[ChatToken] | UnsetType = UNSET
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Logprobs of a chat choice."""
+
+    content: list[ChatToken]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Logprobs of a text choice: parallel lists. Offsets count characters, each token by its own text, from 0."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class ChatMessage(msgspec.Struct):
+    """The answer of one choice."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatDelta(msgspec.Struct):
+    """What a chunk adds to the answer."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """One whole choice."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """One choice's part of a chunk."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionChoice(msgspec.Struct):
+    """A text choice, whole or as part of a chunk."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+Choice = ChatChoice | ChatChunkChoice | CompletionChoice
+
+
+class Reply(msgspec.Struct):
+    """Body of a completion, or one of its chunks."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: UsageReply | UnsetType | None = UNSET
+
+
+class ModelReply(msgspec.Struct):
+    """A model; the last three fields are extensions."""
+
+    id: str
+    created: int
+    context_length: int
+    ready_workers: int
+    accelerators: list[str]
+    object: Literal["model"] = "model"
+    owned_by: Literal["polyfleet"] = "polyfleet"
+
+
+class ModelList(msgspec.Struct):
+    """Body of `GET /v1/models`."""
+
+    data: list[ModelReply]
+    object: Literal["list"] = "list"
+
+
+class EmbeddingReply(msgspec.Struct):
+    """One vector: floats, or base64 of little-endian 32-bit floats."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingsUsage(msgspec.Struct):
+    """Tokens of all inputs together."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsReply(msgspec.Struct):
+    """Body of `POST /v1/embeddings`."""
+
+    data: list[EmbeddingReply]
+    model: str
+    usage: EmbeddingsUsage
+    object: Literal["list"] = "list"
+
+
+def usage_reply(usage: Usage) -> UsageReply:
+    """OpenAI's spelling of Usage."""
+    total = usage.prompt_tokens + usage.completion_tokens
+    return UsageReply(usage.prompt_tokens, usage.completion_tokens, total, PromptTokensDetails(usage.cached_tokens))
+
+
+def chat_logprobs(logprobs: tuple[TokenLogprob, ...]) -> ChatLogprobs:
+    """Logprobs as chat completions show them."""
+    return ChatLogprobs([_chat_token(item, [_chat_token(top) for top in item.top]) for item in logprobs])
+
+
+def completion_logprobs(logprobs: tuple[TokenLogprob, ...], offset: int) -> CompletionLogprobs:
+    """Logprobs as text completions show them; `offset` is that of the first token.
+
+    `top_logprobs` also names the chosen token, so it may have one entry more than was asked for.
+    """
+    reply = CompletionLogprobs([], [], [], [])
+    for item in logprobs:
+        reply.tokens.append(item.text)
+        reply.token_logprobs.append(item.logprob)
+        alternatives: dict[str, float] = {}
+        for token in (*item.top, item):
+            alternatives.setdefault(token.text, token.logprob)  # of equal texts the likeliest
+        reply.top_logprobs.append(alternatives)
+        reply.text_offset.append(offset)
+        offset += len(item.text)
+    return reply
+
+
+def model_reply(model: Model) -> ModelReply:
+    """OpenAI's spelling of Model."""
+    return ModelReply(
+        id=model.name,
+        created=model.created_unix_seconds,
+        context_length=model.context_length,
+        ready_workers=model.ready_workers,
+        accelerators=list(model.accelerators),
+    )
+
+
+def embeddings_reply(result: EmbedResult, model: str, encoding: str) -> EmbeddingsReply:
+    """Vectors in `encoding`, float or base64."""
+    data = [
+        EmbeddingReply(index, _base64(vector) if encoding == "base64" else list(vector))
+        for index, vector in enumerate(result.vectors)
+    ]
+    tokens = result.usage.prompt_tokens
+    return EmbeddingsReply(data, model, EmbeddingsUsage(tokens, tokens))
+
+
+def _chat_token(item: TokenLogprob, top: list[ChatToken] | UnsetType = UNSET) -> ChatToken:
+    characters = None if "\ufffd" in item.text else list(item.text.encode())
+    return ChatToken(item.text, item.logprob, characters, top)
+
+
+def _base64(vector: tuple[float, ...]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")

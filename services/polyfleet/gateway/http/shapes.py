@@ -1,0 +1,102 @@
+"""Chat and text completions differ in how an answer is written down; everything else they share."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+
+from msgspec import UNSET
+
+from polyfleet.gateway.api import Delta, FinishReason, TokenLogprob
+from polyfleet.gateway.http.replies import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatMessage,
+    Choice,
+    CompletionChoice,
+    chat_logprobs,
+    completion_logprobs,
+)
+
+
+class Shape(Protocol):
+    """How one answer is written. Made for one request; `logprobs` says whether they were asked for."""
+
+    id_prefix: ClassVar[str]
+    whole_object: ClassVar[str]
+    chunk_object: ClassVar[str]
+    renames: ClassVar[Mapping[str, str]]  # the core's field names as this endpoint calls them
+
+    def chunk(self, delta: Delta) -> Choice | None:
+        """A delta as part of a chunk; None when it says nothing to the client. Call in the order of the stream."""
+        ...
+
+    def whole(
+        self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: FinishReason | None
+    ) -> Choice:
+        """A whole choice."""
+        ...
+
+
+class ChatShape:
+    """`chat.completion` and its chunks."""
+
+    id_prefix: ClassVar[str] = "chatcmpl-"
+    whole_object: ClassVar[str] = "chat.completion"
+    chunk_object: ClassVar[str] = "chat.completion.chunk"
+    renames: ClassVar[Mapping[str, str]] = {"logprobs": "top_logprobs", "text": "messages"}
+
+    def __init__(self, *, logprobs: bool) -> None:
+        self._logprobs = logprobs
+        self._begun: set[int] = set()
+
+    def chunk(self, delta: Delta) -> ChatChunkChoice | None:
+        """As in Shape; the first chunk of each choice names the role."""
+        first = delta.choice not in self._begun
+        if _says_nothing(delta, self._logprobs) and (not first or delta.usage):
+            return None
+        self._begun.add(delta.choice)
+        return ChatChunkChoice(
+            index=delta.choice,
+            delta=ChatDelta("assistant" if first else UNSET, delta.text if delta.text or first else UNSET),
+            logprobs=chat_logprobs(delta.logprobs) if self._logprobs and delta.logprobs else None,
+            finish_reason=delta.finish_reason,
+        )
+
+    def whole(
+        self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: FinishReason | None
+    ) -> ChatChoice:
+        """As in Shape."""
+        return ChatChoice(index, ChatMessage(text), chat_logprobs(logprobs) if self._logprobs else None, finish_reason)
+
+
+class CompletionShape:
+    """`text_completion`, whole and in chunks alike."""
+
+    id_prefix: ClassVar[str] = "cmpl-"
+    whole_object: ClassVar[str] = "text_completion"
+    chunk_object: ClassVar[str] = "text_completion"
+    renames: ClassVar[Mapping[str, str]] = {"text": "prompt", "token_ids": "prompt"}
+
+    def __init__(self, *, logprobs: bool) -> None:
+        self._logprobs = logprobs
+        self._offsets: dict[int, int] = {}
+
+    def chunk(self, delta: Delta) -> CompletionChoice | None:
+        """As in Shape."""
+        if _says_nothing(delta, self._logprobs):
+            return None
+        return self.whole(delta.choice, delta.text, delta.logprobs, delta.finish_reason)
+
+    def whole(
+        self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: FinishReason | None
+    ) -> CompletionChoice:
+        """As in Shape."""
+        if not self._logprobs:
+            return CompletionChoice(index, text, None, finish_reason)
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + sum(len(item.text) for item in logprobs)
+        return CompletionChoice(index, text, completion_logprobs(logprobs, offset), finish_reason)
+
+
+def _says_nothing(delta: Delta, logprobs: bool) -> bool:
+    return not (delta.text or delta.finish_reason or (logprobs and delta.logprobs))

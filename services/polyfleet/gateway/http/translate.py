@@ -1,0 +1,137 @@
+"""From request bodies to what the gateway's core takes. Pure; ranges are the core's to judge."""
+
+from collections.abc import Sequence
+
+from polyfleet.gateway.api import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
+from polyfleet.gateway.http.bodies import (
+    ChatBody,
+    CompletionBody,
+    ContentPart,
+    EmbeddingsBody,
+    GenerateBody,
+    MessageBody,
+    refuse_unsupported,
+)
+from polyfleet.wire.limits import FieldError
+from polyfleet.wire.sampling import SamplingParams
+
+MAX_PROMPTS = 64
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for text completions; chat has none
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+Input = str | tuple[int, ...]
+
+
+def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
+    """The request of a chat completion. Raises FieldError."""
+    _check_stream_options(body)
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise FieldError("max_tokens", "is the old name of max_completion_tokens; give one of them")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise FieldError("top_logprobs", "needs logprobs to be true")
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(body.messages))
+    if not messages:
+        raise FieldError("messages", "must hold at least one message")
+    return _request(body, request_id, messages=messages, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def completion_requests(body: CompletionBody, request_id: str) -> list[GenerateRequest]:
+    """One request per prompt; several get the request id with `-0`, `-1`, … behind it. Raises FieldError."""
+    _check_stream_options(body)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise FieldError("best_of", "is not supported by this server; leave it out or set it to n")
+    prompts = split_inputs(body.prompt, "prompt")
+    if len(prompts) > MAX_PROMPTS:
+        raise FieldError("prompt", f"must be at most {MAX_PROMPTS} prompts, not {len(prompts)}")
+    max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    ids = [request_id] if len(prompts) == 1 else [f"{request_id[:120]}-{index}" for index in range(len(prompts))]
+    return [
+        _request(body, prompt_id, prompt=prompt, max_tokens=max_tokens, logprobs=body.logprobs)
+        for prompt_id, prompt in zip(ids, prompts, strict=True)
+    ]
+
+
+def embed_request(body: EmbeddingsBody, request_id: str) -> EmbedRequest:
+    """The request of an embeddings call; vectors have length 1 unless `normalize` is false. Raises FieldError."""
+    inputs = tuple(
+        EmbedInput(text=item) if isinstance(item, str) else EmbedInput(token_ids=item)
+        for item in split_inputs(body.input, "input")
+    )
+    return EmbedRequest(
+        model=body.model or "",
+        inputs=inputs,
+        pooling=Pooling(body.pooling or "mean"),
+        normalize=body.normalize is not False,
+        request_id=request_id,
+    )
+
+
+def split_inputs(value: str | Sequence[str | int | Sequence[int]], field: str) -> list[Input]:
+    """OpenAI's four shapes (text, ids, list of texts, list of id lists) as a list. Raises FieldError for a mixture."""
+    if isinstance(value, str):
+        return [value]
+    if value and all(isinstance(item, int) for item in value):
+        return [tuple(item for item in value if isinstance(item, int))]
+    if value and all(isinstance(item, str) for item in value):
+        return [item for item in value if isinstance(item, str)]
+    if value and all(isinstance(item, list) and item for item in value):
+        return [tuple(item) for item in value if isinstance(item, list)]
+    raise FieldError(
+        field, "must be a string, a list of token ids, or a list of several of one kind; no list may be empty"
+    )
+
+
+def _request(
+    body: GenerateBody,
+    request_id: str,
+    *,
+    prompt: Input | None = None,
+    messages: tuple[Message, ...] = (),
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> GenerateRequest:
+    given = {name: getattr(body, name) for name in _SAMPLING}
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return GenerateRequest(
+        model=body.model or "",
+        text=prompt if isinstance(prompt, str) else None,
+        messages=messages,
+        token_ids=prompt if isinstance(prompt, tuple) else (),
+        sampling=SamplingParams(**{name: value for name, value in given.items() if value is not None}),
+        seed=body.seed,
+        max_tokens=max_tokens,
+        stop=stop,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        n=1 if body.n is None else body.n,
+        logprobs=logprobs,
+        priority=body.priority or 0,
+        request_id=request_id,
+    )
+
+
+def _message(message: MessageBody, path: str) -> Message:
+    refuse_unsupported(message, f"{path}.")
+    role = "system" if message.role == "developer" else message.role
+    return Message(role=role, content=_text(message.content, f"{path}.content"), name=message.name or "")
+
+
+def _text(content: str | Sequence[ContentPart] | None, path: str) -> str:
+    """A message's text; several text parts are joined by line breaks."""
+    if content is None:
+        raise FieldError(path, "must be a string or a list of text parts")
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part.type != "text":
+            raise FieldError(f"{path}[{index}].type", f"must be text, not {part.type:.40}")
+        if part.text is None:
+            raise FieldError(f"{path}[{index}].text", "is missing")
+    return "\n".join(part.text or "" for part in content)
+
+
+def _check_stream_options(body: GenerateBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise FieldError("stream_options", "needs stream to be true")

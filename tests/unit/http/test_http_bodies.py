@@ -1,0 +1,143 @@
+"""Bodies: malformed JSON, wrong types, unknown and unsupported fields; what is ignored or neutral passes."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody, Strict, decode
+from polyfleet.wire.limits import FieldError
+
+USER = {"role": "user", "content": "hi"}
+
+
+def chat(**fields: Any) -> ChatBody:
+    return decode(msgspec.json.encode({"messages": [USER], **fields}), ChatBody)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"messages": []} trailing',
+        b"\xff\xfe",
+        b'{"model": "\xff", "messages": []}',
+        b'{"messages": [], "temperature": NaN}',
+        b'{"messages": [], "tools": ' + b"[" * 100_000,
+    ],
+)
+def test_what_is_no_json(body: bytes) -> None:
+    with pytest.raises(FieldError, match="the body is no valid JSON") as caught:
+        decode(body, ChatBody)
+    assert caught.value.field == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"max_tokens": "12"}, "max_tokens"),
+        ({"n": 1.5}, "n"),
+        ({"stream": "yes"}, "stream"),
+        ({"stop": ["a", 3]}, "stop[1]"),
+        ({"messages": "hi"}, "messages"),
+        (
+            {"messages": [USER, {"role": "user", "content": [{"type": "text", "text": 3}]}]},
+            "messages[1].content[0].text",
+        ),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ],
+)
+def test_wrong_type_names_the_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        chat(**fields)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"3", b"{}", b'{"messages": [], "temprature": 1}', b'{"messages": [], "temperature": 1e999}']
+)
+def test_body_that_is_no_request(body: bytes) -> None:
+    with pytest.raises(FieldError) as caught:
+        decode(body, ChatBody)
+    assert "no valid JSON" not in caught.value.problem
+
+
+def test_unknown_field_is_named() -> None:
+    with pytest.raises(FieldError, match="temprature"):
+        chat(temprature=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("response_format", {"type": "json_object"}),
+        ("logit_bias", {"50256": -100}),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "x", "format": "wav"}),
+        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
+        ("web_search_options", {}),
+        ("moderation", {"model": "m"}),
+        ("store", True),
+    ],
+)
+def test_unsupported_field_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(FieldError, match="not supported") as caught:
+        chat(**{name: value})
+    assert caught.value.field == name
+
+
+def test_unsupported_fields_that_ask_for_nothing_pass() -> None:
+    body = chat(
+        tools=[],
+        tool_choice="none",
+        functions=[],
+        function_call="auto",
+        response_format={"type": "text"},
+        logit_bias={},
+        modalities=["text"],
+        audio=None,
+        reasoning_effort="none",
+        verbosity="medium",
+        web_search_options=None,
+        store=False,
+    )
+    assert body.messages[0].content == "hi"
+
+
+def test_ignored_fields_pass() -> None:
+    chat(
+        user="u",
+        metadata={"a": "b"},
+        parallel_tool_calls=True,
+        prediction={"type": "content", "content": "x"},
+        prompt_cache_key="k",
+        prompt_cache_retention="24h",
+        safety_identifier="s",
+        service_tier="flex",
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False},
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field"),
+    [
+        (CompletionBody, {"prompt": "a", "echo": True}, "echo"),
+        (CompletionBody, {"prompt": "a", "suffix": "b"}, "suffix"),
+        (CompletionBody, {"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias"),
+        (CompletionBody, {"prompt": ["a", 1.5]}, "prompt[1]"),
+        (EmbeddingsBody, {"input": "a", "dimensions": 64}, "dimensions"),
+        (EmbeddingsBody, {"input": "a", "encoding_format": "int8"}, "encoding_format"),
+    ],
+)
+def test_other_endpoints_refuse_by_name_too(kind: type[Strict], body: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        decode(msgspec.json.encode(body), kind)
+    assert caught.value.field == field

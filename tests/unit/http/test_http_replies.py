@@ -1,0 +1,179 @@
+"""Replies: logprobs in both shapes, chunks, usage, embeddings, errors."""
+
+import base64
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+
+from polyfleet.gateway.api import Delta, EmbedResult, FinishReason, TokenLogprob, Usage
+from polyfleet.gateway.errors import (
+    ApiError,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    FieldViolation,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from polyfleet.gateway.http.errors import BodyTooLarge, UnsupportedMediaType, error_response, http_field
+from polyfleet.gateway.http.replies import chat_logprobs, completion_logprobs, embeddings_reply, usage_reply
+from polyfleet.gateway.http.shapes import ChatShape, CompletionShape, Shape
+
+TOP = (TokenLogprob(1, "é", -0.25), TokenLogprob(2, "\ufffd", -2.0))
+LOGPROBS = (TokenLogprob(1, "é", -0.25, TOP), TokenLogprob(3, " b", -4.0, TOP))
+
+
+def plain(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def test_chat_logprobs() -> None:
+    top = [
+        {"token": "é", "logprob": -0.25, "bytes": [0xC3, 0xA9]},
+        {"token": "\ufffd", "logprob": -2.0, "bytes": None},
+    ]
+    assert plain(chat_logprobs(LOGPROBS)) == {
+        "content": [
+            {"token": "é", "logprob": -0.25, "bytes": [0xC3, 0xA9], "top_logprobs": top},
+            {"token": " b", "logprob": -4.0, "bytes": [0x20, 0x62], "top_logprobs": top},
+        ],
+        "refusal": None,
+    }
+
+
+def test_completion_logprobs() -> None:
+    assert plain(completion_logprobs(LOGPROBS, 10)) == {
+        "tokens": ["é", " b"],
+        "token_logprobs": [-0.25, -4.0],
+        "top_logprobs": [{"é": -0.25, "\ufffd": -2.0}, {"é": -0.25, "\ufffd": -2.0, " b": -4.0}],
+        "text_offset": [10, 11],
+    }
+
+
+def test_usage() -> None:
+    assert plain(usage_reply(Usage(10, 4, 7))) == {
+        "prompt_tokens": 10,
+        "completion_tokens": 7,
+        "total_tokens": 17,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+
+
+def chunks(shape: Shape, *deltas: Delta) -> list[Any]:
+    return [plain(shape.chunk(delta)) for delta in deltas]
+
+
+def test_chat_chunks_name_the_role_once_for_each_choice() -> None:
+    said = chunks(
+        ChatShape(logprobs=False),
+        Delta(0),
+        Delta(0),
+        Delta(0, "a", logprobs=LOGPROBS),
+        Delta(1, "x", finish_reason=FinishReason.LENGTH),
+        Delta(0, finish_reason=FinishReason.STOP),
+        Delta(0, usage=Usage(1)),
+    )
+    assert said == [
+        {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None},
+        None,
+        {"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": None},
+        {"index": 1, "delta": {"role": "assistant", "content": "x"}, "logprobs": None, "finish_reason": "length"},
+        {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"},
+        None,
+    ]
+
+
+def test_held_back_text_does_not_hold_back_its_logprobs() -> None:
+    said = chunks(ChatShape(logprobs=True), Delta(0, "a", logprobs=LOGPROBS[:1]), Delta(0, logprobs=LOGPROBS[1:]))
+    assert [chunk["logprobs"]["content"][0]["token"] for chunk in said] == ["é", " b"]
+
+
+def test_completion_chunks_count_offsets_on() -> None:
+    said = chunks(
+        CompletionShape(logprobs=True),
+        Delta(0),
+        Delta(0, "é", logprobs=LOGPROBS[:1]),
+        Delta(1, "é", logprobs=LOGPROBS[:1]),
+        Delta(0, " b", logprobs=LOGPROBS[1:], finish_reason=FinishReason.STOP),
+    )
+    assert said[0] is None
+    assert [(c["index"], c["text"], c["logprobs"]["text_offset"], c["finish_reason"]) for c in said[1:]] == [
+        (0, "é", [0], None),
+        (1, "é", [0], None),
+        (0, " b", [1], "stop"),
+    ]
+
+
+def test_embeddings_in_both_encodings() -> None:
+    result = EmbedResult(((0.5, -1.5), (2.0, 0.0)), Usage(prompt_tokens=6))
+    assert plain(embeddings_reply(result, "m", "float")) == {
+        "object": "list",
+        "model": "m",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [0.5, -1.5]},
+            {"object": "embedding", "index": 1, "embedding": [2.0, 0.0]},
+        ],
+        "usage": {"prompt_tokens": 6, "total_tokens": 6},
+    }
+    encoded = plain(embeddings_reply(result, "m", "base64"))["data"][0]["embedding"]
+    assert struct.unpack("<2f", base64.b64decode(encoded)) == (0.5, -1.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "error_type", "code"),
+    [
+        (InvalidArgument, 400, "invalid_request_error", "invalid_argument"),
+        (FailedPrecondition, 400, "invalid_request_error", "failed_precondition"),
+        (BodyTooLarge, 413, "invalid_request_error", "invalid_argument"),
+        (UnsupportedMediaType, 415, "invalid_request_error", "invalid_argument"),
+        (Unauthenticated, 401, "authentication_error", "invalid_api_key"),
+        (PermissionDenied, 403, "permission_error", "permission_denied"),
+        (NotFound, 404, "invalid_request_error", "model_not_found"),
+        (ResourceExhausted, 429, "rate_limit_error", "rate_limit_exceeded"),
+        (Unavailable, 503, "server_error", "unavailable"),
+        (DeadlineExceeded, 504, "server_error", "deadline_exceeded"),
+        (DataLoss, 500, "server_error", "data_loss"),
+        (Internal, 500, "server_error", "internal"),
+    ],
+)
+def test_each_error_has_its_status(kind: type[ApiError], status: int, error_type: str, code: str) -> None:
+    response = error_response(kind("Because."))
+    assert response.status_code == status
+    expected = {"message": "Because.", "type": error_type, "param": None, "code": code}
+    assert msgspec.json.decode(response.body) == {"error": expected}
+    assert "retry-after" not in response.headers
+    assert ("www-authenticate" in response.headers) is (status == 401)
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (2.1, "3")])
+def test_retry_after_is_whole_seconds_rounded_up(seconds: float, header: str) -> None:
+    assert error_response(Unavailable("Busy.", retry_after=seconds)).headers["retry-after"] == header
+
+
+def test_error_names_the_field_as_the_endpoint_calls_it() -> None:
+    error = InvalidArgument("x", violations=(FieldViolation("sampling.top_p", "must be over 0 up to 1, not 3"),))
+    body = msgspec.json.decode(error_response(error).body)["error"]
+    assert (body["param"], body["message"]) == ("top_p", "top_p: must be over 0 up to 1, not 3.")
+
+
+@pytest.mark.parametrize(
+    ("field", "renames", "expected"),
+    [
+        ("sampling.temperature", {}, "temperature"),
+        ("messages[1].role", {}, "messages[1].role"),
+        ("text", CompletionShape.renames, "prompt"),
+        ("token_ids[3]", CompletionShape.renames, "prompt[3]"),
+        ("logprobs", ChatShape.renames, "top_logprobs"),
+        ("inputs[2].text", {"inputs": "input"}, "input[2]"),
+        ("inputs", {"inputs": "input"}, "input"),
+    ],
+)
+def test_field_names(field: str, renames: dict[str, str], expected: str) -> None:
+    assert http_field(field, renames) == expected
