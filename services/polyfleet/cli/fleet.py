@@ -1,0 +1,159 @@
+"""`polyfleet workers | deploy | undeploy | drain`: what operators do with the fleet."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.options import fleet_options, json_option
+from polyfleet.cli.output import out, print_json, print_table
+
+if TYPE_CHECKING:
+    from polyfleet.v1 import fleet_pb2 as pb
+
+
+def state_name(state: int) -> str:
+    """`WORKER_STATE_READY` as `ready`."""
+    from polyfleet.v1 import fleet_pb2 as pb
+
+    return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()  # type: ignore[arg-type]
+
+
+def worker_state(worker: "pb.FleetWorker") -> str:
+    """State for people, with progress while loading and the reason when it is not well."""
+    name = state_name(worker.status.state)
+    if name == "loading":
+        name += f" {worker.status.load_progress:.0%}"
+    return f"{name}: {worker.status.reason}" if worker.status.reason else name
+
+
+def worker_record(worker: "pb.FleetWorker") -> dict[str, Any]:
+    """One worker for `--json`."""
+    info, status = worker.info, worker.status
+    return {
+        "worker_id": info.worker_id,
+        "deployment": info.deployment,
+        "model": info.model.name,
+        "accelerator": info.accelerator,
+        "device": info.device_name,
+        "host": info.host,
+        "pid": info.pid,
+        "address": info.address,
+        "metrics_address": info.metrics_address,
+        "state": state_name(status.state),
+        "reason": status.reason,
+        "load_progress": status.load_progress,
+        "running_sequences": status.running_sequences,
+        "waiting_sequences": status.waiting_sequences,
+        "free_blocks": status.free_blocks,
+        "num_blocks": info.model.num_blocks,
+    }
+
+
+def worker_row(worker: "pb.FleetWorker") -> tuple[str, ...]:
+    """One worker for people."""
+    info, status = worker.info, worker.status
+    load = f"{status.running_sequences} running, {status.waiting_sequences} waiting"
+    device = f"{info.accelerator} {info.device_name}".strip()
+    return info.worker_id, info.deployment or "-", worker_state(worker), load, device, info.host, str(info.pid)
+
+
+@click.command(epilog="Example: polyfleet workers --json")
+@fleet_options
+@json_option
+def workers(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
+    """List the workers of the fleet and how they are doing."""
+    from polyfleet.cli.fleet_client import open_fleet
+
+    with open_fleet(fleet, fleet_token_file) as client:
+        found = client.snapshot().workers
+    if as_json:
+        print_json([worker_record(worker) for worker in found])
+    elif found:
+        columns = ("WORKER", "DEPLOYMENT", "STATE", "LOAD", "DEVICE", "HOST", "PID")
+        print_table(columns, [worker_row(worker) for worker in found])
+    else:
+        out.print("No workers. `polyfleet deploy NAME PATH` starts one.")
+
+
+@click.command(
+    epilog="Example: polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q4_1.gguf --workers 2 --context-length 4096"
+)
+@click.argument("name")
+@click.argument("source")
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(0, 1000), help="How many workers.")
+@click.option("--model-name", default="", help="Served name, when it is not NAME.")
+@click.option("--accelerator", "accelerators", multiple=True, help="Family, in order of preference; repeat it.")
+@click.option("--dtype", default="", type=click.Choice(["", "auto", "float32", "float16", "bfloat16"]), metavar="DTYPE")
+@click.option("--context-length", default=0, type=click.IntRange(0), help="Tokens, prompt and output together.")
+@click.option("--kv-cache-tokens", default=0, type=click.IntRange(0), help="Size of the KV pool.")
+@click.option("--max-sequences", default=0, type=click.IntRange(0), help="Sequences that run at once.")
+@click.option("--step-tokens", default=0, type=click.IntRange(0), help="Token budget of one step.")
+@click.option("--threads", default=0, type=click.IntRange(0), help="CPU threads.")
+@fleet_options
+@json_option
+def deploy(
+    name: str,
+    source: str,
+    workers: int,
+    model_name: str,
+    accelerators: tuple[str, ...],
+    fleet: str,
+    fleet_token_file: Path | None,
+    as_json: bool,
+    **worker_options: Any,
+) -> None:
+    """Serve the model in SOURCE as NAME, or change the deployment of that name.
+
+    SOURCE is a GGUF file or a Hugging Face folder, as the worker's host sees it. What is left out, the worker chooses.
+    """
+    from polyfleet.cli.fleet_client import open_fleet
+    from polyfleet.v1 import fleet_pb2 as pb
+
+    wanted = pb.ModelDeployment(
+        name=name,
+        model_name=model_name,
+        source=absolute_if_here(source),
+        accelerators=accelerators,
+        workers=workers,
+        options=pb.WorkerOptions(**worker_options),
+    )
+    with open_fleet(fleet, fleet_token_file) as client:
+        stored = client.deploy(wanted)
+    if as_json:
+        print_json({"name": stored.name, "model": stored.model_name or stored.name, "workers": stored.workers})
+    else:
+        out.print(f"{stored.name}: {stored.workers} worker(s) wanted. `polyfleet workers` shows how they come up.")
+
+
+def absolute_if_here(source: str) -> str:
+    """A path that exists on this machine as an absolute one; any other text as it is, for the worker's host to find."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source
+
+
+@click.command(epilog="Example: polyfleet undeploy smollm2")
+@click.argument("name")
+@fleet_options
+def undeploy(name: str, fleet: str, fleet_token_file: Path | None) -> None:
+    """Drain and stop the workers of deployment NAME, and forget it."""
+    from polyfleet.cli.fleet_client import open_fleet
+
+    with open_fleet(fleet, fleet_token_file) as client:
+        client.undeploy(name)
+    out.print(f"{name} is going away; its workers finish what they run.")
+
+
+@click.command(epilog="Example: polyfleet drain worker-0f3a9c2b7d11")
+@click.argument("worker_id")
+@fleet_options
+def drain(worker_id: str, fleet: str, fleet_token_file: Path | None) -> None:
+    """Let worker WORKER_ID finish what it runs, then stop it; its deployment starts another."""
+    from polyfleet.cli.fleet_client import open_fleet
+
+    if not worker_id:
+        raise CliError("The worker's id is empty: `polyfleet workers` lists them.", ExitCode.BAD_INPUT)
+    with open_fleet(fleet, fleet_token_file) as client:
+        client.drain(worker_id)
+    out.print(f"{worker_id} takes no new requests and stops once it has finished.")

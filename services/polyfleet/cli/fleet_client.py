@@ -1,0 +1,52 @@
+"""The scheduler's Fleet service as operators call it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from polyfleet.cli.errors import calling
+from polyfleet.cli.options import check_address, read_secret
+from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.v1.fleet_pb2_grpc import FleetStub
+from polyfleet.wire.auth import bearer_metadata
+
+TIMEOUT_SECONDS = 10.0
+
+
+class FleetClient:
+    """One method per call. Raises grpc.RpcError."""
+
+    def __init__(self, channel: grpc.Channel, token: str | None) -> None:
+        self._stub = FleetStub(channel)
+        self._metadata = bearer_metadata(token)
+
+    def snapshot(self) -> pb.FleetSnapshot:
+        """All workers and deployments now."""
+        request = pb.ListWorkersRequest()
+        answer: pb.FleetSnapshot = self._stub.ListWorkers(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata)
+        return answer
+
+    def deploy(self, deployment: pb.ModelDeployment) -> pb.ModelDeployment:
+        """Create or change a deployment; gives it back as stored."""
+        request = pb.DeployRequest(deployment=deployment)
+        answer: pb.DeployResponse = self._stub.Deploy(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata)
+        return answer.deployment
+
+    def undeploy(self, name: str) -> None:
+        """Drain and stop a deployment's workers."""
+        self._stub.Undeploy(pb.UndeployRequest(name=name), timeout=TIMEOUT_SECONDS, metadata=self._metadata)
+
+    def drain(self, worker_id: str) -> None:
+        """Let one worker finish what it runs, then stop."""
+        self._stub.Drain(pb.DrainRequest(worker_id=worker_id), timeout=TIMEOUT_SECONDS, metadata=self._metadata)
+
+
+@contextmanager
+def open_fleet(fleet: str, token_file: Path | None) -> Iterator[FleetClient]:
+    """A client of the scheduler at `fleet`; failures of its calls become CliErrors."""
+    check_address(fleet)
+    token = read_secret(token_file, "fleet token")
+    with calling(fleet), grpc.insecure_channel(fleet, [("grpc.enable_http_proxy", 0)]) as channel:
+        yield FleetClient(channel, token)

@@ -1,0 +1,120 @@
+"""`polyfleet generate`: one continuation, from a gateway or, with --offline, by the engine in this very process."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.options import FiniteRange, gateway_options, json_option, open_client
+from polyfleet.cli.output import print_json
+
+if TYPE_CHECKING:
+    from polyfleet.client import Client
+
+
+class TokenIds(click.ParamType[tuple[int, ...]]):
+    """`1,2,3` as a tuple of ids."""
+
+    name = "ids"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Fails with click's usage error for anything but non-negative integers of 32 bits between commas."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in str(value).split(",")]
+        wrong = [part for part in parts if not part.isdecimal() or int(part) >= 2**32]
+        if wrong:
+            self.fail(f"{wrong[0]!r} is no token id: write non-negative integers between commas, such as 1,2,3.")
+        return tuple(int(part) for part in parts)
+
+
+@click.command(
+    epilog="Examples: polyfleet generate --prompt 'The capital of France is' --max-tokens 20\n\n"
+    "polyfleet generate --offline ./model.gguf --prompt-ids 1,2,3 --dtype float32 --json"
+)
+@click.option("--prompt", metavar="TEXT", help="Raw text to continue; `-` or nothing reads stdin.")
+@click.option("--prompt-ids", type=TokenIds(), metavar="1,2,3", help="Token ids to continue, instead of a text.")
+@click.option("--model", default="", help="Served name; the only model when there is one.  [gateway only]")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=50, show_default=True, help="Tokens to generate.")
+@click.option("--temperature", type=FiniteRange(0, 2), help="0 is greedy. Default: offline 0, the gateway's 1.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the draws when the temperature is over 0.")
+@click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens.")
+@click.option("--offline", type=click.Path(path_type=Path), metavar="PATH", help="GGUF file or Hugging Face folder.")
+@click.option(
+    "--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Computing type.  [offline only]"
+)
+@gateway_options
+@json_option
+def generate(
+    prompt: str | None,
+    prompt_ids: tuple[int, ...] | None,
+    model: str,
+    offline: Path | None,
+    dtype: str | None,
+    as_json: bool,
+    gateway: str,
+    api_key_file: Path | None,
+    tls: bool,
+    ca_file: Path | None,
+    **sampling: Any,
+) -> None:
+    """Continue a prompt.
+
+    A gateway's answer is streamed as it comes; --json prints it whole, with token ids and finish reason.
+    """
+    text = read_prompt(prompt, prompt_ids)
+    if offline is not None:
+        if model:
+            raise click.UsageError("--model names a model of a gateway; --offline names the file itself.")
+        from polyfleet.cli.offline import generate_offline
+
+        result = generate_offline(offline, text, prompt_ids, dtype or "auto", **sampling)
+        print_json(result, indent=0) if as_json else click.echo(
+            result["text"] or ",".join(map(str, result["token_ids"]))
+        )
+        return
+    if dtype is not None:
+        raise click.UsageError("--dtype belongs to --offline: a gateway's workers have chosen theirs.")
+    with open_client(gateway, api_key_file, tls, ca_file) as client:
+        answer(client, text, prompt_ids, as_json, {"model": model, **sampling})
+
+
+def read_prompt(prompt: str | None, prompt_ids: tuple[int, ...] | None) -> str | None:
+    """The text to continue, from stdin when it is `-` or nothing was given; None when there are ids."""
+    if prompt is not None and prompt_ids is not None:
+        raise click.UsageError("Give --prompt or --prompt-ids, not both.")
+    if prompt_ids is not None:
+        return None
+    if prompt is None and sys.stdin.isatty():
+        raise click.UsageError("Give --prompt TEXT or --prompt-ids 1,2,3.")
+    text = sys.stdin.read() if prompt in (None, "-") else prompt
+    if not text:
+        raise CliError("The prompt is empty: give at least one character.", ExitCode.BAD_INPUT)
+    return text
+
+
+def answer(
+    client: "Client", text: str | None, prompt_ids: tuple[int, ...] | None, as_json: bool, options: dict[str, Any]
+) -> None:
+    """Stream the gateway's answer to stdout, or print it whole as JSON."""
+    with client.stream(text, token_ids=prompt_ids, **options) as stream:
+        for delta in stream:
+            if not as_json:
+                click.echo(delta.text, nl=False)
+    if not as_json:
+        click.echo()
+        return
+    done = stream.transcript.completion()
+    print_json(
+        {
+            "token_ids": done.token_ids,
+            "text": done.text,
+            "finish_reason": done.finish_reason,
+            "usage": done.usage,
+            "request_id": done.request_id,
+            "worker_ids": done.worker_ids,
+        },
+        indent=0,
+    )

@@ -1,0 +1,81 @@
+"""`polyfleet generate --offline`: the engine alone, in this process. The one place where a command drives an Engine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfleet.cli.errors import CliError, ExitCode
+
+if TYPE_CHECKING:
+    from polyfleet.engine.engine import Engine
+    from polyfleet.engine.request import SequenceRequest
+    from polyfleet.text.model_text import ModelText
+
+
+def generate_offline(
+    path: Path,
+    text: str | None,
+    prompt_ids: tuple[int, ...] | None,
+    dtype: str,
+    *,
+    max_tokens: int,
+    temperature: float | None,
+    seed: int | None,
+    ignore_eos: bool,
+) -> dict[str, Any]:
+    """Continue a text or ids with the model at `path`, greedily without a temperature; `--json` prints the result.
+
+    Raises CliError: bad file, option or prompt, or a computation that failed.
+    """
+    from polyfleet.backends import BackendUnavailable
+    from polyfleet.engine.engine import Engine
+    from polyfleet.engine.request import EngineOptions, SequenceRequest
+    from polyfleet.wire.sampling import SamplingParams
+
+    try:
+        engine = Engine.load(str(path), EngineOptions(dtype=dtype, max_sequences=1))
+        model_text = text_of(engine)
+        ids = prompt_ids if prompt_ids is not None else encode(model_text, text or "")
+        params = SamplingParams(temperature=temperature or 0.0, seed=seed or 0)
+        request = SequenceRequest("offline", ids, params, max_tokens, ignore_eos=ignore_eos)
+        token_ids, finish_reason = run(engine, request)
+    except (ValueError, BackendUnavailable) as error:  # model files, fields and options: all one sentence
+        raise CliError(sentence(error), ExitCode.BAD_INPUT) from None
+    except RuntimeError as error:
+        raise CliError(sentence(error)) from None
+    decoded = model_text.decode(token_ids) if model_text else ""
+    return {"token_ids": token_ids, "text": decoded, "finish_reason": finish_reason}
+
+
+def text_of(engine: "Engine") -> "ModelText | None":
+    """The model's tokenizer; None when its folder has none."""
+    if engine.tokenizer is None:
+        return None
+    from polyfleet.text.model_text import ModelText
+
+    return ModelText(engine.tokenizer.document)
+
+
+def encode(model_text: "ModelText | None", text: str) -> tuple[int, ...]:
+    """The ids of a text. Raises CliError when there is no tokenizer."""
+    if model_text is None:
+        raise CliError("This model has no tokenizer: give --prompt-ids 1,2,3 instead of --prompt.", ExitCode.BAD_INPUT)
+    return tuple(model_text.encode(text))
+
+
+def run(engine: "Engine", request: "SequenceRequest") -> tuple[list[int], str]:
+    """Token ids and finish reason of the one request. Raises FieldError, RuntimeError when computing fails."""
+    engine.add(request)
+    token_ids: list[int] = []
+    finish_reason = ""
+    while engine.has_work:
+        for update in engine.step():
+            if update.error:
+                raise RuntimeError(update.error)
+            token_ids += [token.token_id for token in update.tokens]
+            finish_reason = update.finish_reason.value if update.finish_reason else finish_reason
+    return token_ids, finish_reason
+
+
+def sentence(error: Exception) -> str:
+    """The error's own words, ended by a full stop."""
+    return f"{str(error).rstrip('.')}."

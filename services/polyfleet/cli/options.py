@@ -1,0 +1,113 @@
+"""Options that several commands share, and what they open."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from polyfleet.cli.errors import CliError, ExitCode, calling
+
+if TYPE_CHECKING:
+    from polyfleet.client import Client
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+DEFAULT_GATEWAY = "127.0.0.1:50051"
+DEFAULT_FLEET = "127.0.0.1:50052"
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class FiniteRange(click.FloatRange):
+    """click's FloatRange lets nan pass; this one does not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, in range and finite."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def gateway_options(command: _F) -> _F:
+    """Where the gateway is and how to reach it."""
+    for option in (
+        click.option("--ca-file", type=FILE, help="PEM roots to trust; given: TLS."),
+        click.option("--tls", is_flag=True, help="Use TLS with the system's roots."),
+        click.option(
+            "--api-key-file", type=FILE, envvar="POLYFLEET_API_KEY_FILE", help="File whose first line is the API key."
+        ),
+        click.option(
+            "--gateway",
+            default=DEFAULT_GATEWAY,
+            envvar="POLYFLEET_GATEWAY",
+            show_default=True,
+            metavar="HOST:PORT",
+            help="gRPC address of the gateway.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def fleet_options(command: _F) -> _F:
+    """Where the scheduler's Fleet service is and how to reach it."""
+    for option in (
+        click.option(
+            "--fleet-token-file",
+            type=FILE,
+            envvar="POLYFLEET_FLEET_TOKEN_FILE",
+            help="File whose first line is the fleet token (or an operator's key).",
+        ),
+        click.option(
+            "--fleet",
+            default=DEFAULT_FLEET,
+            envvar="POLYFLEET_FLEET",
+            show_default=True,
+            metavar="HOST:PORT",
+            help="Address of the scheduler.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def read_secret(path: Path | None, what: str) -> str | None:
+    """The first line of a file that holds a secret; None without a file."""
+    if path is None:
+        return None
+    try:
+        secret = path.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise CliError(f"The file {path} with the {what} can't be read: {reason}.", ExitCode.BAD_INPUT) from None
+    if not secret:
+        raise CliError(f"The file {path} is empty: its first line must be the {what}.", ExitCode.BAD_INPUT)
+    return secret
+
+
+def check_address(address: str) -> None:
+    """Raise CliError unless `address` reads `host:port`."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise CliError(f"{address!r} is no address: write host:port, such as {DEFAULT_GATEWAY}.", ExitCode.BAD_INPUT)
+
+
+@contextmanager
+def open_client(gateway: str, api_key_file: Path | None, tls: bool, ca_file: Path | None) -> "Iterator[Client]":
+    """A client of the gateway; failures of its calls become CliErrors."""
+    from polyfleet.client import Client, Tls
+
+    check_address(gateway)
+    settings: Tls | bool = Tls(ca_file=ca_file) if ca_file else tls
+    with calling(gateway):
+        try:
+            client = Client(gateway, api_key=read_secret(api_key_file, "API key"), tls=settings)
+        except OSError as error:
+            raise CliError(f"The file {ca_file} can't be read: {error.strerror}.", ExitCode.BAD_INPUT) from None
+        with client:
+            yield client

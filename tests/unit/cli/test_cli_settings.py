@@ -1,0 +1,117 @@
+"""What `polyfleet serve` decides before it starts anything."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from polyfleet.cli import hints
+from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.settings import (
+    MODEL_FILE,
+    MODEL_NAME,
+    Flags,
+    bundled_model,
+    check_ports,
+    dialable,
+    resolve,
+)
+
+FILE = """
+gateway: {grpc_listen: "127.0.0.1:7000", http_listen: "127.0.0.1:7001"}
+scheduler: {listen: "0.0.0.0:7002", fleet_token_file: /etc/token}
+deployments: [{name: big, source: /models/big, workers: 3}]
+"""
+
+
+def config_file(folder: Path) -> Path:
+    path = folder / "polyfleet.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def test_defaults_serve_the_bundled_model() -> None:
+    settings = resolve(Flags())
+    (deployment,) = settings.config.deployments
+    assert (deployment.name, deployment.model_name, deployment.workers) == (MODEL_NAME, MODEL_NAME, 1)
+    assert Path(deployment.source).name == MODEL_FILE
+    assert list(settings.listeners.values()) == [
+        "127.0.0.1:50051",
+        "127.0.0.1:8000",
+        "127.0.0.1:50052",
+        "127.0.0.1:9102",
+    ]
+
+
+def test_the_file_names_addresses_and_deployments(tmp_path: Path) -> None:
+    settings = resolve(Flags(config=config_file(tmp_path)))
+    assert settings.grpc_address == "127.0.0.1:7000"
+    assert settings.config.gateway.fleet == "127.0.0.1:7002"
+    assert [(d.name, d.workers) for d in settings.config.deployments] == [("big", 3)]
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    flags = Flags(
+        config=config_file(tmp_path),
+        model="models/My Model.gguf",
+        workers=2,
+        grpc_listen="127.0.0.1:7100",
+        fleet_listen="127.0.0.1:7102",
+        state_dir=tmp_path / "state",
+    )
+    settings = resolve(flags)
+    (deployment,) = settings.config.deployments
+    assert (deployment.name, deployment.model_name, deployment.workers) == ("my-model", "My Model", 2)
+    assert deployment.source == str(Path("models/My Model.gguf").absolute())
+    assert (settings.grpc_address, settings.http_address) == ("127.0.0.1:7100", "127.0.0.1:7001")
+    assert settings.config.gateway.fleet == "127.0.0.1:7102"
+    assert settings.state_dir == tmp_path / "state"
+    assert settings.config.scheduler.fleet_token_file == "/etc/token"
+
+
+def test_flags_of_the_model_need_a_model_when_the_file_has_its_own(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="--workers and --model-name belong to --model"):
+        resolve(Flags(config=config_file(tmp_path), workers=2))
+
+
+def test_a_bad_address_is_refused() -> None:
+    with pytest.raises(CliError, match="'50051' is no address"):
+        resolve(Flags(grpc_listen="50051"))
+
+
+def test_an_absent_model_package_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CliError, match="The default model is not installed") as caught:
+        bundled_model()
+    assert caught.value.exit_code == ExitCode.BAD_INPUT
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as released:
+        address, free = (f"127.0.0.1:{each.getsockname()[1]}" for each in (taken, released))
+        released.close()
+        with pytest.raises(CliError, match=f"{address}, wanted for HTTP, can't be had: Address already in use"):
+            check_ports(resolve(Flags(http_listen=address, grpc_listen=free)))
+
+
+def test_one_port_for_two_is_refused() -> None:
+    with pytest.raises(CliError, match="gRPC and HTTP can't both listen on"):
+        check_ports(resolve(Flags(grpc_listen="127.0.0.1:7003", http_listen="127.0.0.1:7003")))
+
+
+@pytest.mark.parametrize(
+    ("listen", "dial"),
+    [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:1", "127.0.0.1:1"), ("127.0.0.1:1", "127.0.0.1:1"), ("host:1", "host:1")],
+)
+def test_dialable(listen: str, dial: str) -> None:
+    assert dialable(listen) == dial
+
+
+def test_hints_name_the_addresses_and_the_model() -> None:
+    settings = resolve(Flags(grpc_listen="127.0.0.1:7100", http_listen="127.0.0.1:7101", model="m.gguf"))
+    calls = hints.calls(settings)
+    assert calls["Shell"] == "polyfleet chat --gateway 127.0.0.1:7100"
+    assert "http://127.0.0.1:7101/v1/chat/completions" in calls["curl"]
+    assert '"model": "m"' in calls["curl"]
+    compile(calls["Python"], "hint", "exec")
+    assert "127.0.0.1:7101" in hints.endpoints(settings)
