@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from polyfleet.gateway.api import Model
 from polyfleet.gateway.callbacks import Listeners
 from polyfleet.gateway.session import Session
-from polyfleet.placement.fleet import FleetSnapshot, WorkerState
+from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
 from polyfleet.v1 import fleet_pb2
 
 
@@ -109,7 +109,7 @@ class FleetView:
         workers = [s.worker() for s in self.sessions.values() if s.info.model.name == name]
         ready = [worker for worker in workers if worker.state is WorkerState.READY]
         info = self._infos.get(name)
-        lengths = max((worker.context_length for worker in ready or workers), default=0)
+        lengths = max(map(room, ready or workers), default=0)
         return ModelFacts(
             Model(
                 name=name,
@@ -125,3 +125,9 @@ class FleetView:
     def tokenizer_hashes(self) -> frozenset[str]:
         """Content hashes of all tokenizers in use."""
         return frozenset(info.tokenizer_hash for info in self._infos.values()) - {""}
+
+
+def room(worker: Worker) -> int:
+    """Tokens of one sequence, prompt and output together, that a worker has room for."""
+    pool = worker.num_blocks * worker.block_size
+    return min(worker.context_length, pool) if pool else worker.context_length

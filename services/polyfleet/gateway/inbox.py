@@ -19,7 +19,7 @@ class Parcel:
     worker_id: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[worker_pb2.SampledLogprobs] = field(default_factory=list)
-    finish_reason: int = inference_pb2.FINISH_REASON_UNSPECIFIED
+    finish_reason: "inference_pb2.FinishReason.ValueType" = inference_pb2.FINISH_REASON_UNSPECIFIED
     cached_tokens: int = 0
     queue_seconds: float = 0.0
     embedding: tuple[float, ...] = ()

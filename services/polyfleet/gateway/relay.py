@@ -14,11 +14,12 @@ from enum import Enum, unique
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, Code, DataLoss, Unavailable, error_of
+from polyfleet.gateway.fleet_view import room
 from polyfleet.gateway.inbox import Inbox
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue, Turn
 from polyfleet.gateway.session import Session
-from polyfleet.placement.fleet import PlacementRequest, Worker
+from polyfleet.placement.fleet import PlacementRequest
 from polyfleet.v1 import inference_pb2, worker_pb2
 from polyfleet.wire.ids import sequence_id
 from polyfleet.wire.sampling import SamplingParams
@@ -226,9 +227,3 @@ class SequenceRelay:
 
     def _end(self) -> None:
         self._state, self._session = State.ENDED, None
-
-
-def room(worker: Worker) -> int:
-    """Tokens of one sequence, prompt and output together, that a worker has room for."""
-    pool = worker.num_blocks * worker.block_size
-    return min(worker.context_length, pool) if pool else worker.context_length

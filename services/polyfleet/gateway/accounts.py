@@ -1,0 +1,134 @@
+"""What is written down of each request: the ledger, the metrics, one log line. Never a prompt, never an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from types import TracebackType
+
+from polyfleet.gateway.api import Call, Usage
+from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal
+from polyfleet.gateway.ledger import Ledger, Outcome
+from polyfleet.gateway.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class Accounts:
+    """Opens a Record per request. `max_seconds` bounds every request, whatever its caller allows."""
+
+    def __init__(self, ledger: Ledger, metrics: Metrics, max_seconds: float) -> None:
+        self.ledger = ledger
+        self.metrics = metrics
+        self.max_seconds = max_seconds
+        metrics.watch_ledger(ledger)
+
+    def open(self, request_id: str, call: Call) -> Record:
+        """A context manager around the whole request: admitted on entry, ended on exit, with what came out of it."""
+        return Record(self, request_id, call)
+
+
+class Record:
+    """One request's account. Inside it only ApiError, cancellation and GeneratorExit get out."""
+
+    def __init__(self, accounts: Accounts, request_id: str, call: Call) -> None:
+        self.request_id = request_id
+        self.worker_id = ""
+        self._accounts = accounts
+        self._call = call
+        self._model = ""
+        self._prompt_tokens = self._cached_tokens = self._completion_tokens = 0
+        self._begin = self._first = self._last = 0.0
+
+    def __enter__(self) -> Record:
+        self._accounts.ledger.admit()
+        self._begin = time.monotonic()
+        return self
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the caller's deadline or the gateway's limit, whichever is first."""
+        limit = self._accounts.max_seconds
+        allowed = limit if self._call.timeout is None else min(limit, self._call.timeout)
+        return self._begin + allowed - time.monotonic()
+
+    def deadline_error(self) -> DeadlineExceeded:
+        """What a request ends with when no seconds are left."""
+        return DeadlineExceeded("The request's deadline has passed.")
+
+    def name_model(self, model: str) -> None:
+        """The request is for this model of the fleet; from now on it is in flight there."""
+        self._model = model
+        self._accounts.metrics.inflight.labels(model).inc()
+
+    def placed(self, worker_id: str, queue_seconds: float) -> None:
+        """The first news came, from this worker, which had it in its queue for so long."""
+        self.worker_id = worker_id
+        self._accounts.metrics.queue_time.labels(self._model).observe(queue_seconds)
+
+    def prompt(self, num_tokens: int, num_cached: int) -> None:
+        """The prompt was computed, so much of it from a cache."""
+        self._prompt_tokens, self._cached_tokens = num_tokens, num_cached
+
+    def generated(self, num_tokens: int) -> None:
+        """So many tokens more have come."""
+        if num_tokens:
+            self._last = time.monotonic()
+            self._first = self._first or self._last
+            self._completion_tokens += num_tokens
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        return Usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        code, outcome = self._verdict(error)
+        self._accounts.ledger.end(outcome)
+        self._count(code)
+        self._log(code, error)
+        if isinstance(error, Exception) and not isinstance(error, ApiError):
+            raise Internal(f"The gateway failed; its log says why under {self.request_id}.") from error
+
+    def _verdict(self, error: BaseException | None) -> tuple[Code, Outcome]:
+        if error is None:
+            return Code.OK, Outcome.FINISHED
+        if isinstance(error, (GeneratorExit, asyncio.CancelledError)):
+            if self.seconds_left <= 0:
+                return Code.DEADLINE_EXCEEDED, Outcome.FAILED
+            return Code.CANCELLED, Outcome.CANCELLED
+        return (error.code if isinstance(error, ApiError) else Code.INTERNAL), Outcome.FAILED
+
+    def _count(self, code: Code) -> None:
+        metrics, model, usage = self._accounts.metrics, self._model, self.usage
+        metrics.requests.labels(model, self._call.method, code.name).inc()
+        if model:
+            metrics.inflight.labels(model).dec()
+        if code is Code.CANCELLED:
+            metrics.cancellations.labels(model).inc()
+        metrics.duration.labels(model).observe(time.monotonic() - self._begin)
+        metrics.prompt_tokens.labels(model).inc(usage.prompt_tokens)
+        metrics.cached_tokens.labels(model).inc(usage.cached_tokens)
+        metrics.generation_tokens.labels(model).inc(usage.completion_tokens)
+        if self._first:
+            metrics.first_token.labels(model).observe(self._first - self._begin)
+        if usage.completion_tokens > 1:
+            metrics.per_token.labels(model).observe((self._last - self._first) / (usage.completion_tokens - 1))
+
+    def _log(self, code: Code, error: BaseException | None) -> None:
+        fields = {
+            "request_id": self.request_id,
+            "method": self._call.method,
+            "model": self._model,
+            "key_id": self._call.key_id,
+            "worker_id": self.worker_id,
+            "code": code.name,
+            "seconds": round(time.monotonic() - self._begin, 4),
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+        }
+        if code is Code.INTERNAL:
+            log.error("Request failed.", extra=fields, exc_info=error)
+        else:
+            log.info("Request ended.", extra=fields)

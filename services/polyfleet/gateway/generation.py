@@ -1,0 +1,204 @@
+"""The gateway's core: a request in, typed deltas out. Both protocols sit on top of it."""
+
+import asyncio
+import math
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from polyfleet.gateway.accounts import Accounts, Record
+from polyfleet.gateway.api import (
+    Call,
+    Delta,
+    EmbedInput,
+    EmbedRequest,
+    EmbedResult,
+    GenerateRequest,
+    Model,
+    Pooling,
+    TokenizeRequest,
+    TokenizeResult,
+)
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.errors import ApiError, InvalidArgument, Unavailable
+from polyfleet.gateway.inbox import Inbox
+from polyfleet.gateway.models import Models, ServedModel
+from polyfleet.gateway.output import ChoiceOutput, RequestOutput
+from polyfleet.gateway.prompts import encode_chat, encode_prompt, encode_text
+from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue
+from polyfleet.gateway.relay import SequenceSpec
+from polyfleet.gateway.sequences import Sequences
+from polyfleet.gateway.validation import (
+    check_embed,
+    check_fit,
+    check_generate,
+    check_ids,
+    check_sampling_fits,
+    check_tokenize,
+)
+from polyfleet.text.stop import StopStrings
+from polyfleet.v1 import inference_pb2
+from polyfleet.wire.ids import new_id
+from polyfleet.wire.limits import FieldError
+from polyfleet.wire.sampling import SamplingParams
+
+POOLING = {Pooling.MEAN: inference_pb2.POOLING_MEAN, Pooling.LAST: inference_pb2.POOLING_LAST}
+GREEDY = SamplingParams(temperature=0.0)
+T = TypeVar("T")
+
+
+class Generation:
+    """`GenerationApi` over a fleet. Lives in one event loop."""
+
+    def __init__(self, models: Models, queue: RequestQueue, limits: Limits, accounts: Accounts) -> None:
+        self._models = models
+        self._queue = queue
+        self._limits = limits
+        self._accounts = accounts
+        self._running: set[Inbox] = set()
+        self._closed = False
+
+    async def generate(self, request: GenerateRequest, call: Call) -> AsyncGenerator[Delta, None]:
+        """See GenerationApi."""
+        with self._accounts.open(request.request_id or new_id("req"), call) as record:
+            served, specs = await self._within(record, self._generate_specs(request, record))
+            stops = StopStrings(request.stop) if request.stop else None
+            choices = [ChoiceOutput(spec.choice, served.text, stops) for spec in specs]
+            output = RequestOutput(choices, len(specs[0].prompt_ids), record)
+            async with self._sequences(specs, record) as sequences:
+                while not output.finished:
+                    for parcel in await sequences.take():
+                        delta = output.take(parcel)
+                        if delta is None:
+                            continue
+                        if delta.finish_reason is not None:
+                            sequences.cancel(delta.choice)
+                        yield delta
+
+    async def _generate_specs(
+        self, request: GenerateRequest, record: Record
+    ) -> tuple[ServedModel, Sequence[SequenceSpec]]:
+        """What to compute. Raises ApiError or FieldError."""
+        check_generate(request)
+        served = await self._resolve(request.model, record)
+        check_sampling_fits(request, served.model)
+        if request.stop and served.text is None:
+            raise FieldError("stop", f"model {served.model.name} has no tokenizer to find strings with")
+        prompt_ids = await encode_prompt(served, request.text, request.messages, request.token_ids)
+        field = "text" if request.text is not None else "messages" if request.messages else "token_ids"
+        check_fit(field, len(prompt_ids), request.max_tokens, served.model)
+        seed = secrets.randbits(64) if request.seed is None else request.seed
+        first = SequenceSpec(
+            request_id=record.request_id,
+            model=served.model.name,
+            prompt_ids=prompt_ids,
+            sampling=replace(request.sampling, seed=seed),
+            max_tokens=request.max_tokens,
+            stop_token_ids=request.stop_token_ids,
+            ignore_eos=request.ignore_eos,
+            logprobs=request.logprobs,
+            priority=request.priority,
+        )
+        return served, [replace(first, choice=choice) for choice in range(request.n)]
+
+    async def embed(self, request: EmbedRequest, call: Call) -> EmbedResult:
+        """See GenerationApi."""
+        with self._accounts.open(request.request_id or new_id("req"), call) as record:
+            specs = await self._within(record, self._embed_specs(request, record))
+            vectors: list[tuple[float, ...]] = [()] * len(specs)
+            num_prompt, num_cached = sum(len(spec.prompt_ids) for spec in specs), 0
+            async with self._sequences(specs, record) as sequences:
+                while not all(vectors):
+                    for parcel in await sequences.take():
+                        if not record.worker_id:
+                            record.placed(parcel.worker_id, parcel.queue_seconds)
+                        vectors[parcel.choice] = parcel.embedding
+                        num_cached += parcel.cached_tokens
+            record.prompt(num_prompt, num_cached)
+            return EmbedResult(tuple(_unit(v) if request.normalize else v for v in vectors), record.usage)
+
+    async def _embed_specs(self, request: EmbedRequest, record: Record) -> list[SequenceSpec]:
+        check_embed(request)
+        served = await self._resolve(request.model, record)
+        specs = []
+        for index, each in enumerate(request.inputs):
+            prompt_ids = await _embed_ids(f"inputs[{index}]", each, served)
+            spec = SequenceSpec(record.request_id, served.model.name, prompt_ids, GREEDY, choice=index, max_tokens=1)
+            specs.append(replace(spec, pooling=POOLING[request.pooling]))
+        return specs
+
+    async def tokenize(self, request: TokenizeRequest, call: Call) -> TokenizeResult:
+        """See GenerationApi."""
+        with self._accounts.open(new_id("req"), call) as record:
+            return await self._within(record, self._tokenize(request, record))
+
+    async def _tokenize(self, request: TokenizeRequest, record: Record) -> TokenizeResult:
+        check_tokenize(request)
+        served = await self._resolve(request.model, record)
+        if request.text is None:
+            token_ids = await encode_chat(served, request.messages)
+        else:
+            token_ids = await encode_text(served, "text", request.text, request.add_special_tokens)
+        return TokenizeResult(token_ids, tuple(served.text.pieces(token_ids) if served.text else ()))
+
+    def models(self) -> tuple[Model, ...]:
+        """See GenerationApi."""
+        return self._models.all()
+
+    def model(self, name: str) -> Model:
+        """See GenerationApi."""
+        return self._models.get(name)
+
+    async def _resolve(self, name: str, record: Record) -> ServedModel:
+        if self._closed:
+            raise Unavailable("The gateway is shutting down.", retry_after=RETRY_SECONDS)
+        served = await self._models.resolve(name)
+        record.name_model(served.model.name)
+        return served
+
+    async def _within(self, record: Record, work: Awaitable[T]) -> T:
+        """`work` within the request's time, its FieldError as the InvalidArgument that callers see."""
+        try:
+            return await asyncio.wait_for(work, record.seconds_left)
+        except asyncio.TimeoutError:
+            raise record.deadline_error() from None
+        except FieldError as error:
+            raise InvalidArgument.of(error) from None
+
+    def _sequences(self, specs: Sequence[SequenceSpec], record: Record) -> Sequences:
+        return Sequences(specs, self._queue, self._limits, self._accounts.metrics, self._running, record)
+
+    # Shutting down.
+
+    def close(self) -> None:
+        """Turn new requests away with UNAVAILABLE; those that run go on."""
+        self._closed = True
+
+    async def wait_until_idle(self, seconds: float) -> bool:
+        """Whether every request has ended within this time."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._accounts.ledger.running and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+        return self._accounts.ledger.running == 0
+
+    def abort(self, error: ApiError) -> None:
+        """End every running request with this error."""
+        for inbox in list(self._running):
+            inbox.fail(error)
+
+
+async def _embed_ids(field: str, each: EmbedInput, served: ServedModel) -> tuple[int, ...]:
+    if each.text is None:
+        check_ids(f"{field}.token_ids", each.token_ids, served.model)
+        token_ids = each.token_ids
+    else:
+        token_ids = await encode_text(served, f"{field}.text", each.text)
+    check_fit(field, len(token_ids), 1, served.model)
+    return token_ids
+
+
+def _unit(vector: tuple[float, ...]) -> tuple[float, ...]:
+    """The vector at Euclidean length 1; a zero vector stays zero."""
+    length = math.hypot(*vector)
+    return tuple(value / length for value in vector) if length else vector

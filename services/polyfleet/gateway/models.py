@@ -1,0 +1,97 @@
+"""The models that callers may name, and the text of each: resolved at once, or waited for while they are loading."""
+
+import asyncio
+from dataclasses import dataclass
+
+from polyfleet.gateway.api import Model
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from polyfleet.gateway.fleet_view import FleetView, ModelFacts
+from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue
+from polyfleet.gateway.texts import Texts
+from polyfleet.text.errors import TextAssetsError
+from polyfleet.text.model_text import ModelText
+from polyfleet.wire.limits import FieldError
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model whose facts are known. `text` None: it has no tokenizer and takes ids only."""
+
+    model: Model
+    text: ModelText | None
+
+
+class Models:
+    """The catalogue. Fetches tokenizers as models appear in the view."""
+
+    def __init__(self, view: FleetView, texts: Texts, queue: RequestQueue, limits: Limits) -> None:
+        self._view = view
+        self._texts = texts
+        self._queue = queue
+        self._limits = limits
+        view.changed.add(lambda: texts.want(view.tokenizer_hashes()))
+
+    def all(self) -> tuple[Model, ...]:
+        """Every model that is served or being loaded, by name."""
+        return tuple(facts.model for facts in self._view.models())
+
+    def get(self, name: str) -> Model:
+        """The model of that name. Raises NotFound."""
+        return self._facts(name).model
+
+    async def resolve(self, name: str) -> ServedModel:
+        """The model of that name (empty: the only one), waiting up to `queue_timeout` for what is on its way.
+
+        Raises NotFound, InvalidArgument, FailedPrecondition (its tokenizer can't be used), ResourceExhausted (too many
+        wait already), Unavailable (not in time).
+        """
+        served = self._look(name)
+        if isinstance(served, ServedModel):
+            return served
+        with self._queue.seat(name if self._view.model(name) else ""):
+            try:
+                return await asyncio.wait_for(self._wait(name), self._limits.queue_timeout)
+            except asyncio.TimeoutError:
+                reason = self._look(name)
+        if isinstance(reason, ServedModel):
+            return reason
+        raise Unavailable(
+            f"{reason} It did not change within {self._limits.queue_timeout:g} s.", retry_after=RETRY_SECONDS
+        )
+
+    async def _wait(self, name: str) -> ServedModel:
+        while not isinstance(served := self._look(name), ServedModel):
+            await self._view.changed.wait()
+        return served
+
+    def _look(self, name: str) -> ServedModel | str:
+        """The model, or why it has to be waited for."""
+        if not self._view.known:
+            return "The gateway has not heard of the fleet yet."
+        facts = self._facts(name)
+        if facts.info is None:
+            return f"Model {facts.model.name} is being loaded."
+        if not facts.info.tokenizer_hash:
+            return ServedModel(facts.model, None)
+        try:
+            text = self._texts.get(facts.info.tokenizer_hash)
+        except TextAssetsError as error:
+            raise FailedPrecondition(f"The tokenizer of model {facts.model.name} can't be used: {error}") from None
+        return ServedModel(facts.model, text) if text else f"The tokenizer of model {facts.model.name} is on its way."
+
+    def _facts(self, name: str) -> ModelFacts:
+        if name:
+            found = self._view.model(name)
+            if found is None:
+                raise NotFound(f"There is no model {name[:128]!r}; served models: {self._names() or 'none'}.")
+            return found
+        everything = self._view.models()
+        if len(everything) > 1:
+            raise InvalidArgument.of(FieldError("model", f"must name one of several models: {self._names()}"))
+        if not everything:
+            raise NotFound("No model is deployed.")
+        return everything[0]
+
+    def _names(self) -> str:
+        return ", ".join(facts.model.name for facts in self._view.models())

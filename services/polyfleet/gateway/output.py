@@ -1,0 +1,112 @@
+"""Tokens become what the client sees: text, ids, logprobs, and the end, stop strings included."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from polyfleet.gateway.accounts import Record
+from polyfleet.gateway.api import Delta, FinishReason, TokenLogprob
+from polyfleet.gateway.inbox import Parcel
+from polyfleet.text.model_text import ModelText
+from polyfleet.text.stop import StopMatcher, StopStrings
+from polyfleet.v1 import inference_pb2, worker_pb2
+
+_REASONS = {
+    inference_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    inference_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+class ChoiceOutput:
+    """Takes the parcels of one choice in order. `text` None: a model without a tokenizer, whose output is ids alone.
+
+    Ids and logprobs of the tokens that completed a stop string come out; their matched text does not.
+    """
+
+    def __init__(self, choice: int, text: ModelText | None, stops: StopStrings | None) -> None:
+        self._choice = choice
+        self._text = text
+        self._detokenizer = text.detokenizer() if text else None
+        self._matcher = StopMatcher(stops) if stops else None
+
+    def take(self, parcel: Parcel) -> Delta:
+        """What the parcel lets the client see. The choice has ended when it carries a finish reason."""
+        text, num_used = self._add(parcel.token_ids)
+        token_ids, logprobs = parcel.token_ids[:num_used], parcel.logprobs[:num_used]
+        reason = _REASONS.get(parcel.finish_reason)
+        if reason is not None:
+            text += self._finish()
+        if self._matcher is not None and self._matcher.matched:
+            reason = FinishReason.STOP
+        return Delta(
+            choice=self._choice,
+            text=text,
+            token_ids=tuple(token_ids),
+            logprobs=tuple(map(self._logprob, token_ids, logprobs)) if logprobs else (),
+            finish_reason=reason,
+            worker_id=parcel.worker_id,
+        )
+
+    def _add(self, token_ids: list[int]) -> tuple[str, int]:
+        """The text that these tokens make safe to show, and how many of them count: all, or those up to the stop."""
+        if self._detokenizer is None:
+            return "", len(token_ids)
+        if self._matcher is None:
+            return self._detokenizer.add(token_ids), len(token_ids)
+        text = ""
+        for count, token_id in enumerate(token_ids, 1):
+            text += self._matcher.add(self._detokenizer.add((token_id,)))
+            if self._matcher.matched:
+                return text, count
+        return text, len(token_ids)
+
+    def _finish(self) -> str:
+        """What was held back of half characters and beginnings of stop strings."""
+        tail = self._detokenizer.finish() if self._detokenizer else ""
+        return self._matcher.add(tail) + self._matcher.finish() if self._matcher else tail
+
+    def _logprob(self, token_id: int, sampled: worker_pb2.SampledLogprobs) -> TokenLogprob:
+        top = tuple(
+            TokenLogprob(each, self._token_text(each), logprob)
+            for each, logprob in zip(sampled.top_ids, sampled.top_logprobs, strict=False)
+        )
+        return TokenLogprob(token_id, self._token_text(token_id), sampled.logprob, top)
+
+    def _token_text(self, token_id: int) -> str:
+        return self._text.token_text(token_id) if self._text else ""
+
+
+class RequestOutput:
+    """All choices of one request, and the account of what came out."""
+
+    def __init__(self, choices: Sequence[ChoiceOutput], num_prompt: int, record: Record) -> None:
+        self._choices = choices
+        self._num_prompt = num_prompt
+        self._record = record
+        self._finished: set[int] = set()
+        self._begun = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return len(self._finished) == len(self._choices)
+
+    def take(self, parcel: Parcel) -> Delta | None:
+        """The delta for the client; None for news that come behind the end of their choice."""
+        if parcel.choice in self._finished:
+            return None
+        delta = self._choices[parcel.choice].take(parcel)
+        first = not self._begun
+        if first:
+            self._begun = True
+            self._record.placed(parcel.worker_id, parcel.queue_seconds)
+            self._record.prompt(self._num_prompt, parcel.cached_tokens)
+        self._record.generated(len(delta.token_ids))
+        if delta.finish_reason is not None:
+            self._finished.add(parcel.choice)
+        if first or self.finished:
+            return replace(
+                delta,
+                request_id=self._record.request_id if first else "",
+                usage=self._record.usage if self.finished else None,
+            )
+        return delta

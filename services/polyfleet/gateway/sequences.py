@@ -1,0 +1,72 @@
+"""All sequences of one request: started together, read together, ended together."""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+
+from polyfleet.gateway.accounts import Record
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.inbox import Inbox, Parcel
+from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.queue import RequestQueue, Turn
+from polyfleet.gateway.relay import SequenceRelay, SequenceSpec
+
+
+class Sequences:
+    """`async with` starts them; leaving it, however that happens, cancels what still runs and gives the turn back.
+
+    `running` holds the inboxes of all requests of the gateway. Entering raises ResourceExhausted when the queue is
+    full; `take` raises what ends the request, its deadline included.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[SequenceSpec],
+        queue: RequestQueue,
+        limits: Limits,
+        metrics: Metrics,
+        running: set[Inbox],
+        record: Record,
+    ) -> None:
+        self._queue = queue
+        self._running = running
+        self._record = record
+        self._inbox = Inbox()
+        self._turn = Turn(specs[0].model, specs[0].priority)
+        self._relays = [SequenceRelay(spec, self._turn, self._inbox, queue, limits, metrics) for spec in specs]
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> "Sequences":
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._record.seconds_left, self._inbox.fail, self._record.deadline_error())
+        self._running.add(self._inbox)
+        try:
+            for relay in self._relays:
+                relay.start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    async def take(self) -> list[Parcel]:
+        """The next news of all choices. Those parked for a slow client go on: it has come for more."""
+        for relay in self._relays:
+            relay.unpark()
+        return await self._inbox.take()
+
+    def cancel(self, choice: int) -> None:
+        """The rest of this choice is not wanted."""
+        self._relays[choice].cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._running.discard(self._inbox)
+        for relay in self._relays:
+            relay.cancel()
+        self._queue.give_back(self._turn)
