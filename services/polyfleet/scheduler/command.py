@@ -1,0 +1,131 @@
+"""The command line of `python -m polyfleet.scheduler`."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from polyfleet.scheduler.config import ACCELERATORS, ConfigError, SchedulerConfig, load_config
+from polyfleet.scheduler.ports import check_ports
+from polyfleet.scheduler.store import StoreError
+from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token
+from polyfleet.wire.logs import LEVELS
+
+CANNOT_START = 2
+EPILOG = """\b
+Examples:
+  python -m polyfleet.scheduler
+      starts a Ray of this machine, serves until SIGTERM or Ctrl-C, then stops every worker
+  python -m polyfleet.scheduler --address auto --config /etc/polyfleet.yaml
+      creates the scheduler in the Ray that runs here, or finds it, and returns
+
+Exit status: 0 well, 2 can't start.
+"""
+
+
+class Places(click.ParamType):  # type: ignore[type-arg]
+    """`cpu=4,cuda=1`: for how many workers of each accelerator there is room."""
+
+    name = "family=n,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Mapping[str, int]:
+        """The text as a dict."""
+        places: dict[str, int] = {}
+        for part in str(value).split(","):
+            family, _, count = part.partition("=")
+            if family not in ACCELERATORS or not count.isdigit() or int(count) < 1:
+                self.fail(f"{part!r} is not FAMILY=N with one of {', '.join(ACCELERATORS)} and N from 1.", param, ctx)
+            places[family] = int(count)
+        return places
+
+
+def default_places() -> dict[str, int]:
+    """Room for a CPU worker per core, and for four on small machines: memory, not cores, decides how many fit."""
+    return {"cpu": max(4, os.cpu_count() or 1)}
+
+
+@click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
+@click.option("--config", type=click.Path(path_type=Path), help="YAML file; its section `scheduler` holds the options.")
+@click.option("--address", default="local", help="Ray to join: auto, host:port; local starts one.")
+@click.option("--places", type=Places(), help="With --address local: room for workers.  [default: cpu=CORES]")
+@click.option("--listen", help="Of the Fleet service.  [default: 127.0.0.1:50052]")
+@click.option("--metrics-listen", help="Of /metrics.  [default: 127.0.0.1:9102]")
+@click.option("--advertise", help="host:port at which workers reach the Fleet service.  [default: as --listen]")
+@click.option("--state-dir", help="Folder for all state.  [default: ~/.local/state/polyfleet]")
+@click.option("--fleet-token-file", help="First line: the token that callers need beyond loopback.")
+@click.option("--keys-file", help="The gateway's keys; operators' keys in it may deploy, undeploy and drain.")
+@click.option("--log-level", type=click.Choice(LEVELS), help="[default: info]")
+@click.option("--stop-at-eof", is_flag=True, hidden=True, help="Stop when standard input ends: with the parent.")
+def main(
+    config: Path | None,
+    address: str,
+    places: Mapping[str, int] | None,
+    stop_at_eof: bool,
+    **overrides: str | None,
+) -> None:
+    """Run the scheduler: it keeps as many workers as the deployments want and tells gateways about them."""
+    try:
+        settings = load_config(config, overrides)
+        check_bind(settings.listen, fleet_token(settings.fleet_token_file or None))
+        if address == "local":
+            check_ports(settings)
+            _run_locally(settings, places or default_places(), stop_at_eof)
+        else:
+            _create_in(settings, address)
+    except (ConfigError, StoreError, AuthSetupError) as error:
+        _say({"error": str(error)})
+        click.echo(error, err=True)
+        sys.exit(CANNOT_START)
+
+
+def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof: bool) -> None:
+    """Serve until told to stop, then stop everything."""
+    from polyfleet.scheduler.actor import find_or_create, shut_down
+    from polyfleet.scheduler.local_ray import local_ray
+
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    if stop_at_eof:
+        threading.Thread(target=_wait_for_eof, args=(told,), daemon=True).start()
+    with local_ray(places) as ray_address:
+        actor = find_or_create(config)
+        try:
+            _say(_addresses(config, ray_address))
+            told.wait()
+        finally:
+            shut_down(actor, config.shutdown_seconds)
+
+
+def _wait_for_eof(told: threading.Event) -> None:
+    sys.stdin.read()
+    told.set()
+
+
+def _create_in(config: SchedulerConfig, address: str) -> None:
+    """Create or find the actor in a running cluster."""
+    from polyfleet.scheduler.actor import find_or_create
+    from polyfleet.scheduler.local_ray import joined_ray
+
+    try:
+        with joined_ray(address) as ray_address:
+            find_or_create(config)
+            _say(_addresses(config, ray_address))
+    except ConnectionError:
+        raise ConfigError(f"There is no Ray to join at {address}: start one, or leave --address out.") from None
+
+
+def _addresses(config: SchedulerConfig, ray_address: str) -> dict[str, str]:
+    return {"fleet": config.listen, "metrics": config.metrics_listen, "ray": ray_address}
+
+
+def _say(line: Mapping[str, str]) -> None:
+    """One line of JSON for whoever started this process."""
+    click.echo(json.dumps(dict(line)))
+    sys.stdout.flush()

@@ -1,0 +1,101 @@
+"""The scheduler's configuration: the `scheduler` section of the one YAML file, with its defaults. Frozen data."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import yaml
+
+ACCELERATORS = ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu", "vulkan")
+"""The families, in the order in which a deployment that names none prefers them."""
+
+RESOURCE_PREFIX = "polyfleet-"
+
+
+class ConfigError(ValueError):
+    """The scheduler can't run with this configuration. The message is one sentence for the operator."""
+
+
+class LaunchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How workers of one accelerator come to be."""
+
+    mode: Literal["spawn", "attach"] = "spawn"
+    interpreter: str = ""  # spawn: the Python that runs the worker; empty: the launcher's own
+    environment: dict[str, str] = msgspec.field(default_factory=dict)  # spawn: added to the node's environment
+    address: str = ""  # attach: host:port where the worker beside the launcher listens
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the scheduler's section may say. Addresses are host:port, times are seconds."""
+
+    listen: str = "127.0.0.1:50052"
+    metrics_listen: str = "127.0.0.1:9102"
+    advertise: str = ""  # where workers dial the scheduler; empty: `listen`
+    state_dir: str = ""  # empty: default_state_dir()
+    fleet_token_file: str = ""
+    keys_file: str = ""  # the gateway's; operators' keys in it may deploy, undeploy and drain
+    # A returning scheduler listens this long before it starts anything: workers dial it at most 5 s apart.
+    settle_seconds: float = 7.0
+    drain_seconds: float = 600.0  # a worker that is to go may take this long to finish what it runs
+    shutdown_seconds: float = 10.0  # the same, when the whole local fleet is stopped
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    accelerators: dict[str, LaunchConfig] = msgspec.field(default_factory=dict)  # by family; absent: all defaults
+
+    @property
+    def fleet_address(self) -> str:
+        """Where workers dial."""
+        return self.advertise or self.listen
+
+    @property
+    def state_path(self) -> Path:
+        """The folder with all state."""
+        return Path(self.state_dir) if self.state_dir else default_state_dir()
+
+    def launch_config(self, accelerator: str) -> LaunchConfig:
+        """How to launch workers of this family."""
+        return self.accelerators.get(accelerator, LaunchConfig())
+
+
+def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_STATE_HOME/polyfleet`, else `~/.local/state/polyfleet`."""
+    base = environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "polyfleet"
+
+
+def load_config(path: str | Path | None, overrides: Mapping[str, Any]) -> SchedulerConfig:
+    """The `scheduler` section of the YAML at `path` (None: no file), with `overrides` that are not None on top.
+
+    Raises ConfigError when the file can't be read or says something that is not understood.
+    """
+    section = _read_section(path) if path else {}
+    section |= {key: value for key, value in overrides.items() if value is not None}
+    try:
+        config = msgspec.convert(section, SchedulerConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"The scheduler's configuration is wrong: {error}.") from None
+    check_config(config)
+    return config
+
+
+def check_config(config: SchedulerConfig) -> None:
+    """Raise ConfigError for values that contradict each other."""
+    for family, launch in config.accelerators.items():
+        if family not in ACCELERATORS:
+            raise ConfigError(f"accelerators: {family!r} is none of {', '.join(ACCELERATORS)}.")
+        if launch.mode == "attach" and not launch.address:
+            raise ConfigError(f"accelerators.{family}.address: attach needs the worker's host:port.")
+
+
+def _read_section(path: str | Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The configuration file {path} can't be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise ConfigError(f"The configuration file {path} is no valid YAML.") from None
+    section = document.get("scheduler") if isinstance(document, dict) else document
+    if not isinstance(section, dict | None):
+        raise ConfigError(f"The configuration file {path} needs a mapping below `scheduler:`.")
+    return dict(section or {})

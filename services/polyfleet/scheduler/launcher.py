@@ -1,0 +1,53 @@
+"""Launcher: the Ray actor that looks after one worker, on its node. Ray restarts it; the worker outlives it."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from polyfleet.scheduler.attached import AttachedWorker
+from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
+from polyfleet.scheduler.news import News
+from polyfleet.scheduler.spawned import SpawnedWorker
+from polyfleet.wire.auth import fleet_token
+from polyfleet.wire.logs import log_fields, set_up_logging
+
+LONGEST_WAIT_SECONDS = 5.0
+RETRY_SECONDS = 5.0
+log = logging.getLogger(__name__)
+
+
+class Launcher:
+    """Begins its work when created, so that a restart by Ray needs nobody's help."""
+
+    async def __init__(self, spec: LaunchSpec) -> None:  # type: ignore[misc]  # Ray awaits it
+        _log_to_file(spec)
+        self._news = News(spec)
+        token = fleet_token(spec.fleet_token_file or None)
+        attach = spec.launch.mode == "attach"
+        self._worker = AttachedWorker(spec, self._news, token) if attach else SpawnedWorker(spec, self._news, token)
+        with log_fields(worker_id=spec.worker_id, deployment=spec.deployment):
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                return await self._worker.run()
+            except Exception:
+                log.exception("The launcher failed and tries again.")
+                self._news.publish(Phase.FAILED, reason="The launcher failed; launchers.log says why.")
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def next_report(self, after: int) -> LauncherReport:
+        """The report as soon as its revision differs from `after`, at the latest in a few seconds."""
+        return await self._news.next(after, LONGEST_WAIT_SECONDS)
+
+    async def stop(self, grace: float) -> None:
+        """Let the worker finish for at most `grace` seconds, then stop it; returns when it has left."""
+        await self._worker.stop(grace)
+
+
+def _log_to_file(spec: LaunchSpec) -> None:
+    folder = Path(spec.state_dir) / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    stream = (folder / "launchers.log").open("a", encoding="utf-8", buffering=1)
+    set_up_logging(spec.log_level, stream, process="launcher")

@@ -1,0 +1,47 @@
+"""A Ray of this machine alone: small, quiet, nothing reported to anybody, gone with its process."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import ray
+
+from polyfleet.scheduler.config import RESOURCE_PREFIX
+from polyfleet.scheduler.ray_cluster import NAMESPACE
+
+OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray refuses less than 75 MiB; nothing of ours lives there
+
+
+@contextmanager
+def local_ray(places: Mapping[str, int]) -> Iterator[str]:
+    """Start Ray with room for `places` workers of each accelerator; gives the cluster's address."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    context = ray.init(
+        address="local",
+        namespace=NAMESPACE,
+        num_cpus=0,  # no idle Python workers
+        num_gpus=0,  # devices are the workers' business
+        resources={f"{RESOURCE_PREFIX}{family}": count for family, count in places.items()},
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    session = context.address_info["session_dir"]
+    try:
+        yield str(context.address_info["gcs_address"])
+    finally:
+        ray.shutdown()
+        shutil.rmtree(session, ignore_errors=True)
+
+
+@contextmanager
+def joined_ray(address: str) -> Iterator[str]:
+    """Connect to a Ray that runs already ("auto", or host:port); leaves it running."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    context = ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    try:
+        yield str(context.address_info["gcs_address"])
+    finally:
+        ray.shutdown()

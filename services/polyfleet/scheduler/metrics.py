@@ -1,0 +1,103 @@
+"""The scheduler's `/metrics`: read from its state at each scrape, so that no series outlives what it counts."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from http.server import HTTPServer
+from threading import Thread
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from polyfleet.scheduler.launch import LauncherReport
+from polyfleet.v1 import fleet_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """What is measured, at one moment."""
+
+    snapshot: pb.FleetSnapshot
+    watchers: int
+    reports: tuple[LauncherReport, ...]
+
+
+class SchedulerMetrics:
+    """A Prometheus collector. `read` gives the state of one moment; it is called on the thread of the scrape."""
+
+    def __init__(self, read: Callable[[], SchedulerState]) -> None:
+        self._read = read
+        self._restarts: Counter[str] = Counter()
+        self._seen: dict[str, int] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """All series now; the names are those of docs/architecture.md."""
+        state = self._read()
+        yield _workers(state.snapshot)
+        yield from _deployments(state.snapshot)
+        yield self._restart_counts(state.reports)
+        version = "Version of the fleet snapshot, within one epoch"
+        yield GaugeMetricFamily("polyfleet_snapshot_version", version, state.snapshot.version)
+        yield GaugeMetricFamily("polyfleet_snapshot_watchers", "Open streams of WatchFleet", state.watchers)
+
+    def _restart_counts(self, reports: Sequence[LauncherReport]) -> CounterMetricFamily:
+        """Sums that never fall, though launchers come, go, and begin again from 0."""
+        for report in reports:
+            before = self._seen.get(report.spec.worker_id, 0)
+            new = report.restarts - before if report.restarts >= before else report.restarts
+            self._restarts[report.spec.deployment] += new
+        self._seen = {report.spec.worker_id: report.restarts for report in reports}
+        family = CounterMetricFamily(
+            "polyfleet_worker_restarts_total", "Workers that were started again after a failure", labels=["deployment"]
+        )
+        for deployment, restarts in sorted(self._restarts.items()):
+            family.add_metric([deployment], restarts)
+        return family
+
+
+def _workers(snapshot: pb.FleetSnapshot) -> GaugeMetricFamily:
+    counts = Counter(
+        (worker.info.model.name, worker.info.accelerator, state_name(worker.status.state))
+        for worker in snapshot.workers
+    )
+    family = GaugeMetricFamily("polyfleet_workers", "Known workers", labels=["model", "accelerator", "state"])
+    for labels, count in sorted(counts.items()):
+        family.add_metric(labels, count)
+    return family
+
+
+def _deployments(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:
+    ready = Counter(w.info.deployment for w in snapshot.workers if w.status.state == pb.WORKER_STATE_READY)
+    desired = GaugeMetricFamily(
+        "polyfleet_deployment_workers_desired", "Workers that a deployment wants", labels=["deployment"]
+    )
+    have = GaugeMetricFamily(
+        "polyfleet_deployment_workers_ready", "Workers of a deployment that are ready", labels=["deployment"]
+    )
+    for deployment in snapshot.deployments:
+        desired.add_metric([deployment.name], deployment.workers)
+        have.add_metric([deployment.name], ready[deployment.name])
+    yield desired
+    yield have
+
+
+def state_name(state: "pb.WorkerState.ValueType") -> str:
+    """`WORKER_STATE_READY` as `ready`."""
+    return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
+
+
+class MetricsServer:
+    """Serves a collector at `/metrics`. Raises OSError when the port is taken."""
+
+    def __init__(self, host: str, port: int, metrics: SchedulerMetrics) -> None:
+        registry = CollectorRegistry()
+        registry.register(metrics)
+        self._server: HTTPServer
+        self._thread: Thread
+        self._server, self._thread = start_http_server(port, host, registry)
+
+    def stop(self) -> None:
+        """Close the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

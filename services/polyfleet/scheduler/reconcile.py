@@ -1,0 +1,179 @@
+"""From the wish to the next actions: desired deployments, known launchers and workers in, a Plan out. Pure.
+
+Called again and again with fresh facts; each Plan moves the fleet one step towards the wish. It starts replacements
+before it stops what they replace, unless there is no room for both.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from polyfleet.scheduler.config import ACCELERATORS
+from polyfleet.scheduler.launch import LauncherReport, Phase, generation_of
+from polyfleet.scheduler.registry import Record
+from polyfleet.v1 import fleet_pb2 as pb
+
+_LEAVING = (pb.WORKER_STATE_DRAINING, pb.WORKER_STATE_LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the cluster: its names, and for how many workers of each accelerator it has room."""
+
+    node_id: str
+    hosts: frozenset[str]
+    capacity: Mapping[str, int]
+    address: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start a launcher for a new worker of this deployment."""
+
+    deployment: pb.ModelDeployment
+    accelerator: str
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Let this launcher's worker finish and stop, then end the launcher."""
+
+    launcher_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """End this launcher and touch no worker: its worker has left already, or its node is gone."""
+
+    launcher_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainWorker:
+    """Let this worker, which has no launcher, finish and stop."""
+
+    worker_id: str
+
+
+Action = Launch | Retire | Forget | DrainWorker
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to do now, and of each deployment that can't have all its workers, why."""
+
+    actions: list[Action] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+class _Room:
+    """Free places for workers, per node and accelerator."""
+
+    def __init__(
+        self, nodes: Sequence[Node], launchers: Iterable[LauncherReport], orphans: Iterable[pb.WorkerInfo]
+    ) -> None:
+        self._nodes = nodes
+        self._used = Counter((report.spec.node_id, report.spec.accelerator) for report in launchers)
+        for info in orphans:
+            self._used.update((node.node_id, info.accelerator) for node in nodes if info.host in node.hosts)
+
+    def take(self, accelerators: Sequence[str]) -> tuple[str, Node] | None:
+        """Use a place of the first of these families that has one, on the node with the most of it."""
+        for family in accelerators:
+            free = {n.node_id: n.capacity.get(family, 0) - self._used[n.node_id, family] for n in self._nodes}
+            node = max(self._nodes, key=lambda n: (free[n.node_id], n.node_id), default=None)
+            if node and free[node.node_id] > 0:
+                self._used[node.node_id, family] += 1
+                return family, node
+        return None
+
+    def problem(self, accelerators: Sequence[str]) -> str:
+        """Why there is no place."""
+        families = [f for f in accelerators if any(node.capacity.get(f) for node in self._nodes)]
+        if not families:
+            return f"No node of the cluster has {' or '.join(accelerators)}."
+        return f"All places for {' and '.join(families)} workers are taken."
+
+
+def reconcile(
+    deployments: Iterable[pb.ModelDeployment],
+    launchers: Sequence[LauncherReport],
+    records: Sequence[Record],
+    nodes: Sequence[Node],
+    removed: Collection[str] = (),
+) -> Plan:
+    """The next actions.
+
+    `launchers` are all that exist, those already told to stop included (`stopping`). Workers of a deployment that is
+    neither in `deployments` nor in `removed` are left alone: this scheduler may have lost its state, they serve.
+    """
+    plan = Plan()
+    alive = {node.node_id for node in nodes}
+    states = {record.info.worker_id: record.shown.state for record in records}
+    wishes = sorted(deployments, key=lambda wish: (wish.created_unix_seconds, wish.name))
+    names = {wish.name for wish in wishes}
+    present = []
+    for report in launchers:
+        if report.phase is Phase.LEFT or report.spec.node_id not in alive:
+            plan.actions.append(Forget(report.spec.worker_id))
+        elif not report.stopping and report.spec.deployment not in names:
+            plan.actions.append(Retire(report.spec.worker_id))
+        elif not report.stopping:
+            present.append(report)
+    orphans = _orphans(launchers, records)
+    plan.actions.extend(DrainWorker(info.worker_id) for info in orphans if info.deployment in removed)
+    room = _Room(nodes, launchers, orphans)
+    for wish in wishes:
+        mine = [
+            report
+            for report in present
+            if report.spec.deployment == wish.name and states.get(report.watched_id) != pb.WORKER_STATE_DRAINING
+        ]
+        _reconcile_one(wish, mine, [info for info in orphans if info.deployment == wish.name], states, room, plan)
+    return plan
+
+
+def _orphans(launchers: Iterable[LauncherReport], records: Iterable[Record]) -> list[pb.WorkerInfo]:
+    """Workers of a deployment that no launcher looks after, and that are to stay: Ray lost their launchers."""
+    watched = {report.watched_id for report in launchers}
+    return [
+        record.info
+        for record in records
+        if record.info.deployment and record.info.worker_id not in watched and record.shown.state not in _LEAVING
+    ]
+
+
+def _reconcile_one(
+    wish: pb.ModelDeployment,
+    mine: Sequence[LauncherReport],
+    orphans: Sequence[pb.WorkerInfo],
+    states: Mapping[str, int],
+    room: _Room,
+    plan: Plan,
+) -> None:
+    """Plan for one deployment; `mine` are its launchers that are not leaving."""
+    families = tuple(wish.accelerators) or ACCELERATORS
+    generation = generation_of(wish)
+    current = [r for r in mine if r.spec.generation == generation and r.spec.accelerator in families]
+    outdated = [r for r in mine if r not in current]
+    missing = wish.workers - len(current) - len(orphans)
+    for _ in range(missing):
+        place = room.take(families)
+        if place is None:
+            plan.problems[wish.name] = room.problem(families)
+            break
+        plan.actions.append(Launch(wish, *place))
+    ready = sum(states.get(r.watched_id) == pb.WORKER_STATE_READY for r in current) + len(orphans)
+    spare = len(outdated) - max(0, wish.workers - ready)
+    if spare <= 0 and outdated and wish.name in plan.problems and ready == len(current) + len(orphans):
+        spare = 1  # no room for both: one old worker has to make way for the next new one
+    plan.actions.extend(Retire(r.spec.worker_id) for r in _least_useful(outdated, states)[: max(0, spare)])
+    excess = max(0, -missing)
+    plan.actions.extend(Retire(r.spec.worker_id) for r in _least_useful(current, states)[:excess])
+    plan.actions.extend(DrainWorker(info.worker_id) for info in orphans[: max(0, excess - len(current))])
+
+
+def _least_useful(reports: Sequence[LauncherReport], states: Mapping[str, int]) -> list[LauncherReport]:
+    """Those that are not ready first."""
+    return sorted(reports, key=lambda r: (states.get(r.watched_id) == pb.WORKER_STATE_READY, r.spec.worker_id))

@@ -1,0 +1,175 @@
+"""Who is in the fleet and how they are: registrations, reports, silence, launchers' news. Pure; times are given.
+
+A worker is LOST after 3 s without a report and forgotten a minute later, unless a launcher still looks after it. Its
+own reports say how it is, except where only its launcher can know: not started yet, crashed, could not load.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from polyfleet.scheduler.launch import LauncherReport, Phase
+from polyfleet.v1 import fleet_pb2 as pb
+
+LOST_AFTER_SECONDS = 3.0
+FORGOTTEN_AFTER_SECONDS = 60.0
+_SERVING = (pb.WORKER_STATE_READY, pb.WORKER_STATE_DRAINING)
+
+
+@dataclass(slots=True)
+class Record:
+    """One worker. `stream` is the registration stream that speaks for it now; -1: it never registered."""
+
+    info: pb.WorkerInfo
+    status: pb.WorkerStatus = field(default_factory=pb.WorkerStatus)
+    heard: float = 0.0
+    stream: int = -1
+    lost: bool = False
+    launcher: LauncherReport | None = None
+
+    @property
+    def shown(self) -> pb.WorkerStatus:
+        """How the worker is, all sources together."""
+        report = self.launcher
+        if report and report.phase is Phase.FAILED and self._is_about_me(report):
+            own = self.status.reason if self.status.state == pb.WORKER_STATE_UNHEALTHY else ""
+            return pb.WorkerStatus(state=pb.WORKER_STATE_UNHEALTHY, reason=own or report.reason)
+        if report and (self.stream < 0 or (report.pid and report.pid != self.info.pid)):
+            return pb.WorkerStatus(state=pb.WORKER_STATE_STARTING, reason=report.reason)
+        if self.lost:
+            silence = f"no report for {LOST_AFTER_SECONDS:.0f} s"
+            return pb.WorkerStatus(state=pb.WORKER_STATE_LOST, reason=silence, step=self.status.step)
+        return self.status
+
+    def _is_about_me(self, report: LauncherReport) -> bool:
+        """Whether the launcher's failure is that of the process that registered, and not of one before it."""
+        if self.stream < 0 or self.lost:
+            return True
+        return self.info.pid == report.pid if report.pid else self.status.state not in _SERVING
+
+
+class Registry:
+    """All workers and deployments of one life (`epoch`) of the scheduler; `version` grows with each visible change."""
+
+    def __init__(self, epoch: str) -> None:
+        self.epoch = epoch
+        self.version = 0
+        self._records: dict[str, Record] = {}
+        self._deployments: tuple[pb.ModelDeployment, ...] = ()
+        self._snapshot = pb.FleetSnapshot(scheduler_epoch=epoch)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """All workers, in order of their ids."""
+        return tuple(self._records[worker_id] for worker_id in sorted(self._records))
+
+    def record(self, worker_id: str) -> Record | None:
+        """The worker of that id."""
+        return self._records.get(worker_id)
+
+    def register(self, info: pb.WorkerInfo, stream: int, now: float) -> None:
+        """A worker announced itself on `stream`; an earlier stream of the same id is not listened to any more."""
+        record = self._records.get(info.worker_id)
+        if record is None:
+            record = self._records[info.worker_id] = Record(info)
+        if record.stream != stream and record.info.pid != info.pid:
+            record.status = pb.WorkerStatus(state=pb.WORKER_STATE_STARTING)
+        record.info, record.stream, record.heard, record.lost = info, stream, now, False
+        self._changed()
+
+    def report(self, worker_id: str, status: pb.WorkerStatus, stream: int, now: float) -> None:
+        """A worker's status came in on `stream`; ignored unless that stream speaks for it."""
+        record = self._records.get(worker_id)
+        if record is None or record.stream != stream:
+            return
+        before = record.shown
+        record.status, record.heard, record.lost = status, now, False
+        if _visible(before) != _visible(record.shown):
+            self._changed()
+
+    def closed(self, worker_id: str, stream: int) -> None:
+        """A stream ended. A worker that was draining has gone (its launcher, if any, will say so); any other has until
+        it is LOST to come back.
+        """
+        record = self._records.get(worker_id)
+        alone = record is not None and record.stream == stream and record.launcher is None
+        if record and alone and record.status.state == pb.WORKER_STATE_DRAINING:
+            self.forget(worker_id)
+
+    def sweep(self, now: float) -> None:
+        """Let time pass: mark silent workers LOST, forget those that stayed away and have no launcher."""
+        for worker_id, record in list(self._records.items()):
+            silence = now - record.heard
+            if record.stream >= 0 and not record.lost and silence > LOST_AFTER_SECONDS:
+                record.lost = True
+                self._changed()
+            if record.lost and record.launcher is None and silence > FORGOTTEN_AFTER_SECONDS:
+                self.forget(worker_id)
+
+    def observe(self, reports: Iterable[LauncherReport]) -> None:
+        """Take over what all launchers say now.
+
+        A worker that its launcher saw leaving is forgotten; one that never registered goes with its launcher.
+        """
+        by_worker = {report.watched_id: report for report in reports}
+        for worker_id, report in by_worker.items():
+            if report.phase is Phase.LEFT:
+                self.forget(worker_id)
+            elif worker_id not in self._records:
+                self._records[worker_id] = Record(_info_of(report), launcher=report)
+                self._changed()
+        for worker_id, record in list(self._records.items()):
+            before = record.shown
+            record.launcher = by_worker.get(worker_id)
+            if record.launcher is None and record.stream < 0:
+                self.forget(worker_id)
+            elif _visible(before) != _visible(record.shown):
+                self._changed()
+
+    def forget(self, worker_id: str) -> None:
+        """Drop the worker's record."""
+        if self._records.pop(worker_id, None):
+            self._changed()
+
+    def set_deployments(self, deployments: Iterable[pb.ModelDeployment]) -> None:
+        """Replace the deployments that snapshots show."""
+        wanted = tuple(deployments)
+        if wanted != self._deployments:
+            self._deployments = wanted
+            self._changed()
+
+    @property
+    def deployments(self) -> tuple[pb.ModelDeployment, ...]:
+        """The deployments that snapshots show."""
+        return self._deployments
+
+    def snapshot(self) -> pb.FleetSnapshot:
+        """The fleet now. Callers must not change it: it is built once per version."""
+        if self._snapshot.version != self.version:
+            workers = [pb.FleetWorker(info=record.info, status=record.shown) for record in self.records]
+            self._snapshot = pb.FleetSnapshot(
+                scheduler_epoch=self.epoch, version=self.version, workers=workers, deployments=self._deployments
+            )
+        return self._snapshot
+
+    def _changed(self) -> None:
+        self.version += 1
+
+
+def _visible(status: pb.WorkerStatus) -> bytes:
+    """What of a status is worth a new snapshot: all but the running totals."""
+    facts = pb.WorkerStatus()
+    facts.CopyFrom(status)
+    facts.ClearField("counters")
+    facts.ClearField("step")
+    return facts.SerializeToString(deterministic=True)
+
+
+def _info_of(report: LauncherReport) -> pb.WorkerInfo:
+    """What is known of a worker that has not registered yet."""
+    return pb.WorkerInfo(
+        worker_id=report.watched_id,
+        deployment=report.spec.deployment,
+        accelerator=report.spec.accelerator,
+        host=report.host,
+        pid=report.pid,
+    )

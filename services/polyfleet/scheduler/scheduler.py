@@ -1,0 +1,131 @@
+"""Scheduler: store, registry, feed, controller, Fleet server and metrics, wired together. Free of Ray."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from polyfleet.scheduler.auth import FleetAuth
+from polyfleet.scheduler.cluster import Cluster
+from polyfleet.scheduler.config import SchedulerConfig
+from polyfleet.scheduler.controller import Controller
+from polyfleet.scheduler.feed import SnapshotFeed
+from polyfleet.scheduler.fleet_service import FleetService
+from polyfleet.scheduler.metrics import MetricsServer, SchedulerMetrics, SchedulerState
+from polyfleet.scheduler.registry import Registry
+from polyfleet.scheduler.store import Store
+from polyfleet.v1 import fleet_pb2_grpc
+from polyfleet.wire.auth import check_bind, fleet_token, split_host_port
+from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
+
+SERVICE_NAME = "polyfleet.v1.Fleet"
+BIND_SECONDS = 30.0  # the port of a scheduler that was just killed may take a moment
+SCRAPE_SECONDS = 5.0
+CLOSE_SECONDS = 1.0
+MAX_SNAPSHOT_BYTES = 64 * 1024 * 1024
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a port in use must be an error, not a share
+    ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_SNAPSHOT_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+)
+log = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """One life of the scheduler. `start` makes one that serves; `stop` ends it and leaves the workers alone."""
+
+    def __init__(self, config: SchedulerConfig, cluster: Cluster) -> None:
+        """Opens the state. Raises StoreError and AuthSetupError."""
+        self._config = config
+        token = fleet_token(config.fleet_token_file or None)
+        check_bind(config.listen, token)
+        self._store = Store(config.state_path / "fleet.sqlite")
+        self._registry = Registry(secrets.token_hex(8))
+        self._registry.set_deployments(self._store.deployments())
+        self._feed = SnapshotFeed(self._registry)
+        self._controller = Controller(config, self._store, self._registry, self._feed, cluster, token)
+        keys_file = Path(config.keys_file) if config.keys_file else None
+        auth = FleetAuth(config.listen, token, keys_file)
+        self._server: Any = grpc.aio.server(options=_OPTIONS, interceptors=[auth])
+        self._health = health.aio.HealthServicer()
+        service = FleetService(self._store, self._registry, self._feed, self._controller)
+        fleet_pb2_grpc.add_FleetServicer_to_server(service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._metrics: MetricsServer | None = None
+        self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def epoch(self) -> str:
+        """Names this life of the scheduler."""
+        return self._registry.epoch
+
+    async def start(self) -> None:
+        """Bind, serve, and look after the fleet in the background. Raises OSError when a port stays taken."""
+        metrics = SchedulerMetrics(self._read_from_thread(asyncio.get_running_loop()))
+        await _retry_bind(self._bind_fleet)
+        await _retry_bind(lambda: self._bind_metrics(metrics))
+        await self._server.start()
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._loop = asyncio.create_task(self._controller.run())
+        log.info("The scheduler listens on %s.", self._config.listen, extra={"epoch": self.epoch})
+
+    def _bind_fleet(self) -> None:
+        try:
+            self._server.add_insecure_port(self._config.listen)
+        except RuntimeError as error:
+            raise OSError(f"{self._config.listen} can't be bound") from error
+
+    def _bind_metrics(self, metrics: SchedulerMetrics) -> None:
+        host, port = split_host_port(self._config.metrics_listen)
+        self._metrics = MetricsServer(host, int(port), metrics)
+
+    def _read_from_thread(self, loop: asyncio.AbstractEventLoop) -> Any:
+        async def read() -> SchedulerState:
+            return SchedulerState(self._registry.snapshot(), self._feed.watchers, self._controller.reports)
+
+        return lambda: asyncio.run_coroutine_threadsafe(read(), loop).result(SCRAPE_SECONDS)
+
+    async def shutdown(self, grace: float) -> None:
+        """Stop the whole fleet in good order, workers first; the Fleet service answers until they have left."""
+        await self._end_loop()
+        await self._controller.shutdown(grace)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop serving and close the state."""
+        await self._end_loop()
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(CLOSE_SECONDS)
+        if self._metrics:
+            await asyncio.to_thread(self._metrics.stop)
+        self._store.close()
+
+    async def _end_loop(self) -> None:
+        if self._loop:
+            self._loop.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._loop
+            self._loop = None
+
+
+async def _retry_bind(bind: Any) -> None:
+    """Call `bind` until it raises no OSError, for BIND_SECONDS; then let the error through."""
+    deadline = asyncio.get_running_loop().time() + BIND_SECONDS
+    while True:
+        try:
+            bind()
+            return
+        except OSError:
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(0.2)

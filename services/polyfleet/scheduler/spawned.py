@@ -1,0 +1,90 @@
+"""Looking after a worker that this launcher starts: adopt or start, watch, start again with back-off, stop."""
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import grpc
+
+from polyfleet.scheduler.backoff import Backoff
+from polyfleet.scheduler.launch import LaunchSpec, Phase
+from polyfleet.scheduler.news import News
+from polyfleet.scheduler.worker_client import WorkerClient
+from polyfleet.scheduler.worker_process import WorkerProcess, ending, read_lock
+
+TERMINATE_SECONDS = 3.0  # between SIGTERM, SIGTERM and SIGKILL
+log = logging.getLogger(__name__)
+
+
+class SpawnedWorker:
+    """One worker process for as long as it is wanted. `run` ends once the worker has left in good order."""
+
+    def __init__(self, spec: LaunchSpec, news: News, token: str | None) -> None:
+        self._spec, self._news, self._token = spec, news, token
+        self._process: WorkerProcess | None = None
+        self._stop = asyncio.Event()
+        self._left = asyncio.Event()
+
+    async def run(self) -> None:
+        """Keep the worker running until it leaves with status 0 or `stop` is called."""
+        backoff = Backoff()
+        while not self._stop.is_set():
+            began = time.monotonic()
+            status, reason = await self._run_once()
+            if status == 0 or self._stop.is_set():
+                break
+            delay = backoff.delay_after(time.monotonic() - began)
+            log.warning("%s It is started again in %.1f s.", reason, delay)
+            self._news.publish(Phase.FAILED, reason=reason, restarted=True)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), delay)
+        self._news.publish(Phase.LEFT)
+        self._left.set()
+
+    async def _run_once(self) -> tuple[int | None, str]:
+        """One process from start or adoption to its end: exit status and the reason in words."""
+        try:
+            process = WorkerProcess.adopt(self._spec) or await WorkerProcess.start(self._spec)
+        except OSError as error:
+            return 1, f"The worker can't be started: {error.strerror}: {error.filename}."
+        self._process = process
+        log.info("The worker's process runs.", extra={"worker_pid": process.pid})
+        self._news.publish(Phase.WATCHING, pid=process.pid)
+        try:
+            status = await process.wait()
+        finally:
+            self._process = None
+        return status, ending(self._spec, status)
+
+    async def stop(self, grace: float) -> None:
+        """Let the worker finish for at most `grace` seconds; returns when its process has ended."""
+        self._stop.set()
+        self._news.publish_stopping()
+        if self._process:
+            await self._ask_to_leave(self._process)
+        if await self._has_left(grace):
+            return
+        for _ in range(2):  # the second SIGTERM ends a worker that the first one only made drain
+            if self._process:
+                self._process.terminate()
+            if await self._has_left(TERMINATE_SECONDS):
+                return
+        if self._process:
+            self._process.kill()
+        await self._left.wait()
+
+    async def _ask_to_leave(self, process: WorkerProcess) -> None:
+        """By RPC; by SIGTERM when its port is not open yet or does not answer."""
+        lock = read_lock(self._spec)
+        if lock and lock.pid == process.pid:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                async with WorkerClient(lock.address, self._token) as client:
+                    await client.drain(leave=True)
+                return
+        process.terminate()
+
+    async def _has_left(self, seconds: float) -> bool:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._left.wait(), seconds)
+        return self._left.is_set()

@@ -1,0 +1,104 @@
+"""The scheduler's state on disk: deployments, tokenizer assets, ids of known workers, in one SQLite file.
+
+Every change is durable when its method returns; a process killed at any moment leaves the file whole (WAL). One
+Store is used by one thread.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from polyfleet.v1 import fleet_pb2 as pb
+
+SCHEMA_VERSION = 1
+REMOVED_KEPT_SECONDS = 30 * 24 * 3600  # how long a removed deployment's name is remembered
+_SCHEMA = """
+CREATE TABLE deployments (name TEXT PRIMARY KEY, message BLOB NOT NULL);
+CREATE TABLE removed_deployments (name TEXT PRIMARY KEY, removed_unix_seconds INTEGER NOT NULL);
+CREATE TABLE assets (hash TEXT PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE workers (worker_id TEXT PRIMARY KEY);
+"""
+
+
+class StoreError(RuntimeError):
+    """The file can't be used. The message is one sentence for the operator."""
+
+
+class Store:
+    """Opens or creates the file. Raises StoreError when it is no database or belongs to a newer Polyfleet."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._migrate(path)
+        except sqlite3.Error as error:
+            raise StoreError(f"The state file {path} can't be used ({error}): move it away or restore it.") from None
+
+    def _migrate(self, path: Path) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise StoreError(f"The state file {path} was written by a newer Polyfleet: upgrade, or use another folder.")
+        if version == 0:
+            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        oldest = int(time.time()) - REMOVED_KEPT_SECONDS
+        self._db.execute("DELETE FROM removed_deployments WHERE removed_unix_seconds < ?", (oldest,))
+
+    def deployments(self) -> tuple[pb.ModelDeployment, ...]:
+        """All deployments, by name."""
+        rows = self._db.execute("SELECT message FROM deployments ORDER BY name")
+        return tuple(pb.ModelDeployment.FromString(message) for (message,) in rows)
+
+    def put_deployment(self, deployment: pb.ModelDeployment) -> None:
+        """Create or replace the deployment of that name."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("DELETE FROM removed_deployments WHERE name = ?", (deployment.name,))
+            row = (deployment.name, deployment.SerializeToString())
+            self._db.execute("INSERT OR REPLACE INTO deployments VALUES (?, ?)", row)
+
+    def remove_deployment(self, name: str) -> bool:
+        """Remove it and remember that it was; False when there is none of that name."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            if not self._db.execute("DELETE FROM deployments WHERE name = ?", (name,)).rowcount:
+                return False
+            row = (name, int(time.time()))
+            self._db.execute("INSERT OR REPLACE INTO removed_deployments VALUES (?, ?)", row)
+        return True
+
+    def was_removed(self, name: str) -> bool:
+        """Whether a deployment of that name was removed, and not created again, in the last 30 days."""
+        query = "SELECT 1 FROM removed_deployments WHERE name = ?"
+        return self._db.execute(query, (name,)).fetchone() is not None
+
+    def put_asset(self, content_hash: str, data: bytes) -> None:
+        """Keep tokenizer assets under their hash, which the caller has checked."""
+        self._db.execute("INSERT OR IGNORE INTO assets VALUES (?, ?)", (content_hash, data))
+
+    def has_asset(self, content_hash: str) -> bool:
+        """Whether assets of that hash are held."""
+        return self._db.execute("SELECT 1 FROM assets WHERE hash = ?", (content_hash,)).fetchone() is not None
+
+    def asset(self, content_hash: str) -> bytes | None:
+        """The assets of that hash; None when they are not held."""
+        row = self._db.execute("SELECT data FROM assets WHERE hash = ?", (content_hash,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def workers(self) -> frozenset[str]:
+        """Ids of the workers that the fleet had when this was last written."""
+        return frozenset(worker_id for (worker_id,) in self._db.execute("SELECT worker_id FROM workers"))
+
+    def set_workers(self, worker_ids: Iterable[str]) -> None:
+        """Remember which workers the fleet has, so that a returning scheduler knows whom to expect."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("DELETE FROM workers")
+            self._db.executemany("INSERT INTO workers VALUES (?)", ((worker_id,) for worker_id in worker_ids))
+
+    def close(self) -> None:
+        """Close the file; the Store can't be used after."""
+        self._db.close()

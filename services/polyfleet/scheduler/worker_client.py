@@ -1,0 +1,48 @@
+"""The few calls that a launcher makes on its worker over gRPC."""
+
+from typing import Any
+
+import grpc
+
+from polyfleet.v1 import worker_pb2 as pb
+from polyfleet.v1 import worker_pb2_grpc
+from polyfleet.wire.auth import bearer_metadata
+
+CALL_SECONDS = 3.0
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+
+
+class WorkerClient:
+    """One worker's `Worker` service. Every method raises grpc.aio.AioRpcError when the call fails."""
+
+    def __init__(self, address: str, token: str | None) -> None:
+        self._channel: Any = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._stub: Any = worker_pb2_grpc.WorkerStub(self._channel)
+        self._metadata = bearer_metadata(token)
+
+    async def __aenter__(self) -> "WorkerClient":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    async def status(self) -> pb.StatusResponse:
+        """Info and status."""
+        answer: pb.StatusResponse = await self._stub.Status(
+            pb.StatusRequest(), timeout=CALL_SECONDS, metadata=self._metadata
+        )
+        return answer
+
+    async def load(self, request: pb.LoadRequest) -> None:
+        """Load a model and wait until it is ready, however long that takes."""
+        async for _ in self._stub.Load(request, metadata=self._metadata):
+            pass
+
+    async def unload(self) -> None:
+        """Cancel what runs and free the model."""
+        await self._stub.Unload(pb.UnloadRequest(), metadata=self._metadata)
+
+    async def drain(self, *, leave: bool) -> None:
+        """Let it take nothing new; with `leave` its process ends once it is quiet."""
+        request = pb.WorkerDrainRequest(exit=leave)
+        await self._stub.Drain(request, timeout=CALL_SECONDS, metadata=self._metadata)

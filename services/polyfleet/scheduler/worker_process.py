@@ -1,0 +1,185 @@
+"""A worker's operating-system process: started in a session of its own, or found again by its lock file."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from polyfleet.scheduler.launch import LaunchSpec
+
+START_TOLERANCE_SECONDS = 2.0  # the start is computed from the boot time, which clock steps move
+POLL_SECONDS = 0.2  # how often the end of an adopted process, which is no child, is looked for
+REASON_TAIL_BYTES = 4096
+
+
+class WorkerLock(msgspec.Struct, frozen=True):
+    """What a worker writes about itself once its ports are open. `started` is its process's start in Unix seconds."""
+
+    worker_id: str
+    pid: int
+    started: float
+    address: str = ""
+    metrics_address: str = ""
+
+
+def lock_path(spec: LaunchSpec) -> Path:
+    """Where the worker's lock file lies."""
+    return Path(spec.state_dir) / "workers" / f"{spec.worker_id}.json"
+
+
+def log_path(spec: LaunchSpec) -> Path:
+    """Where the worker's output goes."""
+    return Path(spec.state_dir) / "logs" / f"{spec.worker_id}.log"
+
+
+def read_lock(spec: LaunchSpec) -> WorkerLock | None:
+    """The lock of this worker if the process that wrote it is alive, else None."""
+    try:
+        lock = msgspec.json.decode(lock_path(spec).read_bytes(), type=WorkerLock)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return lock if lock.worker_id == spec.worker_id and _is_alive(lock.pid, lock.started) else None
+
+
+def _is_alive(pid: int, started: float) -> bool:
+    """Whether the process of that pid runs, and is the one that started then."""
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - started) <= START_TOLERANCE_SECONDS
+        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def worker_command(spec: LaunchSpec) -> list[str]:
+    """The command line of a spawned worker. Ports are free ones: the worker announces them itself."""
+    load = spec.load_request
+    command = [spec.launch.interpreter or sys.executable, "-m", "polyfleet.serving"]
+    flags = {
+        "--worker-id": spec.worker_id,
+        "--deployment": load.deployment,
+        "--model": load.source,
+        "--model-name": load.model_name,
+        "--accelerator": spec.accelerator,
+        "--fleet": spec.fleet_address,
+        "--fleet-token-file": spec.fleet_token_file,
+        "--listen": f"{spec.worker_host}:0",
+        "--metrics-listen": f"{spec.worker_host}:0",
+        "--lock-file": str(lock_path(spec)),
+        "--drain-timeout": f"{spec.drain_seconds:g}",
+        "--log-level": spec.log_level,
+    }
+    options = {field.name: value for field, value in load.options.ListFields()}
+    flags |= {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()}
+    for flag, value in flags.items():
+        command += [flag, value] if value else []
+    return command
+
+
+def worker_environment(spec: LaunchSpec, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The node's environment without what Ray put into the launcher's: its own variables, and one OpenMP thread."""
+    kept = {k: v for k, v in environ.items() if not k.startswith("RAY_") and k not in ("OMP_NUM_THREADS", "SPT_NOENV")}
+    if kept.get("PYTHONBREAKPOINT", "").startswith("ray."):
+        del kept["PYTHONBREAKPOINT"]
+    return {**kept, **spec.launch.environment}
+
+
+class WorkerProcess:
+    """One running worker process. `child` is None for an adopted one, whose exit status nobody can learn."""
+
+    def __init__(self, pid: int, started: float, child: asyncio.subprocess.Process | None = None) -> None:
+        self.pid = pid
+        self._started = started
+        self._child = child
+
+    @classmethod
+    async def start(cls, spec: LaunchSpec) -> "WorkerProcess":
+        """Start a worker that outlives this process. Raises OSError when the interpreter can't be run."""
+        log_path(spec).parent.mkdir(parents=True, exist_ok=True)
+        with log_path(spec).open("ab") as log:
+            child = await asyncio.create_subprocess_exec(
+                *worker_command(spec),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=worker_environment(spec),
+                start_new_session=True,
+            )
+        return cls(child.pid, 0.0, child)
+
+    @classmethod
+    def adopt(cls, spec: LaunchSpec) -> "WorkerProcess | None":
+        """The worker that runs already, by its lock file; None when there is none."""
+        lock = read_lock(spec)
+        return cls(lock.pid, lock.started) if lock else None
+
+    async def wait(self) -> int | None:
+        """Wait for its end; the exit status (negative: a signal), or None when it is not known.
+
+        What it leaves of its session (an engine that still holds the device) is ended too.
+        """
+        if self._child:
+            status: int | None = await self._child.wait()
+        else:
+            status = None
+            while _is_alive(self.pid, self._started):
+                await asyncio.sleep(POLL_SECONDS)
+        self.kill()
+        return status
+
+    def terminate(self) -> None:
+        """Ask it to finish and end. Nothing happens when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it and everything in its session at once. Nothing happens when all have ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if _group_of(self.pid) in (self.pid, None):  # None: it is gone, but not all of its session
+                os.killpg(self.pid, signal.SIGKILL)
+            else:
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def ending(spec: LaunchSpec, status: int | None) -> str:
+    """Why a worker ended, in one sentence. One that could not start (2) or load (3) said why in its last words."""
+    if status in (2, 3) and (words := _last_words(log_path(spec))):
+        return words
+    if status is None:
+        how = "ended"
+    elif status < 0:
+        how = f"was killed by signal {-status}"
+    else:
+        how = f"ended with status {status}"
+    return f"The worker {how}; its log is {log_path(spec)}."
+
+
+def _last_words(path: Path) -> str:
+    """The last error in a worker's log (a JSON line of level error, or plain text); empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - REASON_TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        try:
+            entry = msgspec.json.decode(line, type=dict[str, object])
+        except msgspec.DecodeError:
+            entry = {"level": "error", "message": line.strip()}
+        if entry.get("level") == "error" and entry.get("message"):
+            return str(entry["message"])
+    return ""
