@@ -12,7 +12,7 @@ import signal
 import socket
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import click
 
@@ -23,9 +23,6 @@ from polyfleet.serving.messages import Add, Cancel, Command, Failed, Load, Loade
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.logs import LEVELS, set_up_logging
 
-if TYPE_CHECKING:
-    from polyfleet.loading.model import TokenizerAssets  # imports torch
-
 log = logging.getLogger(__name__)
 
 DEFAULT_ENGINE = "polyfleet.engine:Engine.load"
@@ -33,11 +30,32 @@ IDLE_CHECK_SECONDS = 1.0
 Progress = Callable[[float, str], None]
 
 
+class Assets(Protocol):
+    """As `polyfleet.loading.model.TokenizerAssets`, whose module imports torch."""
+
+    @property
+    def hash(self) -> str:
+        """sha256 of the document, in hex."""
+        ...
+
+    @property
+    def document(self) -> bytes:
+        """Canonical JSON."""
+        ...
+
+
 class EngineLike(Protocol):
     """What this process needs of `polyfleet.engine.Engine`, whose docstrings say more, and of a test's stand-in."""
 
-    facts: EngineFacts
-    tokenizer: "TokenizerAssets | None"
+    @property
+    def facts(self) -> EngineFacts:
+        """What it serves."""
+        ...
+
+    @property
+    def tokenizer(self) -> "Assets | None":
+        """What text needs; None for a model without a tokenizer."""
+        ...
 
     @property
     def has_work(self) -> bool:

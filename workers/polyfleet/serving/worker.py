@@ -57,6 +57,7 @@ class Worker:
         self._engine: EngineProcess | None = None
         self._news: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[fleet.ModelInfo] | None = None
+        self._unloading = asyncio.Lock()
         self.router = SequenceRouter()
         self.changes = Changes()
         self.ending = asyncio.Event()
@@ -141,12 +142,14 @@ class Worker:
         return self._info.model
 
     async def unload(self) -> None:
-        """Cancel what runs, end the engine process and be STARTING again."""
-        await self.close()
-        self._info.ClearField("model")
-        self.load_progress = 0.0
-        if self.state != fleet.WORKER_STATE_UNHEALTHY:
-            self._enter(fleet.WORKER_STATE_STARTING)
+        """Cancel what runs, end the engine process (DRAINING meanwhile) and be STARTING again, also after a drain."""
+        async with self._unloading:
+            self.drain(leave=False)
+            await self.close()
+            self._info.ClearField("model")
+            self.load_progress = 0.0
+            if self.state == fleet.WORKER_STATE_DRAINING and not self.ending.is_set():
+                self._enter(fleet.WORKER_STATE_STARTING)
 
     async def close(self) -> None:
         """Cancel what runs and end the engine process; for the process's end, when the state says why already."""

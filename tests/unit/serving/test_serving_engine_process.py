@@ -1,0 +1,183 @@
+"""The engine process's loop, over a real socket pair, with the engine in a thread."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.support import fake_engine
+from tests.support.fake_tokens import fake_tokens
+
+from polyfleet.engine.request import EngineOptions, EngineStatus, SequenceRequest
+from polyfleet.serving import engine_process
+from polyfleet.serving.engine_process import EngineFactory, WorkerSocket, find_factory, run, sentence
+from polyfleet.serving.messages import (
+    HEADER_BYTES,
+    Add,
+    Cancel,
+    Command,
+    Event,
+    Failed,
+    Load,
+    Loaded,
+    Loading,
+    StepNews,
+    decode_event,
+    frame,
+)
+
+
+class Peer:
+    """The worker's side, blocking."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._stream = end.makefile("rwb")
+
+    def send(self, *commands: Command) -> None:
+        self._stream.write(b"".join(map(frame, commands)))
+        self._stream.flush()
+
+    def event(self) -> Event:
+        header = self._stream.read(HEADER_BYTES)
+        if not header:
+            raise EOFError
+        return decode_event(self._stream.read(int.from_bytes(header, "big")))
+
+    def load(self, path: str = "fake:") -> Event:
+        self.send(Load(path, EngineOptions()))
+        while isinstance(event := self.event(), Loading):
+            pass
+        return event
+
+    def news(self) -> StepNews:
+        event = self.event()
+        assert isinstance(event, StepNews)
+        return event
+
+
+class Result:
+    status: int | None = None
+
+
+@contextmanager
+def engine_at_work(factory: EngineFactory = fake_engine.load) -> Iterator[tuple[Peer, Result]]:
+    mine, its = socket.socketpair()
+    result = Result()
+
+    def work() -> None:
+        with its:
+            result.status = run(WorkerSocket(its), factory)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    peer = Peer(mine)
+    try:
+        yield peer, result
+    finally:
+        peer._stream.close()
+        mine.close()
+        thread.join()
+
+
+def request(name: str, tokens: int = 3, first: int = 1) -> Add:
+    return Add(SequenceRequest(name, (first, 2), max_tokens=tokens))
+
+
+def test_each_step_is_one_message_with_updates_and_status() -> None:
+    with engine_at_work() as (peer, result):
+        assert isinstance(peer.load(), Loaded)
+        peer.send(request("a"), request("b"))
+        tokens: dict[str, list[int]] = {"a": [], "b": []}
+        news = StepNews([], [], EngineStatus())
+        while news.status.finished < 2:
+            news = peer.news()
+            assert len({update.sequence_id for update in news.updates}) == len(news.updates)
+            for update in news.updates:
+                tokens[update.sequence_id] += [token.token_id for token in update.tokens]
+        assert tokens == {name: fake_tokens([1, 2], 3) for name in ("a", "b")}
+        assert news.status.running_sequences == 0
+    assert result.status == 0
+
+
+def test_a_refusal_names_the_field_and_touches_no_other_sequence() -> None:
+    with engine_at_work() as (peer, _):
+        peer.load()
+        peer.send(request("a", tokens=0), request("b", tokens=1))
+        news = [peer.news()]
+        while news[-1].status.finished < 1:
+            news.append(peer.news())
+        (refusal,) = [refusal for each in news for refusal in each.refusals]
+        assert (refusal.sequence_id, refusal.reason) == ("a", "max_tokens: must be 1 or more, not 0")
+
+
+def test_cancel_is_answered_with_a_status_even_when_nothing_runs() -> None:
+    with engine_at_work() as (peer, _):
+        peer.load("fake:step_seconds=0.01")
+        peer.send(request("a", tokens=10_000))
+        assert peer.news().status.running_sequences == 1
+        peer.send(Cancel("a"), Cancel("unknown"))
+        while (status := peer.news().status).running_sequences:
+            pass
+        assert (status.cancelled, status.free_blocks) == (1, fake_engine.BLOCKS)
+
+
+def test_an_idle_engine_checks_its_books_and_a_leak_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "IDLE_CHECK_SECONDS", 0.05)
+    with engine_at_work() as (peer, result):
+        peer.load("fake:leak=1")
+        peer.send(request("a", tokens=1))
+        assert peer.news().status.finished == 1
+        event = peer.event()
+        assert event == Failed("The engine broke down: 1 block has no owner")
+        with pytest.raises(EOFError):
+            peer.event()
+    assert result.status == 1
+
+
+def test_an_error_in_a_step_is_told_in_one_sentence() -> None:
+    with engine_at_work() as (peer, result):
+        peer.load()
+        peer.send(request("a", first=fake_engine.BREAK))
+        assert peer.event() == Failed("The engine broke down: the device fell off the bus")
+    assert result.status == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("fake:unusable=1", "fake:unusable=1 is truncated: it ends in the middle of a tensor."),
+        ("fake:absent=1", "fake:absent=1 can't be loaded: no such accelerator here"),
+    ],
+)
+def test_a_failed_load_says_why_and_ends(path: str, reason: str) -> None:
+    with engine_at_work() as (peer, result):
+        assert peer.load(path) == Failed(reason)
+        with pytest.raises(EOFError):
+            peer.event()
+    assert result.status == 3
+
+
+def test_the_worker_may_leave_at_any_time() -> None:
+    with engine_at_work() as (peer, loading):
+        peer.send(Load("fake:load_seconds=0.2", EngineOptions()))
+        peer.event()
+    with engine_at_work() as (peer, stepping):
+        peer.load("fake:step_seconds=0.01")
+        peer.send(request("a", 10_000))
+        peer.event()
+    with engine_at_work() as (peer, idle):
+        peer.load()
+    assert (loading.status, stepping.status, idle.status) == (0, 0, 0)
+
+
+def test_factories_are_named_by_module_and_attribute() -> None:
+    found: object = find_factory("tests.support.fake_engine:load")
+    nested: object = find_factory("tests.support.fake_engine:FakeEngine.step")
+    assert (found, nested) == (fake_engine.load, fake_engine.FakeEngine.step)
+
+
+def test_sentences() -> None:
+    assert sentence(ValueError("f: no"), "lead") == "f: no"
+    assert sentence(RuntimeError("one\ntwo"), "lead") == "lead: one"
+    assert sentence(MemoryError(), "lead") == "lead: MemoryError"

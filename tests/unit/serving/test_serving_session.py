@@ -1,0 +1,104 @@
+"""News of a session waits for its gateway: coalesced, in order, bounded."""
+
+import asyncio
+
+from polyfleet.serving.session import EVENT_BYTES, MAX_DELTA_TOKENS, MAX_UNREAD_DELTAS, GatewaySession
+from polyfleet.v1 import inference_pb2 as inference
+from polyfleet.v1 import worker_pb2 as pb
+
+
+def delta(name: str, *tokens: int, **more: object) -> pb.SequenceDelta:
+    return pb.SequenceDelta(sequence_id=name, token_ids=tokens, **more)  # type: ignore[arg-type]
+
+
+async def test_news_of_one_sequence_grows_together_while_nobody_reads() -> None:
+    session = GatewaySession()
+    session.open |= {"a": "1", "b": "2"}
+    session.push(delta("a", 1, cached_tokens=7, queue_seconds=0.5, logprobs=[pb.SampledLogprobs(logprob=-1)]))
+    session.push(delta("b", 10))
+    session.push(delta("a", 2, logprobs=[pb.SampledLogprobs(logprob=-2, top_ids=[5])]))
+    session.push(delta("a", 3, finish_reason=inference.FINISH_REASON_LENGTH))
+    first, second = await session.take(10)
+    assert (first.sequence_id, list(first.token_ids)) == ("a", [1, 2, 3])
+    assert (first.cached_tokens, first.queue_seconds) == (7, 0.5)
+    assert [each.logprob for each in first.logprobs] == [-1, -2]
+    assert first.finish_reason == inference.FINISH_REASON_LENGTH
+    assert (second.sequence_id, list(second.token_ids)) == ("b", [10])
+    assert session.open == {"b": "2"}
+
+
+async def test_a_taken_delta_is_not_touched_again() -> None:
+    session = GatewaySession()
+    session.push(delta("a", 1))
+    (taken,) = await session.take(10)
+    session.push(delta("a", 2))
+    assert list(taken.token_ids) == [1]
+    assert [list(each.token_ids) for each in await session.take(10)] == [[2]]
+
+
+async def test_a_delta_never_outgrows_a_message_and_order_is_kept() -> None:
+    session = GatewaySession()
+    tokens = list(range(3 * MAX_DELTA_TOKENS + 5))
+    for token in tokens:
+        session.push(delta("a", token))
+    deltas = await session.take(10)
+    assert [len(each.token_ids) for each in deltas] == [MAX_DELTA_TOKENS] * 3 + [5]
+    assert [token for each in deltas for token in each.token_ids] == tokens
+
+
+async def test_one_event_takes_about_a_megabyte() -> None:
+    session = GatewaySession()
+    vector = [0.5] * (EVENT_BYTES // 4 // 3)
+    for number in range(7):
+        session.push(delta(str(number), embedding=vector))
+    sizes = []
+    while not session.quiet:
+        sizes.append([each.sequence_id for each in await session.take(10)])
+    assert sizes == [["0", "1", "2"], ["3", "4", "5"], ["6"]]
+
+
+async def test_cancelled_news_is_dropped_so_that_the_id_may_be_used_again() -> None:
+    session = GatewaySession()
+    session.open |= {"a": "1", "b": "2"}
+    session.push(delta("a", 1))
+    session.push(delta("b", 2))
+    session.forget("a")
+    session.open["a"] = "3"
+    session.push(delta("a", 9))
+    assert [(each.sequence_id, list(each.token_ids)) for each in await session.take(10)] == [("b", [2]), ("a", [9])]
+
+
+async def test_an_ended_id_starts_a_delta_of_its_own() -> None:
+    session = GatewaySession()
+    session.push(delta("a", 1, finish_reason=inference.FINISH_REASON_STOP))
+    session.push(delta("a", 2))
+    assert [list(each.token_ids) for each in await session.take(10)] == [[1], [2]]
+
+
+async def test_take_waits_for_news_and_gives_up_empty_for_the_heartbeat() -> None:
+    session = GatewaySession()
+    assert await session.take(0.01) == []
+    waiting = asyncio.create_task(session.take(60))
+    await asyncio.sleep(0)
+    session.push(delta("a", 1))
+    assert [list(each.token_ids) for each in await waiting] == [[1]]
+
+
+async def test_a_closed_session_wakes_its_reader() -> None:
+    session = GatewaySession()
+    waiting = asyncio.create_task(session.take(60))
+    await asyncio.sleep(0)
+    session.close()
+    assert await waiting == []
+    await session.room()
+
+
+async def test_commands_wait_while_too_much_is_unread() -> None:
+    session = GatewaySession()
+    for number in range(MAX_UNREAD_DELTAS):
+        session.fail(str(number), 3, "no")
+    room = asyncio.create_task(session.room())
+    await asyncio.sleep(0)
+    assert not room.done()
+    await session.take(10)
+    await room
