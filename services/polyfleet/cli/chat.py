@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FiniteRange, gateway_options, open_client
+from polyfleet.cli.options import FiniteRange, examples, gateway_options, open_client
 from polyfleet.cli.output import err
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HELP = "Ctrl-C stops an answer, Ctrl-D ends the chat, /clear forgets it."
 
 
-@click.command(epilog="Examples: polyfleet chat --system 'Answer briefly.'\n\necho 'What is a mutex?' | polyfleet chat")
+@click.command(epilog=examples("polyfleet chat --system 'Answer briefly.'", "echo 'What is a mutex?' | polyfleet chat"))
 @click.option("--model", default="", help="Served name; the only model when there is one.")
 @click.option("--system", metavar="TEXT", help="What the model is told first.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens of one answer; default: as many as fit.")

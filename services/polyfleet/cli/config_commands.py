@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from polyfleet.cli.config import config_schema, load_config
-from polyfleet.cli.options import FILE
+from polyfleet.cli.options import FILE, examples
 from polyfleet.cli.output import out, print_json
 
 
@@ -14,13 +14,13 @@ def config() -> None:
     """Help with the configuration file."""
 
 
-@config.command(epilog="Example: polyfleet config schema > polyfleet.schema.json")
+@config.command(epilog=examples("polyfleet config schema > polyfleet.schema.json"))
 def schema() -> None:
     """Print the JSON schema of the configuration file."""
     print_json(config_schema())
 
 
-@config.command(epilog="Example: polyfleet config check polyfleet.yaml")
+@config.command(epilog=examples("polyfleet config check polyfleet.yaml"))
 @click.argument("file", type=FILE)
 def check(file: Path) -> None:
     """Say whether FILE is a valid configuration; exit code 2 when it is not."""

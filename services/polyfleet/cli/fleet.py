@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import fleet_options, json_option
+from polyfleet.cli.options import examples, fleet_options, json_option
 from polyfleet.cli.output import out, print_json, print_table
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def worker_row(worker: "pb.FleetWorker") -> tuple[str, ...]:
     return info.worker_id, info.deployment or "-", worker_state(worker), load, device, info.host, str(info.pid)
 
 
-@click.command(epilog="Example: polyfleet workers --json")
+@click.command(epilog=examples("polyfleet workers --json"))
 @fleet_options
 @json_option
 def workers(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
@@ -78,7 +78,7 @@ def workers(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
 
 
 @click.command(
-    epilog="Example: polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q4_1.gguf --workers 2 --context-length 4096"
+    epilog=examples("polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q4_1.gguf --workers 2 --context-length 4096")
 )
 @click.argument("name")
 @click.argument("source")
@@ -133,7 +133,7 @@ def absolute_if_here(source: str) -> str:
     return str(path.resolve()) if path.exists() else source
 
 
-@click.command(epilog="Example: polyfleet undeploy smollm2")
+@click.command(epilog=examples("polyfleet undeploy smollm2"))
 @click.argument("name")
 @fleet_options
 def undeploy(name: str, fleet: str, fleet_token_file: Path | None) -> None:
@@ -145,7 +145,7 @@ def undeploy(name: str, fleet: str, fleet_token_file: Path | None) -> None:
     out.print(f"{name} is going away; its workers finish what they run.")
 
 
-@click.command(epilog="Example: polyfleet drain worker-0f3a9c2b7d11")
+@click.command(epilog=examples("polyfleet drain worker-0f3a9c2b7d11"))
 @click.argument("worker_id")
 @fleet_options
 def drain(worker_id: str, fleet: str, fleet_token_file: Path | None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FiniteRange, gateway_options, json_option, open_client
+from polyfleet.cli.options import FiniteRange, examples, gateway_options, json_option, open_client
 from polyfleet.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -31,8 +31,10 @@ class TokenIds(click.ParamType[tuple[int, ...]]):
 
 
 @click.command(
-    epilog="Examples: polyfleet generate --prompt 'The capital of France is' --max-tokens 20\n\n"
-    "polyfleet generate --offline ./model.gguf --prompt-ids 1,2,3 --dtype float32 --json"
+    epilog=examples(
+        "polyfleet generate --prompt 'The capital of France is' --max-tokens 20",
+        "polyfleet generate --offline ./model.gguf --prompt-ids 1,2,3 --dtype float32 --json",
+    )
 )
 @click.option("--prompt", metavar="TEXT", help="Raw text to continue; `-` or nothing reads stdin.")
 @click.option("--prompt-ids", type=TokenIds(), metavar="1,2,3", help="Token ids to continue, instead of a text.")

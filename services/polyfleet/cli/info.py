@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from polyfleet.cli.options import json_option
+from polyfleet.cli.options import examples, json_option
 from polyfleet.cli.output import out, print_json
 from polyfleet.scheduler.config import default_state_dir
 
@@ -17,7 +17,7 @@ PACKAGES = ("polyfleet", "torch", "ray", "grpcio", "protobuf", "tokenizers", "gg
 PROBE_SECONDS = 60.0
 
 
-@click.command(epilog="Example: polyfleet info --json")
+@click.command(epilog=examples("polyfleet info --json"))
 @json_option
 def info(as_json: bool) -> None:
     """Show versions, devices, the implementation of each operator, and where state lives."""

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FILE, json_option
+from polyfleet.cli.options import FILE, examples, json_option
 from polyfleet.cli.output import err, print_json
 
 KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -21,7 +21,7 @@ def keys() -> None:
     """Make API keys for the gateway."""
 
 
-@keys.command(epilog="Example: polyfleet keys create team-a --keys-file keys.yaml > team-a.key")
+@keys.command(epilog=examples("polyfleet keys create team-a --keys-file keys.yaml > team-a.key"))
 @click.argument("key_id", metavar="ID")
 @click.option("--keys-file", type=FILE, required=True, help="File of the gateway's keys; made when there is none.")
 @click.option("--role", type=click.Choice(["tenant", "operator"]), default="tenant", show_default=True)

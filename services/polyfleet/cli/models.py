@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from polyfleet.cli.options import gateway_options, json_option, open_client
+from polyfleet.cli.options import examples, gateway_options, json_option, open_client
 from polyfleet.cli.output import out, print_json, print_table
 
 
-@click.command(epilog="Example: polyfleet models --gateway 127.0.0.1:50051 --json")
+@click.command(epilog=examples("polyfleet models --gateway 127.0.0.1:50051 --json"))
 @gateway_options
 @json_option
 def models(gateway: str, api_key_file: Path | None, tls: bool, ca_file: Path | None, as_json: bool) -> None:

@@ -33,6 +33,12 @@ class FiniteRange(click.FloatRange):
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
+def examples(*commands: str) -> str:
+    """The end of a command's help."""
+    title = "Example:" if len(commands) == 1 else "Examples:"
+    return "\b\n" + "\n".join((title, *(f"  {command}" for command in commands)))  # \b: click keeps the lines
+
+
 def gateway_options(command: _F) -> _F:
     """Where the gateway is and how to reach it."""
     for option in (

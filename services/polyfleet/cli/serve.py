@@ -8,7 +8,7 @@ import click
 
 from polyfleet.cli import hints
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FILE, read_secret
+from polyfleet.cli.options import FILE, examples, read_secret
 from polyfleet.cli.output import err, out
 from polyfleet.cli.processes import Stopped, stop_on_signals
 from polyfleet.cli.settings import Flags, ServeSettings, check_ports, resolve
@@ -21,8 +21,11 @@ WATCH_SECONDS = 0.5
 
 
 @click.command(
-    epilog="Examples: polyfleet serve\n\npolyfleet serve --model ./model.gguf --model-name my-model --workers 2\n\n"
-    "polyfleet serve --config polyfleet.yaml --once"
+    epilog=examples(
+        "polyfleet serve",
+        "polyfleet serve --model ./model.gguf --model-name my-model --workers 2",
+        "polyfleet serve --config polyfleet.yaml --once",
+    )
 )
 @click.option("--config", type=FILE, help="YAML file; `polyfleet config schema` describes it. Flags override it.")
 @click.option("--model", metavar="PATH", help="GGUF file or Hugging Face folder; default: SmolLM2-135M-Instruct.")

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -12,12 +11,13 @@ from polyfleet.cli.config import Deployment
 from polyfleet.cli.errors import CliError, calling
 from polyfleet.cli.fleet_client import FleetClient
 from polyfleet.cli.options import read_secret
-from polyfleet.cli.processes import Descendants, end, ignore_signals, listen_for_signals, spawn
+from polyfleet.cli.processes import end, ignore_signals, spawn
 from polyfleet.cli.settings import ServeSettings
+from polyfleet.scheduler.config import ConfigError
+from polyfleet.scheduler.local import LocalScheduler
 from polyfleet.v1 import fleet_pb2 as pb
 
-if TYPE_CHECKING:
-    from polyfleet.scheduler.local import LocalScheduler
+MIN_CPU_PLACES = 4  # memory, not cores, decides how many CPU workers fit
 
 
 class Stack:
@@ -25,7 +25,6 @@ class Stack:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
-        self._descendants = Descendants()
         self._gateway: subprocess.Popen[bytes] | None = None
         self._scheduler: LocalScheduler | None = None
         token_file = settings.config.scheduler.fleet_token_file
@@ -41,11 +40,11 @@ class Stack:
     def start(self) -> None:
         """Start the gateway, which dials for ever, and beside it Ray and the scheduler; then wish for the models."""
         self._gateway = spawn(self._gateway_command(), self.gateway_log)
-        from polyfleet.scheduler.local import LocalScheduler
-
-        self._scheduler = LocalScheduler(self._settings.config.scheduler)
-        self._scheduler.start()
-        listen_for_signals()  # Ray has installed handlers of its own
+        self._scheduler = LocalScheduler(self._settings.config.scheduler, local_places(self._settings))
+        try:
+            self._scheduler.start()
+        except ConfigError as error:
+            raise CliError(str(error)) from None
         with calling(self._settings.fleet_address):
             for deployment in self._settings.config.deployments:
                 self._fleet.deploy(to_proto(deployment))
@@ -56,14 +55,15 @@ class Stack:
             return self._fleet.snapshot()
 
     def check(self) -> None:
-        """Raise CliError when the gateway has ended; the scheduler restarts workers by itself."""
+        """Raise CliError when gateway or scheduler has ended; workers are the scheduler's business."""
         if self._gateway is not None and (code := self._gateway.poll()) is not None:
             raise CliError(f"The gateway ended with code {code}: {self.gateway_log} says why.")
+        if self._scheduler is not None and not self._scheduler.running:
+            raise CliError(f"The scheduler has ended: the logs in {self._settings.state_dir / 'logs'} say why.")
 
     def stop(self) -> None:
         """End every process that was started and take the wishes back; may be called in any state."""
         ignore_signals()
-        self._descendants.look()
         if self._gateway is not None:
             end(self._gateway)
         if self._scheduler is not None:
@@ -72,7 +72,6 @@ class Stack:
                     self._fleet.undeploy(deployment.name)
             self._scheduler.shutdown()
         self._channel.close()
-        self._descendants.end()
 
     def _gateway_command(self) -> list[str]:
         gateway, scheduler = self._settings.config.gateway, self._settings.config.scheduler
@@ -83,6 +82,16 @@ class Stack:
         command += ["--fleet", gateway.fleet]
         token_file = gateway.fleet_token_file or scheduler.fleet_token_file
         return [*command, "--fleet-token-file", token_file] if token_file else command
+
+
+def local_places(settings: ServeSettings) -> dict[str, int]:
+    """For how many workers of each accelerator this machine has room: one per device, on the CPU as many as wished."""
+    from polyfleet.backends import BackendRegistry
+
+    places = {family: len(devices) for family, devices in BackendRegistry.discover().items() if devices}
+    cores = sum(device.cores or 1 for device in BackendRegistry.known("cpu").devices())
+    wished = sum(deployment.workers for deployment in settings.config.deployments)
+    return places | {"cpu": max(MIN_CPU_PLACES, cores, wished)}
 
 
 def to_proto(deployment: Deployment) -> pb.ModelDeployment:
