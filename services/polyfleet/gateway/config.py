@@ -1,41 +1,48 @@
 """The gateway's configuration: its section of the one YAML file. Flags override it."""
 
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
 
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+
 
 class ConfigError(ValueError):
-    """The configuration can't be used. One sentence that names file and field."""
+    """The gateway can't run with this configuration. One sentence that names file or flag and the reason."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What bounds a gateway's memory and patience."""
 
-    max_message_bytes: int = GRPC_MAX_MESSAGE_BYTES  # of one request, gRPC message or HTTP body
-    max_concurrent: int = 1024  # requests with a worker at once
-    max_queued: int = 1024  # requests that wait for one
-    queue_timeout: float = 30.0  # seconds a request waits for a worker before UNAVAILABLE
-    max_request_seconds: float = 3600.0  # the longest that any request may take
-    max_moves: int = 3  # times that one sequence may move to another worker
-    max_pending_tokens: int = 2048  # tokens held for a client that does not read; beyond, its sequence is parked
-    drain_seconds: float = 60.0  # time that running requests get after SIGTERM
+    max_message_bytes: Annotated[Positive, Meta(description="of one request: gRPC message or HTTP body")] = (
+        GRPC_MAX_MESSAGE_BYTES
+    )
+    max_concurrent: Annotated[Positive, Meta(description="requests that have a worker at once")] = 1024
+    max_queued: Annotated[int, Meta(ge=0, description="requests that wait for one")] = 1024
+    queue_timeout: Annotated[Seconds, Meta(description="seconds to wait for a worker before UNAVAILABLE")] = 30.0
+    max_request_seconds: Annotated[Seconds, Meta(description="the longest that any request may take")] = 3600.0
+    max_moves: Annotated[int, Meta(ge=0, description="times that one sequence may move to another worker")] = 3
+    max_pending_tokens: Annotated[Positive, Meta(description="held for a client that does not read")] = 2048
+    drain_seconds: Annotated[Seconds, Meta(description="for running requests after SIGTERM")] = 60.0
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Section `gateway` of the configuration file."""
 
-    grpc_listen: str = "127.0.0.1:50051"
-    http_listen: str = "127.0.0.1:8000"
-    fleet: str = "127.0.0.1:50052"  # host:port of the scheduler's Fleet service
-    fleet_token_file: str = ""
-    keys_file: str = ""
-    insecure_no_keys: bool = False
-    tls_cert: str = ""  # PEM chain for both ports
-    tls_key: str = ""
-    log_level: str = "info"
+    grpc_listen: Annotated[str, Meta(description="host:port of the gRPC API")] = "127.0.0.1:50051"
+    http_listen: Annotated[str, Meta(description="host:port of the OpenAI-compatible API")] = "127.0.0.1:8000"
+    fleet: Annotated[str, Meta(description="host:port of the scheduler's Fleet service")] = "127.0.0.1:50052"
+    fleet_token_file: Annotated[str, Meta(description="first line: the token that Fleet and workers ask for")] = ""
+    keys_file: Annotated[str, Meta(description="YAML file with the callers' keys; empty: none are asked for")] = ""
+    insecure_no_keys: Annotated[bool, Meta(description="allow callers without keys beyond loopback")] = False
+    tls_cert: Annotated[str, Meta(description="PEM certificate chain, for both ports")] = ""
+    tls_key: Annotated[str, Meta(description="PEM private key of tls_cert")] = ""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
 
 
@@ -45,14 +52,22 @@ class ConfigFile(msgspec.Struct, frozen=True):
     gateway: GatewayConfig = GatewayConfig()
 
 
-def load_config(path: Path | None) -> GatewayConfig:
-    """The gateway's section of `path`, or the defaults. Raises ConfigError."""
-    if path is None:
-        return GatewayConfig()
+def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> GatewayConfig:
+    """The gateway's section of `path` (None: the defaults), with `overrides` that are not None. Raises ConfigError."""
+    config = _read(path) if path else GatewayConfig()
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    config = msgspec.structs.replace(config, **given)
+    if bool(config.tls_cert) != bool(config.tls_key):
+        raise ConfigError("TLS needs both --tls-cert and --tls-key.")
+    return config
+
+
+def _read(path: Path) -> GatewayConfig:
     try:
         document = path.read_bytes()
-        return msgspec.yaml.decode(document, type=ConfigFile).gateway if document.strip() else GatewayConfig()
+        read = msgspec.yaml.decode(document, type=ConfigFile | None) if document.strip() else None
     except OSError as error:
         raise ConfigError(f"The configuration {path} can't be read: {error.strerror}.") from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"The configuration {path} is not valid: {error}.") from None
+    return read.gateway if read else GatewayConfig()

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -43,27 +43,36 @@ class FleetClient:
     async def watch(self, apply: Callable[[fleet_pb2.FleetSnapshot], None]) -> None:
         """Give every snapshot to `apply`; dial again, for ever, when the stream breaks. Runs until cancelled."""
         pause, longest = REDIAL_SECONDS
+        heard = True
         while True:
+            problem = "it ended the stream"
             try:
-                async with self._channel() as channel:
-                    stub = fleet_pb2_grpc.FleetStub(channel)
-                    call = stub.WatchFleet(
-                        fleet_pb2.WatchFleetRequest(gateway_id=self._gateway_id), metadata=self._metadata
-                    )
-                    while isinstance(snapshot := await self._next(call), fleet_pb2.FleetSnapshot):
-                        if pause != REDIAL_SECONDS[0]:
-                            log.info("The scheduler is back.", extra={"fleet": self._address})
-                        pause = REDIAL_SECONDS[0]
-                        apply(snapshot)
-            except (grpc.aio.AioRpcError, asyncio.TimeoutError) as error:
-                if pause == REDIAL_SECONDS[0]:
-                    reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "it is silent"
-                    log.warning("No scheduler; going on without. %s", reason, extra={"fleet": self._address})
-            pause = min(2 * pause, longest)
+                async for snapshot in self._snapshots():
+                    if not heard:
+                        log.info("The scheduler is back.", extra={"fleet": self._address})
+                    pause, heard = REDIAL_SECONDS[0], True
+                    apply(snapshot)
+            except grpc.aio.AioRpcError as error:
+                problem = error.details() or error.code().name
+            except asyncio.TimeoutError:
+                problem = f"no news for {SILENCE_SECONDS:g} s"
+            except Exception:  # a fault of ours ends this stream, not the redialling
+                log.exception("A snapshot was not understood.")
+            if heard:
+                log.warning("No scheduler, going on without: %s.", problem, extra={"fleet": self._address})
+            heard = False
             await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
 
-    async def _next(self, call: Any) -> Any:
-        return await asyncio.wait_for(call.read(), SILENCE_SECONDS)
+    async def _snapshots(self) -> AsyncIterator[fleet_pb2.FleetSnapshot]:
+        async with self._channel() as channel:
+            request = fleet_pb2.WatchFleetRequest(gateway_id=self._gateway_id)
+            call = fleet_pb2_grpc.FleetStub(channel).WatchFleet(request, metadata=self._metadata)
+            while True:
+                snapshot = await asyncio.wait_for(call.read(), SILENCE_SECONDS)
+                if not isinstance(snapshot, fleet_pb2.FleetSnapshot):
+                    return
+                yield snapshot
 
     async def tokenizer(self, content_hash: str) -> bytes:
         """The assets document of this sha256. Raises AssetError or grpc.aio.AioRpcError."""

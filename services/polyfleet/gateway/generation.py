@@ -194,7 +194,7 @@ async def _embed_ids(field: str, each: EmbedInput, served: ServedModel) -> tuple
         token_ids = each.token_ids
     else:
         token_ids = await encode_text(served, f"{field}.text", each.text)
-    check_fit(field, len(token_ids), 1, served.model)
+    check_fit(field, len(token_ids), 0, served.model)
     return token_ids
 
 

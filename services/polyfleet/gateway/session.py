@@ -126,6 +126,9 @@ class Session:
             reason = "the gateway is closing"
             try:
                 reason = await self._converse()
+            except Exception:  # a fault of ours ends this session, not the redialling
+                log.exception("A session failed.", extra={"worker_id": self.worker_id})
+                reason = "the gateway failed"
             finally:
                 pause = REDIAL_SECONDS[0] if self.connected else min(2 * pause, longest)
                 self._lose(reason)

@@ -1,0 +1,67 @@
+"""The command line of `python -m polyfleet.gateway`."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from polyfleet.gateway.auth import KeySetupError
+from polyfleet.gateway.config import ConfigError, GatewayConfig, load_config
+from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
+from polyfleet.wire.logs import LEVELS, set_up_logging
+
+CANNOT_START = 2
+EPILOG = """\b
+Examples:
+  python -m polyfleet.gateway
+      serves on 127.0.0.1:50051 (gRPC) and 127.0.0.1:8000 (HTTP) for the fleet of 127.0.0.1:50052
+  python -m polyfleet.gateway --grpc-listen 0.0.0.0:50051 --http-listen 0.0.0.0:8000 --fleet scheduler:50052 \\
+      --keys-file keys.yaml --tls-cert tls.crt --tls-key tls.key
+
+SIGTERM or Ctrl-C drains: not ready, running requests finish, then it ends. Exit status: 0 well, 2 can't start.
+"""
+
+
+@click.command(epilog=EPILOG, context_settings={"max_content_width": 110})
+@click.option("--config", type=click.Path(path_type=Path), help="YAML file; its section `gateway` holds the options.")
+@click.option("--grpc-listen", metavar="HOST:PORT", help="Of the gRPC API.  [default: 127.0.0.1:50051]")
+@click.option("--http-listen", metavar="HOST:PORT", help="Of the OpenAI API.  [default: 127.0.0.1:8000]")
+@click.option("--fleet", metavar="HOST:PORT", help="The scheduler's Fleet service.  [default: 127.0.0.1:50052]")
+@click.option("--fleet-token-file", help=f"First line: the fleet's token.  [default: ${FLEET_TOKEN_FILE}]")
+@click.option("--keys-file", help="Keys of callers, as `polyfleet keys create` writes it.")
+@click.option("--insecure-no-keys", is_flag=True, default=None, help="Let anybody in, beyond loopback too.")
+@click.option("--tls-cert", help="PEM certificate chain, for both ports.")
+@click.option("--tls-key", help="Its PEM private key.")
+@click.option("--log-level", type=click.Choice(LEVELS), help="[default: info]")
+def main(config: Path | None, **overrides: Any) -> None:
+    """Run the gateway: the front door of a fleet."""
+    try:
+        settings = load_config(config, overrides)
+        set_up_logging(settings.log_level, process="gateway")
+        asyncio.run(serve(settings))
+    except (ConfigError, KeySetupError, AuthSetupError) as error:
+        click.echo(error, err=True)
+        sys.exit(CANNOT_START)
+
+
+async def serve(config: GatewayConfig) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal cuts the draining short."""
+    from polyfleet.gateway.server import Gateway
+
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    gateway = Gateway(config)
+    await gateway.start()
+    await told.wait()
+    told.clear()
+    draining, again = asyncio.create_task(gateway.drain()), asyncio.create_task(told.wait())
+    await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
+    draining.cancel()
+    again.cancel()
+    await asyncio.gather(draining, again, return_exceptions=True)
+    await gateway.stop()

@@ -1,0 +1,143 @@
+"""Between the public API's messages and the core's dataclasses. Pure; nothing is checked here."""
+
+from collections.abc import Sequence
+
+from polyfleet.gateway.api import (
+    Delta,
+    EmbedInput,
+    EmbedRequest,
+    EmbedResult,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    Model,
+    Pooling,
+    TokenizeRequest,
+    TokenizeResult,
+    TokenLogprob,
+    Usage,
+)
+from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.limits import FieldError
+from polyfleet.wire.sampling import SamplingParams
+
+_POOLING = {
+    pb.POOLING_UNSPECIFIED: Pooling.MEAN,
+    pb.POOLING_MEAN: Pooling.MEAN,
+    pb.POOLING_LAST: Pooling.LAST,
+}
+_REASONS = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+def generate_request(message: pb.GenerateRequest) -> GenerateRequest:
+    """From the wire; absent fields get the defaults that inference.proto names."""
+    has = message.HasField
+    return GenerateRequest(
+        model=message.model,
+        text=message.text if has("text") else None,
+        messages=_messages(message.messages),
+        token_ids=tuple(message.token_ids),
+        sampling=_sampling(message.sampling),
+        seed=message.sampling.seed if message.sampling.HasField("seed") else None,
+        max_tokens=message.max_tokens if has("max_tokens") else None,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        n=message.n if has("n") else 1,
+        logprobs=message.logprobs if has("logprobs") else None,
+        priority=message.priority,
+        request_id=message.request_id,
+    )
+
+
+def _sampling(message: pb.SamplingParams) -> SamplingParams:
+    has, default = message.HasField, SamplingParams()
+    return SamplingParams(
+        temperature=message.temperature if has("temperature") else default.temperature,
+        top_p=message.top_p if has("top_p") else default.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty if has("repetition_penalty") else default.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+    )
+
+
+def _messages(messages: Sequence[pb.ChatMessage]) -> tuple[Message, ...]:
+    return tuple(Message(each.role, each.content, each.name) for each in messages)
+
+
+def generate_response(delta: Delta) -> pb.GenerateResponse:
+    """To the wire."""
+    return pb.GenerateResponse(
+        request_id=delta.request_id,
+        worker_id=delta.worker_id,
+        choice=delta.choice,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=map(_logprobs, delta.logprobs),
+        finish_reason=_REASONS[delta.finish_reason],
+        usage=_usage(delta.usage) if delta.usage else None,
+    )
+
+
+def _logprobs(token: TokenLogprob) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        token_id=token.token_id, text=token.text, logprob=token.logprob, top=map(_logprobs, token.top)
+    )
+
+
+def _usage(usage: Usage) -> pb.Usage:
+    return pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+    )
+
+
+def embed_request(message: pb.EmbedRequest) -> EmbedRequest:
+    """From the wire. Raises FieldError for a pooling that does not exist."""
+    if message.pooling not in _POOLING:
+        raise FieldError("pooling", f"must be a value of polyfleet.v1.Pooling, not {message.pooling}")
+    inputs = tuple(
+        EmbedInput(each.text if each.HasField("text") else None, tuple(each.token_ids)) for each in message.inputs
+    )
+    return EmbedRequest(message.model, inputs, _POOLING[message.pooling], message.normalize)
+
+
+def embed_response(result: EmbedResult) -> pb.EmbedResponse:
+    """To the wire."""
+    return pb.EmbedResponse(
+        embeddings=[pb.Embedding(values=vector) for vector in result.vectors], usage=_usage(result.usage)
+    )
+
+
+def tokenize_request(message: pb.TokenizeRequest) -> TokenizeRequest:
+    """From the wire."""
+    return TokenizeRequest(
+        model=message.model,
+        text=message.text if message.HasField("text") else None,
+        messages=_messages(message.messages),
+        add_special_tokens=message.add_special_tokens if message.HasField("add_special_tokens") else True,
+    )
+
+
+def tokenize_response(result: TokenizeResult) -> pb.TokenizeResponse:
+    """To the wire."""
+    return pb.TokenizeResponse(token_ids=result.token_ids, pieces=result.pieces)
+
+
+def model_message(model: Model) -> pb.Model:
+    """To the wire."""
+    return pb.Model(
+        name=model.name,
+        context_length=model.context_length,
+        vocabulary_size=model.vocabulary_size,
+        ready_workers=model.ready_workers,
+        accelerators=model.accelerators,
+        created_unix_seconds=model.created_unix_seconds,
+    )

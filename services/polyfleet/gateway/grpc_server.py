@@ -1,0 +1,96 @@
+"""The gRPC port: Inference, health, reflection; message sizes, keepalive, TLS."""
+
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from polyfleet.gateway.config import GatewayConfig
+from polyfleet.gateway.grpc_service import InferenceService
+from polyfleet.gateway.listen import ListenError, check_free
+from polyfleet.gateway.state import GatewayState
+from polyfleet.v1 import inference_pb2, inference_pb2_grpc
+
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+REFLECTION = "grpc.reflection.v1.ServerReflection"
+MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+MAX_CONNECTION_AGE_SECONDS = 3600
+
+
+def server_options(config: GatewayConfig) -> list[tuple[str, int]]:
+    """Channel arguments. A connection that is too old gets GOAWAY, and its streams the longest request's time."""
+    return [
+        ("grpc.so_reuseport", 0),  # else a second gateway would share the port silently
+        ("grpc.max_receive_message_length", config.limits.max_message_bytes),
+        ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_SECONDS * 1000),
+        ("grpc.max_connection_age_grace_ms", int(config.limits.max_request_seconds * 1000)),
+    ]
+
+
+class GrpcServer:
+    """Binds when made: raises ListenError when the port can't be had."""
+
+    def __init__(self, state: GatewayState, config: GatewayConfig) -> None:
+        self._state = state
+        self._server = grpc.aio.server(options=server_options(config))
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(state), self._server)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._serving: bool | None = None
+        _add_reflection(self._server)
+        self.port = self._bind(config)
+
+    def _bind(self, config: GatewayConfig) -> int:
+        address, flag = config.grpc_listen, "--grpc-listen"
+        check_free(address, flag)  # gRPC itself does not say why it can't bind
+        try:
+            if not config.tls_cert:
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, credentials(config)))
+        except RuntimeError:
+            raise ListenError(address, flag) from None
+
+    async def start(self) -> None:
+        """Take calls."""
+        await self.show_health()
+        await self._server.start()
+
+    async def show_health(self) -> None:
+        """Tell the health service what `state.health` says now."""
+        serving = self._state.health.serving
+        if serving is self._serving:
+            return
+        self._serving = serving
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", INFERENCE):
+            await self._health.set(name, status)
+
+    async def stop(self, grace: float) -> None:
+        """Take no calls; those that run get `grace` seconds."""
+        await self._server.stop(grace)
+
+
+def credentials(config: GatewayConfig) -> Any:
+    """TLS from the configured PEM files, read at start."""
+    with open(config.tls_key, "rb") as key, open(config.tls_cert, "rb") as chain:
+        return grpc.ssl_server_credentials([(key.read(), chain.read())])
+
+
+def _add_reflection(server: Any) -> None:
+    """Reflection under both of its names. The messages of v1 and v1alpha are the same on the wire."""
+    services = (reflection.SERVICE_NAME, REFLECTION)
+    names = (INFERENCE, health.SERVICE_NAME, *services)
+    servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    methods = {"ServerReflectionInfo": handler}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, methods) for name in services])

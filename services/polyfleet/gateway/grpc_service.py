@@ -1,0 +1,92 @@
+"""`polyfleet.v1.Inference` over gRPC: authenticate, convert, hand to the core, convert back."""
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any
+
+from polyfleet.gateway import convert
+from polyfleet.gateway.api import Call
+from polyfleet.gateway.errors import ApiError, Code, Internal, InvalidArgument
+from polyfleet.gateway.grpc_errors import abort
+from polyfleet.gateway.state import GatewayState
+from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.v1 import inference_pb2_grpc
+from polyfleet.wire.auth import AUTHORIZATION
+from polyfleet.wire.limits import FieldError
+
+log = logging.getLogger(__name__)
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[misc]
+    """The public service. Whatever happens inside a call ends as a status of that call."""
+
+    def __init__(self, state: GatewayState) -> None:
+        self._state = state
+        self._generation = state.generation
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
+        """Stream deltas; a client that leaves cancels this coroutine, which closes the core's generator."""
+        async with self._guarded("Generate", context) as call:
+            deltas = self._generation.generate(convert.generate_request(request), call)
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    await context.write(convert.generate_response(delta))
+
+    async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
+        """One vector per input."""
+        async with self._guarded("Embed", context) as call:
+            with self._counting("Embed"):
+                wanted = convert.embed_request(request)
+            return convert.embed_response(await self._generation.embed(wanted, call))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        """Ids and pieces of a prompt."""
+        async with self._guarded("Tokenize", context) as call:
+            result = await self._generation.tokenize(convert.tokenize_request(request), call)
+            return convert.tokenize_response(result)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        """All models."""
+        async with self._guarded("ListModels", context):
+            models = self._generation.models()
+            self._count("ListModels", Code.OK)
+            return pb.ListModelsResponse(models=map(convert.model_message, models))
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.Model:
+        """One model."""
+        async with self._guarded("GetModel", context):
+            with self._counting("GetModel"):
+                model = self._generation.model(request.name)
+            self._count("GetModel", Code.OK)
+            return convert.model_message(model)
+
+    @asynccontextmanager
+    async def _guarded(self, method: str, context: Any) -> AsyncIterator[Call]:
+        """The authenticated call; errors inside end it with their status."""
+        try:
+            with self._counting(method):
+                caller = self._state.auth.check(dict(context.invocation_metadata() or ()).get(AUTHORIZATION))
+            yield Call(method, caller.key_id, context.time_remaining())
+        except ApiError as error:
+            await abort(context, error)
+        except FieldError as error:
+            await abort(context, InvalidArgument.of(error))
+        except Exception:
+            log.exception("A call failed.", extra={"method": method})
+            await abort(context, Internal("The gateway failed; its log says why."))
+
+    @contextmanager
+    def _counting(self, method: str) -> Iterator[None]:
+        """Count what is refused inside: the core, which counts its own requests, has not seen it."""
+        try:
+            yield
+        except ApiError as error:
+            self._count(method, error.code)
+            raise
+        except FieldError:
+            self._count(method, Code.INVALID_ARGUMENT)
+            raise
+
+    def _count(self, method: str, code: Code) -> None:
+        self._state.metrics.requests.labels("", method, code.name).inc()

@@ -1,0 +1,104 @@
+"""One gateway process: every part made and joined here, started, drained, stopped."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from polyfleet.gateway.accounts import Accounts
+from polyfleet.gateway.auth import Authenticator, check_listen
+from polyfleet.gateway.config import GatewayConfig
+from polyfleet.gateway.errors import Unavailable
+from polyfleet.gateway.fleet_client import FleetClient
+from polyfleet.gateway.fleet_view import FleetView
+from polyfleet.gateway.generation import Generation
+from polyfleet.gateway.grpc_server import GrpcServer
+from polyfleet.gateway.health import Health
+from polyfleet.gateway.http_server import HttpServer
+from polyfleet.gateway.ledger import Ledger
+from polyfleet.gateway.listen import check_tls, split_address
+from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.models import Models
+from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue
+from polyfleet.gateway.state import GatewayState
+from polyfleet.gateway.texts import Texts
+from polyfleet.placement.place import place
+from polyfleet.wire.auth import fleet_token
+from polyfleet.wire.ids import new_id
+
+HEALTH_SECONDS = 0.1
+STOP_SECONDS = 1.0  # for calls whose end is on its way to the client
+log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Make it inside the event loop that it will live in: that opens both ports.
+
+    Raises ConfigError, KeySetupError or AuthSetupError, each one sentence for the operator.
+    """
+
+    def __init__(self, config: GatewayConfig) -> None:
+        _check(config)
+        limits = config.limits
+        gateway_id, token = new_id("gw"), fleet_token(config.fleet_token_file or None)
+        self.ledger = Ledger()
+        self.metrics = Metrics()
+        self.view = FleetView(gateway_id, token)
+        self._fleet = FleetClient(config.fleet, gateway_id, token)
+        self._texts = Texts(self._fleet.tokenizer, self.view.changed)
+        queue = RequestQueue(self.view, place, limits, self.metrics)
+        accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds)
+        self._generation = Generation(Models(self.view, self._texts, queue, limits), queue, limits, accounts)
+        self._health = Health(self.view.num_ready)
+        authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
+        state = GatewayState(self._generation, authenticator, self.metrics, self._health, limits)
+        self.http = HttpServer(state, config)
+        self.grpc = GrpcServer(state, config)
+        self._drain_seconds = limits.drain_seconds
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Watch the fleet and serve."""
+        self.view.changed.add(lambda: self.metrics.keep_workers(self.view.sessions))
+        self.metrics.watch_sessions("connected", lambda: self.view.num_sessions(connected=True))
+        self.metrics.watch_sessions("connecting", lambda: self.view.num_sessions(connected=False))
+        self._tasks = [asyncio.create_task(self._fleet.watch(self.view.apply)), asyncio.create_task(self._follow())]
+        await self.grpc.start()
+        await self.http.start()
+        log.info("Gateway listens.", extra={"grpc_port": self.grpc.port, "http_port": self.http.port})
+
+    async def _follow(self) -> None:
+        """Keep gRPC's health service true."""
+        while True:
+            await self.grpc.show_health()
+            await asyncio.sleep(HEALTH_SECONDS)
+
+    async def drain(self) -> None:
+        """Not ready any more; new requests are turned away, running ones get `drain_seconds`."""
+        self._health.draining = True
+        await self.grpc.show_health()
+        self._generation.close()
+        log.info("Gateway drains.", extra={"running": self.ledger.running})
+        if not await self._generation.wait_until_idle(self._drain_seconds):
+            log.warning("Requests did not end in time.", extra={"running": self.ledger.running})
+
+    async def stop(self) -> None:
+        """End what still runs with UNAVAILABLE; close both ports and every session."""
+        self._generation.close()
+        self._generation.abort(Unavailable("The gateway is shutting down.", retry_after=RETRY_SECONDS))
+        await self._generation.wait_until_idle(STOP_SECONDS)
+        await asyncio.gather(self.grpc.stop(STOP_SECONDS), self.http.stop())
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._texts.close()
+        await self.view.close()
+        self.ledger.check()
+
+
+def _check(config: GatewayConfig) -> None:
+    keys_file = Path(config.keys_file) if config.keys_file else None
+    for address, flag in ((config.grpc_listen, "--grpc-listen"), (config.http_listen, "--http-listen")):
+        split_address(address, flag)
+        check_listen(address, keys_file, insecure=config.insecure_no_keys)
+    if config.tls_cert:
+        check_tls(config.tls_cert, config.tls_key)
