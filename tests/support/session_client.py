@@ -49,7 +49,7 @@ class SessionClient:
     async def run_to_end(self, count: int = 1) -> dict[str, list[pb.SequenceDelta]]:
         """Deltas by sequence until `count` sequences have ended."""
         seen: dict[str, list[pb.SequenceDelta]] = {}
-        while count:
+        while count > 0:
             for delta in (await self.event()).deltas:
                 seen.setdefault(delta.sequence_id, []).append(delta)
                 count -= ended(delta)
