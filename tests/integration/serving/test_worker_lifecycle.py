@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -40,6 +41,13 @@ async def health_of(worker: WorkerProcess, service: str = "polyfleet.v1.Worker")
 
 def start(name: str, *prompt: int, max_tokens: int = 50_000) -> pb.StartSequence:
     return pb.StartSequence(sequence_id=name, prompt_ids=prompt, max_tokens=max_tokens)
+
+
+async def read_all(call: Any) -> list[Any]:
+    messages = []
+    while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+        messages.append(message)
+    return messages
 
 
 def gone(process: psutil.Process) -> bool:
@@ -111,8 +119,7 @@ async def test_loading_goes_on_when_its_caller_leaves_and_ends_with_unload(tmp_p
         engine = worker.engine()
         await stub.Unload(pb.UnloadRequest())
         with pytest.raises(grpc.aio.AioRpcError, match="unload"):
-            while await slow.read() is not None:
-                pass
+            await read_all(slow)
         assert gone(engine)
         assert (await worker.status()).status.state == fleet.WORKER_STATE_STARTING
 
@@ -138,7 +145,7 @@ async def test_the_engines_death_ends_sequences_unavailable_and_the_worker_with_
                 worker.engine().kill()
             else:
                 await one.start(start("bad", fake_engine.CRASH if death == "crash" else fake_engine.BREAK))
-            first, second = await asyncio.gather(one.run_to_end(), two.run_to_end())
+            first, second = await asyncio.gather(one.run_to_end(1 if death == "killed" else 2), two.run_to_end())
         errors = {name: deltas[-1].error for name, deltas in {**first, **second}.items()}
         reason = "fell off the bus" if death == "raise" else "The engine process was killed by SIGKILL."
         for error in (errors["a"], errors["b"]):
@@ -252,7 +259,7 @@ async def test_a_port_in_use_is_named(tmp_path: Path, option: str) -> None:
 
 
 def test_the_engine_process_imports_neither_grpc_nor_ray() -> None:
-    code = (
+    code = "import sys, polyfleet.serving.engine_process, polyfleet.engine.engine; print(*sorted(sys.modules))"
         "import sys, polyfleet.serving.engine_process; from polyfleet.engine import Engine; print(*sorted(sys.modules))"
     )
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
