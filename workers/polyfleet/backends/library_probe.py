@@ -13,7 +13,7 @@ from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, Host
 from polyfleet.backends.protocol import Health
 from polyfleet.backends.reading import DeviceReading, ProbeResult, count, mebibytes, number, pci_address, scaled
 
-MODULES = {"nvml": "pynvml", "amdsmi": "amdsmi"}
+MODULES = {"nvml": "pynvml", "amdsmi": "amdsmi", "wgpu": "wgpu"}
 
 
 def probe_library(host: Host, library: str) -> ProbeResult:
@@ -23,12 +23,12 @@ def probe_library(host: Host, library: str) -> ProbeResult:
     if result.problem:
         return ProbeResult(problem=result.problem.replace(sys.executable, f"the {library} library"))
     try:
-        answer = json.loads(result.output.strip().splitlines()[-1])
+        answer = json.loads(next(line for line in reversed(result.output.splitlines()) if line.startswith("{")))
         if "absent" in answer:
             return ProbeResult(problem=answer["absent"], absent=True)
         readings = (DeviceReading(**{**each, "health": Health(each["health"])}) for each in answer["devices"])
         return ProbeResult(tuple(readings), problem=answer.get("problem", ""))
-    except (ValueError, IndexError, KeyError, TypeError):
+    except (ValueError, StopIteration, KeyError, TypeError):
         return ProbeResult(
             problem=f"the {library} library's probe printed no answer (exit status {result.exit_status})"
         )
@@ -109,7 +109,28 @@ def _amdsmi_reading(smi: Any, index: int, handle: Any) -> DeviceReading:
     )
 
 
-READERS: dict[str, Callable[[Any], list[DeviceReading]]] = {"nvml": read_nvml, "amdsmi": read_amdsmi}
+def read_wgpu(wgpu: Any) -> list[DeviceReading]:
+    """Every Vulkan adapter; one card seen through two drivers counts once."""
+    adapters = [each.info for each in wgpu.gpu.enumerate_adapters_sync() if each.info["backend_type"] == "Vulkan"]
+    distinct = {(each["vendor_id"], each["device_id"], each["device"]): each for each in adapters}
+    return [
+        DeviceReading(
+            index=index,
+            name=str(each["device"]),
+            architecture="software" if each["adapter_type"] == "CPU" else str(each["adapter_type"]),
+            driver_version=str(each["description"]) or None,
+            health=Health.UNKNOWN,
+            reason="Vulkan gives no readings",
+        )
+        for index, each in enumerate(distinct.values())
+    ]
+
+
+READERS: dict[str, Callable[[Any], list[DeviceReading]]] = {
+    "nvml": read_nvml,
+    "amdsmi": read_amdsmi,
+    "wgpu": read_wgpu,
+}
 
 
 def _text(value: str | bytes) -> str:

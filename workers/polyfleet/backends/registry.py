@@ -17,6 +17,7 @@ BUILT_IN: dict[str, str] = {
     "xpu": "polyfleet.backends.xpu",
     "mps": "polyfleet.backends.mps",
     "cpu": "polyfleet.backends.cpu",
+    "vulkan": "polyfleet.backends.vulkan",
 }
 
 Factory = TypeVar("Factory", bound=Callable[..., HardwareBackend])
