@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2 as httpx
 import pytest
 from tests.support.fake_generation import FakeGeneration, gateway_state
 from tests.support.http_server import serve_http

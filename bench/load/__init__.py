@@ -1,0 +1,1 @@
+"""The load generator behind `bench/serving.py`: targets, loops, and what comes of them."""

@@ -1,0 +1,93 @@
+"""Figures of a run as report rows: times in milliseconds, throughput, errors, CPU time."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import psutil
+from bench.load.loops import Result
+from bench.load.work import Outcome, percentile
+from bench.report import Row, compare
+
+TIMES: Mapping[str, Callable[[Outcome], float | None]] = {
+    "ttft": lambda outcome: outcome.ttft,
+    "tpot": lambda outcome: outcome.tpot,
+    "e2e": lambda outcome: outcome.latency,
+}
+
+
+def load_rows(result: Result, peer: Result | None) -> list[Row]:
+    """One row per figure; a peer's are set beside them."""
+    rows = []
+    for name in TIMES:
+        for label, share in (("p50", 0.5), ("p99", 0.99)):
+            ours, theirs = _time(result, name, share), _time(peer, name, share)
+            rows.append(_row(f"serving_{name}_{label}", ours, "ms", peer, theirs, lower_is_better=True))
+    for name, figure, unit in (("throughput", _throughput, "tok/s"), ("request_rate", _request_rate, "1/s")):
+        rows.append(_row(f"serving_{name}", figure(result), unit, peer, figure(peer) if peer else None))
+    rows.append(_row("serving_errors", len(result.errors), "requests", peer, len(peer.errors) if peer else None))
+    return rows
+
+
+def added_rows(gateway: Result, worker: Result) -> list[Row]:
+    """What the gateway adds to the worker's time to first token."""
+    through, direct = _time(gateway, "ttft", 0.5), _time(worker, "ttft", 0.5)
+    added = None if through is None or direct is None else through - direct
+    return [
+        _row("serving_ttft_through_gateway_p50", through, "ms", worker, direct, lower_is_better=True),
+        _row("serving_gateway_added_ttft_p50", added, "ms"),
+        _row("serving_errors", len(gateway.errors), "requests", worker, len(worker.errors)),
+    ]
+
+
+class CpuClock:
+    """CPU seconds (user and system) that named processes, without their children, use from construction on."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+        self._begin = {name: _cpu_seconds(process) for name, process in self._processes.items()}
+
+    def rows(self, tokens: int) -> list[Row]:
+        """Per process: CPU seconds, and microseconds for each of the run's generated tokens."""
+        rows = []
+        for name, process in self._processes.items():
+            used = _cpu_seconds(process) - self._begin[name]
+            rows.append(_row(f"serving_cpu_{name}", used, "s"))
+            if tokens:
+                rows.append(_row(f"serving_cpu_{name}_per_token", used / tokens * 1e6, "us"))
+        return rows
+
+
+def num_tokens(results: Sequence[Result]) -> int:
+    """Generated tokens of all targets."""
+    return sum(outcome.tokens for result in results for outcome in result.good)
+
+
+def _row(
+    name: str,
+    value: float | None,
+    unit: str,
+    peer: Result | None = None,
+    theirs: float | None = None,
+    *,
+    lower_is_better: bool = False,
+) -> Row:
+    label = f"{peer.target.name} {peer.target.address}" if peer else ""
+    return compare(name, value, unit, label, theirs, lower_is_better=lower_is_better)
+
+
+def _time(result: Result | None, name: str, share: float) -> float | None:
+    """A percentile in milliseconds; None without a result."""
+    values = [value for outcome in result.good if (value := TIMES[name](outcome)) is not None] if result else []
+    return percentile(values, share) * 1e3 if values else None
+
+
+def _throughput(result: Result) -> float:
+    return num_tokens([result]) / result.seconds if result.seconds else 0.0
+
+
+def _request_rate(result: Result) -> float:
+    return len(result.good) / result.seconds if result.seconds else 0.0
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

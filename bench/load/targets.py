@@ -1,0 +1,172 @@
+"""What can be measured: an OpenAI-compatible endpoint, and our own `Generate`. Greedy, streamed."""
+
+import time
+from types import TracebackType
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+from bench.load.work import Job, Outcome
+
+from polyfleet.client import NO_RETRIES, AsyncClient, PolyfleetError
+
+MAX_SECONDS = 600.0  # the longest that any one request may take
+
+
+class Target(Protocol):
+    """Something that serves jobs. An async context manager; `run` never raises for what the server does."""
+
+    name: str
+    address: str
+
+    async def run(self, job: Job, due: float) -> Outcome:
+        """Serve one job, due at this monotonic time, and say how it went."""
+        ...
+
+    async def __aenter__(self) -> "Target": ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
+
+class HttpTarget:
+    """`/completions` and `/chat/completions` below `url`. `plain` sends OpenAI's own fields only."""
+
+    def __init__(self, name: str, url: str, model: str, api_key: str = "", *, plain: bool = False) -> None:
+        self.name = name
+        self.address = urlsplit(url).netloc
+        self._model = model
+        self._plain = plain
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx2.AsyncClient(
+            base_url=url.rstrip("/") + "/", headers=headers, limits=limits, timeout=MAX_SECONDS, trust_env=False
+        )
+
+    async def run(self, job: Job, due: float) -> Outcome:
+        """See Target."""
+        path = "chat/completions" if job.chat else "completions"
+        reader = EventReader(due)
+        try:
+            async with self._http.stream("POST", path, json=self._body(job)) as response:
+                if response.status_code != 200:
+                    return Outcome(due, error=f"{response.status_code}: {(await response.aread()).decode()[:200]}")
+                async for line in response.aiter_lines():
+                    reader.read(line)
+        except (httpx2.HTTPError, msgspec.DecodeError) as error:
+            return Outcome(due, error=f"{type(error).__name__}: {error}")
+        return reader.outcome()
+
+    def _body(self, job: Job) -> dict[str, Any]:
+        body: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
+        body["max_tokens"] = job.max_tokens
+        if self._model:
+            body["model"] = self._model
+        if not self._plain:
+            body["ignore_eos"] = True
+        if job.chat:
+            body["messages"] = [{"role": "user", "content": job.text}]
+        else:
+            body["prompt"] = list(job.token_ids) or job.text
+        return body
+
+    async def __aenter__(self) -> "HttpTarget":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+
+class EventReader:
+    """Reads the server-sent events of one completion. A stream without `[DONE]` is an error."""
+
+    def __init__(self, due: float) -> None:
+        self._due = due
+        self._first = self._last = 0.0
+        self._chunks = 0
+        self._usage: dict[str, Any] = {}
+        self._error = "the stream ended without [DONE]"
+
+    def read(self, line: str) -> None:
+        """Take one line of the body."""
+        if not line.startswith("data:"):
+            return
+        data = line[5:].strip()
+        if data == "[DONE]":
+            self._error = ""
+            return
+        event = msgspec.json.decode(data)
+        if event.get("error"):
+            self._error = str(event["error"].get("message", event["error"]))
+        self._usage = event.get("usage") or self._usage
+        if any(_text(choice) for choice in event.get("choices") or ()):
+            self._last = time.monotonic()
+            self._first = self._first or self._last
+            self._chunks += 1
+
+    def outcome(self) -> Outcome:
+        """What the events said; without usage each chunk with text counts as one token."""
+        now = time.monotonic()
+        return Outcome(
+            due=self._due,
+            first=self._first or now,
+            last=self._last or now,
+            end=now,
+            prompt_tokens=self._usage.get("prompt_tokens", 0),
+            tokens=self._usage.get("completion_tokens", self._chunks),
+            error=self._error,
+        )
+
+
+def _text(choice: dict[str, Any]) -> str:
+    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+
+
+class GrpcTarget:
+    """`Inference/Generate` of a Polyfleet gateway."""
+
+    def __init__(self, name: str, address: str, model: str, api_key: str = "") -> None:
+        self.name = name
+        self.address = address
+        self._model = model
+        self._api_key = api_key or None
+
+    async def run(self, job: Job, due: float) -> Outcome:
+        """See Target."""
+        first = last = 0.0
+        stream = self._client.stream(
+            **_prompt(job), model=self._model, max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True
+        )
+        try:
+            async for delta in stream:
+                if delta.token_ids:
+                    last = time.monotonic()
+                    first = first or last
+        except PolyfleetError as error:
+            return Outcome(due, error=str(error))
+        usage, now = stream.transcript.usage, time.monotonic()
+        prompt_tokens, tokens = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
+        return Outcome(due, first or now, last or now, now, prompt_tokens, tokens)
+
+    async def token_ids(self, job: Job) -> tuple[int, ...]:
+        """The ids that the gateway makes of a job's prompt."""
+        if job.token_ids:
+            return job.token_ids
+        prompt = _prompt(job)
+        tokens = await self._client.tokenize(prompt.get("prompt"), messages=prompt.get("messages"), model=self._model)
+        return tokens.token_ids
+
+    async def __aenter__(self) -> "GrpcTarget":
+        self._client = AsyncClient(self.address, api_key=self._api_key, timeout=MAX_SECONDS, retry=NO_RETRIES)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+
+def _prompt(job: Job) -> dict[str, Any]:
+    if job.chat:
+        return {"messages": [{"role": "user", "content": job.text}]}
+    return {"token_ids": job.token_ids} if job.token_ids else {"prompt": job.text}
