@@ -11,10 +11,11 @@ import numpy as np
 
 from polyfleet.engine.batch import Draw, PoolingKind, SampledToken, SliceResult, StepBatch
 from polyfleet.engine.sampler import sample
-from polyfleet.kernels.graph import KernelGraph, OpKind
+from polyfleet.kernels.graph import OpKind
 from polyfleet.kernels.vulkan.device import VulkanDevice
 from polyfleet.kernels.vulkan.program import StepInputs, VulkanProgram
-from polyfleet.kernels.weights import Weights
+from polyfleet.loading.model import LoadedModel
+from polyfleet.models.registry import record
 
 NOT_FINITE = 0xFFFFFFFF
 NOT_FINITE_MESSAGE = "the model computed logits that are not finite"
@@ -23,12 +24,12 @@ NOT_FINITE_MESSAGE = "the model computed logits that are not finite"
 class VulkanExecutor:
     """Runs a KernelGraph through WGSL shaders; see `polyfleet.engine.batch.Executor`."""
 
-    def __init__(self, graph: KernelGraph, weights: Weights, *, num_blocks: int, block_size: int) -> None:
+    def __init__(self, model: LoadedModel, *, num_blocks: int, block_size: int = 16) -> None:
         """Opens the device and uploads the model; raises VulkanError with one sentence."""
         self.block_size, self.num_blocks = block_size, num_blocks
         self._device = VulkanDevice.open()
-        self._graph = graph
-        self._program = VulkanProgram(self._device, graph, weights, num_blocks, block_size)
+        self._graph = record(model.config, model.weights)
+        self._program = VulkanProgram(self._device, self._graph, model.weights, num_blocks, block_size)
 
     def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
         """Compute one step."""

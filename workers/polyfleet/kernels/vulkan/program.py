@@ -108,9 +108,11 @@ class VulkanProgram:
         return list(self.device.read(self.best, selected * 4).cast("B").cast("I"))
 
     def _upload(self, names: tuple[str, ...], weights: Weights) -> Any:
-        """A matrix as [columns / 4, rows, 4] (see linear.wgsl); vectors are their own such form, side by side."""
-        dense = torch.cat([dequantise(weights[name], torch.float32, torch.device("cpu")) for name in names])
-        if dense.shape[0] > len(names):
+        """Vectors side by side, or matrices stacked by rows as [columns / 4, rows, 4] (see linear.wgsl)."""
+        parts = [dequantise(weights[name], torch.float32, torch.device("cpu")) for name in names]
+        vectors = all(weights[name].rows == 1 for name in names)
+        dense = torch.cat([part.flatten() for part in parts] if vectors else parts)
+        if not vectors:
             if dense.shape[1] % 16:
                 raise VulkanError(f"{names[0]} has {dense.shape[1]} columns, which is no multiple of 16")
             dense = dense.view(len(dense), -1, 4).transpose(0, 1)
