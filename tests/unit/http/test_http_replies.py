@@ -168,9 +168,9 @@ def test_error_names_the_field_as_the_endpoint_calls_it() -> None:
     [
         ("sampling.temperature", {}, "temperature"),
         ("messages[1].role", {}, "messages[1].role"),
-        ("text", CompletionShape.renames, "prompt"),
-        ("token_ids[3]", CompletionShape.renames, "prompt[3]"),
-        ("logprobs", ChatShape.renames, "top_logprobs"),
+        ("text", CompletionShape(logprobs=False).renames, "prompt"),
+        ("token_ids[3]", CompletionShape(logprobs=False).renames, "prompt[3]"),
+        ("logprobs", ChatShape(logprobs=False).renames, "top_logprobs"),
         ("inputs[2].text", {"inputs": "input"}, "input[2]"),
         ("inputs", {"inputs": "input"}, "input"),
     ],

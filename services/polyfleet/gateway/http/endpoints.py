@@ -38,7 +38,9 @@ class Endpoints:
         with self._refusals(call):
             body = await self._read(request, ChatBody)
             wanted = translate.chat_request(body, request.scope["request_id"])
-        return self._answer(request, body, [wanted], ChatShape(logprobs=wanted.logprobs is not None), call)
+        max_tokens = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        shape = ChatShape(logprobs=wanted.logprobs is not None, max_tokens=max_tokens)
+        return self._answer(request, body, [wanted], shape, call)
 
     async def completions(self, request: Request) -> ASGIApp:
         """POST /v1/completions."""

@@ -24,7 +24,7 @@ class Shape(Protocol):
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
-    renames: ClassVar[Mapping[str, str]]  # the core's field names as this endpoint calls them
+    renames: Mapping[str, str]  # the core's field names as this request calls them
 
     def chunk(self, delta: Delta) -> Choice | None:
         """A delta as part of a chunk; None when it says nothing to the client. Call in the order of the stream."""
@@ -43,9 +43,11 @@ class ChatShape:
     id_prefix: ClassVar[str] = "chatcmpl-"
     whole_object: ClassVar[str] = "chat.completion"
     chunk_object: ClassVar[str] = "chat.completion.chunk"
-    renames: ClassVar[Mapping[str, str]] = {"logprobs": "top_logprobs", "text": "messages"}
+    renames: Mapping[str, str]
 
-    def __init__(self, *, logprobs: bool) -> None:
+    def __init__(self, *, logprobs: bool, max_tokens: str = "max_tokens") -> None:
+        """`max_tokens` is the name under which the caller gave that number."""
+        self.renames = {"logprobs": "top_logprobs", "text": "messages", "max_tokens": max_tokens}
         self._logprobs = logprobs
         self._begun: set[int] = set()
 
@@ -75,9 +77,10 @@ class CompletionShape:
     id_prefix: ClassVar[str] = "cmpl-"
     whole_object: ClassVar[str] = "text_completion"
     chunk_object: ClassVar[str] = "text_completion"
-    renames: ClassVar[Mapping[str, str]] = {"text": "prompt", "token_ids": "prompt"}
+    renames: Mapping[str, str]
 
     def __init__(self, *, logprobs: bool) -> None:
+        self.renames = {"text": "prompt", "token_ids": "prompt"}
         self._logprobs = logprobs
         self._offsets: dict[int, int] = {}
 

@@ -1,0 +1,229 @@
+"""The official `openai` client and our own against a whole gateway with fake workers: HTTP, core, sessions."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+from tests.support.fake_worker import FakeWorker, fake_tokens
+from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig, text_worker, until
+from tests.support.text_assets import byte_level_tokenizer
+
+from polyfleet import client as pf
+
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[GatewayRig]:
+    async with GatewayRig(max_queued=4, max_concurrent=2, queue_timeout=5) as rig:
+        yield rig
+
+
+@pytest.fixture
+async def worker(rig: GatewayRig) -> FakeWorker:
+    worker = text_worker("w-1")
+    await rig.add(worker)
+    return worker
+
+
+@pytest.fixture
+async def client(rig: GatewayRig) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{rig.http}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def expected_text(prompt_ids: Any, count: int, choice: int = 0) -> str:
+    text: str = byte_level_tokenizer().decode(
+        fake_tokens(prompt_ids, count, choice, VOCABULARY), skip_special_tokens=True
+    )
+    return text
+
+
+async def test_completion_says_what_the_worker_generates(client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    prompt = [5, 6, 7]
+    answer = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=12, n=2)
+    assert [choice.text for choice in answer.choices] == [expected_text(prompt, 12, choice) for choice in range(2)]
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 24)
+    stream = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=12, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == expected_text(prompt, 12)
+
+
+async def test_chat_renders_the_template(client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    answer = await client.chat.completions.create(model=MODEL, messages=HI, max_completion_tokens=5)
+    rendered = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    prompt_ids = byte_level_tokenizer().encode(rendered, add_special_tokens=False).ids
+    assert list(worker.started[0].prompt_ids) == prompt_ids
+    assert answer.choices[0].message.content == expected_text(prompt_ids, 5)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(prompt_ids)
+
+
+async def test_stop_string_is_not_returned(client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    whole = expected_text([5], 30)
+    stop = whole[8:11]
+    answer = await client.completions.create(model=MODEL, prompt=[5], max_tokens=30, stop=[stop])
+    assert answer.choices[0].text == whole[: whole.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_logprobs_are_parallel_to_the_tokens(client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    chat = await client.chat.completions.create(model=MODEL, messages=HI, max_tokens=4, logprobs=True, top_logprobs=3)
+    assert chat.choices[0].logprobs is not None
+    content = chat.choices[0].logprobs.content
+    assert content is not None
+    assert [len(token.top_logprobs) for token in content] == [3, 3, 3, 3]
+    assert {token.logprob for token in content} == {-0.25}
+    text = await client.completions.create(model=MODEL, prompt=[5], max_tokens=4, logprobs=2)
+    assert text.choices[0].logprobs is not None
+    assert text.choices[0].logprobs.token_logprobs == [-0.25] * 4
+
+
+async def test_several_prompts(client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    answer = await client.completions.create(model=MODEL, prompt=[[5], [6]], max_tokens=3)
+    assert [choice.text for choice in answer.choices] == [expected_text([5], 3), expected_text([6], 3)]
+
+
+async def test_embeddings(client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    answer = await client.embeddings.create(model=MODEL, input=["a", "b"])
+    assert [sum(x * x for x in item.embedding) for item in answer.data] == [pytest.approx(1), pytest.approx(1)]
+    assert {len(item.embedding) for item in answer.data} == {worker.hidden_size}
+
+
+async def test_models(client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    assert [model.id async for model in client.models.list()] == [MODEL]
+    assert (await client.models.retrieve(MODEL)).owned_by == "polyfleet"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 17}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "long " * 3000}]}, "messages"),
+        ({"seed": -1}, "seed"),
+        ({"extra_body": {"top_k": -2}}, "top_k"),
+        ({"extra_body": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
+    ],
+)
+async def test_bad_values_name_the_field_of_this_api(
+    client: openai.AsyncOpenAI, worker: FakeWorker, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(**{"model": MODEL, "messages": HI, **fields})
+    assert caught.value.param == param
+    assert worker.started == []
+
+
+@pytest.mark.parametrize(("prompt", "param"), [("", "prompt"), ([10**6], "prompt")])
+async def test_bad_prompts(client: openai.AsyncOpenAI, worker: FakeWorker, prompt: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(model=MODEL, prompt=prompt)
+    assert (caught.value.param or "").split("[")[0] == param
+
+
+async def test_unknown_model(client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    with pytest.raises(openai.NotFoundError, match=MODEL) as caught:
+        await client.chat.completions.create(model="other", messages=HI)
+    assert caught.value.code == "model_not_found"
+
+
+async def test_full_queue_is_429(rig: GatewayRig, client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    worker.token_seconds = 0.01
+
+    async def ask() -> Any:
+        return await client.completions.create(model=MODEL, prompt=[5], max_tokens=30)
+
+    running = [asyncio.create_task(ask()) for _ in range(6)]
+    await until(lambda: rig.gateway.ledger.running == 6)
+    with pytest.raises(openai.RateLimitError) as caught:
+        await ask()
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+    assert [answer.choices[0].finish_reason for answer in await asyncio.gather(*running)] == ["length"] * 6
+
+
+async def test_leaving_frees_the_worker(rig: GatewayRig, client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
+    worker.token_seconds = 0.01
+    stream = await client.chat.completions.create(model=MODEL, messages=HI, stream=True)
+    await stream.__anext__()
+    await stream.close()
+    await until(lambda: not worker.sequences)
+    await until(lambda: rig.gateway.ledger.cancelled == 1)
+    async with httpx.AsyncClient(base_url=rig.http) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post("/v1/completions", json={"prompt": [5], "max_tokens": 1000}, timeout=0.2)
+    await until(lambda: rig.gateway.ledger.cancelled == 2 and not worker.sequences)
+
+
+async def test_broken_stream_ends_with_an_error_event(rig: GatewayRig, worker: FakeWorker) -> None:
+    worker.token_seconds = 0.005
+    body = {"prompt": [5], "max_tokens": 1000, "stream": True}
+    lines: list[str] = []
+    async with (
+        httpx.AsyncClient(base_url=rig.http, timeout=60) as http,
+        http.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            lines += [line] if line else []
+            if len(lines) == 3:
+                worker.refusal = (13, "a fault of the worker")
+                worker.drop_sessions()
+    assert '"error"' in lines[-1]
+    assert "[DONE]" not in lines[-1]
+
+
+async def test_worker_lost_mid_stream_is_one_unbroken_stream(
+    rig: GatewayRig, client: openai.AsyncOpenAI, worker: FakeWorker
+) -> None:
+    await rig.add(text_worker("w-2"))
+    worker.drop_after(5)
+    stream = await client.completions.create(model=MODEL, prompt=[5], max_tokens=40, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == expected_text([5], 40)
+
+
+async def test_our_own_client(rig: GatewayRig, worker: FakeWorker) -> None:
+    address = f"127.0.0.1:{rig.gateway.grpc.port}"
+    async with pf.AsyncClient(address) as client:
+        answer = await client.generate(token_ids=[5], max_tokens=12, n=2, logprobs=1)
+        assert [list(c.token_ids) for c in answer.choices] == [fake_tokens([5], 12, c, VOCABULARY) for c in range(2)]
+        assert [len(choice.logprobs) for choice in answer.choices] == [12, 12]
+        assert (answer.worker_ids[0], answer.finish_reason) == ("w-1", "length")
+        tokens = await client.tokenize("hello")
+        assert list(tokens.token_ids) == byte_level_tokenizer().encode("hello").ids
+        assert [model.name for model in await client.models()] == [MODEL]
+        with pytest.raises(pf.NotFoundError, match=MODEL):
+            await client.model("other")
+        with pytest.raises(pf.InvalidArgumentError) as caught:
+            await client.generate("a", temperature=float("nan"))
+        assert [violation.field for violation in caught.value.field_violations] == ["sampling.temperature"]
+        with pytest.raises(pf.InvalidArgumentError):
+            await client.generate("a", token_ids=[1])
+        worker.token_seconds = 0.01
+        with pytest.raises(pf.DeadlineExceededError):
+            await client.generate("a", max_tokens=1000, timeout=0.2)
+        stream = client.stream("a", max_tokens=1000)
+        await stream.__anext__()
+        await stream.close()
+        await until(lambda: not worker.sequences)
+
+
+async def test_our_own_synchronous_client(rig: GatewayRig, worker: FakeWorker) -> None:
+    def talk() -> tuple[str, tuple[tuple[float, ...], ...]]:
+        with pf.Client(f"127.0.0.1:{rig.gateway.grpc.port}") as client:
+            return client.chat([pf.Message("user", "hi")], max_tokens=3).text, client.embed(["a"]).vectors
+
+    text, vectors = await asyncio.to_thread(talk)
+    assert text == expected_text(list(worker.started[0].prompt_ids), 3)
+    assert len(vectors[0]) == worker.hidden_size
