@@ -90,11 +90,11 @@ def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof
     from polyfleet.scheduler.local_ray import local_ray
 
     told = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
     if stop_at_eof:
         threading.Thread(target=_wait_for_eof, args=(told,), daemon=True).start()
     with local_ray(places) as ray_address:
+        for number in (signal.SIGTERM, signal.SIGINT):  # now: starting Ray sets handlers of its own
+            signal.signal(number, lambda *_: told.set())
         actor = find_or_create(config)
         try:
             _say(_addresses(config, ray_address))

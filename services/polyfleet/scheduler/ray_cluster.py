@@ -111,6 +111,8 @@ class RayCluster:
                 revision = -1
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
+            if self._handles.get(launcher_id) is not handle:
+                return  # ended meanwhile; wait_for may swallow the cancellation when a report comes with it
             if report != self._reports.get(launcher_id):
                 self._reports[launcher_id] = report
                 self._on_change()

@@ -125,13 +125,30 @@ def reconcile(
     plan.actions.extend(DrainWorker(info.worker_id) for info in orphans if info.deployment in removed)
     room = _Room(nodes, launchers, orphans)
     for wish in wishes:
-        mine = [
-            report
-            for report in present
-            if report.spec.deployment == wish.name and states.get(report.watched_id) != pb.WORKER_STATE_DRAINING
-        ]
-        _reconcile_one(wish, mine, [info for info in orphans if info.deployment == wish.name], states, room, plan)
+        mine = [report for report in launchers if report.spec.deployment == wish.name]
+        staying = [r for r in mine if r in present and states.get(r.watched_id) != pb.WORKER_STATE_DRAINING]
+        alone = [info for info in orphans if info.deployment == wish.name]
+        _reconcile_one(_Have(wish, staying, len(mine) > len(staying), alone, states), room, plan)
     return plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Have:
+    """What one deployment has: launchers that stay, whether others are on their way out, workers without launcher."""
+
+    wish: pb.ModelDeployment
+    staying: Sequence[LauncherReport]
+    some_leave: bool
+    orphans: Sequence[pb.WorkerInfo]
+    states: Mapping[str, int]
+
+    def is_ready(self, report: LauncherReport) -> bool:
+        """Whether the launcher's worker serves."""
+        return self.states.get(report.watched_id) == pb.WORKER_STATE_READY
+
+    def least_useful(self, reports: Sequence[LauncherReport]) -> list[LauncherReport]:
+        """Those that are not ready first."""
+        return sorted(reports, key=lambda report: (self.is_ready(report), report.spec.worker_id))
 
 
 def _orphans(launchers: Iterable[LauncherReport], records: Iterable[Record]) -> list[pb.WorkerInfo]:
@@ -144,19 +161,13 @@ def _orphans(launchers: Iterable[LauncherReport], records: Iterable[Record]) -> 
     ]
 
 
-def _reconcile_one(
-    wish: pb.ModelDeployment,
-    mine: Sequence[LauncherReport],
-    orphans: Sequence[pb.WorkerInfo],
-    states: Mapping[str, int],
-    room: _Room,
-    plan: Plan,
-) -> None:
-    """Plan for one deployment; `mine` are its launchers that are not leaving."""
+def _reconcile_one(have: _Have, room: _Room, plan: Plan) -> None:
+    """Plan for one deployment."""
+    wish, orphans = have.wish, have.orphans
     families = tuple(wish.accelerators) or ACCELERATORS
     generation = generation_of(wish)
-    current = [r for r in mine if r.spec.generation == generation and r.spec.accelerator in families]
-    outdated = [r for r in mine if r not in current]
+    current = [r for r in have.staying if r.spec.generation == generation and r.spec.accelerator in families]
+    outdated = [r for r in have.staying if r not in current]
     missing = wish.workers - len(current) - len(orphans)
     for _ in range(missing):
         place = room.take(families)
@@ -164,16 +175,13 @@ def _reconcile_one(
             plan.problems[wish.name] = room.problem(families)
             break
         plan.actions.append(Launch(wish, *place))
-    ready = sum(states.get(r.watched_id) == pb.WORKER_STATE_READY for r in current) + len(orphans)
-    spare = len(outdated) - max(0, wish.workers - ready)
-    if spare <= 0 and outdated and wish.name in plan.problems and ready == len(current) + len(orphans):
-        spare = 1  # no room for both: one old worker has to make way for the next new one
-    plan.actions.extend(Retire(r.spec.worker_id) for r in _least_useful(outdated, states)[: max(0, spare)])
+    ready = sum(map(have.is_ready, current)) + len(orphans)
+    spare = have.least_useful(outdated)[: max(0, len(outdated) - max(0, wish.workers - ready))]
+    all_ready = ready == len(current) + len(orphans)
+    if not spare and wish.name in plan.problems and all_ready and not have.some_leave:
+        # No room for both: one old worker has to make way for the next new one, where its place is of use.
+        spare = have.least_useful([r for r in outdated if r.spec.accelerator in families])[:1]
+    plan.actions.extend(Retire(report.spec.worker_id) for report in spare)
     excess = max(0, -missing)
-    plan.actions.extend(Retire(r.spec.worker_id) for r in _least_useful(current, states)[:excess])
+    plan.actions.extend(Retire(report.spec.worker_id) for report in have.least_useful(current)[:excess])
     plan.actions.extend(DrainWorker(info.worker_id) for info in orphans[: max(0, excess - len(current))])
-
-
-def _least_useful(reports: Sequence[LauncherReport], states: Mapping[str, int]) -> list[LauncherReport]:
-    """Those that are not ready first."""
-    return sorted(reports, key=lambda r: (states.get(r.watched_id) == pb.WORKER_STATE_READY, r.spec.worker_id))

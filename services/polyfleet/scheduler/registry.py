@@ -30,10 +30,11 @@ class Record:
     def shown(self) -> pb.WorkerStatus:
         """How the worker is, all sources together."""
         report = self.launcher
-        if report and report.phase is Phase.FAILED and self._is_about_me(report):
+        failed = report is not None and report.phase is Phase.FAILED
+        if report and failed and self._is_about_me(report):
             own = self.status.reason if self.status.state == pb.WORKER_STATE_UNHEALTHY else ""
             return pb.WorkerStatus(state=pb.WORKER_STATE_UNHEALTHY, reason=own or report.reason)
-        if report and (self.stream < 0 or (report.pid and report.pid != self.info.pid)):
+        if report and not failed and (self.stream < 0 or (report.pid and report.pid != self.info.pid)):
             return pb.WorkerStatus(state=pb.WORKER_STATE_STARTING, reason=report.reason)
         if self.lost:
             silence = f"no report for {LOST_AFTER_SECONDS:.0f} s"

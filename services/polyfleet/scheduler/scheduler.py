@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
+import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from polyfleet.scheduler.auth import FleetAuth
@@ -37,6 +37,7 @@ _OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
+_HEALTH: Any = health  # stubs, where they are installed, lack its aio
 log = logging.getLogger(__name__)
 
 
@@ -56,7 +57,7 @@ class Scheduler:
         keys_file = Path(config.keys_file) if config.keys_file else None
         auth = FleetAuth(config.listen, token, keys_file)
         self._server: Any = grpc.aio.server(options=_OPTIONS, interceptors=[auth])
-        self._health = health.aio.HealthServicer()
+        self._health = _HEALTH.aio.HealthServicer()
         service = FleetService(self._store, self._registry, self._feed, self._controller)
         fleet_pb2_grpc.add_FleetServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

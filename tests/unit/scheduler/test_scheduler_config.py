@@ -1,0 +1,86 @@
+"""The scheduler's section of the configuration file, its checks, and its ports."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from polyfleet.scheduler.config import ConfigError, SchedulerConfig, default_state_dir, load_config
+from polyfleet.scheduler.ports import check_ports, free_address
+
+
+def test_a_file_gives_the_section_and_flags_override_it(tmp_path: Path) -> None:
+    file = tmp_path / "polyfleet.yaml"
+    file.write_text(
+        "gateway: {grpc_listen: 'x:1'}\n"
+        "scheduler:\n"
+        "  listen: 10.0.0.1:1\n"
+        "  state_dir: /state\n"
+        "  accelerators:\n"
+        "    cuda: {mode: attach, address: '127.0.0.1:50061'}\n"
+        "    cpu: {interpreter: /opt/python, environment: {A: b}}\n"
+    )
+    config = load_config(file, {"listen": "10.0.0.2:2", "advertise": None})
+    assert config.listen == config.fleet_address == "10.0.0.2:2"
+    assert config.state_path == Path("/state")
+    assert config.launch_config("cuda").mode == "attach"
+    assert config.launch_config("cpu").environment == {"A": "b"}
+    assert config.launch_config("rocm").mode == "spawn"
+
+
+def test_advertise_is_where_workers_dial() -> None:
+    assert SchedulerConfig(listen="0.0.0.0:1", advertise="scheduler:1").fleet_address == "scheduler:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("scheduler: {lisen: x}", "unknown field `lisen`"),
+        ("scheduler: {settle_seconds: soon}", "Expected `float`, got `str` - at `$.settle_seconds`"),
+        ("scheduler: {accelerators: {gpu: {}}}", "'gpu' is none of cuda, rocm"),
+        ("scheduler: {accelerators: {cuda: {mode: attach}}}", "accelerators.cuda.address: attach needs"),
+        ("scheduler: [1]", "needs a mapping"),
+        ("scheduler: {a: [", "no valid YAML"),
+        ("- 1", "needs a mapping"),
+    ],
+)
+def test_a_wrong_file_is_named_in_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "polyfleet.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, {})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml can't be read: No such file"):
+        load_config(tmp_path / "nowhere.yaml", {})
+
+
+def test_the_state_folder_follows_xdg() -> None:
+    assert default_state_dir({"XDG_STATE_HOME": "/x"}) == Path("/x/polyfleet")
+    assert default_state_dir({}) == Path.home() / ".local/state/polyfleet"
+
+
+def test_a_port_in_use_is_named_with_its_option() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=rf"{address} is in use: the Fleet service needs it.*--listen"):
+            check_ports(SchedulerConfig(listen=address))
+        free = free_address("127.0.0.1:0")
+        with pytest.raises(ConfigError, match=rf"{address} is in use: the scheduler's metrics.*--metrics-listen"):
+            check_ports(SchedulerConfig(listen=free, metrics_listen=address))
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1:", "127.0.0.1:70000", ":1", "127.0.0.1:x"])
+def test_an_address_needs_host_and_port(address: str) -> None:
+    with pytest.raises(ConfigError, match="--listen must be host:port"):
+        check_ports(SchedulerConfig(listen=address))
+
+
+def test_a_free_address_keeps_its_host_and_any_given_port() -> None:
+    host, _, port = free_address("127.0.0.1:0").partition(":")
+    assert host == "127.0.0.1"
+    assert 0 < int(port) < 65536
+    assert free_address("127.0.0.1:77") == "127.0.0.1:77"

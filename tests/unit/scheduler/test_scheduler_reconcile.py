@@ -1,0 +1,252 @@
+"""reconcile(): single steps by example, and a simulated fleet that always arrives at the wish."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.fake_cluster import node
+
+from polyfleet.scheduler.config import LaunchConfig
+from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase, load_request
+from polyfleet.scheduler.reconcile import DrainWorker, Forget, Launch, Node, Retire, reconcile
+from polyfleet.scheduler.registry import Record
+from polyfleet.v1 import fleet_pb2 as pb
+
+WISH = pb.ModelDeployment(name="d", source="/m.gguf", workers=2)
+
+
+def launcher(worker_id: str, wish: pb.ModelDeployment = WISH, host: str = "n-1", family: str = "cpu") -> LauncherReport:
+    load = load_request(wish).SerializeToString(deterministic=True)
+    spec = LaunchSpec(worker_id, family, load, LaunchConfig(), "127.0.0.1:1", "/state", node_id=host)
+    return LauncherReport(spec, Phase.WATCHING)
+
+
+def record(worker_id: str, state: str = "READY", deployment: str = "d", host: str = "n-1") -> Record:
+    info = pb.WorkerInfo(worker_id=worker_id, deployment=deployment, accelerator="cpu", host=host)
+    return Record(info, pb.WorkerStatus(state=pb.WorkerState.Value(f"WORKER_STATE_{state}")), stream=1)
+
+
+def launches(actions: Sequence[object]) -> list[tuple[str, str]]:
+    return [(action.accelerator, action.node.node_id) for action in actions if isinstance(action, Launch)]
+
+
+def test_missing_workers_are_launched_where_there_is_most_room() -> None:
+    nodes = [node("n-1", cpu=1), node("n-2", cpu=3)]
+    plan = reconcile([WISH], [], [], nodes)
+    assert launches(plan.actions) == [("cpu", "n-2"), ("cpu", "n-2")]
+    assert not plan.problems
+
+
+def test_a_fleet_as_wished_is_left_alone() -> None:
+    reports = [launcher("w-1"), replace(launcher("w-2"), phase=Phase.FAILED)]
+    assert reconcile([WISH], reports, [record("w-1")], [node(cpu=4)]).actions == []
+
+
+def test_families_are_taken_in_order_of_preference() -> None:
+    wish = pb.ModelDeployment(name="d", source="/m", workers=3, accelerators=["cuda", "cpu"])
+    plan = reconcile([wish], [], [], [node("n-1", cpu=2, cuda=1)])
+    assert [family for family, _ in launches(plan.actions)] == ["cuda", "cpu", "cpu"]
+
+
+def test_no_preference_means_the_best_that_the_cluster_has() -> None:
+    plan = reconcile([WISH], [], [], [node("n-1", cpu=2, rocm=1)])
+    assert [family for family, _ in launches(plan.actions)] == ["rocm", "cpu"]
+
+
+def test_a_full_or_unfit_cluster_is_named() -> None:
+    assert reconcile([WISH], [], [], [node(cpu=1)]).problems == {"d": "All places for cpu workers are taken."}
+    wish = pb.ModelDeployment(name="d", source="/m", workers=1, accelerators=["cuda", "rocm"])
+    assert reconcile([wish], [], [], [node(cpu=1)]).problems == {"d": "No node of the cluster has cuda or rocm."}
+
+
+def test_places_of_launchers_on_their_way_out_are_not_free_yet() -> None:
+    leaving = replace(launcher("w-1"), stopping=True)
+    wish = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
+    assert reconcile([wish], [leaving], [], [node(cpu=1)]).actions == []
+
+
+def test_fewer_workers_retires_those_that_are_not_ready_first() -> None:
+    wish = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
+    plan = reconcile(
+        [wish], [launcher("w-1"), launcher("w-2")], [record("w-1", "LOADING"), record("w-2")], [node(cpu=4)]
+    )
+    assert plan.actions == [Retire("w-1")]
+
+
+def test_an_undeployed_model_is_retired() -> None:
+    assert reconcile([], [launcher("w-1")], [record("w-1")], [node(cpu=4)]).actions == [Retire("w-1")]
+    told = replace(launcher("w-1"), stopping=True)
+    assert reconcile([], [told], [record("w-1")], [node(cpu=4)]).actions == []
+
+
+def test_a_draining_worker_is_replaced_at_once_and_left_to_finish() -> None:
+    plan = reconcile(
+        [WISH], [launcher("w-1"), launcher("w-2")], [record("w-1", "DRAINING"), record("w-2")], [node(cpu=4)]
+    )
+    assert launches(plan.actions) == [("cpu", "n-1")]
+    assert len(plan.actions) == 1
+
+
+def test_launchers_whose_worker_left_or_whose_node_is_gone_are_forgotten_and_replaced() -> None:
+    reports = [replace(launcher("w-1"), phase=Phase.LEFT), launcher("w-2", host="n-gone")]
+    plan = reconcile([WISH], reports, [], [node(cpu=4)])
+    assert plan.actions[:2] == [Forget("w-1"), Forget("w-2")]
+    assert len(launches(plan.actions)) == 2
+
+
+def test_a_changed_model_is_rolled_over_new_ones_first() -> None:
+    changed = pb.ModelDeployment(name="d", source="/other.gguf", workers=2)
+    old = [launcher("w-1"), launcher("w-2")]
+    both = [record("w-1"), record("w-2")]
+    plan = reconcile([changed], old, both, [node(cpu=4)])
+    assert len(launches(plan.actions)) == len(plan.actions) == 2
+    new = [launcher("w-3", changed), launcher("w-4", changed)]
+    half = [*both, record("w-3"), record("w-4", "LOADING")]
+    assert reconcile([changed], old + new, half, [node(cpu=4)]).actions == [Retire("w-1")]
+
+
+def test_without_room_for_both_one_old_worker_makes_way() -> None:
+    changed = pb.ModelDeployment(name="d", source="/other.gguf", workers=2)
+    old = [launcher("w-1"), launcher("w-2")]
+    both = [record("w-1"), record("w-2")]
+    assert reconcile([changed], old, both, [node(cpu=2)]).actions == [Retire("w-1")]
+    leaving = [replace(old[0], stopping=True), old[1]]
+    assert Retire("w-2") not in reconcile([changed], leaving, both, [node(cpu=2)]).actions
+
+
+def test_a_family_that_is_not_wished_any_more_is_rolled_over() -> None:
+    wish = pb.ModelDeployment(name="d", source="/m.gguf", workers=1, accelerators=["cuda"])
+    plan = reconcile([wish], [launcher("w-1")], [record("w-1")], [node(cpu=1, cuda=1)])
+    assert launches(plan.actions) == [("cuda", "n-1")]
+
+
+def test_old_workers_stay_when_the_cluster_has_no_place_for_what_is_wished_instead() -> None:
+    wish = pb.ModelDeployment(name="d", source="/m.gguf", workers=1, accelerators=["cuda"])
+    plan = reconcile([wish], [launcher("w-1")], [record("w-1")], [node(cpu=1)])
+    assert plan.actions == []
+    assert plan.problems == {"d": "No node of the cluster has cuda."}
+
+
+def test_workers_that_outlived_their_launchers_count_and_hold_their_place() -> None:
+    plan = reconcile([WISH], [], [record("w-1"), record("w-2")], [node(cpu=2)])
+    assert plan.actions == []
+    plan = reconcile([WISH], [], [record("w-1"), record("w-2", "LOST")], [node(cpu=2)])
+    assert launches(plan.actions) == [("cpu", "n-1")]
+    three = pb.ModelDeployment(name="d", source="/m.gguf", workers=3)
+    assert reconcile([three], [], [record("w-1"), record("w-2")], [node(cpu=2)]).problems
+
+
+def test_surplus_workers_without_launcher_are_drained() -> None:
+    wish = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
+    assert reconcile([wish], [], [record("w-1"), record("w-2")], [node(cpu=4)]).actions == [DrainWorker("w-1")]
+
+
+def test_workers_of_a_removed_deployment_are_drained_and_of_an_unknown_one_left_alone() -> None:
+    records = [
+        record("w-1", deployment="gone"),
+        record("w-2", deployment="never-heard-of"),
+        record("w-3", deployment=""),
+    ]
+    assert reconcile([], [], records, [node(cpu=4)], removed={"gone"}).actions == [DrainWorker("w-1")]
+
+
+def test_an_attached_worker_is_known_by_the_id_that_it_gave_itself() -> None:
+    attached = replace(launcher("w-1"), worker_id="w-own")
+    one = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
+    assert reconcile([one], [attached], [record("w-own")], [node(cpu=1)]).actions == []
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_the_older_deployment_gets_the_last_place(order: list[int]) -> None:
+    wishes = [
+        pb.ModelDeployment(name="z", source="/m", workers=1, created_unix_seconds=1),
+        pb.ModelDeployment(name="a", source="/m", workers=1, created_unix_seconds=2),
+    ]
+    plan = reconcile([wishes[i] for i in order], [], [], [node(cpu=1)])
+    assert [action.deployment.name for action in plan.actions if isinstance(action, Launch)] == ["z"]
+    assert set(plan.problems) == {"a"}
+
+
+class Simulation:
+    """A fleet in which launchers do what they are told, one after the other, in random order."""
+
+    def __init__(self, nodes: list[Node], seed: int) -> None:
+        self.nodes, self.random = nodes, random.Random(seed)
+        self.launchers: dict[str, LauncherReport] = {}
+        self.states: dict[str, str] = {}
+
+    def step(self, wishes: list[pb.ModelDeployment]) -> bool:
+        """One plan and one random event; False when nothing was planned and nothing can happen."""
+        records = [record(w, s, self.launchers[w].spec.deployment) for w, s in self.states.items()]
+        plan = reconcile(wishes, list(self.launchers.values()), records, self.nodes)
+        for action in plan.actions:
+            if isinstance(action, Launch):
+                worker_id = f"w-{len(self.states):03}-{self.random.random()}"
+                family, host = action.accelerator, action.node.node_id
+                self.launchers[worker_id] = launcher(worker_id, action.deployment, host, family)
+                self.states[worker_id] = "LOADING"
+            elif isinstance(action, Retire):
+                self.launchers[action.launcher_id] = replace(self.launchers[action.launcher_id], stopping=True)
+            elif isinstance(action, Forget):
+                del self.launchers[action.launcher_id], self.states[action.launcher_id]
+        self.check_room()
+        return self.happen() or bool(plan.actions)
+
+    def happen(self) -> bool:
+        """A loading worker becomes ready, or a stopping one has left."""
+        events = [(w, "ready") for w, s in self.states.items() if s == "LOADING"]
+        events += [(w, "leave") for w, r in self.launchers.items() if r.stopping and r.phase is not Phase.LEFT]
+        if not events:
+            return False
+        worker_id, what = self.random.choice(events)
+        if what == "ready":
+            self.states[worker_id] = "READY"
+        else:
+            self.launchers[worker_id] = replace(self.launchers[worker_id], phase=Phase.LEFT)
+        return True
+
+    def check_room(self) -> None:
+        used = Counter((r.spec.node_id, r.spec.accelerator) for r in self.launchers.values())
+        assert all(used[n.node_id, family] <= count for n in self.nodes for family, count in n.capacity.items())
+
+    def settle(self, wishes: list[pb.ModelDeployment]) -> None:
+        for _ in range(300):
+            if not self.step(wishes):
+                return
+        raise AssertionError("the fleet never comes to rest")
+
+
+wish_lists = st.lists(
+    st.builds(
+        pb.ModelDeployment,
+        name=st.sampled_from(["a", "b", "c"]),
+        source=st.sampled_from(["/1.gguf", "/2.gguf"]),
+        accelerators=st.sampled_from([[], ["cpu"], ["cuda", "cpu"]]),
+        workers=st.integers(0, 4),
+    ),
+    max_size=3,
+    unique_by=lambda wish: wish.name,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(wish_lists, min_size=1, max_size=3), st.integers(1, 6), st.integers(0, 2), st.integers())
+def test_every_change_of_mind_ends_in_the_wish_or_a_full_cluster(
+    history: list[list[pb.ModelDeployment]], cpus: int, gpus: int, seed: int
+) -> None:
+    simulation = Simulation([node("n-1", cpu=cpus, cuda=gpus)], seed)
+    for wishes in history:
+        simulation.settle(wishes)
+    have = Counter(r.spec.deployment for r in simulation.launchers.values())
+    problems = reconcile(wishes, list(simulation.launchers.values()), [], simulation.nodes).problems
+    for wish in wishes:
+        assert have[wish.name] == wish.workers or (have[wish.name] < wish.workers and wish.name in problems)
+        mine = [r for r in simulation.launchers.values() if r.spec.deployment == wish.name]
+        load = load_request(wish).SerializeToString(deterministic=True)
+        assert wish.name in problems or all(report.spec.load == load for report in mine)
+    assert set(have) <= {wish.name for wish in wishes}
+    assert all(state == "READY" for state in simulation.states.values())

@@ -1,0 +1,172 @@
+"""The registry: what registrations, reports, silence and launchers make of a worker."""
+
+from dataclasses import replace
+
+import pytest
+
+from polyfleet.scheduler.config import LaunchConfig
+from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
+from polyfleet.scheduler.registry import Registry
+from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.v1 import worker_pb2
+
+READY = pb.WorkerStatus(state=pb.WORKER_STATE_READY)
+LOAD = worker_pb2.LoadRequest(deployment="d", model_name="m", source="/m").SerializeToString()
+SPEC = LaunchSpec("w-1", "cpu", LOAD, LaunchConfig(), "127.0.0.1:1", "/state")
+
+
+def info(worker_id: str = "w-1", pid: int = 10) -> pb.WorkerInfo:
+    return pb.WorkerInfo(worker_id=worker_id, pid=pid, address="127.0.0.1:5", deployment="d")
+
+
+def launcher(phase: Phase, pid: int = 10, reason: str = "") -> LauncherReport:
+    return LauncherReport(SPEC, phase, pid=pid, reason=reason)
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry("epoch")
+
+
+def shown(registry: Registry, worker_id: str = "w-1") -> tuple[str, str]:
+    for worker in registry.snapshot().workers:
+        if worker.info.worker_id == worker_id:
+            return pb.WorkerState.Name(worker.status.state).removeprefix("WORKER_STATE_"), worker.status.reason
+    return "absent", ""
+
+
+def test_a_worker_is_starting_until_it_reports(registry: Registry) -> None:
+    registry.register(info(), stream=1, now=0.0)
+    registry.report("w-1", READY, stream=1, now=0.1)
+    assert shown(registry) == ("READY", "")
+
+
+def test_the_version_grows_with_visible_changes_only(registry: Registry) -> None:
+    registry.register(info(), stream=1, now=0.0)
+    registry.report("w-1", READY, stream=1, now=0.1)
+    version = registry.version
+    idle = pb.WorkerStatus(state=pb.WORKER_STATE_READY, step=9, counters=pb.EngineCounters(finished=3))
+    registry.report("w-1", idle, stream=1, now=0.6)
+    assert registry.version == version
+    registry.report("w-1", pb.WorkerStatus(state=pb.WORKER_STATE_READY, running_sequences=1), stream=1, now=0.7)
+    assert registry.version == version + 1
+    registry.set_deployments([pb.ModelDeployment(name="d")])
+    registry.set_deployments([pb.ModelDeployment(name="d")])
+    assert registry.version == version + 2
+
+
+def test_a_snapshot_carries_epoch_version_workers_by_id_and_deployments(registry: Registry) -> None:
+    for worker_id in ("w-2", "w-1"):
+        registry.register(info(worker_id), stream=1, now=0.0)
+    registry.set_deployments([pb.ModelDeployment(name="d")])
+    snapshot = registry.snapshot()
+    assert (snapshot.scheduler_epoch, snapshot.version) == ("epoch", 3)
+    assert [worker.info.worker_id for worker in snapshot.workers] == ["w-1", "w-2"]
+    assert [deployment.name for deployment in snapshot.deployments] == ["d"]
+    assert registry.snapshot() is snapshot
+
+
+def test_silence_makes_a_worker_lost_and_a_report_brings_it_back(registry: Registry) -> None:
+    registry.register(info(), stream=1, now=0.0)
+    registry.report("w-1", READY, stream=1, now=1.0)
+    registry.sweep(now=4.0)
+    assert shown(registry)[0] == "READY"
+    registry.sweep(now=4.1)
+    assert shown(registry) == ("LOST", "no report for 3 s")
+    registry.report("w-1", READY, stream=1, now=5.0)
+    assert shown(registry)[0] == "READY"
+
+
+def test_a_lost_worker_is_forgotten_after_a_minute_unless_a_launcher_has_it(registry: Registry) -> None:
+    registry.register(info(), stream=1, now=0.0)
+    registry.sweep(now=60.0)
+    assert shown(registry)[0] == "LOST"
+    registry.observe([launcher(Phase.WATCHING)])
+    registry.sweep(now=600.0)
+    assert shown(registry)[0] == "LOST"
+    registry.observe([])
+    registry.sweep(now=600.1)
+    assert shown(registry)[0] == "absent"
+
+
+def test_an_old_stream_speaks_for_nobody(registry: Registry) -> None:
+    registry.register(info(), stream=1, now=0.0)
+    registry.register(info(pid=11), stream=2, now=1.0)
+    registry.report("w-1", READY, stream=1, now=1.1)
+    assert shown(registry)[0] == "STARTING"
+    registry.closed("w-1", stream=1)
+    registry.report("w-1", READY, stream=2, now=1.2)
+    assert shown(registry)[0] == "READY"
+
+
+def test_a_draining_worker_has_gone_when_its_stream_ends_and_a_ready_one_has_not(registry: Registry) -> None:
+    registry.register(info("w-1"), stream=1, now=0.0)
+    registry.register(info("w-2"), stream=2, now=0.0)
+    registry.report("w-1", pb.WorkerStatus(state=pb.WORKER_STATE_DRAINING), stream=1, now=0.1)
+    registry.report("w-2", READY, stream=2, now=0.1)
+    registry.closed("w-1", stream=1)
+    registry.closed("w-2", stream=2)
+    assert shown(registry, "w-1")[0] == "absent"
+    assert shown(registry, "w-2")[0] == "READY"
+
+
+def test_a_launched_worker_is_starting_before_it_registers(registry: Registry) -> None:
+    registry.observe([launcher(Phase.STARTING, pid=0)])
+    assert shown(registry) == ("STARTING", "")
+    worker = registry.snapshot().workers[0]
+    assert (worker.info.deployment, worker.info.accelerator) == ("d", "cpu")
+    registry.sweep(now=1e9)
+    assert shown(registry)[0] == "STARTING"
+    registry.observe([])
+    assert shown(registry)[0] == "absent"
+
+
+def test_a_crash_shows_at_once_with_the_launchers_reason(registry: Registry) -> None:
+    registry.register(info(pid=10), stream=1, now=0.0)
+    registry.report("w-1", READY, stream=1, now=0.1)
+    registry.observe([launcher(Phase.WATCHING, pid=10)])
+    assert shown(registry)[0] == "READY"
+    registry.observe([launcher(Phase.FAILED, pid=10, reason="killed")])
+    assert shown(registry) == ("UNHEALTHY", "killed")
+    registry.observe([launcher(Phase.WATCHING, pid=11)])
+    assert shown(registry)[0] == "STARTING"
+    registry.register(info(pid=11), stream=2, now=1.0)
+    registry.report("w-1", READY, stream=2, now=1.1)
+    assert shown(registry)[0] == "READY"
+
+
+def test_the_workers_own_reason_is_better_than_the_launchers(registry: Registry) -> None:
+    registry.register(info(pid=10), stream=1, now=0.0)
+    own = pb.WorkerStatus(state=pb.WORKER_STATE_UNHEALTHY, reason="m.gguf is truncated")
+    registry.report("w-1", own, stream=1, now=0.1)
+    registry.observe([launcher(Phase.FAILED, pid=10, reason="The worker ended with status 3.")])
+    assert shown(registry) == ("UNHEALTHY", "m.gguf is truncated")
+
+
+def test_late_news_of_an_earlier_process_does_not_touch_its_successor(registry: Registry) -> None:
+    registry.register(info(pid=11), stream=2, now=0.0)
+    registry.report("w-1", READY, stream=2, now=0.1)
+    registry.observe([launcher(Phase.FAILED, pid=10, reason="killed")])
+    assert shown(registry) == ("READY", "")
+
+
+def test_an_attached_worker_that_could_not_load_shows_why_and_a_serving_one_speaks_for_itself(
+    registry: Registry,
+) -> None:
+    attached = replace(launcher(Phase.FAILED, pid=0, reason="no such file"), worker_id="w-7")
+    registry.register(info("w-7", pid=5), stream=1, now=0.0)
+    registry.report("w-7", pb.WorkerStatus(state=pb.WORKER_STATE_STARTING), stream=1, now=0.1)
+    registry.observe([attached])
+    assert shown(registry, "w-7") == ("UNHEALTHY", "no such file")
+    registry.report("w-7", READY, stream=1, now=0.2)
+    assert shown(registry, "w-7")[0] == "READY"
+
+
+def test_a_worker_that_its_launcher_saw_leaving_is_forgotten(registry: Registry) -> None:
+    registry.register(info(), stream=1, now=0.0)
+    registry.report("w-1", pb.WorkerStatus(state=pb.WORKER_STATE_DRAINING), stream=1, now=0.1)
+    registry.observe([launcher(Phase.WATCHING)])
+    registry.closed("w-1", stream=1)
+    assert shown(registry)[0] == "DRAINING"
+    registry.observe([launcher(Phase.LEFT)])
+    assert shown(registry)[0] == "absent"

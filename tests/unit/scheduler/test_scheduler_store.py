@@ -1,0 +1,96 @@
+"""The state file: what is written is there after a kill, a damaged or newer file is refused in words."""
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polyfleet.scheduler.store import Store, StoreError
+from polyfleet.v1 import fleet_pb2 as pb
+
+WISH = pb.ModelDeployment(name="a", source="/m.gguf", workers=2, accelerators=["cpu"], created_unix_seconds=7)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "fleet.sqlite"
+
+
+def test_deployments_come_back_as_they_were_by_name(path: Path) -> None:
+    store = Store(path)
+    other = pb.ModelDeployment(name="0", source="/n.gguf")
+    store.put_deployment(WISH)
+    store.put_deployment(other)
+    store.close()
+    assert Store(path).deployments() == (other, WISH)
+
+
+def test_putting_again_replaces(path: Path) -> None:
+    store = Store(path)
+    store.put_deployment(WISH)
+    changed = pb.ModelDeployment(name="a", source="/other.gguf")
+    store.put_deployment(changed)
+    assert store.deployments() == (changed,)
+
+
+def test_a_removed_deployment_is_remembered_until_it_is_created_again(path: Path) -> None:
+    store = Store(path)
+    assert not store.remove_deployment("a")
+    assert not store.was_removed("a")
+    store.put_deployment(WISH)
+    assert store.remove_deployment("a")
+    assert store.deployments() == ()
+    assert store.was_removed("a")
+    store.put_deployment(WISH)
+    assert not store.was_removed("a")
+
+
+def test_assets_are_kept_by_hash(path: Path) -> None:
+    store = Store(path)
+    assert store.asset("h") is None
+    assert not store.has_asset("h")
+    store.put_asset("h", b"\0data")
+    store.put_asset("h", b"\0data")
+    assert store.asset("h") == b"\0data"
+    assert store.has_asset("h")
+
+
+def test_workers_are_replaced_as_a_whole(path: Path) -> None:
+    store = Store(path)
+    store.set_workers(["w-1", "w-2"])
+    store.set_workers(["w-2", "w-3"])
+    assert store.workers() == {"w-2", "w-3"}
+    store.set_workers([])
+    assert store.workers() == frozenset()
+
+
+def test_what_was_written_survives_kill_9(path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from polyfleet.scheduler.store import Store; from polyfleet.v1 import fleet_pb2 as pb\n"
+        "store = Store(Path(sys.argv[1]))\n"
+        "for i in range(50): store.put_deployment(pb.ModelDeployment(name=f'd-{i:02}', source='/m'))\n"
+        "store._db.execute('BEGIN'); store._db.execute('DELETE FROM deployments')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert [deployment.name for deployment in Store(path).deployments()] == [f"d-{i:02}" for i in range(50)]
+
+
+def test_a_file_that_is_no_database_is_refused_in_words(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"not a database, and long enough to be looked at" * 20)
+    with pytest.raises(StoreError, match=r"fleet\.sqlite can't be used \(file is not a database\): move it away"):
+        Store(path)
+
+
+def test_a_newer_file_is_refused_in_words(path: Path) -> None:
+    Store(path).close()
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match="written by a newer Polyfleet"):
+        Store(path)
