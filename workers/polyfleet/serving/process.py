@@ -122,10 +122,10 @@ class WorkerProcess:
             log.warning("%d sequences are cut off: the drain timeout has passed.", len(worker.router))
         worker.router.fail_all(UNAVAILABLE, "The worker is stopping.")
         await self._until_quiet(FLUSH_SECONDS)
-        if self._registration is not None and not self._second_signal.is_set():
-            await self._registration.flush(FLUSH_SECONDS)
         if self._second_signal.is_set():
             self._exit_status = SIGNALLED + self._signals[-1]
+        elif self._registration is not None:
+            await self._registration.leave(FLUSH_SECONDS, dial=worker.state == fleet.WORKER_STATE_UNHEALTHY)
 
     async def _until_quiet(self, timeout: float, *, unless_unhealthy: bool = False) -> None:
         """Until every sequence has ended and been taken, a second signal, or the timeout."""

@@ -4,6 +4,7 @@ Without a scheduler the worker serves on and dials again, from 0.2 s up to 5 s a
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from polyfleet.wire.limits import ASSET_CHUNK_BYTES, GRPC_MAX_MESSAGE_BYTES
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
+CLOSE_SECONDS = 1.0  # for a Fleet to take what was sent last
 FIRST_REDIAL_SECONDS, LAST_REDIAL_SECONDS = 0.2, 5.0
 OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # each dial is a new one: the back-off is ours alone
@@ -38,25 +40,34 @@ class Registration:
         self._fleet = fleet
         self._metadata = bearer_metadata(token)
         self._assets: asyncio.Queue[pb.AssetChunk] = asyncio.Queue()
-        self._reported = -1  # version of the worker's changes that the Fleet has been sent
-        self._heard = False
+        self._heard = False  # by this stream's Fleet
+        self._leaving = False
+        self._left = asyncio.Event()
 
     async def run(self) -> None:
-        """Dial, report, dial again; until cancelled."""
+        """Dial, report, dial again; until cancelled, or told to leave."""
         pause = FIRST_REDIAL_SECONDS
         while True:
             self._heard = False
             reason = await self._dial()
+            if self._leaving and self._heard:
+                self._left.set()
+                return
             pause = FIRST_REDIAL_SECONDS if self._heard else pause
             log.log(logging.WARNING if self._heard else logging.DEBUG, "The Fleet at %s left: %s", self._fleet, reason)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, LAST_REDIAL_SECONDS)
 
-    async def flush(self, timeout: float) -> None:
-        """Wait until the Fleet has been sent the present state; at most `timeout` seconds."""
-        deadline = asyncio.get_running_loop().time() + timeout
-        while self._reported < self._worker.changes.version and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
+    async def leave(self, timeout: float, *, dial: bool) -> None:
+        """Report the present state a last time and close the stream well; at most `timeout` seconds.
+
+        Without a stream nothing is reported, unless `dial` (it matters: somebody should hear why the worker ends).
+        """
+        if self._heard or dial:
+            self._leaving = True
+            self._worker.changes.notify()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._left.wait(), timeout)
 
     async def _dial(self) -> str:
         """One stream, until it ends; why it ended."""
@@ -66,6 +77,9 @@ class Registration:
             reports = asyncio.create_task(self._report(call))
             try:
                 await asyncio.wait({answers, reports}, return_when=asyncio.FIRST_COMPLETED)
+                if self._leaving:
+                    await asyncio.wait({answers}, timeout=CLOSE_SECONDS)
+                    return "this worker left"
                 return f"{await call.code()} {await call.details()}"
             finally:
                 for task in (answers, reports):
@@ -76,14 +90,16 @@ class Registration:
         """Info first and whenever it changed; status every 0.5 s and at each change; assets when asked for."""
         announced: pb.WorkerInfo | None = None
         while True:
-            version, info = self._worker.changes.version, self._worker.info()
+            version, leaving, info = self._worker.changes.version, self._leaving, self._worker.info()
             if info != announced:
                 await call.write(pb.RegisterRequest(info=info))
                 announced = info
             await call.write(pb.RegisterRequest(status=self._worker.status()))
-            self._reported = version
             while not self._assets.empty():
                 await call.write(pb.RegisterRequest(asset=self._assets.get_nowait()))
+            if leaving:
+                await call.done_writing()
+                return
             await self._worker.changes.wait(version, REPORT_SECONDS)
 
     async def _read(self, call: Any) -> None:

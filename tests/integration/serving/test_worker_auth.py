@@ -1,0 +1,85 @@
+"""Who may call the real worker process: everybody on loopback, beyond it only those with the fleet token."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.support.session_client import OWN_CONNECTION, SessionClient
+from tests.support.worker_process import WorkerProcess
+
+from polyfleet.v1 import fleet_pb2 as fleet
+from polyfleet.v1 import worker_pb2 as pb
+from polyfleet.v1 import worker_pb2_grpc
+
+TOKEN = (("authorization", "Bearer right"),)
+WRONG = (("authorization", "Bearer righ"),)
+Call = Callable[[worker_pb2_grpc.WorkerStub, Any], Any]
+
+
+async def first_of_load(stub: worker_pb2_grpc.WorkerStub, metadata: Any) -> None:
+    await stub.Load(pb.LoadRequest(model_name="m", source="fake:"), metadata=metadata).read()
+
+
+async def first_of_session(stub: worker_pb2_grpc.WorkerStub, metadata: Any) -> None:
+    await stub.Session(metadata=metadata).read()
+
+
+CALLS: dict[str, Call] = {
+    "Session": first_of_session,
+    "Load": first_of_load,
+    "Unload": lambda stub, metadata: stub.Unload(pb.UnloadRequest(), metadata=metadata),
+    "Status": lambda stub, metadata: stub.Status(pb.StatusRequest(), metadata=metadata),
+    "Drain": lambda stub, metadata: stub.Drain(pb.WorkerDrainRequest(exit=True), metadata=metadata),
+}
+
+
+def open_to_all(folder: Path) -> WorkerProcess:
+    secret = folder / "token"
+    secret.write_text("right\n")
+    return WorkerProcess(
+        folder, "--listen", "0.0.0.0:0", "--advertise-host", "127.0.0.1", "--fleet-token-file", str(secret)
+    )
+
+
+async def test_beyond_loopback_every_call_needs_the_token_but_health(tmp_path: Path) -> None:
+    async with open_to_all(tmp_path) as worker:
+        async with grpc.aio.insecure_channel(worker.address, options=OWN_CONNECTION) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            for name, call in CALLS.items():
+                for metadata in ((), WRONG):
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await call(stub, metadata)
+                    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED, name
+            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            answer = await stub.Status(pb.StatusRequest(), metadata=TOKEN)
+            assert answer.status.state == fleet.WORKER_STATE_STARTING, "no refused call did anything"
+        async with SessionClient(worker.address, metadata=TOKEN) as session:
+            assert (await session.event()).status.state == fleet.WORKER_STATE_STARTING
+
+
+async def test_beyond_loopback_a_worker_without_a_token_does_not_start(tmp_path: Path) -> None:
+    worker = WorkerProcess(tmp_path, "--listen", "0.0.0.0:0")
+    await worker.spawn()
+    assert await worker.exit_status() == 2
+    (line,) = worker.errors.splitlines()
+    assert line.startswith("Listening on 0.0.0.0:0 needs a fleet token: give --fleet-token-file")
+
+
+async def test_an_unreadable_token_file_is_named(tmp_path: Path) -> None:
+    worker = WorkerProcess(tmp_path, "--fleet-token-file", str(tmp_path / "none"))
+    await worker.spawn()
+    assert await worker.exit_status() == 2
+    (line,) = worker.errors.splitlines()
+    assert str(tmp_path / "none") in line
+
+
+async def test_the_token_file_may_come_from_the_environment(tmp_path: Path) -> None:
+    worker = WorkerProcess(tmp_path, "--listen", "0.0.0.0:0")
+    await worker.spawn({"POLYFLEET_FLEET_TOKEN_FILE": str(tmp_path / "empty")})
+    (tmp_path / "empty").touch()
+    assert await worker.exit_status() == 2
+    assert "token file" in worker.errors

@@ -1,0 +1,75 @@
+"""/metrics of the real worker process, read over HTTP."""
+
+import asyncio
+import urllib.request
+from pathlib import Path
+
+import grpc
+from prometheus_client.parser import text_string_to_metric_families
+from tests.support.worker_process import WorkerProcess
+
+from polyfleet.v1 import worker_pb2 as pb
+from polyfleet.v1 import worker_pb2_grpc
+
+Samples = dict[str, float]
+LABELLED = {
+    "polyfleet_sequences_running", "polyfleet_sequences_waiting",
+    "polyfleet_kv_blocks_used", "polyfleet_kv_blocks_free", "polyfleet_kv_cache_usage_ratio",
+    "polyfleet_prefix_cache_queries_total", "polyfleet_prefix_cache_hits_total",
+    "polyfleet_engine_prompt_tokens_total", "polyfleet_engine_generation_tokens_total",
+    "polyfleet_engine_steps_total", "polyfleet_engine_step_seconds_total", "polyfleet_preemptions_total",
+}  # fmt: skip
+
+
+async def scrape(worker: WorkerProcess) -> Samples:
+    """Values by name; a ledger row by name and state. Checks every other row's labels."""
+
+    def get() -> str:
+        with urllib.request.urlopen(f"http://{worker.lock.metrics_address}/metrics") as answer:
+            return str(answer.read().decode())
+
+    samples: Samples = {}
+    for family in text_string_to_metric_families(await asyncio.to_thread(get)):
+        for sample in family.samples:
+            if sample.name == "polyfleet_engine_ledger_sequences":
+                assert set(sample.labels) == {"state"}
+                samples[f"{sample.name} {sample.labels['state']}"] = sample.value
+            else:
+                assert sample.labels["accelerator"] == "cpu"
+                assert sample.labels["model"] in ("fake", "")
+                samples[sample.name] = sample.value
+    return samples
+
+
+async def test_figures_follow_the_engine_and_leave_with_the_model(tmp_path: Path) -> None:
+    async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01,max_sequences=2") as worker:
+        idle = await scrape(worker)
+        assert idle.keys() >= LABELLED
+        assert idle["polyfleet_worker_ready"] == 1
+        assert (idle["polyfleet_kv_blocks_free"], idle["polyfleet_kv_blocks_used"]) == (1000, 0)
+
+        async with worker.session() as session:
+            for name in ("a", "b", "c"):
+                await session.start(pb.StartSequence(sequence_id=name, prompt_ids=[1, 2], max_tokens=50_000))
+            while (await session.event()).status.waiting_sequences != 1:
+                pass
+            busy = await scrape(worker)
+            assert (busy["polyfleet_sequences_running"], busy["polyfleet_sequences_waiting"]) == (2, 1)
+            assert busy["polyfleet_kv_blocks_used"] == 2
+            assert busy["polyfleet_kv_cache_usage_ratio"] == 0.002
+            for name in ("a", "b", "c"):
+                await session.cancel(name)
+            await session.start(pb.StartSequence(sequence_id="d", prompt_ids=[1], max_tokens=7))
+            await session.run_to_end()
+
+        done, status = await scrape(worker), (await worker.status()).status
+        assert done["polyfleet_engine_prompt_tokens_total"] == 7
+        assert done["polyfleet_engine_generation_tokens_total"] == status.counters.generated_tokens >= 7
+        assert done["polyfleet_engine_steps_total"] == status.step
+        assert done["polyfleet_engine_step_seconds_total"] == status.counters.step_seconds > 0
+        ledger = {key.split()[1]: value for key, value in done.items() if key.startswith("polyfleet_engine_ledger")}
+        assert ledger == {"admitted": 4, "finished": 1, "failed": 0, "cancelled": 3, "running": 0, "waiting": 0}
+
+        async with grpc.aio.insecure_channel(worker.address) as channel:
+            await worker_pb2_grpc.WorkerStub(channel).Unload(pb.UnloadRequest())
+        assert await scrape(worker) == {"polyfleet_worker_ready": 0}
