@@ -10,7 +10,6 @@ from polyfleet.wire.limits import FieldError
 log = logging.getLogger(__name__)
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-POOL_CONTEXTS = 16  # a KV pool is never chosen larger than so many whole contexts, or than max_sequences asks for
 TOKENS_PER_SEQUENCE = 256  # of pool, below which running one more sequence would only preempt another
 
 
@@ -29,14 +28,15 @@ class Machine:
 class Defaults:
     """What fits a kind of device."""
 
-    memory_share: float  # of what is free, for the KV pool
+    memory_share: float  # of what is free, for the KV pool at most
+    pool_contexts: int  # whole contexts in the KV pool at most
     step_tokens: int
     max_sequences: int
 
 
 # A host's memory is other programs' too, and its steps must stay short enough not to hold up decodes.
-HOST = Defaults(memory_share=0.25, step_tokens=256, max_sequences=32)
-ACCELERATOR = Defaults(memory_share=0.85, step_tokens=2048, max_sequences=256)
+HOST = Defaults(memory_share=0.25, pool_contexts=4, step_tokens=256, max_sequences=32)
+ACCELERATOR = Defaults(memory_share=0.85, pool_contexts=16, step_tokens=2048, max_sequences=256)
 
 
 def resolve(options: EngineOptions, config: ModelConfig, weight_count: int, machine: Machine) -> EngineOptions:
@@ -96,7 +96,7 @@ def _pool_tokens(
             raise FieldError("kv_cache_tokens", f"{problem} beside the model on {machine.device}")
         return tokens
     context = options.context_length or config.context_length
-    whole_contexts = min(POOL_CONTEXTS, options.max_sequences or POOL_CONTEXTS)
+    whole_contexts = min(defaults.pool_contexts, options.max_sequences or defaults.pool_contexts)
     wanted = -(-context // options.block_size) * options.block_size * whole_contexts
     tokens = min(wanted, int(free * defaults.memory_share) // each)
     if tokens < options.block_size:
