@@ -1,0 +1,92 @@
+// The C ABI of the CPU engine: what Python hands over by ctypes (library.py mirrors every struct).
+//
+// A program is a flat list of stages over numbered buffers of float32 rows. Python records it once from a KernelGraph
+// (program.py, which also decides what is fused); every step runs a program from its first stage to its last.
+#pragma once
+
+#include <stdint.h>
+
+#define PF_API extern "C" __attribute__((visibility("default")))
+
+// Storage of a weight as it lies in a model file.
+enum PfFormat : int32_t { PF_F32, PF_F16, PF_BF16, PF_Q8_0, PF_Q4_0, PF_Q4_1, PF_Q4_K, PF_Q6_K, PF_NUM_FORMATS };
+
+enum PfStageKind : int32_t {
+    PF_EMBEDDING,   // output[T] = rows of the first weight, looked up by token id
+    PF_NORM,        // output = norm(input + residual); the sum goes to residual_out
+    PF_LINEAR,      // output = epilogue(x @ weightsᵀ + biases) with x = input, or the norm of it as in PF_NORM
+    PF_ROPE_CACHE,  // output = q of input, rotated; k (rotated) and v of input go to the cache
+    PF_ATTENTION,   // output = attention of q = input over the cache
+    PF_SILU_MUL,    // output = silu(left half of input) * right half
+    PF_SELECT       // output[S] = the selected rows of input[T]
+};
+
+enum PfEpilogue : int32_t { PF_STORE, PF_THEN_SILU_MUL, PF_THEN_ROPE_CACHE };
+
+struct PfWeight {
+    int32_t format, rows, columns;
+    int32_t packed;    // whether a linear reads it; else it is read in place (embedding, norm, bias)
+    const void *data;  // row after row; must outlive the engine unless packed
+    const char *name;  // for messages
+};
+
+// Buffers and weights are indices; -1 means none.
+struct PfStage {
+    int32_t kind;
+    int32_t input, residual, residual_out, output;
+    int32_t norm;           // weight of the norm
+    int32_t layer;          // whose cache
+    int32_t epilogue;       // of a linear
+    int32_t selected;       // its rows are the S selected ones, not all T; of attention: its output's rows are
+    int32_t first_operand;  // of an embedding or linear: operands[first_operand ...] are `num_operands` weights,
+    int32_t num_operands;   // then as many biases
+};
+
+struct PfModel {
+    int32_t num_layers, num_heads, num_kv_heads, head_dim;
+    int32_t block_size, num_blocks;
+    int32_t num_weights, num_buffers;
+    float norm_eps, attention_scale;
+    const float *inverse_frequencies;  // [head_dim / 2]
+    const PfWeight *weights;
+    const int32_t *widths;  // columns of each buffer
+};
+
+// One step: slices are consecutive runs of rows, one row a token.
+struct PfStep {
+    int32_t num_tokens, num_slices, num_selected;
+    const int32_t *token_ids;      // [num_tokens]
+    const int32_t *slice_rows;     // [num_slices + 1] first row of each slice, then num_tokens
+    const int32_t *slice_starts;   // [num_slices] position of the slice's first token
+    const int32_t *table_offsets;  // [num_slices] where the slice's block table begins in block_tables
+    const int32_t *block_tables;
+    const int32_t *selected_rows;  // [num_selected], ascending
+};
+
+struct PfEngine;
+
+// A failing call returns null or -1 and leaves a sentence here, for the calling thread.
+PF_API const char *pf_error();
+
+// Names of the instruction sets that this processor and its operating system run, best first; the last is "plain".
+PF_API const char *pf_instruction_sets();
+
+// What runs linears over weights of `format` with an instruction set, in words.
+PF_API const char *pf_linear_implementation(const char *instruction_set, int32_t format);
+
+// Copies or repacks everything but the data of weights that are not packed.
+PF_API PfEngine *pf_engine_create(const PfModel *model, const char *instruction_set, int32_t threads);
+PF_API void pf_engine_destroy(PfEngine *engine);
+
+// Adds a program; returns its number. Operands of all its stages are copied.
+PF_API int32_t pf_engine_add_program(PfEngine *engine, const PfStage *stages, int32_t num_stages,
+                                     const int32_t *operands, int32_t num_operands);
+
+// Runs one program over one step. Not thread-safe.
+PF_API int32_t pf_engine_step(PfEngine *engine, int32_t program, const PfStep *step);
+
+// Rows of a buffer after a step, `widths[buffer]` rounded up to 16 floats apart; valid until the next step.
+PF_API const float *pf_engine_buffer(PfEngine *engine, int32_t buffer);
+
+// Per row of `buffer`, the index of its largest value, the lowest of equal ones, or -1 when the row has no finite sum.
+PF_API int32_t pf_engine_argmax(PfEngine *engine, int32_t buffer, int32_t rows, int32_t *out);

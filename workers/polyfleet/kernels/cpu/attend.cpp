@@ -1,0 +1,125 @@
+// Attention: which thread reads which part of the cache for which rows.
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "engine.h"
+
+namespace pf {
+
+namespace {
+
+const int UNITS_PER_THREAD = 4;  // fewer are split by position, so that threads end together
+
+}  // namespace
+
+void Engine::prepare_spans(const PfStep &step) {
+    state_.spans.clear();
+    state_.selected_spans.clear();
+    for (int slice = step.num_slices - 1; slice >= 0; slice--) {  // prompts come last in a step and cost most
+        const int begin = step.slice_rows[slice], count = step.slice_rows[slice + 1] - begin;
+        for (int at = (count - 1) / ATTENTION_ROWS * ATTENTION_ROWS; at >= 0; at -= ATTENTION_ROWS)
+            state_.spans.push_back({slice, begin + at, std::min(ATTENTION_ROWS, count - at), begin + at});
+    }
+    for (int i = 0; i < step.num_selected; i++) {
+        const int row = step.selected_rows[i];
+        state_.selected_spans.push_back({state_.slice[(size_t)row], row, 1, i});
+    }
+    const int64_t size = std::max(split(state_.spans), split(state_.selected_spans));
+    if ((int64_t)state_.partials.size() < size) state_.partials.resize((size_t)size);
+    const size_t spans = std::max(state_.spans.size(), state_.selected_spans.size());
+    if (state_.num_finished < spans * (size_t)model_.num_kv_heads) {
+        state_.num_finished = spans * (size_t)model_.num_kv_heads;
+        state_.finished = std::make_unique<std::atomic<int>[]>(state_.num_finished);
+        for (size_t i = 0; i < state_.num_finished; i++) state_.finished[i].store(0, std::memory_order_relaxed);
+    }
+}
+
+// Decides in how many parts each span is computed; returns the floats that partial results take.
+int64_t Engine::split(std::vector<Span> &spans) {
+    const int heads = model_.num_heads / model_.num_kv_heads, units = (int)spans.size() * model_.num_kv_heads;
+    const int wanted = units ? (UNITS_PER_THREAD * pool_.size() + units - 1) / units : 1;
+    int64_t size = 0;
+    for (Span &span : spans) {
+        const int context = state_.position[(size_t)(span.row + span.rows - 1)] + 1;
+        span.parts = pool_.size() == 1 ? 1 : std::max(1, std::min(wanted, context / ATTENTION_CHUNK));
+        span.partial = size;
+        if (span.parts > 1) size += (int64_t)model_.num_kv_heads * span.parts * span.rows * heads * (2 + model_.head_dim);
+    }
+    return size;
+}
+
+float *Engine::partial(const Span &span, int kv_head, int part) {
+    const int64_t size = (int64_t)span.rows * (model_.num_heads / model_.num_kv_heads) * (2 + model_.head_dim);
+    return state_.partials.data() + span.partial + ((int64_t)kv_head * span.parts + part) * size;
+}
+
+void Engine::attend(const Stage &stage, std::atomic<int> &claimed, int thread) {
+    const std::vector<Span> &spans = stage.at.selected ? state_.selected_spans : state_.spans;
+    const int kv_heads = model_.num_kv_heads;
+    int unit = claimed.fetch_add(1, std::memory_order_relaxed), first = 0;  // of the span's units
+    for (size_t i = 0; i < spans.size(); i++) {
+        const int units = spans[i].parts * kv_heads;
+        for (; unit < first + units; unit = claimed.fetch_add(1, std::memory_order_relaxed)) {
+            const int kv_head = (unit - first) / spans[i].parts, part = (unit - first) % spans[i].parts;
+            attend_part(stage, spans[i], state_.finished[i * (size_t)kv_heads + (size_t)kv_head], kv_head, part, thread);
+        }
+        first += units;
+    }
+}
+
+void Engine::attend_part(const Stage &stage, const Span &span, std::atomic<int> &finished, int kv_head, int part,
+                         int thread) {
+    Attention a;
+    a.rows = span.rows;
+    a.heads = model_.num_heads / model_.num_kv_heads;
+    a.head_dim = model_.head_dim;
+    a.query = row(stage.at.input, span.row) + kv_head * a.heads * a.head_dim;
+    a.out = row(stage.at.output, span.out) + kv_head * a.heads * a.head_dim;
+    a.query_stride = strides_[(size_t)stage.at.input];
+    a.out_stride = strides_[(size_t)stage.at.output];
+    a.position = state_.position[(size_t)span.row];
+    const int context = a.position + span.rows;
+    const int step = (int)round_up((context + span.parts - 1) / span.parts, ATTENTION_CHUNK);
+    a.begin = std::min(context, part * step);
+    a.end = std::min(context, a.begin + step);
+    a.scale = model_.attention_scale;
+    a.keys = cache_.keys.as<uint16_t>() + stage.at.layer * cache_.key_layer +
+             (int64_t)kv_head * model_.head_dim * cache_.key_stride;
+    a.values = cache_.values.as<uint16_t>() + stage.at.layer * cache_.value_layer +
+               (int64_t)kv_head * model_.block_size * cache_.value_stride;
+    a.key_block = cache_.key_block;
+    a.value_block = cache_.value_block;
+    a.key_stride = cache_.key_stride;
+    a.value_stride = cache_.value_stride;
+    a.block_size = model_.block_size;
+    a.table = state_.in->block_tables + state_.in->table_offsets[span.slice];
+    a.scratch = scratch_[(size_t)thread].attention;
+    a.partial = span.parts > 1 ? partial(span, kv_head, part) : nullptr;
+    kernels_.attend(a);
+    if (span.parts > 1 && finished.fetch_add(1, std::memory_order_acq_rel) == span.parts - 1) {
+        finished.store(0, std::memory_order_relaxed);
+        combine(stage, span, kv_head);
+    }
+}
+
+// The softmax over all positions from those over the parts.
+void Engine::combine(const Stage &stage, const Span &span, int kv_head) {
+    const int heads = model_.num_heads / model_.num_kv_heads, dim = model_.head_dim, size = 2 + dim;
+    for (int vector = 0; vector < span.rows * heads; vector++) {
+        float peak = -INFINITY, mass = 0;
+        for (int part = 0; part < span.parts; part++) peak = std::max(peak, partial(span, kv_head, part)[vector * size]);
+        float *out = row(stage.at.output, span.out + vector / heads) + (kv_head * heads + vector % heads) * dim;
+        memset(out, 0, (size_t)dim * sizeof(float));
+        for (int part = 0; part < span.parts; part++) {
+            const float *from = partial(span, kv_head, part) + vector * size;
+            const float weight = from[1] > 0 || from[1] != from[1] ? expf(from[0] - peak) : 0;
+            mass += from[1] * weight;
+            for (int d = 0; d < dim; d++) out[d] += from[2 + d] * weight;
+        }
+        for (int d = 0; d < dim; d++) out[d] /= mass;
+    }
+}
+
+}  // namespace pf

@@ -1,0 +1,191 @@
+// Attention over the paged cache, written once against F32: online softmax over chunks of positions.
+//
+// Keys lie [head_dim][position] in a block, so that lanes are positions and no dot product needs a horizontal sum;
+// values lie [position][head_dim], so that lanes are columns of the output. "Vectors" below are query vectors: one
+// per row and head.
+#include "kernels.h"
+#include "simd.h"
+
+namespace {
+
+const int TILE = 4;  // query vectors computed together
+const int CHUNK = pf::ATTENTION_CHUNK;
+const int STRIDE = pf::ATTENTION_STRIDE;  // of scores and converted keys: a chunk and what a last vector spills
+
+// out[i][0 ... V lanes] (+)= sum over j < length of left[i][j] * right[j][...], for N vectors i.
+template <int N, int V, bool ADD, typename T>
+PF_INLINE void product(const float *left, int left_stride, const T *right, int right_stride, int length, float *out,
+                       int out_stride) {
+    F32 acc[N][V];
+    for (int i = 0; i < N; i++)
+        for (int v = 0; v < V; v++) acc[i][v] = ADD ? load(out + i * out_stride + v * F32::width) : broadcast(0);
+    for (int j = 0; j < length; j++, right += right_stride) {
+        F32 r[V];
+        for (int v = 0; v < V; v++) r[v] = load(right + v * F32::width);
+        for (int i = 0; i < N; i++) {
+            F32 l = broadcast(left[i * left_stride + j]);
+            for (int v = 0; v < V; v++) acc[i][v] = multiply_add(l, r[v], acc[i][v]);
+        }
+    }
+    for (int i = 0; i < N; i++)
+        for (int v = 0; v < V; v++) store(out + i * out_stride + v * F32::width, acc[i][v]);
+}
+
+// The same over `columns` columns, rounded up to whole vectors.
+template <int N, bool ADD, typename T>
+void product_columns(const float *left, int left_stride, const T *right, int right_stride, int length, int columns,
+                     float *out, int out_stride) {
+    int c = 0;
+    for (; c + F32::width < columns; c += 2 * F32::width)
+        product<N, 2, ADD>(left, left_stride, right + c, right_stride, length, out + c, out_stride);
+    if (c < columns) product<N, 1, ADD>(left, left_stride, right + c, right_stride, length, out + c, out_stride);
+}
+
+template <bool ADD, typename T>
+void product_vectors(int vectors, const float *left, int left_stride, const T *right, int right_stride, int length,
+                     int columns, float *out, int out_stride) {
+    int i = 0;
+    for (; i + TILE <= vectors; i += TILE)
+        product_columns<TILE, ADD>(left + i * left_stride, left_stride, right, right_stride, length, columns,
+                                   out + i * out_stride, out_stride);
+    left += i * left_stride, out += i * out_stride;
+    switch (vectors - i) {
+        case 3: return product_columns<3, ADD>(left, left_stride, right, right_stride, length, columns, out, out_stride);
+        case 2: return product_columns<2, ADD>(left, left_stride, right, right_stride, length, columns, out, out_stride);
+        case 1: return product_columns<1, ADD>(left, left_stride, right, right_stride, length, columns, out, out_stride);
+    }
+}
+
+struct State {  // of one unit of work, in its scratch
+    int vectors, dim;  // dim is head_dim rounded up to GROUP
+    float *query, *sum, *score, *peak, *mass, *keys, *values;
+};
+
+PF_INLINE State make_state(const pf::Attention &a) {
+    State s;
+    s.vectors = a.rows * a.heads;
+    s.dim = (int)pf::round_up(a.head_dim, pf::GROUP);
+    int64_t padded = pf::round_up(s.vectors, TILE);
+    s.keys = a.scratch;
+    s.values = s.keys + (int64_t)s.dim * STRIDE;
+    s.query = s.values + (int64_t)s.dim * CHUNK;
+    s.sum = s.query + padded * s.dim;
+    s.score = s.sum + padded * s.dim;
+    s.peak = s.score + padded * STRIDE;
+    s.mass = s.peak + padded;
+    return s;
+}
+
+void begin(const pf::Attention &a, State &s) {
+    for (int i = 0; i < s.vectors; i++) {
+        const float *from = a.query + (int64_t)(i / a.heads) * a.query_stride + (i % a.heads) * a.head_dim;
+        float *to = s.query + (int64_t)i * s.dim;
+        for (int d = 0; d < a.head_dim; d++) to[d] = from[d] * a.scale;
+        for (int d = a.head_dim; d < s.dim; d++) to[d] = 0;
+        memset(s.sum + (int64_t)i * s.dim, 0, sizeof(float) * s.dim);
+        s.peak[i] = -INFINITY;
+        s.mass[i] = 0;
+    }
+}
+
+// Turns scores of positions [first, first + count) into weights under the running maximum; those a row may not see
+// become 0. Returns without touching `sum` when the maximum stays.
+void softmax(const pf::Attention &a, State &s, int first, int count) {
+    for (int i = 0; i < s.vectors; i++) {
+        float *score = s.score + i * STRIDE;
+        int seen = a.position + i / a.heads + 1 - first;
+        if (seen > count) seen = count;
+        for (int p = seen < 0 ? 0 : seen; p < CHUNK; p++) score[p] = -INFINITY;
+        if (seen <= 0) {
+            for (int p = 0; p < count; p++) score[p] = 0;
+            continue;
+        }
+        int lanes = (int)pf::round_up(seen, F32::width);
+        F32 best = broadcast(s.peak[i]);
+        for (int p = 0; p < lanes; p += F32::width) best = maximum(best, load(score + p));
+        float peak = largest(best);
+        F32 mass = broadcast(0);
+        for (int p = 0; p < lanes; p += F32::width) {
+            F32 e = exponential(load(score + p) - broadcast(peak));
+            store(score + p, e);
+            mass = mass + e;
+        }
+        for (int p = seen; p < count; p++) score[p] = 0;
+        float shrink = s.peak[i] == peak ? 1 : expf(s.peak[i] - peak);
+        s.mass[i] = s.mass[i] * shrink + sum(mass);
+        s.peak[i] = peak;
+        if (shrink != 1)
+            for (int d = 0; d < s.dim; d += F32::width)
+                store(s.sum + (int64_t)i * s.dim + d, load(s.sum + (int64_t)i * s.dim + d) * broadcast(shrink));
+    }
+}
+
+// Calls piece(offset in chunk, length, keys, values) for each run of positions that lies within one cache block.
+template <typename F>
+PF_INLINE void for_pieces(const pf::Attention &a, int first, int count, F piece) {
+    for (int done = 0; done < count;) {
+        int position = first + done, inside = position % a.block_size;
+        int length = a.block_size - inside < count - done ? a.block_size - inside : count - done;
+        int64_t block = a.table[position / a.block_size];
+        piece(done, length, a.keys + block * a.key_block + inside,
+              a.values + block * a.value_block + (int64_t)inside * a.value_stride);
+        done += length;
+    }
+}
+
+// Few vectors: read the cache's halves as they lie. A piece whose length is no multiple of the lanes spills scores
+// behind it, which the next piece overwrites or softmax masks.
+void attend_direct(const pf::Attention &a, State &s) {
+    for (int first = a.begin; first < a.end; first += CHUNK) {
+        int count = a.end - first < CHUNK ? a.end - first : CHUNK;
+        for_pieces(a, first, count, [&](int at, int length, const uint16_t *keys, const uint16_t *) {
+            product_vectors<false>(s.vectors, s.query, s.dim, keys, a.key_stride, a.head_dim, length, s.score + at, STRIDE);
+        });
+        softmax(a, s, first, count);
+        for_pieces(a, first, count, [&](int at, int length, const uint16_t *, const uint16_t *values) {
+            product_vectors<true>(s.vectors, s.score + at, STRIDE, values, a.value_stride, length, s.dim, s.sum, s.dim);
+        });
+    }
+}
+
+// Many vectors share each chunk: convert it to float once.
+void attend_converted(const pf::Attention &a, State &s) {
+    for (int first = a.begin; first < a.end; first += CHUNK) {
+        int count = a.end - first < CHUNK ? a.end - first : CHUNK;
+        for_pieces(a, first, count, [&](int at, int length, const uint16_t *keys, const uint16_t *values) {
+            for (int d = 0; d < a.head_dim; d++)
+                for (int p = 0; p < length; p += F32::width)
+                    store(s.keys + d * STRIDE + at + p, load(keys + (int64_t)d * a.key_stride + p));
+            for (int p = 0; p < length; p++)
+                for (int d = 0; d < s.dim; d += F32::width)
+                    store(s.values + (int64_t)(at + p) * s.dim + d, load(values + (int64_t)p * a.value_stride + d));
+        });
+        product_vectors<false>(s.vectors, s.query, s.dim, s.keys, STRIDE, a.head_dim, count, s.score, STRIDE);
+        softmax(a, s, first, count);
+        product_vectors<true>(s.vectors, s.score, STRIDE, s.values, s.dim, count, s.dim, s.sum, s.dim);
+    }
+}
+
+void attend(const pf::Attention &a) {
+    State s = make_state(a);
+    begin(a, s);
+    if (s.vectors > 2 * TILE)
+        attend_converted(a, s);
+    else
+        attend_direct(a, s);
+    for (int i = 0; i < s.vectors; i++) {
+        const float *from = s.sum + (int64_t)i * s.dim;
+        if (a.partial) {
+            float *to = a.partial + (int64_t)i * (2 + a.head_dim);
+            to[0] = s.peak[i];
+            to[1] = s.mass[i];
+            memcpy(to + 2, from, sizeof(float) * a.head_dim);
+        } else {
+            float *to = a.out + (int64_t)(i / a.heads) * a.out_stride + (i % a.heads) * a.head_dim;
+            float inverse = 1 / s.mass[i];
+            for (int d = 0; d < a.head_dim; d++) to[d] = from[d] * inverse;
+        }
+    }
+}
+
+}  // namespace

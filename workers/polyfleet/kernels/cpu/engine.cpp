@@ -1,0 +1,182 @@
+#include "engine.h"
+
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+#include "limits.h"
+#include "pack.h"
+
+namespace pf {
+
+namespace {
+
+size_t align(size_t size) { return (size_t)round_up((int64_t)size, 64); }
+
+}  // namespace
+
+Entering::Entering(void *memory, int rows, int columns) : stride(columns) {
+    const size_t cells = (size_t)rows * (size_t)columns;
+    values = static_cast<float *>(memory);
+    scale = values + cells;
+    sum = scale + cells / GROUP;
+    halves = reinterpret_cast<uint16_t *>(sum + cells / GROUP);
+    codes = reinterpret_cast<int8_t *>(halves + cells);
+}
+
+size_t Entering::bytes(int rows, int columns) {
+    const size_t cells = (size_t)rows * (size_t)columns;
+    return cells * sizeof(float) + 2 * (cells / GROUP * sizeof(float)) + cells * sizeof(uint16_t) + cells;
+}
+
+Engine::Engine(const PfModel &model, const Kernels &kernels, int threads)
+    : model_(model),
+      kernels_(kernels),
+      pool_(threads),
+      frequencies_(model.inverse_frequencies, model.inverse_frequencies + model.head_dim / 2) {
+    model_.inverse_frequencies = frequencies_.data();
+    for (int i = 0; i < model.num_buffers; i++) strides_.push_back((int)round_up(model.widths[i], GROUP));
+    buffers_.resize(strides_.size());
+    pack_weights(model);
+    make_cache();
+}
+
+void Engine::pack_weights(const PfModel &model) {
+    size_t size = 0;
+    std::vector<size_t> offsets;
+    for (int i = 0; i < model.num_weights; i++) {
+        weights_.push_back({model.weights[i], {}});
+        offsets.push_back(size);
+        if (!model.weights[i].packed) continue;
+        Packed &packed = weights_.back().packed;
+        packed = plan_packed(model.weights[i]);
+        size += align(data_bytes(packed)) + align(low_bytes(packed));
+        linear_scratch_ = std::max(linear_scratch_, linear_scratch(packed));
+    }
+    packed_ = Memory(size + 64).on_huge_pages();
+    std::atomic<int> next{0}, broken{-1};
+    pool_.run([&](int) {
+        for (int i; (i = next.fetch_add(1)) < model.num_weights;) {
+            if (!model.weights[i].packed) continue;
+            uint8_t *data = packed_.as<uint8_t>(offsets[(size_t)i]);
+            Packed &packed = weights_[(size_t)i].packed;
+            if (!pack(model.weights[i], packed, data, data + align(data_bytes(packed)))) broken = i;
+        }
+    });
+    if (broken >= 0)
+        throw std::invalid_argument(std::string("weight ") + model.weights[broken].name + " holds numbers that are not finite");
+    for (Weight &weight : weights_)
+        if (weight.source.packed) weight.source.data = nullptr;
+}
+
+void Engine::make_cache() {
+    // Blocks are padded so that whole vectors may be read anywhere in them.
+    cache_.key_stride = (int)round_up(model_.block_size, GROUP);
+    cache_.value_stride = (int)round_up(model_.head_dim, GROUP);
+    cache_.key_block = (int64_t)model_.num_kv_heads * model_.head_dim * cache_.key_stride;
+    cache_.value_block = (int64_t)model_.num_kv_heads * model_.block_size * cache_.value_stride;
+    cache_.key_layer = cache_.key_block * model_.num_blocks;
+    cache_.value_layer = cache_.value_block * model_.num_blocks;
+    cache_.keys = Memory(((size_t)(cache_.key_layer * model_.num_layers) + 2 * GROUP) * sizeof(uint16_t));
+    cache_.values = Memory(((size_t)(cache_.value_layer * model_.num_layers) + 2 * GROUP) * sizeof(uint16_t));
+}
+
+int Engine::add_program(const PfStage *stages, int num_stages, const int32_t *operands, int num_operands) {
+    auto program = std::make_unique<Program>();
+    for (int i = 0; i < num_stages; i++) {
+        Stage stage;
+        stage.at = stages[i];
+        if (stages[i].first_operand + 2 * stages[i].num_operands > num_operands)
+            throw std::invalid_argument("a stage names operands that the program does not have");
+        compile(stage, operands + stages[i].first_operand);
+        program->stages.push_back(std::move(stage));
+    }
+    program->claimed = std::make_unique<std::atomic<int>[]>((size_t)num_stages);
+    programs_.push_back(std::move(program));
+    make_scratch();
+    capacity_ = 0;  // the next step makes room again
+    return (int)programs_.size() - 1;
+}
+
+void Engine::compile(Stage &stage, const int32_t *operands) {
+    const PfStage &at = stage.at;
+    if (at.norm >= 0) stage.norm = (const float *)weights_[(size_t)at.norm].source.data;
+    if (at.kind == PF_EMBEDDING) stage.table = &weights_[(size_t)operands[0]].source;
+    if (at.kind != PF_LINEAR) return;
+    std::vector<std::vector<Piece>> pieces;
+    int column = 0;
+    for (int i = 0; i < at.num_operands; i++) {
+        const Packed &weight = weights_[(size_t)operands[i]].packed;
+        const int32_t bias = operands[at.num_operands + i];
+        const float *biases = bias < 0 ? nullptr : (const float *)weights_[(size_t)bias].source.data;
+        (weight.blocks ? stage.quantised : stage.dense) = true;
+        stage.bf16 = stage.bf16 || (weight.kind == PACKED_BF16 && kernels_.round_bf16);
+        stage.columns = weight.columns;
+        widest_ = std::max(widest_, (int)round_up(weight.columns, BLOCK));
+        pieces.emplace_back();
+        for (int group = 0; group < weight.groups; group++) {
+            int row = group * GROUP, valid = std::min(GROUP, weight.rows - row);
+            pieces.back().push_back({&weight, biases ? biases + row : nullptr, group, column + row, valid});
+        }
+        column += weight.rows;
+    }
+    order_pieces(stage, pieces);
+}
+
+void Engine::order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &operands) {
+    if (stage.at.epilogue == PF_THEN_SILU_MUL) {
+        stage.unit = 2;
+        for (size_t i = 0; i < operands[0].size(); i++) {
+            stage.pieces.push_back(operands[0][i]);
+            stage.pieces.push_back(operands[1][i]);
+        }
+    } else {
+        if (stage.at.epilogue == PF_THEN_ROPE_CACHE) stage.unit = model_.head_dim / GROUP;
+        for (const auto &pieces : operands) stage.pieces.insert(stage.pieces.end(), pieces.begin(), pieces.end());
+    }
+    stage.units = (int)stage.pieces.size() / stage.unit;
+    deepest_unit_ = std::max(deepest_unit_, stage.unit);
+}
+
+void Engine::make_scratch() {
+    const size_t vectors = (size_t)(ATTENTION_ROWS * model_.num_heads / model_.num_kv_heads);
+    const size_t linear = align(linear_scratch_), tile = align((size_t)deepest_unit_ * GROUP * ROW_CHUNK * sizeof(float));
+    const size_t attention = align(attention_scratch(model_.head_dim, (int)vectors) * sizeof(float));
+    scratch_.clear();
+    for (int i = 0; i < pool_.size(); i++) {
+        Scratch scratch;
+        scratch.memory = Memory(linear + tile + attention + Entering::bytes(PRIVATE_ROWS, widest_));
+        scratch.linear = scratch.memory.as<uint8_t>();
+        scratch.tile = scratch.memory.as<float>(linear);
+        scratch.attention = scratch.memory.as<float>(linear + tile);
+        scratch.entering = Entering(scratch.memory.as<char>(linear + tile + attention), PRIVATE_ROWS, widest_);
+        scratch_.push_back(std::move(scratch));
+    }
+}
+
+void Engine::reserve(int tokens) {
+    if (tokens <= capacity_) return;
+    const int64_t rows = round_up(tokens, ROW_CHUNK);
+    for (size_t i = 0; i < buffers_.size(); i++) buffers_[i] = Memory((size_t)(rows * strides_[i]) * sizeof(float));
+    entering_memory_ = Memory(Entering::bytes((int)rows, widest_));  // what no program touches takes no memory
+    entering_ = Entering(entering_memory_.as<void>(), (int)rows, widest_);
+    capacity_ = (int)rows;
+}
+
+void Engine::argmax(int buffer, int rows, int32_t *out) {
+    const int columns = model_.widths[buffer];
+    std::atomic<int> next{0};
+    auto work = [&](int) {
+        for (int i; (i = next.fetch_add(1)) < rows;) out[i] = kernels_.argmax(row(buffer, i), columns);
+    };
+    if (rows == 1)
+        work(0);
+    else
+        pool_.run(work);
+}
+
+}  // namespace pf

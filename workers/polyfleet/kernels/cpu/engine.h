@@ -1,0 +1,159 @@
+// The engine: packed weights, programs compiled from stages, the KV cache, and one step over them.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "abi.h"
+#include "kernels.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace pf {
+
+struct Weight {
+    PfWeight source;
+    Packed packed;
+};
+
+// One group of 16 rows of one operand of a linear, and where its results go.
+struct Piece {
+    const Packed *weight;
+    const float *bias;  // of this group's rows, or null
+    int group, column, valid;
+};
+
+struct Stage {
+    PfStage at;
+    const PfWeight *table = nullptr;  // of an embedding
+    const float *norm = nullptr;
+    std::vector<Piece> pieces;  // of a linear: `unit` of them make one unit of work
+    int unit = 1, units = 0;
+    int columns = 0;  // entering a linear
+    bool quantised = false, dense = false, bf16 = false;  // what its weights read
+};
+
+struct Program {
+    std::vector<Stage> stages;
+    std::unique_ptr<std::atomic<int>[]> claimed;  // per stage: units of attention taken by threads so far
+};
+
+// Keys and values in half precision; see Attention in kernels.h for the layout inside a block.
+struct Cache {
+    Memory keys, values;
+    int key_stride, value_stride;
+    int64_t key_block, value_block, key_layer, value_layer;  // halves between blocks, between layers
+};
+
+// Some query rows of one sequence: work for one thread, once per key-value head and part.
+struct Span {
+    int slice, row, rows;
+    int out;             // row of the output that its first row goes to
+    int parts = 1;       // the positions it sees are split among so many units of work
+    int64_t partial = 0; // where its partial results begin, [kv head][part][partial_size]
+};
+
+// What a step knows of its rows, made before its first stage.
+struct StepState {
+    const PfStep *in;
+    std::vector<int> position, slice;           // of each row
+    std::vector<int64_t> key_slot, value_slot;  // where each row's key and value of head 0 begin
+    std::vector<float> cosine, sine;            // [row][head_dim / 2]
+    std::vector<Span> spans, selected_spans;    // for attention of all rows, of the selected ones
+    std::vector<float> partials;
+    std::unique_ptr<std::atomic<int>[]> finished;  // parts done, per span and key-value head; 0 between stages
+    size_t num_finished = 0;
+};
+
+// Room for rows that enter a linear, `stride` apart, in every form that kernels read.
+struct Entering {
+    int stride;
+    float *values;
+    int8_t *codes;
+    float *scale, *sum;
+    uint16_t *halves;
+
+    static size_t bytes(int rows, int stride);
+    Entering() = default;
+    Entering(void *memory, int rows, int stride);
+};
+
+class Engine {
+public:
+    Engine(const PfModel &model, const Kernels &kernels, int threads);
+    int add_program(const PfStage *stages, int num_stages, const int32_t *operands, int num_operands);
+    void step(int program, const PfStep &step);
+    const float *buffer(int index) const { return buffers_[(size_t)index].as<float>(); }
+    void argmax(int buffer, int rows, int32_t *out);
+
+private:
+    struct Scratch {
+        Memory memory;
+        uint8_t *linear;    // one unpacked group
+        float *tile;        // results of one unit
+        float *attention;
+        Entering entering;  // PRIVATE_ROWS rows of its own
+    };
+
+    // Set-up (engine.cpp).
+    void pack_weights(const PfModel &model);
+    void make_cache();
+    void make_scratch();
+    void reserve(int tokens);
+    void compile(Stage &stage, const int32_t *operands);
+    void order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &operands);
+
+    // A step (step.cpp).
+    void prepare(const PfStep &step);
+    void prepare_rows(const PfStep &step);
+    void prepare_spans(const PfStep &step);
+    int64_t split(std::vector<Span> &spans);
+    void run(Program &program, int thread);
+    void embed(const Stage &stage, int thread);
+    void normalise(const Stage &stage, int thread);
+    void silu(const Stage &stage, int thread);
+    void select(const Stage &stage, int thread);
+    void rope_cache(const Stage &stage, int thread);
+    void rope_head(const Stage &stage, int row, int head, float *x);
+
+    // Linears (linear.cpp).
+    void linear(const Stage &stage, int thread);
+    Rows enter(const Stage &stage, int rows, int thread);
+    void enter_row(const Stage &stage, int row, const Entering &to, bool keep_total);
+    void run_unit(const Stage &stage, const Rows &rows, int unit, int first, int count, Scratch &scratch);
+    void finish_unit(const Stage &stage, int unit, int first, int count, float *tile);
+
+    // Attention (attend.cpp).
+    void attend(const Stage &stage, std::atomic<int> &claimed, int thread);
+    void attend_part(const Stage &stage, const Span &span, std::atomic<int> &finished, int kv_head, int part, int thread);
+    void combine(const Stage &stage, const Span &span, int kv_head);
+    float *partial(const Span &span, int kv_head, int part);
+
+    float *row(int buffer, int64_t index) const {
+        return buffers_[(size_t)buffer].as<float>() + index * strides_[(size_t)buffer];
+    }
+    int stage_rows(const Stage &stage) const { return stage.at.selected ? state_.in->num_selected : state_.in->num_tokens; }
+    // The share of `count` that belongs to a thread.
+    int share(int count, int thread) const { return (int)((int64_t)count * thread / pool_.size()); }
+
+    PfModel model_;
+    const Kernels &kernels_;
+    Pool pool_;
+    std::vector<float> frequencies_;
+    std::vector<Weight> weights_;
+    Memory packed_;
+    std::vector<std::unique_ptr<Program>> programs_;
+    std::vector<int> strides_;
+    std::vector<Memory> buffers_;
+    int capacity_ = 0;  // rows of buffers
+    Cache cache_ = {};
+    std::vector<Scratch> scratch_;
+    Memory entering_memory_;
+    Entering entering_ = {};  // rows entering a linear, shared by threads
+    int widest_ = BLOCK, deepest_unit_ = 1;  // most columns that enter a linear; most pieces of a unit
+    size_t linear_scratch_ = 0;
+    StepState state_;
+};
+
+}  // namespace pf

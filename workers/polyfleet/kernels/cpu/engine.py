@@ -1,0 +1,214 @@
+"""The CPU engine of one model: packed weights, KV cache, threads and two programs behind one call a step."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfleet.kernels.cpu import library
+from polyfleet.kernels.cpu.library import PfModel, PfStage, PfStep, PfWeight
+from polyfleet.kernels.cpu.program import GROUP, NONE, Buffers, Program, StageKind, plan
+from polyfleet.kernels.graph import KernelGraph
+from polyfleet.kernels.weights import Weight, WeightFormat, Weights
+
+FORMATS = {form: number for number, form in enumerate(WeightFormat)}  # PfFormat of abi.h, in the same order
+MAX_HEAD_DIM = 1024
+COLUMN_MULTIPLE = 32  # of quantised weights
+
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """One step as the engine reads it; see PfStep in abi.h."""
+
+    token_ids: Int32s
+    slice_rows: Int32s
+    slice_starts: Int32s
+    table_offsets: Int32s
+    block_tables: Int32s
+    selected_rows: Int32s
+
+
+class CpuEngine:
+    """Runs the graph's programs. Not thread-safe. Holds the embedding's memory; packs everything else."""
+
+    def __init__(
+        self,
+        graph: KernelGraph,
+        weights: Weights,
+        *,
+        num_blocks: int,
+        block_size: int,
+        threads: int,
+        instruction_set: str,
+    ) -> None:
+        """Raises ValueError for a model that the engine can't run, LibraryUnavailable without the library."""
+        self._library = library.load()
+        self._handle: int | None = None
+        _check(graph, weights)
+        buffers = Buffers()
+        self._programs = {
+            keep: plan(graph, lambda name: weights[name].rows, buffers, keep_hidden=keep) for keep in (False, True)
+        }
+        self._widths = buffers.widths
+        self._packing = _Packing(weights)
+        stages = {keep: self._packing.program(program) for keep, program in self._programs.items()}
+        self._handle = self._create(graph, num_blocks, block_size, threads, instruction_set)
+        self._numbers = {keep: self._add(*each) for keep, each in stages.items()}
+        self._packing.release()
+
+    def step(self, rows: StepRows, *, keep_hidden: bool) -> None:
+        """Compute one step; its results stand in `logits` and, when kept, `hidden` until the next."""
+        step = PfStep(len(rows.token_ids), len(rows.slice_starts), len(rows.selected_rows))
+        for name in ("token_ids", "slice_rows", "slice_starts", "table_offsets", "block_tables", "selected_rows"):
+            setattr(step, name, getattr(rows, name).ctypes.data)
+        if self._library.pf_engine_step(self._handle, self._numbers[keep_hidden], ctypes.byref(step)) != 0:
+            raise MemoryError(f"the step failed: {library.last_error()}")
+
+    def logits(self, rows: int, *, keep_hidden: bool) -> NDArray[np.float32]:
+        """Logits [rows, vocabulary] of the last step, a view."""
+        return self._view(self._programs[keep_hidden].logits, rows)
+
+    def hidden(self, rows: int) -> NDArray[np.float32]:
+        """Final hidden states [rows, H] of the last step, a view; only after a step that kept them."""
+        return self._view(self._programs[True].hidden, rows)
+
+    def greedy(self, rows: int, *, keep_hidden: bool) -> list[int]:
+        """Per row of logits the id of the largest, the lowest of equal ones; -1 for a row that is not finite."""
+        out = np.empty(rows, dtype=np.int32)
+        buffer = self._programs[keep_hidden].logits
+        if rows and self._library.pf_engine_argmax(self._handle, buffer, rows, out.ctypes.data) != 0:
+            raise MemoryError(f"the step failed: {library.last_error()}")
+        ids: list[int] = out.tolist()
+        return ids
+
+    def close(self) -> None:
+        """Free memory and threads; the engine is of no use afterwards."""
+        if self._handle is not None:
+            self._library.pf_engine_destroy(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            self.close()
+
+    def _create(self, graph: KernelGraph, num_blocks: int, block_size: int, threads: int, instruction_set: str) -> int:
+        params, weights = graph.params, self._packing.weights()
+        frequencies = np.array(params.inverse_frequencies, dtype=np.float32)
+        widths = np.array(self._widths, dtype=np.int32)
+        model = PfModel(
+            *(params.num_layers, params.num_heads, params.num_kv_heads, params.head_dim, block_size, num_blocks),
+            *(len(weights), len(widths), params.norm_eps, params.attention_scale),
+            frequencies.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+            weights,
+            widths.ctypes.data_as(library.Int32s),
+        )
+        handle: int | None = self._library.pf_engine_create(ctypes.byref(model), instruction_set.encode(), threads)
+        if handle is None:
+            raise ValueError(library.last_error())
+        return handle
+
+    def _add(self, stages: Any, operands: Int32s) -> int:
+        pointer = operands.ctypes.data_as(library.Int32s)
+        number: int = self._library.pf_engine_add_program(self._handle, stages, len(stages), pointer, len(operands))
+        if number < 0:
+            raise ValueError(library.last_error())
+        return number
+
+    def _view(self, buffer: int, rows: int) -> NDArray[np.float32]:
+        width = self._widths[buffer]
+        stride = -(-width // GROUP) * GROUP
+        pointer = self._library.pf_engine_buffer(self._handle, buffer)
+        return np.ctypeslib.as_array(pointer, shape=(max(rows, 1), stride))[:rows, :width]
+
+
+class _Packing:
+    """Numbers the weights that programs name, once for each use, and keeps their memory until they are packed."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._source = weights
+        self._numbers: dict[tuple[str, bool], int] = {}  # (name, packed)
+        self._entries: list[PfWeight] = []
+        self._alive: list[tuple[bool, torch.Tensor]] = []
+
+    def program(self, program: Program) -> tuple[Any, Int32s]:
+        """The program as structs, and its operands."""
+        operands: list[int] = []
+        stages = (PfStage * len(program.stages))()
+        for at, stage in zip(stages, program.stages, strict=True):
+            packed = stage.kind is StageKind.LINEAR
+            at.kind, at.input, at.residual, at.residual_out = (
+                stage.kind,
+                stage.input,
+                stage.residual,
+                stage.residual_out,
+            )
+            at.output, at.layer, at.epilogue, at.selected = stage.output, stage.layer, stage.epilogue, stage.selected
+            at.norm = self._number(stage.norm, packed=False) if stage.norm else NONE
+            at.first_operand, at.num_operands = len(operands), len(stage.weights)
+            operands += [self._number(name, packed=packed) for name in stage.weights]
+            operands += [self._number(name, packed=False) for name in stage.biases] or [NONE] * len(stage.weights)
+        return stages, np.array(operands, dtype=np.int32)
+
+    def weights(self) -> Any:
+        """All numbered weights as structs."""
+        return (PfWeight * len(self._entries))(*self._entries)
+
+    def release(self) -> None:
+        """Let go of what has been packed."""
+        self._alive = [(packed, data) for packed, data in self._alive if not packed]
+
+    def _number(self, name: str, *, packed: bool) -> int:
+        key = (name, packed)
+        if key not in self._numbers:
+            weight = self._source[name]
+            vector = weight.rows == 1 and not packed  # norms and biases are read as float32
+            data = weight.data.float().contiguous() if vector else weight.data.contiguous()
+            form = WeightFormat.F32 if vector else weight.format
+            self._alive.append((packed, data))
+            self._numbers[key] = len(self._entries)
+            entry = PfWeight(FORMATS[form], weight.rows, weight.columns, packed, data.data_ptr(), name.encode())
+            self._entries.append(entry)
+        return self._numbers[key]
+
+
+def unsupported(graph: KernelGraph, weights: Weights) -> str:
+    """Why the engine can't run the graph, in words; empty when it can."""
+    dim = graph.params.head_dim
+    if dim % 2 or dim > MAX_HEAD_DIM:
+        return f"heads of {dim} columns are not even or over {MAX_HEAD_DIM}"
+    for op in graph.ops:
+        for weight in (weights[name] for name in op.weights):
+            if problem := _problem(weight):
+                return problem
+    return ""
+
+
+def _problem(weight: Weight) -> str:
+    if weight.format not in FORMATS:
+        return f"weight {weight.name} has a format that the CPU engine does not read"
+    if weight.format.quantised and weight.columns % COLUMN_MULTIPLE:
+        return f"weight {weight.name} has {weight.columns} columns, no multiple of {COLUMN_MULTIPLE}"
+    if weight.rows == 1 and weight.format.quantised:
+        return f"weight {weight.name} is a quantised vector"
+    return ""
+
+
+def _check(graph: KernelGraph, weights: Weights) -> None:
+    if problem := unsupported(graph, weights):
+        raise ValueError(problem)
+
+
+def implementations(instruction_set: str, weights: Weights) -> Mapping[str, str]:
+    """What runs each op: linears by the format of their weights."""
+    names: Sequence[str] = ("embedding", "rms_norm", "add_rms_norm", "rope_cache", "paged_attention", "silu_mul")
+    chosen = dict.fromkeys((*names, "select_rows"), f"cpu {instruction_set}")
+    function = library.load().pf_linear_implementation
+    forms = sorted({weight.format for weight in weights.values() if weight.rows > 1}, key=list(WeightFormat).index)
+    linears = (f"{form.value}: {function(instruction_set.encode(), FORMATS[form]).decode()}" for form in forms)
+    return {**chosen, "linear": "cpu " + ", ".join(linears)}

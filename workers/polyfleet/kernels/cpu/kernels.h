@@ -1,0 +1,124 @@
+// The seam between the engine and its instruction sets: packed operands, and one table of functions per set.
+//
+// Functions here are static, and kernels use no library templates: this header is compiled with each set's own flags,
+// and the linker must not merge one set's copy with another's.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace pf {
+
+const int GROUP = 16;     // rows (outputs) of a packed weight that are computed together, one a lane
+const int BLOCK = 32;     // columns that share a scale, in packed weights and in quantised rows
+const int MAX_LINEAR = 5;
+
+static inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+enum PackedKind { PACKED_F32, PACKED_F16, PACKED_BF16, PACKED_Q4, PACKED_Q8 };
+
+// 16 rows x 32 columns of 4-bit codes c, worth scale * c + minimum. Byte 4 * row + i of codes[j] holds the codes of
+// columns 8j + i (low nibble) and 8j + 4 + i (high nibble): as many bytes as 32-bit lanes can multiply and add at once.
+struct Q4Block {
+    uint16_t scale[GROUP], minimum[GROUP];  // half precision
+    uint8_t codes[4][64];
+};
+
+// The same of 8-bit codes 16 * high + low, worth scale * (code - 128); the low halves lie in a second array.
+struct Q8High {
+    uint16_t scale[GROUP];
+    uint8_t codes[4][64];
+};
+struct Q8Low {
+    uint8_t codes[4][64];
+};
+
+// Groups of 16 rows (the last padded with zeros), each a run of blocks; dense kinds hold [group][column][16], and
+// bfloat16 [group][column / 2][16][2].
+struct Packed {
+    PackedKind kind;
+    int rows, columns;
+    int groups, blocks;   // blocks of one group
+    const uint8_t *data;  // Q4Block, Q8High, float, uint16_t
+    const uint8_t *low;   // Q8Low
+    float unit;           // results are multiplied by this power of two; keeps scales inside half precision
+};
+
+// Rows entering a linear: float, and when a weight is quantised also as int8 codes of blocks of 32.
+struct Rows {
+    const float *values;
+    int stride;  // of values, in floats
+    const int8_t *codes;
+    const float *scale;  // [row][blocks]
+    const float *sum;    // scale * sum of the block's codes
+    int columns;         // codes between rows; columns / 32 blocks
+    const uint16_t *halves;  // bfloat16, when round_bf16 is there and a weight is bfloat16
+    int halves_stride;       // even
+};
+
+// Query rows of one sequence (consecutive positions) and all heads that share one key-value head.
+struct Attention {
+    const float *query;  // [rows][heads * head_dim] inside rows `query_stride` apart
+    float *out;
+    int query_stride, out_stride;
+    int rows, heads, head_dim;
+    int position;  // of the first row; row i sees positions 0 ... position + i
+    int begin, end;  // the part of those positions to read
+    float scale;
+    const uint16_t *keys;    // half [block][kv head][head_dim][key_stride]; column = position in block
+    const uint16_t *values;  // half [block][kv head][position in block][value_stride]
+    int64_t key_block, value_block;  // halves between blocks
+    int key_stride, value_stride;
+    int block_size;
+    const int32_t *table;
+    float *scratch;   // attention_scratch(head_dim, rows * heads) floats, 64-byte aligned
+    float *partial;   // null: out is final. Else [rows * heads][2 + head_dim]: maximum, sum, weighted values
+};
+
+const int ATTENTION_CHUNK = 64;  // positions handled at a time
+const int ATTENTION_STRIDE = ATTENTION_CHUNK + GROUP;
+const int ATTENTION_ROWS = 8;    // query rows of a unit of work
+
+static inline size_t attention_scratch(int head_dim, int vectors) {
+    size_t dim = round_up(head_dim, GROUP);
+    return 2 * dim * ATTENTION_STRIDE + (size_t)round_up(vectors, 4) * (2 * dim + ATTENTION_STRIDE + 2);
+}
+
+struct Kernels {
+    const char *name;
+
+    // y = (x + residual) / rms * weight over n columns; the sum goes to `total` unless null, as `residual` may be.
+    void (*norm)(const float *x, const float *residual, float *total, const float *weight, float eps, int n, float *y);
+
+    // Codes round(x / scale), scale = largest magnitude / 127, of n / 32 blocks. A block that is not finite gets a
+    // scale that is not finite.
+    void (*quantise)(const float *x, int n, int8_t *codes, float *scale, float *sum);
+
+    // Rounds a row to bfloat16, padded with 0 to an even length; null where linears don't read that.
+    void (*round_bf16)(const float *x, int n, uint16_t *out);
+
+    // out[i][0 ... 15] = rows first + i (i < count) times the 16 weight rows of `group`.
+    // `scratch` holds linear_scratch(weight) bytes, 64-byte aligned.
+    void (*linear[MAX_LINEAR])(const Packed &weight, int group, const Rows &rows, int first, int count, float *out,
+                               int out_stride, void *scratch);
+    const char *linear_name[MAX_LINEAR];
+
+    void (*silu_mul)(const float *gate, const float *up, int n, float *y);
+    void (*rotate)(float *x, const float *cosine, const float *sine, int half_dim);  // half-split pairs (i, i + half_dim)
+    void (*store_half)(const float *x, int n, int stride, uint16_t *out);
+    void (*attend)(const Attention &attention);
+    int (*argmax)(const float *x, int n);  // see pf_engine_argmax
+};
+
+// Room for one group unpacked to bytes with its scales in float.
+static inline size_t linear_scratch(const Packed &weight) {
+    int planes = weight.kind == PACKED_Q8 ? 2 : 1;
+    return (size_t)weight.blocks * planes * (BLOCK * GROUP + 2 * GROUP * sizeof(float));
+}
+
+extern const Kernels plain_kernels;
+#if defined(__x86_64__)
+extern const Kernels avx2_kernels, avx512_kernels, avx512bf16_kernels;
+#endif
+
+}  // namespace pf

@@ -1,0 +1,19 @@
+// Kernels for x86-64 with AVX2, FMA and F16C.
+#include "attention.inl"
+#include "linear_avx2.inl"
+#include "linear_dense.inl"
+#include "rows.inl"
+
+const pf::Kernels pf::avx2_kernels = {
+    "avx2",
+    norm,
+    quantise,
+    nullptr,
+    {linear_dense<Float32Columns>, linear_dense<Float16Columns>, linear_dense<BFloat16Columns>, linear_q4, linear_q8},
+    {"avx2 float32", "avx2 float32", "avx2 float32", "avx2 int8", "avx2 int8"},
+    silu_mul,
+    rotate,
+    store_half,
+    attend,
+    argmax,
+};

@@ -1,0 +1,19 @@
+// Kernels for any machine.
+#include "attention.inl"
+#include "linear_dense.inl"
+#include "linear_plain.inl"
+#include "rows.inl"
+
+const pf::Kernels pf::plain_kernels = {
+    "plain",
+    norm,
+    quantise,
+    nullptr,
+    {linear_dense<Float32Columns>, linear_dense<Float16Columns>, linear_dense<BFloat16Columns>, linear_q4, linear_q8},
+    {"plain float32", "plain float32", "plain float32", "plain int8", "plain int8"},
+    silu_mul,
+    rotate,
+    store_half,
+    attend,
+    argmax,
+};

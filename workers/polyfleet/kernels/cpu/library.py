@@ -1,0 +1,107 @@
+"""The shared library of the CPU engine: found beside this file, loaded by ctypes; structs mirror abi.h."""
+
+import ctypes
+import sys
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
+PATH = Path(__file__).parent / NAME
+
+Int32s = POINTER(c_int32)
+
+
+class LibraryUnavailable(RuntimeError):
+    """The CPU engine can't be used here. The message is one sentence that says why and what to do."""
+
+
+class PfWeight(ctypes.Structure):
+    """A weight in the format of its file."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("format", "rows", "columns", "packed")),
+        ("data", c_void_p),
+        ("name", c_char_p),
+    ]
+
+
+class PfStage(ctypes.Structure):
+    """One stage of a program."""
+
+    _fields_ = [
+        (name, c_int32)
+        for name in (
+            *("kind", "input", "residual", "residual_out", "output", "norm", "layer", "epilogue", "selected"),
+            *("first_operand", "num_operands"),
+        )
+    ]
+
+
+class PfModel(ctypes.Structure):
+    """Everything that programs of one model share."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "block_size")),
+        *((name, c_int32) for name in ("num_blocks", "num_weights", "num_buffers")),
+        ("norm_eps", c_float),
+        ("attention_scale", c_float),
+        ("inverse_frequencies", POINTER(c_float)),
+        ("weights", POINTER(PfWeight)),
+        ("widths", Int32s),
+    ]
+
+
+class PfStep(ctypes.Structure):
+    """One step."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("num_tokens", "num_slices", "num_selected")),
+        *(
+            (name, c_void_p)
+            for name in (
+                *("token_ids", "slice_rows", "slice_starts", "table_offsets", "block_tables", "selected_rows"),
+            )
+        ),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "pf_error": (c_char_p, []),
+    "pf_instruction_sets": (c_char_p, []),
+    "pf_linear_implementation": (c_char_p, [c_char_p, c_int32]),
+    "pf_engine_create": (c_void_p, [POINTER(PfModel), c_char_p, c_int32]),
+    "pf_engine_destroy": (None, [c_void_p]),
+    "pf_engine_add_program": (c_int32, [c_void_p, POINTER(PfStage), c_int32, Int32s, c_int32]),
+    "pf_engine_step": (c_int32, [c_void_p, c_int32, POINTER(PfStep)]),
+    "pf_engine_buffer": (POINTER(c_float), [c_void_p, c_int32]),
+    "pf_engine_argmax": (c_int32, [c_void_p, c_int32, c_int32, c_void_p]),
+}
+
+
+@lru_cache(maxsize=1)
+def load() -> ctypes.CDLL:
+    """The library, loaded once; raises LibraryUnavailable."""
+    if not PATH.exists():
+        raise LibraryUnavailable(f"{NAME} was not built: install a C++ compiler and install polyfleet again")
+    try:
+        library = ctypes.CDLL(str(PATH))
+    except OSError as error:
+        raise LibraryUnavailable(f"{PATH} can't be loaded ({error}): install polyfleet again on this machine") from None
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Instruction sets that this machine runs, best first; the last is "plain"."""
+    names: bytes = load().pf_instruction_sets()
+    return tuple(names.decode().split())
+
+
+def last_error() -> str:
+    """Why the last call failed."""
+    message: bytes = load().pf_error()
+    return message.decode()

@@ -1,0 +1,9 @@
+// Sizes that set-up and steps must agree on.
+#pragma once
+
+namespace pf {
+
+const int ROW_CHUNK = 64;    // rows of a linear that are computed together, so that they stay in the second-level cache
+const int PRIVATE_ROWS = 2;  // so few rows entering a linear are prepared by every thread for itself: cheaper than waiting
+
+}  // namespace pf

@@ -1,0 +1,214 @@
+"""From a KernelGraph to the flat program that the CPU engine runs: what is fused, what shares a buffer. Pure.
+
+Fusions, each only where nobody else reads the value in between:
+    norm -> linear                 the linear normalises its rows as they enter
+    linear(gate, up) -> silu_mul   gate and up rows are computed side by side
+    linear(q, k, v) -> rope_cache  each head is rotated and cached as it is computed
+    paged_attention -> select_rows only the selected rows attend
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, unique
+
+from polyfleet.kernels.graph import KernelGraph, Op, OpKind
+
+GROUP = 16  # rows of a weight that are computed together, as in kernels.h
+NONE = -1
+
+RowCount = Callable[[str], int]  # rows (outputs) of a weight by its name
+
+
+@unique
+class StageKind(IntEnum):
+    """PfStageKind of abi.h."""
+
+    EMBEDDING = 0
+    NORM = 1
+    LINEAR = 2
+    ROPE_CACHE = 3
+    ATTENTION = 4
+    SILU_MUL = 5
+    SELECT = 6
+
+
+@unique
+class Epilogue(IntEnum):
+    """PfEpilogue of abi.h."""
+
+    STORE = 0
+    SILU_MUL = 1
+    ROPE_CACHE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage, over values of a graph or over buffers. NONE stands for no value, "" for no weight."""
+
+    kind: StageKind
+    input: int
+    output: int
+    residual: int = NONE
+    residual_out: int = NONE
+    norm: str = ""
+    layer: int = NONE
+    epilogue: Epilogue = Epilogue.STORE
+    selected: bool = False  # its rows are the selected ones; of attention: the rows of its output
+    weights: tuple[str, ...] = ()
+    biases: tuple[str, ...] = ()  # none, or one for each weight
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Values that it reads."""
+        return tuple(value for value in (self.input, self.residual) if value != NONE)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """Values that it makes."""
+        return tuple(value for value in (self.output, self.residual_out) if value != NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Stages over buffers. `hidden` is NONE in a program that finishes selected rows only."""
+
+    stages: tuple[Stage, ...]
+    logits: int
+    hidden: int = NONE
+
+
+@dataclass(slots=True)
+class Buffers:
+    """Rows of memory that values take turns in, `widths[b]` columns each. Programs of one engine share them."""
+
+    widths: list[int] = field(default_factory=list)
+
+
+def plan(graph: KernelGraph, rows: RowCount, buffers: Buffers, *, keep_hidden: bool) -> Program:
+    """The program of a graph; without `keep_hidden` it finishes only the rows whose logits are wanted."""
+    kept = {graph.logits, graph.hidden}
+    if not keep_hidden:
+        graph, kept = select_early(graph), {graph.logits}
+    stages, placed = place(fuse(graph, rows, kept), graph.widths, kept, buffers)
+    return Program(stages, placed[graph.logits], placed[graph.hidden] if keep_hidden else NONE)
+
+
+_ROW_WISE = (OpKind.RMS_NORM, OpKind.ADD_RMS_NORM, OpKind.LINEAR, OpKind.SILU_MUL)
+
+
+def select_early(graph: KernelGraph) -> KernelGraph:
+    """The same logits with rows selected right behind the last attention; the graph itself if that can't be done.
+
+    `hidden` of the result has selected rows only.
+    """
+    ops = graph.ops
+    last = max((i for i, op in enumerate(ops) if op.kind is OpKind.PAGED_ATTENTION), default=None)
+    selects = [op for op in ops if op.kind is OpKind.SELECT_ROWS]
+    if last is None or len(selects) != 1:
+        return graph
+    tail = [op for op in ops[last + 1 :] if op is not selects[0]]
+    made = {value for op in tail for value in op.outputs}
+    if any(op.kind not in _ROW_WISE for op in tail) or selects[0].inputs[0] not in made:
+        return graph
+    entering = sorted({value for op in tail for value in op.inputs} - made - set(selects[0].outputs))
+    widths = list(graph.widths)
+    renamed = {selects[0].outputs[0]: selects[0].inputs[0]}
+    early = []
+    for value in entering:
+        renamed[value] = len(widths)
+        widths.append(widths[value])
+        early.append(Op(OpKind.SELECT_ROWS, (value,), (renamed[value],)))
+    moved = [replace(op, inputs=tuple(renamed.get(value, value) for value in op.inputs)) for op in tail]
+    return replace(graph, ops=(*ops[: last + 1], *early, *moved), widths=tuple(widths))
+
+
+def fuse(graph: KernelGraph, rows: RowCount, kept: Iterable[int]) -> list[Stage]:
+    """Stages over the graph's values; `kept` values must be there at the end."""
+    readers: dict[int, list[Op | None]] = {value: [None] for value in kept}
+    for op in graph.ops:
+        for value in op.inputs:
+            readers.setdefault(value, []).append(op)
+    stages: list[Stage] = []
+    norms: dict[int, Stage] = {}  # by normalised value: norms that wait for the linear that alone reads it
+    skipped: set[int] = set()  # outputs of ops that a linear or attention does
+    selected: set[int] = set()  # values whose rows are the selected ones
+    for op in graph.ops:
+        if op.kind is OpKind.SELECT_ROWS or any(value in selected for value in op.inputs):
+            selected.update(op.outputs)
+        if op.outputs[0] in skipped:
+            continue
+        only = readers.get(op.outputs[0], [])
+        after = only[0] if len(only) == 1 else None
+        stage = replace(_stage(op), selected=op.inputs[0] in selected)
+        if stage.kind is StageKind.NORM and after is not None and after.kind is OpKind.LINEAR:
+            norms[op.outputs[0]] = stage
+            continue
+        if norm := norms.pop(stage.input, None):
+            stage = replace(norm, kind=stage.kind, output=stage.output, weights=stage.weights, biases=stage.biases)
+        if after is not None and (joined := _joined(stage, after, graph, rows)):
+            stage = joined
+            skipped.add(stage.output)
+        stages.append(stage)
+    return stages
+
+
+def _joined(stage: Stage, after: Op, graph: KernelGraph, rows: RowCount) -> Stage | None:
+    """The stage with the op behind it done as its results come, where that can be."""
+    output = after.outputs[0]
+    if stage.kind is StageKind.ATTENTION and after.kind is OpKind.SELECT_ROWS:
+        return replace(stage, output=output, selected=True)
+    if stage.kind is not StageKind.LINEAR:
+        return None
+    counts, dim = [rows(weight) for weight in stage.weights], graph.params.head_dim
+    if after.kind is OpKind.SILU_MUL and len(counts) == 2 and counts[0] == counts[1]:
+        return replace(stage, output=output, epilogue=Epilogue.SILU_MUL)
+    if after.kind is OpKind.ROPE_CACHE and dim % GROUP == 0 and all(count % dim == 0 for count in counts):
+        return replace(stage, output=output, epilogue=Epilogue.ROPE_CACHE, layer=after.layer)
+    return None
+
+
+def _stage(op: Op) -> Stage:
+    """One op alone."""
+    source, output = op.inputs[0], op.outputs[0]
+    match op.kind:
+        case OpKind.EMBEDDING:
+            return Stage(StageKind.EMBEDDING, NONE, output, weights=op.weights)
+        case OpKind.RMS_NORM:
+            return Stage(StageKind.NORM, source, output, norm=op.weights[0])
+        case OpKind.ADD_RMS_NORM:
+            return Stage(StageKind.NORM, source, output, op.inputs[1], op.outputs[1], norm=op.weights[0])
+        case OpKind.LINEAR:
+            return Stage(StageKind.LINEAR, source, output, weights=op.weights, biases=op.biases)
+        case OpKind.ROPE_CACHE:
+            return Stage(StageKind.ROPE_CACHE, source, output, layer=op.layer)
+        case OpKind.PAGED_ATTENTION:
+            return Stage(StageKind.ATTENTION, source, output, layer=op.layer)
+        case OpKind.SILU_MUL:
+            return Stage(StageKind.SILU_MUL, source, output)
+        case OpKind.SELECT_ROWS:
+            return Stage(StageKind.SELECT, source, output)
+
+
+def place(
+    stages: list[Stage], widths: tuple[int, ...], kept: Iterable[int], buffers: Buffers
+) -> tuple[tuple[Stage, ...], dict[int, int]]:
+    """Values to buffers: a buffer is free again behind the last reader of its value, never within one stage."""
+    last_reader = {value: number for number, stage in enumerate(stages) for value in (*stage.writes, *stage.reads)}
+    last_reader.update(dict.fromkeys(kept, len(stages)))
+    free = list(range(len(buffers.widths)))
+    placed: dict[int, int] = {NONE: NONE}
+    out = []
+    for number, stage in enumerate(stages):
+        for value in stage.writes:
+            buffer = next((each for each in free if buffers.widths[each] == widths[value]), None)
+            if buffer is None:
+                buffer = len(buffers.widths)
+                buffers.widths.append(widths[value])
+            else:
+                free.remove(buffer)
+            placed[value] = buffer
+        source, output, residual = placed[stage.input], placed[stage.output], placed[stage.residual]
+        total = placed[stage.residual_out]
+        out.append(replace(stage, input=source, output=output, residual=residual, residual_out=total))
+        free += {placed[value] for value in (*stage.reads, *stage.writes) if last_reader[value] == number}
+    return tuple(out), placed

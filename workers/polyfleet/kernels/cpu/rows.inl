@@ -1,0 +1,145 @@
+// Kernels over float rows, written once against F32: norm, quantisation, gate, rotation, argmax.
+#include "kernels.h"
+#include "simd.h"
+
+namespace {
+
+void norm(const float *x, const float *residual, float *total, const float *weight, float eps, int n, float *y) {
+    F32 squares = broadcast(0);
+    float rest = 0;
+    int i = 0;
+    for (; i + F32::width <= n; i += F32::width) {
+        F32 a = load(x + i);
+        if (residual) a = a + load(residual + i);
+        if (total) store(total + i, a);
+        store(y + i, a);
+        squares = multiply_add(a, a, squares);
+    }
+    for (; i < n; i++) {
+        float a = x[i] + (residual ? residual[i] : 0);
+        if (total) total[i] = a;
+        y[i] = a;
+        rest += a * a;
+    }
+    float factor = 1 / sqrtf((sum(squares) + rest) / (float)n + eps);
+    for (i = 0; i + F32::width <= n; i += F32::width)
+        store(y + i, load(y + i) * broadcast(factor) * load(weight + i));
+    for (; i < n; i++) y[i] = y[i] * factor * weight[i];
+}
+
+void silu_mul(const float *gate, const float *up, int n, float *y) {
+    int i = 0;
+    for (; i + F32::width <= n; i += F32::width) {
+        F32 g = load(gate + i);
+        store(y + i, g / (broadcast(1) + exponential(broadcast(0) - g)) * load(up + i));
+    }
+    for (; i < n; i++) y[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
+}
+
+void rotate(float *x, const float *cosine, const float *sine, int half_dim) {
+    int i = 0;
+    for (; i + F32::width <= half_dim; i += F32::width) {
+        F32 a = load(x + i), b = load(x + half_dim + i), c = load(cosine + i), s = load(sine + i);
+        store(x + i, a * c - b * s);
+        store(x + half_dim + i, b * c + a * s);
+    }
+    for (; i < half_dim; i++) {
+        float a = x[i], b = x[half_dim + i];
+        x[i] = a * cosine[i] - b * sine[i];
+        x[half_dim + i] = b * cosine[i] + a * sine[i];
+    }
+}
+
+void store_half(const float *x, int n, int stride, uint16_t *out) {
+    int i = 0;
+    for (; i + F32::width <= n; i += F32::width) {
+        uint16_t halves[F32::width];
+        store(halves, load(x + i));
+        for (int j = 0; j < F32::width; j++) out[(int64_t)(i + j) * stride] = halves[j];
+    }
+    for (; i < n; i++) out[(int64_t)i * stride] = float_to_half(x[i]);
+}
+
+int argmax(const float *x, int n) {
+    F32 best = broadcast(-INFINITY), total = broadcast(0);
+    float rest = 0, peak = -INFINITY;
+    int i = 0;
+    for (; i + F32::width <= n; i += F32::width) {
+        F32 a = load(x + i);
+        best = maximum(best, a);
+        total = total + a;
+    }
+    for (; i < n; i++) {
+        if (x[i] > peak) peak = x[i];
+        rest += x[i];
+    }
+    if (!isfinite(sum(total) + rest)) return -1;
+    float other = largest(best);
+    if (other > peak) peak = other;
+    for (i = 0; i < n; i++)
+        if (x[i] == peak) return i;
+    return -1;
+}
+
+const float TINY = 1e-30f;  // rows below it count as zero, for 127 / x must be finite
+
+#if defined(__AVX2__)
+
+PF_INLINE int quantise_block(const float *x, int8_t *codes, float *scale) {
+    __m256 a = _mm256_loadu_ps(x), b = _mm256_loadu_ps(x + 8), c = _mm256_loadu_ps(x + 16), d = _mm256_loadu_ps(x + 24);
+    // Magnitudes compare as integers do, and what is not finite is the largest of all.
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i m = _mm256_max_epi32(_mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(a), magnitude),
+                                                  _mm256_and_si256(_mm256_castps_si256(b), magnitude)),
+                                 _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(c), magnitude),
+                                                  _mm256_and_si256(_mm256_castps_si256(d), magnitude)));
+    __m128i n = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    n = _mm_max_epi32(n, _mm_shuffle_epi32(n, 0x4e));
+    n = _mm_max_epi32(n, _mm_shuffle_epi32(n, 0xb1));
+    float peak = _mm_cvtss_f32(_mm_castsi128_ps(n));
+    *scale = peak / 127;
+    __m256 inverse = _mm256_set1_ps(peak > TINY ? 127 / peak : 0);
+    __m256i i = _mm256_cvtps_epi32(_mm256_mul_ps(a, inverse)), j = _mm256_cvtps_epi32(_mm256_mul_ps(b, inverse));
+    __m256i k = _mm256_cvtps_epi32(_mm256_mul_ps(c, inverse)), l = _mm256_cvtps_epi32(_mm256_mul_ps(d, inverse));
+    __m256i total = _mm256_add_epi32(_mm256_add_epi32(i, j), _mm256_add_epi32(k, l));
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(i, j), _mm256_packs_epi32(k, l));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256((__m256i *)codes, _mm256_permutevar8x32_epi32(bytes, order));
+    __m128i t = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
+    t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
+}
+
+#else
+
+PF_INLINE int quantise_block(const float *x, int8_t *codes, float *scale) {
+    uint32_t largest_bits = 0;
+    for (int i = 0; i < pf::BLOCK; i++) {  // magnitudes compare as integers do, what is not finite above all
+        uint32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits &= 0x7fffffff;
+        largest_bits = bits > largest_bits ? bits : largest_bits;
+    }
+    float peak;
+    memcpy(&peak, &largest_bits, 4);
+    *scale = peak / 127;
+    float inverse = peak > TINY && isfinite(peak) ? 127 / peak : 0;
+    int total = 0;
+    for (int i = 0; i < pf::BLOCK; i++) {
+        float scaled = isfinite(peak) ? x[i] * inverse : 0;
+        codes[i] = (int8_t)(int)rintf(scaled);
+        total += codes[i];
+    }
+    return total;
+}
+
+#endif
+
+void quantise(const float *x, int n, int8_t *codes, float *scale, float *sum) {
+    for (int b = 0; b < n / pf::BLOCK; b++) {
+        int total = quantise_block(x + b * pf::BLOCK, codes + b * pf::BLOCK, scale + b);
+        sum[b] = scale[b] * (float)total;
+    }
+}
+
+}  // namespace

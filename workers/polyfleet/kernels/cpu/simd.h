@@ -1,0 +1,191 @@
+// F32: as many float32 lanes as the instruction set of this translation unit has, and their elementary operations.
+//
+// Everything here is in an unnamed namespace: kernels are compiled once per instruction set, and no function of one
+// may be merged with that of another by the linker.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define PF_INLINE static inline __attribute__((always_inline))
+
+namespace {
+
+PF_INLINE float half_to_float(uint16_t half) {
+#if defined(__aarch64__)
+    __fp16 value;
+    memcpy(&value, &half, 2);
+    return value;
+#elif defined(__F16C__)
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+#else
+    // Shift exponent and mantissa into place, then let one multiplication set the bias and make subnormals normal.
+    uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+    float value, scale = 0x1p112f;
+    memcpy(&value, &magnitude, 4);
+    value *= scale;
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if ((half & 0x7c00) == 0x7c00) bits |= 0x7f800000;
+    bits |= sign;
+    memcpy(&value, &bits, 4);
+    return value;
+#endif
+}
+
+PF_INLINE uint16_t float_to_half(float value) {
+#if defined(__aarch64__)
+    __fp16 half = (__fp16)value;
+    uint16_t bits;
+    memcpy(&bits, &half, 2);
+    return bits;
+#elif defined(__F16C__)
+    return (uint16_t)_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(value), 0));
+#else
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    uint16_t sign = (uint16_t)((bits >> 16) & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return sign | 0x7e00;                // NaN
+    if (bits >= 0x477ff000) return sign | 0x7c00;               // rounds to infinity
+    if (bits < 0x38800000) {                                    // subnormal: let the adder round
+        float magnitude;
+        memcpy(&magnitude, &bits, 4);
+        magnitude += 0.5f;
+        memcpy(&bits, &magnitude, 4);
+        return (uint16_t)(sign | (bits - 0x3f000000));
+    }
+    bits += 0xfff + ((bits >> 13) & 1);                         // to nearest, ties to even
+    return (uint16_t)(sign | ((bits - 0x38000000) >> 13));
+#endif
+}
+
+PF_INLINE float bfloat_to_float(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+#if defined(__AVX512F__)
+
+struct F32 {
+    static const int width = 16;
+    __m512 v;
+};
+PF_INLINE F32 load(const float *p) { return {_mm512_loadu_ps(p)}; }
+PF_INLINE F32 load(const uint16_t *half) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)half))}; }
+PF_INLINE void store(float *p, F32 a) { _mm512_storeu_ps(p, a.v); }
+PF_INLINE void store(uint16_t *half, F32 a) { _mm256_storeu_si256((__m256i *)half, _mm512_cvtps_ph(a.v, 0)); }
+PF_INLINE F32 broadcast(float a) { return {_mm512_set1_ps(a)}; }
+PF_INLINE F32 operator+(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+PF_INLINE F32 operator-(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+PF_INLINE F32 operator*(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+PF_INLINE F32 operator/(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+PF_INLINE F32 multiply_add(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+PF_INLINE F32 maximum(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }  // b when either is NaN
+PF_INLINE F32 minimum(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+PF_INLINE F32 round_even(F32 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+PF_INLINE F32 power_of_two(F32 a) {  // of integral lanes in [-126, 127]
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(127)), 23))};
+}
+PF_INLINE float sum(F32 a) { return _mm512_reduce_add_ps(a.v); }
+PF_INLINE float largest(F32 a) { return _mm512_reduce_max_ps(a.v); }
+
+#elif defined(__AVX2__)
+
+struct F32 {
+    static const int width = 8;
+    __m256 v;
+};
+PF_INLINE F32 load(const float *p) { return {_mm256_loadu_ps(p)}; }
+PF_INLINE F32 load(const uint16_t *half) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)half))}; }
+PF_INLINE void store(float *p, F32 a) { _mm256_storeu_ps(p, a.v); }
+PF_INLINE void store(uint16_t *half, F32 a) { _mm_storeu_si128((__m128i *)half, _mm256_cvtps_ph(a.v, 0)); }
+PF_INLINE F32 broadcast(float a) { return {_mm256_set1_ps(a)}; }
+PF_INLINE F32 operator+(F32 a, F32 b) { return {_mm256_add_ps(a.v, b.v)}; }
+PF_INLINE F32 operator-(F32 a, F32 b) { return {_mm256_sub_ps(a.v, b.v)}; }
+PF_INLINE F32 operator*(F32 a, F32 b) { return {_mm256_mul_ps(a.v, b.v)}; }
+PF_INLINE F32 operator/(F32 a, F32 b) { return {_mm256_div_ps(a.v, b.v)}; }
+PF_INLINE F32 multiply_add(F32 a, F32 b, F32 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+PF_INLINE F32 maximum(F32 a, F32 b) { return {_mm256_max_ps(a.v, b.v)}; }  // b when either is NaN
+PF_INLINE F32 minimum(F32 a, F32 b) { return {_mm256_min_ps(a.v, b.v)}; }
+PF_INLINE F32 round_even(F32 a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+PF_INLINE F32 power_of_two(F32 a) {  // of integral lanes in [-126, 127]
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(a.v), _mm256_set1_epi32(127)), 23))};
+}
+PF_INLINE float sum(F32 a) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+PF_INLINE float largest(F32 a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+#else
+
+typedef float Lanes __attribute__((vector_size(16)));
+typedef int32_t IntLanes __attribute__((vector_size(16)));
+
+struct F32 {  // the compiler makes SSE2, NEON or whatever there is of it
+    static const int width = 4;
+    Lanes v;
+};
+PF_INLINE F32 load(const float *p) {
+    F32 a;
+    memcpy(&a.v, p, sizeof a.v);
+    return a;
+}
+PF_INLINE F32 load(const uint16_t *half) {
+    return {Lanes{half_to_float(half[0]), half_to_float(half[1]), half_to_float(half[2]), half_to_float(half[3])}};
+}
+PF_INLINE void store(float *p, F32 a) { memcpy(p, &a.v, sizeof a.v); }
+PF_INLINE void store(uint16_t *half, F32 a) {
+    for (int i = 0; i < 4; i++) half[i] = float_to_half(a.v[i]);
+}
+PF_INLINE F32 broadcast(float a) { return {Lanes{a, a, a, a}}; }
+PF_INLINE F32 operator+(F32 a, F32 b) { return {a.v + b.v}; }
+PF_INLINE F32 operator-(F32 a, F32 b) { return {a.v - b.v}; }
+PF_INLINE F32 operator*(F32 a, F32 b) { return {a.v * b.v}; }
+PF_INLINE F32 operator/(F32 a, F32 b) { return {a.v / b.v}; }
+PF_INLINE F32 multiply_add(F32 a, F32 b, F32 c) { return {a.v * b.v + c.v}; }
+PF_INLINE F32 maximum(F32 a, F32 b) { return {a.v > b.v ? a.v : b.v}; }  // b when either is NaN
+PF_INLINE F32 minimum(F32 a, F32 b) { return {a.v < b.v ? a.v : b.v}; }
+PF_INLINE F32 round_even(F32 a) {
+    return {Lanes{rintf(a.v[0]), rintf(a.v[1]), rintf(a.v[2]), rintf(a.v[3])}};
+}
+PF_INLINE F32 power_of_two(F32 a) {  // of integral lanes in [-126, 127]
+    IntLanes bits = (IntLanes{(int)a.v[0], (int)a.v[1], (int)a.v[2], (int)a.v[3]} + 127) << 23;
+    F32 out;
+    memcpy(&out.v, &bits, sizeof bits);
+    return out;
+}
+PF_INLINE float sum(F32 a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
+PF_INLINE float largest(F32 a) { return fmaxf(fmaxf(a.v[0], a.v[1]), fmaxf(a.v[2], a.v[3])); }
+
+#endif
+
+// e^x to 2 ulp in [-87.3, 88.3], clamped outside, NaN kept: 2^n times a minimax polynomial of the rest (Cephes, expf).
+PF_INLINE F32 exponential(F32 x) {
+    x = minimum(broadcast(88.3f), maximum(broadcast(-87.3f), x));
+    F32 n = round_even(x * broadcast(1.44269504088896341f));
+    F32 r = multiply_add(n, broadcast(-0.693359375f), x);
+    r = multiply_add(n, broadcast(2.12194440e-4f), r);
+    F32 p = broadcast(1.9875691500e-4f);
+    p = multiply_add(p, r, broadcast(1.3981999507e-3f));
+    p = multiply_add(p, r, broadcast(8.3334519073e-3f));
+    p = multiply_add(p, r, broadcast(4.1665795894e-2f));
+    p = multiply_add(p, r, broadcast(1.6666665459e-1f));
+    p = multiply_add(p, r, broadcast(5.0000001201e-1f));
+    return multiply_add(p, r * r, r + broadcast(1.0f)) * power_of_two(n);
+}
+
+}  // namespace
