@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from polyfleet.backends.protocol import BackendType, BackendUnavailable, DeviceInfo, HardwareBackend
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 ENTRY_POINT_GROUP = "polyfleet.backends"
 BUILT_IN: dict[str, str] = {
@@ -42,7 +44,7 @@ class BackendRegistry:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """All known names, in order of preference; third-party ones stand behind the built-in ones."""
-        third_party = {point.name for point in entry_points(group=ENTRY_POINT_GROUP)} | set(cls._factories)
+        third_party = {point.name for point in _entry_points()} | set(cls._factories)
         known = [each.value for each in BackendType if each.value in BUILT_IN]
         return (*known, *sorted(third_party - set(known)))
 
@@ -95,12 +97,18 @@ class BackendRegistry:
     def _load(cls, key: str) -> Callable[[], HardwareBackend]:
         if key in BUILT_IN:
             import_module(BUILT_IN[key])
-        for point in entry_points(group=ENTRY_POINT_GROUP):
+        for point in _entry_points():
             if point.name == key and key not in cls._factories:
                 cls._factories[key] = point.load()
         if key not in cls._factories:
             raise BackendUnavailable(f"there is no backend {key!r}: choose auto or one of {', '.join(cls.names())}")
         return cls._factories[key]
+
+
+def _entry_points() -> "EntryPoints":
+    from importlib.metadata import entry_points  # costs more than all the rest of this package
+
+    return entry_points(group=ENTRY_POINT_GROUP)
 
 
 def _key(name: BackendType | str) -> str:

@@ -1,0 +1,113 @@
+"""What a user chose: the backend and engine options that hold where nothing else is said. One JSON file per user."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyfleet.backends.protocol import BackendUnavailable, HardwareBackend
+from polyfleet.backends.registry import BackendRegistry
+
+VARIABLE = "POLYFLEET_BACKEND"
+OPTION_TYPES: Mapping[str, type] = {
+    "dtype": str,
+    "context_length": int,
+    "kv_cache_tokens": int,
+    "max_sequences": int,
+    "step_tokens": int,
+    "threads": int,
+    "block_size": int,
+    "prefix_cache": bool,
+    "executor": str,
+}
+
+
+class ConfigError(ValueError):
+    """A configuration can't be used; the message is one sentence that names the file or key."""
+
+
+def choice_file() -> Path:
+    """`$XDG_CONFIG_HOME/polyfleet/backend.json`, else below ~/.config."""
+    home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(home) / "polyfleet" / "backend.json"
+
+
+def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same configuration; raises ConfigError for an unknown key, a wrong type or an unknown backend."""
+    for key, value in config.items():
+        wanted = str if key == "backend" else OPTION_TYPES.get(key)
+        if wanted is None:
+            raise ConfigError(f"{key} is no option: choose from backend, {', '.join(OPTION_TYPES)}")
+        if type(value) is not wanted or not isinstance(value, str | int | bool):
+            raise ConfigError(f"{key} must be of type {wanted.__name__}, not {value!r}")
+        if isinstance(value, int) and value < 0:
+            raise ConfigError(f"{key} must be 0 (let the engine choose) or more, not {value}")
+    backend = config.get("backend", "auto")
+    if backend != "auto" and backend not in BackendRegistry.names():
+        raise ConfigError(
+            f"there is no backend {backend!r}: choose auto or one of {', '.join(BackendRegistry.names())}"
+        )
+    return dict(config)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A configuration file, checked. Raises ConfigError."""
+    try:
+        loaded = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} must hold one JSON object")
+    try:
+        return check_config(loaded)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write atomically; makes the folder."""
+    checked = check_config(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps(checked, indent=2) + "\n")
+    draft.replace(path)
+
+
+def user_config() -> dict[str, Any]:
+    """What the user chose before; empty when nothing. The environment variable overrides the backend."""
+    chosen = read_config(choice_file()) if choice_file().exists() else {}
+    if variable := os.environ.get(VARIABLE):
+        if chosen.get("backend", variable) != variable:
+            chosen = {}  # options were made for another backend
+        chosen = check_config({**chosen, "backend": variable.strip().lower()})
+    return chosen
+
+
+def set_backend(name: str) -> HardwareBackend:
+    """Remember a backend for this user; "auto" is remembered too. Raises BackendUnavailable with the reason."""
+    backend = BackendRegistry.get(name)
+    write_config(choice_file(), {"backend": name.strip().lower()})
+    return backend
+
+
+def reset_backend() -> None:
+    """Forget what was chosen."""
+    choice_file().unlink(missing_ok=True)
+
+
+def get_backend(name: str = "auto") -> HardwareBackend:
+    """The backend named; "auto" means the environment variable, else the user's choice, else the best that is here.
+
+    Raises BackendUnavailable (with the reason) or ConfigError.
+    """
+    if name != "auto":
+        return BackendRegistry.get(name)
+    chosen = str(user_config().get("backend", "auto"))
+    try:
+        return BackendRegistry.get(chosen)
+    except BackendUnavailable as error:
+        where = VARIABLE if os.environ.get(VARIABLE) else str(choice_file())
+        raise BackendUnavailable(f"{error} (chosen in {where}; `polyfleet backends reset` forgets it)") from error

@@ -1,0 +1,102 @@
+"""Ready-made engine options by purpose and by site, made to fit the device found. Pure.
+
+A template wishes; `configure` cuts the wish to what the device can hold and computes in. The keys of the result are
+`backend` and fields of `polyfleet.engine.request.EngineOptions`, so that it can be spread into either.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities
+
+GIB = 2**30
+BYTES_PER_SEQUENCE = GIB // 4  # of device memory, below which one more sequence of a small model has no room
+POOL_SHARE = 0.5  # of device memory for the KV pool at most, as far as can be said without a model
+TYPICAL_TOKEN_BYTES = 128 * 1024  # of KV in 16 bit: a model of 8 billion weights with grouped queries
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A wish. 0 and "auto" leave the choice to the engine."""
+
+    name: str
+    description: str
+    max_sequences: int
+    step_tokens: int
+    tokens_per_sequence: int  # of KV pool
+    dtype: str = "auto"
+    executor: str = "auto"
+    prefix_cache: bool = True
+    cores_share: float = 1.0  # of a CPU's cores
+    families: tuple[str, ...] = ()  # empty: every family
+
+
+PURPOSES = (
+    Template("inference", "a balance of latency and throughput", 32, 2048, 2048),
+    Template("throughput", "as many tokens a second as the device gives; single requests wait longer", 256, 8192, 1024),
+    Template("latency", "few requests at once, each answered as soon as can be", 4, 256, 4096),
+    Template("memory-constrained", "the smallest footprint that still batches", 2, 128, 1024),
+    Template(
+        "development",
+        "reference kernels in float32, quick to start and easy to debug",
+        2,
+        256,
+        1024,
+        "float32",
+        "eager",
+    ),
+)
+SITES = {
+    "datacentre": ("a card for this service alone", 256, 8192, 2048, 1.0),
+    "workstation": ("a machine that someone also works at", 32, 1024, 2048, 0.75),
+    "edge": ("a small device that does other things too", 4, 256, 1024, 0.5),
+}
+FAMILIES = ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu")
+
+
+def _site_templates() -> dict[str, Template]:
+    found = {}
+    for site, (description, sequences, step_tokens, tokens, cores) in SITES.items():
+        for family in FAMILIES:
+            if (site, family) == ("datacentre", "mps"):
+                continue  # Apple's machines stand on desks
+            name = f"{site}-{family}"
+            found[name] = Template(
+                name, f"{family}: {description}", sequences, step_tokens, tokens, cores_share=cores, families=(family,)
+            )
+    return found
+
+
+TEMPLATES: Mapping[str, Template] = {each.name: each for each in PURPOSES} | _site_templates()
+
+
+def configure(
+    template: Template, backend: BackendType, device: DeviceInfo, capabilities: KernelCapabilities
+) -> dict[str, Any]:
+    """The template's wish cut to the device. Raises ValueError when the template is for another family."""
+    if template.families and backend.value not in template.families:
+        raise ValueError(f"template {template.name} is for {', '.join(template.families)}, not for {backend.value}")
+    memory = device.total_memory_bytes
+    sequences = template.max_sequences
+    pool_tokens = sequences * template.tokens_per_sequence
+    step_tokens = template.step_tokens
+    if memory:
+        sequences = max(1, min(sequences, memory // BYTES_PER_SEQUENCE))
+        pool_tokens = min(sequences * template.tokens_per_sequence, int(memory * POOL_SHARE) // TYPICAL_TOKEN_BYTES)
+    if backend is BackendType.CPU:  # a CPU's step must stay short: prompts would hold up decodes
+        step_tokens = min(step_tokens, 128 * max(1, device.cores or 1))
+        sequences = min(sequences, 16 * max(1, device.cores or 1), step_tokens // 2)
+    block_size = min(capabilities.block_sizes, key=lambda size: (abs(size - 16), size))
+    threads = max(1, round((device.cores or 1) * template.cores_share)) if backend is BackendType.CPU else 0
+    return {
+        "backend": backend.value,
+        "dtype": template.dtype if template.dtype in capabilities.dtypes else "auto",
+        "max_sequences": sequences,
+        "step_tokens": max(step_tokens, sequences + 1),
+        "kv_cache_tokens": -(-max(pool_tokens, block_size) // block_size) * block_size,
+        "block_size": block_size,
+        "prefix_cache": template.prefix_cache,
+        "executor": template.executor,
+        "threads": threads,
+    }
