@@ -1,0 +1,152 @@
+"""`polyfleet serve` as users start it: a process of its own, on free ports, with its own state folder."""
+
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+READY = "Ctrl-C stops everything."
+PATIENCE_SECONDS = 240.0
+POLYFLEET = [sys.executable, "-m", "polyfleet.cli"]
+
+
+def free_addresses(count: int) -> list[str]:
+    """So many addresses on loopback that nothing listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return addresses
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
+    """The first true value of `condition`; fails the test, naming `what`, when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.05)
+    return value
+
+
+class ServeProcess:
+    """One `polyfleet serve`. `lines` collects what it prints, both streams, as it comes."""
+
+    def __init__(self, state_dir: Path, *arguments: str) -> None:
+        self.grpc, self.http, self.fleet, self.metrics = free_addresses(4)
+        self.state_dir = state_dir
+        self.lines: list[str] = []
+        self._arguments = arguments
+        self._printed: queue.Queue[str] = queue.Queue()
+        self._known: set[psutil.Process] = set()
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags that keep it apart from every other stack on this machine."""
+        where = ["--grpc-listen", self.grpc, "--http-listen", self.http, "--fleet-listen", self.fleet]
+        return [*where, "--metrics-listen", self.metrics, "--state-dir", str(self.state_dir)]
+
+    @property
+    def output(self) -> str:
+        """All that it has printed so far."""
+        return "".join(self.lines)
+
+    def start(self, command: list[str] | None = None) -> "ServeProcess":
+        """Start it and return at once."""
+        self.process = subprocess.Popen(
+            command or [*POLYFLEET, "serve", *self.flags, *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # as a shell would: Ctrl-C of the test run is not its own
+        )
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        return self
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout
+        for line in process.stdout:
+            self.lines.append(line)
+
+    def wait_ready(self) -> "ServeProcess":
+        """Return once it has printed its endpoints; fails the test when it ends before."""
+        wait_for(lambda: READY in self.output or not self.running, "the stack to be ready")
+        assert self.running, self.output
+        return self
+
+    @property
+    def running(self) -> bool:
+        """Whether the command itself runs."""
+        assert self.process
+        return self.process.poll() is None
+
+    def processes(self) -> set[psutil.Process]:
+        """Every process of the stack seen by any call of this method that still lives."""
+        assert self.process
+        try:
+            root = psutil.Process(self.process.pid)
+            self._known |= {root, *root.children(recursive=True)}
+        except psutil.NoSuchProcess:
+            pass
+        self._known |= {psutil.Process(worker["pid"]) for worker in self.locks() if psutil.pid_exists(worker["pid"])}
+        return {each for each in self._known if alive(each)}
+
+    def locks(self) -> list[dict[str, Any]]:
+        """The workers' lock files."""
+        files = (self.state_dir / "workers").glob("*.json")
+        return [json.loads(path.read_text()) for path in files]
+
+    def find(self, pattern: str) -> list[psutil.Process]:
+        """Living processes of the stack whose command line matches."""
+        return [each for each in self.processes() if re.search(pattern, command_line(each))]
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """Send the signal and wait for the end; gives the exit code."""
+        assert self.process
+        self.processes()
+        if self.running:
+            os.kill(self.process.pid, number)
+        return self.process.wait(90)
+
+    def polyfleet(self, *arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+        """Run another `polyfleet` command to its end."""
+        return subprocess.run(
+            [*POLYFLEET, *arguments], input=stdin, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
+
+    def workers(self) -> list[dict[str, Any]]:
+        """`polyfleet workers --json`."""
+        found: list[dict[str, Any]] = json.loads(self.polyfleet("workers", "--fleet", self.fleet, "--json").stdout)
+        return found
+
+    def ready_workers(self) -> list[dict[str, Any]]:
+        """Those that serve."""
+        return [worker for worker in self.workers() if worker["state"] == "ready"]
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs; a zombie does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def command_line(process: psutil.Process) -> str:
+    """Its command line; empty when it has gone."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
