@@ -47,6 +47,8 @@ class FakeGeneration:
     error_after: int = 0  # behind this many deltas
     endless: bool = False  # stall behind the first delta, or
     stall_at_once: bool = False  # before it, until cancelled
+    flood: int = 0  # answer with so many deltas of 64 KiB instead
+    given: int = 0  # deltas taken by the reader
     truncated: bool = False  # end without finish reasons and usage
     cancelled: threading.Event = field(default_factory=threading.Event)
     known: tuple[Model, ...] = (MODEL,)
@@ -67,6 +69,7 @@ class FakeGeneration:
             for number, delta in enumerate(self._deltas(request)):
                 if self.error and number == self.error_after:
                     raise self.error
+                self.given += 1
                 yield delta
                 if self.endless:
                     await asyncio.Event().wait()
@@ -75,6 +78,8 @@ class FakeGeneration:
             raise
 
     def _deltas(self, request: GenerateRequest) -> list[Delta]:
+        if self.flood:
+            return [Delta(0, "x" * 65536)] * self.flood + [Delta(0, finish_reason=FinishReason.STOP, usage=Usage(1))]
         deltas: list[Delta] = []
         for position in range(len(WORDS)):
             for choice in range(request.n):
