@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_ENGINE = "polyfleet.engine:Engine.load"
 IDLE_CHECK_SECONDS = 1.0
+READABLE = (ValueError, BackendUnavailable)  # of loading: their message is a sentence, a traceback adds nothing
 Progress = Callable[[float, str], None]
 
 
@@ -155,7 +156,7 @@ def load(factory: EngineFactory, worker: WorkerSocket) -> EngineLike | None:
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:
-        if not isinstance(error, ValueError | BackendUnavailable):  # those say it all in their sentence
+        if not isinstance(error, READABLE):
             log.exception("Loading failed.")
         worker.send(Failed(sentence(error, f"{command.path} can't be loaded")))
         return None
@@ -165,9 +166,9 @@ def load(factory: EngineFactory, worker: WorkerSocket) -> EngineLike | None:
 
 
 def sentence(error: Exception, lead: str) -> str:
-    """An error in one sentence: its own first line when it says something, behind `lead` unless it is a ValueError."""
+    """An error in one sentence: its first line, behind `lead` unless the error was made to be read."""
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return first if isinstance(error, ValueError) else f"{lead}: {first}"
+    return first if isinstance(error, READABLE) else f"{lead}: {first}"
 
 
 def run(worker: WorkerSocket, factory: EngineFactory) -> int:

@@ -1,11 +1,14 @@
 """Which session each sequence of the engine belongs to: names sequences for the engine and brings its news home."""
 
+import logging
 from dataclasses import dataclass
 from itertools import count
 
 from polyfleet.serving.convert import delta_of
 from polyfleet.serving.messages import StepNews
 from polyfleet.serving.session import GatewaySession
+
+log = logging.getLogger(__name__)
 
 INVALID_ARGUMENT, INTERNAL = 3, 13  # google.rpc.Code
 
@@ -61,6 +64,7 @@ class SequenceRouter:
                 continue
             delta = delta_of(update, route.sequence_id, logprobs=route.logprobs)
             if update.error:
+                log.warning("Sequence failed: %s", update.error, extra={"sequence_id": route.sequence_id})
                 delta.error.code, delta.error.message = INTERNAL, update.error
             if update.error or update.finish_reason is not None:
                 del self._routes[update.sequence_id]
@@ -68,6 +72,7 @@ class SequenceRouter:
         for refusal in news.refusals:
             route = self._routes.pop(refusal.sequence_id, None)
             if route is not None:
+                log.info("Sequence refused: %s", refusal.reason, extra={"sequence_id": route.sequence_id})
                 route.session.fail(route.sequence_id, INVALID_ARGUMENT, refusal.reason)
 
     def fail_all(self, code: int, message: str) -> None:

@@ -6,7 +6,6 @@ changes order within a sequence.
 """
 
 import asyncio
-import contextlib
 from collections import deque
 
 from polyfleet.v1 import worker_pb2 as pb
@@ -24,7 +23,7 @@ class GatewaySession:
         self.closed = False
         self._deltas: deque[pb.SequenceDelta] = deque()
         self._last: dict[str, pb.SequenceDelta] = {}  # the waiting delta that a sequence's news joins
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._room = asyncio.Event()
         self._room.set()
 
@@ -47,7 +46,7 @@ class GatewaySession:
             del self._last[sequence_id]  # the id may be used again
         if len(self._deltas) >= MAX_UNREAD_DELTAS:
             self._room.clear()
-        self._wake.set()
+        self._wake()
 
     def fail(self, sequence_id: str, code: int, message: str) -> None:
         """End a sequence with a google.rpc code."""
@@ -63,14 +62,13 @@ class GatewaySession:
     def close(self) -> None:
         """No more will be taken: `take` returns at once from now on."""
         self.closed = True
-        self._wake.set()
+        self._wake()
         self._room.set()
 
     async def take(self, timeout: float) -> list[pb.SequenceDelta]:
         """The oldest deltas, at most about EVENT_BYTES of them; waits for one up to `timeout` seconds."""
         if not self._deltas and not self.closed:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), timeout)
+            await self._wait(timeout)
         taken: list[pb.SequenceDelta] = []
         size = 0
         while self._deltas and size < EVENT_BYTES:
@@ -79,11 +77,23 @@ class GatewaySession:
                 del self._last[delta.sequence_id]
             size += delta.ByteSize()
             taken.append(delta)
-        if not self._deltas and not self.closed:
-            self._wake.clear()
         if len(self._deltas) < MAX_UNREAD_DELTAS:
             self._room.set()
         return taken
+
+    async def _wait(self, timeout: float) -> None:
+        """Until woken or the timeout; without a task of its own, for this runs once per engine step."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(timeout, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def room(self) -> None:
         """Wait until the gateway has read enough for another command to be served."""

@@ -93,7 +93,8 @@ class Worker:
 
     def _enter(self, state: "fleet.WorkerState.ValueType", reason: str = "") -> None:
         self.state, self.reason = state, reason
-        log.info("Worker is %s.", fleet.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower())
+        name = fleet.WorkerState.Name(state).removeprefix("WORKER_STATE_")
+        log.log(logging.ERROR if reason else logging.INFO, "State is %s%s", name, f": {reason}" if reason else ".")
         self.changes.notify()
 
     # The model.
@@ -127,7 +128,6 @@ class Worker:
                 spec.source, options, progressed, engine=self._engine_factory, log_level=self._log_level
             )
         except LoadError as error:
-            log.error("The model can't be served: %s", error)
             self.load_progress = 0.0
             if self.state == fleet.WORKER_STATE_LOADING:
                 self._enter(fleet.WORKER_STATE_STARTING, str(error))
@@ -176,7 +176,6 @@ class Worker:
 
     def fail(self, reason: str) -> None:
         """The worker can't serve any more: end every sequence UNAVAILABLE, be UNHEALTHY, ask for the process's end."""
-        log.error("Worker is unhealthy: %s", reason)
         self.router.fail_all(UNAVAILABLE, reason)
         self._enter(fleet.WORKER_STATE_UNHEALTHY, reason)
         self.ending.set()
