@@ -105,7 +105,7 @@ class Authenticator:
         secret = bearer_of(authorization)
         if not secret:
             raise Unauthenticated("This gateway needs a key: send `Authorization: Bearer <key>`.")
-        digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+        digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
         found = None
         for key in self._keys:  # all of them, so that time says nothing about which one matched
             if hmac.compare_digest(digest, key.hash):

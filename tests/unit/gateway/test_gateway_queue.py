@@ -1,0 +1,196 @@
+"""The queue in front of the fleet: turns, order, bounds, isolation of models."""
+
+import asyncio
+from typing import cast
+
+import pytest
+from tests.support.gateway_rig import until
+
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.errors import ApiError, ResourceExhausted, Unavailable
+from polyfleet.gateway.fleet_view import FleetView
+from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.queue import RequestQueue, Turn
+from polyfleet.gateway.session import Session
+from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest, Worker, WorkerState
+from polyfleet.placement.place import place
+
+
+class FakeSession:
+    """Only its id counts here."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+
+
+class Fleet(FleetView):
+    """A view whose workers the test sets: worker id -> model."""
+
+    def __init__(self) -> None:
+        super().__init__("gw-test")
+        self.serve({})
+
+    def serve(self, models: dict[str, str]) -> None:
+        self.workers = tuple(
+            Worker(worker_id, "a:1", model, "cpu", WorkerState.READY, context_length=100)
+            for worker_id, model in models.items()
+        )
+        self.sessions = {worker_id: cast(Session, FakeSession(worker_id)) for worker_id in models}
+        self.changed.call()
+
+    def snapshot(self) -> FleetSnapshot:
+        return FleetSnapshot("e", 1, self.workers)
+
+    def _prune(self) -> None:
+        pass
+
+
+class Wish:
+    """A candidate that notes what becomes of it."""
+
+    def __init__(self, turn: Turn, log: list[str], name: str = "", *, resumed: bool = False) -> None:
+        self.turn, self.resumed = turn, resumed
+        self._log, self._name = log, name or turn.model
+        self.error: ApiError | None = None
+
+    def needs(self) -> PlacementRequest:
+        return PlacementRequest(self.turn.model, 1, 1)
+
+    def granted(self, session: Session) -> None:
+        self._log.append(f"{self._name}@{session.worker_id}")
+
+    def denied(self, error: ApiError) -> None:
+        self.error = error
+
+
+class Rig:
+    """A queue over a fleet that the test sets; `log` holds what was placed, in order."""
+
+    def __init__(self, **limits: float) -> None:
+        self.fleet, self.metrics, self.log = Fleet(), Metrics(), list[str]()
+        self.num_places = 0
+        self.queue = RequestQueue(self.fleet, self._place, Limits(**limits), self.metrics)  # type: ignore[arg-type]
+
+    def _place(self, request: PlacementRequest, fleet: FleetSnapshot) -> Placement:
+        self.num_places += 1
+        return place(request, fleet)
+
+    def submit(self, model: str = "m", name: str = "", priority: int = 0, turn: Turn | None = None) -> Wish:
+        wish = Wish(turn or Turn(model, priority), self.log, name)
+        self.queue.submit(wish)
+        return wish
+
+    def queued(self, model: str = "m") -> float:
+        return self.metrics.registry.get_sample_value("polyfleet_requests_queued", {"model": model}) or 0.0
+
+
+async def test_a_candidate_is_placed_at_once_when_a_worker_is_free() -> None:
+    rig = Rig()
+    rig.fleet.serve({"w": "m"})
+    rig.submit()
+    assert rig.log == ["m@w"]
+    assert rig.queued() == 0
+
+
+async def test_those_who_wait_are_placed_when_a_worker_comes() -> None:
+    rig = Rig()
+    rig.submit(name="a")
+    rig.submit(name="b", priority=1)
+    assert rig.queued() == 2
+    rig.fleet.serve({"w": "m"})
+    await until(lambda: len(rig.log) == 2)
+    assert rig.log == ["b@w", "a@w"]
+    assert rig.queued() == 0
+
+
+async def test_one_that_goes_on_after_a_loss_is_first() -> None:
+    rig = Rig(max_concurrent=10)
+    rig.fleet.serve({"w": "m"})
+    turn = rig.submit(name="x").turn
+    rig.fleet.serve({})
+    rig.submit(name="urgent", priority=100)
+    rig.queue.submit(Wish(turn, rig.log, "resumed", resumed=True))
+    assert rig.queued() == 1  # a request that has its turn is not queued
+    rig.fleet.serve({"w": "m"})
+    await until(lambda: len(rig.log) == 3)
+    assert rig.log[1:] == ["resumed@w", "urgent@w"]
+
+
+async def test_turns_bound_requests_not_sequences() -> None:
+    rig = Rig(max_concurrent=1)
+    rig.fleet.serve({"w": "m"})
+    turn = Turn("m")
+    for name in "abc":
+        rig.submit(name=name, turn=turn)
+    assert len(rig.log) == 3
+    rig.submit(name="next")
+    await asyncio.sleep(0.01)
+    assert (len(rig.log), rig.queued()) == (3, 1)
+    rig.queue.give_back(turn)
+    await until(lambda: rig.log[-1] == "next@w")
+    assert rig.queued() == 0
+
+
+async def test_a_turn_is_given_back_once() -> None:
+    rig = Rig(max_concurrent=1)
+    rig.fleet.serve({"w": "m"})
+    turn = rig.submit().turn
+    rig.queue.give_back(turn)
+    rig.queue.give_back(turn)
+    rig.submit(name="second")
+    rig.submit(name="third")
+    await asyncio.sleep(0.01)
+    assert rig.log[1:] == ["second@w"]
+
+
+async def test_a_full_queue_refuses_and_counts_requests_once() -> None:
+    rig = Rig(max_queued=2)
+    turn = Turn("m")
+    for _ in range(4):
+        rig.submit(turn=turn)
+    with rig.queue.seat("m"), pytest.raises(ResourceExhausted) as caught:
+        rig.submit()
+    assert caught.value.retry_after
+    assert caught.value.quota == "max_queued"
+    rig.submit()
+    assert rig.queued() == 2
+
+
+async def test_withdrawing_frees_the_place() -> None:
+    rig = Rig(max_queued=1)
+    first = rig.submit()
+    rig.queue.withdraw(first)
+    rig.queue.withdraw(first)
+    assert rig.queued() == 0
+    rig.submit(name="second")
+    rig.fleet.serve({"w": "m"})
+    await until(lambda: rig.log == ["second@w"])
+
+
+async def test_nobody_waits_longer_than_the_limit() -> None:
+    rig = Rig(queue_timeout=0.02)
+    rig.fleet.serve({"w": "other"})
+    wish = rig.submit()
+    await until(lambda: wish.error is not None)
+    assert isinstance(wish.error, Unavailable)
+    assert "w: serves other" in wish.error.message
+    assert wish.error.retry_after
+    assert rig.queued() == 0
+
+
+async def test_a_model_without_workers_holds_up_no_other() -> None:
+    rig = Rig(max_concurrent=3)
+    rig.fleet.serve({"w": "m"})
+    for _ in range(5):
+        rig.submit("dead")
+    turns = [rig.submit().turn for _ in range(3)]
+    assert rig.log == ["m@w"] * 3
+    rig.queue.give_back(turns.pop())
+    await asyncio.sleep(0.01)
+    before = rig.num_places
+    for turn in turns:  # a turn that comes free does not make the dead model's requests be tried again
+        rig.queue.give_back(turn)
+    await asyncio.sleep(0.01)
+    assert rig.num_places == before
+    rig.fleet.serve({"w": "m", "w-2": "dead"})
+    await until(lambda: rig.log[3:] == ["dead@w-2"] * 3)
