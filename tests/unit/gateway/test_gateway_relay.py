@@ -1,0 +1,174 @@
+"""A sequence on its way: what it asks of workers, when it moves, parks, gives up."""
+
+from typing import Any, cast
+
+import pytest
+
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.errors import ApiError, DataLoss, Internal, Unavailable
+from polyfleet.gateway.inbox import Inbox
+from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.queue import RequestQueue, Turn
+from polyfleet.gateway.relay import SequenceRelay, SequenceSpec
+from polyfleet.gateway.session import Session
+from polyfleet.placement.fleet import Worker, WorkerState
+from polyfleet.v1 import inference_pb2, worker_pb2
+from polyfleet.wire.sampling import SamplingParams
+
+
+class FakeQueue:
+    """Notes who waits."""
+
+    def __init__(self) -> None:
+        self.waiting: list[SequenceRelay] = []
+
+    def submit(self, relay: SequenceRelay) -> None:
+        self.waiting.append(relay)
+
+    def withdraw(self, relay: SequenceRelay) -> None:
+        self.waiting.remove(relay)
+
+    def fleet_changed(self) -> None:
+        pass
+
+
+class FakeSession:
+    """Notes what it is told."""
+
+    def __init__(self, worker_id: str = "w-1", context: int = 100) -> None:
+        self.worker_id = worker_id
+        self.started: list[worker_pb2.StartSequence] = []
+        self.cancelled: list[str] = []
+        self._worker = Worker(worker_id, "a:1", "m", "cpu", WorkerState.READY, context_length=context)
+
+    def worker(self) -> Worker:
+        return self._worker
+
+    def start(self, start: worker_pb2.StartSequence, sink: object) -> None:
+        self.started.append(start)
+
+    def cancel(self, sequence_id: str) -> None:
+        self.cancelled.append(sequence_id)
+
+
+class Rig:
+    """One relay with everything around it faked."""
+
+    def __init__(self, limits: Limits | None = None, **spec: Any) -> None:
+        self.queue, self.inbox, self.metrics = FakeQueue(), Inbox(), Metrics()
+        asked = SequenceSpec("r", "m", (1, 2, 3), SamplingParams(seed=5), **({"max_tokens": 10} | spec))
+        self.relay = SequenceRelay(
+            asked, Turn("m"), self.inbox, cast(RequestQueue, self.queue), limits or Limits(), self.metrics
+        )
+        self.relay.start()
+
+    def grant(self, worker_id: str = "w-1", context: int = 100) -> FakeSession:
+        session = FakeSession(worker_id, context)
+        self.queue.waiting.remove(self.relay)
+        self.relay.granted(cast(Session, session))
+        return session
+
+    def give(self, *token_ids: int, finish: int = 0) -> None:
+        self.relay.delta(worker_pb2.SequenceDelta(token_ids=token_ids, finish_reason=finish))  # type: ignore[arg-type]
+
+    async def failure(self) -> ApiError:
+        if self.inbox.num_tokens:
+            await self.inbox.take()
+        with pytest.raises(ApiError) as caught:
+            await self.inbox.take()
+        return caught.value
+
+
+async def test_a_move_takes_along_what_was_generated() -> None:
+    rig = Rig()
+    first = rig.grant("w-1")
+    rig.give(7, 8)
+    rig.relay.lost("gone")
+    needs = rig.relay.needs()
+    assert (needs.prompt_tokens, needs.max_tokens, needs.excluded) == (5, 8, frozenset({"w-1"}))
+    second = rig.grant("w-2")
+    assert (list(second.started[0].generated_ids), second.started[0].max_tokens) == ([7, 8], 10)
+    assert second.started[0].sequence_id != first.started[0].sequence_id
+    rig.give(9)
+    (parcel,) = await rig.inbox.take()
+    assert (parcel.token_ids, parcel.worker_id) == ([7, 8, 9], "w-2")
+
+
+async def test_a_worker_that_died_after_its_last_token_had_finished() -> None:
+    rig = Rig(max_tokens=2)
+    rig.grant()
+    rig.give(7, 8)
+    rig.relay.lost("gone")
+    assert rig.queue.waiting == []
+    (parcel,) = await rig.inbox.take()
+    assert (parcel.token_ids, parcel.finish_reason) == ([7, 8], inference_pb2.FINISH_REASON_LENGTH)
+
+
+async def test_without_max_tokens_the_workers_room_counts_anew_after_a_move() -> None:
+    rig = Rig(max_tokens=None)
+    assert rig.relay.needs().max_tokens == 1
+    assert rig.grant("w-1", context=50).started[0].max_tokens == 47
+    rig.give(7)
+    rig.relay.lost("gone")
+    assert (rig.relay.needs().prompt_tokens, rig.relay.needs().max_tokens) == (4, 1)
+    assert rig.grant("w-2", context=20).started[0].max_tokens == 17
+
+
+async def test_an_embedding_needs_no_room_behind_its_prompt() -> None:
+    rig = Rig(max_tokens=1, pooling=inference_pb2.POOLING_MEAN)
+    assert rig.relay.needs().max_tokens == 0
+
+
+async def test_a_client_that_does_not_read_parks_its_sequence() -> None:
+    rig = Rig(Limits(max_pending_tokens=3), max_tokens=50)
+    first = rig.grant()
+    rig.give(1, 2, 3)
+    assert first.cancelled == []
+    rig.give(4)
+    assert first.cancelled == [first.started[0].sequence_id]
+    assert rig.queue.waiting == []
+    assert (await rig.inbox.take())[0].token_ids == [1, 2, 3, 4]
+    rig.relay.unpark()
+    rig.relay.unpark()
+    assert rig.queue.waiting == [rig.relay]
+    assert list(rig.grant().started[0].generated_ids) == [1, 2, 3, 4]
+    assert rig.metrics.registry.get_sample_value("polyfleet_migrations_total", {"result": "resumed"}) is None
+
+
+async def test_cancelling_works_in_every_state() -> None:
+    waiting = Rig()
+    waiting.relay.cancel()
+    assert waiting.queue.waiting == []
+    running = Rig()
+    session = running.grant()
+    running.relay.cancel()
+    running.relay.cancel()
+    assert len(session.cancelled) == 1
+    parked = Rig(Limits(max_pending_tokens=1), max_tokens=50)
+    parked.grant()
+    parked.give(1, 2)
+    parked.relay.cancel()
+    parked.relay.unpark()
+    assert parked.queue.waiting == []
+    for rig in (waiting, running, parked):
+        rig.relay.lost("late")
+        assert rig.queue.waiting == []
+
+
+async def test_what_can_not_go_on_fails_with_what_it_means() -> None:
+    fresh = Rig(Limits(max_moves=0))
+    fresh.grant()
+    fresh.relay.lost("gone")
+    assert isinstance(await fresh.failure(), Unavailable)
+    begun = Rig(Limits(max_moves=0))
+    begun.grant()
+    begun.give(7)
+    begun.relay.lost("gone")
+    assert isinstance(await begun.failure(), DataLoss)
+    assert begun.metrics.registry.get_sample_value("polyfleet_migrations_total", {"result": "failed"}) == 1
+    faulty = Rig()
+    faulty.grant()
+    faulty.give(7)
+    error = worker_pb2.SequenceError(code=13, message="the step failed")
+    faulty.relay.delta(worker_pb2.SequenceDelta(error=error))
+    assert isinstance(await faulty.failure(), Internal)
