@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -225,6 +226,22 @@ def test_model_extensions(http: httpx.Client) -> None:
             }
         ],
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "code"),
+    [
+        ("/v1/models", "models.list", "OK"),
+        ("/v1/models/org/fake", "models.retrieve", "OK"),
+        ("/v1/models/other", "models.retrieve", "NOT_FOUND"),
+    ],
+)
+def test_calls_that_the_core_does_not_see_are_counted(http: httpx.Client, path: str, method: str, code: str) -> None:
+    labels = {"model": "", "method": method, "code": code}
+    sample = partial(STATE.metrics.registry.get_sample_value, "polyfleet_requests_total", labels)
+    before = sample() or 0
+    http.get(path)
+    assert sample() == before + 1
 
 
 def test_health(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyfleet.gateway.api import Call, EmbedRequest, GenerateRequest
-from polyfleet.gateway.errors import ApiError
+from polyfleet.gateway.errors import ApiError, Code
 from polyfleet.gateway.http import translate
 from polyfleet.gateway.http.answer import Answer
 from polyfleet.gateway.http.bodies import BodyT, ChatBody, CompletionBody, EmbeddingsBody, GenerateBody, decode
@@ -64,13 +64,17 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        self._authenticate(request, "models")
+        call = self._authenticate(request, "models.list")
+        self._count(call, Code.OK)
         return _json(ModelList([model_reply(model) for model in self._generation.models()]))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}."""
-        self._authenticate(request, "models")
-        return _json(model_reply(self._generation.model(request.path_params["name"])))
+        call = self._authenticate(request, "models.retrieve")
+        with self._refusals(call):
+            model = self._generation.model(request.path_params["name"])
+        self._count(call, Code.OK)
+        return _json(model_reply(model))
 
     async def healthz(self, request: Request) -> Response:
         """GET /healthz: this process answers."""
@@ -92,13 +96,17 @@ class Endpoints:
 
     @contextmanager
     def _refusals(self, call: Call) -> Iterator[None]:
-        """Count what is refused before the core sees it, and name fields as the body does."""
+        """Count what is refused before the core takes it; a FieldError becomes the ApiError that it means."""
         try:
             yield
         except (ApiError, FieldError) as refusal:
             error = invalid_field(refusal) if isinstance(refusal, FieldError) else refusal
-            self._state.metrics.requests.labels(model="", method=call.method, code=error.code.name).inc()
+            self._count(call, error.code)
             raise error from None
+
+    def _count(self, call: Call, code: Code) -> None:
+        """Count what the core does not: it counts the requests that it takes."""
+        self._state.metrics.requests.labels(model="", method=call.method, code=code.name).inc()
 
     async def _read(self, request: Request, kind: type[BodyT]) -> BodyT:
         if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
