@@ -1,0 +1,37 @@
+"""docs/api.md names every field, status and error class that the code has."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from polyfleet import client as pf
+from polyfleet.client.requests import GenerateOptions
+from polyfleet.gateway.errors import Code
+from polyfleet.gateway.http.bodies import UNSUPPORTED, ChatBody, CompletionBody, EmbeddingsBody, MessageBody, Strict
+
+TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
+NAMED = set(re.findall(r"[A-Za-z_]+", " ".join(re.findall(r"`([^`]+)`", TEXT))))
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody, EmbeddingsBody, MessageBody])
+def test_every_field_of_every_body_is_documented(body: type[Strict]) -> None:
+    assert set(body.__struct_fields__) - NAMED == set()
+
+
+def test_every_unsupported_field_is_documented() -> None:
+    assert set(UNSUPPORTED) - NAMED == set()
+
+
+def test_every_option_of_the_client_is_documented() -> None:
+    assert set(GenerateOptions.__annotations__) - NAMED == set()
+
+
+def test_every_status_is_documented() -> None:
+    assert {code.name for code in Code} - {"OK"} - NAMED == set()
+
+
+def test_every_error_of_the_client_is_documented() -> None:
+    errors = {name for name in pf.__all__ if name.endswith("Error")}
+    assert "NotFoundError" in errors
+    assert errors - NAMED == set()
