@@ -81,12 +81,15 @@ def two_choices(request: Any, context: Any) -> Iterator[pb.GenerateResponse]:
 
 
 @contextmanager
-def serve(*steps: Step) -> Iterator[Script]:
-    """The script, listening at its `address`."""
+def serve(*steps: Step, credentials: Any = None) -> Iterator[Script]:
+    """The script, listening at its `address`, with TLS where server credentials are given."""
     script = Script(steps=list(steps))
     server = grpc.server(ThreadPoolExecutor(4))
     add_InferenceServicer_to_server(script, server)
-    script.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    port = (
+        server.add_secure_port("127.0.0.1:0", credentials) if credentials else server.add_insecure_port("127.0.0.1:0")
+    )
+    script.address = f"127.0.0.1:{port}"
     server.start()
     try:
         yield script
