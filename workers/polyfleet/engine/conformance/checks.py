@@ -1,0 +1,227 @@
+"""The checks, each a function of a Subject that returns its measured detail, or raises Failed or Skipped.
+
+Tolerances are relative to the largest reference value: float32 1e-4 (order of summation), float16 5e-3 and bfloat16
+4e-2 (8 resp. 11 bits of mantissa, through a layer of sums).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfleet.backends.protocol import DeviceInfo, HardwareBackend, Health, KernelCapabilities
+from polyfleet.engine.batch import Draw, SequenceSlice, StepBatch
+from polyfleet.engine.conformance.synthetic import synthetic_model
+from polyfleet.engine.eager import EagerExecutor, make_step
+from polyfleet.engine.executors import DTYPES, kernel_facts
+from polyfleet.kernels.context import KernelContext
+from polyfleet.kernels.dispatch import Target, choose
+from polyfleet.kernels.graph import OpKind
+from polyfleet.kernels.reference import REFERENCE
+from polyfleet.kernels.table import implementations
+from polyfleet.kvcache.storage import KvStorage
+from polyfleet.models.registry import record
+from polyfleet.wire.sampling import SamplingParams
+
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+GREEDY = SamplingParams(temperature=0.0)
+NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 16, 16, 20
+PROBE_BYTES = 256 * 2**20
+
+
+class Failed(Exception):
+    """The backend does not do what it says."""
+
+
+class Skipped(Exception):
+    """This machine can't be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The backend under test, activated."""
+
+    backend: HardwareBackend
+    info: DeviceInfo
+    capabilities: KernelCapabilities
+    device: str  # torch's name
+
+
+def devices(subject: Subject) -> str:
+    """Indices in order, names and architectures known."""
+    found = subject.backend.devices()
+    if [each.index for each in found] != list(range(len(found))):
+        raise Failed(f"indices are {[each.index for each in found]}")
+    unnamed = [each.index for each in found if "unknown" in (each.name, each.architecture)]
+    if unnamed:
+        raise Failed(f"devices {unnamed} have no name or architecture")
+    return "; ".join(f"{each.index}: {each.name} ({each.architecture})" for each in found)
+
+
+def dtypes(subject: Subject) -> str:
+    """Every floating type that is claimed multiplies matrices rightly."""
+    generator = torch.Generator().manual_seed(1)
+    left, right = (torch.randn(64, 64, generator=generator, dtype=torch.float64) for _ in range(2))
+    errors = []
+    for name in sorted(subject.capabilities.dtypes & DTYPES.keys()):
+        dtype = DTYPES[name]
+        exact = left.to(dtype).double() @ right.to(dtype).double()
+        actual = left.to(subject.device, dtype) @ right.to(subject.device, dtype)
+        errors.append(f"{name} {_within(actual, exact, dtype, name):.1e}")
+    return "largest relative errors: " + ", ".join(errors)
+
+
+def memory(subject: Subject) -> str:
+    """An allocation shows in the free memory, and its end too."""
+    if subject.device == "cpu":
+        raise Skipped("a host's free memory moves with its other programs")
+    before = subject.backend.memory().free_bytes
+    block = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=subject.device).fill_(1)
+    subject.backend.synchronize()
+    taken = before - subject.backend.memory().free_bytes
+    del block
+    if taken < PROBE_BYTES * 0.9:
+        raise Failed(f"{PROBE_BYTES} bytes were allocated, free memory fell by {taken}")
+    return f"free memory fell by {taken / 2**20:.0f} MiB for {PROBE_BYTES / 2**20:.0f} MiB"
+
+
+def operators(subject: Subject) -> str:
+    """Every op as dispatch chooses it, in each dtype, against the reference in float32 on the CPU."""
+    details = []
+    for name in sorted(subject.capabilities.dtypes & DTYPES.keys()):
+        worst = max(_operator_errors(subject, DTYPES[name]).items(), key=lambda each: each[1])
+        details.append(f"{name}: worst {worst[0]} {worst[1]:.1e} of {TOLERANCES[DTYPES[name]]:.0e}")
+    return "; ".join(details)
+
+
+def graph_capture(subject: Subject) -> str:
+    """A captured multiplication replays with new inputs."""
+    graphs = subject.backend.graphs()
+    if graphs is None:
+        raise Skipped("this family has no graph capture")
+    x = torch.ones(64, 64, device=subject.device)
+    y = x @ x  # warm-up outside the capture
+    subject.backend.synchronize()
+    graph = graphs.new_graph()
+    with graphs.capture(graph):
+        y = x @ x
+    x.fill_(2.0)
+    graph.replay()
+    subject.backend.synchronize()
+    if float(y[0, 0]) != 256.0:
+        raise Failed(f"a replay computed {float(y[0, 0])} instead of 256")
+    return "captured and replayed with new inputs"
+
+
+def greedy_tokens(subject: Subject) -> str:
+    """Greedy tokens of a small model in float32 equal the CPU reference's, alone and batched."""
+    expected = _generate(EagerExecutor(synthetic_model(), num_blocks=NUM_BLOCKS))
+    executor = EagerExecutor(
+        synthetic_model(),
+        device=subject.device,
+        num_blocks=NUM_BLOCKS,
+        capabilities=kernel_facts(subject.capabilities),
+    )
+    actual = _generate(executor)
+    for prompt, (reference, mine) in enumerate(zip(expected, actual, strict=True)):
+        if reference != mine:
+            first = next(index for index, pair in enumerate(zip(reference, mine, strict=True)) if pair[0] != pair[1])
+            raise Failed(f"prompt {prompt} differs from the CPU reference from token {first} on")
+    return f"{len(expected)} prompts of {NUM_TOKENS} tokens equal the CPU reference"
+
+
+def telemetry(subject: Subject) -> str:
+    """Readings arrive and no device is unhealthy; what the vendor withholds is listed."""
+    readings = subject.backend.telemetry()
+    if len(readings) != len(subject.backend.devices()):
+        raise Failed(f"{len(readings)} readings for {len(subject.backend.devices())} devices")
+    broken = [f"{each.index}: {each.reason}" for each in readings if each.health is Health.UNHEALTHY]
+    if broken:
+        raise Failed("unhealthy: " + "; ".join(broken))
+    fields = ("temperature_celsius", "power_watts", "utilization_ratio", "memory_used_bytes", "errors_total")
+    known = [name for name in fields if all(getattr(each, name) is not None for each in readings)]
+    withheld = [name for name in fields if name not in known]
+    return f"known: {', '.join(known) or 'nothing'}; withheld: {', '.join(withheld) or 'nothing'}"
+
+
+def _within(actual: Tensor, reference: Tensor, dtype: torch.dtype, name: str) -> float:
+    """The relative error; raises Failed over the tolerance or for what is not finite."""
+    mine, theirs = actual.detach().cpu().double(), reference.detach().cpu().double()
+    if not bool(mine.isfinite().all()):
+        raise Failed(f"{name} gave numbers that are not finite")
+    error = float((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1e-12))
+    if error > TOLERANCES[dtype]:
+        raise Failed(f"{name} in {dtype} is off by {error:.1e}, over {TOLERANCES[dtype]:.0e}")
+    return error
+
+
+def _operator_errors(subject: Subject, dtype: torch.dtype) -> dict[str, float]:
+    """Run the model op by op on both sides, each op fed with the reference's inputs."""
+    model, host = synthetic_model(), torch.device("cpu")
+    graph = record(model.config, model.weights)
+    sides = []
+    for device, kind in ((host, torch.float32), (torch.device(subject.device), dtype)):
+        storage = KvStorage.allocate(graph.params, NUM_BLOCKS, BLOCK_SIZE, kind, device)
+        sides.append(KernelContext(graph.params, model.weights, device, kind, storage.keys, storage.values))
+    chosen = choose(implementations(), Target(sides[1].device.type, dtype, kernel_facts(subject.capabilities)))
+    reference = choose(REFERENCE, Target("cpu", torch.float32))
+    steps = [make_step(_batch(), BLOCK_SIZE, each.device) for each in sides]
+    tables: tuple[Any, Any] = (reference, chosen)
+    plans = [{op: each.plan(sides[side], steps[side]) for op, each in tables[side].items()} for side in range(2)]
+    values: dict[int, Tensor] = {0: steps[0].token_ids}
+    errors: dict[str, float] = {}
+    with torch.inference_mode():
+        for op in graph.ops:
+            inputs = [values[value] for value in op.inputs]
+            kernels = [tables[side][op.kind].bind(op, sides[side]) for side in range(2)]
+            moved = inputs if op.kind is OpKind.EMBEDDING else [each.to(sides[1].device, dtype) for each in inputs]
+            moved = [each.to(sides[1].device) for each in moved]
+            expected = _outputs(kernels[0](plans[0][op.kind], *inputs))
+            actual = _outputs(kernels[1](plans[1][op.kind], *moved))
+            for value, theirs, mine in zip(op.outputs, expected, actual, strict=True):
+                values[value] = theirs
+                error = _within(mine, theirs, dtype, op.kind.value)
+                errors[op.kind.value] = max(error, errors.get(op.kind.value, 0.0))
+    return errors
+
+
+def _outputs(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _batch() -> StepBatch:
+    """A decode-sized slice, a chunk over block borders, and a whole prompt."""
+    ids = [list(range(index, index + length)) for index, length in ((3, 1), (40, 33), (90, 7))]
+    tables = ([4], [9, 1, 6], [11])
+    draws = [Draw(GREEDY, 0, each, []) for each in ids]
+    return StepBatch(tuple(SequenceSlice(a, 0, b, c) for a, b, c in zip(ids, tables, draws, strict=True)))
+
+
+def _generate(executor: EagerExecutor) -> list[list[int]]:
+    """NUM_TOKENS greedy tokens for three prompts, computed as one batch."""
+    prompts = [list(range(index, index + length)) for index, length in ((3, 5), (40, 33), (90, 1))]
+    tables = ([0, 5], [1, 9, 2, 7], [3, 4])
+    generated: list[list[int]] = [[] for _ in prompts]
+    for _ in range(NUM_TOKENS):
+        slices = []
+        for prompt, table, tokens in zip(prompts, tables, generated, strict=True):
+            ids, start = (tokens[-1:], len(prompt) + len(tokens) - 1) if tokens else (prompt, 0)
+            slices.append(SequenceSlice(ids, start, table, Draw(GREEDY, 0, prompt, tuple(tokens))))
+        for tokens, result in zip(generated, executor.step(StepBatch(tuple(slices))), strict=True):
+            if result.token is None:
+                raise Failed(f"a step failed: {result.error}")
+            tokens.append(result.token.token_id)
+    return generated
+
+
+CHECKS: tuple[Callable[[Subject], str], ...] = (
+    devices,
+    dtypes,
+    memory,
+    operators,
+    graph_capture,
+    greedy_tokens,
+    telemetry,
+)
