@@ -13,7 +13,7 @@ import click
 
 from polyfleet.scheduler.config import ACCELERATORS, ConfigError, SchedulerConfig, load_config
 from polyfleet.scheduler.ports import check_ports
-from polyfleet.scheduler.store import StoreError
+from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token
 from polyfleet.wire.logs import LEVELS
 
@@ -75,6 +75,7 @@ def main(
         check_bind(settings.listen, fleet_token(settings.fleet_token_file or None))
         if address == "local":
             check_ports(settings)
+            Store(settings.state_path / STATE_NAME).close()  # what can't be used is told now, not after Ray's start
             _run_locally(settings, places or default_places(), stop_at_eof)
         else:
             _create_in(settings, address)

@@ -188,6 +188,7 @@ class Controller:
     async def _retire(self, launcher_id: str, grace: float) -> None:
         log.info("A worker is to leave.", extra={"worker_id": launcher_id})
         await self._cluster.stop(launcher_id, grace)
+        self._registry.forget(launcher_id)  # an attached worker has an id of its own, and stays
         await self._cluster.end(launcher_id, kill=True)
 
     async def _drain_alone(self, worker_id: str) -> None:

@@ -89,10 +89,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
 
     def _answer(self, info: pb.WorkerInfo) -> pb.RegisterResponse:
         wanted = info.model.tokenizer_hash
+        serves = info.deployment if info.HasField("model") else ""  # an attached worker may stay, without a model
         return pb.RegisterResponse(
             scheduler_epoch=self._registry.epoch,
             want_asset=wanted if wanted and not self._store.has_asset(wanted) else "",
-            stop=bool(info.deployment) and self._store.was_removed(info.deployment),
+            stop=bool(serves) and self._store.was_removed(serves),
         )
 
     async def WatchFleet(self, request: pb.WatchFleetRequest, context: Any) -> AsyncIterator[pb.FleetSnapshot]:

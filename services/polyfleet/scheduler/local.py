@@ -55,6 +55,11 @@ class LocalScheduler:
         return self.config.metrics_listen
 
     @property
+    def pid(self) -> int | None:
+        """Of its process, whose descendants are all of Ray; None when it does not run."""
+        return self._process.pid if self._process else None
+
+    @property
     def running(self) -> bool:
         """Whether its process is alive."""
         return self._process is not None and self._process.poll() is None

@@ -152,12 +152,18 @@ class _Have:
 
 
 def _orphans(launchers: Iterable[LauncherReport], records: Iterable[Record]) -> list[pb.WorkerInfo]:
-    """Workers of a deployment that no launcher looks after, and that are to stay: Ray lost their launchers."""
+    """Workers that serve a deployment, or load for it, and that no launcher looks after: Ray lost their launchers.
+
+    A worker without a model serves none, whatever it served before: an attached one after its deployment has gone.
+    """
     watched = {report.watched_id for report in launchers}
     return [
         record.info
         for record in records
-        if record.info.deployment and record.info.worker_id not in watched and record.shown.state not in _LEAVING
+        if record.info.deployment
+        and record.info.worker_id not in watched
+        and record.shown.state not in _LEAVING
+        and (record.info.HasField("model") or record.shown.state == pb.WORKER_STATE_LOADING)
     ]
 
 

@@ -109,12 +109,13 @@ class Registry:
     def observe(self, reports: Iterable[LauncherReport]) -> None:
         """Take over what all launchers say now.
 
-        A worker that its launcher saw leaving is forgotten; one that never registered goes with its launcher.
+        A spawned worker that its launcher saw leaving is forgotten (an attached one stays, under an id of its own); one
+        that never registered goes with its launcher.
         """
         by_worker = {report.watched_id: report for report in reports}
         for worker_id, report in by_worker.items():
             if report.phase is Phase.LEFT:
-                self.forget(worker_id)
+                self.forget(report.spec.worker_id)
             elif worker_id not in self._records:
                 self._records[worker_id] = Record(_info_of(report), launcher=report)
                 self._changed()

@@ -18,7 +18,7 @@ from polyfleet.scheduler.feed import SnapshotFeed
 from polyfleet.scheduler.fleet_service import FleetService
 from polyfleet.scheduler.metrics import MetricsServer, SchedulerMetrics, SchedulerState
 from polyfleet.scheduler.registry import Registry
-from polyfleet.scheduler.store import Store
+from polyfleet.scheduler.store import STATE_NAME, Store
 from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import check_bind, fleet_token, split_host_port
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
@@ -49,7 +49,7 @@ class Scheduler:
         self._config = config
         token = fleet_token(config.fleet_token_file or None)
         check_bind(config.listen, token)
-        self._store = Store(config.state_path / "fleet.sqlite")
+        self._store = Store(config.state_path / STATE_NAME)
         self._registry = Registry(secrets.token_hex(8))
         self._registry.set_deployments(self._store.deployments())
         self._feed = SnapshotFeed(self._registry)
@@ -106,9 +106,10 @@ class Scheduler:
         """Stop serving and close the state."""
         await self._end_loop()
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(CLOSE_SECONDS)
+        closing = [self._server.stop(CLOSE_SECONDS)]
         if self._metrics:
-            await asyncio.to_thread(self._metrics.stop)
+            closing.append(asyncio.to_thread(self._metrics.stop))
+        await asyncio.gather(*closing)
         self._store.close()
 
     async def _end_loop(self) -> None:

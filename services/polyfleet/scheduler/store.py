@@ -11,6 +11,7 @@ from pathlib import Path
 
 from polyfleet.v1 import fleet_pb2 as pb
 
+STATE_NAME = "fleet.sqlite"
 SCHEMA_VERSION = 1
 REMOVED_KEPT_SECONDS = 30 * 24 * 3600  # how long a removed deployment's name is remembered
 _SCHEMA = """

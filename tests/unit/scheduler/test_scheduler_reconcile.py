@@ -26,7 +26,8 @@ def launcher(worker_id: str, wish: pb.ModelDeployment = WISH, host: str = "n-1",
 
 
 def record(worker_id: str, state: str = "READY", deployment: str = "d", host: str = "n-1") -> Record:
-    info = pb.WorkerInfo(worker_id=worker_id, deployment=deployment, accelerator="cpu", host=host)
+    model = None if state in ("STARTING", "LOADING") else pb.ModelInfo(name="d")
+    info = pb.WorkerInfo(worker_id=worker_id, deployment=deployment, accelerator="cpu", host=host, model=model)
     return Record(info, pb.WorkerStatus(state=pb.WorkerState.Value(f"WORKER_STATE_{state}")), stream=1)
 
 
@@ -138,6 +139,12 @@ def test_workers_that_outlived_their_launchers_count_and_hold_their_place() -> N
     assert launches(plan.actions) == [("cpu", "n-1")]
     three = pb.ModelDeployment(name="d", source="/m.gguf", workers=3)
     assert reconcile([three], [], [record("w-1"), record("w-2")], [node(cpu=2)]).problems
+
+
+def test_a_worker_without_launcher_counts_while_it_loads_and_not_without_a_model() -> None:
+    wish = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
+    assert reconcile([wish], [], [record("w-1", "LOADING")], [node(cpu=4)]).actions == []
+    assert launches(reconcile([wish], [], [record("w-1", "STARTING")], [node(cpu=4)]).actions) == [("cpu", "n-1")]
 
 
 def test_surplus_workers_without_launcher_are_drained() -> None:

@@ -1,0 +1,316 @@
+"""The Fleet service on a real port, with the controller on a cluster without Ray."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_worker import FakeWorker
+
+from polyfleet.scheduler.config import SchedulerConfig
+from polyfleet.scheduler.launch import Phase
+from polyfleet.scheduler.ports import free_address
+from polyfleet.scheduler.scheduler import Scheduler
+from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.v1 import fleet_pb2_grpc
+
+OWN = [("grpc.use_local_subchannel_pool", 1)]
+WISH = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
+
+
+@dataclass
+class Running:
+    """A scheduler that serves, its cluster, and a client."""
+
+    scheduler: Scheduler
+    cluster: FakeCluster
+    address: str
+    channel: grpc.aio.Channel
+    fleet: Any
+
+    async def snapshot(self) -> pb.FleetSnapshot:
+        answer: pb.FleetSnapshot = await self.fleet.ListWorkers(pb.ListWorkersRequest())
+        return answer
+
+    async def until(self, condition: Callable[[pb.FleetSnapshot], Any]) -> pb.FleetSnapshot:
+        """Poll until the fleet is so."""
+        while not condition(snapshot := await self.snapshot()):
+            await asyncio.sleep(0.01)
+        return snapshot
+
+
+async def start(folder: Path, cluster: FakeCluster | None = None, **settings: Any) -> Running:
+    listen, metrics = free_address("127.0.0.1:0"), free_address("127.0.0.1:0")
+    config = SchedulerConfig(**{"listen": listen, "metrics_listen": metrics, "state_dir": str(folder), **settings})
+    cluster = cluster or FakeCluster()
+    scheduler = Scheduler(config, cluster)
+    await scheduler.start()
+    channel = grpc.aio.insecure_channel(config.listen, options=OWN)
+    return Running(scheduler, cluster, config.listen, channel, fleet_pb2_grpc.FleetStub(channel))
+
+
+async def stop(running: Running) -> None:
+    await running.channel.close(None)
+    await running.scheduler.stop()
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    one = await start(tmp_path)
+    yield one
+    await stop(one)
+
+
+def states(snapshot: pb.FleetSnapshot) -> dict[str, str]:
+    return {
+        w.info.worker_id: pb.WorkerState.Name(w.status.state).removeprefix("WORKER_STATE_") for w in snapshot.workers
+    }
+
+
+async def refusal(call: Any) -> Any:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+async def test_health_is_serving(running: Running) -> None:
+    health = health_pb2_grpc.HealthStub(running.channel)
+    for service in ("", "polyfleet.v1.Fleet"):
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_worker_registers_gives_its_assets_once_and_gateways_get_them(running: Running) -> None:
+    assets = b"tokenizer" * 300_000  # 2.7 MB: three chunks
+    async with FakeWorker("w-1", fleet=running.address, assets=assets) as first:
+        await running.until(lambda s: states(s) == {"w-1": "READY"})
+        call = running.fleet.GetTokenizer(pb.GetTokenizerRequest(hash=sha256(assets).hexdigest()))
+        assert b"".join([chunk.data async for chunk in call]) == assets
+        assert first.registrations == 1
+        async with FakeWorker("w-2", fleet=running.address, assets=assets):
+            snapshot = await running.until(lambda s: states(s) == {"w-1": "READY", "w-2": "READY"})
+    assert {w.info.model.name for w in snapshot.workers} == {"fake"}
+
+
+async def test_an_unknown_tokenizer_is_not_found(running: Running) -> None:
+    error = await refusal(running.fleet.GetTokenizer(pb.GetTokenizerRequest(hash="00")).read())
+    assert (error.code(), error.details()) == (
+        grpc.StatusCode.NOT_FOUND,
+        "There are no tokenizer assets with hash '00'.",
+    )
+
+
+async def test_forged_assets_end_the_registration(running: Running) -> None:
+    digest = sha256(b"good").hexdigest()
+    info = pb.WorkerInfo(worker_id="w-1", model=pb.ModelInfo(tokenizer_hash=digest))
+    call = running.fleet.Register()
+    await call.write(pb.RegisterRequest(info=info))
+    assert (await call.read()).want_asset == digest
+    await call.write(pb.RegisterRequest(asset=pb.AssetChunk(hash=digest, total_bytes=4, data=b"evil")))
+    error = await refusal(call.read())
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "asset.data: has sha256" in error.details()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pb.RegisterRequest(status=pb.WorkerStatus()),
+        pb.RegisterRequest(info=pb.WorkerInfo(worker_id="")),
+        pb.RegisterRequest(info=pb.WorkerInfo(worker_id="a b")),
+    ],
+)
+async def test_a_registration_without_identity_is_refused(running: Running, first: pb.RegisterRequest) -> None:
+    call = running.fleet.Register()
+    await call.write(first)
+    assert (await refusal(call.read())).code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert not (await running.snapshot()).workers
+
+
+async def test_watchers_get_the_fleet_at_once_its_changes_and_a_heartbeat(running: Running) -> None:
+    watch = running.fleet.WatchFleet(pb.WatchFleetRequest(gateway_id="g"))
+    first = await watch.read()
+    assert not first.workers
+    async with FakeWorker("w-1", fleet=running.address) as worker:
+        while states(snapshot := await watch.read()) != {"w-1": "READY"}:
+            pass
+        assert snapshot.scheduler_epoch == first.scheduler_epoch == running.scheduler.epoch
+        again = await watch.read()  # nothing changes: a heartbeat, the same version
+        assert again.version == snapshot.version
+        worker.set_state(pb.WORKER_STATE_UNHEALTHY, "canary failed")
+        changed = await watch.read()
+    assert states(changed) == {"w-1": "UNHEALTHY"}
+    assert changed.workers[0].status.reason == "canary failed"
+    assert changed.version > snapshot.version
+
+
+async def test_a_silent_worker_is_lost(running: Running) -> None:
+    async with FakeWorker("w-1", fleet=running.address) as worker:
+        await running.until(lambda s: states(s) == {"w-1": "READY"})
+        await worker.kill()
+        await running.until(lambda s: states(s) == {"w-1": "LOST"})
+
+
+async def test_deploy_launches_and_undeploy_retires(running: Running) -> None:
+    wish = pb.ModelDeployment(name="d", source="/m.gguf", workers=2, options=pb.WorkerOptions(threads=1))
+    stored = (await running.fleet.Deploy(pb.DeployRequest(deployment=wish))).deployment
+    assert stored.created_unix_seconds > 1_700_000_000
+    await running.until(lambda s: len(s.workers) == 2)
+    first, second = running.cluster.launched
+    assert first.worker_id != second.worker_id
+    load = first.load_request
+    assert (load.deployment, load.model_name, load.source, load.options.threads) == ("d", "d", "/m.gguf", 1)
+    assert first.fleet_address == running.address
+    await running.fleet.Undeploy(pb.UndeployRequest(name="d"))
+    await running.until(lambda s: not s.workers and not s.deployments)
+    assert sorted(running.cluster.ended) == sorted([(first.worker_id, True), (second.worker_id, True)])
+
+
+async def test_deploying_again_changes_and_keeps_the_time_of_creation(running: Running) -> None:
+    await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    before = await running.until(lambda s: s.workers)
+    changed = pb.ModelDeployment(name="d", source="/other.gguf", workers=1, created_unix_seconds=5)
+    await running.fleet.Deploy(pb.DeployRequest(deployment=changed))
+    after = await running.until(lambda s: len(running.cluster.launched) == 2)
+    assert after.deployments[0].created_unix_seconds == before.deployments[0].created_unix_seconds
+    assert running.cluster.launched[1].load_request.source == "/other.gguf"
+
+
+async def test_a_bad_deployment_names_field_and_limit(running: Running) -> None:
+    wish = pb.ModelDeployment(name="d", source="/m", workers=1001)
+    error = await refusal(running.fleet.Deploy(pb.DeployRequest(deployment=wish)))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == "deployment.workers: must be at most 1000, not 1001."
+    detail = error_details_pb2.BadRequest()
+    assert rpc_status.from_call(error).details[0].Unpack(detail)
+    assert detail.field_violations[0].field == "deployment.workers"
+    assert not (await running.snapshot()).deployments
+
+
+async def test_unknown_names_are_not_found_with_the_list(running: Running) -> None:
+    await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    error = await refusal(running.fleet.Undeploy(pb.UndeployRequest(name="x")))
+    assert (error.code(), error.details()) == (
+        grpc.StatusCode.NOT_FOUND,
+        "There is no deployment 'x'; there are: d.",
+    )
+    error = await refusal(running.fleet.Drain(pb.DrainRequest(worker_id="x")))
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_deployment_that_finds_no_place_says_so(running: Running) -> None:
+    wish = pb.ModelDeployment(name="d", source="/m", workers=1, accelerators=["cuda"])
+    await running.fleet.Deploy(pb.DeployRequest(deployment=wish))
+    snapshot = await running.until(lambda s: s.deployments and s.deployments[0].problem)
+    assert snapshot.deployments[0].problem == "No node of the cluster has cuda."
+
+
+async def test_a_failed_launcher_shows_its_reason(running: Running) -> None:
+    await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    await running.until(lambda s: list(states(s).values()) == ["STARTING"])
+    worker_id = running.cluster.launched[0].worker_id
+    running.cluster.report(worker_id, phase=Phase.FAILED, reason="/m.gguf is truncated.")
+    snapshot = await running.until(lambda s: states(s) == {worker_id: "UNHEALTHY"})
+    assert snapshot.workers[0].status.reason == "/m.gguf is truncated."
+
+
+async def test_a_drained_worker_is_replaced_while_it_finishes(running: Running) -> None:
+    running.cluster.hold_stops.clear()
+    await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    await running.until(lambda s: s.workers)
+    old = running.cluster.launched[0].worker_id
+    await running.fleet.Drain(pb.DrainRequest(worker_id=old))
+    await running.until(lambda s: len(s.workers) == 2)
+    running.cluster.hold_stops.set()
+    snapshot = await running.until(lambda s: len(s.workers) == 1)
+    assert snapshot.workers[0].info.worker_id == running.cluster.launched[1].worker_id
+    assert [launcher for launcher, _ in running.cluster.stopped] == [old]
+
+
+async def test_a_worker_without_launcher_is_drained_by_rpc(running: Running) -> None:
+    async with FakeWorker("w-1", fleet=running.address):
+        await running.until(lambda s: states(s) == {"w-1": "READY"})
+        await running.fleet.Drain(pb.DrainRequest(worker_id="w-1"))
+        await running.until(lambda s: states(s) == {"w-1": "DRAINING"})
+
+
+async def test_nothing_happens_while_the_cluster_is_away(running: Running) -> None:
+    running.cluster.away = True
+    await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    async with FakeWorker("w-1", fleet=running.address):
+        await running.until(lambda s: states(s) == {"w-1": "READY"})
+        assert not running.cluster.launched
+        running.cluster.away = False
+        await running.until(lambda s: len(s.workers) == 2)
+
+
+async def test_a_returning_scheduler_hears_the_workers_before_it_starts_or_tells_anything(tmp_path: Path) -> None:
+    before = await start(tmp_path)
+    await before.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    await before.until(lambda s: s.workers)
+    worker_id = before.cluster.launched[0].worker_id
+    async with FakeWorker(worker_id, fleet=before.address, deployment="d") as worker:
+        before.cluster.report(worker_id, phase=Phase.WATCHING)
+        await before.until(lambda s: states(s) == {worker_id: "READY"})
+        await asyncio.sleep(0.6)  # a tick, which remembers the worker
+        await stop(before)
+        worker.fleet = ""  # it does not find the scheduler again at once
+        after = await start(tmp_path, FakeCluster(), settle_seconds=600.0)  # Ray came back without launchers
+        watch = after.fleet.WatchFleet(pb.WatchFleetRequest())
+        told = asyncio.ensure_future(watch.read())
+        await asyncio.sleep(0.6)
+        assert not told.done()
+        assert not after.cluster.launched
+        worker.fleet = after.address
+        assert states(await told) == {worker_id: "READY"}
+        await asyncio.sleep(0.6)
+        assert not after.cluster.launched
+        await stop(after)
+
+
+async def test_a_returning_scheduler_waits_for_the_dead_no_longer_than_the_settle_time(tmp_path: Path) -> None:
+    before = await start(tmp_path)
+    await before.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    async with FakeWorker("w-1", fleet=before.address, deployment="d"):
+        await before.until(lambda s: states(s).get("w-1") == "READY")
+        await asyncio.sleep(0.6)
+    await stop(before)
+    after = await start(tmp_path, FakeCluster(), settle_seconds=0.3)
+    await after.until(lambda s: s.workers)
+    assert len(after.cluster.launched) == 1
+    await stop(after)
+
+
+async def test_a_worker_of_a_removed_deployment_is_told_to_stop(running: Running) -> None:
+    await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    await running.fleet.Undeploy(pb.UndeployRequest(name="d"))
+    model = pb.ModelInfo(name="m")
+    for info, unwanted in (
+        (pb.WorkerInfo(worker_id="w-1", deployment="d", model=model), True),
+        (pb.WorkerInfo(worker_id="w-1", deployment="d"), False),  # attached: it has unloaded its model already
+        (pb.WorkerInfo(worker_id="w-1", deployment="never-heard-of", model=model), False),
+        (pb.WorkerInfo(worker_id="w-1", model=model), False),
+    ):
+        call = running.fleet.Register()
+        await call.write(pb.RegisterRequest(info=info))
+        assert (await call.read()).stop == unwanted
+        call.cancel()
+
+
+async def test_shutdown_stops_workers_then_launchers(tmp_path: Path) -> None:
+    one = await start(tmp_path)
+    await one.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    await one.until(lambda s: s.workers)
+    worker_id = one.cluster.launched[0].worker_id
+    await one.channel.close(None)
+    await one.scheduler.shutdown(grace=2.5)
+    assert one.cluster.stopped == [(worker_id, 2.5)]
+    assert one.cluster.ended == [(worker_id, True)]

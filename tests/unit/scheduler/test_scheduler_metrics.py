@@ -1,0 +1,75 @@
+"""The scheduler's /metrics: names and labels of docs/architecture.md, values of a given state."""
+
+import urllib.request
+from dataclasses import replace
+
+import pytest
+
+from polyfleet.scheduler.config import LaunchConfig
+from polyfleet.scheduler.launch import LauncherReport, LaunchSpec
+from polyfleet.scheduler.metrics import MetricsServer, SchedulerMetrics, SchedulerState
+from polyfleet.scheduler.ports import free_address
+from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.v1 import worker_pb2
+
+LOAD = worker_pb2.LoadRequest(deployment="d").SerializeToString()
+REPORT = LauncherReport(LaunchSpec("w-1", "cpu", LOAD, LaunchConfig(), "", ""), restarts=2)
+
+
+def worker(model: str, state: str, deployment: str = "d") -> pb.FleetWorker:
+    info = pb.WorkerInfo(accelerator="cpu", deployment=deployment, model=pb.ModelInfo(name=model))
+    return pb.FleetWorker(info=info, status=pb.WorkerStatus(state=pb.WorkerState.Value(f"WORKER_STATE_{state}")))
+
+
+SNAPSHOT = pb.FleetSnapshot(
+    version=7,
+    workers=[worker("m", "READY"), worker("m", "READY", "other"), worker("m", "LOST"), worker("", "STARTING")],
+    deployments=[pb.ModelDeployment(name="d", workers=3), pb.ModelDeployment(name="idle", workers=0)],
+)
+
+
+@pytest.fixture
+def state() -> SchedulerState:
+    return SchedulerState(SNAPSHOT, 2, (REPORT,))
+
+
+def values(metrics: SchedulerMetrics) -> dict[str, float]:
+    return {
+        sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+    }
+
+
+def test_every_series_has_its_value(state: SchedulerState) -> None:
+    assert values(SchedulerMetrics(lambda: state)) == {
+        "polyfleet_workers accelerator=cpu model=m state=ready": 2,
+        "polyfleet_workers accelerator=cpu model=m state=lost": 1,
+        "polyfleet_workers accelerator=cpu model= state=starting": 1,
+        "polyfleet_deployment_workers_desired deployment=d": 3,
+        "polyfleet_deployment_workers_desired deployment=idle": 0,
+        "polyfleet_deployment_workers_ready deployment=d": 1,
+        "polyfleet_deployment_workers_ready deployment=idle": 0,
+        "polyfleet_worker_restarts_total deployment=d": 2,
+        "polyfleet_snapshot_version": 7,
+        "polyfleet_snapshot_watchers": 2,
+    }
+
+
+def test_restarts_never_fall_when_launchers_begin_again_or_go(state: SchedulerState) -> None:
+    reports: list[LauncherReport] = [REPORT]
+    metrics = SchedulerMetrics(lambda: replace(state, reports=tuple(reports)))
+    counted = []
+    for restarts in (2, 3, 1, None):
+        reports[:] = [] if restarts is None else [replace(REPORT, restarts=restarts)]
+        counted.append(values(metrics)["polyfleet_worker_restarts_total deployment=d"])
+    assert counted == [2, 3, 4, 4]
+
+
+def test_the_page_is_served_and_its_port_given_back(state: SchedulerState) -> None:
+    host, _, port = free_address("127.0.0.1:0").partition(":")
+    for _ in range(2):
+        server = MetricsServer(host, int(port), SchedulerMetrics(lambda: state))
+        page = urllib.request.urlopen(f"http://{host}:{port}/metrics").read().decode()
+        assert "polyfleet_snapshot_version 7.0\n" in page
+        server.stop()
