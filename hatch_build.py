@@ -1,13 +1,31 @@
-"""Build hook: generates the gRPC code of proto/polyfleet/v1 beside its sources before anything is packed."""
+"""Build hook: before anything is packed, generates gRPC code beside the .proto files and compiles the CPU engine."""
 
+import os
+import platform
 import shutil
+import subprocess
 import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
+CPU_ENGINE = ROOT / "workers" / "polyfleet" / "kernels" / "cpu"
+
+CXX_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden"]
+AVX512_FLAGS = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c"]
+# Objects of x86-64 that need more than its baseline: object -> (source, flags). Everything else keeps to the baseline.
+X86_OBJECTS = {
+    "kernels_avx2": ("kernels_avx2", ["-mavx2", "-mfma", "-mf16c"]),
+    "kernels_avx512": ("kernels_avx512", AVX512_FLAGS),
+    "kernels_avx512bf16": ("kernels_avx512", [*AVX512_FLAGS, "-mavx512bf16"]),
+}
+ZIG = "ziglang==0.15.2"
+ZIG_GLIBC = "2.28"
 
 
 def generate_protos() -> None:
@@ -26,9 +44,73 @@ def generate_protos() -> None:
         raise RuntimeError("protoc failed; its message stands above")
 
 
-class ProtoBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+def machine_compiler() -> list[str]:
+    """The C++ compiler of this machine; empty when it has none."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    return next(([path] for name in names if (path := shutil.which(name))), [])
+
+
+def zig_compiler() -> list[str]:
+    """Zig's C++ compiler, against an old glibc, as the package `ziglang` brings it."""
+    return [sys.executable, "-m", "ziglang", "c++", "-target", f"{platform.machine()}-linux-gnu.{ZIG_GLIBC}"]
+
+
+def engine_objects() -> dict[str, tuple[str, list[str]]]:
+    """What the engine is linked of on this machine: object -> (source, extra flags)."""
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    baseline = {path.stem: (path.stem, []) for path in sorted(CPU_ENGINE.glob("*.cpp"))}
+    for source in {source for source, _ in X86_OBJECTS.values()}:
+        del baseline[source]
+    return {**baseline, **X86_OBJECTS} if x86 else baseline
+
+
+def compile_engine(compiler: list[str]) -> Path:
+    """Compile and link the CPU engine beside its sources; raises CalledProcessError with the compiler's output."""
+    library = CPU_ENGINE / f"libpolyfleet_cpu.{'dylib' if sys.platform == 'darwin' else 'so'}"
+    static = [] if "ziglang" in compiler or sys.platform == "darwin" else ["-static-libstdc++", "-static-libgcc"]
+
+    def run(*arguments: str) -> None:
+        subprocess.run([*compiler, *arguments], check=True, capture_output=True, text=True)
+
+    with TemporaryDirectory() as build, ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = {f"{build}/{name}.o": each for name, each in engine_objects().items()}
+        compiling = [
+            pool.submit(run, *CXX_FLAGS, *flags, "-c", str(CPU_ENGINE / f"{source}.cpp"), "-o", target)
+            for target, (source, flags) in jobs.items()
+        ]
+        for each in compiling:
+            each.result()
+        run("-shared", "-o", f"{build}/{library.name}", *jobs, *static, "-pthread")
+        shutil.copy(f"{build}/{library.name}", f"{library}.new")
+    os.replace(f"{library}.new", library)  # a running process keeps the old one
+    return library
+
+
+def build_engine() -> str | None:
+    """Build the CPU engine; gives the platform of the wheel's tag, or None behind a printed sentence."""
+    machine, compiler = platform.machine(), machine_compiler()
+    try:
+        compile_engine(compiler or zig_compiler())
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(getattr(error, "stderr", None) or error, file=sys.stderr)
+        print("The CPU engine could not be compiled (see above): CPU workers will run on torch alone.", file=sys.stderr)
+        return None
+    if sys.platform != "linux":
+        return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    glibc = platform.libc_ver()[1] if compiler else ZIG_GLIBC
+    return f"manylinux_{glibc.replace('.', '_')}_{machine}" if glibc else f"linux_{machine}"
+
+
+class PolyfleetBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     """Runs for wheels and for editable installs alike."""
 
+    def dependencies(self) -> list[str]:
+        """A compiler, when the machine has none."""
+        return [] if machine_compiler() or sys.platform != "linux" else [ZIG]
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Generate before hatchling collects files."""
+        """Generate and compile before hatchling collects files."""
         generate_protos()
+        if tag := build_engine():
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{tag}"
