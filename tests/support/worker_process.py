@@ -23,11 +23,15 @@ ENGINE = "tests.support.fake_engine:load"
 class WorkerProcess:
     """`async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01") as worker`: up, and ready if it has a model.
 
-    `wait_ready=False` for one that will not be. Options are given as on the command line, with their dashes.
+    `wait_ready=False` for one that will not be; `engine=""` for the real engine and a real model. Options are given as
+    on the command line, with their dashes.
     """
 
-    def __init__(self, folder: Path, *options: str, model: str = "", wait_ready: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *options: str, model: str = "", wait_ready: bool = True, engine: str = ENGINE
+    ) -> None:
         self.lock_path = folder / "worker.json"
+        self._engine = engine
         self.options = [*options, *(["--model", model, "--model-name", "fake"] if model else [])]
         self._wait_ready = wait_ready and bool(model)
         self.process: asyncio.subprocess.Process
@@ -45,7 +49,7 @@ class WorkerProcess:
 
     async def spawn(self, environ: Mapping[str, str] | None = None) -> None:
         """Start without waiting for anything."""
-        command = [sys.executable, "-m", "polyfleet.serving", "--engine", ENGINE, "--accelerator", "cpu"]
+        command = [sys.executable, "-m", "polyfleet.serving", "--engine", self._engine, "--accelerator", "cpu"]
         command += ["--lock-file", str(self.lock_path), *self.options]
         env = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
         self.process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, env=env)
