@@ -54,6 +54,8 @@ def set_up_logging(level: str = "info", stream: TextIO | None = None, *, process
     handler = logging.StreamHandler(out)
     handler.setFormatter(TerminalFormatter() if out.isatty() else JsonFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for chatty in ("asyncio", "grpc"):  # their debug lines are about their own insides
+        logging.getLogger(chatty).setLevel(max(logging.INFO, logging.getLogger().level))
 
 
 def record_fields(record: logging.LogRecord) -> dict[str, object]:
