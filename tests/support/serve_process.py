@@ -30,12 +30,12 @@ def free_addresses(count: int) -> list[str]:
     return addresses
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS, *, pause: float = 0.05) -> Any:
     """The first true value of `condition`; fails the test, naming `what`, when there is none in time."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.05)
+        time.sleep(pause)
     return value
 
 
@@ -85,6 +85,11 @@ class ServeProcess:
         wait_for(lambda: READY in self.output or not self.running, "the stack to be ready")
         assert self.running, self.output
         return self
+
+    def wait_end(self) -> int:
+        """Wait until it ends by itself, with an eye on the processes that it starts; gives the exit code."""
+        wait_for(lambda: (self.processes(), not self.running)[1], "the command to end", pause=0.2)
+        return self.stop()
 
     @property
     def running(self) -> bool:

@@ -1,0 +1,76 @@
+"""`polyfleet serve` starts whole or not at all, and leaves nothing behind."""
+
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.serve_process import ServeProcess, wait_for
+
+from polyfleet.cli.settings import Flags, resolve
+
+ROOT = Path(__file__).parents[2]
+
+
+def assert_nothing_is_left(serve: ServeProcess) -> None:
+    """Every process of the stack that was ever seen is gone, and so is its claim on the state folder."""
+    assert serve.processes() == set()
+    assert serve.locks() == []
+
+
+def test_make_serve_once_exits_0_after_the_self_check(tmp_path: Path) -> None:
+    serve = ServeProcess(tmp_path)
+    installed = Path(sys.prefix) / ".installed-serve"
+    make = ["make", "--directory", str(ROOT), "--old-file", str(installed), "serve", "ONCE=1", f"VENV={sys.prefix}"]
+    serve.start([*make, f"ARGS={' '.join(serve.flags)}"])
+    assert serve.wait_end() == 0, serve.output
+    assert "Self-check smollm2-135m-instruct: " in serve.output
+    assert "Ready after" in serve.output
+    assert_nothing_is_left(serve)
+
+
+def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+    serve = ServeProcess(tmp_path).start().wait_ready()
+    programs = {"polyfleet.gateway", "polyfleet.scheduler", "polyfleet.serving", "raylet"}
+    assert {name for name in programs if serve.find(name)} == programs
+    assert serve.stop(signal.SIGINT) == 0, serve.output
+    assert_nothing_is_left(serve)
+
+
+@pytest.mark.parametrize(
+    ("number", "program"),
+    [(signal.SIGINT, r"polyfleet\.gateway"), (signal.SIGTERM, "raylet"), (signal.SIGINT, r"polyfleet\.serving")],
+)
+def test_interrupted_while_starting_leaves_nothing(tmp_path: Path, number: int, program: str) -> None:
+    serve = ServeProcess(tmp_path).start()
+    wait_for(lambda: serve.find(program), f"{program} to be there")
+    assert serve.stop(number) == 130, serve.output
+    assert "Interrupted while starting; all that had started is stopped." in serve.output
+    assert_nothing_is_left(serve)
+
+
+@pytest.mark.parametrize("listener", ["grpc", "http", "fleet", "metrics"])
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, listener: str) -> None:
+    serve = ServeProcess(tmp_path / "state")
+    address = getattr(serve, listener)
+    host, port = address.split(":")
+    with socket.create_server((host, int(port))):
+        done = serve.polyfleet("serve", *serve.flags)
+    assert done.returncode == 1
+    assert f"{address}, wanted for " in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_corrupt_model_fails_with_the_workers_sentence(tmp_path: Path) -> None:
+    good = Path(resolve(Flags()).config.deployments[0].source)
+    bad = tmp_path / "cut-off.gguf"
+    with good.open("rb") as file:
+        bad.write_bytes(file.read(50_000_000))
+    serve = ServeProcess(tmp_path / "state", "--model", str(bad)).start()
+    assert serve.wait_end() == 1, serve.output
+    (sentence,) = [line for line in serve.lines if line.startswith("Error: ")]
+    assert "cut-off.gguf" in sentence
+    assert "truncated" in sentence
+    assert_nothing_is_left(serve)

@@ -1,0 +1,51 @@
+"""Requests share a worker fairly, and a second worker takes its part."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from tests.support.serve_process import ServeProcess, wait_for
+from tests.support.streams import Stream
+
+from polyfleet.cli.settings import Flags, resolve
+
+PROMPT = list(range(2000, 2016))
+FOR_EVER = 4000  # tokens: nothing that a test waits for
+
+
+@pytest.fixture(scope="module")
+def channel(own_stack: ServeProcess) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(own_stack.grpc) as channel:
+        yield channel
+
+
+def test_a_new_request_does_not_wait_for_fifteen_others_to_end(channel: grpc.Channel) -> None:
+    running = [Stream(channel, [token + index for token in PROMPT], FOR_EVER) for index in range(15)]
+    try:
+        wait_for(lambda: all(stream.token_ids for stream in running), "fifteen first tokens")
+        latecomer = Stream(channel, [5, 6, 7, 8], FOR_EVER)
+        running.append(latecomer)
+        wait_for(lambda: latecomer.token_ids, "the sixteenth's first token")
+        assert [stream.ended for stream in running] == [False] * 16
+    finally:
+        for stream in running:
+            stream.cancel()
+
+
+def test_a_second_worker_takes_traffic_once_it_is_ready(own_stack: ServeProcess, channel: grpc.Channel) -> None:
+    deployment = resolve(Flags()).config.deployments[0]
+    done = own_stack.polyfleet(
+        "deploy", deployment.name, deployment.source, "--workers", "2", "--dtype", "auto", "--fleet", own_stack.fleet
+    )
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: len(own_stack.ready_workers()) == 2, "the second worker")
+    wanted = {worker["worker_id"] for worker in own_stack.ready_workers()}
+    streams: list[Stream] = []
+    try:
+        for index in range(8):
+            streams.append(Stream(channel, [token + index for token in PROMPT], FOR_EVER))
+            wait_for(lambda: streams[-1].worker_ids, "the stream's first message")
+        assert {worker for stream in streams for worker in stream.worker_ids} == wanted
+    finally:
+        for stream in streams:
+            stream.cancel()
