@@ -1,9 +1,10 @@
 """The dispatch table that executors choose from: reference implementations first, faster ones behind them."""
 
+from polyfleet.kernels.batched import BATCHED
 from polyfleet.kernels.dispatch import Implementation
 from polyfleet.kernels.reference import REFERENCE
 
 
 def implementations() -> tuple[Implementation, ...]:
     """All implementations that could be imported here."""
-    return REFERENCE
+    return (*REFERENCE, *BATCHED)

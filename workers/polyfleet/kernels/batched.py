@@ -1,0 +1,222 @@
+"""Implementations in plain torch that launch few ops a layer, on any device.
+
+N heads, K KV heads, G = N / K heads a group, D dimensions of a head, T rows, B sequences, W blocks of a block table.
+A layer's cache [num_blocks, K, block_size, D] is read as [num_blocks * K, block_size * D], one row per block and
+head, so that one index_select gathers a whole batch in attention's own layout [B, K, W * block_size, D].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfleet.kernels.context import KernelContext
+from polyfleet.kernels.dispatch import Implementation, Kernel
+from polyfleet.kernels.graph import Op, OpKind
+from polyfleet.kernels.step import SliceRows, Step
+
+SMALL_TABLE = 16  # blocks; shorter tables are padded to this many rather than split into more groups
+FEW_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Sequences with one row each, whose block tables are of like length and padded to W blocks."""
+
+    rows: Tensor | None  # [B] rows of the step; None: all of them, in order
+    gather: Tensor  # [B * K * W] rows of the cache
+    mask: Tensor | None  # [B, 1, 1, W * block_size], -inf behind each sequence's end; None for a single sequence
+    length: int  # positions that are read: W * block_size, or the sequence's own of a single one
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRun:
+    """A sequence with several rows of the step."""
+
+    first: int
+    last: int  # one behind its last row
+    gather: Tensor  # [K * W]
+    length: int
+    mask: Tensor | None  # [rows, length], or None where rows start at position 0 and plain causality does
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What paged attention shares over the layers of a step."""
+
+    decodes: tuple[DecodeGroup, ...]
+    prefills: tuple[PrefillRun, ...]
+
+
+def plan_attention(context: KernelContext, step: Step) -> AttentionPlan:
+    """Group the one-row slices by the length of their tables to within a factor of 2; others run one by one."""
+    groups: dict[int, list[SliceRows]] = {}
+    for each in step.slices:
+        if each.count == 1:
+            groups.setdefault(max(SMALL_TABLE, len(each.blocks) - 1).bit_length(), []).append(each)
+    prefills = tuple(_plan_prefill(context, each) for each in step.slices if each.count > 1)
+    return AttentionPlan(tuple(_plan_decodes(context, step, group) for group in groups.values()), prefills)
+
+
+def _plan_decodes(context: KernelContext, step: Step, group: Sequence[SliceRows]) -> DecodeGroup:
+    width = max(len(each.blocks) for each in group)
+    # A table is padded with its own last block: whatever stands behind a sequence's end can only be its own.
+    tables = [each.blocks + each.blocks[-1:] * (width - len(each.blocks)) for each in group]
+    gather = _cache_rows(context, tables)
+    everything = len(group) == len(step.slices)
+    rows = None if everything else torch.tensor([each.first for each in group], device=context.device)
+    if len(group) == 1:
+        return DecodeGroup(rows, gather, None, group[0].length)
+    span = width * context.block_size
+    lengths = torch.tensor([each.length for each in group], device=context.device)
+    hidden = torch.arange(span, device=context.device) >= lengths[:, None]
+    mask = torch.zeros(hidden.shape, dtype=context.dtype, device=context.device).masked_fill_(hidden, float("-inf"))
+    return DecodeGroup(rows, gather, mask[:, None, None], span)
+
+
+def _plan_prefill(context: KernelContext, each: SliceRows) -> PrefillRun:
+    mask = None
+    if each.start:
+        positions = torch.arange(each.length, device=context.device)
+        mask = positions <= positions[each.start :, None]
+    gather = _cache_rows(context, [each.blocks])
+    return PrefillRun(each.first, each.first + each.count, gather, each.length, mask)
+
+
+def _cache_rows(context: KernelContext, tables: Sequence[tuple[int, ...]]) -> Tensor:
+    """Rows [B * K * W] of the cache for the block tables [B][W], ordered by sequence, head, block."""
+    kv_heads = context.params.num_kv_heads
+    blocks = torch.tensor(tables, dtype=torch.int64, device=context.device)
+    heads = torch.arange(kv_heads, device=context.device)
+    return (blocks[:, None] * kv_heads + heads[:, None]).flatten()
+
+
+def bind_attention(op: Op, context: KernelContext) -> Kernel:
+    """q -> y by scaled_dot_product_attention, all decodes of a group at once."""
+    params, block_size = context.params, context.block_size
+    kv_heads, head_dim, scale = params.num_kv_heads, params.head_dim, params.attention_scale
+    group = params.num_heads // kv_heads
+    keys = context.key_cache[op.layer].view(-1, block_size * head_dim)
+    values = context.value_cache[op.layer].view(-1, block_size * head_dim)
+
+    def decode(each: DecodeGroup, q: Tensor) -> Tensor:
+        k = keys.index_select(0, each.gather).view(len(q), kv_heads, -1, head_dim)[:, :, : each.length]
+        v = values.index_select(0, each.gather).view(len(q), kv_heads, -1, head_dim)[:, :, : each.length]
+        queries = q.view(len(q), kv_heads, group, head_dim)
+        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=each.mask, scale=scale)
+        return out.reshape(q.shape)
+
+    def prefill(each: PrefillRun, q: Tensor) -> Tensor:
+        shape = (kv_heads, group, each.length, head_dim)
+        k = keys.index_select(0, each.gather).view(kv_heads, 1, -1, head_dim)[:, :, : each.length].expand(shape)
+        v = values.index_select(0, each.gather).view(kv_heads, 1, -1, head_dim)[:, :, : each.length].expand(shape)
+        queries = q.view(len(q), kv_heads, group, head_dim).permute(1, 2, 0, 3)
+        causal = each.mask is None
+        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=each.mask, is_causal=causal, scale=scale)
+        return out.permute(2, 0, 1, 3).reshape(q.shape)
+
+    def kernel(plan: AttentionPlan, q: Tensor) -> Tensor:
+        if not plan.prefills and len(plan.decodes) == 1:
+            return decode(plan.decodes[0], q)
+        if not plan.decodes and len(plan.prefills) == 1:
+            return prefill(plan.prefills[0], q)
+        out = torch.empty_like(q)
+        for each in plan.decodes:
+            rows = q if each.rows is None else q[each.rows]
+            out[each.rows] = decode(each, rows)
+        for run in plan.prefills:
+            out[run.first : run.last] = prefill(run, q[run.first : run.last])
+        return out
+
+    return kernel
+
+
+@dataclass(frozen=True, slots=True)
+class RopePlan:
+    """Angles and places of a step's rows."""
+
+    cosine: Tensor  # [T, 1, D]
+    sine: Tensor  # [T, 1, D], negative in the first half
+    places: Tensor  # [T * K] rows of the cache read as [num_blocks * K * block_size, D]
+
+
+def plan_rope(context: KernelContext, step: Step) -> RopePlan:
+    """One table of angles and one of places for all layers."""
+    params, block_size = context.params, context.block_size
+    frequencies = torch.tensor(params.inverse_frequencies, dtype=torch.float32, device=context.device)
+    angles = step.positions.float()[:, None, None] * frequencies
+    cosine, sine = angles.cos(), angles.sin()
+    blocks = torch.div(step.slots, block_size, rounding_mode="floor")
+    heads = torch.arange(params.num_kv_heads, device=context.device)
+    places = (blocks[:, None] * params.num_kv_heads + heads) * block_size + (step.slots % block_size)[:, None]
+    return RopePlan(torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1), places.flatten())
+
+
+def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
+    """Rotates q and k together, in float32, and writes the cache by row."""
+    params = context.params
+    heads, kv_heads, head_dim = params.num_heads, params.num_kv_heads, params.head_dim
+    rotated_heads, half = heads + kv_heads, head_dim // 2
+    keys, values = context.key_cache[op.layer].view(-1, head_dim), context.value_cache[op.layer].view(-1, head_dim)
+
+    def kernel(plan: RopePlan, qkv: Tensor) -> Tensor:
+        rows = qkv.view(len(qkv), rotated_heads + kv_heads, head_dim)
+        straight = rows[:, :rotated_heads].float()
+        rotated = torch.addcmul(straight * plan.cosine, straight.roll(half, -1), plan.sine).to(qkv.dtype)
+        keys.index_copy_(0, plan.places, rotated[:, heads:].reshape(-1, head_dim))
+        values.index_copy_(0, plan.places, rows[:, rotated_heads:].reshape(-1, head_dim))
+        return rotated[:, :heads].reshape(len(qkv), -1)
+
+    return kernel
+
+
+def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
+    """x -> y in one call; accumulates in float32 in every dtype."""
+    weight, eps = context.vector(*op.weights), context.params.norm_eps
+    shape = (len(weight),)
+    return lambda step, x: F.rms_norm(x, shape, weight, eps)
+
+
+def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
+    """x, residual -> y, residual'."""
+    weight, eps = context.vector(*op.weights), context.params.norm_eps
+    shape = (len(weight),)
+
+    def kernel(step: Step, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return F.rms_norm(total, shape, weight, eps), total
+
+    return kernel
+
+
+def bind_linear_transposed(op: Op, context: KernelContext) -> Kernel:
+    """x -> (W @ xᵀ)ᵀ + b for few rows: BLAS libraries split W's rows over threads, but not one row of x."""
+    weight = context.dense(*op.weights)
+    bias = context.vector(*op.biases) if op.biases else None
+
+    def kernel(step: Step, x: Tensor) -> Tensor:
+        if len(x) > FEW_ROWS:
+            return F.linear(x, weight, bias)
+        columns = x.expand(2, -1) if len(x) == 1 else x  # one column would be a matrix-vector call, on one thread
+        out = torch.mm(weight, columns.t()).t()[: len(x)].contiguous()
+        return out if bias is None else out.add_(bias)
+
+    return kernel
+
+
+BATCHED = (
+    Implementation(OpKind.RMS_NORM, "torch", bind_rms_norm, rank=1),
+    Implementation(OpKind.ADD_RMS_NORM, "torch", bind_add_rms_norm, rank=1),
+    Implementation(
+        OpKind.LINEAR,
+        "transposed",
+        bind_linear_transposed,
+        device_types=frozenset({"cpu"}),
+        dtypes=frozenset({torch.float32}),
+        rank=1,
+    ),
+    Implementation(OpKind.ROPE_CACHE, "batched", bind_rope_cache, plan_rope, rank=1),
+    Implementation(OpKind.PAGED_ATTENTION, "sdpa", bind_attention, plan_attention, rank=1),
+)
