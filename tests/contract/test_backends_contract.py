@@ -118,7 +118,7 @@ def test_an_empty_machine_is_unavailable_with_a_reason(name: str, tmp_path: Path
     assert not empty.availability().available
     assert empty.availability().reason
     assert (empty.devices(), empty.telemetry()) == ((), ())
-    with pytest.raises(BackendUnavailable, match=f"{name} is not available: "):
+    with pytest.raises(BackendUnavailable, match=f"backend {name} is not available: "):
         empty.activate()
 
 

@@ -1,17 +1,18 @@
-"""`polyfleet config schema | check`: help with the YAML file."""
+"""`polyfleet config schema | check`: help with the YAML file; `save | load | show`: this user's engine options."""
 
 from pathlib import Path
 
 import click
 
+from polyfleet.cli.backends import sentences
 from polyfleet.cli.config import config_schema, load_config
-from polyfleet.cli.options import FILE, examples
-from polyfleet.cli.output import out, print_json
+from polyfleet.cli.options import FILE, examples, json_option
+from polyfleet.cli.output import out, print_json, print_table
 
 
 @click.group()
 def config() -> None:
-    """Help with the configuration file."""
+    """Help with the configuration file, and keep engine options for this user."""
 
 
 @config.command(epilog=examples("polyfleet config schema > polyfleet.schema.json"))
@@ -26,3 +27,41 @@ def check(file: Path) -> None:
     """Say whether FILE is a valid configuration; exit code 2 when it is not."""
     deployments = load_config(file).deployments
     out.print(f"{file} is valid: {len(deployments)} deployment(s).")
+
+
+@config.command(epilog=examples("polyfleet config show --json"))
+@json_option
+def show(as_json: bool) -> None:
+    """Show the backend and engine options that this user's commands start from."""
+    from polyfleet.backends.choice import choice_file, user_config
+
+    with sentences():
+        chosen = user_config()
+    if as_json:
+        print_json(chosen)
+    elif chosen:
+        print_table(("OPTION", "VALUE"), [(key, str(value)) for key, value in chosen.items()])
+    else:
+        out.print(f"Nothing is chosen in {choice_file()}; every option is auto.")
+
+
+@config.command(epilog=examples("polyfleet config save mine.json"))
+@click.argument("file", type=FILE)
+def save(file: Path) -> None:
+    """Write the options that this user's commands start from to FILE."""
+    from polyfleet.backends.choice import user_config, write_config
+
+    with sentences():
+        write_config(file, user_config())
+    out.print(f"Saved to {file}.")
+
+
+@config.command(epilog=examples("polyfleet config load mine.json"))
+@click.argument("file", type=FILE)
+def load(file: Path) -> None:
+    """Make the options in FILE this user's (undo with `polyfleet backends reset`)."""
+    from polyfleet.backends.choice import choice_file, read_config, write_config
+
+    with sentences():
+        write_config(choice_file(), read_config(file))
+    out.print(f"Loaded {file}.")

@@ -5,6 +5,7 @@ import sys
 
 import click
 
+from polyfleet.cli.backends import backends, conformance
 from polyfleet.cli.chat import chat
 from polyfleet.cli.config_commands import config
 from polyfleet.cli.errors import ExitCode
@@ -30,7 +31,21 @@ def cli() -> None:
     """
 
 
-for command in (serve, chat, generate, models, info, workers, deploy, undeploy, drain, keys, config):
+for command in (
+    serve,
+    chat,
+    generate,
+    models,
+    info,
+    workers,
+    deploy,
+    undeploy,
+    drain,
+    keys,
+    config,
+    backends,
+    conformance,
+):
     cli.add_command(command)
 
 

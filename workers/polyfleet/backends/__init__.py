@@ -64,7 +64,7 @@ def get_memory_info(name: str = "auto") -> MemoryInfo:
     for reading in backend.telemetry():
         if reading.memory_total_bytes is not None and reading.memory_used_bytes is not None:
             return MemoryInfo(reading.memory_total_bytes - reading.memory_used_bytes, reading.memory_total_bytes)
-    raise BackendUnavailable(f"{backend.type.value} does not tell its memory here")
+    raise BackendUnavailable(f"backend {backend.type.value} does not tell its memory here")
 
 
 def benchmark_backends(duration_seconds: float = 10.0, backends: list[str] | None = None) -> dict[str, object]:

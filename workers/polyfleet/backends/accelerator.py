@@ -141,7 +141,7 @@ class AcceleratorBackend(ABC):
         """Import the extension and select the device."""
         found = self.availability()
         if not found.available:
-            raise BackendUnavailable(f"{self.type.value} is not available: {found.reason}")
+            raise BackendUnavailable(f"backend {self.type.value} is not available: {found.reason}")
         if self.extension is not None:
             import_module(self.extension)
         self._module().set_device(index)

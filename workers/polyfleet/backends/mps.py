@@ -54,7 +54,7 @@ class MpsBackend(AcceleratorBackend):
         """There is nothing to select."""
         found = self.availability()
         if not found.available:
-            raise BackendUnavailable(f"mps is not available: {found.reason}")
+            raise BackendUnavailable(f"backend mps is not available: {found.reason}")
         return "mps"
 
     def memory(self, index: int = 0) -> MemoryInfo:

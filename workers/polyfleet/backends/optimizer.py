@@ -96,7 +96,7 @@ class BackendOptimizer:
     def _first_device(self, backend: HardwareBackend) -> DeviceInfo:
         devices = backend.devices()
         if not devices:
-            raise ValueError(f"{backend.type.value} lists no device now: try `polyfleet backends info`")
+            raise ValueError(f"backend {backend.type.value} lists no device now: try `polyfleet backends info`")
         return devices[0]
 
 

@@ -64,7 +64,7 @@ class BackendRegistry:
         backend = cls.known(name)
         found = backend.availability()
         if not found.available:
-            raise BackendUnavailable(f"{_key(name)} is not available: {found.reason}")
+            raise BackendUnavailable(f"backend {_key(name)} is not available: {found.reason}")
         return backend
 
     @classmethod

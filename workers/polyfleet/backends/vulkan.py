@@ -79,7 +79,7 @@ class VulkanBackend:
         """There is nothing to select; the executor opens the device."""
         found = self.availability()
         if not found.available:
-            raise BackendUnavailable(f"vulkan is not available: {found.reason}")
+            raise BackendUnavailable(f"backend vulkan is not available: {found.reason}")
         return "vulkan"
 
     def memory(self, index: int = 0) -> MemoryInfo:

@@ -1,9 +1,10 @@
 """From a path and an operator's options to everything that an Engine needs: the one place of default wiring."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfleet.backends import BackendRegistry, KernelCapabilities
+from polyfleet.backends.choice import user_config
 from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.batch import Executor
 from polyfleet.engine.executors import build_executor
@@ -28,6 +29,7 @@ class LoadedEngine:
 
 def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
     """Load a model. Raises ModelFileError, BackendUnavailable or ValueError, each with one sentence."""
+    options = with_user_choice(options)
     machine, capabilities = open_machine(options.device)
     progress(0.0, "reading the model")
     model = load_model(path, lambda share: progress(share * READING_SHARE, "reading the model"))
@@ -44,6 +46,17 @@ def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
     )
     progress(1.0, "ready")
     return LoadedEngine(model, executor, resolved)
+
+
+def with_user_choice(options: EngineOptions) -> EngineOptions:
+    """What the caller left as it was comes from this user's choice, unless that was made for another backend."""
+    chosen = user_config()
+    backend = chosen.pop("backend", "auto")
+    if options.device.partition(":")[0] not in ("auto", backend):
+        return options
+    untouched = EngineOptions()
+    taken = {key: value for key, value in chosen.items() if getattr(options, key) == getattr(untouched, key)}
+    return replace(options, device=backend if options.device == "auto" else options.device, **taken)
 
 
 def open_machine(device: str) -> tuple[Machine, KernelCapabilities]:

@@ -44,6 +44,13 @@ class ConformanceReport:
         """For machines."""
         return {**asdict(self), "passed": self.passed}
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "ConformanceReport":
+        """What to_json gave."""
+        rows = ({**each, "outcome": Outcome(each["outcome"])} for each in value["checks"])
+        checks = tuple(CheckResult(**each) for each in rows)
+        return cls(value["backend"], value["device"], value["software"], checks)
+
     def to_text(self) -> str:
         """For people, 1 line a check."""
         lines = [f"Conformance of {self.backend} on {self.device}"]

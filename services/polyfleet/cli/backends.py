@@ -1,0 +1,254 @@
+"""`polyfleet backends …` and `polyfleet conformance`: what accelerators are here, which is used, how well they do."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.options import FILE, examples, json_option
+from polyfleet.cli.output import err, out, print_json, print_table
+
+CONFORMANCE_SECONDS = 600.0
+backend_option = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
+template_option = click.option("--template", default="auto", show_default=True, help="A template's name, or auto.")
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Turn the backends' refusals into CliErrors."""
+    from polyfleet.backends import BackendUnavailable
+
+    try:
+        yield
+    except BackendUnavailable as error:
+        raise CliError(_sentence(error), ExitCode.UNAVAILABLE) from None
+    except ValueError as error:
+        raise CliError(_sentence(error), ExitCode.BAD_INPUT) from None
+    except OSError as error:
+        raise CliError(f"{error.filename} can't be written: {error.strerror}.") from None
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+@click.group()
+def backends() -> None:
+    """Find, choose, test and tune accelerators of this machine. No command initialises a device in this process."""
+
+
+@backends.command(epilog=examples("polyfleet backends info", "polyfleet backends info --json"))
+@json_option
+def info(as_json: bool) -> None:
+    """Show every backend: available or why not, its devices and what they compute in."""
+    from polyfleet.backends import BackendOptimizer
+
+    facts = BackendOptimizer().system_info()
+    if as_json:
+        print_json(facts)
+        return
+    for name, backend in facts["backends"].items():
+        chosen = "  [green]chosen by auto[/]" if name == facts["default"] else ""
+        out.print(f"[bold]{name:<10}[/] {backend['reason'] or 'available'}{chosen}")
+        for device in backend["devices"]:
+            memory = f"{device['total_memory_bytes'] / 2**30:.1f} GiB"
+            out.print(f"  {device['index']}: {device['name']}, {memory}, {device['architecture']}", markup=False)
+            out.print(f"     computes in {', '.join(device['dtypes'])}; prefers {device['preferred_dtype']}")
+
+
+@backends.command("list", epilog=examples("polyfleet backends list"))
+@json_option
+def list_(as_json: bool) -> None:
+    """List the backends that can be used here, best first; the one in use is marked."""
+    from polyfleet.backends import BackendRegistry, get_backend
+
+    with sentences():
+        used = get_backend().type.value
+    names = list(BackendRegistry.list_available())
+    if as_json:
+        print_json({"available": names, "in_use": used})
+    else:
+        for name in names:
+            out.print(f"{'*' if name == used else ' '} {name}")
+
+
+@backends.command("set", epilog=examples("polyfleet backends set cuda", "polyfleet backends set auto"))
+@click.argument("name")
+def set_(name: str) -> None:
+    """Use backend NAME for this user from now on (undo with `polyfleet backends reset`)."""
+    from polyfleet.backends import set_backend
+
+    with sentences():
+        backend = set_backend(name)
+    out.print(f"Backend {backend.type.value} is used from now on.")
+
+
+@backends.command(epilog=examples("polyfleet backends reset"))
+def reset() -> None:
+    """Forget the backend and options chosen before; the best one found is used again."""
+    from polyfleet.backends import get_backend, reset_backend
+
+    reset_backend()
+    with sentences():
+        out.print(f"Nothing is chosen any more; auto means {get_backend().type.value} here.")
+
+
+@backends.command(epilog=examples("polyfleet backends test cpu"))
+@click.argument("name", default="auto")
+@json_option
+def test(name: str, as_json: bool) -> None:
+    """Test that backend NAME works here; the same checks as `polyfleet conformance`."""
+    _conformance(name, None, as_json)
+
+
+@backends.command(
+    epilog=examples(
+        "polyfleet backends optimize",
+        "polyfleet backends optimize --backend cuda --template throughput --apply",
+        "polyfleet backends optimize --output optimal.json",
+    )
+)
+@backend_option
+@template_option
+@click.option("--apply", is_flag=True, help="Make the result this user's default options.")
+@click.option("--output", type=FILE, help="Write the result to a file for `polyfleet config load`.")
+@click.option("--templates", is_flag=True, help="List the templates and end.")
+@json_option
+def optimize(backend: str, template: str, apply: bool, output: Path | None, templates: bool, as_json: bool) -> None:
+    """Choose engine options for a backend's device by its memory and cores, or by a template."""
+    from polyfleet.backends import BackendOptimizer
+    from polyfleet.backends.choice import write_config
+    from polyfleet.backends.templates import TEMPLATES
+
+    if templates:
+        print_table(("TEMPLATE", "FOR"), [(name, each.description) for name, each in TEMPLATES.items()])
+        return
+    optimizer = BackendOptimizer()
+    with sentences():
+        config = optimizer.optimize(backend, template)
+        if output is not None:
+            write_config(output, config)
+        applied = optimizer.apply(config) if apply else None
+    if as_json:
+        print_json(config)
+    else:
+        print_table(("OPTION", "VALUE"), [(key, str(value)) for key, value in config.items()])
+    for done, path in (("written to", output), ("applied: it is in", applied)):
+        if path is not None:
+            err.print(f"The configuration is {done} {path}.")
+
+
+@backends.command(
+    epilog=examples(
+        "polyfleet backends benchmark --duration 30",
+        "polyfleet backends benchmark --iterations 50 --batch-sizes 1,4,8 --dtype float16 --output results.json",
+    )
+)
+@click.option("--backend", "names", multiple=True, help="A backend to measure; repeatable. Default: all available.")
+@click.option("--duration", default=10.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds each.")
+@click.option("--iterations", default=20, show_default=True, type=click.IntRange(1, 100000), help="Runs an operation.")
+@click.option("--batch-sizes", default="1,8", show_default=True, help="Comma-separated.")
+@click.option("--seq-lengths", default="128,512", show_default=True, help="Comma-separated.")
+@click.option("--hidden-sizes", default="768", show_default=True, help="Comma-separated.")
+@click.option("--dtype", default="auto", show_default=True, help="float32, float16, bfloat16 or auto.")
+@click.option("--output", type=FILE, help="Write all statistics as JSON.")
+@json_option
+def benchmark(
+    names: tuple[str, ...],
+    duration: float,
+    iterations: int,
+    batch_sizes: str,
+    seq_lengths: str,
+    hidden_sizes: str,
+    dtype: str,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Time what a decoder computes (matmul, norm, gated MLP, attention) on each backend."""
+    from polyfleet.backends.benchmark import BenchmarkOptions, run
+
+    if dtype not in ("auto", "float32", "float16", "bfloat16"):
+        raise CliError(f"{dtype!r} is no dtype: choose auto, float32, float16 or bfloat16.", ExitCode.BAD_INPUT)
+    batches, lengths, hidden = _sizes(batch_sizes), _sizes(seq_lengths), _sizes(hidden_sizes)
+    options = BenchmarkOptions(duration, iterations, batches, lengths, hidden, dtype)
+    with err.status("measuring …") if err.is_terminal else _nothing():
+        results: dict[str, Any] = run(options, list(names))
+    with sentences():
+        if output is not None:
+            output.write_text(json.dumps(results, indent=2) + "\n")
+    if as_json:
+        print_json(results)
+    else:
+        _show_benchmark(results)
+    if all("error" in each for each in results["backends"].values()):
+        sys.exit(ExitCode.FAILED)
+
+
+def _show_benchmark(results: dict[str, Any]) -> None:
+    rows = []
+    for name, found in results["backends"].items():
+        if "error" in found:
+            err.print(_sentence(ValueError(found["error"])))
+        for warning in found.get("warnings", ()):
+            err.print(_sentence(ValueError(warning)))
+        for row in found.get("rows", ()):
+            speed = (f"{row['median_ms']:.3f}", f"{row['p95_ms']:.3f}", f"{row['gflops']:.1f}")
+            rows.append((name, found["dtype"], row["operation"], *speed))
+    if rows:
+        print_table(("BACKEND", "DTYPE", "OPERATION", "MEDIAN MS", "P95 MS", "GFLOP/S"), rows)
+
+
+@click.command(epilog=examples("polyfleet conformance", "polyfleet conformance --backend cuda --output report"))
+@backend_option
+@click.option("--output", type=FILE, help="Also write the report to OUTPUT.json and OUTPUT.txt.")
+@json_option
+def conformance(backend: str, output: Path | None, as_json: bool) -> None:
+    """Check that a backend on this machine does what it says; exit code 1 when a check fails."""
+    _conformance(backend, output, as_json)
+
+
+def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
+    from polyfleet.engine.conformance.report import ConformanceReport
+
+    command = [sys.executable, "-m", "polyfleet.engine.conformance", backend]
+    try:
+        with err.status(f"checking {backend} …") if err.is_terminal else _nothing():
+            done = subprocess.run(command, capture_output=True, text=True, timeout=CONFORMANCE_SECONDS)
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise CliError(f"The checks of {backend} did not end within {CONFORMANCE_SECONDS:g} s.") from None
+    except (IndexError, ValueError):
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise CliError(f"The process that checks {backend} broke off: {last}") from None
+    if "error" in answer:
+        raise CliError(_sentence(ValueError(answer["error"])), ExitCode.UNAVAILABLE)
+    report = ConformanceReport.from_json(answer)
+    if output is not None:
+        with sentences():
+            output.with_suffix(".json").write_text(json.dumps(answer, indent=2) + "\n")
+            output.with_suffix(".txt").write_text(report.to_text() + "\n")
+    if as_json:
+        print_json(answer)
+    else:
+        out.print(report.to_text(), markup=False)
+    if not report.passed:
+        sys.exit(ExitCode.FAILED)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    parts = [each.strip() for each in text.replace(" ", ",").split(",") if each.strip()]
+    if not parts or not all(each.isdigit() and 0 < int(each) <= 1_000_000 for each in parts):
+        raise CliError(f"{text!r} is no list of sizes: write numbers from 1 on, such as 1,4,8.", ExitCode.BAD_INPUT)
+    return tuple(int(each) for each in parts)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

@@ -1,0 +1,76 @@
+"""Every template: valid for the engine, cut to the device, and different from leaving all to the engine."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from polyfleet.backends.choice import OPTION_TYPES, check_config
+from polyfleet.backends.optimizer import best_template
+from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities
+from polyfleet.backends.templates import FAMILIES, GIB, TEMPLATES, configure
+from polyfleet.engine.request import EngineOptions
+from polyfleet.engine.sizing import Machine, resolve
+from polyfleet.models.config import ModelConfig
+
+CAPABILITIES = KernelCapabilities(frozenset({"float32", "float16", "bfloat16"}), "bfloat16")
+CONFIG = ModelConfig("llama", "m", 32000, 2048, 16, 32, 8, 64, 8192, 1e-5, (1.0,) * 32, 4096, False)
+CASES = [(name, family) for name, each in TEMPLATES.items() for family in (each.families or FAMILIES)]
+
+
+def device(memory_gib: int, cores: int = 8) -> DeviceInfo:
+    return DeviceInfo(0, "a device", "arch", memory_gib * GIB, cores=cores)
+
+
+def test_there_are_enough_and_all_options_are_the_engines() -> None:
+    assert len(TEMPLATES) >= 18
+    assert set(OPTION_TYPES) <= {each.name for each in fields(EngineOptions)}
+
+
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_a_template_is_valid_and_has_an_effect(name: str, family: str) -> None:
+    backend = BackendType(family)
+    config = check_config(configure(TEMPLATES[name], backend, device(48), CAPABILITIES))
+    assert config.pop("backend") == family
+    options = EngineOptions(**config)
+    torch_name = "cpu" if family == "cpu" else f"{family}:0"
+    machine = Machine(torch_name, CAPABILITIES.dtypes, "bfloat16", 40 * GIB, 8)
+    chosen, left_open = (resolve(each, CONFIG, 10**9, machine) for each in (options, EngineOptions()))
+    assert chosen.max_sequences == config["max_sequences"]
+    assert chosen.kv_cache_tokens == config["kv_cache_tokens"]
+    assert replace(chosen, device="") != replace(left_open, device="")
+
+
+def test_ascend_gets_blocks_of_128() -> None:
+    capabilities = replace(CAPABILITIES, block_sizes=(128,))
+    config = configure(TEMPLATES["inference"], BackendType.ASCEND, device(64), capabilities)
+    assert config["block_size"] == 128
+    assert config["kv_cache_tokens"] % 128 == 0
+
+
+def test_a_small_device_gets_less_than_it_was_wished() -> None:
+    small = configure(TEMPLATES["throughput"], BackendType.CUDA, device(4), CAPABILITIES)
+    large = configure(TEMPLATES["throughput"], BackendType.CUDA, device(80), CAPABILITIES)
+    assert (small["max_sequences"], large["max_sequences"]) == (16, 256)
+    assert small["kv_cache_tokens"] < large["kv_cache_tokens"]
+
+
+def test_a_template_of_another_family_is_refused() -> None:
+    with pytest.raises(ValueError, match="template edge-cuda is for cuda, not for cpu"):
+        configure(TEMPLATES["edge-cuda"], BackendType.CPU, device(8), CAPABILITIES)
+
+
+@pytest.mark.parametrize(
+    ("backend", "memory", "cores", "name"),
+    [
+        (BackendType.CUDA, 80, 132, "datacentre-cuda"),
+        (BackendType.CUDA, 24, 82, "datacentre-cuda"),
+        (BackendType.ROCM, 16, 60, "workstation-rocm"),
+        (BackendType.XPU, 2, 32, "edge-xpu"),
+        (BackendType.MPS, 128, 40, "workstation-mps"),
+        (BackendType.CPU, 24, 2, "inference"),
+        (BackendType.CPU, 512, 64, "datacentre-cpu"),
+        (BackendType.VULKAN, 0, 0, "memory-constrained"),
+    ],
+)
+def test_the_rule_goes_by_memory_and_cores(backend: BackendType, memory: int, cores: int, name: str) -> None:
+    assert best_template(backend, device(memory, cores)).name == name
