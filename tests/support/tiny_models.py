@@ -74,10 +74,15 @@ def random_tensors(shape: TinyShape, seed: int = 0) -> dict[str, Array]:
     random = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> Array:
-        return np.float32(1.5 / np.sqrt(columns)) * random.standard_normal((rows, columns), dtype=np.float32)
+        values: Array = random.standard_normal((rows, columns), dtype=np.float32)
+        values *= 1.5 / np.sqrt(columns)
+        return values
 
     def vector(size: int, mean: float) -> Array:
-        return np.float32(mean) + np.float32(0.2) * random.standard_normal(size, dtype=np.float32)
+        values: Array = random.standard_normal(size, dtype=np.float32)
+        values *= 0.2
+        values += mean
+        return values
 
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     linears = {
