@@ -8,9 +8,10 @@ import time
 from types import TracebackType
 
 from polyfleet.gateway.api import Call, Usage
-from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal
+from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
 from polyfleet.gateway.ledger import Ledger, Outcome
 from polyfleet.gateway.metrics import Metrics
+from polyfleet.wire.limits import FieldError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,11 @@ class Accounts:
 
 
 class Record:
-    """One request's account. Inside it only ApiError, cancellation and GeneratorExit get out."""
+    """One request's account.
+
+    Of the errors raised inside, only ApiError, cancellation and GeneratorExit get out: a FieldError becomes
+    InvalidArgument, anything else Internal.
+    """
 
     def __init__(self, accounts: Accounts, request_id: str, call: Call) -> None:
         self.request_id = request_id
@@ -60,12 +65,12 @@ class Record:
     def name_model(self, model: str) -> None:
         """The request is for this model of the fleet; from now on it is in flight there."""
         self._model = model
-        self._accounts.metrics.inflight.labels(model).inc()
+        self._accounts.metrics.of(model).inflight.inc()
 
     def placed(self, worker_id: str, queue_seconds: float) -> None:
         """The first news came, from this worker, which had it in its queue for so long."""
         self.worker_id = worker_id
-        self._accounts.metrics.queue_time.labels(self._model).observe(queue_seconds)
+        self._accounts.metrics.of(self._model).queue_time.observe(queue_seconds)
 
     def prompt(self, num_tokens: int, num_cached: int) -> None:
         """The prompt was computed, so much of it from a cache."""
@@ -84,12 +89,17 @@ class Record:
         return Usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        code, outcome = self._verdict(error)
+        told: BaseException | None = error
+        if isinstance(error, FieldError):
+            told = InvalidArgument.of(error)
+        elif isinstance(error, Exception) and not isinstance(error, ApiError):
+            told = Internal(f"The gateway failed; its log says why under {self.request_id}.")
+        code, outcome = self._verdict(told)
         self._accounts.ledger.end(outcome)
         self._count(code)
         self._log(code, error)
-        if isinstance(error, Exception) and not isinstance(error, ApiError):
-            raise Internal(f"The gateway failed; its log says why under {self.request_id}.") from error
+        if told is not None and told is not error:
+            raise told from (error if code is Code.INTERNAL else None)
 
     def _verdict(self, error: BaseException | None) -> tuple[Code, Outcome]:
         if error is None:
@@ -101,20 +111,21 @@ class Record:
         return (error.code if isinstance(error, ApiError) else Code.INTERNAL), Outcome.FAILED
 
     def _count(self, code: Code) -> None:
-        metrics, model, usage = self._accounts.metrics, self._model, self.usage
-        metrics.requests.labels(model, self._call.method, code.name).inc()
-        if model:
-            metrics.inflight.labels(model).dec()
+        metrics, usage = self._accounts.metrics, self.usage
+        metrics.requests.labels(self._model, self._call.method, code.name).inc()
+        of_model = metrics.of(self._model)
+        if self._model:
+            of_model.inflight.dec()
         if code is Code.CANCELLED:
-            metrics.cancellations.labels(model).inc()
-        metrics.duration.labels(model).observe(time.monotonic() - self._begin)
-        metrics.prompt_tokens.labels(model).inc(usage.prompt_tokens)
-        metrics.cached_tokens.labels(model).inc(usage.cached_tokens)
-        metrics.generation_tokens.labels(model).inc(usage.completion_tokens)
+            of_model.cancellations.inc()
+        of_model.duration.observe(time.monotonic() - self._begin)
+        of_model.prompt_tokens.inc(usage.prompt_tokens)
+        of_model.cached_tokens.inc(usage.cached_tokens)
+        of_model.generation_tokens.inc(usage.completion_tokens)
         if self._first:
-            metrics.first_token.labels(model).observe(self._first - self._begin)
+            of_model.first_token.observe(self._first - self._begin)
         if usage.completion_tokens > 1:
-            metrics.per_token.labels(model).observe((self._last - self._first) / (usage.completion_tokens - 1))
+            of_model.per_token.observe((self._last - self._first) / (usage.completion_tokens - 1))
 
     def _log(self, code: Code, error: BaseException | None) -> None:
         fields = {

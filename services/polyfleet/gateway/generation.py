@@ -3,9 +3,8 @@
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from polyfleet.gateway.accounts import Accounts, Record
 from polyfleet.gateway.api import (
@@ -21,7 +20,7 @@ from polyfleet.gateway.api import (
     TokenizeResult,
 )
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.errors import ApiError, InvalidArgument, Unavailable
+from polyfleet.gateway.errors import ApiError, Unavailable
 from polyfleet.gateway.inbox import Inbox
 from polyfleet.gateway.models import Models, ServedModel
 from polyfleet.gateway.output import ChoiceOutput, RequestOutput
@@ -45,7 +44,6 @@ from polyfleet.wire.sampling import SamplingParams
 
 POOLING = {Pooling.MEAN: inference_pb2.POOLING_MEAN, Pooling.LAST: inference_pb2.POOLING_LAST}
 GREEDY = SamplingParams(temperature=0.0)
-T = TypeVar("T")
 
 
 class Generation:
@@ -62,7 +60,7 @@ class Generation:
     async def generate(self, request: GenerateRequest, call: Call) -> AsyncGenerator[Delta, None]:
         """See GenerationApi."""
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
-            served, specs = await self._within(record, self._generate_specs(request, record))
+            served, specs = await self._generate_specs(request, record)
             stops = StopStrings(request.stop) if request.stop else None
             choices = [ChoiceOutput(spec.choice, served.text, stops) for spec in specs]
             output = RequestOutput(choices, len(specs[0].prompt_ids), record)
@@ -105,7 +103,7 @@ class Generation:
     async def embed(self, request: EmbedRequest, call: Call) -> EmbedResult:
         """See GenerationApi."""
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
-            specs = await self._within(record, self._embed_specs(request, record))
+            specs = await self._embed_specs(request, record)
             vectors: list[tuple[float, ...]] = [()] * len(specs)
             num_prompt, num_cached = sum(len(spec.prompt_ids) for spec in specs), 0
             async with self._sequences(specs, record) as sequences:
@@ -131,7 +129,7 @@ class Generation:
     async def tokenize(self, request: TokenizeRequest, call: Call) -> TokenizeResult:
         """See GenerationApi."""
         with self._accounts.open(new_id("req"), call) as record:
-            return await self._within(record, self._tokenize(request, record))
+            return await self._tokenize(request, record)
 
     async def _tokenize(self, request: TokenizeRequest, record: Record) -> TokenizeResult:
         check_tokenize(request)
@@ -153,18 +151,9 @@ class Generation:
     async def _resolve(self, name: str, record: Record) -> ServedModel:
         if self._closed:
             raise Unavailable("The gateway is shutting down.", retry_after=RETRY_SECONDS)
-        served = await self._models.resolve(name)
+        served = await self._models.resolve(name, record.seconds_left)
         record.name_model(served.model.name)
         return served
-
-    async def _within(self, record: Record, work: Awaitable[T]) -> T:
-        """`work` within the request's time, its FieldError as the InvalidArgument that callers see."""
-        try:
-            return await asyncio.wait_for(work, record.seconds_left)
-        except asyncio.TimeoutError:
-            raise record.deadline_error() from None
-        except FieldError as error:
-            raise InvalidArgument.of(error) from None
 
     def _sequences(self, specs: Sequence[SequenceSpec], record: Record) -> Sequences:
         return Sequences(specs, self._queue, self._limits, self._accounts.metrics, self._running, record)

@@ -21,7 +21,7 @@ class Parcel:
     logprobs: list[worker_pb2.SampledLogprobs] = field(default_factory=list)
     finish_reason: "inference_pb2.FinishReason.ValueType" = inference_pb2.FINISH_REASON_UNSPECIFIED
     cached_tokens: int = 0
-    queue_seconds: float = 0.0
+    queue_seconds: float = 0.0  # for a worker and in its queue, up to the first step
     embedding: tuple[float, ...] = ()
 
 

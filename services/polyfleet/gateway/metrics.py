@@ -13,6 +13,47 @@ PLACEMENT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001,
 LEDGER_STATES = ("admitted", "finished", "failed", "cancelled", "running")
 
 
+class ModelMetrics:
+    """What is counted per model; made once per model, since looking labels up costs more than counting."""
+
+    def __init__(self, families: "_Families", model: str) -> None:
+        self.inflight: Gauge = families.inflight.labels(model)
+        self.queued: Gauge = families.queued.labels(model)
+        self.queue_time: Histogram = families.queue_time.labels(model)
+        self.first_token: Histogram = families.first_token.labels(model)
+        self.per_token: Histogram = families.per_token.labels(model)
+        self.duration: Histogram = families.duration.labels(model)
+        self.prompt_tokens: Counter = families.prompt_tokens.labels(model)
+        self.generation_tokens: Counter = families.generation_tokens.labels(model)
+        self.cached_tokens: Counter = families.cached_tokens.labels(model)
+        self.cancellations: Counter = families.cancellations.labels(model)
+
+
+class _Families:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, ("model",), registry=registry)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, ("model",), registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(name, text, ("model",), buckets=buckets, registry=registry)
+
+        self.inflight = gauge("polyfleet_requests_inflight", "Requests admitted and not ended.")
+        self.queued = gauge("polyfleet_requests_queued", "Requests that wait for a worker.")
+        self.queue_time = histogram("polyfleet_queue_time_seconds", "Arrival to first step.")
+        self.first_token = histogram("polyfleet_time_to_first_token_seconds", "Arrival to first token.")
+        self.per_token = histogram(
+            "polyfleet_time_per_output_token_seconds", "Mean time between tokens.", TOKEN_SECONDS
+        )
+        self.duration = histogram("polyfleet_request_duration_seconds", "Arrival to end.")
+        self.prompt_tokens = counter("polyfleet_prompt_tokens_total", "Prompt tokens.")
+        self.generation_tokens = counter("polyfleet_generation_tokens_total", "Generated tokens.")
+        self.cached_tokens = counter("polyfleet_cached_prompt_tokens_total", "Prompt tokens read from KV caches.")
+        self.cancellations = counter("polyfleet_cancellations_total", "Requests whose client left.")
+
+
 class Metrics:
     """Counters and histograms that the gateway feeds, gauges that read their source when scraped.
 
@@ -21,28 +62,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        model = ("model",)
+        self._families = _Families(registry)
+        self._models: dict[str, ModelMetrics] = {}
         self.requests = Counter(
             "polyfleet_requests_total", "Requests by end.", ("model", "method", "code"), registry=registry
-        )
-        self.inflight = Gauge(
-            "polyfleet_requests_inflight", "Requests admitted and not ended.", model, registry=registry
-        )
-        self.queued = Gauge("polyfleet_requests_queued", "Requests that wait for a worker.", model, registry=registry)
-        self.queue_time = _histogram(registry, "polyfleet_queue_time_seconds", "Arrival to first step.", SECONDS)
-        self.first_token = _histogram(
-            registry, "polyfleet_time_to_first_token_seconds", "Arrival to first token.", SECONDS
-        )
-        self.per_token = _histogram(
-            registry, "polyfleet_time_per_output_token_seconds", "Mean time between tokens.", TOKEN_SECONDS
-        )
-        self.duration = _histogram(registry, "polyfleet_request_duration_seconds", "Arrival to end.", SECONDS)
-        self.prompt_tokens = Counter("polyfleet_prompt_tokens_total", "Prompt tokens.", model, registry=registry)
-        self.generation_tokens = Counter(
-            "polyfleet_generation_tokens_total", "Generated tokens.", model, registry=registry
-        )
-        self.cached_tokens = Counter(
-            "polyfleet_cached_prompt_tokens_total", "Prompt tokens read from KV caches.", model, registry=registry
         )
         self.placements = Counter(
             "polyfleet_placements_total", "Sequences placed, by reason.", ("worker_id", "reason"), registry=registry
@@ -53,12 +76,16 @@ class Metrics:
         self.migrations = Counter(
             "polyfleet_migrations_total", "Sequences moved off a lost worker.", ("result",), registry=registry
         )
-        self.cancellations = Counter(
-            "polyfleet_cancellations_total", "Requests whose client left.", model, registry=registry
-        )
         self._placed: set[tuple[str, str]] = set()
         self._ledger = Gauge("polyfleet_ledger_requests", "The ledger.", ("state",), registry=registry)
         self._sessions = Gauge("polyfleet_sessions", "Sessions with workers.", ("state",), registry=registry)
+
+    def of(self, model: str) -> ModelMetrics:
+        """The metrics of one model."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = ModelMetrics(self._families, model)
+        return found
 
     def watch_ledger(self, ledger: Ledger) -> None:
         """Show `ledger` in `polyfleet_ledger_requests`."""
@@ -69,18 +96,14 @@ class Metrics:
         """Show `count` as the number of sessions in `state`."""
         self._sessions.labels(state).set_function(lambda: float(count()))
 
+    def placed(self, worker_id: str, reason: str) -> None:
+        """A sequence was placed: `start`, or `resume` when it goes on behind tokens that it has already."""
+        self._placed.add((worker_id, reason))
+        self.placements.labels(worker_id, reason).inc()
+
     def keep_workers(self, worker_ids: Container[str]) -> None:
         """Drop the series of workers that have left the fleet."""
         for worker_id, reason in list(self._placed):
             if worker_id not in worker_ids:
                 self._placed.discard((worker_id, reason))
                 self.placements.remove(worker_id, reason)
-
-    def placed(self, worker_id: str, reason: str) -> None:
-        """A sequence was placed: `start`, or `resume` when it goes on behind tokens of another worker."""
-        self._placed.add((worker_id, reason))
-        self.placements.labels(worker_id, reason).inc()
-
-
-def _histogram(registry: CollectorRegistry, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-    return Histogram(name, text, ("model",), buckets=buckets, registry=registry)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from polyfleet.gateway.api import Model
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from polyfleet.gateway.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from polyfleet.gateway.fleet_view import FleetView, ModelFacts
 from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.gateway.texts import Texts
@@ -40,25 +40,26 @@ class Models:
         """The model of that name. Raises NotFound."""
         return self._facts(name).model
 
-    async def resolve(self, name: str) -> ServedModel:
+    async def resolve(self, name: str, seconds_left: float) -> ServedModel:
         """The model of that name (empty: the only one), waiting up to `queue_timeout` for what is on its way.
 
         Raises NotFound, InvalidArgument, FailedPrecondition (its tokenizer can't be used), ResourceExhausted (too many
-        wait already), Unavailable (not in time).
+        wait already), Unavailable (not in time), DeadlineExceeded (not in the request's own time).
         """
         served = self._look(name)
         if isinstance(served, ServedModel):
             return served
         with self._queue.seat(name if self._view.model(name) else ""):
             try:
-                return await asyncio.wait_for(self._wait(name), self._limits.queue_timeout)
+                return await asyncio.wait_for(self._wait(name), min(seconds_left, self._limits.queue_timeout))
             except asyncio.TimeoutError:
                 reason = self._look(name)
         if isinstance(reason, ServedModel):
             return reason
-        raise Unavailable(
-            f"{reason} It did not change within {self._limits.queue_timeout:g} s.", retry_after=RETRY_SECONDS
-        )
+        if seconds_left <= self._limits.queue_timeout:
+            raise DeadlineExceeded(f"The request's deadline has passed. {reason}")
+        waited = f"It did not change within {self._limits.queue_timeout:g} s."
+        raise Unavailable(f"{reason} {waited}", retry_after=RETRY_SECONDS)
 
     async def _wait(self, name: str) -> ServedModel:
         while not isinstance(served := self._look(name), ServedModel):

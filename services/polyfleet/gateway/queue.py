@@ -190,8 +190,8 @@ class RequestQueue:
                 quota="max_queued",
             )
         self._num_queued += 1
-        self._metrics.queued.labels(model).inc()
+        self._metrics.of(model).queued.inc()
 
     def _leave(self, model: str) -> None:
         self._num_queued -= 1
-        self._metrics.queued.labels(model).dec()
+        self._metrics.of(model).queued.dec()

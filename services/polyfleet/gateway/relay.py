@@ -9,6 +9,7 @@ Every arrow is a plain call from the queue, the session or the reader; there is 
 
 import asyncio
 import itertools
+import time
 from dataclasses import dataclass
 from enum import Enum, unique
 
@@ -79,6 +80,8 @@ class SequenceRelay:
         self._num_moves = 0
         self._moving = False  # lost one worker, not yet on another
         self._excluded: dict[str, float] = {}  # worker id -> until when
+        self._asked = time.monotonic()
+        self._waited = 0.0  # seconds, for workers
 
     def start(self) -> None:
         """Ask for a worker. Raises ResourceExhausted when the queue is full."""
@@ -117,6 +120,7 @@ class SequenceRelay:
         if self._moving:
             self._moving = False
             self._metrics.migrations.labels("resumed").inc()
+        self._waited += time.monotonic() - self._asked
         self._max_tokens = self._spec.max_tokens or room(session.worker()) - len(self._spec.prompt_ids)
         self._state = State.RUNNING
         self._session = session
@@ -165,7 +169,7 @@ class SequenceRelay:
             self._worker_id = parcel.worker_id = self._session.worker_id
         if not self._heard:
             self._heard = True
-            parcel.cached_tokens, parcel.queue_seconds = delta.cached_tokens, delta.queue_seconds
+            parcel.cached_tokens, parcel.queue_seconds = delta.cached_tokens, self._waited + delta.queue_seconds
         self._generated += delta.token_ids
         parcel.token_ids += delta.token_ids
         if delta.logprobs:
@@ -210,6 +214,7 @@ class SequenceRelay:
     def _wait_again(self) -> None:
         self._state, self._session = State.WAITING, None
         self.resumed = True
+        self._asked = time.monotonic()
         self._queue.submit(self)  # never refused: the request has its turn
 
     def _park(self) -> None:

@@ -44,7 +44,7 @@ async def test_a_client_that_leaves_while_queued_leaves_the_queue() -> None:
         await until(lambda: rig.gateway.view.num_ready() == 0)
         for _ in range(3):  # each takes the only place in the queue and gives it back
             call = rig.stub.Generate(LONG)
-            queued = rig.gateway.metrics.queued.labels("fake")
+            queued = rig.gateway.metrics.of("fake").queued
             await until(lambda queued=queued: queued._value.get() == 1)  # type: ignore[misc]
             call.cancel()
             await until(lambda queued=queued: queued._value.get() == 0)  # type: ignore[misc]
