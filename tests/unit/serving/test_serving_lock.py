@@ -47,6 +47,15 @@ def test_garbage_is_no_holder(tmp_path: Path, content: str) -> None:
     LockFile(tmp_path / "lock").acquire("w-1", "a", "")
 
 
+def test_an_unusable_path_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(LockedError, match="folder can't be read: Is a directory"):
+        LockFile(tmp_path / "folder").check()
+    with pytest.raises(LockedError, match="can't be written: "):
+        LockFile(tmp_path / "file" / "lock").acquire("w-1", "a", "")
+
+
 def test_release_leaves_anothers_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = LockFile(path)

@@ -17,7 +17,7 @@ START_TOLERANCE_SECONDS = 2.0  # the start is computed from the boot time, which
 
 
 class LockedError(Exception):
-    """A live worker holds the lock. The message is one sentence that names it."""
+    """The lock can't be had: a live worker holds it, or the file can't be used. The message is one sentence."""
 
 
 class LockRecord(msgspec.Struct, frozen=True):
@@ -48,8 +48,11 @@ class LockFile:
         self._mine: LockRecord | None = None
 
     def check(self) -> None:
-        """Raise LockedError when a live worker holds the file."""
-        holder = read_lock(self._path)
+        """Raise LockedError when a live worker holds the file, or the file can't be read."""
+        try:
+            holder = read_lock(self._path)
+        except OSError as error:
+            raise LockedError(f"The lock file {self._path} can't be read: {error.strerror}.") from None
         if holder is not None and holder.alive:
             raise LockedError(
                 f"Worker {holder.worker_id} (pid {holder.pid}) holds {self._path} already: stop it, "
@@ -60,12 +63,15 @@ class LockFile:
         """Write this process into the file, at once and whole. Raises LockedError."""
         started = psutil.Process().create_time()
         record = LockRecord(worker_id, os.getpid(), started, address, metrics_address)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with _only_one(self._path.parent):
-            self.check()
-            fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            fresh.write_bytes(msgspec.json.encode(record) + b"\n")
-            os.replace(fresh, self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with _only_one(self._path.parent):
+                self.check()
+                fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+                fresh.write_bytes(msgspec.json.encode(record) + b"\n")
+                os.replace(fresh, self._path)
+        except OSError as error:
+            raise LockedError(f"The lock file {self._path} can't be written: {error.strerror}.") from None
         self._mine = record
 
     def release(self) -> None:

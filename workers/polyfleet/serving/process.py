@@ -58,7 +58,7 @@ class WorkerProcess:
             if lock is not None:
                 lock.check()
             server = WorkerServer(self._worker, config.listen, token)
-            metrics = MetricsServer(self._worker, config.metrics_listen) if config.metrics_listen else None
+            metrics = MetricsServer(self._worker, config.metrics_listen)
             try:
                 self._announce(server, metrics)
                 if lock is not None:
@@ -67,18 +67,17 @@ class WorkerProcess:
                 await self._serve(server, token)
             finally:
                 await self._worker.close()
-                if metrics is not None:
-                    await asyncio.to_thread(metrics.stop)
+                await asyncio.to_thread(metrics.stop)
                 if lock is not None:
                     lock.release()
         except (AuthSetupError, BindError, LockedError) as error:
             raise StartError(str(error)) from None
         return self._exit_status
 
-    def _announce(self, server: WorkerServer, metrics: MetricsServer | None) -> None:
+    def _announce(self, server: WorkerServer, metrics: MetricsServer) -> None:
         config = self._config
         address = reachable(config.listen, server.port, config.advertise_host)
-        metrics_address = reachable(config.metrics_listen, metrics.port, config.advertise_host) if metrics else ""
+        metrics_address = reachable(config.metrics_listen, metrics.port, config.advertise_host)
         self._worker.set_addresses(address, metrics_address)
         log.info("Worker %s listens on %s.", config.worker_id, address, extra={"metrics_address": metrics_address})
 

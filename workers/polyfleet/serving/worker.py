@@ -127,11 +127,13 @@ class Worker:
             engine = await EngineProcess.load(
                 spec.source, options, progressed, engine=self._engine_factory, log_level=self._log_level
             )
-        except LoadError as error:
+        except Exception as error:
+            if not isinstance(error, LoadError):
+                log.exception("Loading failed.")
             self.load_progress = 0.0
             if self.state == fleet.WORKER_STATE_LOADING:
                 self._enter(fleet.WORKER_STATE_STARTING, str(error))
-            raise
+            raise LoadError(str(error)) from None
         self._engine = engine
         self.tokenizer = engine.loaded.tokenizer
         self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
