@@ -38,7 +38,7 @@ def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
     preparing = f"preparing the weights on {machine.device} in {resolved.dtype}"
     executor = build_executor(
         model,
-        resolved,
+        replace(resolved, dtype=options.dtype),  # which executor "auto" means depends on whether a dtype was asked for
         machine.device,
         resolved.kv_cache_tokens // resolved.block_size,
         capabilities,
