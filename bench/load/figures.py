@@ -23,8 +23,7 @@ def load_rows(result: Result, peer: Result | None) -> list[Row]:
             rows.append(_row(f"serving_{name}_{label}", ours, "ms", peer, theirs, lower_is_better=True))
     for name, figure, unit in (("throughput", _throughput, "tok/s"), ("request_rate", _request_rate, "1/s")):
         rows.append(_row(f"serving_{name}", figure(result), unit, peer, figure(peer) if peer else None))
-    rows.append(_row("serving_errors", len(result.errors), "requests", peer, len(peer.errors) if peer else None))
-    return rows
+    return [*rows, _errors_row(result, peer)]
 
 
 def added_rows(gateway: Result, worker: Result) -> list[Row]:
@@ -34,7 +33,7 @@ def added_rows(gateway: Result, worker: Result) -> list[Row]:
     return [
         _row("serving_ttft_through_gateway_p50", through, "ms", worker, direct, lower_is_better=True),
         _row("serving_gateway_added_ttft_p50", added, "ms"),
-        _row("serving_errors", len(gateway.errors), "requests", worker, len(worker.errors)),
+        _errors_row(gateway, worker),
     ]
 
 
@@ -72,6 +71,11 @@ def _row(
 ) -> Row:
     label = f"{peer.target.name} {peer.target.address}" if peer else ""
     return compare(name, value, unit, label, theirs, lower_is_better=lower_is_better)
+
+
+def _errors_row(result: Result, peer: Result | None) -> Row:
+    theirs = len(peer.errors) if peer else None
+    return _row("serving_errors", len(result.errors), "requests", peer, theirs, lower_is_better=True)
 
 
 def _time(result: Result | None, name: str, share: float) -> float | None:
