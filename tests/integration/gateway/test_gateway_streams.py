@@ -1,11 +1,15 @@
 """Generate over real gRPC, through a real gateway, on fake workers: exact tokens, choices, stops, logprobs, usage."""
 
+import json
+
+import pytest
 from tests.support.fake_worker import FakeWorker, fake_embedding, fake_tokens
-from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig, Stream, text_worker
+from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig, Stream, failure_of, text_worker
 from tests.support.text_assets import CHATML, assets_document
 
 from polyfleet.text.model_text import ModelText
 from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.logs import JsonFormatter
 
 TEXT = ModelText(assets_document())
 PROMPT = TEXT.encode("the quick fox")
@@ -187,3 +191,21 @@ async def test_models_are_listed_with_their_facts() -> None:
     assert model == pb.Model(
         name=MODEL, context_length=2048, vocabulary_size=VOCABULARY, ready_workers=2, accelerators=["cpu", "cuda"]
     )
+
+
+async def test_the_log_names_requests_and_never_says_what_was_in_them(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "polyfleet")
+    async with GatewayRig() as rig:
+        await rig.add(text_worker("w-1"))
+        request = pb.GenerateRequest(text="open sesame", max_tokens=5, request_id="req-logged", stop=["sesame"])
+        text = (await Stream.read(rig.stub.Generate(request))).text()
+        bad = pb.GenerateRequest(text="open sesame", messages=[pb.ChatMessage(role="sesame", content="sesame")])
+        await failure_of(rig.stub.Generate(bad))
+    lines = [json.loads(JsonFormatter("gateway").format(record)) for record in caplog.records]
+    (ended,) = [line for line in lines if line.get("request_id") == "req-logged"]
+    assert (ended["code"], ended["model"], ended["worker_id"]) == ("OK", MODEL, "w-1")
+    assert (ended["prompt_tokens"], ended["completion_tokens"]) == (len(TEXT.encode("open sesame")), 5)
+    written = "\n".join(map(json.dumps, lines))
+    assert "INVALID_ARGUMENT" in written
+    assert "sesame" not in written
+    assert text not in written
