@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfleet.backends.choice import check_config, choice_file, get_backend, read_config, write_config
-from polyfleet.backends.protocol import BackendType, DeviceInfo, HardwareBackend
+from polyfleet.backends.protocol import BackendType, BackendUnavailable, DeviceInfo, HardwareBackend
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.backends.templates import GIB, TEMPLATES, Template, configure
 
@@ -62,7 +62,7 @@ class BackendOptimizer:
         default = BackendRegistry.get_default().type.value
         return {
             "default": default,
-            "backends": {name: self._describe(BackendRegistry.known(name)) for name in BackendRegistry.names()},
+            "backends": {name: self._describe(name) for name in BackendRegistry.names()},
         }
 
     def print_system_info(self) -> None:
@@ -75,7 +75,11 @@ class BackendOptimizer:
                 memory = f"{device['total_memory_bytes'] / GIB:.1f} GiB"
                 print(f"    {device['index']}: {device['name']} ({device['architecture']}), {memory}")
 
-    def _describe(self, backend: HardwareBackend) -> dict[str, Any]:
+    def _describe(self, name: str) -> dict[str, Any]:
+        try:
+            backend = BackendRegistry.known(name)
+        except BackendUnavailable as error:
+            return {"available": False, "reason": str(error), "devices": []}
         state = backend.availability()
         devices = [
             {

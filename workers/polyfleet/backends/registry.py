@@ -99,7 +99,10 @@ class BackendRegistry:
             import_module(BUILT_IN[key])
         for point in _entry_points():
             if point.name == key and key not in cls._factories:
-                cls._factories[key] = point.load()
+                try:
+                    cls._factories[key] = point.load()
+                except Exception as error:  # whatever a stranger's package may raise at import
+                    raise BackendUnavailable(f"backend {key} can't be loaded: {error}") from error
         if key not in cls._factories:
             raise BackendUnavailable(f"there is no backend {key!r}: choose auto or one of {', '.join(cls.names())}")
         return cls._factories[key]
