@@ -55,6 +55,11 @@ def zig_compiler() -> list[str]:
     return [sys.executable, "-m", "ziglang", "c++", "-target", f"{platform.machine()}-linux-gnu.{ZIG_GLIBC}"]
 
 
+def zig_flags(flags: list[str]) -> list[str]:
+    """Zig turns 512-bit vectors off for its baseline processor unless told otherwise."""
+    return [*flags, "-g0", "-mevex512"] if "-mavx512f" in flags else [*flags, "-g0"]
+
+
 def engine_objects() -> dict[str, tuple[str, list[str]]]:
     """What the engine is linked of on this machine: object -> (source, extra flags)."""
     x86 = platform.machine() in ("x86_64", "AMD64")
@@ -67,7 +72,8 @@ def engine_objects() -> dict[str, tuple[str, list[str]]]:
 def compile_engine(compiler: list[str]) -> Path:
     """Compile and link the CPU engine beside its sources; raises CalledProcessError with the compiler's output."""
     library = CPU_ENGINE / f"libpolyfleet_cpu.{'dylib' if sys.platform == 'darwin' else 'so'}"
-    static = [] if "ziglang" in compiler or sys.platform == "darwin" else ["-static-libstdc++", "-static-libgcc"]
+    zig = "ziglang" in compiler
+    static = [] if zig or sys.platform == "darwin" else ["-static-libstdc++", "-static-libgcc"]
 
     def run(*arguments: str) -> None:
         subprocess.run([*compiler, *arguments], check=True, capture_output=True, text=True)
@@ -75,7 +81,15 @@ def compile_engine(compiler: list[str]) -> Path:
     with TemporaryDirectory() as build, ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = {f"{build}/{name}.o": each for name, each in engine_objects().items()}
         compiling = [
-            pool.submit(run, *CXX_FLAGS, *flags, "-c", str(CPU_ENGINE / f"{source}.cpp"), "-o", target)
+            pool.submit(
+                run,
+                *CXX_FLAGS,
+                *(zig_flags(flags) if zig else flags),
+                "-c",
+                str(CPU_ENGINE / f"{source}.cpp"),
+                "-o",
+                target,
+            )
             for target, (source, flags) in jobs.items()
         ]
         for each in compiling:
