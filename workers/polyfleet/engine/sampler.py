@@ -154,8 +154,9 @@ def _pick(logprobs: Floats, ids: Ints, filters: _Filters, vocabulary: int) -> li
     width = logprobs.shape[-1]
     probabilities = np.exp(logprobs)
     cumulated = probabilities.cumsum(axis=-1)
+    no_top_k = filters.top_k == vocabulary
     last_k = np.minimum(filters.top_k, width) - 1
-    left_by_k = np.where(filters.top_k < vocabulary, np.take_along_axis(cumulated, last_k, -1), 1.0)
+    left_by_k = np.where(no_top_k, 1.0, np.take_along_axis(cumulated, last_k, -1))  # if top_k <= width
     kept = np.arange(width) < filters.top_k
     kept &= cumulated - probabilities < filters.top_p * left_by_k
     kept &= probabilities >= filters.min_p * probabilities[:, :1]
@@ -163,8 +164,9 @@ def _pick(logprobs: Floats, ids: Ints, filters: _Filters, vocabulary: int) -> li
 
     whole = width == vocabulary
     certain = width if whole else (logprobs > logprobs[:, -1:]).sum(axis=-1, keepdims=True)
-    closed = (num_kept <= certain) & (whole | (num_kept < width))
-    unfiltered = (filters.top_k == vocabulary) & np.isinf(filters.top_p) & (filters.min_p == 0)
+    no_top_p = np.isinf(filters.top_p)
+    closed = (num_kept <= certain) & (whole | (num_kept < width)) & (no_top_k | no_top_p | (filters.top_k <= width))
+    unfiltered = no_top_k & no_top_p & (filters.min_p == 0)
     mass = np.where(closed, np.take_along_axis(cumulated, num_kept - 1, -1), 1.0)
     index = (cumulated <= filters.uniform * mass).sum(axis=-1, keepdims=True)
     index = np.where(closed, np.minimum(index, num_kept - 1), index)
