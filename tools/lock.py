@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements.lock"
+EXTRAS = ("serve", "vulkan", "dev")
 VENDOR_PACKAGE = re.compile(r"^(nvidia|cuda|triton|intel|onemkl|tbb)\b")
 HEADER = """\
 # Exact versions for Python 3.10 to 3.13 on x86-64 and arm64. Made by `make lock`; used as `pip install -c`.
@@ -27,9 +28,10 @@ def build_requirements() -> list[str]:
 
 
 def compile_lock() -> str:
-    """Resolve the extras `serve` and `dev` and the build requirements together, for every platform at once."""
+    """Resolve the extras that `make` installs and the build requirements together, for every platform at once."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.10"]
-    command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--extra", "serve", "--extra", "dev"]
+    command += ["--no-header", "--no-annotate", "--no-emit-index-url"]
+    command += [word for extra in EXTRAS for word in ("--extra", extra)]
     done = subprocess.run(
         [*command, "pyproject.toml", "-"],
         cwd=ROOT,
