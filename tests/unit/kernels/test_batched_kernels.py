@@ -1,0 +1,142 @@
+"""Every faster torch implementation against the reference in float32, over dtypes, shapes and mixtures of slices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tests.support.kernel_cases import make_context, make_step
+
+from polyfleet.kernels import batched
+from polyfleet.kernels.batched import BATCHED
+from polyfleet.kernels.context import KernelContext
+from polyfleet.kernels.dispatch import Implementation
+from polyfleet.kernels.graph import Op, OpKind
+from polyfleet.kernels.reference import REFERENCE
+from polyfleet.kernels.step import Step
+
+REFERENCES = {each.op: each for each in REFERENCE}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+
+MIXTURES = [
+    [(1, 0)],
+    [(1, 5)],
+    [(1, 5), (1, 0), (1, 17), (1, 7)],
+    [(6, 0)],
+    [(5, 3)],
+    [(9, 0), (4, 9)],
+    [(1, 11), (1, 3), (7, 0), (1, 30), (3, 14), (2, 0)],
+]
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+
+    def context(self, dtype: torch.dtype) -> KernelContext:
+        return make_context(
+            dtype, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, block_size=self.block_size
+        )
+
+
+SHAPES = [Shape(6, 2, 8, 4), Shape(4, 4, 16, 1), Shape(8, 1, 6, 3)]
+
+
+def run(implementation: Implementation, op: Op, context: KernelContext, step: Step, *inputs: Any) -> Any:
+    return implementation.bind(op, context)(implementation.plan(context, step), *inputs)
+
+
+def of(op: OpKind) -> Implementation:
+    return next(each for each in BATCHED if each.op is op)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("parts", MIXTURES)
+def test_attention(parts: Sequence[tuple[int, int]], shape: Shape) -> None:
+    check_attention(parts, shape, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_attention_in_halves(dtype: torch.dtype) -> None:
+    check_attention(MIXTURES[-1], SHAPES[0], dtype)
+
+
+def check_attention(parts: Sequence[tuple[int, int]], shape: Shape, dtype: torch.dtype) -> None:
+    context = shape.context(dtype)
+    step = make_step([(rows, start // 4 * shape.block_size) for rows, start in parts], shape.block_size)
+    q = torch.randn(len(step.positions), shape.heads * shape.head_dim).to(dtype)
+    op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), layer=1)
+    expected = run(REFERENCES[op.kind], op, context, step, q)
+    assert_close(run(of(op.kind), op, context, step, q), expected)
+
+
+def test_attention_with_tables_of_very_different_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched, "SMALL_TABLE", 2)
+    context, step = make_context(), make_step([(1, 2), (1, 90), (1, 9), (1, 14), (3, 5), (1, 45)])
+    assert len(batched.plan_attention(context, step).decodes) > 2
+    q = torch.randn(8, 48)
+    op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), layer=0)
+    assert_close(run(of(op.kind), op, context, step, q), run(REFERENCES[op.kind], op, context, step, q))
+
+
+def test_attention_of_a_batch_never_reads_anothers_blocks() -> None:
+    """NaN in every block that no sequence owns, and behind every end, changes nothing for the owners of others."""
+    context, step = make_context(), make_step([(1, 3), (1, 18), (1, 7)])
+    q = torch.randn(3, 48)
+    op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), layer=0)
+    expected = run(of(op.kind), op, context, step, q)
+    owned = [block for each in step.slices for block in each.blocks]
+    foreign = [block for block in range(context.key_cache.shape[1]) if block not in owned]
+    for cache in (context.key_cache, context.value_cache):
+        cache[:, foreign] = float("nan")
+    assert torch.equal(run(of(op.kind), op, context, step, q), expected)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rope_and_cache(shape: Shape, dtype: torch.dtype) -> None:
+    step = make_step([(1, 11), (5, 0), (3, 40)], shape.block_size)
+    qkv = torch.randn(9, (shape.heads + 2 * shape.kv_heads) * shape.head_dim).to(dtype)
+    op = Op(OpKind.ROPE_CACHE, (1,), (2,), layer=1)
+    contexts = shape.context(dtype), shape.context(dtype)
+    found = run(of(op.kind), op, contexts[0], step, qkv)
+    expected = run(REFERENCES[op.kind], op, contexts[1], step, qkv)
+    assert_close(found, expected)
+    assert_close(contexts[0].key_cache, contexts[1].key_cache)
+    assert torch.equal(contexts[0].value_cache, contexts[1].value_cache)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_norms(rows: int, dtype: torch.dtype) -> None:
+    context = make_context(dtype, weights={"n": 1 + 0.3 * torch.randn(48)})
+    x, residual = torch.randn(rows, 48).to(dtype), 3 * torch.randn(rows, 48).to(dtype)
+    step = make_step([(1, 0)])
+    op = Op(OpKind.RMS_NORM, (1,), (2,), ("n",))
+    assert_close(run(of(op.kind), op, context, step, x), run(REFERENCES[op.kind], op, context, step, x))
+    op = Op(OpKind.ADD_RMS_NORM, (1, 2), (3, 4), ("n",))
+    found, expected = (
+        run(each[op.kind], op, context, step, x, residual) for each in ({op.kind: of(op.kind)}, REFERENCES)
+    )
+    assert_close(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 16, 17, 64])
+def test_linear(rows: int, biased: bool) -> None:
+    weights = {"a": torch.randn(33, 24), "b": torch.randn(7, 24), "a.bias": torch.randn(33), "b.bias": torch.randn(7)}
+    op = Op(OpKind.LINEAR, (1,), (2,), ("a", "b"), ("a.bias", "b.bias") if biased else ())
+    context, step, x = make_context(weights=weights), make_step([(1, 0)]), torch.randn(rows, 24)
+    found = run(of(op.kind), op, context, step, x)
+    assert found.is_contiguous()
+    assert_close(found, run(REFERENCES[op.kind], op, context, step, x))

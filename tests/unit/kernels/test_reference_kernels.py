@@ -1,0 +1,104 @@
+"""Reference kernels against the formulas of their ops, written out in float64."""
+
+import math
+
+import pytest
+import torch
+from tests.support.kernel_cases import make_context, make_step
+
+from polyfleet.kernels.graph import Op, OpKind
+from polyfleet.kernels.reference import REFERENCE
+
+BIND = {each.op: each.bind for each in REFERENCE}
+
+
+def test_embedding_looks_up_rows() -> None:
+    table = torch.randn(10, 6)
+    kernel = BIND[OpKind.EMBEDDING](Op(OpKind.EMBEDDING, (0,), (1,), ("e",)), make_context(weights={"e": table}))
+    step = make_step([(3, 0), (1, 5)])
+    assert torch.equal(kernel(step, step.token_ids), table[[0, 1, 2, 3]])
+
+
+def test_rms_norm_by_hand() -> None:
+    context = make_context(weights={"n": torch.tensor([1.0, 2.0, -1.0])})
+    kernel = BIND[OpKind.RMS_NORM](Op(OpKind.RMS_NORM, (1,), (2,), ("n",)), context)
+    size = math.sqrt((9 + 16 + 0) / 3 + 1e-5)
+    expected = torch.tensor([[3 / size, 8 / size, 0.0]])
+    torch.testing.assert_close(kernel(None, torch.tensor([[3.0, 4.0, 0.0]])), expected)
+
+
+def test_add_rms_norm_gives_norm_and_sum() -> None:
+    context = make_context(weights={"n": torch.randn(6)})
+    norm = BIND[OpKind.RMS_NORM](Op(OpKind.RMS_NORM, (1,), (2,), ("n",)), context)
+    both = BIND[OpKind.ADD_RMS_NORM](Op(OpKind.ADD_RMS_NORM, (1, 2), (3, 4), ("n",)), context)
+    x, residual = torch.randn(4, 6), torch.randn(4, 6)
+    normed, total = both(None, x, residual)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, norm(None, x + residual))
+
+
+def test_linear_puts_results_side_by_side_with_biases() -> None:
+    weights = {"a": torch.randn(3, 5), "b": torch.randn(2, 5), "a.bias": torch.randn(3), "b.bias": torch.randn(2)}
+    op = Op(OpKind.LINEAR, (1,), (2,), ("a", "b"), ("a.bias", "b.bias"))
+    x = torch.randn(7, 5)
+    found = BIND[OpKind.LINEAR](op, make_context(weights=weights))(None, x)
+    left = x.double() @ weights["a"].double().t() + weights["a.bias"]
+    right = x.double() @ weights["b"].double().t() + weights["b.bias"]
+    torch.testing.assert_close(found.double(), torch.cat((left, right), 1), atol=1e-5, rtol=1e-5)
+
+
+def test_silu_mul_by_hand() -> None:
+    kernel = BIND[OpKind.SILU_MUL](Op(OpKind.SILU_MUL, (1,), (2,)), make_context())
+    found = kernel(None, torch.tensor([[1.0, -2.0, 3.0, 5.0]]))
+    expected = [3.0 / (1 + math.exp(-1)), 5.0 * -2 / (1 + math.exp(2))]
+    assert found.flatten().tolist() == pytest.approx(expected)
+
+
+def test_select_rows() -> None:
+    kernel = BIND[OpKind.SELECT_ROWS](Op(OpKind.SELECT_ROWS, (1,), (2,)), make_context())
+    x = torch.randn(6, 2)
+    assert torch.equal(kernel(make_step([(3, 0), (1, 5), (2, 1)]), x), x[[2, 3, 5]])
+
+
+def test_rope_rotates_pairs_and_writes_the_layers_cache() -> None:
+    context, step = make_context(), make_step([(3, 2), (1, 9)])
+    before = context.key_cache.clone(), context.value_cache.clone()
+    qkv = torch.randn(4, (6 + 2 + 2) * 8)
+    kernel = BIND[OpKind.ROPE_CACHE](Op(OpKind.ROPE_CACHE, (1,), (2,), layer=1), context)
+    rows = qkv.double().view(4, 10, 8)
+    angles = torch.outer(torch.tensor([2, 3, 4, 9]), torch.tensor(context.params.inverse_frequencies).double())
+    # A pair (i, i + 4) is one complex number, turned by its angle.
+    turned = torch.view_as_complex(torch.stack((rows[..., :4], rows[..., 4:]), -1)) * torch.polar(
+        torch.ones_like(angles), angles
+    ).unsqueeze(1)
+    expected = torch.cat((turned.real, turned.imag), -1)
+
+    query = kernel(step, qkv)
+    torch.testing.assert_close(query.double(), expected[:, :6].flatten(1), atol=1e-5, rtol=1e-5)
+    for row, slot in enumerate(step.slots.tolist()):
+        torch.testing.assert_close(
+            context.key_cache[1, slot // 4, :, slot % 4].double(), expected[row, 6:8], atol=1e-5, rtol=1e-5
+        )
+        assert torch.equal(context.value_cache[1, slot // 4, :, slot % 4], qkv[row].view(10, 8)[8:])
+    untouched = torch.ones(64 * 4, dtype=torch.bool)
+    untouched[step.slots] = False
+    for cache, old in zip((context.key_cache, context.value_cache), before, strict=True):
+        assert torch.equal(cache[0], old[0])
+        flat, old_flat = cache[1].transpose(1, 2).flatten(0, 1), old[1].transpose(1, 2).flatten(0, 1)
+        assert torch.equal(flat[untouched], old_flat[untouched])
+
+
+def test_attention_is_causal_over_the_block_table() -> None:
+    context, step = make_context(), make_step([(1, 6), (5, 0), (4, 7)])
+    q = torch.randn(10, 6 * 8)
+    kernel = BIND[OpKind.PAGED_ATTENTION](Op(OpKind.PAGED_ATTENTION, (1,), (2,), layer=1), context)
+    found = kernel(step, q).view(10, 6, 8).double()
+    for each in step.slices:
+        for row in range(each.count):
+            places = [(each.blocks[p // 4], p % 4) for p in range(each.start + row + 1)]
+            for head in range(6):
+                keys = torch.stack([context.key_cache[1, b, head // 3, o] for b, o in places]).double()
+                values = torch.stack([context.value_cache[1, b, head // 3, o] for b, o in places]).double()
+                scores = keys @ q[each.first + row].view(6, 8)[head].double() / math.sqrt(8)
+                expected = torch.softmax(scores, 0) @ values
+                torch.testing.assert_close(found[each.first + row, head], expected, atol=1e-5, rtol=1e-5)
