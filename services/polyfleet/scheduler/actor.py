@@ -1,5 +1,6 @@
 """The scheduler as a Ray actor: named, detached, on the head node, restarted by Ray for ever."""
 
+import contextlib
 import logging
 from typing import Any
 
@@ -42,7 +43,7 @@ def log_to_file(config: SchedulerConfig) -> None:
     set_up_logging(config.log_level, (folder / LOG_NAME).open("a", encoding="utf-8", buffering=1), process="scheduler")
 
 
-def find_or_create(config: SchedulerConfig) -> Any:
+def find_or_create(config: SchedulerConfig) -> None:
     """The scheduler actor of the connected cluster, serving with this configuration.
 
     One that runs with another configuration is replaced; the workers don't notice. Raises ConfigError when the actor
@@ -57,7 +58,6 @@ def find_or_create(config: SchedulerConfig) -> Any:
     except RayError as error:
         cause = str(error).strip().splitlines()[-1]
         raise ConfigError(f"The scheduler did not start ({cause}); see {config.state_path / 'logs'}.") from None
-    return actor
 
 
 def _create(config: SchedulerConfig) -> Any:
@@ -73,10 +73,17 @@ def _create(config: SchedulerConfig) -> Any:
     return options.remote(config)
 
 
-def shut_down(actor: Any, grace: float) -> None:
-    """Stop the whole fleet: workers, launchers, the actor. Returns when they have gone."""
+def shut_down(grace: float) -> None:
+    """Stop the whole fleet of the connected cluster: workers, launchers, scheduler. Returns when they have gone.
+
+    When the scheduler does not do it, the launchers are told one by one.
+    """
     try:
+        actor = ray.get_actor(SCHEDULER_NAME, NAMESPACE)
         ray.get(actor.shutdown.remote(grace), timeout=grace + START_SECONDS)
-    except RayError as error:
+        ray.kill(actor, no_restart=True)
+    except (RayError, ValueError) as error:
         log.warning("The scheduler did not stop in good order: %s", error)
-    ray.kill(actor, no_restart=True)
+        launchers = [ray.get_actor(name, NAMESPACE) for name in ray.util.list_named_actors() if name != SCHEDULER_NAME]
+        with contextlib.suppress(RayError):
+            ray.get([launcher.stop.remote(grace) for launcher in launchers], timeout=grace + START_SECONDS)

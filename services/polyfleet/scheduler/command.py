@@ -96,12 +96,12 @@ def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof
     with local_ray(places) as ray_address:
         for number in (signal.SIGTERM, signal.SIGINT):  # now: starting Ray sets handlers of its own
             signal.signal(number, lambda *_: told.set())
-        actor = find_or_create(config)
         try:
+            find_or_create(config)
             _say(_addresses(config, ray_address))
             told.wait()
         finally:
-            shut_down(actor, config.shutdown_seconds)
+            shut_down(config.shutdown_seconds)
 
 
 def _wait_for_eof(told: threading.Event) -> None:
@@ -111,6 +111,9 @@ def _wait_for_eof(told: threading.Event) -> None:
 
 def _create_in(config: SchedulerConfig, address: str) -> None:
     """Create or find the actor in a running cluster."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when Ray is imported; only a local start has it on anyway
+    from ray.exceptions import AuthenticationError
+
     from polyfleet.scheduler.actor import find_or_create
     from polyfleet.scheduler.local_ray import joined_ray
 
@@ -120,6 +123,11 @@ def _create_in(config: SchedulerConfig, address: str) -> None:
             _say(_addresses(config, ray_address))
     except ConnectionError:
         raise ConfigError(f"There is no Ray to join at {address}: start one, or leave --address out.") from None
+    except AuthenticationError:
+        raise ConfigError(
+            f"The Ray at {address} needs its token: have it in ~/.ray/auth_token, or name its file with "
+            "RAY_AUTH_TOKEN_PATH (RAY_AUTH_MODE=disabled for a Ray without one)."
+        ) from None
 
 
 def _addresses(config: SchedulerConfig, ray_address: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Snapshots to whoever watches: the whole fleet at once, then after each change and as a heartbeat."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from polyfleet.scheduler.registry import Registry
 from polyfleet.v1 import fleet_pb2 as pb
@@ -36,7 +36,7 @@ class SnapshotFeed:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
-    async def watch(self) -> AsyncIterator[pb.FleetSnapshot]:
+    async def watch(self) -> AsyncGenerator[pb.FleetSnapshot, None]:
         """Snapshots without end: at most one every 50 ms, at least one every 2 s."""
         self.watchers += 1
         try:

@@ -4,6 +4,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -98,8 +99,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
 
     async def WatchFleet(self, request: pb.WatchFleetRequest, context: Any) -> AsyncIterator[pb.FleetSnapshot]:
         """Snapshots for as long as the caller listens."""
-        async for snapshot in self._feed.watch():
-            yield snapshot
+        async with aclosing(self._feed.watch()) as snapshots:
+            async for snapshot in snapshots:
+                yield snapshot
 
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> AsyncIterator[pb.AssetChunk]:
         """The assets in chunks."""

@@ -12,7 +12,12 @@ from polyfleet.v1 import fleet_pb2 as pb
 
 LOST_AFTER_SECONDS = 3.0
 FORGOTTEN_AFTER_SECONDS = 60.0
+DEAF_AFTER_SECONDS = 1.0
 _SERVING = (pb.WORKER_STATE_READY, pb.WORKER_STATE_DRAINING)
+
+
+def _starting() -> pb.WorkerStatus:
+    return pb.WorkerStatus(state=pb.WORKER_STATE_STARTING)
 
 
 @dataclass(slots=True)
@@ -20,7 +25,7 @@ class Record:
     """One worker. `stream` is the registration stream that speaks for it now; -1: it never registered."""
 
     info: pb.WorkerInfo
-    status: pb.WorkerStatus = field(default_factory=pb.WorkerStatus)
+    status: pb.WorkerStatus = field(default_factory=_starting)
     heard: float = 0.0
     stream: int = -1
     lost: bool = False
@@ -56,6 +61,7 @@ class Registry:
         self.version = 0
         self._records: dict[str, Record] = {}
         self._deployments: tuple[pb.ModelDeployment, ...] = ()
+        self._swept: float | None = None
         self._snapshot = pb.FleetSnapshot(scheduler_epoch=epoch)
 
     @property
@@ -73,7 +79,7 @@ class Registry:
         if record is None:
             record = self._records[info.worker_id] = Record(info)
         if record.stream != stream and record.info.pid != info.pid:
-            record.status = pb.WorkerStatus(state=pb.WORKER_STATE_STARTING)
+            record.status = _starting()
         record.info, record.stream, record.heard, record.lost = info, stream, now, False
         self._changed()
 
@@ -97,7 +103,16 @@ class Registry:
             self.forget(worker_id)
 
     def sweep(self, now: float) -> None:
-        """Let time pass: mark silent workers LOST, forget those that stayed away and have no launcher."""
+        """Let time pass: mark silent workers LOST, forget those that stayed away and have no launcher.
+
+        Called several times a second. When the last call is long past, this process could not hear the workers for
+        that time (a busy machine, a suspended one), and it is not held against them.
+        """
+        deaf = now - (now if self._swept is None else self._swept)
+        self._swept = now
+        if deaf > DEAF_AFTER_SECONDS:
+            for record in self._records.values():
+                record.heard = min(now, record.heard + deaf)
         for worker_id, record in list(self._records.items()):
             silence = now - record.heard
             if record.stream >= 0 and not record.lost and silence > LOST_AFTER_SECONDS:

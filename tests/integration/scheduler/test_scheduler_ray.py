@@ -1,5 +1,6 @@
 """The scheduler on a real local Ray: workers come up, and survive kill -9 of themselves, launchers and scheduler."""
 
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+import yaml
+from msgspec import to_builtins
 from msgspec.structs import replace
 from tests.support.fake_interpreter import fake_interpreter
 from tests.support.local_fleet import READY, FleetWatcher, LocalFleet, worker_pids
@@ -123,6 +126,33 @@ def test_a_killed_scheduler_comes_back_to_the_same_worker_and_gateways_never_mis
     assert worker_pids(before.info.worker_id) == [before.info.pid]
     assert len(fleet.actor_pids("Launcher")) == 1
     fleet.undeploy("kept")
+
+
+def test_the_start_script_finds_the_scheduler_or_replaces_one_that_is_configured_otherwise(
+    fleet: LocalFleet, tmp_path: Path
+) -> None:
+    fleet.deploy("stays")
+    (before,) = fleet.until_ready("stays")
+    epoch = fleet.snapshot().scheduler_epoch
+    addresses = start_in(fleet, tmp_path, fleet.scheduler.config)
+    assert addresses["fleet"] == fleet.scheduler.fleet_address
+    assert fleet.snapshot().scheduler_epoch == epoch
+    start_in(fleet, tmp_path, replace(fleet.scheduler.config, log_level="debug"))
+    fleet.until(lambda: fleet.snapshot().scheduler_epoch != epoch)
+    (after,) = fleet.until_ready("stays")
+    assert after.info.pid == before.info.pid
+    fleet.undeploy("stays")
+
+
+def start_in(fleet: LocalFleet, folder: Path, config: SchedulerConfig) -> dict[str, str]:
+    """`python -m polyfleet.scheduler` in the Ray that runs; what it says."""
+    file = folder / "polyfleet.yaml"
+    file.write_text(yaml.safe_dump({"scheduler": to_builtins(config)}))
+    command = [sys.executable, "-m", "polyfleet.scheduler", "--address", fleet.scheduler.ray_address]
+    done = subprocess.run([*command, "--config", str(file)], capture_output=True, text=True, check=False, timeout=90)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, str] = json.loads(done.stdout)
+    return said
 
 
 def test_a_worker_runs_on_the_interpreter_of_another_environment(fleet: LocalFleet, other_python: str) -> None:

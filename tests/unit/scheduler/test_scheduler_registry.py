@@ -35,8 +35,15 @@ def shown(registry: Registry, worker_id: str = "w-1") -> tuple[str, str]:
     return "absent", ""
 
 
+def sweep(registry: Registry, start: float, end: float) -> None:
+    """As the controller does while time passes from `start` to `end`."""
+    for quarter in range(int(start * 4), int(end * 4) + 1):
+        registry.sweep(now=quarter / 4)
+
+
 def test_a_worker_is_starting_until_it_reports(registry: Registry) -> None:
     registry.register(info(), stream=1, now=0.0)
+    assert shown(registry) == ("STARTING", "")
     registry.report("w-1", READY, stream=1, now=0.1)
     assert shown(registry) == ("READY", "")
 
@@ -69,23 +76,32 @@ def test_a_snapshot_carries_epoch_version_workers_by_id_and_deployments(registry
 def test_silence_makes_a_worker_lost_and_a_report_brings_it_back(registry: Registry) -> None:
     registry.register(info(), stream=1, now=0.0)
     registry.report("w-1", READY, stream=1, now=1.0)
-    registry.sweep(now=4.0)
+    sweep(registry, 1.0, 4.0)
     assert shown(registry)[0] == "READY"
-    registry.sweep(now=4.1)
+    sweep(registry, 4.0, 4.5)
     assert shown(registry) == ("LOST", "no report for 3 s")
     registry.report("w-1", READY, stream=1, now=5.0)
     assert shown(registry)[0] == "READY"
 
 
+def test_silence_while_the_scheduler_itself_stood_still_does_not_count(registry: Registry) -> None:
+    registry.register(info(), stream=1, now=0.0)
+    sweep(registry, 0.0, 1.0)
+    sweep(registry, 50.0, 51.0)
+    assert shown(registry)[0] == "STARTING"
+    sweep(registry, 51.25, 54.0)
+    assert shown(registry)[0] == "LOST"
+
+
 def test_a_lost_worker_is_forgotten_after_a_minute_unless_a_launcher_has_it(registry: Registry) -> None:
     registry.register(info(), stream=1, now=0.0)
-    registry.sweep(now=60.0)
+    sweep(registry, 0.0, 60.0)
     assert shown(registry)[0] == "LOST"
     registry.observe([launcher(Phase.WATCHING)])
-    registry.sweep(now=600.0)
+    sweep(registry, 60.0, 600.0)
     assert shown(registry)[0] == "LOST"
     registry.observe([])
-    registry.sweep(now=600.1)
+    sweep(registry, 600.0, 600.5)
     assert shown(registry)[0] == "absent"
 
 
@@ -115,7 +131,7 @@ def test_a_launched_worker_is_starting_before_it_registers(registry: Registry) -
     assert shown(registry) == ("STARTING", "")
     worker = registry.snapshot().workers[0]
     assert (worker.info.deployment, worker.info.accelerator) == ("d", "cpu")
-    registry.sweep(now=1e9)
+    sweep(registry, 0.0, 100.0)
     assert shown(registry)[0] == "STARTING"
     registry.observe([])
     assert shown(registry)[0] == "absent"
