@@ -104,7 +104,7 @@ def test_lock_is_exact_and_names_no_vendor_package() -> None:
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
-        (r"/(?:work|root|home/\w+|opt)/\w+", "a path of somebody's machine"),
+        (r"/(?:work|root|home/\w+)/\w+", "a path of somebody's machine"),
         (r"\b(?:TODO|FIXME|XXX|HACK)\b", "work left undone"),
         (r"(?i)\bissues? #?\d+\b|\(#\d+\)", "a number of a tracker that readers don't have"),
         (r"https?://[^\s/]*(?:mirror|artifactory|nexus)[^\s]*", "a host of a package mirror"),
