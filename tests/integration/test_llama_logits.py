@@ -1,0 +1,137 @@
+"""Tiny random Llama models against transformers in float32: every way to compute a prompt gives its logits.
+
+Logits here are of order 1 to 10; both sides accumulate in float32 in another order, so they agree to about 1e-5.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.support.stepping import Run, Tables, logprob_draw, logprobs_of, step
+from tests.support.tiny_models import TinyShape, write_folder, write_gguf
+from transformers import LlamaForCausalLM
+
+from polyfleet.engine.batch import PoolingKind, SequenceSlice, StepBatch
+from polyfleet.engine.eager import EagerExecutor
+from polyfleet.loading.load import load_model
+
+TOLERANCE = 5e-5
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SHAPES = {
+    "grouped": TinyShape(),
+    "one KV head": TinyShape(heads=8, kv_heads=1, head_dim=6, tied=True),
+    "biases": TinyShape(kv_heads=4, attention_bias=True, mlp_bias=True),
+    "llama3 rope": TinyShape(rope=LLAMA3_ROPE, tied=True),
+    "linear rope": TinyShape(rope={"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}),
+}
+
+
+def transformers_logprobs(folder: Path, token_ids: list[int]) -> NDArray[np.float64]:
+    """Logprobs [tokens, vocabulary]."""
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([token_ids])).logits[0]
+    values: NDArray[np.float64] = torch.log_softmax(logits.double(), dim=-1).numpy()
+    return values
+
+
+def random_ids(number: int, seed: int) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(0, 96, number).tolist()
+    return ids
+
+
+def assert_close(found: NDArray[np.float64], expected: NDArray[np.float64]) -> None:
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+def check(run: Run, expected: NDArray[np.float64]) -> None:
+    """Each piece's logprobs are those behind its last token."""
+    assert run.done
+    for end, result in zip(run.ends, run.results, strict=True):
+        assert_close(logprobs_of(result), expected[end - 1])
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_whole_prompts_chunks_decodes_and_mixed_batches(name: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", SHAPES[name])
+    executor = EagerExecutor(load_model(folder), num_blocks=60, block_size=8)
+    tables = Tables(executor)
+    prompts = [random_ids(number, seed=number) for number in (37, 1, 90, 21, 64)]
+    runs = [Run(ids, tables.take(len(ids)), logprob_draw(96)) for ids in prompts]
+    whole, single, chunked, decoded, late = runs
+    step(executor, [(whole, 37)])
+    step(executor, [(chunked, 13)])
+    step(executor, [(single, 1), (chunked, 30), (decoded, 5)])
+    while not all(run.done for run in runs):
+        sizes = ((decoded, 1), (chunked, 1), (late, 17))
+        step(executor, [(run, size) for run, size in sizes if not run.done])
+    for run, ids in zip(runs, prompts, strict=True):
+        check(run, transformers_logprobs(folder, ids))
+
+
+@pytest.mark.parametrize("form", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+def test_gguf_files_of_every_format(form: str, tmp_path: Path) -> None:
+    """What is stored, dequantised by the `gguf` package and given to transformers, gives the same logits."""
+    shape = TinyShape(hidden=256, intermediate=256, head_dim=64, tied=True)
+    path = tmp_path / "model.gguf"
+    folder = write_folder(tmp_path / "dense", shape, write_gguf(path, shape, form))
+    ids = random_ids(40, seed=1)
+    executor = EagerExecutor(load_model(path), num_blocks=8)
+    run = Run(ids, Tables(executor).take(40), logprob_draw(96))
+    step(executor, [(run, 39)])
+    step(executor, [(run, 1)])
+    check(run, transformers_logprobs(folder, ids))
+
+
+def test_the_last_block_and_every_block_is_usable(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", TinyShape())
+    executor = EagerExecutor(load_model(folder), num_blocks=5, block_size=4)
+    ids = random_ids(20, seed=2)
+    run = Run(ids, [4, 0, 3, 1, 2], logprob_draw(96))
+    step(executor, [(run, 20)])
+    check(run, transformers_logprobs(folder, ids))
+
+
+def test_pooled_hidden_states(tmp_path: Path) -> None:
+    """MEAN gives sums that add up over chunks, LAST the last row, of transformers' final normalised states."""
+    folder = write_folder(tmp_path / "model", TinyShape())
+    ids = random_ids(19, seed=3)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        states = model.model(torch.tensor([ids])).last_hidden_state[0].numpy()
+    executor = EagerExecutor(load_model(folder), num_blocks=16, block_size=4)
+    tables = Tables(executor)
+    first, second = tables.take(19), tables.take(19)
+    chunks = [(ids[:7], 0), (ids[7:], 7)]
+    mean, last = np.zeros(64), np.zeros(64)
+    for part, start in chunks:
+        slices = (
+            SequenceSlice(part, start, first, pooling=PoolingKind.MEAN),
+            SequenceSlice(part, start, second, pooling=PoolingKind.LAST),
+        )
+        results = executor.step(StepBatch(slices))
+        assert all(result.token is None for result in results)
+        mean += results[0].pooled
+        last = np.array(results[1].pooled)
+    np.testing.assert_allclose(mean / 19, states.mean(axis=0), atol=TOLERANCE)
+    np.testing.assert_allclose(last, states[-1], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_dtypes_stay_near_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", TinyShape())
+    executor = EagerExecutor(load_model(folder), num_blocks=8, dtype=dtype)
+    ids = random_ids(30, seed=4)
+    run = Run(ids, Tables(executor).take(30), logprob_draw(96))
+    step(executor, [(run, 30)])
+    difference = logprobs_of(run.results[0]) - transformers_logprobs(folder, ids)[-1]
+    assert 1e-5 < float(np.abs(difference).max()) < (0.3 if dtype is torch.bfloat16 else 0.05)
