@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,10 +69,20 @@ class Stack:
             end(self._gateway)
         if self._scheduler is not None:
             with suppress(grpc.RpcError):
-                for deployment in self._settings.config.deployments:
-                    self._fleet.undeploy(deployment.name)
+                self._take_wishes_back()
             self._scheduler.shutdown()
         self._channel.close()
+
+    def _take_wishes_back(self) -> None:
+        """Undeploy what `start` deployed, and give its workers some time to leave in good order."""
+        names = {deployment.name for deployment in self._settings.config.deployments}
+        for name in names:
+            self._fleet.undeploy(name)
+        deadline = time.monotonic() + self._settings.config.scheduler.shutdown_seconds
+        while any(worker.info.deployment in names for worker in self._fleet.snapshot().workers):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
 
     def _gateway_command(self) -> list[str]:
         gateway, scheduler = self._settings.config.gateway, self._settings.config.scheduler
