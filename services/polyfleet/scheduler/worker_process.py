@@ -130,7 +130,9 @@ class WorkerProcess:
             status = None
             while _is_alive(self.pid, self._started):
                 await asyncio.sleep(POLL_SECONDS)
-        self.kill()
+        if _group_of(self.pid) is None:  # else the pid belongs to somebody else by now
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
         return status
 
     def terminate(self) -> None:
@@ -141,10 +143,8 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it and everything in its session at once. Nothing happens when all have ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if _group_of(self.pid) in (self.pid, None):  # None: it is gone, but not all of its session
-                os.killpg(self.pid, signal.SIGKILL)
-            else:
-                os.kill(self.pid, signal.SIGKILL)
+            group = os.getpgid(self.pid)
+            (os.killpg if group == self.pid else os.kill)(self.pid, signal.SIGKILL)
 
 
 def _group_of(pid: int) -> int | None:

@@ -92,7 +92,8 @@ async def test_stopping_waits_for_running_sequences(tmp_path: Path) -> None:
         await looking.until(lambda r: r.phase is Phase.WATCHING)
         async with worker.session() as session:
             await session.start(pb.StartSequence(sequence_id="s", prompt_ids=[1], max_tokens=40))
-            await session.event()
+            while not (await session.event()).deltas:  # until it runs
+                pass
             stopping = asyncio.create_task(looking.worker.stop(grace=30.0))
             deltas = (await session.run_to_end())["s"]
             assert sum(len(delta.token_ids) for delta in deltas) > 30

@@ -113,8 +113,10 @@ async def test_stopping_lets_running_sequences_finish(clean: Path) -> None:
         while (await session.event()).status.state != fleet.WORKER_STATE_READY:
             pass
         await session.start(pb.StartSequence(sequence_id="s", prompt_ids=[1], max_tokens=40))
+        while not (first := await session.event()).deltas:  # until it runs
+            pass
         stopping = asyncio.create_task(looking.worker.stop(grace=30.0))
-        deltas = (await session.run_to_end())["s"]
+        deltas = [*first.deltas, *(await session.run_to_end())["s"]]
         assert sum(len(delta.token_ids) for delta in deltas) == 40
     await stopping
 

@@ -1,8 +1,6 @@
 """The Fleet service on a real port, with the controller on a cluster without Ray."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,54 +10,13 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
-from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_worker import FakeWorker
+from tests.support.running_scheduler import Running, start, states, stop
 
-from polyfleet.scheduler.config import SchedulerConfig
 from polyfleet.scheduler.launch import Phase
-from polyfleet.scheduler.ports import free_address
-from polyfleet.scheduler.scheduler import Scheduler
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.v1 import fleet_pb2_grpc
 
-OWN = [("grpc.use_local_subchannel_pool", 1)]
 WISH = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
-
-
-@dataclass
-class Running:
-    """A scheduler that serves, its cluster, and a client."""
-
-    scheduler: Scheduler
-    cluster: FakeCluster
-    address: str
-    channel: grpc.aio.Channel
-    fleet: Any
-
-    async def snapshot(self) -> pb.FleetSnapshot:
-        answer: pb.FleetSnapshot = await self.fleet.ListWorkers(pb.ListWorkersRequest())
-        return answer
-
-    async def until(self, condition: Callable[[pb.FleetSnapshot], Any]) -> pb.FleetSnapshot:
-        """Poll until the fleet is so."""
-        while not condition(snapshot := await self.snapshot()):
-            await asyncio.sleep(0.01)
-        return snapshot
-
-
-async def start(folder: Path, cluster: FakeCluster | None = None, **settings: Any) -> Running:
-    listen, metrics = free_address("127.0.0.1:0"), free_address("127.0.0.1:0")
-    config = SchedulerConfig(**{"listen": listen, "metrics_listen": metrics, "state_dir": str(folder), **settings})
-    cluster = cluster or FakeCluster()
-    scheduler = Scheduler(config, cluster)
-    await scheduler.start()
-    channel = grpc.aio.insecure_channel(config.listen, options=OWN)
-    return Running(scheduler, cluster, config.listen, channel, fleet_pb2_grpc.FleetStub(channel))
-
-
-async def stop(running: Running) -> None:
-    await running.channel.close(None)
-    await running.scheduler.stop()
 
 
 @pytest.fixture
@@ -67,12 +24,6 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     one = await start(tmp_path)
     yield one
     await stop(one)
-
-
-def states(snapshot: pb.FleetSnapshot) -> dict[str, str]:
-    return {
-        w.info.worker_id: pb.WorkerState.Name(w.status.state).removeprefix("WORKER_STATE_") for w in snapshot.workers
-    }
 
 
 async def refusal(call: Any) -> Any:
@@ -252,43 +203,6 @@ async def test_nothing_happens_while_the_cluster_is_away(running: Running) -> No
         await running.until(lambda s: len(s.workers) == 2)
 
 
-async def test_a_returning_scheduler_hears_the_workers_before_it_starts_or_tells_anything(tmp_path: Path) -> None:
-    before = await start(tmp_path)
-    await before.fleet.Deploy(pb.DeployRequest(deployment=WISH))
-    await before.until(lambda s: s.workers)
-    worker_id = before.cluster.launched[0].worker_id
-    async with FakeWorker(worker_id, fleet=before.address, deployment="d") as worker:
-        before.cluster.report(worker_id, phase=Phase.WATCHING)
-        await before.until(lambda s: states(s) == {worker_id: "READY"})
-        await asyncio.sleep(0.6)  # a tick, which remembers the worker
-        await stop(before)
-        worker.fleet = ""  # it does not find the scheduler again at once
-        after = await start(tmp_path, FakeCluster(), settle_seconds=600.0)  # Ray came back without launchers
-        watch = after.fleet.WatchFleet(pb.WatchFleetRequest())
-        told = asyncio.ensure_future(watch.read())
-        await asyncio.sleep(0.6)
-        assert not told.done()
-        assert not after.cluster.launched
-        worker.fleet = after.address
-        assert states(await told) == {worker_id: "READY"}
-        await asyncio.sleep(0.6)
-        assert not after.cluster.launched
-        await stop(after)
-
-
-async def test_a_returning_scheduler_waits_for_the_dead_no_longer_than_the_settle_time(tmp_path: Path) -> None:
-    before = await start(tmp_path)
-    await before.fleet.Deploy(pb.DeployRequest(deployment=WISH))
-    async with FakeWorker("w-1", fleet=before.address, deployment="d"):
-        await before.until(lambda s: states(s).get("w-1") == "READY")
-        await asyncio.sleep(0.6)
-    await stop(before)
-    after = await start(tmp_path, FakeCluster(), settle_seconds=0.3)
-    await after.until(lambda s: s.workers)
-    assert len(after.cluster.launched) == 1
-    await stop(after)
-
-
 async def test_a_worker_of_a_removed_deployment_is_told_to_stop(running: Running) -> None:
     await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
     await running.fleet.Undeploy(pb.UndeployRequest(name="d"))
@@ -303,14 +217,3 @@ async def test_a_worker_of_a_removed_deployment_is_told_to_stop(running: Running
         await call.write(pb.RegisterRequest(info=info))
         assert (await call.read()).stop == unwanted
         call.cancel()
-
-
-async def test_shutdown_stops_workers_then_launchers(tmp_path: Path) -> None:
-    one = await start(tmp_path)
-    await one.fleet.Deploy(pb.DeployRequest(deployment=WISH))
-    await one.until(lambda s: s.workers)
-    worker_id = one.cluster.launched[0].worker_id
-    await one.channel.close(None)
-    await one.scheduler.shutdown(grace=2.5)
-    assert one.cluster.stopped == [(worker_id, 2.5)]
-    assert one.cluster.ended == [(worker_id, True)]
