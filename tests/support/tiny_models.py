@@ -1,7 +1,7 @@
 """Tiny random Llama models, written as Hugging Face folders and as GGUF files without transformers."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,19 @@ def write_folder(folder: Path, shape: TinyShape, tensors: Tensors | None = None,
 
 
 def write_gguf(
-    path: Path, shape: TinyShape, form: str = "F32", *, seed: int = 0, extra: Mapping[str, Any] = {}
+    path: Path,
+    shape: TinyShape,
+    form: str = "F32",
+    *,
+    seed: int = 0,
+    extra: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Array] | None = None,
+    without: Sequence[str] = (),
 ) -> Tensors:
     """A GGUF file whose matrices are stored as `form`; returns what it holds, dequantised, under Hugging Face names.
 
-    `extra` metadata are strings, numbers, booleans and lists.
+    `extra` metadata (strings, numbers, booleans, lists) replace or join the model's own; `tensors` are further ones
+    in float32, `without` names some to leave out, both under GGUF names.
     """
     stored: dict[str, Array] = {}
     writer = gguf.GGUFWriter(path, "llama")
@@ -141,9 +149,12 @@ def write_gguf(
         heads = shape.heads if ".q_proj." in name else shape.kv_heads if ".k_proj." in name else 0
         data = interleave(tensor, heads) if heads else tensor
         raw, kind = _encode(data, form, seed) if data.ndim == 2 else (data, gguf.GGMLQuantizationType.F32)
-        writer.add_tensor(_gguf_name(name), raw, raw_dtype=kind)
+        if _gguf_name(name) not in without:
+            writer.add_tensor(_gguf_name(name), raw, raw_dtype=kind)
         values = gguf.quants.dequantize(raw, kind).astype(np.float32)
         stored[name] = half_split(values, heads) if heads else values
+    for name, tensor in (tensors or {}).items():
+        writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -162,21 +173,24 @@ def half_split(tensor: Array, heads: int) -> Array:
 
 
 def _write_metadata(writer: Any, shape: TinyShape, extra: Mapping[str, Any]) -> None:
-    writer.add_name("tiny")
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.intermediate)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(shape.vocabulary)
-    for key, value in extra.items():
+    values: dict[str, Any] = {
+        "general.name": "tiny",
+        "llama.context_length": shape.context,
+        "llama.embedding_length": shape.hidden,
+        "llama.block_count": shape.layers,
+        "llama.feed_forward_length": shape.intermediate,
+        "llama.attention.head_count": shape.heads,
+        "llama.attention.head_count_kv": shape.kv_heads,
+        "llama.attention.key_length": shape.head_dim,
+        "llama.rope.dimension_count": shape.head_dim,
+        "llama.rope.freq_base": 10000.0,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    writer.kv_data[0].pop("general.architecture")  # the writer's own, so that `extra` may replace it
+    for key, value in ({"general.architecture": "llama"} | values | dict(extra)).items():
         kind = gguf.GGUFValueType.ARRAY if isinstance(value, list) else gguf.GGUFValueType.get_type(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            kind = gguf.GGUFValueType.UINT32
         writer.add_key_value(key, value, kind)
 
 
