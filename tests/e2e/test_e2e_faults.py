@@ -30,7 +30,8 @@ def health(channel: grpc.Channel) -> int:
 
 
 def only_worker(stack: ServeProcess) -> psutil.Process:
-    (worker,) = stack.ready_workers()
+    (worker,) = stack.workers()
+    assert worker["state"] == "ready"
     return psutil.Process(worker["pid"])
 
 

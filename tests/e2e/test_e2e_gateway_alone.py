@@ -1,0 +1,60 @@
+"""The gateway as its image installs it: one extra in a clean environment, without torch and without Ray."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.serve_process import ServeProcess, free_addresses, wait_for
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("proto", "services", "workers", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
+ABSENT = ("torch", "ray", "numpy", "transformers", "gguf")
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with `polyfleet[gateway]` alone, installed from a copy of the sources."""
+    folder = tmp_path_factory.mktemp("gateway_alone")
+    for part in PARTS:
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, folder / part)
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    lock = str(ROOT / "requirements.lock")
+    # A gateway needs no CPU engine, so none is compiled: `false` is a compiler that fails.
+    environment = {**os.environ, "CXX": "false", "PIP_CONSTRAINT": lock, "PIP_BUILD_CONSTRAINT": lock}
+    pip = [folder / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, ".[gateway]"], cwd=folder, env=environment, check=True, timeout=250)
+    return folder / "venv" / "bin" / "python"
+
+
+@pytest.fixture
+def gateway(python: Path, stack: ServeProcess, tmp_path: Path) -> Iterator[str]:
+    """gRPC address of such a gateway, serving the workers of the running stack."""
+    grpc, http = free_addresses(2)
+    command = [python, "-m", "polyfleet.gateway", "--fleet", stack.fleet, "--grpc-listen", grpc, "--http-listen", http]
+    with (tmp_path / "gateway.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: stack.polyfleet("models", "--gateway", grpc).returncode == 0, "the gateway to answer")
+        yield grpc
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+def test_neither_torch_nor_ray_can_be_imported(python: Path) -> None:
+    script = f"import importlib.util; print([name for name in {ABSENT!r} if importlib.util.find_spec(name)])"
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == "[]"
+
+
+def test_it_serves(gateway: str, stack: ServeProcess) -> None:
+    arguments = ("--prompt", "The capital of France is", "--max-tokens", "4", "--temperature", "0", "--json")
+    done = stack.polyfleet("generate", "--gateway", gateway, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in json.loads(done.stdout)["text"]
