@@ -80,11 +80,15 @@ class HttpTarget:
 
 
 class EventReader:
-    """Reads the server-sent events of one completion. A stream without `[DONE]` is an error."""
+    """Reads the server-sent events of one completion. A stream without `[DONE]` is an error.
+
+    The first token is the first chunk of a text completion, or the first one of a chat that has content: some servers
+    send the role ahead. Only where no content comes at all (end tokens, ignored) does the role's chunk count.
+    """
 
     def __init__(self, due: float) -> None:
         self._due = due
-        self._first = self._last = 0.0
+        self._begin = self._first = self._last = 0.0
         self._chunks = 0
         self._usage: dict[str, Any] = {}
         self._error = "the stream ended without [DONE]"
@@ -101,17 +105,20 @@ class EventReader:
         if event.get("error"):
             self._error = str(event["error"].get("message", event["error"]))
         self._usage = event.get("usage") or self._usage
-        if any(_text(choice) for choice in event.get("choices") or ()):
-            self._last = time.monotonic()
-            self._first = self._first or self._last
-            self._chunks += 1
+        choices = event.get("choices") or ()
+        if choices:
+            now = time.monotonic()
+            self._begin = self._begin or now
+            if any(map(_has_token, choices)):
+                self._first, self._last = self._first or now, now
+                self._chunks += 1
 
     def outcome(self) -> Outcome:
-        """What the events said; without usage each chunk with text counts as one token."""
+        """What the events said; without usage each chunk that may hold a token counts as one."""
         now = time.monotonic()
         return Outcome(
             due=self._due,
-            first=self._first or now,
+            first=self._first or self._begin or now,
             last=self._last or now,
             end=now,
             prompt_tokens=self._usage.get("prompt_tokens", 0),
@@ -120,8 +127,8 @@ class EventReader:
         )
 
 
-def _text(choice: dict[str, Any]) -> str:
-    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+def _has_token(choice: dict[str, Any]) -> bool:
+    return "text" in choice or bool((choice.get("delta") or {}).get("content"))
 
 
 class GrpcTarget:

@@ -134,6 +134,30 @@ def test_events_of_both_endpoints() -> None:
     assert outcome.due <= outcome.first <= outcome.last <= outcome.end
 
 
+def test_role_ahead_of_the_first_token_does_not_count() -> None:
+    reader = EventReader(due=time.monotonic())
+    reader.read('data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}')
+    between = time.monotonic()
+    reader.read('data: {"choices": [{"delta": {"content": "a"}}]}')
+    assert reader.outcome().first >= between
+
+
+def test_role_counts_where_there_is_no_content() -> None:
+    reader = EventReader(due=time.monotonic())
+    reader.read('data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}')
+    between = time.monotonic()
+    reader.read('data: {"choices": [{"delta": {}, "finish_reason": "length"}]}')
+    assert reader.outcome().first <= between
+
+
+def test_first_chunk_of_a_text_completion_counts_without_text() -> None:
+    reader = EventReader(due=time.monotonic())
+    reader.read('data: {"choices": [{"text": ""}]}')
+    between = time.monotonic()
+    reader.read('data: {"choices": [{"text": "a"}]}')
+    assert reader.outcome().first <= between
+
+
 def test_chunks_count_where_usage_is_missing() -> None:
     assert read('data: {"choices": [{"text": "b"}], "usage": null}', "data: [DONE]").tokens == 1
 

@@ -99,12 +99,15 @@ def test_completion_chunks_count_offsets_on() -> None:
     said = chunks(
         CompletionShape(logprobs=True),
         Delta(0),
+        Delta(0),
         Delta(0, "é", logprobs=LOGPROBS[:1]),
         Delta(1, "é", logprobs=LOGPROBS[:1]),
         Delta(0, " b", logprobs=LOGPROBS[1:], finish_reason=FinishReason.STOP),
     )
-    assert said[0] is None
-    assert [(c["index"], c["text"], c["logprobs"]["text_offset"], c["finish_reason"]) for c in said[1:]] == [
+    assert said[1] is None
+    said.remove(None)
+    assert [(c["index"], c["text"], c["logprobs"]["text_offset"], c["finish_reason"]) for c in said] == [
+        (0, "", [], None),
         (0, "é", [0], None),
         (1, "é", [0], None),
         (0, " b", [1], "stop"),

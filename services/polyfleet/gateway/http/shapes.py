@@ -54,7 +54,7 @@ class ChatShape:
     def chunk(self, delta: Delta) -> ChatChunkChoice | None:
         """As in Shape; the first chunk of each choice names the role."""
         first = delta.choice not in self._begun
-        if _says_nothing(delta, self._logprobs) and (not first or delta.usage):
+        if not _worth_sending(delta, first, self._logprobs):
             return None
         self._begun.add(delta.choice)
         return ChatChunkChoice(
@@ -82,12 +82,14 @@ class CompletionShape:
     def __init__(self, *, logprobs: bool) -> None:
         self.renames = {"text": "prompt", "token_ids": "prompt"}
         self._logprobs = logprobs
+        self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
 
     def chunk(self, delta: Delta) -> CompletionChoice | None:
         """As in Shape."""
-        if _says_nothing(delta, self._logprobs):
+        if not _worth_sending(delta, delta.choice not in self._begun, self._logprobs):
             return None
+        self._begun.add(delta.choice)
         return self.whole(delta.choice, delta.text, delta.logprobs, delta.finish_reason)
 
     def whole(
@@ -101,5 +103,7 @@ class CompletionShape:
         return CompletionChoice(index, text, completion_logprobs(logprobs, offset), finish_reason)
 
 
-def _says_nothing(delta: Delta, logprobs: bool) -> bool:
-    return not (delta.text or delta.finish_reason or (logprobs and delta.logprobs))
+def _worth_sending(delta: Delta, first: bool, logprobs: bool) -> bool:
+    """Whether a client learns from it: something was said, or, though its text is held back, that the choice began."""
+    said = delta.text or delta.finish_reason or (logprobs and delta.logprobs)
+    return bool(said) or (first and delta.usage is None)
