@@ -122,7 +122,7 @@ def test_an_empty_machine_is_unavailable_with_a_reason(name: str, tmp_path: Path
         empty.activate()
 
 
-@pytest.mark.parametrize("name", [name for name in MACHINE_OF if name != "mps"])
+@pytest.mark.parametrize("name", MACHINE_OF)
 @pytest.mark.parametrize(
     "answer",
     [
@@ -141,6 +141,15 @@ def test_a_broken_probe_makes_devices_unhealthy(name: str, answer: ToolResult, t
     assert all(each.health is Health.UNHEALTHY and each.reason for each in readings)
 
 
+def test_a_broken_probe_makes_a_device_unhealthy_that_only_its_node_shows(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    hangs = ToolResult(problem="nvidia-smi did not answer within 5 s")
+    backend = factory("cuda")(Host(root=tmp_path, run=lambda command, timeout: hangs))
+    (reading,) = backend.telemetry()
+    assert (reading.index, reading.health, reading.reason) == (0, Health.UNHEALTHY, hangs.problem)
+
+
 VISIBLE = {
     "cuda": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1,0"},
     "rocm": {"HIP_VISIBLE_DEVICES": "1,0", "CUDA_VISIBLE_DEVICES": "1,0"},
@@ -155,6 +164,36 @@ VISIBLE = {
 @pytest.mark.parametrize("name", VISIBLE)
 def test_environment_of_chosen_devices(name: str) -> None:
     assert factory(name)().environment([1, 0]) == VISIBLE[name]
+
+
+@pytest.mark.parametrize(
+    ("variable", "addresses"),
+    [
+        ("1", ["0000:2a:00.0"]),
+        ("1,0", ["0000:2a:00.0", "0000:18:00.0"]),
+        ("GPU-00000001", ["0000:2a:00.0"]),
+        ("MIG-3b7c2a1e", ["0000:18:00.0", "0000:2a:00.0"]),
+        ("0,7", ["0000:18:00.0"]),
+    ],
+)
+def test_devices_are_those_that_the_process_may_see_numbered_as_torch_does(
+    variable: str, addresses: list[str], tmp_path: Path
+) -> None:
+    machine = {**load_machine("linux_nvidia_h100_x2"), "environ": {"CUDA_VISIBLE_DEVICES": variable}}
+    host, build, _ = described(machine, tmp_path)
+    backend = factory("cuda")(host=host, build=build)
+    assert [each.pci_bus_id for each in backend.devices()] == addresses
+    assert [each.index for each in backend.devices()] == list(range(len(addresses)))
+    assert [each.pci_bus_id for each in backend.telemetry()] == addresses
+
+
+@pytest.mark.parametrize("variable", ["", "-1"])
+def test_a_process_that_may_see_none_is_told_so(variable: str, tmp_path: Path) -> None:
+    machine = {**load_machine("linux_nvidia_h100_x2"), "environ": {"CUDA_VISIBLE_DEVICES": variable}}
+    host, build, _ = described(machine, tmp_path)
+    backend = factory("cuda")(host=host, build=build)
+    assert backend.availability().reason == "CUDA_VISIBLE_DEVICES hides every NVIDIA device"
+    assert (backend.devices(), backend.telemetry()) == ((), ())
 
 
 def test_listing_backends_imports_no_torch_and_no_vendor_module() -> None:

@@ -55,7 +55,7 @@ def described(machine: dict[str, Any], root: Path) -> tuple[Host, TorchBuild, De
         sample = DATA / "tools" / text.removeprefix("sample:")
         (root / path).write_text(sample.read_text() if text.startswith("sample:") else text)
     tools = DescribedTools(machine.get("tools", {}))
-    host = Host(root=root, run=tools, platform=machine.get("platform", "linux"))
+    host = Host(root=root, run=tools, platform=machine.get("platform", "linux"), environ=machine.get("environ", {}))
     return host, TorchBuild(**machine.get("torch", {})), tools
 
 

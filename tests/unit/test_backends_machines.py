@@ -41,7 +41,7 @@ def test_finds_what_the_machine_has(machine: str, tmp_path: Path, monkeypatch: p
     backends = put_on(machine, tmp_path, monkeypatch)
     expected = load_machine(machine)["expect"]
     assert list(BackendRegistry.list_available()) == expected["available"]
-    assert BackendRegistry.get_default().type.value == expected["default"]
+    assert BackendRegistry.get_default().type == expected["default"]
     for name, backend in backends.items():
         if name in expected["devices"]:
             assert [each.pci_bus_id for each in backend.devices()] == expected["devices"][name]

@@ -68,9 +68,10 @@ def info(as_json: bool) -> None:
 def list_(as_json: bool) -> None:
     """List the backends that can be used here, best first; the one in use is marked."""
     from polyfleet.backends import BackendRegistry, get_backend
+    from polyfleet.backends.protocol import family_name
 
     with sentences():
-        used = get_backend().type.value
+        used = family_name(get_backend().type)
     names = list(BackendRegistry.list_available())
     if as_json:
         print_json({"available": names, "in_use": used})
@@ -84,20 +85,22 @@ def list_(as_json: bool) -> None:
 def set_(name: str) -> None:
     """Use backend NAME for this user from now on (undo with `polyfleet backends reset`)."""
     from polyfleet.backends import set_backend
+    from polyfleet.backends.protocol import family_name
 
     with sentences():
         backend = set_backend(name)
-    out.print(f"Backend {backend.type.value} is used from now on.")
+    out.print(f"Backend {family_name(backend.type)} is used from now on.")
 
 
 @backends.command(epilog=examples("polyfleet backends reset"))
 def reset() -> None:
     """Forget the backend and options chosen before; the best one found is used again."""
     from polyfleet.backends import get_backend, reset_backend
+    from polyfleet.backends.protocol import family_name
 
     reset_backend()
     with sentences():
-        out.print(f"Nothing is chosen any more; auto means {get_backend().type.value} here.")
+        out.print(f"Nothing is chosen any more; auto means {family_name(get_backend().type)} here.")
 
 
 @backends.command(epilog=examples("polyfleet backends test cpu"))

@@ -7,29 +7,13 @@ from typing import Any
 
 def accelerators() -> list[dict[str, Any]]:
     """Every backend: available or why not, and its devices with their capabilities."""
-    from polyfleet.backends import BackendRegistry
+    from polyfleet.backends import BackendOptimizer
 
-    default = BackendRegistry.get_default().type.value
-    found = []
-    for name in BackendRegistry.names():
-        backend = BackendRegistry.known(name)
-        state = backend.availability()
-        devices = []
-        for device in backend.devices() if state.available else ():
-            capabilities = backend.capabilities(device)
-            devices.append(
-                {
-                    "index": device.index,
-                    "name": device.name,
-                    "architecture": device.architecture,
-                    "total_memory_bytes": device.total_memory_bytes,
-                    "cores": device.cores,
-                    "preferred_dtype": capabilities.preferred_dtype,
-                    "instruction_sets": list(capabilities.instruction_sets),
-                }
-            )
-        found.append({"name": name, "reason": state.reason, "default": name == default, "devices": devices})
-    return found
+    facts = BackendOptimizer().system_info()
+    return [
+        {"name": name, "reason": found["reason"], "default": name == facts["default"], "devices": found["devices"]}
+        for name, found in facts["backends"].items()
+    ]
 
 
 def operators() -> dict[str, str]:

@@ -6,20 +6,52 @@ backends.get_available_backends()      # ["cuda", "cpu"]
 backends.set_backend("auto")           # remembered for this user
 config = backends.auto_configure_backend()
 backends.get_memory_info("cuda")
+
+Names are imported when they are first used, so that importing this package costs next to nothing.
 """
 
-from polyfleet.backends.choice import get_backend, reset_backend, set_backend
-from polyfleet.backends.optimizer import BackendOptimizer, auto_configure_backend
-from polyfleet.backends.protocol import (
-    BackendType,
-    BackendUnavailable,
-    CommunicationBackend,
-    DeviceInfo,
-    HardwareBackend,
-    KernelCapabilities,
-    MemoryInfo,
-)
-from polyfleet.backends.registry import BackendRegistry
+from importlib import import_module
+
+TYPE_CHECKING = False  # type checkers take it for true; typing's own would cost more than all the rest of this module
+if TYPE_CHECKING:
+    from polyfleet.backends.choice import get_backend, reset_backend, set_backend
+    from polyfleet.backends.optimizer import BackendOptimizer, auto_configure_backend
+    from polyfleet.backends.protocol import (
+        BackendType,
+        BackendUnavailable,
+        CommunicationBackend,
+        DeviceInfo,
+        HardwareBackend,
+        KernelCapabilities,
+        MemoryInfo,
+    )
+    from polyfleet.backends.questions import (
+        benchmark_backends,
+        get_available_backends,
+        get_best_device,
+        get_memory_info,
+    )
+    from polyfleet.backends.registry import BackendRegistry
+
+_MODULES = {
+    "BackendOptimizer": "optimizer",
+    "BackendRegistry": "registry",
+    "BackendType": "protocol",
+    "BackendUnavailable": "protocol",
+    "CommunicationBackend": "protocol",
+    "DeviceInfo": "protocol",
+    "HardwareBackend": "protocol",
+    "KernelCapabilities": "protocol",
+    "MemoryInfo": "protocol",
+    "auto_configure_backend": "optimizer",
+    "benchmark_backends": "questions",
+    "get_available_backends": "questions",
+    "get_backend": "choice",
+    "get_best_device": "questions",
+    "get_memory_info": "questions",
+    "reset_backend": "choice",
+    "set_backend": "choice",
+}
 
 __all__ = [
     "BackendOptimizer",
@@ -42,33 +74,11 @@ __all__ = [
 ]
 
 
-def get_available_backends() -> list[BackendType]:
-    """Families that can be used here, best first; third-party ones are listed by `BackendRegistry.list_available`."""
-    known = {each.value: each for each in BackendType}
-    return [known[name] for name in BackendRegistry.list_available() if name in known]
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
-def get_best_device() -> str:
-    """torch's name of the device that `auto` uses ("cuda:0", "cpu"). Imports torch: for worker processes."""
-    return get_backend().activate()
-
-
-def get_memory_info(name: str = "auto") -> MemoryInfo:
-    """Memory of the backend's first device by the vendor's tool, without initialising it.
-
-    Raises BackendUnavailable, also when the vendor withholds the numbers.
-    """
-    backend = get_backend(name)
-    if backend.type is BackendType.CPU:
-        return backend.memory()
-    for reading in backend.telemetry():
-        if reading.memory_total_bytes is not None and reading.memory_used_bytes is not None:
-            return MemoryInfo(reading.memory_total_bytes - reading.memory_used_bytes, reading.memory_total_bytes)
-    raise BackendUnavailable(f"backend {backend.type.value} does not tell its memory here")
-
-
-def benchmark_backends(duration_seconds: float = 10.0, backends: list[str] | None = None) -> dict[str, object]:
-    """A quick comparison of the available backends, a process each; see `polyfleet.backends.benchmark`."""
-    from polyfleet.backends.benchmark import BenchmarkOptions, run
-
-    return run(BenchmarkOptions(duration_seconds=duration_seconds), backends)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -23,8 +23,9 @@ from polyfleet.backends.protocol import (
     Health,
     KernelCapabilities,
     MemoryInfo,
+    family_name,
 )
-from polyfleet.backends.reading import DeviceReading, ProbeResult
+from polyfleet.backends.reading import DeviceReading, ProbeResult, visible
 from polyfleet.backends.torch_build import TorchBuild, torch_build
 
 
@@ -66,7 +67,7 @@ class TorchGraphs:
 class AcceleratorBackend(ABC):
     """One family whose devices torch reaches through a module of its own (torch.cuda, torch.xpu, torch.npu …)."""
 
-    type: BackendType
+    type: BackendType | str
     vendor: ClassVar[str]  # for sentences
     pci_vendor: ClassVar[str]
     torch_name: ClassVar[str]  # torch's device type and the name of its module below torch
@@ -109,25 +110,31 @@ class AcceleratorBackend(ABC):
         found = self.probe()
         if not found.readings:
             return Availability(False, found.problem or f"no {self.vendor} tool lists a device")
+        if not self._visible(found.readings):
+            return Availability(False, f"{self.visible_variable} hides every {self.vendor} device")
         return Availability(True)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """In PCI bus order, as the probe numbers them."""
-        return tuple(each.info() for each in self.probe().readings) if self.present() else ()
+        """In PCI bus order; where the visible-device variable is set, what it leaves and in its order."""
+        return tuple(each.info() for each in self._visible(self.probe().readings)) if self.present() else ()
 
     def telemetry(self) -> tuple[DeviceTelemetry, ...]:
-        """Fail-closed: when the probe can't be trusted, every device that PCI shows is unhealthy for that reason."""
+        """Fail-closed: when the probe can't be trusted, every device that PCI shows is unhealthy for that reason.
+
+        Where PCI can't be looked at (a Mac, some containers) that is the first device.
+        """
         if not self.present():
             return ()
         found = self.probe_closely()
-        if not found.problem and not found.absent:
-            return tuple(each.telemetry() for each in found.readings)
-        health = Health.UNKNOWN if found.absent else Health.UNHEALTHY
-        listed = self._host.pci_devices(self.pci_vendor)
-        return tuple(
-            DeviceReading(index=index, health=health, reason=found.problem, pci_bus_id=each.address).telemetry()
-            for index, each in enumerate(listed)
-        )
+        readings = found.readings
+        if found.problem or found.absent:
+            health = Health.UNKNOWN if found.absent else Health.UNHEALTHY
+            addresses = [each.address for each in self._host.pci_devices(self.pci_vendor)] or [None]
+            readings = tuple(
+                DeviceReading(index=index, health=health, reason=found.problem, pci_bus_id=address)
+                for index, address in enumerate(addresses)
+            )
+        return tuple(each.telemetry() for each in self._visible(readings))
 
     def environment(self, indices: Sequence[int]) -> dict[str, str]:
         """The visible-device variable."""
@@ -141,7 +148,7 @@ class AcceleratorBackend(ABC):
         """Import the extension and select the device."""
         found = self.availability()
         if not found.available:
-            raise BackendUnavailable(f"backend {self.type.value} is not available: {found.reason}")
+            raise BackendUnavailable(f"backend {family_name(self.type)} is not available: {found.reason}")
         if self.extension is not None:
             import_module(self.extension)
         self._module().set_device(index)
@@ -159,6 +166,9 @@ class AcceleratorBackend(ABC):
     def graphs(self) -> GraphApi | None:
         """torch's graph class for the family."""
         return None if self.graph_class is None else TorchGraphs(self._module(), self.graph_class)
+
+    def _visible(self, readings: Sequence[DeviceReading]) -> tuple[DeviceReading, ...]:
+        return visible(readings, self._host.environ.get(self.visible_variable))
 
     def _module(self) -> Any:
         import torch

@@ -4,8 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TOOL_TIMEOUT_SECONDS = 5.0
@@ -70,11 +70,12 @@ def _kill_group(child: "subprocess.Popen[bytes]") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where backends look: `root` stands for /, `run` runs tools, `platform` is as sys.platform."""
+    """Where backends look: `root` stands for /, `run` runs tools, `platform` is as sys.platform, `environ` as os's."""
 
     root: Path = Path("/")
     run: Callable[[Sequence[str], float], ToolResult] = run_tool
     platform: str = sys.platform
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def read(self, path: str) -> str:
         """A small text file below the root, stripped; empty when it can't be read."""

@@ -5,26 +5,27 @@ from pathlib import Path
 from typing import Any
 
 from polyfleet.backends.choice import check_config, choice_file, get_backend, read_config, write_config
-from polyfleet.backends.protocol import BackendType, BackendUnavailable, DeviceInfo, HardwareBackend
+from polyfleet.backends.protocol import BackendType, BackendUnavailable, DeviceInfo, HardwareBackend, family_name
 from polyfleet.backends.registry import BackendRegistry
-from polyfleet.backends.templates import GIB, TEMPLATES, Template, configure
+from polyfleet.backends.templates import FAMILIES, GIB, TEMPLATES, Template, configure
 
 LARGE_MEMORY = 24 * GIB
 SMALL_MEMORY = 4 * GIB
 
 
-def best_template(backend: BackendType, device: DeviceInfo) -> Template:
+def best_template(backend: BackendType | str, device: DeviceInfo) -> Template:
     """The rule without a purpose: by family and memory, for a CPU by cores."""
-    if backend.value not in ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu"):
+    family = family_name(backend)
+    if family not in FAMILIES:
         return TEMPLATES["memory-constrained"]  # experimental or third-party: start small
-    if backend is BackendType.CPU:
+    if backend == BackendType.CPU:
         cores = device.cores or 1
         site = "datacentre" if cores >= 32 else "workstation" if cores >= 8 else "edge"
         return TEMPLATES["inference"] if cores < 8 else TEMPLATES[f"{site}-cpu"]
-    large = device.total_memory_bytes >= LARGE_MEMORY and backend is not BackendType.MPS
+    large = device.total_memory_bytes >= LARGE_MEMORY and backend != BackendType.MPS
     small = 0 < device.total_memory_bytes < SMALL_MEMORY
     site = "datacentre" if large else "edge" if small else "workstation"
-    return TEMPLATES[f"{site}-{backend.value}"]
+    return TEMPLATES[f"{site}-{family}"]
 
 
 class BackendOptimizer:
@@ -59,11 +60,10 @@ class BackendOptimizer:
 
     def system_info(self) -> dict[str, Any]:
         """Every backend with its state and devices, ready for JSON."""
-        default = BackendRegistry.get_default().type.value
-        return {
-            "default": default,
-            "backends": {name: self._describe(name) for name in BackendRegistry.names()},
-        }
+        found = {name: self._describe(name) for name in BackendRegistry.names()}
+        usable = (name for name in found if name != BackendType.VULKAN.value)
+        default = next((name for name in usable if found[name]["available"]), "")
+        return {"default": default, "backends": found}
 
     def print_system_info(self) -> None:
         """The same, a line a device, for a plain terminal."""
@@ -77,30 +77,34 @@ class BackendOptimizer:
 
     def _describe(self, name: str) -> dict[str, Any]:
         try:
-            backend = BackendRegistry.known(name)
+            backend = BackendRegistry.get(name)
+            devices = [self._describe_device(backend, device) for device in backend.devices()]
         except BackendUnavailable as error:
-            return {"available": False, "reason": str(error), "devices": []}
-        state = backend.availability()
-        devices = [
-            {
-                "index": device.index,
-                "name": device.name,
-                "architecture": device.architecture,
-                "total_memory_bytes": device.total_memory_bytes,
-                "cores": device.cores,
-                "pci_bus_id": device.pci_bus_id,
-                "driver_version": device.driver_version,
-                "dtypes": sorted(backend.capabilities(device).dtypes),
-                "preferred_dtype": backend.capabilities(device).preferred_dtype,
-            }
-            for device in (backend.devices() if state.available else ())
-        ]
-        return {"available": state.available, "reason": state.reason, "devices": devices}
+            reason = str(error).removeprefix(f"backend {name} is not available: ")
+            return {"available": False, "reason": reason, "devices": []}
+        except Exception as error:  # a stranger's backend must not hide the others
+            return {"available": False, "reason": f"it broke while it was probed: {error}", "devices": []}
+        return {"available": True, "reason": "", "devices": devices}
+
+    def _describe_device(self, backend: HardwareBackend, device: DeviceInfo) -> dict[str, Any]:
+        capabilities = backend.capabilities(device)
+        return {
+            "index": device.index,
+            "name": device.name,
+            "architecture": device.architecture,
+            "total_memory_bytes": device.total_memory_bytes,
+            "cores": device.cores,
+            "pci_bus_id": device.pci_bus_id,
+            "driver_version": device.driver_version,
+            "dtypes": sorted(capabilities.dtypes),
+            "preferred_dtype": capabilities.preferred_dtype,
+            "instruction_sets": list(capabilities.instruction_sets),
+        }
 
     def _first_device(self, backend: HardwareBackend) -> DeviceInfo:
         devices = backend.devices()
         if not devices:
-            raise ValueError(f"backend {backend.type.value} lists no device now: try `polyfleet backends info`")
+            raise ValueError(f"backend {family_name(backend.type)} lists no device now: try `polyfleet backends info`")
         return devices[0]
 
 

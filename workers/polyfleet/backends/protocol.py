@@ -32,6 +32,11 @@ class BackendType(str, Enum):
         return self is BackendType.VULKAN
 
 
+def family_name(family: "BackendType | str") -> str:
+    """A family as text. A third party's backend has a name of its own and no member in BackendType."""
+    return family.value if isinstance(family, BackendType) else family
+
+
 class BackendUnavailable(RuntimeError):
     """The backend that was asked for is absent; the message says why and what to install."""
 
@@ -74,6 +79,7 @@ class KernelCapabilities:
     triton: bool = False
     flash_attention: bool = False
     block_sizes: tuple[int, ...] = (16, 32, 64, 128)  # KV blocks that its kernels accept
+    executors: tuple[str, ...] = ("eager",)  # that run on it, best first; without "eager" it is no device of torch's
     instruction_sets: tuple[str, ...] = ()
 
     @property
@@ -151,8 +157,8 @@ class HardwareBackend(Protocol):
     """One accelerator family."""
 
     @property
-    def type(self) -> BackendType:
-        """Its family."""
+    def type(self) -> BackendType | str:
+        """Its family; a third party's is its entry point's name."""
         ...
 
     def availability(self) -> Availability:
@@ -172,7 +178,7 @@ class HardwareBackend(Protocol):
         ...
 
     def telemetry(self) -> tuple[DeviceTelemetry, ...]:
-        """Readings of all devices, from a subprocess with a time limit. Never raises."""
+        """Readings of the same devices, from a subprocess with a time limit. Never raises."""
         ...
 
     def communication(self) -> CommunicationBackend:

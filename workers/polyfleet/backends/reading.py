@@ -1,7 +1,8 @@
 """What one probe says of one device: facts and readings together, in base units, None where the vendor withholds."""
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, Health
 
@@ -71,6 +72,26 @@ class ProbeResult:
     problem: str = ""
     absent: bool = False  # the tool or library isn't there: ask the next probe
     warnings: tuple[str, ...] = field(default=())
+
+
+def visible(readings: Sequence[DeviceReading], variable: str | None) -> tuple[DeviceReading, ...]:
+    """What a visible-device variable leaves of all devices, in its order and numbered as torch numbers them.
+
+    Entries are indices or (beginnings of) UUIDs; None: the variable is not set. A value with anything else in it, such
+    as a tile or a partition, is not understood and leaves everything.
+    """
+    if variable is None:
+        return tuple(readings)
+    entries = [entry.strip() for entry in variable.split(",") if entry.strip()]
+    chosen = []
+    for entry in entries if entries != ["-1"] else []:
+        found = [
+            r for r in readings if (str(r.index) == entry if entry.isdigit() else (r.uuid or "").startswith(entry))
+        ]
+        if not found and not entry.isdigit():
+            return tuple(readings)
+        chosen += found[:1]
+    return tuple(replace(reading, index=index) for index, reading in enumerate(chosen))
 
 
 def number(text: object) -> float | None:

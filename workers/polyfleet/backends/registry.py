@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from polyfleet.backends.protocol import BackendType, BackendUnavailable, DeviceInfo, HardwareBackend
+from polyfleet.backends.protocol import BackendType, BackendUnavailable, DeviceInfo, HardwareBackend, family_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -62,7 +62,10 @@ class BackendRegistry:
         if _key(name) == "auto":
             return cls.get_default()
         backend = cls.known(name)
-        found = backend.availability()
+        try:
+            found = backend.availability()
+        except Exception as error:  # no built-in one raises; what a stranger's may do must not hide the others
+            raise BackendUnavailable(f"backend {_key(name)} broke while it was probed: {error}") from error
         if not found.available:
             raise BackendUnavailable(f"backend {_key(name)} is not available: {found.reason}")
         return backend
@@ -72,7 +75,11 @@ class BackendRegistry:
         """The backend whether available or not; raises BackendUnavailable with the list of names for an unknown one."""
         key = _key(name)
         if key not in cls._instances:
-            cls._instances[key] = cls._load(key)()
+            factory = cls._load(key)
+            try:
+                cls._instances[key] = factory()
+            except Exception as error:
+                raise BackendUnavailable(f"backend {key} can't be made: {error}") from error
         return cls._instances[key]
 
     @classmethod
@@ -83,7 +90,13 @@ class BackendRegistry:
     @classmethod
     def discover(cls) -> dict[str, tuple[DeviceInfo, ...]]:
         """The devices of each available backend."""
-        return {name: cls.known(name).devices() for name in cls.list_available()}
+        found = {}
+        for name in cls.list_available():
+            try:
+                found[name] = cls.known(name).devices()
+            except Exception:  # a stranger's: it counts as having none
+                found[name] = ()
+        return found
 
     @classmethod
     def get_default(cls) -> HardwareBackend:
@@ -115,4 +128,4 @@ def _entry_points() -> "EntryPoints":
 
 
 def _key(name: BackendType | str) -> str:
-    return name.value if isinstance(name, BackendType) else name.strip().lower()
+    return family_name(name).strip().lower()

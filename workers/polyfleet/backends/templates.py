@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities
+from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities, family_name
 
 GIB = 2**30
 BYTES_PER_SEQUENCE = GIB // 4  # of device memory, below which one more sequence of a small model has no room
@@ -72,11 +72,12 @@ TEMPLATES: Mapping[str, Template] = {each.name: each for each in PURPOSES} | _si
 
 
 def configure(
-    template: Template, backend: BackendType, device: DeviceInfo, capabilities: KernelCapabilities
+    template: Template, backend: BackendType | str, device: DeviceInfo, capabilities: KernelCapabilities
 ) -> dict[str, Any]:
     """The template's wish cut to the device. Raises ValueError when the template is for another family."""
-    if template.families and backend.value not in template.families:
-        raise ValueError(f"template {template.name} is for {', '.join(template.families)}, not for {backend.value}")
+    family = family_name(backend)
+    if template.families and family not in template.families:
+        raise ValueError(f"template {template.name} is for {', '.join(template.families)}, not for {family}")
     memory = device.total_memory_bytes
     sequences = template.max_sequences
     pool_tokens = sequences * template.tokens_per_sequence
@@ -84,13 +85,13 @@ def configure(
     if memory:
         sequences = max(1, min(sequences, memory // BYTES_PER_SEQUENCE))
         pool_tokens = min(sequences * template.tokens_per_sequence, int(memory * POOL_SHARE) // TYPICAL_TOKEN_BYTES)
-    if backend is BackendType.CPU:  # a CPU's step must stay short: prompts would hold up decodes
+    if backend == BackendType.CPU:  # a CPU's step must stay short: prompts would hold up decodes
         step_tokens = min(step_tokens, 128 * max(1, device.cores or 1))
         sequences = min(sequences, 16 * max(1, device.cores or 1), step_tokens // 2)
     block_size = min(capabilities.block_sizes, key=lambda size: (abs(size - 16), size))
-    threads = max(1, round((device.cores or 1) * template.cores_share)) if backend is BackendType.CPU else 0
+    threads = max(1, round((device.cores or 1) * template.cores_share)) if backend == BackendType.CPU else 0
     return {
-        "backend": backend.value,
+        "backend": family,
         "dtype": template.dtype if template.dtype in capabilities.dtypes else "auto",
         "max_sequences": sequences,
         "step_tokens": max(step_tokens, sequences + 1),

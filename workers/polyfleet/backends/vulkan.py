@@ -56,7 +56,7 @@ class VulkanBackend:
 
     def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
         """float32 only, by our own shaders."""
-        return KernelCapabilities(frozenset({"float32"}), "float32")
+        return KernelCapabilities(frozenset({"float32"}), "float32", executors=("vulkan",))
 
     def environment(self, indices: Sequence[int]) -> dict[str, str]:
         """WebGPU has no visible-device variable."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 from polyfleet.backends import BackendRegistry, BackendUnavailable
+from polyfleet.backends.protocol import family_name
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.engine_client import LoadError
 from polyfleet.serving.lock import LockedError, LockFile
@@ -162,7 +163,7 @@ def describe(config: WorkerConfig) -> fleet.WorkerInfo:
     with contextlib.suppress(BackendUnavailable):
         backend = BackendRegistry.get(config.accelerator)
         devices = backend.devices()
-        accelerator, device_name = backend.type.value, devices[0].name if devices else ""
+        accelerator, device_name = family_name(backend.type), devices[0].name if devices else ""
     return fleet.WorkerInfo(
         worker_id=config.worker_id,
         deployment=config.deployment,

@@ -14,7 +14,7 @@ from polyfleet.backends.torch_build import TorchBuild, installed
 class SampleBackend(AcceleratorBackend):
     """One line of `samplectl list` a device: `0,Sample One,16384 MiB,41 C`."""
 
-    type = "sample"  # type: ignore[assignment]  # third parties have no member in BackendType
+    type = "sample"  # the entry point's name; BackendType has no member for third parties
     vendor = "Sample"
     pci_vendor = "0xabcd"
     torch_name = "sample"

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from polyfleet.backends.protocol import BackendUnavailable
+from polyfleet.backends.protocol import BackendUnavailable, family_name
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.engine.conformance.checks import CHECKS, Failed, Skipped, Subject
 from polyfleet.engine.conformance.collectives import collectives
@@ -36,7 +36,7 @@ def conformance(backend_name: str = "auto") -> ConformanceReport:
     versions = software_versions()
     if info.driver_version:
         versions["driver"] = info.driver_version
-    return ConformanceReport(backend.type.value, name, versions, results)
+    return ConformanceReport(family_name(backend.type), name, versions, results)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from datetime import timedelta
 
+from polyfleet.backends.protocol import family_name
 from polyfleet.engine.conformance.checks import Failed, Skipped, Subject
 
 SECONDS = 90.0
@@ -20,7 +21,7 @@ def collectives(subject: Subject) -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    name = subject.backend.type.value
+    name = family_name(subject.backend.type)
     command = [sys.executable, "-m", "polyfleet.engine.conformance.collectives", name, str(port)]
     ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     try:
