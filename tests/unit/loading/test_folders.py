@@ -120,7 +120,7 @@ def test_tokenizer(folder: Path) -> None:
     assert (found["bos_token"], found["eos_token"], found["add_bos"]) == ("<|start|>", "<|end|>", True)
     assert found["end_token_ids"] == [2]
     tokenizer = Tokenizer.from_str(json.dumps(found["tokenizer"]))
-    ids = tokenizer.encode("longer than the file's truncation", add_special_tokens=False).ids
+    ids = tokenizer.encode("longer than the file's truncation", add_special_tokens=True).ids
     assert tokenizer.decode(ids) == "longer than the file's truncation"
 
 

@@ -23,7 +23,7 @@ def folder_tokenizer(folder: Path, end_token_ids: tuple[int, ...], vocabulary_si
     bos_token = _token(settings, "bos_token")
     default_bos = bos_token is not None and _starts_with(tokenizer.values.get("post_processor"), bos_token)
     return make_assets(
-        tokenizer={**tokenizer.values, "truncation": None, "padding": None},
+        tokenizer={**tokenizer.values, "truncation": None, "padding": None, "post_processor": None},
         chat_template=_chat_template(folder, settings),
         bos_token=bos_token,
         eos_token=_token(settings, "eos_token"),
