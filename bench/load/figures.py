@@ -27,12 +27,14 @@ def load_rows(result: Result, peer: Result | None) -> list[Row]:
 
 
 def added_rows(gateway: Result, worker: Result) -> list[Row]:
-    """What the gateway adds to the worker's time to first token."""
+    """What the gateway adds to the worker's time to first token: the difference of the medians, and the median of the
+    differences of pairs, which a machine that is busy now and then disturbs less."""
     through, direct = _time(gateway, "ttft", 0.5), _time(worker, "ttft", 0.5)
     added = None if through is None or direct is None else through - direct
     return [
         _row("serving_ttft_through_gateway_p50", through, "ms", worker, direct, lower_is_better=True),
         _row("serving_gateway_added_ttft_p50", added, "ms"),
+        _row("serving_gateway_added_ttft_paired_p50", _paired_difference(gateway, worker), "ms"),
         _errors_row(gateway, worker),
     ]
 
@@ -71,6 +73,12 @@ def _row(
 ) -> Row:
     label = f"{peer.target.name} {peer.target.address}" if peer else ""
     return compare(name, value, unit, label, theirs, lower_is_better=lower_is_better)
+
+
+def _paired_difference(gateway: Result, worker: Result) -> float | None:
+    pairs = zip(gateway.outcomes, worker.outcomes, strict=True)
+    differences = [through.ttft - direct.ttft for through, direct in pairs if not (through.error or direct.error)]
+    return percentile(differences, 0.5) * 1e3 if differences else None
 
 
 def _errors_row(result: Result, peer: Result | None) -> Row:

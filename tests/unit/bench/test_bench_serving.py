@@ -185,9 +185,10 @@ def test_rows_set_a_peer_beside_us() -> None:
 
 def test_added_time_to_first_token() -> None:
     through = result_of(*(Outcome(0, first, 1, 1, 5, 3) for first in (0.011, 0.012, 0.5)), seconds=1)
-    direct = result_of(*(Outcome(0, first, 1, 1, 5, 3) for first in (0.008, 0.009, 0.010)), seconds=1)
+    direct = result_of(*(Outcome(0, first, 1, 1, 5, 3) for first in (0.009, 0.008, 0.010)), seconds=1)
     rows = {row.name: row for row in added_rows(through, direct)}
     assert rows["serving_gateway_added_ttft_p50"].value == pytest.approx(3)
+    assert rows["serving_gateway_added_ttft_paired_p50"].value == pytest.approx(4)
     assert rows["serving_ttft_through_gateway_p50"].peer_value == pytest.approx(9)
 
 
