@@ -68,6 +68,13 @@ def test_models_and_workers(stack: ServeProcess) -> None:
     assert psutil.pid_exists(worker["pid"])
 
 
+def test_info_names_what_runs_each_operator(stack: ServeProcess) -> None:
+    facts = json.loads(stack.polyfleet("info", "--json").stdout)
+    assert facts["problem"] == ""
+    assert [each["name"] for each in facts["accelerators"] if each["default"]]
+    assert {"embedding", "linear", "paged_attention"} <= set(facts["operators"])
+
+
 def test_the_gateway_stays_small(stack: ServeProcess) -> None:
     (gateway,) = stack.find(r"-m polyfleet\.gateway")
     resident = gateway.memory_info().rss

@@ -12,7 +12,7 @@ from grpc_status import rpc_status
 from tests.support.serve_process import ServeProcess, alive, wait_for
 from tests.support.streams import Stream
 
-from polyfleet.cli.settings import Flags, resolve
+from polyfleet.cli.settings import MODEL_NAME
 
 COUNTING = [33, 28, 216, 34, 28, 216, 35, 28, 216, 36, 28, 216]
 TOKENS = 40
@@ -88,9 +88,8 @@ def retry_seconds(error: Any) -> float:
 
 def test_a_stream_survives_its_worker(own_stack: ServeProcess, channel: grpc.Channel) -> None:
     whole = Stream(channel, COUNTING, TOKENS).wait()
-    deployment = resolve(Flags()).config.deployments[0]
-    more = ("deploy", deployment.name, deployment.source, "--workers", "2", "--dtype", "auto")
-    assert own_stack.polyfleet(*more, "--fleet", own_stack.fleet).returncode == 0
+    more = own_stack.polyfleet("deploy", MODEL_NAME, "--workers", "2", "--fleet", own_stack.fleet)
+    assert more.returncode == 0, more.stderr
     wait_for(lambda: len(own_stack.ready_workers()) == 2, "the second worker")
     pids = {worker["worker_id"]: worker["pid"] for worker in own_stack.ready_workers()}
     stream = Stream(channel, COUNTING, TOKENS)

@@ -24,19 +24,29 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copy(ROOT / part, folder / part)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    lock = str(ROOT / "requirements.lock")
+    python, lock = str(folder / "venv" / "bin" / "python"), str(ROOT / "requirements.lock")
     # A gateway needs no CPU engine, so none is compiled: `false` is a compiler that fails.
     environment = {**os.environ, "CXX": "false", "PIP_CONSTRAINT": lock, "PIP_BUILD_CONSTRAINT": lock}
-    pip = [folder / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, ".[gateway]"], cwd=folder, env=environment, check=True, timeout=250)
-    return folder / "venv" / "bin" / "python"
+    return Path(python)
 
 
 @pytest.fixture
 def gateway(python: Path, stack: ServeProcess, tmp_path: Path) -> Iterator[str]:
     """gRPC address of such a gateway, serving the workers of the running stack."""
     grpc, http = free_addresses(2)
-    command = [python, "-m", "polyfleet.gateway", "--fleet", stack.fleet, "--grpc-listen", grpc, "--http-listen", http]
+    command = [
+        str(python),
+        "-m",
+        "polyfleet.gateway",
+        "--fleet",
+        stack.fleet,
+        "--grpc-listen",
+        grpc,
+        "--http-listen",
+        http,
+    ]
     with (tmp_path / "gateway.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
     try:

@@ -7,7 +7,7 @@ import pytest
 from tests.support.serve_process import ServeProcess, wait_for
 from tests.support.streams import Stream
 
-from polyfleet.cli.settings import Flags, resolve
+from polyfleet.cli.settings import MODEL_NAME
 
 PROMPT = list(range(2000, 2016))
 FOR_EVER = 4000  # tokens: nothing that a test waits for
@@ -33,10 +33,7 @@ def test_a_new_request_does_not_wait_for_fifteen_others_to_end(channel: grpc.Cha
 
 
 def test_a_second_worker_takes_traffic_once_it_is_ready(own_stack: ServeProcess, channel: grpc.Channel) -> None:
-    deployment = resolve(Flags()).config.deployments[0]
-    done = own_stack.polyfleet(
-        "deploy", deployment.name, deployment.source, "--workers", "2", "--dtype", "auto", "--fleet", own_stack.fleet
-    )
+    done = own_stack.polyfleet("deploy", MODEL_NAME, "--workers", "2", "--fleet", own_stack.fleet)
     assert done.returncode == 0, done.stderr
     wait_for(lambda: len(own_stack.ready_workers()) == 2, "the second worker")
     wanted = {worker["worker_id"] for worker in own_stack.ready_workers()}

@@ -1,4 +1,4 @@
-"""`polyfleet workers | deploy | undeploy | drain`: what operators do with the fleet."""
+"""`polyfleet workers | undeploy | drain`: what operators do with the fleet."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,62 +75,6 @@ def workers(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
         print_table(columns, [worker_row(worker) for worker in found])
     else:
         out.print("No workers. `polyfleet deploy NAME PATH` starts one.")
-
-
-@click.command(
-    epilog=examples("polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q4_1.gguf --workers 2 --context-length 4096")
-)
-@click.argument("name")
-@click.argument("source")
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(0, 1000), help="How many workers.")
-@click.option("--model-name", default="", help="Served name, when it is not NAME.")
-@click.option("--accelerator", "accelerators", multiple=True, help="Family, in order of preference; repeat it.")
-@click.option("--dtype", default="", type=click.Choice(["", "auto", "float32", "float16", "bfloat16"]), metavar="DTYPE")
-@click.option("--context-length", default=0, type=click.IntRange(0), help="Tokens, prompt and output together.")
-@click.option("--kv-cache-tokens", default=0, type=click.IntRange(0), help="Size of the KV pool.")
-@click.option("--max-sequences", default=0, type=click.IntRange(0), help="Sequences that run at once.")
-@click.option("--step-tokens", default=0, type=click.IntRange(0), help="Token budget of one step.")
-@click.option("--threads", default=0, type=click.IntRange(0), help="CPU threads.")
-@fleet_options
-@json_option
-def deploy(
-    name: str,
-    source: str,
-    workers: int,
-    model_name: str,
-    accelerators: tuple[str, ...],
-    fleet: str,
-    fleet_token_file: Path | None,
-    as_json: bool,
-    **worker_options: Any,
-) -> None:
-    """Serve the model in SOURCE as NAME, or change the deployment of that name.
-
-    SOURCE is a GGUF file or a Hugging Face folder, as the worker's host sees it. What is left out, the worker chooses.
-    """
-    from polyfleet.cli.fleet_client import open_fleet
-    from polyfleet.v1 import fleet_pb2 as pb
-
-    wanted = pb.ModelDeployment(
-        name=name,
-        model_name=model_name,
-        source=absolute_if_here(source),
-        accelerators=accelerators,
-        workers=workers,
-        options=pb.WorkerOptions(**worker_options),
-    )
-    with open_fleet(fleet, fleet_token_file) as client:
-        stored = client.deploy(wanted)
-    if as_json:
-        print_json({"name": stored.name, "model": stored.model_name or stored.name, "workers": stored.workers})
-    else:
-        out.print(f"{stored.name}: {stored.workers} worker(s) wanted. `polyfleet workers` shows how they come up.")
-
-
-def absolute_if_here(source: str) -> str:
-    """A path that exists on this machine as an absolute one; any other text as it is, for the worker's host to find."""
-    path = Path(source).expanduser()
-    return str(path.resolve()) if path.exists() else source
 
 
 @click.command(epilog=examples("polyfleet undeploy smollm2"))

@@ -67,7 +67,7 @@ def show(facts: dict[str, Any]) -> None:
             out.print(f"    {device['index']}: {device['name']}, {memory}")
             if device["instruction_sets"]:
                 out.print(f"       instruction sets: {' '.join(device['instruction_sets'])}")
-    out.print("[bold]Operators[/]")
+    out.print("[bold]Operators[/]" if facts["operators"] else "[bold]Operators[/] no model is installed to ask")
     for operator, implementation in facts["operators"].items():
         out.print(f"  {operator:<17}{implementation}")
     out.print(f"[bold]State[/] {facts['state_dir']}")

@@ -8,8 +8,9 @@ import click
 from polyfleet.cli.backends import backends, conformance
 from polyfleet.cli.chat import chat
 from polyfleet.cli.config_commands import config
+from polyfleet.cli.deploy import deploy
 from polyfleet.cli.errors import ExitCode
-from polyfleet.cli.fleet import deploy, drain, undeploy, workers
+from polyfleet.cli.fleet import drain, undeploy, workers
 from polyfleet.cli.generate import generate
 from polyfleet.cli.info import info
 from polyfleet.cli.keys import keys

@@ -4,6 +4,8 @@ import json
 import sys
 from typing import Any
 
+PROBE_TOKENS = 64  # the engine is loaded only to ask it
+
 
 def accelerators() -> list[dict[str, Any]]:
     """Every backend: available or why not, and its devices with their capabilities."""
@@ -17,19 +19,18 @@ def accelerators() -> list[dict[str, Any]]:
 
 
 def operators() -> dict[str, str]:
-    """Which implementation would run each operator on the default device, in the dtype that it prefers."""
-    import torch
+    """Which implementation runs each operator of the bundled model on the default device; empty without the model."""
+    from polyfleet.cli.errors import CliError
+    from polyfleet.cli.settings import bundled_model
+    from polyfleet.engine.engine import Engine
+    from polyfleet.engine.request import EngineOptions
 
-    from polyfleet.backends import BackendRegistry
-    from polyfleet.engine.executors import DTYPES, kernel_facts
-    from polyfleet.kernels.dispatch import Target, choose
-    from polyfleet.kernels.table import implementations
-
-    backend = BackendRegistry.get_default()
-    capabilities = backend.capabilities(backend.devices()[0])
-    device_type = torch.device(backend.activate()).type
-    target = Target(device_type, DTYPES[capabilities.preferred_dtype], kernel_facts(capabilities))
-    return {op.value: each.name for op, each in choose(implementations(), target).items()}
+    try:
+        path = bundled_model()
+    except CliError:
+        return {}
+    options = EngineOptions(context_length=PROBE_TOKENS, kv_cache_tokens=PROBE_TOKENS, max_sequences=1)
+    return dict(Engine.load(str(path), options).implementations())
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ class Fleet(FleetServicer):  # type: ignore[misc]
         self.requests: list[Any] = []
         self.tokens: list[Any] = []
         self.workers: list[pb.FleetWorker] = []
+        self.deployments: list[pb.ModelDeployment] = []
 
     def _note(self, request: Any, context: Any) -> None:
         self.requests.append(request)
@@ -29,7 +30,7 @@ class Fleet(FleetServicer):  # type: ignore[misc]
 
     def ListWorkers(self, request: Any, context: Any) -> pb.FleetSnapshot:
         self._note(request, context)
-        return pb.FleetSnapshot(workers=self.workers)
+        return pb.FleetSnapshot(workers=self.workers, deployments=self.deployments)
 
     def Deploy(self, request: Any, context: Any) -> pb.DeployResponse:
         self._note(request, context)
@@ -113,6 +114,25 @@ def test_deploy_keeps_a_path_of_another_host(fleet: tuple[Fleet, str]) -> None:
     run("deploy", "small", "/models/only/there.gguf", "--fleet", address, "--json")
     assert service.requests[0].deployment.source == "/models/only/there.gguf"
     assert service.requests[0].deployment.workers == 1
+
+
+def test_deploy_changes_what_is_there(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    options = pb.WorkerOptions(dtype="auto", threads=2)
+    service.deployments = [pb.ModelDeployment(name="small", source="/m.gguf", workers=1, options=options)]
+    assert run("deploy", "small", "--workers", "3", "--fleet", address).exit_code == 0
+    wanted = service.requests[-1].deployment
+    assert (wanted.source, wanted.workers, wanted.options) == ("/m.gguf", 3, options)
+    run("deploy", "small", "--accelerator", "cpu", "--threads", "1", "--fleet", address)
+    wanted = service.requests[-1].deployment
+    assert (wanted.workers, list(wanted.accelerators), wanted.options.threads) == (1, ["cpu"], 1)
+
+
+def test_deploy_without_a_source_needs_a_known_name(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    service.deployments = [pb.ModelDeployment(name="small")]
+    refused = run("deploy", "smal", "--workers", "3", "--fleet", address)
+    assert (refused.exit_code, "one of small." in refused.stderr) == (2, True)
 
 
 def test_undeploy_and_drain(fleet: tuple[Fleet, str]) -> None:

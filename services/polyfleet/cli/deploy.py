@@ -1,0 +1,85 @@
+"""`polyfleet deploy`: make a deployment, or change one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.options import examples, fleet_options, json_option
+from polyfleet.cli.output import out, print_json
+
+if TYPE_CHECKING:
+    from polyfleet.cli.fleet_client import FleetClient
+    from polyfleet.v1 import fleet_pb2 as pb
+
+TOKENS = click.IntRange(0, 2**31 - 1)
+
+
+@click.command(
+    epilog=examples(
+        "polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q4_1.gguf --context-length 4096",
+        "polyfleet deploy smollm2 --workers 3",
+    )
+)
+@click.argument("name")
+@click.argument("source", required=False)
+@click.option("--workers", type=click.IntRange(0, 1000), help="How many workers.  [default: 1]")
+@click.option("--model-name", help="Served name.  [default: NAME]")
+@click.option("--accelerator", "accelerators", multiple=True, help="Family, in order of preference; repeat it.")
+@click.option("--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Computing type.")
+@click.option("--context-length", type=TOKENS, help="Tokens, prompt and output together.")
+@click.option("--kv-cache-tokens", type=TOKENS, help="Size of the KV pool.")
+@click.option("--max-sequences", type=TOKENS, help="Sequences that run at once.")
+@click.option("--step-tokens", type=TOKENS, help="Token budget of one step.")
+@click.option("--threads", type=TOKENS, help="CPU threads.")
+@fleet_options
+@json_option
+def deploy(
+    name: str, source: str | None, fleet: str, fleet_token_file: Path | None, as_json: bool, **changes: Any
+) -> None:
+    """Serve the model in SOURCE as NAME; without SOURCE, change the deployment of that name.
+
+    SOURCE is a GGUF file or a Hugging Face folder, as the worker's host sees it. What no option says is chosen by the
+    worker, or stays as it was. Other options than --workers replace the deployment's workers one by one.
+    """
+    from polyfleet.cli.fleet_client import open_fleet
+
+    with open_fleet(fleet, fleet_token_file) as client:
+        wanted = new_deployment(name, source) if source else known_deployment(client, name)
+        stored = client.deploy(changed(wanted, changes))
+    if as_json:
+        print_json({"name": stored.name, "model": stored.model_name or stored.name, "workers": stored.workers})
+    else:
+        out.print(f"{stored.name}: {stored.workers} worker(s) wanted. `polyfleet workers` shows how they come up.")
+
+
+def new_deployment(name: str, source: str) -> "pb.ModelDeployment":
+    """One worker that chooses everything itself."""
+    from polyfleet.v1 import fleet_pb2 as pb
+
+    path = Path(source).expanduser()
+    seen = str(path.resolve()) if path.exists() else source  # else it lies on the worker's host alone
+    return pb.ModelDeployment(name=name, source=seen, workers=1, options=pb.WorkerOptions(dtype="auto"))
+
+
+def known_deployment(client: "FleetClient", name: str) -> "pb.ModelDeployment":
+    """The deployment as the scheduler holds it. Raises CliError when there is none of that name."""
+    known = {each.name: each for each in client.snapshot().deployments}
+    if name not in known:
+        message = f"There is no deployment {name!r} to change: name its SOURCE, or one of {', '.join(known) or 'none'}."
+        raise CliError(message, ExitCode.BAD_INPUT)
+    return known[name]
+
+
+def changed(deployment: "pb.ModelDeployment", changes: dict[str, Any]) -> "pb.ModelDeployment":
+    """The deployment with every option that was given."""
+    given = {key: value for key, value in changes.items() if value not in (None, ())}
+    for key in ("workers", "model_name"):
+        if key in given:
+            setattr(deployment, key, given.pop(key))
+    if families := given.pop("accelerators", ()):
+        deployment.accelerators[:] = families
+    for key, value in given.items():
+        setattr(deployment.options, key, value)
+    return deployment

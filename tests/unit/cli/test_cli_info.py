@@ -1,0 +1,52 @@
+"""`polyfleet info` survives a probe that hangs or breaks."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from polyfleet.cli import info
+from polyfleet.cli.main import cli
+
+
+def interpreter(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a shell script in the place of the Python that runs the probe."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+@pytest.mark.parametrize("script", ["exit 3", "echo garbage", "kill -SEGV $$"])
+def test_a_probe_that_breaks_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    interpreter(tmp_path, script, monkeypatch)
+    assert info.probe()["problem"] == "the process that probes the devices broke"
+
+
+def test_a_probe_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter(tmp_path, "exec sleep 60", monkeypatch)
+    assert "took over 0.2 s" in info.probe(seconds=0.2)["problem"]
+
+
+def test_info_shows_what_the_probe_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = {"index": 0, "name": "EPYC", "architecture": "x86_64", "total_memory_bytes": 2**31, "cores": 2}
+    device |= {"preferred_dtype": "bfloat16", "instruction_sets": ["avx2", "fma"]}
+    cpu = {"name": "cpu", "reason": "", "default": True, "devices": [device]}
+    absent = {"name": "cuda", "reason": "no NVIDIA device is present", "default": False, "devices": []}
+    found = {"accelerators": [absent, cpu], "operators": {"linear": "cpu avx2"}, "problem": ""}
+    interpreter(tmp_path, f"echo '{json.dumps(found)}'", monkeypatch)
+    text = CliRunner().invoke(cli, ("info",)).stdout
+    for part in (
+        "no NVIDIA device is present",
+        "EPYC, 2.0 GiB, computes in bfloat16",
+        "avx2 fma",
+        "linear",
+        "cpu avx2",
+    ):
+        assert part in text
+    document = json.loads(CliRunner().invoke(cli, ("info", "--json")).stdout)
+    assert document["accelerators"][1] == cpu
+    assert document["packages"]["torch"]
+    assert document["state_dir"].endswith("polyfleet")

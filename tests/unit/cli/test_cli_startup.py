@@ -1,0 +1,67 @@
+"""How `polyfleet serve` reads the fleet while it waits, and what it wishes for."""
+
+from pathlib import Path
+
+import pytest
+
+from polyfleet.cli.config import Deployment, WorkerOptions
+from polyfleet.cli.errors import CliError
+from polyfleet.cli.progress import LoadingView
+from polyfleet.cli.settings import Flags, resolve
+from polyfleet.cli.stack import local_places, to_proto
+from polyfleet.cli.startup import fleet_ready
+from polyfleet.v1 import fleet_pb2 as pb
+
+SMALL = Deployment(name="small", source="/m.gguf")
+OTHER = Deployment(name="other", source="/o.gguf")
+
+
+def worker(deployment: str, state: "pb.WorkerState.ValueType", reason: str = "") -> pb.FleetWorker:
+    info = pb.WorkerInfo(worker_id=f"w-{deployment}", deployment=deployment)
+    return pb.FleetWorker(info=info, status=pb.WorkerStatus(state=state, reason=reason, load_progress=0.5))
+
+
+def ready(*workers: pb.FleetWorker, wanted: tuple[Deployment, ...] = (SMALL, OTHER)) -> bool:
+    with LoadingView() as view:
+        return fleet_ready(pb.FleetSnapshot(workers=workers), list(wanted), view)
+
+
+def test_every_deployment_needs_a_ready_worker() -> None:
+    assert not ready()
+    assert not ready(worker("small", pb.WORKER_STATE_READY), worker("other", pb.WORKER_STATE_LOADING))
+    assert ready(worker("small", pb.WORKER_STATE_READY), worker("other", pb.WORKER_STATE_READY))
+    assert ready(wanted=())
+
+
+def test_a_workers_refusal_ends_the_wait_in_its_own_words() -> None:
+    with pytest.raises(CliError, match=r"^m\.gguf is truncated\.$"):
+        ready(worker("small", pb.WORKER_STATE_UNHEALTHY, "m.gguf is truncated."))
+
+
+def test_a_stranger_may_be_unhealthy() -> None:
+    stranger = worker("stranger", pb.WORKER_STATE_UNHEALTHY, "hot")
+    assert ready(stranger, worker("small", pb.WORKER_STATE_READY), wanted=(SMALL,))
+
+
+def test_the_wish_carries_every_key_of_the_file() -> None:
+    options = WorkerOptions(
+        dtype="float32", context_length=1, kv_cache_tokens=2, max_sequences=3, step_tokens=4, threads=5
+    )
+    deployment = Deployment(
+        name="n", source="/s", model_name="m", accelerators=("cuda", "cpu"), workers=2, options=options
+    )
+    assert to_proto(deployment) == pb.ModelDeployment(
+        name="n",
+        model_name="m",
+        source="/s",
+        accelerators=["cuda", "cpu"],
+        workers=2,
+        options=pb.WorkerOptions(
+            dtype="float32", context_length=1, kv_cache_tokens=2, max_sequences=3, step_tokens=4, threads=5
+        ),
+    )
+
+
+def test_there_is_room_for_every_wished_cpu_worker(tmp_path: Path) -> None:
+    assert local_places(resolve(Flags()))["cpu"] >= 4
+    assert local_places(resolve(Flags(model="m.gguf", workers=900)))["cpu"] == 900
