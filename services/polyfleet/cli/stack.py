@@ -97,12 +97,13 @@ class Stack:
 
 def local_places(settings: ServeSettings) -> dict[str, int]:
     """For how many workers of each accelerator this machine has room: one per device, on the CPU as many as wished."""
-    from polyfleet.backends import BackendRegistry
+    from polyfleet.backends import BackendRegistry, BackendType
 
-    places = {family: len(devices) for family, devices in BackendRegistry.discover().items() if devices}
-    cores = sum(device.cores or 1 for device in BackendRegistry.known("cpu").devices())
+    experimental = {each.value for each in BackendType if each.experimental}
+    backends = {name: BackendRegistry.find(name) for name in BackendRegistry.names() if name not in experimental}
+    places = {name: len(backend.devices()) for name, backend in backends.items() if backend}
     wished = sum(deployment.workers for deployment in settings.config.deployments)
-    return places | {"cpu": max(MIN_CPU_PLACES, cores, wished)}
+    return {name: count for name, count in places.items() if count} | {"cpu": max(MIN_CPU_PLACES, wished)}
 
 
 def to_proto(deployment: Deployment) -> pb.ModelDeployment:
