@@ -49,6 +49,14 @@ def test_interrupted_while_starting_leaves_nothing(tmp_path: Path, number: int, 
     assert_nothing_is_left(serve)
 
 
+def test_a_killed_serve_takes_everything_along(tmp_path: Path) -> None:
+    serve = ServeProcess(tmp_path).start()
+    wait_for(lambda: serve.find(r"polyfleet\.serving"), "the worker to be there")
+    assert serve.find(r"polyfleet\.gateway")
+    serve.stop(signal.SIGKILL)
+    wait_for(lambda: not serve.processes(), "every process to end")
+
+
 @pytest.mark.parametrize("listener", ["grpc", "http", "fleet", "metrics"])
 def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, listener: str) -> None:
     serve = ServeProcess(tmp_path / "state")

@@ -1,5 +1,6 @@
 """Signals and child processes of `polyfleet serve`."""
 
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -38,11 +39,19 @@ def ignore_signals() -> None:
 
 
 def spawn(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start a process in a session of its own (the terminal's Ctrl-C does not reach it) that writes to `log`."""
+    """Start a process that writes to `log`, in a session of its own: the terminal's Ctrl-C does not reach it.
+
+    Where util-linux's setpriv is there, SIGTERM reaches it when this process dies, however it dies.
+    """
+    with_parent = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            [*with_parent, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
 

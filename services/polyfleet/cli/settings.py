@@ -78,6 +78,8 @@ def resolve(flags: Flags) -> ServeSettings:
         config.scheduler, listen=flags.fleet_listen, metrics_listen=flags.metrics_listen, state_dir=state_dir
     )
     gateway = _replace(gateway, fleet=dialable(scheduler.listen))
+    if gateway.keys_file and not scheduler.keys_file:
+        scheduler = _replace(scheduler, keys_file=gateway.keys_file)  # operators' keys hold for both
     config = _replace(config, gateway=gateway, scheduler=scheduler, deployments=deployments(config, flags))
     settings = ServeSettings(config, flags.config, scheduler.state_path)
     for address in settings.listeners.values():

@@ -69,6 +69,14 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     assert settings.config.scheduler.fleet_token_file == "/etc/token"
 
 
+def test_keys_of_the_gateway_hold_at_the_scheduler(tmp_path: Path) -> None:
+    path = tmp_path / "polyfleet.yaml"
+    path.write_text("gateway: {keys_file: /etc/keys.yaml}")
+    assert resolve(Flags(config=path)).config.scheduler.keys_file == "/etc/keys.yaml"
+    path.write_text("gateway: {keys_file: /etc/keys.yaml}\nscheduler: {keys_file: /etc/ops.yaml}")
+    assert resolve(Flags(config=path)).config.scheduler.keys_file == "/etc/ops.yaml"
+
+
 def test_flags_of_the_model_need_a_model_when_the_file_has_its_own(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="--workers and --model-name belong to --model"):
         resolve(Flags(config=config_file(tmp_path), workers=2))
