@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
 import psutil
+import pytest
 from tests.support.serve_process import ServeProcess, command_line
 
 from polyfleet.cli import hints
@@ -34,6 +36,7 @@ def test_the_printed_python_answers(stack: ServeProcess) -> None:
     assert len(done.stdout) > 3
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_printed_curl_streams(stack: ServeProcess) -> None:
     script = printed_calls(stack)["curl"].replace('"stream"', '"max_tokens": 4, "stream"')
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=200, check=True)
