@@ -129,14 +129,3 @@ def test_norms(rows: int, dtype: torch.dtype) -> None:
     )
     assert_close(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
-
-
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 2, 5, 16, 17, 64])
-def test_linear(rows: int, biased: bool) -> None:
-    weights = {"a": torch.randn(33, 24), "b": torch.randn(7, 24), "a.bias": torch.randn(33), "b.bias": torch.randn(7)}
-    op = Op(OpKind.LINEAR, (1,), (2,), ("a", "b"), ("a.bias", "b.bias") if biased else ())
-    context, step, x = make_context(weights=weights), make_step([(1, 0)]), torch.randn(rows, 24)
-    found = run(of(op.kind), op, context, step, x)
-    assert found.is_contiguous()
-    assert_close(found, run(REFERENCES[op.kind], op, context, step, x))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyfleet.engine.batch import PoolingKind, SequenceSlice, SliceResult, StepBatch
 from polyfleet.engine.sampler import sample
+from polyfleet.kernels.batched import steady_attention
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel, Target, choose
 from polyfleet.kernels.graph import KernelGraph, OpKind
@@ -65,9 +66,12 @@ class EagerExecutor:
         """The name of the implementation of each op."""
         return {op.value: each.name for op, each in self._chosen.items()}
 
-    @torch.inference_mode()
     def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
         """Compute one step; results are parallel to the slices."""
+        with torch.inference_mode(), steady_attention():
+            return self._step(batch)
+
+    def _step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
         step = make_step(batch, self.block_size, self._device)
         hidden, logits = self._run(step)
         draws = [each.draw for each in batch.slices if each.draw is not None]

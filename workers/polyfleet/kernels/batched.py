@@ -6,11 +6,14 @@ head, so that one index_select gathers a whole batch in attention's own layout [
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
@@ -18,7 +21,13 @@ from polyfleet.kernels.graph import Op, OpKind
 from polyfleet.kernels.step import SliceRows, Step
 
 SMALL_TABLE = 16  # blocks; shorter tables are padded to this many rather than split into more groups
-FEW_ROWS = 16
+
+STEADY_BACKENDS = [each for each in SDPBackend.__members__.values() if each.name not in ("ERROR", "CUDNN_ATTENTION")]
+
+
+def steady_attention() -> AbstractContextManager[Any]:
+    """For a whole step: torch's attention without cuDNN's, which plans anew, slowly, for every length it meets."""
+    return sdpa_kernel(STEADY_BACKENDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,32 +200,9 @@ def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
     return kernel
 
 
-def bind_linear_transposed(op: Op, context: KernelContext) -> Kernel:
-    """x -> (W @ xᵀ)ᵀ + b for few rows: BLAS libraries split W's rows over threads, but not one row of x."""
-    weight = context.dense(*op.weights)
-    bias = context.vector(*op.biases) if op.biases else None
-
-    def kernel(step: Step, x: Tensor) -> Tensor:
-        if len(x) > FEW_ROWS:
-            return F.linear(x, weight, bias)
-        columns = x.expand(2, -1) if len(x) == 1 else x  # one column would be a matrix-vector call, on one thread
-        out = torch.mm(weight, columns.t()).t()[: len(x)].contiguous()
-        return out if bias is None else out.add_(bias)
-
-    return kernel
-
-
 BATCHED = (
     Implementation(OpKind.RMS_NORM, "torch", bind_rms_norm, rank=1),
     Implementation(OpKind.ADD_RMS_NORM, "torch", bind_add_rms_norm, rank=1),
-    Implementation(
-        OpKind.LINEAR,
-        "transposed",
-        bind_linear_transposed,
-        device_types=frozenset({"cpu"}),
-        dtypes=frozenset({torch.float32}),
-        rank=1,
-    ),
     Implementation(OpKind.ROPE_CACHE, "batched", bind_rope_cache, plan_rope, rank=1),
     Implementation(OpKind.PAGED_ATTENTION, "sdpa", bind_attention, plan_attention, rank=1),
 )
