@@ -16,13 +16,13 @@ SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/poly
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint bench lock proto clean
+.PHONY: help serve test test-all lint bench bench-serving lock proto clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do \
-		printf '  %-13s %s\n' "$$target" "$$text"; done
+		printf '  %-14s %s\n' "$$target" "$$text"; done
 	@echo
 	@echo "Variables:"
 	@echo "  ONCE=1        serve: stop after the self-check"
@@ -48,8 +48,10 @@ lint: $(VENV)/.installed-dev ## ruff, mypy, the import rules and the size check
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
 
-bench: $(VENV)/.installed-dev ## Benchmarks of the engine and of the whole stack
+bench: $(VENV)/.installed-dev ## Benchmark of the engine alone; ARGS="--peers transformers" compares
 	$(BIN)/python bench/engine.py $(ARGS)
+
+bench-serving: $(VENV)/.installed-dev ## Benchmark of the stack that runs at the default addresses (`make serve`)
 	$(BIN)/python bench/serving.py $(ARGS)
 
 lock: $(VENV)/.installed-dev ## Write requirements.lock anew
