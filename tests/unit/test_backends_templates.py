@@ -47,6 +47,12 @@ def test_ascend_gets_blocks_of_128() -> None:
     assert config["kv_cache_tokens"] % 128 == 0
 
 
+def test_a_template_takes_no_executor_that_the_device_lacks() -> None:
+    shaders = replace(CAPABILITIES, executors=("vulkan",))
+    assert configure(TEMPLATES["development"], BackendType.VULKAN, device(0), shaders)["executor"] == "auto"
+    assert configure(TEMPLATES["development"], BackendType.CUDA, device(80), CAPABILITIES)["executor"] == "eager"
+
+
 def test_a_small_device_gets_less_than_it_was_wished() -> None:
     small = configure(TEMPLATES["throughput"], BackendType.CUDA, device(4), CAPABILITIES)
     large = configure(TEMPLATES["throughput"], BackendType.CUDA, device(80), CAPABILITIES)

@@ -16,7 +16,12 @@ from polyfleet.kernels.cpu import library
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 
-CPU = KernelCapabilities(frozenset({"float32", "bfloat16", "int8"}), "float32", instruction_sets=("avx2",))
+CPU = KernelCapabilities(
+    frozenset({"float32", "bfloat16", "int8"}),
+    "float32",
+    instruction_sets=("avx2",),
+    executors=("persistent", "eager"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +75,14 @@ def test_with_library_auto_is_persistent(model: LoadedModel) -> None:
 def test_what_can_not_be_had(model: LoadedModel) -> None:
     with pytest.raises(ValueError, match="there is no executor 'fast': choose one of auto, eager, persistent"):
         build_executor(model, EngineOptions(executor="fast"), "cpu", 3, CPU)
-    with pytest.raises(ValueError, match="the persistent executor can't run on cuda:0"):
-        build_executor(model, EngineOptions(executor="persistent"), "cuda:0", 3, CPU)
-    with pytest.raises(ValueError, match="on vulkan the executor must be auto and the dtype float32"):
-        build_executor(model, EngineOptions(executor="eager"), "vulkan", 3, CPU)
+    card = KernelCapabilities(frozenset({"float32"}), "float32")
+    with pytest.raises(ValueError, match="the persistent executor can't run on cuda:0: choose auto or eager"):
+        build_executor(model, EngineOptions(executor="persistent"), "cuda:0", 3, card)
+    shaders = KernelCapabilities(frozenset({"float32"}), "float32", executors=("vulkan",))
+    with pytest.raises(ValueError, match="the eager executor can't run on vulkan: choose auto or vulkan"):
+        build_executor(model, EngineOptions(executor="eager"), "vulkan", 3, shaders)
+    with pytest.raises(ValueError, match="dtype 'float16' can't be used on this device: choose auto or one of float32"):
+        build_executor(model, EngineOptions(dtype="float16"), "vulkan", 3, shaders)
 
 
 def test_facts_of_the_device_as_words() -> None:

@@ -129,7 +129,8 @@ class AcceleratorBackend(ABC):
         readings = found.readings
         if found.problem or found.absent:
             health = Health.UNKNOWN if found.absent else Health.UNHEALTHY
-            addresses = [each.address for each in self._host.pci_devices(self.pci_vendor)] or [None]
+            listed = self._host.pci_devices(self.pci_vendor)
+            addresses: list[str | None] = [each.address for each in listed] or [None]
             readings = tuple(
                 DeviceReading(index=index, health=health, reason=found.problem, pci_bus_id=address)
                 for index, address in enumerate(addresses)

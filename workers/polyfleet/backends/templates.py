@@ -98,6 +98,6 @@ def configure(
         "kv_cache_tokens": -(-max(pool_tokens, block_size) // block_size) * block_size,
         "block_size": block_size,
         "prefix_cache": template.prefix_cache,
-        "executor": template.executor,
+        "executor": template.executor if template.executor in capabilities.executors else "auto",
         "threads": threads,
     }

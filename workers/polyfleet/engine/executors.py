@@ -1,6 +1,8 @@
 """Which executor runs a model: chosen once, from the operator's options and the facts of the device."""
 
 import logging
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -15,7 +17,7 @@ from polyfleet.models.registry import record
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-EXECUTORS = ("auto", "eager", "persistent")
+EXECUTORS = ("auto", "eager", "persistent", "vulkan")
 
 
 def computing_dtype(options: EngineOptions, capabilities: KernelCapabilities) -> torch.dtype:
@@ -37,32 +39,28 @@ def build_executor(
 ) -> Executor:
     """The executor of `options` on torch's `device` (of which `capabilities` speak), with its KV cache.
 
-    `auto` takes the persistent executor on a CPU where it can run the model, unless a dtype is asked for: that one
-    computes in int8 where weights are quantised, the eager one in exactly the dtype. On a device "vulkan" there is
-    only its own. Raises ValueError for options that can't be met here.
+    `auto` takes the first of the device's own executors that can run the model, or the eager one where a dtype is
+    asked for: others may compute in int8 where weights are quantised, that one exactly in the dtype. Raises ValueError
+    for options that can't be met here.
     """
     if options.executor not in EXECUTORS:
         raise ValueError(f"there is no executor {options.executor!r}: choose one of {', '.join(EXECUTORS)}")
-    if device == "vulkan":
-        return _vulkan(model, options, num_blocks)
-    if options.executor == "persistent":
-        return _persistent(model, options, device, num_blocks)
-    if options.executor == "auto" and options.dtype == "auto" and device == "cpu":
+    possible = capabilities.executors
+    if options.executor != "auto" and options.executor not in possible:
+        choices = " or ".join(("auto", *possible))
+        raise ValueError(f"the {options.executor} executor can't run on {device}: choose {choices}")
+    if options.executor != "auto":
+        possible = (options.executor,)
+    elif options.dtype != "auto" and "eager" in possible:
+        possible = ("eager",)
+    build = {"eager": _eager, "persistent": _persistent, "vulkan": _vulkan}
+    wanted = _Wanted(model, options, device, num_blocks, capabilities, progress)
+    for name, after in pairwise(possible):
         try:
-            return _persistent(model, options, device, num_blocks)
+            return build[name](wanted)
         except ValueError as error:
-            log.warning("the eager executor is used, which is slower: %s", error)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    return EagerExecutor(
-        model,
-        device=device,
-        dtype=computing_dtype(options, capabilities),
-        num_blocks=num_blocks,
-        block_size=options.block_size,
-        capabilities=kernel_facts(capabilities),
-        progress=progress,
-    )
+            log.warning("the %s executor is used, which is slower: %s", after, error)
+    return build[possible[-1]](wanted)
 
 
 def kernel_facts(capabilities: KernelCapabilities) -> frozenset[str]:
@@ -71,29 +69,52 @@ def kernel_facts(capabilities: KernelCapabilities) -> frozenset[str]:
     return frozenset(flags | set(capabilities.instruction_sets))
 
 
-def _persistent(model: LoadedModel, options: EngineOptions, device: str, num_blocks: int) -> Executor:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What `build_executor` was asked for."""
+
+    model: LoadedModel
+    options: EngineOptions
+    device: str
+    num_blocks: int
+    capabilities: KernelCapabilities
+    progress: Progress
+
+
+def _eager(wanted: _Wanted) -> Executor:
+    if wanted.options.threads:
+        torch.set_num_threads(wanted.options.threads)
+    return EagerExecutor(
+        wanted.model,
+        device=wanted.device,
+        dtype=computing_dtype(wanted.options, wanted.capabilities),
+        num_blocks=wanted.num_blocks,
+        block_size=wanted.options.block_size,
+        capabilities=kernel_facts(wanted.capabilities),
+        progress=wanted.progress,
+    )
+
+
+def _persistent(wanted: _Wanted) -> Executor:
     """Raises ValueError where it can't run."""
     from polyfleet.engine.persistent import PersistentKernel
     from polyfleet.kernels.cpu.library import LibraryUnavailable
 
-    if device != "cpu":
-        raise ValueError(f"the persistent executor can't run on {device}: choose auto or eager")
     try:
         return PersistentKernel(
-            record(model.config, model.weights),
-            weights=model.weights,
-            num_blocks=num_blocks,
-            block_size=options.block_size,
-            threads=options.threads,
+            record(wanted.model.config, wanted.model.weights),
+            weights=wanted.model.weights,
+            num_blocks=wanted.num_blocks,
+            block_size=wanted.options.block_size,
+            threads=wanted.options.threads,
         )
     except LibraryUnavailable as error:
         raise ValueError(str(error)) from None
 
 
-def _vulkan(model: LoadedModel, options: EngineOptions, num_blocks: int) -> Executor:
-    """Raises ValueError for other executors and dtypes, VulkanError where the device fails."""
+def _vulkan(wanted: _Wanted) -> Executor:
+    """Raises ValueError for another dtype, VulkanError where the device fails."""
     from polyfleet.engine.vulkan import VulkanExecutor
 
-    if options.executor != "auto" or options.dtype not in ("auto", "float32"):
-        raise ValueError("on vulkan the executor must be auto and the dtype float32")
-    return VulkanExecutor(model, num_blocks=num_blocks, block_size=options.block_size)
+    computing_dtype(wanted.options, wanted.capabilities)
+    return VulkanExecutor(wanted.model, num_blocks=wanted.num_blocks, block_size=wanted.options.block_size)
