@@ -1,0 +1,111 @@
+{{/* What the schema can't say, each refusal one sentence. Rendered before anything is installed. */}}
+{{- define "polyfleet.checks" -}}
+{{- range $name, $pool := include "polyfleet.pools" . | fromYaml -}}
+{{- $_ := include "polyfleet.model" (dict "name" $name "pool" $pool) -}}
+{{- include "polyfleet.checkDevices" (dict "ctx" $ "name" $name "pool" $pool) -}}
+{{- include "polyfleet.checkAutoscaling" (dict "ctx" $ "name" $name "pool" $pool) -}}
+{{- end -}}
+{{- if and .Values.auth.existingSecret .Values.auth.keys -}}
+{{- fail "auth.keys go into the Secret that the chart makes, and auth.existingSecret replaces it: give one of them." -}}
+{{- end -}}
+{{- if and (not .Values.auth.enabled) (or .Values.auth.existingSecret .Values.auth.keys) -}}
+{{- fail "auth.enabled is false, so that auth.existingSecret and auth.keys would do nothing: leave them out." -}}
+{{- end -}}
+{{- with .Values.tls -}}
+{{- if and .enabled (eq (empty .existingSecret) (not .certManager.enabled)) -}}
+{{- fail "tls.enabled needs either tls.existingSecret or tls.certManager.enabled." -}}
+{{- end -}}
+{{- if and .enabled .certManager.enabled (not .certManager.issuerRef.name) -}}
+{{- fail "tls.certManager.enabled needs tls.certManager.issuerRef.name." -}}
+{{- end -}}
+{{- if and (not .enabled) (or .existingSecret .certManager.enabled) -}}
+{{- fail "tls.enabled is false, so that tls.existingSecret and tls.certManager would do nothing: leave them out." -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.gatewayApi.enabled (not .Values.gatewayApi.parentRefs) -}}
+{{- fail "gatewayApi.enabled needs gatewayApi.parentRefs, the Gateways that the routes belong to." -}}
+{{- end -}}
+{{- include "polyfleet.checkApis" . -}}
+{{- include "polyfleet.checkSecrets" . -}}
+{{- end -}}
+
+{{- define "polyfleet.checkDevices" -}}
+{{- $table := include "polyfleet.accelerators" .ctx | fromYaml -}}
+{{- $names := list .pool.resource | concat (keys (.pool.resources.limits | default dict)) (keys (.pool.resources.requests | default dict)) -}}
+{{- $family := index $table .pool.accelerator -}}
+{{- range $names | compact | uniq -}}
+{{- if contains "/" . -}}
+{{- if not (and $family.resources (regexMatch ($family.resources | default "") .)) -}}
+{{- $hint := ternary "none" (printf "one such as %s" ($family.resource | default "")) (empty $family.resource) -}}
+{{- fail (printf "workers.%s: the accelerator %s does not use the resource %s; it takes %s." $.name $.pool.accelerator . $hint) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey (.pool.resources.limits | default dict) (.pool.resource | default "none") -}}
+{{- fail (printf "workers.%s.resources.limits: leave %s out, of which a worker gets one." .name .pool.resource) -}}
+{{- end -}}
+{{- if and $family.resource (not .pool.resource) -}}
+{{- fail (printf "workers.%s.resource: the accelerator %s needs a resource, such as %s." .name .pool.accelerator $family.resource) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "polyfleet.checkAutoscaling" -}}
+{{- with .pool.autoscaling -}}
+{{- if and (ne .owner "none") (ne $.pool.kind "Deployment") -}}
+{{- fail (printf "workers.%s: a %s has one worker per node, so autoscaling.owner must be none." $.name $.pool.kind) -}}
+{{- end -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) -}}
+{{- fail (printf "workers.%s.autoscaling: minReplicas is more than maxReplicas." $.name) -}}
+{{- end -}}
+{{- if and (eq .owner "keda") (not .prometheus) -}}
+{{- fail (printf "workers.%s.autoscaling: keda needs prometheus, the address of Prometheus." $.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Objects of APIs that the cluster lacks. Without a cluster: helm template --api-versions GROUP/VERSION. */}}
+{{- define "polyfleet.checkApis" -}}
+{{- $wanted := dict -}}
+{{- if or .Values.monitoring.enabled .Values.monitoring.rules }}{{ $_ := set $wanted "monitoring.coreos.com/v1" "monitoring" }}{{ end -}}
+{{- if and .Values.tls.enabled .Values.tls.certManager.enabled }}{{ $_ := set $wanted "cert-manager.io/v1" "tls.certManager.enabled" }}{{ end -}}
+{{- if .Values.gatewayApi.enabled }}{{ $_ := set $wanted "gateway.networking.k8s.io/v1" "gatewayApi.enabled" }}{{ end -}}
+{{- range $name, $pool := include "polyfleet.pools" . | fromYaml -}}
+{{- if eq $pool.autoscaling.owner "keda" }}{{ $_ := set $wanted "keda.sh/v1alpha1" (printf "workers.%s.autoscaling" $name) }}{{ end -}}
+{{- if and $pool.model.imageVolume (semverCompare "<1.33.0-0" $.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "workers.%s.model.imageVolume needs Kubernetes 1.33 or newer; this is %s." $name $.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+{{- range $api, $key := $wanted -}}
+{{- if not ($.Capabilities.APIVersions.Has $api) -}}
+{{- fail (printf "%s needs the API %s, which this cluster does not have: install what brings it, or leave %s out." $key $api $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Secrets that values name must be there, with their keys. Without a cluster nothing can be looked up. */}}
+{{- define "polyfleet.checkSecrets" -}}
+{{- $namespace := .Release.Namespace -}}
+{{- if lookup "v1" "ConfigMap" $namespace "kube-root-ca.crt" -}}{{/* every namespace of a cluster has it */}}
+{{- $wanted := list -}}
+{{- with .Values.fleetSecret }}{{ $wanted = append $wanted (list "fleetSecret" . "fleet-token" "ray-token") }}{{ end -}}
+{{- with .Values.auth.existingSecret }}{{ $wanted = append $wanted (list "auth.existingSecret" . "keys.yaml" "api-key") }}{{ end -}}
+{{- with .Values.tls.existingSecret }}{{ $wanted = append $wanted (list "tls.existingSecret" . "tls.crt" "tls.key") }}{{ end -}}
+{{- range .Values.global.imagePullSecrets }}{{ $wanted = append $wanted (list "global.imagePullSecrets" .) }}{{ end -}}
+{{- range $name, $pool := include "polyfleet.pools" . | fromYaml -}}
+{{- with ($pool.model.hub | default dict).tokenSecret }}{{ $wanted = append $wanted (list (printf "workers.%s.model.hub.tokenSecret" $name) . "token") }}{{ end -}}
+{{- with ($pool.model.s3 | default dict).credentialsSecret }}{{ $wanted = append $wanted (list (printf "workers.%s.model.s3.credentialsSecret" $name) . "access-key-id" "secret-access-key") }}{{ end -}}
+{{- end -}}
+{{- range $wanted -}}
+{{- $found := lookup "v1" "Secret" $namespace (index . 1) -}}
+{{- if not $found -}}
+{{- fail (printf "%s names the Secret %s, which does not exist in the namespace %s: make it first." (index . 0) (index . 1) $namespace) -}}
+{{- end -}}
+{{- $where := . -}}
+{{- range slice . 2 -}}
+{{- if not (hasKey ($found.data | default dict) .) -}}
+{{- fail (printf "%s: the Secret %s has no key %s." (index $where 0) (index $where 1) .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,112 @@
+{{/*
+Where a pool's model is, as YAML: {kind, path, fetch}. path is what the worker loads. The model's volume is mounted at
+/models; fetch are the init container's arguments, absent when nothing has to be fetched. Takes {name, pool}.
+*/}}
+{{- define "polyfleet.model" -}}
+{{- $model := .pool.model -}}
+{{- $kinds := list -}}
+{{- range list "image" "pvc" "hostPath" "imageVolume" "hub" "s3" -}}
+{{- if index $model . }}{{ $kinds = append $kinds . }}{{ end -}}
+{{- end -}}
+{{- if ne (len $kinds) 1 -}}
+{{- $has := $kinds | join " and " | default "none" -}}
+{{- fail (printf "workers.%s.model needs exactly one of image, pvc, hostPath, imageVolume, hub and s3; it has %s." .name $has) -}}
+{{- end -}}
+{{- $kind := first $kinds -}}
+{{- $where := index $model $kind -}}
+kind: {{ $kind }}
+{{- if eq $kind "image" }}
+path: {{ $where.path }}
+{{- else if has $kind (list "hub" "s3") }}
+{{- $source := printf "%s@%s" $where.repository ($where.revision | default "main") }}
+{{- if eq $kind "s3" }}{{ $source = trimPrefix "s3://" $where.uri }}{{ end }}
+{{- $folder := printf "/models/%s" (regexReplaceAll "[^A-Za-z0-9.@_-]+" $source "--" | trimSuffix "--") }}
+path: {{ list $folder $where.path | compact | join "/" }}
+fetch:
+  - {{ $kind }}
+  - {{ ternary $where.repository $where.uri (eq $kind "hub") | squote }}
+  - --into={{ $folder }}
+  {{- with $where.revision }}
+  - {{ printf "--revision=%s" . | squote }}
+  {{- end }}
+  {{- range $where.include }}
+  - {{ printf "--include=%s" . | squote }}
+  {{- end }}
+  {{- with $where.endpoint }}
+  - --endpoint={{ . }}
+  {{- end }}
+  {{- with $where.region }}
+  - --region={{ . }}
+  {{- end }}
+  {{- if or $where.tokenSecret $where.credentialsSecret }}
+  - --credentials=/etc/polyfleet/model-source
+  {{- end }}
+{{- else }}
+path: {{ list "/models" $where.path | compact | join "/" }}
+{{- end }}
+{{- end -}}
+
+{{/* The volume `models`, if the model is not in the image. Takes {ctx, name, pool, model}. */}}
+{{- define "polyfleet.modelVolumes" -}}
+{{- $where := index .pool.model .model.kind -}}
+{{- $cache := .pool.model.cache | default dict -}}
+{{- if ne .model.kind "image" }}
+- name: models
+  {{- if eq .model.kind "pvc" }}
+  persistentVolumeClaim: {claimName: {{ $where.claimName }}, readOnly: true}
+  {{- else if eq .model.kind "hostPath" }}
+  hostPath: {path: {{ $where.directory }}, type: Directory}
+  {{- else if eq .model.kind "imageVolume" }}
+  image:
+    reference: {{ $where.reference }}
+    {{- with $where.pullPolicy }}
+    pullPolicy: {{ . }}
+    {{- end }}
+  {{- else if $cache.claimName }}
+  persistentVolumeClaim: {claimName: {{ $cache.claimName }}}
+  {{- else if $cache.hostPath }}
+  hostPath: {path: {{ $cache.hostPath }}, type: Directory}
+  {{- else if $cache.sizeLimit }}
+  emptyDir: {sizeLimit: {{ $cache.sizeLimit }}}
+  {{- else }}
+  emptyDir: {}
+  {{- end }}
+{{- end }}
+{{- if .model.fetch }}
+- name: fetch
+  configMap:
+    name: {{ include "polyfleet.name" (dict "ctx" .ctx "component" "fetch") }}
+{{- with $where.tokenSecret | default $where.credentialsSecret }}
+- name: model-source
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Fetches the model before the worker starts, unless the cache has it. Takes {ctx, pool, model}. */}}
+{{- define "polyfleet.fetchContainer" -}}
+- name: fetch
+  image: {{ include "polyfleet.image" (dict "ctx" .ctx "name" "scheduler") }}
+  imagePullPolicy: {{ .ctx.Values.image.pullPolicy }}
+  command: [python, /etc/polyfleet/fetch/fetch_model.py]
+  args:
+    {{- toYaml .model.fetch | nindent 4 }}
+  env:
+    {{- include "polyfleet.env" (merge (dict "HOME" "/tmp") (.pool.env | default dict)) | trim | nindent 4 }}
+  resources:
+    requests: {cpu: 100m, memory: 128Mi}
+    limits: {memory: 512Mi}
+  securityContext:
+    {{- include "polyfleet.securityContext" dict | nindent 4 }}
+  volumeMounts:
+    - {name: fetch, mountPath: /etc/polyfleet/fetch, readOnly: true}
+    {{- if has "--credentials=/etc/polyfleet/model-source" .model.fetch }}
+    - {name: model-source, mountPath: /etc/polyfleet/model-source, readOnly: true}
+    {{- end }}
+    - {name: models, mountPath: /models}
+    {{- with .pool.volumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}

@@ -1,0 +1,150 @@
+{{/* What all pods have in common: {ctx, settings, component, pool, grace}. Containers and volumes are their own. */}}
+{{- define "polyfleet.podSpec" -}}
+serviceAccountName: {{ include "polyfleet.serviceAccount" .ctx }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ .grace | int64 }}
+securityContext:
+  {{- $groups := dict }}
+  {{- with .settings.supplementalGroups }}{{ $_ := set $groups "supplementalGroups" . }}{{ end }}
+  {{- include "polyfleet.overlay" (list .ctx.Values.podSecurityContext $groups) | nindent 2 }}
+{{- with .ctx.Values.global.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .settings.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .settings.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" }}
+{{- with index $.settings $key }}
+{{ $key }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+topologySpreadConstraints:
+  {{- with .settings.topologySpreadConstraints }}
+  {{- toYaml . | nindent 2 }}
+  {{- else }}
+  {{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+  - topologyKey: {{ . }}
+    maxSkew: 1
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "polyfleet.selector" $ | nindent 8 }}
+  {{- end }}
+  {{- end }}
+{{- end -}}
+
+{{/* Labels of a pod: {ctx, settings, component, pool}. No version of the chart: it alone should restart nothing. */}}
+{{- define "polyfleet.podLabels" -}}
+{{ include "polyfleet.selector" . }}
+app.kubernetes.io/part-of: polyfleet
+{{- with .settings.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Pod Security `restricted` for a container; what a pool replaces in it is an exception. */}}
+{{- define "polyfleet.securityContext" -}}
+{{- $restricted := "{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}" | fromYaml -}}
+{{- include "polyfleet.overlay" (list $restricted (. | default dict)) -}}
+{{- end -}}
+
+{{- define "polyfleet.env" -}}
+{{- range $name, $value := . -}}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{ end -}}
+{{- end -}}
+
+{{- define "polyfleet.podIP" -}}
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+{{- end -}}
+
+{{/*
+A container of the scheduler's image that runs a script of files/ around `ray start`: {ctx, name, script, args, env,
+resources}. It ends with its volumeMounts, so that whoever includes it can add to these, then further keys.
+*/}}
+{{- define "polyfleet.rayContainer" -}}
+- name: {{ .name }}
+  image: {{ include "polyfleet.image" (dict "ctx" .ctx "name" "scheduler") }}
+  imagePullPolicy: {{ .ctx.Values.image.pullPolicy }}
+  command: [/bin/sh, -c]
+  args:
+    - |
+      {{- .ctx.Files.Get (printf "files/%s.sh" .script) | trim | nindent 6 }}
+    - {{ .script }}
+    {{- range .args }}
+    - {{ . | squote }}
+    {{- end }}
+    - --node-ip-address=$(POD_IP)
+    - --node-manager-port=6380
+    - --object-manager-port=6381
+    - --runtime-env-agent-port=6382
+    - --dashboard-agent-grpc-port=6383
+    - --dashboard-agent-listen-port=6384
+    - --metrics-export-port=6385
+    - --min-worker-port=6400
+    - --max-worker-port=6499
+    - --num-cpus=0
+    - --num-gpus=0
+    - --object-store-memory=80000000
+    - --include-log-monitor=false
+  env:
+    {{- include "polyfleet.podIP" . | nindent 4 }}
+    {{- $env := dict "HOME" "/tmp" "STATE_DIR" "/var/lib/polyfleet" "RAY_AUTH_MODE" "token" }}
+    {{- $_ := set $env "RAY_AUTH_TOKEN_PATH" "/etc/polyfleet/ray/ray-token" }}
+    {{- $_ = set $env "RAY_USAGE_STATS_ENABLED" "0" }}
+    {{- $_ = set $env "RAY_ROTATION_MAX_BYTES" "10485760" }}
+    {{- $_ = set $env "RAY_ROTATION_BACKUP_COUNT" "1" }}
+    {{- include "polyfleet.env" (include "polyfleet.overlay" (list $env .env) | fromYaml) | trim | nindent 4 }}
+  resources:
+    {{- toYaml .resources | nindent 4 }}
+  securityContext:
+    {{- include "polyfleet.securityContext" dict | nindent 4 }}
+  volumeMounts:
+    - {name: fleet, mountPath: /etc/polyfleet/fleet, readOnly: true}
+    - {name: ray, mountPath: /etc/polyfleet/ray, readOnly: true}
+    - {name: state, mountPath: /var/lib/polyfleet}
+    - {name: ray-tmp, mountPath: /tmp}
+    - {name: ray-shm, mountPath: /dev/shm}
+{{- end -}}
+
+{{/* The fleet's token alone. */}}
+{{- define "polyfleet.fleetVolume" -}}
+- name: fleet
+  secret:
+    secretName: {{ include "polyfleet.fleetSecret" . }}
+    items: [{key: fleet-token, path: fleet-token}]
+    defaultMode: 0440
+{{- end -}}
+
+{{- define "polyfleet.rayVolumes" -}}
+- name: ray
+  secret:
+    secretName: {{ include "polyfleet.fleetSecret" . }}
+    items: [{key: ray-token, path: ray-token}]
+    defaultMode: 0440
+- name: ray-tmp
+  emptyDir: {sizeLimit: 2Gi}
+- name: ray-shm
+  emptyDir: {medium: Memory, sizeLimit: 128Mi}
+{{- end -}}
+
+{{/* The hashed keys alone, for the gateway and, because of its operators, the scheduler. */}}
+{{- define "polyfleet.keysVolume" -}}
+- name: keys
+  secret:
+    secretName: {{ include "polyfleet.keysSecret" . }}
+    items: [{key: keys.yaml, path: keys.yaml}]
+    defaultMode: 0440
+{{- end -}}
