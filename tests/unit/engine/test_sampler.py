@@ -10,7 +10,7 @@ import torch
 from tests.support import sampling_oracle
 
 from polyfleet.engine.batch import Draw, SampledToken
-from polyfleet.engine.sampler import CANDIDATES, sample
+from polyfleet.engine.sampler import CANDIDATES, _likeliest, sample
 from polyfleet.wire.sampling import SamplingParams
 
 EDGE = 1e-5  # draws nearer than this to an edge of the cumulated distribution may fall on either side
@@ -38,7 +38,7 @@ def random_params(source: random.Random) -> SamplingParams:
     )
 
 
-@pytest.mark.parametrize(("vocabulary", "spread"), [(50, 2.0), (1000, 3.0), (1000, 0.3), (3000, 6.0)])
+@pytest.mark.parametrize(("vocabulary", "spread"), [(50, 2.0), (1000, 3.0), (1000, 0.3), (3000, 6.0), (16384, 2.0)])
 def test_draws_equal_the_oracle(vocabulary: int, spread: float) -> None:
     """Small vocabularies are all candidates, flat ones need the fall-back over the whole row."""
     source = random.Random(vocabulary + int(spread * 10))
@@ -142,6 +142,16 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     shuffled = sample(logits[order], [draws[row] for row in order])
     assert ids(together) == ids(alone)
     assert [shuffled[order.index(row)] for row in range(24)] == together
+
+
+def test_candidates_are_the_likeliest() -> None:
+    """Of 16 x 1,024 tokens with many equal logits: all that are over the last candidate's, and none twice."""
+    logits = torch.randint(0, 3000, (4, 16 * 1024), generator=torch.Generator().manual_seed(2)).float()
+    values, places = _likeliest(logits, 256)
+    for row, found, found_ids in zip(logits, values, places, strict=True):
+        assert torch.equal(row[found_ids], found)
+        assert len(set(found_ids.tolist())) == 256
+        assert torch.equal(found.sort().values, row.topk(256).values.sort().values)
 
 
 def test_logits_are_left_alone() -> None:

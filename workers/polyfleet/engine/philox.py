@@ -18,21 +18,19 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint64]  # 32-bit words in 64-bit lanes, so that products keep their high halves
 
 ROUNDS = 10
-MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))  # key increments: golden ratio, sqrt(3) - 1
+MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)  # key increments: golden ratio, sqrt(3) - 1
 MASK = np.uint64(0xFFFFFFFF)
 WORD = np.uint64(32)
 
 
 def philox(counter: Words, key: Words) -> Words:
     """Ten rounds over many counters at once: counter [n, 4] and key [n, 2] give words [n, 4], all below 2^32."""
-    c0, c1, c2, c3 = counter.T
-    k0, k1 = key.T
-    for _ in range(ROUNDS):
-        first, second = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (second >> WORD) ^ c1 ^ k0, second & MASK, (first >> WORD) ^ c3 ^ k1, first & MASK
-        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
-    return np.stack((c0, c1, c2, c3), axis=-1)
+    even, odd, keys = counter.T[::2], counter.T[1::2], key.T
+    for number in range(ROUNDS):
+        swapped = (MULTIPLIERS * even)[::-1]
+        even, odd = (swapped >> WORD) ^ odd ^ ((keys + np.uint64(number) * WEYL) & MASK), swapped & MASK
+    return np.stack((even[0], odd[0], even[1], odd[1]), axis=-1)
 
 
 def uniforms(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:

@@ -1,0 +1,92 @@
+"""top_k, top_p, min_p and the draw, over ranked candidates of many rows at once, in float64 on the host."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyfleet.engine.batch import Draw
+from polyfleet.engine.philox import uniforms
+
+UNSETTLED = -1
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Sampling parameters of n rows, as columns [n, 1]."""
+
+    temperature: Floats
+    top_k: Ints  # the vocabulary's size when off
+    top_p: Floats  # infinite when off
+    min_p: Floats
+    uniform: Floats
+    vocabulary: int
+
+    @classmethod
+    def of(cls, draws: Sequence[Draw], vocabulary: int, min_temperature: float) -> "Filters":
+        """The parameters of these draws, each with its uniform."""
+        params = [draw.params for draw in draws]
+        positions = [len(draw.prompt_ids) + len(draw.generated_ids) for draw in draws]
+        return cls(
+            temperature=np.array([[max(each.temperature, min_temperature)] for each in params]),
+            top_k=np.array([[min(each.top_k or vocabulary, vocabulary)] for each in params]),
+            top_p=np.array([[each.top_p if each.top_p < 1 else np.inf] for each in params]),
+            min_p=np.array([[each.min_p] for each in params]),
+            uniform=uniforms([each.seed for each in params], [draw.choice for draw in draws], positions)[:, None],
+            vocabulary=vocabulary,
+        )
+
+    def take(self, rows: Sequence[int]) -> "Filters":
+        """The parameters of some rows."""
+        index = list(rows)
+        return Filters(
+            self.temperature[index],
+            self.top_k[index],
+            self.top_p[index],
+            self.min_p[index],
+            self.uniform[index],
+            self.vocabulary,
+        )
+
+    def need_whole_mass(self, width: int) -> bool:
+        """Whether any row must know the probability of tokens beyond its `width` likeliest."""
+        return bool((self.top_k > width).any())
+
+    def pick(self, weights: Floats, ids: Ints, whole_mass: Floats) -> list[int]:
+        """Filter and draw; UNSETTLED for rows that it takes more than these candidates for.
+
+        `weights` [n, c] are proportional to the probabilities of the candidates `ids`, by descending weight, ties by
+        id; `whole_mass` [n, 1] is the weight of all tokens, of no meaning for rows with top_k <= c.
+        All filters keep a prefix of the ranking. Candidates that tie with the last one may lack a fellow of lower id:
+        only those before them are certain, unless they are the whole vocabulary.
+        """
+        width = weights.shape[-1]
+        whole = width == self.vocabulary
+        no_top_k, no_top_p = self.top_k == self.vocabulary, np.isinf(self.top_p)
+        cumulated = weights.cumsum(axis=-1)
+        last_k = np.minimum(self.top_k, width) - 1
+        left_by_k = np.where(no_top_k, whole_mass, np.take_along_axis(cumulated, last_k, -1))  # if top_k <= width
+        kept = np.arange(width) < self.top_k
+        kept &= cumulated - weights < self.top_p * left_by_k
+        kept &= weights >= self.min_p * weights[:, :1]
+        num_kept = kept.sum(axis=-1, keepdims=True)
+
+        certain = width if whole else (weights > weights[:, -1:]).sum(axis=-1, keepdims=True)
+        closed = (num_kept <= certain) & (whole | (num_kept < width)) & (no_top_k | no_top_p | (self.top_k <= width))
+        mass = np.where(closed, np.take_along_axis(cumulated, num_kept - 1, -1), whole_mass)
+        index = (cumulated <= self.uniform * mass).sum(axis=-1, keepdims=True)
+        index = np.where(closed, np.minimum(index, num_kept - 1), index)
+        unfiltered = no_top_k & no_top_p & (self.min_p == 0)
+        settled = closed | (unfiltered & (index < certain))
+        picked = np.take_along_axis(ids, np.minimum(index, width - 1), -1)
+        return [int(token_id) for token_id in np.where(settled, picked, UNSETTLED)[:, 0]]
+
+
+def ranked(values: Floats, ids: Ints) -> tuple[Floats, Ints]:
+    """Each row by descending value, ties by lower id."""
+    order = np.lexsort((ids, -values), axis=-1)
+    return np.take_along_axis(values, order, -1), np.take_along_axis(ids, order, -1)
