@@ -66,7 +66,8 @@ def test_generate_online_equals_offline(stack: ServeProcess) -> None:
 def test_models_and_workers(stack: ServeProcess) -> None:
     (model,) = json.loads(stack.polyfleet("models", "--gateway", stack.grpc, "--json").stdout)
     assert (model["name"], model["ready_workers"] >= 1, model["accelerators"]) == (MODEL_NAME, True, ["cpu"])
-    (worker,) = stack.ready_workers()
+    (worker,) = json.loads(stack.polyfleet("workers", "--fleet", stack.fleet, "--json").stdout)
+    assert worker["state"] == "ready"
     assert worker["model"] == MODEL_NAME
     assert psutil.pid_exists(worker["pid"])
 

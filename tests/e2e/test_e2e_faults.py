@@ -50,7 +50,6 @@ def test_the_data_path_outlives(own_stack: ServeProcess, channel: grpc.Channel, 
     assert len(stream.wait().token_ids) == TOKENS, stream.error
     assert len(Stream(channel, COUNTING, TOKENS).wait().token_ids) == TOKENS
     returned = wait_for(lambda: [each for each in own_stack.find(title) if each.pid != victim.pid], "its return")
-    wait_for(lambda: own_stack.polyfleet("workers", "--fleet", own_stack.fleet).returncode == 0, "the Fleet service")
     wait_for(own_stack.ready_workers, "the worker to be known")
     assert len(Stream(channel, COUNTING, TOKENS).wait().token_ids) == TOKENS
     assert all(alive(each) for each in returned)

@@ -16,6 +16,10 @@ from typing import Any
 
 import psutil
 
+from polyfleet.cli.errors import CliError
+from polyfleet.cli.fleet import worker_record
+from polyfleet.cli.fleet_client import open_fleet
+
 READY = "Ctrl-C stops everything."
 PATIENCE_SECONDS = 240.0
 POLYFLEET = [sys.executable, "-m", "polyfleet.cli"]
@@ -132,9 +136,12 @@ class ServeProcess:
         )
 
     def workers(self) -> list[dict[str, Any]]:
-        """`polyfleet workers --json`."""
-        found: list[dict[str, Any]] = json.loads(self.polyfleet("workers", "--fleet", self.fleet, "--json").stdout)
-        return found
+        """What `polyfleet workers --json` prints; empty while the scheduler does not answer."""
+        try:
+            with open_fleet(self.fleet, None) as fleet:
+                return [worker_record(worker) for worker in fleet.snapshot().workers]
+        except CliError:
+            return []
 
     def ready_workers(self) -> list[dict[str, Any]]:
         """Those that serve."""

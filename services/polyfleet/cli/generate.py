@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polyfleet.client import Client
 
 
-class TokenIds(click.ParamType[tuple[int, ...]]):
+class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
     """`1,2,3` as a tuple of ids."""
 
     name = "ids"
