@@ -1,0 +1,28 @@
+"""Inverse frequencies and Llama 3's scaling, by hand and against transformers' values."""
+
+import math
+
+import pytest
+
+from polyfleet.loading.rope import Llama3Scaling, inverse_frequencies, scale_llama3
+
+# What Llama 3.1 8B's own configuration gives (head_dim 128, base 500,000), computed by transformers 5.24.
+LLAMA_31 = Llama3Scaling(factor=8.0, low_factor=1.0, high_factor=4.0, original_context=8192)
+LLAMA_31_VALUES = {0: 1.0, 20: 0.01656044, 30: 0.0013718937, 40: 3.4281024e-05, 63: 3.0689259e-07}
+
+
+def test_base_ten_thousand() -> None:
+    assert inverse_frequencies(8, 10_000.0) == pytest.approx((1.0, 0.1, 0.01, 0.001))
+
+
+def test_llama_31() -> None:
+    found = scale_llama3(inverse_frequencies(128, 500_000.0), LLAMA_31)
+    assert {index: found[index] for index in LLAMA_31_VALUES} == pytest.approx(LLAMA_31_VALUES, rel=1e-6)
+
+
+def test_llama3_keeps_short_waves_divides_long_ones_and_blends_between() -> None:
+    scaling = Llama3Scaling(factor=8.0, low_factor=1.0, high_factor=4.0, original_context=1000)
+    short, long = 2 * math.pi / 249, 2 * math.pi / 1001
+    middle = 2 * math.pi / 400  # 2.5 turns in the original context: half-way between 1 and 4
+    found = scale_llama3((short, long, middle), scaling)
+    assert found == pytest.approx((short, long / 8, (middle + middle / 8) / 2))
