@@ -114,7 +114,7 @@ void Engine::combine(const Stage &stage, const Span &span, int kv_head) {
         memset(out, 0, (size_t)dim * sizeof(float));
         for (int part = 0; part < span.parts; part++) {
             const float *from = partial(span, kv_head, part) + vector * size;
-            const float weight = from[1] > 0 || from[1] != from[1] ? expf(from[0] - peak) : 0;
+            const float weight = from[1] > 0 || from[1] != from[1] ? exp2f(from[0] - peak) : 0;
             mass += from[1] * weight;
             for (int d = 0; d < dim; d++) out[d] += from[2 + d] * weight;
         }

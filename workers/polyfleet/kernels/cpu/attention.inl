@@ -8,7 +8,7 @@
 
 namespace {
 
-const int TILE = 4;  // query vectors computed together
+const int TILE = 6;  // query vectors computed together
 const int CHUNK = pf::ATTENTION_CHUNK;
 const int STRIDE = pf::ATTENTION_STRIDE;  // of scores and converted keys: a chunk and what a last vector spills
 
@@ -50,6 +50,8 @@ void product_vectors(int vectors, const float *left, int left_stride, const T *r
                                    out + i * out_stride, out_stride);
     left += i * left_stride, out += i * out_stride;
     switch (vectors - i) {
+        case 5: return product_columns<5, ADD>(left, left_stride, right, right_stride, length, columns, out, out_stride);
+        case 4: return product_columns<4, ADD>(left, left_stride, right, right_stride, length, columns, out, out_stride);
         case 3: return product_columns<3, ADD>(left, left_stride, right, right_stride, length, columns, out, out_stride);
         case 2: return product_columns<2, ADD>(left, left_stride, right, right_stride, length, columns, out, out_stride);
         case 1: return product_columns<1, ADD>(left, left_stride, right, right_stride, length, columns, out, out_stride);
@@ -65,7 +67,7 @@ PF_INLINE State make_state(const pf::Attention &a) {
     State s;
     s.vectors = a.rows * a.heads;
     s.dim = (int)pf::round_up(a.head_dim, pf::GROUP);
-    int64_t padded = pf::round_up(s.vectors, TILE);
+    int64_t padded = s.vectors;
     s.keys = a.scratch;
     s.values = s.keys + (int64_t)s.dim * STRIDE;
     s.query = s.values + (int64_t)s.dim * CHUNK;
@@ -80,7 +82,7 @@ void begin(const pf::Attention &a, State &s) {
     for (int i = 0; i < s.vectors; i++) {
         const float *from = a.query + (int64_t)(i / a.heads) * a.query_stride + (i % a.heads) * a.head_dim;
         float *to = s.query + (int64_t)i * s.dim;
-        for (int d = 0; d < a.head_dim; d++) to[d] = from[d] * a.scale;
+        for (int d = 0; d < a.head_dim; d++) to[d] = from[d] * (a.scale * LOG2_E);
         for (int d = a.head_dim; d < s.dim; d++) to[d] = 0;
         memset(s.sum + (int64_t)i * s.dim, 0, sizeof(float) * s.dim);
         s.peak[i] = -INFINITY;
@@ -88,7 +90,7 @@ void begin(const pf::Attention &a, State &s) {
     }
 }
 
-// Turns scores of positions [first, first + count) into weights under the running maximum; those a row may not see
+// Turns scores (logarithms to base 2) of positions [first, first + count) into weights under the running maximum; those a row may not see
 // become 0. Returns without touching `sum` when the maximum stays.
 void softmax(const pf::Attention &a, State &s, int first, int count) {
     for (int i = 0; i < s.vectors; i++) {
@@ -106,12 +108,12 @@ void softmax(const pf::Attention &a, State &s, int first, int count) {
         float peak = largest(best);
         F32 mass = broadcast(0);
         for (int p = 0; p < lanes; p += F32::width) {
-            F32 e = exponential(load(score + p) - broadcast(peak));
+            F32 e = exponential2(load(score + p) - broadcast(peak));
             store(score + p, e);
             mass = mass + e;
         }
         for (int p = seen; p < count; p++) score[p] = 0;
-        float shrink = s.peak[i] == peak ? 1 : expf(s.peak[i] - peak);
+        float shrink = s.peak[i] == peak ? 1 : exp2f(s.peak[i] - peak);
         s.mass[i] = s.mass[i] * shrink + sum(mass);
         s.peak[i] = peak;
         if (shrink != 1)
@@ -169,7 +171,7 @@ void attend_converted(const pf::Attention &a, State &s) {
 void attend(const pf::Attention &a) {
     State s = make_state(a);
     begin(a, s);
-    if (s.vectors > 2 * TILE)
+    if (s.vectors > TILE)
         attend_converted(a, s);
     else
         attend_direct(a, s);

@@ -55,7 +55,6 @@ void Engine::pack_weights(const PfModel &model) {
         Packed &packed = weights_.back().packed;
         packed = plan_packed(model.weights[i]);
         size += align(data_bytes(packed)) + align(low_bytes(packed));
-        linear_scratch_ = std::max(linear_scratch_, linear_scratch(packed));
     }
     packed_ = Memory(size + 64).on_huge_pages();
     std::atomic<int> next{0}, broken{-1};
@@ -144,16 +143,15 @@ void Engine::order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &o
 
 void Engine::make_scratch() {
     const size_t vectors = (size_t)(ATTENTION_ROWS * model_.num_heads / model_.num_kv_heads);
-    const size_t linear = align(linear_scratch_), tile = align((size_t)deepest_unit_ * GROUP * ROW_CHUNK * sizeof(float));
+    const size_t tile = align((size_t)deepest_unit_ * GROUP * ROW_CHUNK * sizeof(float));
     const size_t attention = align(attention_scratch(model_.head_dim, (int)vectors) * sizeof(float));
     scratch_.clear();
     for (int i = 0; i < pool_.size(); i++) {
         Scratch scratch;
-        scratch.memory = Memory(linear + tile + attention + Entering::bytes(PRIVATE_ROWS, widest_));
-        scratch.linear = scratch.memory.as<uint8_t>();
-        scratch.tile = scratch.memory.as<float>(linear);
-        scratch.attention = scratch.memory.as<float>(linear + tile);
-        scratch.entering = Entering(scratch.memory.as<char>(linear + tile + attention), PRIVATE_ROWS, widest_);
+        scratch.memory = Memory(tile + attention + Entering::bytes(PRIVATE_ROWS, widest_));
+        scratch.tile = scratch.memory.as<float>();
+        scratch.attention = scratch.memory.as<float>(tile);
+        scratch.entering = Entering(scratch.memory.as<char>(tile + attention), PRIVATE_ROWS, widest_);
         scratch_.push_back(std::move(scratch));
     }
 }

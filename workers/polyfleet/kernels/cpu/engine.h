@@ -90,8 +90,7 @@ public:
 private:
     struct Scratch {
         Memory memory;
-        uint8_t *linear;    // one unpacked group
-        float *tile;        // results of one unit
+        float *tile;  // results of one unit
         float *attention;
         Entering entering;  // PRIVATE_ROWS rows of its own
     };
@@ -152,7 +151,6 @@ private:
     Memory entering_memory_;
     Entering entering_ = {};  // rows entering a linear, shared by threads
     int widest_ = BLOCK, deepest_unit_ = 1;  // most columns that enter a linear; most pieces of a unit
-    size_t linear_scratch_ = 0;
     StepState state_;
 };
 

@@ -72,7 +72,7 @@ struct Attention {
     int block_size;
     const int32_t *table;
     float *scratch;   // attention_scratch(head_dim, rows * heads) floats, 64-byte aligned
-    float *partial;   // null: out is final. Else [rows * heads][2 + head_dim]: maximum, sum, weighted values
+    float *partial;   // null: out is final. Else [rows * heads][2 + head_dim]: maximum (of base-2 logarithms), sum, weighted values
 };
 
 const int ATTENTION_CHUNK = 64;  // positions handled at a time
@@ -81,7 +81,7 @@ const int ATTENTION_ROWS = 8;    // query rows of a unit of work
 
 static inline size_t attention_scratch(int head_dim, int vectors) {
     size_t dim = round_up(head_dim, GROUP);
-    return 2 * dim * ATTENTION_STRIDE + (size_t)round_up(vectors, 4) * (2 * dim + ATTENTION_STRIDE + 2);
+    return 2 * dim * ATTENTION_STRIDE + (size_t)vectors * (2 * dim + ATTENTION_STRIDE + 2);
 }
 
 struct Kernels {
@@ -98,9 +98,8 @@ struct Kernels {
     void (*round_bf16)(const float *x, int n, uint16_t *out);
 
     // out[i][0 ... 15] = rows first + i (i < count) times the 16 weight rows of `group`.
-    // `scratch` holds linear_scratch(weight) bytes, 64-byte aligned.
     void (*linear[MAX_LINEAR])(const Packed &weight, int group, const Rows &rows, int first, int count, float *out,
-                               int out_stride, void *scratch);
+                               int out_stride);
     const char *linear_name[MAX_LINEAR];
 
     void (*silu_mul)(const float *gate, const float *up, int n, float *y);
@@ -109,12 +108,6 @@ struct Kernels {
     void (*attend)(const Attention &attention);
     int (*argmax)(const float *x, int n);  // see pf_engine_argmax
 };
-
-// Room for one group unpacked to bytes with its scales in float.
-static inline size_t linear_scratch(const Packed &weight) {
-    int planes = weight.kind == PACKED_Q8 ? 2 : 1;
-    return (size_t)weight.blocks * planes * (BLOCK * GROUP + 2 * GROUP * sizeof(float));
-}
 
 extern const Kernels plain_kernels;
 #if defined(__x86_64__)

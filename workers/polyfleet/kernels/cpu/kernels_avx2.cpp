@@ -9,7 +9,7 @@ const pf::Kernels pf::avx2_kernels = {
     norm,
     quantise,
     nullptr,
-    {linear_dense<Float32Columns>, linear_dense<Float16Columns>, linear_dense<BFloat16Columns>, linear_q4, linear_q8},
+    {linear_dense<Float32Columns>, linear_dense<Float16Columns>, linear_dense<BFloat16Columns>, linear_quantised<Q4>, linear_quantised<Q8>},
     {"avx2 float32", "avx2 float32", "avx2 float32", "avx2 int8", "avx2 int8"},
     silu_mul,
     rotate,

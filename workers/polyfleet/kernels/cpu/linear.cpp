@@ -56,7 +56,7 @@ void Engine::run_unit(const Stage &stage, const Rows &rows, int unit, int first,
     if (direct) {
         kernels_.linear[pieces->weight->kind](*pieces->weight, pieces->group, rows, first, count,
                                               row(stage.at.output, first) + pieces->column,
-                                              strides_[(size_t)stage.at.output], scratch.linear);
+                                              strides_[(size_t)stage.at.output]);
         return;
     }
     // Rows of a head lie together for the rotation; elsewhere each piece has its own run of the tile.
@@ -65,7 +65,7 @@ void Engine::run_unit(const Stage &stage, const Rows &rows, int unit, int first,
     for (int p = 0; p < stage.unit; p++) {
         const Piece &piece = pieces[p];
         float *tile = scratch.tile + p * step;
-        kernels_.linear[piece.weight->kind](*piece.weight, piece.group, rows, first, count, tile, stride, scratch.linear);
+        kernels_.linear[piece.weight->kind](*piece.weight, piece.group, rows, first, count, tile, stride);
         if (piece.bias)
             for (int i = 0; i < count; i++)
                 for (int r = 0; r < piece.valid; r++) tile[i * stride + r] += piece.bias[r];

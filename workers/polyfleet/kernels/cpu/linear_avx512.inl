@@ -81,7 +81,7 @@ void quantised_tile(const pf::Packed &weight, int group, const pf::Rows &rows, i
 
 template <typename F>
 void linear_quantised(const pf::Packed &weight, int group, const pf::Rows &rows, int first, int count, float *out,
-                      int out_stride, void *) {
+                      int out_stride) {
     for (; count >= MAX_TILE; count -= MAX_TILE, first += MAX_TILE, out += (int64_t)MAX_TILE * out_stride)
         quantised_tile<MAX_TILE, F>(weight, group, rows, first, out, out_stride);
     if (count >= 4) {

@@ -32,7 +32,7 @@ PF_INLINE void bf16_tile(const uint16_t *w, int pairs, const uint16_t *x, int st
 }
 
 void linear_bf16(const pf::Packed &weight, int group, const pf::Rows &rows, int first, int count, float *out,
-                 int out_stride, void *) {
+                 int out_stride) {
     const int pairs = (weight.columns + 1) / 2;
     const uint16_t *w = (const uint16_t *)weight.data + (int64_t)group * pf::GROUP * 2 * pairs;
     const uint16_t *x = rows.halves + (int64_t)first * rows.halves_stride;

@@ -53,7 +53,7 @@ PF_INLINE void dense_tile(const typename C::T *w, int columns, const float *x, i
 
 template <typename C>
 void linear_dense(const pf::Packed &weight, int group, const pf::Rows &rows, int first, int count, float *out,
-                  int out_stride, void *) {
+                  int out_stride) {
     const typename C::T *w = (const typename C::T *)weight.data +
                              (int64_t)group * pf::GROUP * pf::round_up(weight.columns, C::step);
     const float *x = rows.values + (int64_t)first * rows.stride;

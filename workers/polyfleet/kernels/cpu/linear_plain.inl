@@ -16,7 +16,7 @@ PF_INLINE void block_dot(const uint8_t (*codes)[64], const int8_t *x, int32_t *l
 }
 
 void linear_q4(const pf::Packed &weight, int group, const pf::Rows &rows, int first, int count, float *out,
-               int out_stride, void *) {
+               int out_stride) {
     const pf::Q4Block *blocks = (const pf::Q4Block *)weight.data + (int64_t)group * weight.blocks;
     for (int i = first; i < first + count; i++) {
         float total[pf::GROUP] = {};
@@ -33,7 +33,7 @@ void linear_q4(const pf::Packed &weight, int group, const pf::Rows &rows, int fi
 }
 
 void linear_q8(const pf::Packed &weight, int group, const pf::Rows &rows, int first, int count, float *out,
-               int out_stride, void *) {
+               int out_stride) {
     const pf::Q8High *high = (const pf::Q8High *)weight.data + (int64_t)group * weight.blocks;
     const pf::Q8Low *low = (const pf::Q8Low *)weight.low + (int64_t)group * weight.blocks;
     for (int i = first; i < first + count; i++) {

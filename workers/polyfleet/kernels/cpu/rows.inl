@@ -31,7 +31,8 @@ void silu_mul(const float *gate, const float *up, int n, float *y) {
     int i = 0;
     for (; i + F32::width <= n; i += F32::width) {
         F32 g = load(gate + i);
-        store(y + i, g / (broadcast(1) + exponential(broadcast(0) - g)) * load(up + i));
+        F32 e = exponential2(minimum(broadcast(126), g * broadcast(-LOG2_E)));
+        store(y + i, g / (broadcast(1) + e) * load(up + i));
     }
     for (; i < n; i++) y[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
 }

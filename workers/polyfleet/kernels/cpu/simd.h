@@ -91,9 +91,7 @@ PF_INLINE F32 multiply_add(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b
 PF_INLINE F32 maximum(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }  // b when either is NaN
 PF_INLINE F32 minimum(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 PF_INLINE F32 round_even(F32 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-PF_INLINE F32 power_of_two(F32 a) {  // of integral lanes in [-126, 127]
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(127)), 23))};
-}
+PF_INLINE F32 times_power_of_two(F32 a, F32 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 PF_INLINE float sum(F32 a) { return _mm512_reduce_add_ps(a.v); }
 PF_INLINE float largest(F32 a) { return _mm512_reduce_max_ps(a.v); }
 
@@ -116,8 +114,9 @@ PF_INLINE F32 multiply_add(F32 a, F32 b, F32 c) { return {_mm256_fmadd_ps(a.v, b
 PF_INLINE F32 maximum(F32 a, F32 b) { return {_mm256_max_ps(a.v, b.v)}; }  // b when either is NaN
 PF_INLINE F32 minimum(F32 a, F32 b) { return {_mm256_min_ps(a.v, b.v)}; }
 PF_INLINE F32 round_even(F32 a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-PF_INLINE F32 power_of_two(F32 a) {  // of integral lanes in [-126, 127]
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(a.v), _mm256_set1_epi32(127)), 23))};
+// Of lanes in [0.7, 1.5] and integral n in [-126, 126]: adds to the exponent.
+PF_INLINE F32 times_power_of_two(F32 a, F32 n) {
+    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.v), _mm256_slli_epi32(_mm256_cvtps_epi32(n.v), 23)))};
 }
 PF_INLINE float sum(F32 a) {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
@@ -133,7 +132,6 @@ PF_INLINE float largest(F32 a) {
 #else
 
 typedef float Lanes __attribute__((vector_size(16)));
-typedef int32_t IntLanes __attribute__((vector_size(16)));
 
 struct F32 {  // the compiler makes SSE2, NEON or whatever there is of it
     static const int width = 4;
@@ -162,30 +160,28 @@ PF_INLINE F32 minimum(F32 a, F32 b) { return {a.v < b.v ? a.v : b.v}; }
 PF_INLINE F32 round_even(F32 a) {
     return {Lanes{rintf(a.v[0]), rintf(a.v[1]), rintf(a.v[2]), rintf(a.v[3])}};
 }
-PF_INLINE F32 power_of_two(F32 a) {  // of integral lanes in [-126, 127]
-    IntLanes bits = (IntLanes{(int)a.v[0], (int)a.v[1], (int)a.v[2], (int)a.v[3]} + 127) << 23;
-    F32 out;
-    memcpy(&out.v, &bits, sizeof bits);
-    return out;
+PF_INLINE F32 times_power_of_two(F32 a, F32 n) {
+    for (int i = 0; i < 4; i++) a.v[i] = isnan(n.v[i]) ? a.v[i] : ldexpf(a.v[i], (int)n.v[i]);
+    return a;
 }
 PF_INLINE float sum(F32 a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
 PF_INLINE float largest(F32 a) { return fmaxf(fmaxf(a.v[0], a.v[1]), fmaxf(a.v[2], a.v[3])); }
 
 #endif
 
-// e^x to 2 ulp in [-87.3, 88.3], clamped outside, NaN kept: 2^n times a minimax polynomial of the rest (Cephes, expf).
-PF_INLINE F32 exponential(F32 x) {
-    x = minimum(broadcast(88.3f), maximum(broadcast(-87.3f), x));
-    F32 n = round_even(x * broadcast(1.44269504088896341f));
-    F32 r = multiply_add(n, broadcast(-0.693359375f), x);
-    r = multiply_add(n, broadcast(2.12194440e-4f), r);
-    F32 p = broadcast(1.9875691500e-4f);
-    p = multiply_add(p, r, broadcast(1.3981999507e-3f));
-    p = multiply_add(p, r, broadcast(8.3334519073e-3f));
-    p = multiply_add(p, r, broadcast(4.1665795894e-2f));
-    p = multiply_add(p, r, broadcast(1.6666665459e-1f));
-    p = multiply_add(p, r, broadcast(5.0000001201e-1f));
-    return multiply_add(p, r * r, r + broadcast(1.0f)) * power_of_two(n);
+// 2^x for x up to 126, with a relative error below 2e-7; what is below -126 counts as -126, NaN stays. The polynomial of the
+// fraction is Cephes' (exp2f).
+PF_INLINE F32 exponential2(F32 x) {
+    x = maximum(broadcast(-126), x);
+    F32 n = round_even(x), r = x - n;
+    F32 p = multiply_add(r, broadcast(1.535336188319500e-4f), broadcast(1.339887440266574e-3f));
+    p = multiply_add(p, r, broadcast(9.618437357674640e-3f));
+    p = multiply_add(p, r, broadcast(5.550332471162809e-2f));
+    p = multiply_add(p, r, broadcast(2.402264791363012e-1f));
+    p = multiply_add(p, r, broadcast(6.931472028550421e-1f));
+    return times_power_of_two(multiply_add(p, r, broadcast(1)), n);
 }
+
+const float LOG2_E = 1.44269504088896341f;
 
 }  // namespace
