@@ -1,5 +1,6 @@
 """Promises of the repository as a whole: one namespace, roots that meet in the protos, pinned versions, clean text."""
 
+import ast
 import importlib.metadata
 import re
 import subprocess
@@ -84,6 +85,18 @@ def test_importing_is_light(module: str) -> None:
     script = f"import sys, {module}; print(sorted({{'torch', 'ray', 'numpy', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_commands_import_workers_inside_functions_only() -> None:
+    workers = {f"polyfleet.{path.name}" for path in (ROOT / "workers" / "polyfleet").iterdir() if path.is_dir()}
+    assert "polyfleet.engine" in workers
+    found = []
+    for path in sorted((ROOT / "services" / "polyfleet" / "cli").glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [f"{path.name}: {name}" for name in names if ".".join(name.split(".")[:2]) in workers]
+    assert found == []
 
 
 def test_lock_pins_every_requirement_of_the_project() -> None:
