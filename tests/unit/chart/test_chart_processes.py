@@ -1,0 +1,195 @@
+"""What the chart and compose.yaml start is what the processes take: flags, configuration files, ports, keys."""
+
+import importlib
+import re
+import warnings
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from msgspec import structs
+from tests.support.helm_chart import (
+    CHART,
+    RELEASES,
+    ROOT,
+    container,
+    containers,
+    find,
+    needs_helm,
+    pods,
+    release,
+    rendered,
+)
+
+from polyfleet.cli.generate import generate
+from polyfleet.gateway.auth import read_keys
+from polyfleet.gateway.command import main as gateway
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.config import load_config as load_gateway_config
+from polyfleet.scheduler.command import main as scheduler
+from polyfleet.scheduler.config import load_config as load_scheduler_config
+from polyfleet.serving.command import config_of
+from polyfleet.serving.command import main as serving
+
+COMMANDS = {"polyfleet.gateway": gateway, "polyfleet.scheduler": scheduler, "polyfleet.serving": serving}
+COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
+every_release = pytest.mark.parametrize("name", RELEASES)
+
+
+@pytest.fixture(scope="module")
+def ray_start() -> click.Command:
+    """The command `ray start`; importing it takes seconds and warns of Ray's own affairs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        command: click.Command = importlib.import_module("ray.scripts.scripts").start
+    return command
+
+
+def parsed(command: click.Command, arguments: list[str]) -> dict[str, Any]:
+    """The options as the command understands them; fails as the process would."""
+    words = [word.replace("$(POD_IP)", "10.0.0.7") for word in arguments]
+    return dict(command.make_context("test", words).params)
+
+
+def worker_pods(name: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(each, pod) for each, pod in pods(release(name)) if "-worker-" in each]
+
+
+def scheduler_config(name: str, folder: Path) -> Any:
+    path = folder / "scheduler.yaml"
+    path.write_text(find(release(name), "ConfigMap", "polyfleet-scheduler")["data"]["scheduler.yaml"])
+    return load_scheduler_config(path, {})
+
+
+@needs_helm
+@every_release
+def test_workers_take_their_arguments(name: str, tmp_path: Path) -> None:
+    fleet = scheduler_config(name, tmp_path).advertise
+    for _, pod in worker_pods(name):
+        worker = container(pod, "worker")
+        assert worker["command"] == ["python", "-m", "polyfleet.serving"]
+        config = config_of(parsed(serving, worker["args"]))
+        assert (config.listen, config.metrics_listen, config.fleet) == ("0.0.0.0:50061", "0.0.0.0:9100", fleet)
+        assert (config.advertise_host, config.load and config.load.deployment) == ("10.0.0.7", config.deployment)
+        assert {port["name"]: port["containerPort"] for port in worker["ports"]} == {"worker": 50061, "metrics": 9100}
+
+
+@needs_helm
+@every_release
+def test_the_gateway_takes_its_configuration(name: str, tmp_path: Path) -> None:
+    objects = release(name)
+    path = tmp_path / "gateway.yaml"
+    path.write_text(find(objects, "ConfigMap", "polyfleet-gateway")["data"]["gateway.yaml"])
+    config = load_gateway_config(path)
+    assert (config.grpc_listen, config.http_listen) == ("0.0.0.0:50051", "0.0.0.0:8000")
+    assert config.limits.drain_seconds == config.limits.max_request_seconds
+    pod = dict(pods(objects))["polyfleet-gateway"]
+    for file in (config.fleet_token_file, config.keys_file, config.tls_cert, config.tls_key):
+        assert not file or file in mounted_files(pod, "gateway")
+    assert bool(config.tls_cert) is (name in ("air-gapped", "high-availability"))
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        scheme = container(pod, "gateway")[probe]["httpGet"]["scheme"]
+        assert scheme == ("HTTPS" if config.tls_cert else "HTTP")
+
+
+@needs_helm
+@every_release
+def test_the_scheduler_takes_its_configuration(name: str, tmp_path: Path) -> None:
+    config = scheduler_config(name, tmp_path)
+    pod = dict(pods(release(name)))["polyfleet-scheduler"]
+    assert {config.fleet_token_file, config.keys_file} <= mounted_files(pod, "scheduler")
+    state = {mount["mountPath"] for mount in container(pod, "scheduler")["volumeMounts"]}
+    assert config.state_dir in state
+    accelerators = yaml.safe_load((CHART / "values.schema.json").read_text())["definitions"]["pool"]["properties"]
+    assert config.accelerators.keys() == set(accelerators["accelerator"]["enum"])
+    assert {(each.mode, each.address) for each in config.accelerators.values()} == {("attach", "127.0.0.1:50061")}
+    script = container(pod, "scheduler")["args"][0]
+    (line,) = re.findall(r"python -m polyfleet\.scheduler (.*); do", script)
+    assert parsed(scheduler, line.replace('"', "").split())["address"] == "$POD_IP:6379"
+
+
+@needs_helm
+def test_launchers_find_in_their_container_what_the_scheduler_tells_them(tmp_path: Path) -> None:
+    config = scheduler_config("defaults", tmp_path)
+    (_, pod), *_ = worker_pods("defaults")
+    assert config.fleet_token_file in mounted_files(pod, "ray-node")
+    assert config.state_dir in {mount["mountPath"] for mount in container(pod, "ray-node")["volumeMounts"]}
+
+
+@needs_helm
+@every_release
+def test_ray_takes_its_arguments_and_stays_behind_its_ports(name: str, ray_start: click.Command) -> None:
+    objects = release(name)
+    allowed = [*range(6379, 6386), *range(6400, 6500)]
+    for pod_name, pod in pods(objects):
+        for each in containers(pod):
+            if each["name"] not in ("scheduler", "ray-node"):
+                continue
+            options = parsed(ray_start, each["args"][2:])
+            ports = {value for key, value in options.items() if key.endswith("_port") and isinstance(value, int)}
+            assert ports - {8265} <= set(allowed)  # the dashboard is off
+            assert options["num_cpus"] == options["num_gpus"] == 0
+            environment = {entry["name"]: entry.get("value") for entry in each["env"]}
+            assert environment["RAY_AUTH_MODE"] == "token"
+            assert environment["RAY_AUTH_TOKEN_PATH"] in mounted_files(pod, each["name"])
+            if each["name"] == "ray-node":
+                accelerator = parsed(serving, container(pod, "worker")["args"])["accelerator"]
+                assert options["resources"] == f'{{"polyfleet-{accelerator}": 1}}', pod_name
+            else:
+                assert options["include_dashboard"] is False
+
+
+@needs_helm
+def test_the_helm_test_calls_a_command_that_there_is() -> None:
+    arguments = find(release("defaults"), "Pod", "polyfleet-test")["spec"]["containers"][0]["args"]
+    (line,) = re.findall(r'polyfleet generate "\$@" (.*)\)', arguments[0])
+    options = parsed(generate, [*arguments[2:], *line.replace('"$prompt"', "x").split(), "--ca-file=/ca.crt", "--tls"])
+    assert (options["model"], options["temperature"]) == ("smollm2-135m-instruct", 0)
+
+
+@needs_helm
+def test_the_gateway_reads_the_keys_that_the_chart_makes(tmp_path: Path) -> None:
+    values = {"auth": {"keys": [{"id": "ops", "hash": "b" * 64, "role": "operator"}]}}
+    secret = find(rendered(values=values), "Secret", "polyfleet-keys")
+    path = tmp_path / "keys.yaml"
+    path.write_bytes(b64decode(secret["data"]["keys.yaml"]))
+    assert [(key.id, key.role.value) for key in read_keys(path)] == [("first", "tenant"), ("ops", "operator")]
+
+
+def test_the_schema_knows_the_gateway_s_limits() -> None:
+    gateway_schema = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]["gateway"]
+    limits = {field.name for field in structs.fields(Limits)}
+    assert gateway_schema["properties"]["limits"]["properties"].keys() == limits - {
+        "max_request_seconds",
+        "drain_seconds",
+    }
+
+
+@pytest.mark.parametrize("service", COMPOSE["services"])
+def test_compose_starts_what_there_is(service: str) -> None:
+    described = COMPOSE["services"][service]
+    words = [str(word) for word in described["command"]]
+    module = words.index("-m") + 1
+    options = parsed(COMMANDS[words[module]], words[module + 1 :])
+    secrets = {f"/run/secrets/{name}" for name in described["secrets"]}
+    assert {
+        str(options[key]) for key in options if key.endswith(("token_file", "keys_file")) and options[key]
+    } <= secrets
+    assert described["read_only"] is True
+    assert described["cap_drop"] == ["ALL"]
+    assert described["user"] == "10001:10001"
+    assert all(port.startswith("127.0.0.1:") for port in described.get("ports", []))
+    assert set(described["secrets"]) <= COMPOSE["secrets"].keys()
+
+
+def mounted_files(pod: dict[str, Any], name: str) -> set[str]:
+    """Paths of the files that Secrets bring into a container."""
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    return {
+        f"{mount['mountPath']}/{item['path']}"
+        for mount in container(pod, name)["volumeMounts"]
+        for item in volumes[mount["name"]].get("secret", {}).get("items", [])
+    }

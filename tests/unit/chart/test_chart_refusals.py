@@ -1,0 +1,89 @@
+"""Values that can't work are refused before anything is installed, each with a sentence that names the key."""
+
+from typing import Any
+
+import pytest
+from tests.support.helm_chart import needs_helm, refusal
+
+pytestmark = needs_helm
+IMAGE = {"image": {"path": "/model.gguf"}}
+DIGEST = "sha256:" + "0" * 64
+
+
+def pool(**more: Any) -> dict[str, Any]:
+    """Values with one pool `p`."""
+    return {"workers": {"p": {"accelerator": "cuda", "model": IMAGE, **more}}}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown accelerator": (pool(accelerator="gpu"), "/workers/p/accelerator': value must be one of 'cpu', 'cuda'"),
+    "accelerator that has no containers": (pool(accelerator="mps"), "/workers/p/accelerator"),
+    "no accelerator": ({"workers": {"p": {"model": IMAGE}}}, "missing property 'accelerator'"),
+    "no model key": ({"workers": {"p": {"accelerator": "cpu"}}}, "missing property 'model'"),
+    "no model": (
+        pool(model={"name": "m"}),
+        "workers.p.model needs exactly one of image, pvc, hostPath, imageVolume, hub and s3; it has none.",
+    ),
+    "two models": (pool(model={**IMAGE, "pvc": {"claimName": "m"}}), "hub and s3; it has image and pvc."),
+    "a resource of another vendor": (
+        pool(resource="amd.com/gpu"),
+        "workers.p: the accelerator cuda does not use the resource amd.com/gpu; it takes one such as nvidia.com/gpu.",
+    ),
+    "a device for the CPU": (
+        pool(accelerator="cpu", resource="nvidia.com/gpu"),
+        "workers.p: the accelerator cpu does not use the resource nvidia.com/gpu; it takes none.",
+    ),
+    "another vendor's limits": (
+        pool(accelerator="hygon", resources={"limits": {"cambricon.com/mlu": 1}}),
+        "the accelerator hygon does not use the resource cambricon.com/mlu",
+    ),
+    "the device as a limit": (pool(resources={"limits": {"nvidia.com/gpu": 2}}), "leave nvidia.com/gpu out"),
+    "no device": (pool(resource=""), "workers.p.resource: the accelerator cuda needs a resource"),
+    "negative replicas": (pool(replicas=-1), "/workers/p/replicas': minimum: got -1, want 0"),
+    "no gateways": ({"gateway": {"replicas": 0}}, "/gateway/replicas': minimum: got 0, want 1"),
+    "unknown key": ({"gatway": {}}, "additional properties 'gatway' not allowed"),
+    "unknown key of a pool": (pool(replica=1), "at '/workers/p': additional properties 'replica' not allowed"),
+    "unknown key of a model": (pool(model={**IMAGE, "pvcs": {}}), "additional properties 'pvcs' not allowed"),
+    "unknown option": (pool(options={"blocks": 1}), "additional properties 'blocks' not allowed"),
+    "pool name": ({"workers": {"My_Pool": {"accelerator": "cpu", "model": IMAGE}}}, "'My_Pool' does not match pattern"),
+    "path that climbs": (pool(model={"pvc": {"claimName": "m", "path": "../etc"}}), "/workers/p/model/pvc/path"),
+    "hub repository": (pool(model={"hub": {"repository": "qwen3"}}), "/workers/p/model/hub/repository"),
+    "digest": ({"image": {"digests": {"gateway": "sha256:12"}}}, "/image/digests/gateway"),
+    "digest of no image": ({"image": {"digests": {"worker-mps": DIGEST}}}, "'worker-mps'"),
+    "quantity": (pool(resources={"requests": {"memory": "lots"}}), "/workers/p/resources/requests/memory"),
+    "owner": (pool(autoscaling={"owner": "me"}), "value must be one of 'none', 'hpa', 'keda'"),
+    "bounds": (pool(autoscaling={"owner": "hpa", "minReplicas": 5}), "minReplicas is more than maxReplicas"),
+    "scaled DaemonSet": (pool(kind="DaemonSet", autoscaling={"owner": "hpa"}), "a DaemonSet has one worker per node"),
+    "keda without Prometheus": (pool(autoscaling={"owner": "keda"}), "keda needs prometheus"),
+    "TLS without a certificate": (
+        {"tls": {"enabled": True}},
+        "tls.enabled needs either tls.existingSecret or tls.certManager.enabled.",
+    ),
+    "certificate without TLS": ({"tls": {"existingSecret": "x"}}, "tls.enabled is false"),
+    "keys twice": (
+        {"auth": {"existingSecret": "x", "keys": [{"id": "a", "hash": "0" * 64}]}},
+        "auth.keys go into the Secret that the chart makes",
+    ),
+    "key in the clear": ({"auth": {"keys": [{"id": "a", "hash": "pf-secret"}]}}, "/auth/keys/0/hash"),
+    "routes without a Gateway": ({"gatewayApi": {"enabled": True}}, "gatewayApi.enabled needs gatewayApi.parentRefs"),
+    "no Prometheus operator": (
+        {"monitoring": {"enabled": True}},
+        "monitoring needs the API monitoring.coreos.com/v1, which this cluster does not have",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    values, sentence = REFUSED[case]
+    assert sentence in refusal(values)
+
+
+def test_image_volumes_need_a_kubernetes_that_has_them() -> None:
+    values = pool(model={"imageVolume": {"reference": "registry/model:1"}})
+    said = refusal(values, "--kube-version", "1.32.0")
+    assert "workers.p.model.imageVolume needs Kubernetes 1.33 or newer; this is v1.32.0." in said
+
+
+def test_an_older_kubernetes_is_refused() -> None:
+    assert "incompatible with Kubernetes v1.29.0" in refusal({}, "--kube-version", "1.29.0")
