@@ -118,7 +118,7 @@ def _draw_among(width: int, logits: Tensor, filters: Filters) -> list[int]:
     if width == logits.shape[-1]:
         mass = weights.sum(axis=-1, keepdims=True)
     elif filters.need_whole_mass(width):
-        scale = torch.from_numpy(filters.temperature).to(logits)
+        scale = torch.from_numpy(filters.temperature).float().to(logits.device)
         mass = _host((logits - logits.amax(dim=-1, keepdim=True)).div_(scale).exp_().sum(dim=-1, keepdim=True))
     else:
         mass = np.ones_like(filters.temperature)

@@ -37,6 +37,9 @@ OTHER_FORMATS: Mapping[int, str] = {
     27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 
+# Private and writable, as torch wants memory to be, without setting aside memory for pages that nobody writes.
+PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS: Mapping[int, str] = {  # value type -> struct code
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -69,7 +72,7 @@ def read_gguf(path: str) -> GgufFile:
     """Map and parse `path`; raises ModelFileError unless the header is sound and all tensors lie inside the file."""
     try:
         with open(path, "rb") as file:
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            buffer = mmap.mmap(file.fileno(), 0, flags=PRIVATE)
     except ValueError:
         raise ModelFileError(f"{path}: the file is empty") from None
     except OSError as error:
