@@ -10,6 +10,9 @@ What it does is written in the model's path: `fake:step_seconds=0.01,max_sequenc
     max_sequences=N     that run at once
     leak=1              the books do not balance once anything has run
     hash=0              no tokenizer
+    canary=0            it has no canary
+    wrong_while=PATH    tokens are wrong by one for as long as this file exists
+    stuck_while=PATH    steps do not end for as long as this file exists
 A prompt that begins with CRASH kills the process in the next step, one that begins with BREAK raises there, one that
 begins with FAIL ends with an error of its own.
 """
@@ -17,12 +20,14 @@ begins with FAIL ends with an error of its own.
 import os
 import signal
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Any
 
-from tests.support.fake_tokens import fake_embedding, fake_token
+from tests.support.fake_tokens import fake_embedding, fake_token, fake_tokens
 
 from polyfleet.engine.batch import SampledToken
+from polyfleet.engine.canary import Canary, CanaryReference
 from polyfleet.engine.checks import check_request
 from polyfleet.engine.request import (
     EngineFacts,
@@ -37,6 +42,7 @@ from polyfleet.wire.limits import FieldError
 
 CRASH, BREAK, FAIL = 901, 902, 903
 VOCABULARY, HIDDEN, CONTEXT, BLOCK, BLOCKS = 1000, 8, 100_000, 16, 1000
+CANARY = CanaryReference((11, 12, 13) * 4, tuple(fake_tokens([11, 12, 13] * 4, 8)), (9.0,) * 8)
 DOCUMENT = b'{"tokenizer": null}' * 100_000  # 1.9 MB: two chunks
 
 
@@ -53,6 +59,9 @@ class Script:
     max_sequences: float = 4.0
     leak: float = 0.0
     hash: float = 1.0
+    canary: float = 1.0
+    wrong_while: str = ""
+    stuck_while: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,8 @@ class FakeAssets:
 def load(path: str, options: EngineOptions, progress: Progress) -> "FakeEngine":
     """Do what the path says."""
     given = dict(part.split("=") for part in path.partition(":")[2].split(",") if part)
-    script = Script(**{each.name: float(given[each.name]) for each in fields(Script) if each.name in given})
+    wanted: dict[str, Any] = {k: value if k.endswith("_while") else float(value) for k, value in given.items()}
+    script = Script(**wanted)
     for step in range(10):
         progress(step / 10, "reading weights")
         time.sleep(script.load_seconds / 10)
@@ -90,6 +100,7 @@ class FakeEngine:
             max_sequences=int(script.max_sequences), dtype=options.dtype, end_token_ids=(0,),
         )  # fmt: skip
         self.tokenizer = FakeAssets() if script.hash else None
+        self.canary = Canary(CANARY.prompt_ids, CANARY) if script.canary else None
         self._sequences: dict[str, SequenceRequest] = {}
         self._status = EngineStatus(free_blocks=BLOCKS)
 
@@ -111,6 +122,8 @@ class FakeEngine:
 
     def step(self) -> list[SequenceUpdate]:
         time.sleep(self._script.step_seconds)
+        while os.path.exists(self._script.stuck_while):
+            time.sleep(0.01)
         running = list(self._sequences.values())[: self.facts.max_sequences]
         self._count(steps=1, step_seconds=self._script.step_seconds + 0.001)
         return [self._advance(request) for request in running]
@@ -138,6 +151,8 @@ class FakeEngine:
         done = request.generated_ids
         count = min(int(self._script.step_tokens), request.max_tokens - len(done))
         new = [fake_token(request.prompt_ids, len(done) + k, request.choice, VOCABULARY) for k in range(count)]
+        if os.path.exists(self._script.wrong_while):
+            new = [(token + 1) % VOCABULARY for token in new]
         tokens = tuple(self._sampled(token, request) for token in new)
         self._sequences[request.sequence_id] = replace(request, generated_ids=(*done, *new))
         self._count(generated_tokens=count)

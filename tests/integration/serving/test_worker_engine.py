@@ -9,6 +9,7 @@ from tests.support.tiny_models import TinyShape, write_gguf
 from tests.support.worker_process import WorkerProcess
 
 from polyfleet.engine import generate_offline
+from polyfleet.engine.canary import NUM_TOKENS, candidate_prompts
 from polyfleet.v1 import inference_pb2 as inference
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
@@ -45,8 +46,9 @@ async def test_a_worker_gives_the_tokens_that_the_engine_gives_alone(tmp_path: P
             assert [each.top_ids[0] for each in logprobs] == list(alone.token_ids), "greedy takes the likeliest"
         status = (await worker.status()).status
         assert status.free_blocks == info.num_blocks
-        assert status.counters.prompt_tokens == sum(map(len, prompts.values()))
-        assert status.counters.generated_tokens == 60
+        canary = len(candidate_prompts(96)[0])
+        assert status.counters.prompt_tokens == sum(map(len, prompts.values())) + canary
+        assert status.counters.generated_tokens == 60 + NUM_TOKENS
 
 
 async def test_a_truncated_file_is_refused_with_its_name_and_the_next_one_is_loaded(tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ LABELLED = {
     "polyfleet_engine_prompt_tokens_total", "polyfleet_engine_generation_tokens_total",
     "polyfleet_engine_steps_total", "polyfleet_engine_step_seconds_total", "polyfleet_preemptions_total",
 }  # fmt: skip
+OWN_LABEL = {"polyfleet_engine_ledger_sequences": "state", "polyfleet_canary_runs_total": "result"}
+CANARY_RUNS = {f"polyfleet_canary_runs_total {result}" for result in ("right", "wrong", "failed", "no_reference")}
 
 
 async def scrape(worker: WorkerProcess) -> Samples:
-    """Values by name; a ledger row by name and state. Checks every other row's labels."""
+    """Values by name; of OWN_LABEL by name and label. Checks every other row's labels."""
 
     def get() -> str:
         with urllib.request.urlopen(f"http://{worker.lock.metrics_address}/metrics") as answer:
@@ -31,9 +33,9 @@ async def scrape(worker: WorkerProcess) -> Samples:
     samples: Samples = {}
     for family in text_string_to_metric_families(await asyncio.to_thread(get)):
         for sample in family.samples:
-            if sample.name == "polyfleet_engine_ledger_sequences":
-                assert set(sample.labels) == {"state"}
-                samples[f"{sample.name} {sample.labels['state']}"] = sample.value
+            if (label := OWN_LABEL.get(sample.name)) is not None:
+                assert set(sample.labels) == {label}
+                samples[f"{sample.name} {sample.labels[label]}"] = sample.value
             else:
                 assert sample.labels["accelerator"] == "cpu"
                 assert sample.labels["model"] in ("fake", "")
@@ -42,7 +44,7 @@ async def scrape(worker: WorkerProcess) -> Samples:
 
 
 async def test_figures_follow_the_engine_and_leave_with_the_model(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01,max_sequences=2") as worker:
+    async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01,max_sequences=2,canary=0") as worker:
         idle = await scrape(worker)
         assert idle.keys() >= LABELLED
         assert idle["polyfleet_worker_ready"] == 1
@@ -72,4 +74,4 @@ async def test_figures_follow_the_engine_and_leave_with_the_model(tmp_path: Path
 
         async with grpc.aio.insecure_channel(worker.address) as channel:
             await worker_pb2_grpc.WorkerStub(channel).Unload(pb.UnloadRequest())
-        assert await scrape(worker) == {"polyfleet_worker_ready": 0}
+        assert await scrape(worker) == {"polyfleet_worker_ready": 0, **dict.fromkeys(CANARY_RUNS, 0)}

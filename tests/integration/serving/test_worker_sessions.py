@@ -98,7 +98,7 @@ async def test_a_slow_reader_slows_only_itself_and_loses_nothing(tmp_path: Path)
 
 
 async def test_many_sequences_share_steps_and_events(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:max_sequences=32,step_seconds=0.002") as worker:
+    async with WorkerProcess(tmp_path, model="fake:max_sequences=32,step_seconds=0.002,canary=0") as worker:
         async with worker.session() as session:
             for number in range(100):
                 await session.start(start(str(number), number + 1, max_tokens=20))
@@ -118,7 +118,7 @@ async def test_many_sequences_share_steps_and_events(tmp_path: Path) -> None:
 
 
 async def test_a_burst_of_cancels_balances(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:max_sequences=4,step_seconds=0.001") as worker:
+    async with WorkerProcess(tmp_path, model="fake:max_sequences=4,step_seconds=0.001,canary=0") as worker:
         async with worker.session() as session:
             reader = asyncio.create_task(session.run_to_end(10**9))
             for number in range(200):

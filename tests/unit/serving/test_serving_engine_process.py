@@ -4,11 +4,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from tests.support import fake_engine
 from tests.support.fake_tokens import fake_tokens
 
+from polyfleet.engine.canary import CanaryResult, CanaryVerdict
 from polyfleet.engine.request import EngineOptions, EngineStatus, SequenceRequest
 from polyfleet.serving import engine_process
 from polyfleet.serving.engine_process import EngineFactory, WorkerSocket, find_factory, run, sentence
@@ -44,8 +46,8 @@ class Peer:
             raise EOFError
         return decode_event(self._stream.read(int.from_bytes(header, "big")))
 
-    def load(self, path: str = "fake:") -> Event:
-        self.send(Load(path, EngineOptions()))
+    def load(self, path: str = "fake:canary=0", canary_interval: float = 0.0) -> Event:
+        self.send(Load(path, EngineOptions(), canary_interval))
         while isinstance(event := self.event(), Loading):
             pass
         return event
@@ -100,6 +102,49 @@ def test_each_step_is_one_message_with_updates_and_status() -> None:
     assert result.status == 0
 
 
+def test_the_canary_is_answered_before_the_model_counts_as_loaded_and_then_at_intervals(tmp_path: Path) -> None:
+    flag = tmp_path / "wrong"
+    with engine_at_work() as (peer, _):
+        loaded = peer.load(f"fake:wrong_while={flag}", canary_interval=0.05)
+        assert isinstance(loaded, Loaded)
+        assert loaded.canary == CanaryVerdict(CanaryResult.RIGHT)
+        assert loaded.status.finished == 1
+        flag.touch()
+        assert next_verdict(peer, CanaryResult.WRONG).reason.startswith("The model answers wrongly on this device: ")
+        flag.unlink()
+        next_verdict(peer, CanaryResult.RIGHT)
+
+
+def test_a_canary_among_sequences_is_told_apart(tmp_path: Path) -> None:
+    with engine_at_work() as (peer, _):
+        peer.load("fake:step_seconds=0.005", canary_interval=0.05)
+        peer.send(request("a", tokens=60))
+        tokens: list[int] = []
+        verdicts = 0
+        while len(tokens) < 60:
+            news = peer.news()
+            assert {update.sequence_id for update in news.updates} <= {"a"}
+            tokens += [token.token_id for update in news.updates for token in update.tokens]
+            verdicts += news.canary == CanaryVerdict(CanaryResult.RIGHT)
+        assert tokens == fake_tokens([1, 2], 60)
+        assert verdicts >= 1
+
+
+def test_a_model_that_answers_wrongly_from_the_start_is_loaded_with_that_verdict(tmp_path: Path) -> None:
+    with engine_at_work() as (peer, _):
+        loaded = peer.load(f"fake:wrong_while={tmp_path}")
+        assert isinstance(loaded, Loaded)
+        assert loaded.canary is not None
+        assert loaded.canary.result is CanaryResult.WRONG
+
+
+def next_verdict(peer: Peer, result: CanaryResult) -> CanaryVerdict:
+    """The next verdict of that kind; one that was under way may come before it."""
+    while (verdict := peer.news().canary) is None or verdict.result is not result:
+        pass
+    return verdict
+
+
 def test_a_refusal_names_the_field_and_touches_no_other_sequence() -> None:
     with engine_at_work() as (peer, _):
         peer.load()
@@ -125,7 +170,7 @@ def test_cancel_is_answered_with_a_status_even_when_nothing_runs() -> None:
 def test_an_idle_engine_checks_its_books_and_a_leak_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "IDLE_CHECK_SECONDS", 0.05)
     with engine_at_work() as (peer, result):
-        peer.load("fake:leak=1")
+        peer.load("fake:leak=1,canary=0")
         peer.send(request("a", tokens=1))
         assert peer.news().status.finished == 1
         event = peer.event()

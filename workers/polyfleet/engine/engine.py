@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from polyfleet.engine.batch import Executor
 from polyfleet.engine.batcher import Batcher, BatchLimits
+from polyfleet.engine.canary import CANARY_ID, Canary
 from polyfleet.engine.checks import check_request
 from polyfleet.engine.rates import Rates
 from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus, SequenceRequest, SequenceUpdate
@@ -35,6 +36,7 @@ class Engine:
         options: EngineOptions,
         tokenizer: "TokenizerAssets | None" = None,
         clock: Callable[[], float] = time.monotonic,
+        canary: Canary | None = None,
     ) -> None:
         """`options` have nothing left open (see `polyfleet.engine.sizing`). `load` is the usual way here."""
         self.facts = EngineFacts(
@@ -51,6 +53,7 @@ class Engine:
         )
         self.options = options
         self.tokenizer = tokenizer
+        self.canary = canary
         limits = BatchLimits(
             max_sequences=options.max_sequences,
             step_tokens=options.step_tokens,
@@ -75,7 +78,7 @@ class Engine:
         from polyfleet.engine.loader import load
 
         loaded = load(path, options or EngineOptions(), progress or (lambda share, phase: None))
-        return cls(loaded.executor, loaded.model.config, loaded.options, loaded.model.tokenizer)
+        return cls(loaded.executor, loaded.model.config, loaded.options, loaded.model.tokenizer, canary=loaded.canary)
 
     @property
     def has_work(self) -> bool:
@@ -102,12 +105,14 @@ class Engine:
         """
         if not self.has_work:
             return []
+        canary_alone = len(self._batcher.ledger) == 1 and CANARY_ID in self._batcher.ledger
         started = self._clock()
         report = self._batcher.step()
         seconds = self._clock() - started
         self._steps += 1
         self._step_seconds += seconds
-        self._rates.add_step(report.num_decodes, report.num_prefill_tokens, seconds)
+        if not canary_alone:  # its few tokens say nothing of the speed that requests see
+            self._rates.add_step(report.num_decodes, report.num_prefill_tokens, seconds)
         return report.updates
 
     def status(self) -> EngineStatus:

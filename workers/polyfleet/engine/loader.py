@@ -7,6 +7,8 @@ from polyfleet.backends import BackendRegistry, KernelCapabilities
 from polyfleet.backends.choice import user_config
 from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.batch import Executor
+from polyfleet.engine.canary import Canary
+from polyfleet.engine.canary_reference import canary_for
 from polyfleet.engine.executors import build_executor
 from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import Machine, resolve
@@ -25,6 +27,7 @@ class LoadedEngine:
     model: LoadedModel
     executor: Executor
     options: EngineOptions
+    canary: Canary | None = None  # where one was wanted and the context has room for it
 
 
 def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
@@ -35,6 +38,15 @@ def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
     model = load_model(path, lambda share: progress(share * READING_SHARE, "reading the model"))
     weight_count = sum(weight.rows * weight.columns for weight in model.weights.values())
     resolved = resolve(options, model.config, weight_count, machine)
+    canary = None
+    if options.canary:
+        computing = "computing the canary's answer in float32"
+        canary = canary_for(
+            model,
+            resolved.context_length,
+            threads=options.threads,
+            progress=lambda _: progress(READING_SHARE, computing),
+        )
     preparing = f"preparing the weights on {machine.device} in {resolved.dtype}"
     executor = build_executor(
         model,
@@ -45,7 +57,7 @@ def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
         lambda share: progress(READING_SHARE + share * (1 - READING_SHARE), preparing),
     )
     progress(1.0, "ready")
-    return LoadedEngine(model, executor, resolved)
+    return LoadedEngine(model, executor, resolved, canary)
 
 
 def with_user_choice(options: EngineOptions) -> EngineOptions:

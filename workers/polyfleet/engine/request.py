@@ -60,7 +60,8 @@ class EngineOptions:
     threads: int = 0  # CPU threads
     block_size: int = 16  # tokens a KV block
     prefix_cache: bool = True
-    executor: str = "auto"  # eager, persistent
+    executor: str = "auto"  # eager, persistent, or whatever else the device has
+    canary: bool = False  # prepare a canary while loading, for a process that serves
 
 
 @dataclass(frozen=True, slots=True)

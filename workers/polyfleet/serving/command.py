@@ -93,6 +93,12 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     help="First line: the token that callers need beyond loopback, and that Fleet is shown.",
 )
 @click.option("--drain-timeout", type=click.FloatRange(0), default=300.0, help="Seconds that draining may take.")
+@click.option(
+    "--canary-interval",
+    type=click.FloatRange(0),
+    default=30.0,
+    help="Seconds between runs of a prompt with a known answer; 0: only before the worker is ready.",
+)
 @click.option("--log-level", type=click.Choice(LEVELS), default="info")
 @click.option("--engine", default="", hidden=True, help="module:callable that loads the engine, for tests.")
 def main(**options: Any) -> None:
@@ -125,6 +131,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         load=load,
         fleet_token_file=options["fleet_token_file"],
         drain_timeout=options["drain_timeout"],
+        canary_interval=options["canary_interval"],
         log_level=options["log_level"],
         engine=options["engine"],
     )

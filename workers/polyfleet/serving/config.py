@@ -22,5 +22,6 @@ class WorkerConfig:
     load: LoadSpec | None
     fleet_token_file: Path | None
     drain_timeout: float
+    canary_interval: float
     log_level: str
     engine: str = ""  # module:callable instead of the real engine's factory

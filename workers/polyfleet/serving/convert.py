@@ -127,4 +127,5 @@ def options_of(message: fleet.WorkerOptions, device: str) -> EngineOptions:
         max_sequences=message.max_sequences,
         step_tokens=message.step_tokens,
         threads=message.threads,
+        canary=True,
     )

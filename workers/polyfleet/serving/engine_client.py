@@ -34,10 +34,18 @@ class EngineProcess:
         self.loaded: Loaded
         self.status = EngineStatus()
         self.reason = ""
+        self.heard = 0.0  # its last word, by the event loop's clock
 
     @classmethod
     async def load(
-        cls, path: str, options: EngineOptions, on_progress: OnProgress, *, engine: str = "", log_level: str = "info"
+        cls,
+        path: str,
+        options: EngineOptions,
+        on_progress: OnProgress,
+        *,
+        canary_interval: float = 0.0,
+        engine: str = "",
+        log_level: str = "info",
     ) -> "EngineProcess":
         """Start a process and load a model in it; cancelling ends the process. `engine` replaces the factory."""
         mine, its = socket.socketpair()
@@ -48,7 +56,7 @@ class EngineProcess:
         reader, writer = await asyncio.open_connection(sock=mine)
         self = cls(process, reader, writer)
         try:
-            self._send(Load(path, options))
+            self._send(Load(path, options, canary_interval))
             await self._loaded(on_progress)
         except BaseException:
             await self.stop()
@@ -106,7 +114,9 @@ class EngineProcess:
         """The next event; None at the end."""
         try:
             length = messages.frame_length(await self._reader.readexactly(messages.HEADER_BYTES))
-            return messages.decode_event(await self._reader.readexactly(length))
+            event = messages.decode_event(await self._reader.readexactly(length))
+            self.heard = asyncio.get_running_loop().time()
+            return event
         except (asyncio.IncompleteReadError, OSError):
             return None
 

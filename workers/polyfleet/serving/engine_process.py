@@ -7,6 +7,7 @@ the worker dies (which closes it too), when loading fails, and when the engine b
 
 import importlib
 import logging
+import math
 import select
 import signal
 import socket
@@ -17,8 +18,10 @@ from typing import Protocol, cast
 import click
 
 from polyfleet.backends import BackendUnavailable
+from polyfleet.engine.canary import Canary
 from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus, SequenceRequest, SequenceUpdate
 from polyfleet.serving import messages
+from polyfleet.serving.canary import CanaryRounds
 from polyfleet.serving.messages import Add, Cancel, Command, Failed, Load, Loaded, Loading, Refusal, StepNews
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.logs import LEVELS, set_up_logging
@@ -56,6 +59,11 @@ class EngineLike(Protocol):
     @property
     def tokenizer(self) -> "Assets | None":
         """What text needs; None for a model without a tokenizer."""
+        ...
+
+    @property
+    def canary(self) -> Canary | None:
+        """What shows whether it computes rightly; None when there is nothing to ask."""
         ...
 
     @property
@@ -102,7 +110,7 @@ class WorkerSocket:
 
     def receive(self, timeout: float | None) -> list[Command]:
         """Commands that have come; waits up to `timeout` seconds (None: for ever) for the first. May raise EOFError."""
-        wait = None if timeout is None else int(timeout * 1000)
+        wait = None if timeout is None else math.ceil(timeout * 1000)
         while self._poll.poll(wait):
             data = self._socket.recv(1 << 18)
             if not data:
@@ -114,21 +122,23 @@ class WorkerSocket:
         return []
 
 
-def serve(engine: EngineLike, worker: WorkerSocket) -> None:
+def serve(engine: EngineLike, worker: WorkerSocket, rounds: CanaryRounds) -> None:
     """Apply commands and step until the worker is gone (EOFError). While idle it sleeps on the socket.
 
     After a second of idleness the engine checks its books once; AssertionError ends the process, and so the worker.
     """
     unchecked = False
     while True:
-        commands = worker.receive(0 if engine.has_work else IDLE_CHECK_SECONDS if unchecked else None)
+        pause = rounds.until_next(IDLE_CHECK_SECONDS if unchecked else None)
+        commands = worker.receive(0 if engine.has_work else pause)
+        rounds.advance(engine)
         if not commands and not engine.has_work:
             engine.check()
             unchecked = False
             continue
         refusals = [refusal for command in commands if (refusal := apply(engine, command)) is not None]
         updates = engine.step() if engine.has_work else []
-        worker.send(StepNews(updates, refusals, engine.status()))
+        worker.send(StepNews(rounds.take(updates), refusals, engine.status(), rounds.verdict()))
         unchecked = True
 
 
@@ -146,8 +156,8 @@ def apply(engine: EngineLike, command: Command) -> Refusal | None:
     return None
 
 
-def load(factory: EngineFactory, worker: WorkerSocket) -> EngineLike | None:
-    """Wait for Load and carry it out; None when it failed, which the worker has been told."""
+def load(factory: EngineFactory, worker: WorkerSocket) -> tuple[EngineLike, CanaryRounds] | None:
+    """Wait for Load, carry it out and run the canary; None when it failed, which the worker has been told."""
     (command,) = worker.receive(None)
     if not isinstance(command, Load):
         raise RuntimeError("The first command must be Load.")
@@ -160,9 +170,13 @@ def load(factory: EngineFactory, worker: WorkerSocket) -> EngineLike | None:
             log.exception("Loading failed.")
         worker.send(Failed(sentence(error, f"{command.path} can't be loaded")))
         return None
+    rounds = CanaryRounds(engine.canary, command.canary_interval)
+    rounds.advance(engine)
+    while engine.has_work:
+        rounds.take(engine.step())
     digest, document = (engine.tokenizer.hash, engine.tokenizer.document) if engine.tokenizer else ("", b"")
-    worker.send(Loaded(engine.facts, digest, document, engine.status()))
-    return engine
+    worker.send(Loaded(engine.facts, digest, document, engine.status(), rounds.verdict()))
+    return engine, rounds
 
 
 def sentence(error: Exception, lead: str) -> str:
@@ -174,10 +188,11 @@ def sentence(error: Exception, lead: str) -> str:
 def run(worker: WorkerSocket, factory: EngineFactory) -> int:
     """Load and serve; the exit status."""
     try:
-        engine = load(factory, worker)
-        if engine is None:
+        loaded = load(factory, worker)
+        if loaded is None:
             return 3
-        serve(engine, worker)
+        engine, rounds = loaded
+        serve(engine, worker, rounds)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except Exception as error:

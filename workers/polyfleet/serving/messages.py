@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from polyfleet.engine.canary import CanaryVerdict
 from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus, SequenceRequest, SequenceUpdate
 
 HEADER_BYTES = 4
@@ -17,10 +18,14 @@ MAX_FRAME_BYTES = 1 << 30  # far over any tokenizer document; more means that th
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Load this model. The first command, sent once: an engine process lives as long as its model."""
+    """Load this model. The first command, sent once: an engine process lives as long as its model.
+
+    `canary_interval` is in seconds; 0: the canary runs only until it was answered rightly once.
+    """
 
     path: str
     options: EngineOptions
+    canary_interval: float = 0.0
 
 
 class Add(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -43,12 +48,16 @@ class Loading(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The model is ready. `tokenizer` is the assets' document, with its sha256; both empty for a model without."""
+    """The model is loaded and has answered the canary, rightly or not (None: it has none).
+
+    `tokenizer` is the assets' document, with its sha256; both empty for a model without.
+    """
 
     facts: EngineFacts
     tokenizer_hash: str
     tokenizer: bytes
     status: EngineStatus
+    canary: CanaryVerdict | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -65,11 +74,12 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepNews(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Everything that happened since the last one: a step, refusals, cancels."""
+    """Everything that happened since the last one: a step, refusals, cancels, an answer to the canary."""
 
     updates: list[SequenceUpdate]
     refusals: list[Refusal]
     status: EngineStatus
+    canary: CanaryVerdict | None = None
 
 
 Command = Load | Add | Cancel

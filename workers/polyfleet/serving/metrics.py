@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from polyfleet.engine.canary import CanaryResult
 from polyfleet.engine.request import EngineStatus
 from polyfleet.serving.server import BindError
 from polyfleet.serving.worker import Worker
@@ -55,6 +56,10 @@ class WorkerCollector(Collector):
         ready = GaugeMetricFamily("polyfleet_worker_ready", "1 when it takes requests.", labels=LABELS)
         ready.add_metric(labels, float(self._worker.state == fleet.WORKER_STATE_READY))
         yield ready
+        runs = CounterMetricFamily("polyfleet_canary_runs", "Runs of the canary by how they ended.", labels=("result",))
+        for result in CanaryResult:
+            runs.add_metric((result.value,), self._worker.canary_runs[result])
+        yield runs
         if not info.HasField("model"):
             return
         for family, readings in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):

@@ -43,7 +43,13 @@ class WorkerProcess:
         self._config = config
         info = describe(config)
         device = info.accelerator if config.device == "auto" else config.device
-        self._worker = Worker(info, device, engine=config.engine, log_level=config.log_level)
+        self._worker = Worker(
+            info,
+            device,
+            canary_interval=config.canary_interval,
+            engine=config.engine,
+            log_level=config.log_level,
+        )
         self._exit_status = 0
         self._signals: list[int] = []
         self._second_signal = asyncio.Event()
@@ -113,10 +119,10 @@ class WorkerProcess:
             log.warning("The model is not loaded: %s", error)
 
     async def _wind_down(self) -> None:
-        """Let the running sequences finish (or, unhealthy, their errors arrive), within the drain timeout."""
+        """Let the running sequences finish (or, when it has failed, their errors arrive), within the drain timeout."""
         worker = self._worker
-        await self._until_quiet(self._config.drain_timeout, unless_unhealthy=True)
-        if worker.state == fleet.WORKER_STATE_UNHEALTHY:
+        await self._until_quiet(self._config.drain_timeout, unless_failed=True)
+        if worker.failed:
             self._exit_status = self._exit_status or ENGINE_ENDED
         elif len(worker.router):
             log.warning("%d sequences are cut off: the drain timeout has passed.", len(worker.router))
@@ -125,14 +131,14 @@ class WorkerProcess:
         if self._second_signal.is_set():
             self._exit_status = SIGNALLED + self._signals[-1]
         elif self._registration is not None:
-            await self._registration.leave(FLUSH_SECONDS, dial=worker.state == fleet.WORKER_STATE_UNHEALTHY)
+            await self._registration.leave(FLUSH_SECONDS, dial=worker.failed)
 
-    async def _until_quiet(self, timeout: float, *, unless_unhealthy: bool = False) -> None:
+    async def _until_quiet(self, timeout: float, *, unless_failed: bool = False) -> None:
         """Until every sequence has ended and been taken, a second signal, or the timeout."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while not self._worker.router.quiet and not self._second_signal.is_set() and loop.time() < deadline:
-            if unless_unhealthy and self._worker.state == fleet.WORKER_STATE_UNHEALTHY:
+            if unless_failed and self._worker.failed:
                 return
             await asyncio.sleep(0.02)
 

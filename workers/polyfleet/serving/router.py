@@ -75,8 +75,9 @@ class SequenceRouter:
                 log.info("Sequence refused: %s", refusal.reason, extra={"sequence_id": route.sequence_id})
                 route.session.fail(route.sequence_id, INVALID_ARGUMENT, refusal.reason)
 
-    def fail_all(self, code: int, message: str) -> None:
-        """End every open sequence with a google.rpc code."""
+    def fail_all(self, code: int, message: str) -> list[str]:
+        """End every open sequence with a google.rpc code; the engine's names of them."""
         routes, self._routes = self._routes, {}
         for route in routes.values():
             route.session.fail(route.sequence_id, code, message)
+        return list(routes)

@@ -98,10 +98,10 @@ class WorkerServer:
 
     async def _set_health(self) -> None:
         ready = self._worker.state == fleet.WORKER_STATE_READY
-        alive = self._worker.state != fleet.WORKER_STATE_UNHEALTHY
+        alive = not self._worker.failed
         await self._health.set("", _serving(ready))
         await self._health.set(SERVICE_NAME, _serving(ready))
-        await self._health.set("liveness", _serving(alive))  # a draining or loading worker must not be killed for it
+        await self._health.set("liveness", _serving(alive))  # one that drains, loads or is suspended lives
 
 
 def _serving(value: bool) -> int:

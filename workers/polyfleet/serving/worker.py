@@ -1,19 +1,26 @@
 """Worker: one process that serves one model. Its states, its engine process, its sessions. No gRPC server here.
 
-    STARTING ──load──▶ LOADING ──▶ READY ──drain──▶ DRAINING ──▶ exit
-       ▲                  │          │
+    STARTING ──load──▶ LOADING ──▶ READY ◀──suspend, resume──▶ UNHEALTHY
+       ▲                  │          │ └─────drain─────▶ DRAINING ──▶ exit
        └── load failed, unload ──────┘      the engine process ends by itself: UNHEALTHY ──▶ exit
 
 An engine process lives as long as its model: unloading ends it, which frees memory and device for certain. When it
 ends unasked, every sequence ends UNAVAILABLE and the worker exits with a failure; whoever started it starts another.
+
+A worker whose engine answers the canary wrongly, or whose device is unhealthy, is suspended: its sequences end
+UNAVAILABLE, so that gateways move them, and it takes no others until it is well again.
 """
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass
 
+from polyfleet.engine.canary import CanaryResult, CanaryVerdict
 from polyfleet.engine.request import EngineStatus
+from polyfleet.serving.canary import TRUSTED
 from polyfleet.serving.changes import Changes
+from polyfleet.serving.condition import Condition
 from polyfleet.serving.convert import model_info_of, options_of, request_of, status_of
 from polyfleet.serving.engine_client import EngineProcess, LoadError, OnProgress
 from polyfleet.serving.router import INVALID_ARGUMENT, SequenceRouter
@@ -26,6 +33,10 @@ log = logging.getLogger(__name__)
 
 MAX_OPEN_SEQUENCES = 4096  # of all sessions together; the gateways' queues hold the rest
 RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE = 8, 9, 14  # google.rpc.Code
+CANARY, DEVICE, SILENCE = "canary", "device", "silence"  # what may suspend a worker
+NO_REFERENCE = "canary: no reference"
+WATCH_SECONDS = 1.0
+PATIENCE_SECONDS = 60.0  # with an engine whose canary is due; one step of a slow CPU may take long
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +60,32 @@ class Worker:
     the engine's end (`state` is UNHEALTHY then).
     """
 
-    def __init__(self, info: fleet.WorkerInfo, device: str, *, engine: str = "", log_level: str = "info") -> None:
+    def __init__(
+        self,
+        info: fleet.WorkerInfo,
+        device: str,
+        *,
+        canary_interval: float = 0.0,
+        engine: str = "",
+        log_level: str = "info",
+    ) -> None:
         self._info = info
         self._device = device
+        self._canary_interval = canary_interval
         self._engine_factory = engine
         self._log_level = log_level
         self._engine: EngineProcess | None = None
         self._news: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[fleet.ModelInfo] | None = None
         self._unloading = asyncio.Lock()
         self.router = SequenceRouter()
         self.changes = Changes()
         self.ending = asyncio.Event()
-        self.state = fleet.WORKER_STATE_STARTING
-        self.reason = ""
         self.load_progress = 0.0
         self.tokenizer = b""
+        self.canary_runs: Counter[CanaryResult] = Counter()
+        self._condition = Condition(self.changes)
 
     # What it is and how it does.
 
@@ -73,6 +94,16 @@ class Worker:
         copy = fleet.WorkerInfo()
         copy.CopyFrom(self._info)
         return copy
+
+    @property
+    def state(self) -> "fleet.WorkerState.ValueType":
+        """Where it stands."""
+        return self._condition.state
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is unhealthy for good, and not only suspended."""
+        return self._condition.failed
 
     def set_addresses(self, address: str, metrics_address: str) -> None:
         """Where others reach it, once the ports are bound."""
@@ -84,18 +115,12 @@ class Worker:
 
     def status(self) -> fleet.WorkerStatus:
         """How it is doing now."""
-        return status_of(self.engine_status(), self.state, self.reason, self.load_progress)
+        return status_of(self.engine_status(), self.state, self._condition.reason, self.load_progress)
 
     @property
     def engine_pid(self) -> int | None:
         """The engine process; None without a model."""
         return self._engine.pid if self._engine else None
-
-    def _enter(self, state: "fleet.WorkerState.ValueType", reason: str = "") -> None:
-        self.state, self.reason = state, reason
-        name = fleet.WorkerState.Name(state).removeprefix("WORKER_STATE_")
-        log.log(logging.ERROR if reason else logging.INFO, "State is %s%s", name, f": {reason}" if reason else ".")
-        self.changes.notify()
 
     # The model.
 
@@ -106,7 +131,7 @@ class Worker:
         """
         if self.state != fleet.WORKER_STATE_STARTING:
             raise WorkerRefusal(f"The worker {self._doing()}: only a worker without a model can load one.")
-        self._enter(fleet.WORKER_STATE_LOADING)
+        self._condition.enter(fleet.WORKER_STATE_LOADING)
         self._info.deployment = spec.deployment or self._info.deployment
         loading = self._loading = asyncio.create_task(self._load(spec, on_progress))
         loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # its caller may be gone
@@ -125,22 +150,29 @@ class Worker:
         options = options_of(spec.options, self._device)
         try:
             engine = await EngineProcess.load(
-                spec.source, options, progressed, engine=self._engine_factory, log_level=self._log_level
+                spec.source,
+                options,
+                progressed,
+                canary_interval=self._canary_interval,
+                engine=self._engine_factory,
+                log_level=self._log_level,
             )
         except Exception as error:
             if not isinstance(error, LoadError):
                 log.exception("Loading failed.")
             self.load_progress = 0.0
             if self.state == fleet.WORKER_STATE_LOADING:
-                self._enter(fleet.WORKER_STATE_STARTING, str(error))
+                self._condition.enter(fleet.WORKER_STATE_STARTING, str(error))
             raise LoadError(str(error)) from None
         self._engine = engine
         self.tokenizer = engine.loaded.tokenizer
         self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
         self.load_progress = 1.0
         self._news = asyncio.create_task(self._relay(engine))
+        self._watching = asyncio.create_task(self._watch(engine))
+        self._begin_trust(engine.loaded.canary)
         if self.state == fleet.WORKER_STATE_LOADING:  # else it was told to drain meanwhile
-            self._enter(fleet.WORKER_STATE_READY)
+            self._condition.settle()
         return self._info.model
 
     async def unload(self) -> None:
@@ -151,7 +183,7 @@ class Worker:
             self._info.ClearField("model")
             self.load_progress = 0.0
             if self.state == fleet.WORKER_STATE_DRAINING and not self.ending.is_set():
-                self._enter(fleet.WORKER_STATE_STARTING)
+                self._condition.enter(fleet.WORKER_STATE_STARTING)
 
     async def close(self) -> None:
         """Cancel what runs and end the engine process; for the process's end, when the state says why already."""
@@ -159,9 +191,10 @@ class Worker:
             self._loading.cancel()
             await asyncio.wait([self._loading])
             self._loading = None
-        if self._news is not None:
-            self._news.cancel()
-            self._news = None
+        for task in (self._news, self._watching):
+            if task is not None:
+                task.cancel()
+        self._news = self._watching = None
         self.router.fail_all(UNAVAILABLE, "The worker unloads its model.")
         engine, self._engine = self._engine, None
         self.tokenizer = b""
@@ -170,8 +203,8 @@ class Worker:
 
     def drain(self, *, leave: bool) -> int:
         """Take no new sequences; with `leave` the process has to end once quiet. Returns how many still run."""
-        if self.state not in (fleet.WORKER_STATE_DRAINING, fleet.WORKER_STATE_UNHEALTHY):
-            self._enter(fleet.WORKER_STATE_DRAINING)
+        if self.state != fleet.WORKER_STATE_DRAINING and not self.failed:
+            self._condition.enter(fleet.WORKER_STATE_DRAINING)
         if leave:
             self.ending.set()
         return len(self.router)
@@ -179,18 +212,61 @@ class Worker:
     def fail(self, reason: str) -> None:
         """The worker can't serve any more: end every sequence UNAVAILABLE, be UNHEALTHY, ask for the process's end."""
         self.router.fail_all(UNAVAILABLE, reason)
-        self._enter(fleet.WORKER_STATE_UNHEALTHY, reason)
+        self._condition.fail(reason)
         self.ending.set()
+
+    def suspend(self, source: str, reason: str) -> None:
+        """What it computes can't be trusted, by the word of `source`: end every sequence UNAVAILABLE, take no others.
+
+        `reason` is one sentence. Sources are independent; the worker is well again when each has called `resume`.
+        """
+        if self._condition.trouble(source, reason):
+            for engine_id in self.router.fail_all(UNAVAILABLE, reason):
+                if self._engine is not None:
+                    self._engine.cancel(engine_id)
+
+    def resume(self, source: str) -> None:
+        """`source` has nothing against it any more."""
+        self._condition.recover(source)
+
+    def _begin_trust(self, verdict: CanaryVerdict | None) -> None:
+        """A new engine: only its own canary counts, if it has one."""
+        self._condition.recover(SILENCE)
+        if verdict is None:
+            self._condition.reservation = NO_REFERENCE
+            self._condition.recover(CANARY)
+        else:
+            self._judge(verdict)
+
+    def _judge(self, verdict: CanaryVerdict) -> None:
+        """Act on an answer to the canary."""
+        self.canary_runs[verdict.result] += 1
+        self._condition.reservation = NO_REFERENCE if verdict.result is CanaryResult.NO_REFERENCE else ""
+        if verdict.result in TRUSTED:
+            self.resume(CANARY)
+        else:
+            self.suspend(CANARY, verdict.reason)
 
     async def _relay(self, engine: EngineProcess) -> None:
         try:
             async for news in engine.news():
+                self.resume(SILENCE)
                 self.router.deliver(news)
+                if news.canary is not None:
+                    self._judge(news.canary)
             reason = engine.reason
         except Exception as error:
             log.exception("The engine's news can't be read.")
             reason = f"The engine's news can't be read: {error}"
         self.fail(reason)
+
+    async def _watch(self, engine: EngineProcess) -> None:
+        """Suspend while the engine says nothing although its canary was due long ago: a step that never ends."""
+        loop = asyncio.get_running_loop()
+        while self._canary_interval:
+            await asyncio.sleep(WATCH_SECONDS)
+            if loop.time() - engine.heard > self._canary_interval + PATIENCE_SECONDS:
+                self.suspend(SILENCE, "The engine does not answer: a step hangs, on the device or before it.")
 
     # Sequences.
 
@@ -250,4 +326,4 @@ class Worker:
             fleet.WORKER_STATE_LOADING: "is loading a model",
             fleet.WORKER_STATE_READY: "serves a model already",
             fleet.WORKER_STATE_DRAINING: "is draining",
-        }.get(self.state, f"is unhealthy: {self.reason}")
+        }.get(self.state, f"is unhealthy: {self._condition.reason}")

@@ -1,0 +1,176 @@
+"""When the engine process runs its canary, and what a worker's condition makes of verdicts."""
+
+import pytest
+
+from polyfleet.engine.batch import SampledToken
+from polyfleet.engine.canary import CANARY_ID, Canary, CanaryReference, CanaryResult
+from polyfleet.engine.request import FinishReason, SequenceRequest, SequenceUpdate
+from polyfleet.serving.canary import PATIENCE_SECONDS, RETRY_SECONDS, CanaryRounds
+from polyfleet.serving.changes import Changes
+from polyfleet.serving.condition import Condition
+from polyfleet.v1 import fleet_pb2 as fleet
+
+REFERENCE = CanaryReference((1, 2, 3) * 4, (7, 8), (5.0, 5.0))
+RIGHT, WRONG = (7, 8), (7, 9)
+
+
+class Line:
+    """An engine's queue that only remembers."""
+
+    def __init__(self) -> None:
+        self.requests: list[SequenceRequest] = []
+        self.cancelled: list[str] = []
+
+    def add(self, request: SequenceRequest) -> None:
+        self.requests.append(request)
+
+    def cancel(self, sequence_id: str) -> None:
+        self.cancelled.append(sequence_id)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Rig:
+    """Rounds with a clock and a queue that the test moves."""
+
+    def __init__(self, interval: float, reference: CanaryReference | None = REFERENCE) -> None:
+        self.clock, self.line = Clock(), Line()
+        self.rounds = CanaryRounds(Canary(REFERENCE.prompt_ids, reference), interval, self.clock)
+
+    def advance(self, seconds: float) -> int:
+        """Let time pass; how often the canary has been queued so far."""
+        self.clock.now += seconds
+        self.rounds.advance(self.line)
+        return len(self.line.requests)
+
+    def answer(self, *token_ids: int, error: str = "") -> CanaryResult:
+        for token_id in token_ids:
+            assert self.rounds.take([SequenceUpdate(CANARY_ID, (SampledToken(token_id),))]) == []
+            assert self.rounds.verdict() is None
+        end = SequenceUpdate(CANARY_ID, (), None if error else FinishReason.LENGTH, error=error)
+        assert self.rounds.take([end]) == []
+        verdict = self.rounds.verdict()
+        assert verdict is not None
+        assert self.rounds.verdict() is None, "a verdict is told once"
+        return verdict.result
+
+
+def test_it_runs_at_once_and_then_at_intervals_behind_everybody() -> None:
+    rig = Rig(30.0)
+    assert rig.rounds.until_next(None) == 0.0
+    assert rig.advance(0) == 1
+    assert rig.line.requests[0].priority < 0
+    assert rig.rounds.until_next(None) is None, "one run at a time"
+    assert rig.answer(*RIGHT) is CanaryResult.RIGHT
+    assert rig.rounds.until_next(None) == 30.0
+    assert rig.rounds.until_next(1.0) == 1.0
+    assert rig.advance(29.0) == 1
+    assert rig.advance(1.0) == 2
+    assert rig.answer(*WRONG) is CanaryResult.WRONG
+    assert rig.advance(30.0) == 3
+    assert rig.answer(7, error="not finite") is CanaryResult.FAILED
+
+
+def test_without_an_interval_it_runs_until_it_was_right_once() -> None:
+    rig = Rig(0.0)
+    rig.advance(0)
+    rig.answer(*WRONG)
+    assert rig.advance(RETRY_SECONDS - 1) == 1
+    assert rig.advance(1) == 2
+    rig.answer(*RIGHT)
+    assert rig.rounds.until_next(None) is None
+    assert rig.advance(1e9) == 2
+
+
+def test_without_a_reference_it_still_shows_that_the_engine_computes() -> None:
+    rig = Rig(0.0, None)
+    rig.advance(0)
+    assert rig.answer(*WRONG) is CanaryResult.NO_REFERENCE
+    assert rig.advance(1e9) == 1
+
+
+def test_one_that_waits_too_long_goes_to_the_front() -> None:
+    rig = Rig(30.0)
+    rig.advance(0)
+    assert rig.advance(PATIENCE_SECONDS - 0.1) == 1
+    assert rig.advance(0.1) == 2
+    assert rig.line.cancelled == [CANARY_ID]
+    assert rig.line.requests[1].priority > 0
+    assert rig.advance(100.0) == 2, "it is hurried once"
+    assert rig.answer(*RIGHT) is CanaryResult.RIGHT
+
+
+def test_one_that_has_begun_is_let_alone() -> None:
+    rig = Rig(30.0)
+    rig.advance(0)
+    rig.rounds.take([SequenceUpdate(CANARY_ID, (SampledToken(7),))])
+    assert rig.advance(PATIENCE_SECONDS + 1) == 1
+
+
+def test_other_sequences_news_passes_untouched() -> None:
+    rig = Rig(30.0)
+    others = [SequenceUpdate("1:a", (SampledToken(5),)), SequenceUpdate("2:b", error="bad")]
+    assert rig.rounds.take(others) == others
+    rig.advance(0)
+    assert rig.rounds.take([others[0], SequenceUpdate(CANARY_ID), others[1]]) == others
+    nothing = CanaryRounds(None, 30.0)
+    assert nothing.take(others) == others
+    assert nothing.until_next(None) is None
+
+
+READY, UNHEALTHY, DRAINING = (
+    fleet.WORKER_STATE_READY,
+    fleet.WORKER_STATE_UNHEALTHY,
+    fleet.WORKER_STATE_DRAINING,
+)
+
+
+@pytest.fixture
+def condition() -> Condition:
+    return Condition(Changes())
+
+
+def test_a_trouble_makes_a_ready_worker_unhealthy_until_it_is_over(condition: Condition) -> None:
+    condition.settle()
+    assert (condition.state, condition.reason) == (READY, "")
+    assert condition.trouble("canary", "It answers wrongly.")
+    assert not condition.trouble("canary", "It answers wrongly.")
+    assert (condition.state, condition.reason) == (UNHEALTHY, "It answers wrongly.")
+    condition.trouble("device", "It is too hot.")
+    assert condition.reason == "It answers wrongly. It is too hot."
+    condition.recover("canary")
+    assert (condition.state, condition.reason) == (UNHEALTHY, "It is too hot.")
+    condition.recover("device")
+    assert (condition.state, condition.reason) == (READY, "")
+    assert not condition.failed
+
+
+def test_a_trouble_before_the_model_is_loaded_shows_then(condition: Condition) -> None:
+    condition.enter(fleet.WORKER_STATE_LOADING)
+    condition.trouble("canary", "It answers wrongly.")
+    assert condition.state == fleet.WORKER_STATE_LOADING
+    condition.settle()
+    assert condition.state == UNHEALTHY
+
+
+def test_draining_and_failure_are_final(condition: Condition) -> None:
+    condition.settle()
+    condition.enter(DRAINING)
+    condition.trouble("device", "hot")
+    condition.recover("device")
+    assert condition.state == DRAINING
+    condition.fail("The engine is gone.")
+    condition.trouble("device", "hot")
+    condition.recover("device")
+    assert (condition.state, condition.reason, condition.failed) == (UNHEALTHY, "The engine is gone.", True)
+
+
+def test_a_ready_worker_may_have_a_reservation(condition: Condition) -> None:
+    condition.reservation = "canary: no reference"
+    condition.settle()
+    assert (condition.state, condition.reason) == (READY, "canary: no reference")

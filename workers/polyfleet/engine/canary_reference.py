@@ -1,0 +1,127 @@
+"""Where a canary's answer comes from: shipped for known models, else the float32 reference on the host where it fits.
+
+`python -m polyfleet.engine.canary_reference MODEL` computes a model's entry for `canaries.json`, which is shipped.
+"""
+
+import json
+import sys
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyfleet.backends.cpu import CpuBackend
+from polyfleet.engine.batch import Draw, SampledToken, SequenceSlice, StepBatch
+from polyfleet.engine.canary import (
+    NUM_TOKENS,
+    Canary,
+    CanaryReference,
+    candidate_prompts,
+    make_canary,
+    most_decisive,
+)
+from polyfleet.engine.eager import EagerExecutor
+from polyfleet.engine.request import GREEDY
+from polyfleet.loading.model import LoadedModel
+from polyfleet.loading.progress import Progress, silent
+
+SHIPPED = Path(__file__).parent / "canaries.json"
+MEMORY_SHARE = 0.5  # of the host's free memory that the reference may take
+SAMPLED_BYTES = 1024  # of a weight's row
+BLOCK_SIZE = 16
+
+
+def canary_for(
+    model: LoadedModel, context_length: int, *, threads: int = 0, progress: Progress = silent
+) -> Canary | None:
+    """The canary of a model; None when its context is too short for one. It may have no reference, see `Canary`.
+
+    Computing one takes a while and, for that time, 4 bytes a weight of host memory; `threads` 0 takes torch's choice.
+    """
+    prompts = candidate_prompts(model.config.vocabulary_size)
+    if context_length < len(prompts[0]) + NUM_TOKENS:
+        return None
+    known = shipped().get(fingerprint(model))
+    if known is not None:
+        return make_canary(known.prompt_ids, known)
+    if not fits(model, CpuBackend().memory().free_bytes):
+        return make_canary(prompts[0], None)
+    if threads:
+        torch.set_num_threads(threads)
+    found = most_decisive(compute_references(model, prompts, progress))
+    return make_canary(found.prompt_ids, found)
+
+
+def fits(model: LoadedModel, free_bytes: int) -> bool:
+    """Whether the float32 reference has room in so much free memory."""
+    return 4 * sum(weight.rows * weight.columns for weight in model.weights.values()) <= free_bytes * MEMORY_SHARE
+
+
+def compute_references(
+    model: LoadedModel, prompts: tuple[tuple[int, ...], ...], progress: Progress = silent
+) -> list[CanaryReference]:
+    """Greedy continuations by the eager executor in float32 on the CPU; shorter where logits are not finite."""
+    blocks = -(-(len(prompts[0]) + NUM_TOKENS) // BLOCK_SIZE)
+    executor = EagerExecutor(model, num_blocks=blocks * len(prompts), block_size=BLOCK_SIZE, progress=progress)
+    drawn: list[list[SampledToken]] = [[] for _ in prompts]
+    for _ in range(NUM_TOKENS):
+        slices = []
+        for index, (prompt, tokens) in enumerate(zip(prompts, drawn, strict=True)):
+            generated = tuple(token.token_id for token in tokens)
+            ids = generated[-1:] or prompt
+            table = range(index * blocks, (index + 1) * blocks)
+            start = len(prompt) + len(generated) - len(ids)
+            slices.append(SequenceSlice(ids, start, table, Draw(GREEDY, 0, prompt, generated, num_logprobs=2)))
+        results = executor.step(StepBatch(tuple(slices)))
+        if any(result.token is None for result in results):
+            break
+        for tokens, result in zip(drawn, results, strict=True):
+            tokens += [result.token] if result.token is not None else []
+    return [_reference(prompt, tokens) for prompt, tokens in zip(prompts, drawn, strict=True)]
+
+
+def _reference(prompt: tuple[int, ...], tokens: list[SampledToken]) -> CanaryReference:
+    margins = (round(token.top_logprobs[0] - token.top_logprobs[1], 3) for token in tokens)
+    return CanaryReference(prompt, tuple(token.token_id for token in tokens), tuple(margins))
+
+
+def fingerprint(model: LoadedModel) -> str:
+    """sha256 over what decides a model's answers: shape, constants, and of each weight its format and three rows.
+
+    A file damaged elsewhere has the fingerprint of the whole one, so that its answers are found wrong.
+    """
+    config = model.config
+    shape = (config.vocabulary_size, config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads)
+    sizes = (config.head_dim, config.intermediate_size, config.tied_embeddings)
+    constants = [f"{value:.6g}" for value in (config.norm_eps, *config.inverse_frequencies)]
+    digest = sha256(repr((config.architecture, shape, sizes, constants)).encode())
+    for name, weight in sorted(model.weights.items()):
+        digest.update(f"{name} {weight.format.value} {weight.rows} {weight.columns}".encode())
+        for row in (0, weight.rows // 2, weight.rows - 1):
+            data = weight.data[row].contiguous().view(torch.uint8)
+            digest.update(data[:SAMPLED_BYTES].numpy().tobytes())
+    return digest.hexdigest()
+
+
+@cache
+def shipped() -> dict[str, CanaryReference]:
+    """The references that come with Polyfleet, by fingerprint."""
+    entries: list[dict[str, Any]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    fields = ("prompt_ids", "token_ids", "margins")
+    return {entry["fingerprint"]: CanaryReference(*(tuple(entry[name]) for name in fields)) for entry in entries}
+
+
+def entry_of(path: str) -> dict[str, Any]:
+    """A model's entry for the shipped file, computed."""
+    from polyfleet.loading.load import load_model
+
+    model = load_model(path)
+    found = most_decisive(compute_references(model, candidate_prompts(model.config.vocabulary_size)))
+    fields = {name: list(getattr(found, name)) for name in ("prompt_ids", "token_ids", "margins")}
+    return {"model": Path(path).stem, "fingerprint": fingerprint(model), **fields}
+
+
+if __name__ == "__main__":
+    print(json.dumps(entry_of(sys.argv[1])))
