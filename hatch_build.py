@@ -63,7 +63,9 @@ def zig_flags(flags: list[str]) -> list[str]:
 def engine_objects() -> dict[str, tuple[str, list[str]]]:
     """What the engine is linked of on this machine: object -> (source, extra flags)."""
     x86 = platform.machine() in ("x86_64", "AMD64")
-    baseline = {path.stem: (path.stem, []) for path in sorted(CPU_ENGINE.glob("*.cpp"))}
+    baseline: dict[str, tuple[str, list[str]]] = {
+        path.stem: (path.stem, []) for path in sorted(CPU_ENGINE.glob("*.cpp"))
+    }
     for source in {source for source, _ in X86_OBJECTS.values()}:
         del baseline[source]
     return {**baseline, **X86_OBJECTS} if x86 else baseline

@@ -12,7 +12,7 @@ from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.batch import Draw, PoolingKind, SampledToken, SliceResult, StepBatch
 from polyfleet.engine.eager import NOT_FINITE
 from polyfleet.engine.sampler import sample
-from polyfleet.kernels.cpu.engine import CpuEngine, StepRows, implementations
+from polyfleet.kernels.cpu.engine import CpuEngine, StepRows, implementations, linear_formats
 from polyfleet.kernels.cpu.library import instruction_sets
 from polyfleet.kernels.graph import KernelGraph
 from polyfleet.kernels.weights import Weights
@@ -49,7 +49,7 @@ class PersistentKernel:
         self.num_blocks = num_blocks
         self.instruction_set = choose_instruction_set(instruction_set)
         self.threads = choose_threads(threads)
-        self._weights = weights
+        self._formats = linear_formats(graph, weights)
         self._engine = CpuEngine(
             graph,
             weights,
@@ -61,7 +61,7 @@ class PersistentKernel:
 
     def implementations(self) -> Mapping[str, str]:
         """What runs each op."""
-        return implementations(self.instruction_set, self._weights)
+        return implementations(self.instruction_set, self._formats)
 
     def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
         """Compute one step; results are parallel to the slices."""

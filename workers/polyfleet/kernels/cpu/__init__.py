@@ -1,1 +1,25 @@
 """The CPU engine: whole steps of a KernelGraph in one call of C++ code, chosen by instruction set when it is loaded."""
+
+from typing import Any
+
+
+def describe() -> dict[str, Any]:
+    """What the engine is here, for `polyfleet info`.
+
+    `available`; without the library `reason`; else `instruction_sets` (best first), the `instruction_set` that is
+    chosen, and `implementations` by op, linears for every weight format.
+    """
+    from polyfleet.kernels.cpu.engine import implementations
+    from polyfleet.kernels.cpu.library import LibraryUnavailable, instruction_sets
+    from polyfleet.kernels.weights import WeightFormat
+
+    try:
+        found = instruction_sets()
+    except LibraryUnavailable as error:
+        return {"available": False, "reason": str(error)}
+    return {
+        "available": True,
+        "instruction_sets": list(found),
+        "instruction_set": found[0],
+        "implementations": dict(implementations(found[0], list(WeightFormat))),
+    }

@@ -37,39 +37,43 @@ Engine::Engine(const PfModel &model, const Kernels &kernels, int threads)
     : model_(model),
       kernels_(kernels),
       pool_(threads),
-      frequencies_(model.inverse_frequencies, model.inverse_frequencies + model.head_dim / 2) {
-    model_.inverse_frequencies = frequencies_.data();
-    for (int i = 0; i < model.num_buffers; i++) strides_.push_back((int)round_up(model.widths[i], GROUP));
+      frequencies_(model.inverse_frequencies, model.inverse_frequencies + model.head_dim / 2),
+      widths_(model.widths, model.widths + model.num_buffers) {
+    for (int width : widths_) strides_.push_back((int)round_up(width, GROUP));
+    for (int i = 0; i < model.num_weights; i++) weights_.push_back({model.weights[i], {}});
+    model_.inverse_frequencies = nullptr;
+    model_.weights = nullptr;
+    model_.widths = nullptr;
     buffers_.resize(strides_.size());
-    pack_weights(model);
+    pack_weights();
     make_cache();
 }
 
-void Engine::pack_weights(const PfModel &model) {
+void Engine::pack_weights() {
     size_t size = 0;
     std::vector<size_t> offsets;
-    for (int i = 0; i < model.num_weights; i++) {
-        weights_.push_back({model.weights[i], {}});
+    for (Weight &weight : weights_) {
         offsets.push_back(size);
-        if (!model.weights[i].packed) continue;
-        Packed &packed = weights_.back().packed;
-        packed = plan_packed(model.weights[i]);
+        if (!weight.source.packed) continue;
+        Packed &packed = weight.packed = plan_packed(weight.source);
         size += align(data_bytes(packed)) + align(low_bytes(packed));
     }
     packed_ = Memory(size + 64).on_huge_pages();
-    std::atomic<int> next{0}, broken{-1};
+    std::atomic<size_t> next{0};
+    std::atomic<const char *> broken{nullptr};
     pool_.run([&](int) {
-        for (int i; (i = next.fetch_add(1)) < model.num_weights;) {
-            if (!model.weights[i].packed) continue;
-            uint8_t *data = packed_.as<uint8_t>(offsets[(size_t)i]);
-            Packed &packed = weights_[(size_t)i].packed;
-            if (!pack(model.weights[i], packed, data, data + align(data_bytes(packed)))) broken = i;
+        for (size_t i; (i = next.fetch_add(1)) < weights_.size();) {
+            Weight &weight = weights_[i];
+            if (!weight.source.packed) continue;
+            uint8_t *data = packed_.as<uint8_t>(offsets[i]);
+            if (!pack(weight.source, weight.packed, data, data + align(data_bytes(weight.packed)))) broken = weight.source.name;
         }
     });
-    if (broken >= 0)
-        throw std::invalid_argument(std::string("weight ") + model.weights[broken].name + " holds numbers that are not finite");
-    for (Weight &weight : weights_)
+    if (broken) throw std::invalid_argument(std::string("weight ") + broken.load() + " holds numbers that are not finite");
+    for (Weight &weight : weights_) {
+        weight.source.name = nullptr;
         if (weight.source.packed) weight.source.data = nullptr;
+    }
 }
 
 void Engine::make_cache() {
@@ -166,7 +170,7 @@ void Engine::reserve(int tokens) {
 }
 
 void Engine::argmax(int buffer, int rows, int32_t *out) {
-    const int columns = model_.widths[buffer];
+    const int columns = widths_[(size_t)buffer];
     std::atomic<int> next{0};
     auto work = [&](int) {
         for (int i; (i = next.fetch_add(1)) < rows;) out[i] = kernels_.argmax(row(buffer, i), columns);

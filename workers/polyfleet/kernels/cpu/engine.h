@@ -96,7 +96,7 @@ private:
     };
 
     // Set-up (engine.cpp).
-    void pack_weights(const PfModel &model);
+    void pack_weights();
     void make_cache();
     void make_scratch();
     void reserve(int tokens);
@@ -136,14 +136,14 @@ private:
     // The share of `count` that belongs to a thread.
     int share(int count, int thread) const { return (int)((int64_t)count * thread / pool_.size()); }
 
-    PfModel model_;
+    PfModel model_;  // its pointers are null
     const Kernels &kernels_;
     Pool pool_;
     std::vector<float> frequencies_;
     std::vector<Weight> weights_;
     Memory packed_;
     std::vector<std::unique_ptr<Program>> programs_;
-    std::vector<int> strides_;
+    std::vector<int> widths_, strides_;  // of buffers: columns, and floats between rows
     std::vector<Memory> buffers_;
     int capacity_ = 0;  // rows of buffers
     Cache cache_ = {};

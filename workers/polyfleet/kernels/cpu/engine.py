@@ -1,7 +1,7 @@
 """The CPU engine of one model: packed weights, KV cache, threads and two programs behind one call a step."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from polyfleet.kernels.cpu import library
 from polyfleet.kernels.cpu.library import PfModel, PfStage, PfStep, PfWeight
 from polyfleet.kernels.cpu.program import GROUP, NONE, Buffers, Program, StageKind, plan
-from polyfleet.kernels.graph import KernelGraph
+from polyfleet.kernels.graph import KernelGraph, OpKind
 from polyfleet.kernels.weights import Weight, WeightFormat, Weights
 
 FORMATS = {form: number for number, form in enumerate(WeightFormat)}  # PfFormat of abi.h, in the same order
@@ -204,11 +204,15 @@ def _check(graph: KernelGraph, weights: Weights) -> None:
         raise ValueError(problem)
 
 
-def implementations(instruction_set: str, weights: Weights) -> Mapping[str, str]:
-    """What runs each op: linears by the format of their weights."""
-    names: Sequence[str] = ("embedding", "rms_norm", "add_rms_norm", "rope_cache", "paged_attention", "silu_mul")
-    chosen = dict.fromkeys((*names, "select_rows"), f"cpu {instruction_set}")
+def implementations(instruction_set: str, formats: Iterable[WeightFormat]) -> Mapping[str, str]:
+    """What runs each op; linears by the format of their weights."""
+    names = ("embedding", "rms_norm", "add_rms_norm", "rope_cache", "paged_attention", "silu_mul", "select_rows")
     function = library.load().pf_linear_implementation
-    forms = sorted({weight.format for weight in weights.values() if weight.rows > 1}, key=list(WeightFormat).index)
+    forms = sorted(set(formats), key=list(WeightFormat).index)
     linears = (f"{form.value}: {function(instruction_set.encode(), FORMATS[form]).decode()}" for form in forms)
-    return {**chosen, "linear": "cpu " + ", ".join(linears)}
+    return {**dict.fromkeys(names, f"cpu {instruction_set}"), "linear": "cpu " + ", ".join(linears)}
+
+
+def linear_formats(graph: KernelGraph, weights: Weights) -> frozenset[WeightFormat]:
+    """Formats of the weights that linears read."""
+    return frozenset(weights[name].format for op in graph.ops if op.kind is OpKind.LINEAR for name in op.weights)

@@ -71,7 +71,7 @@ void Engine::embed(const Stage &stage, int thread) {
 
 void Engine::normalise(const Stage &stage, int thread) {
     const PfStage &at = stage.at;
-    const int rows = stage_rows(stage), columns = model_.widths[at.input];
+    const int rows = stage_rows(stage), columns = widths_[(size_t)at.input];
     for (int i = share(rows, thread); i < share(rows, thread + 1); i++)
         kernels_.norm(row(at.input, i), at.residual < 0 ? nullptr : row(at.residual, i),
                       at.residual_out < 0 ? nullptr : row(at.residual_out, i), stage.norm, model_.norm_eps, columns,
@@ -79,7 +79,7 @@ void Engine::normalise(const Stage &stage, int thread) {
 }
 
 void Engine::silu(const Stage &stage, int thread) {
-    const int rows = stage_rows(stage), columns = model_.widths[stage.at.output];
+    const int rows = stage_rows(stage), columns = widths_[(size_t)stage.at.output];
     for (int i = share(rows, thread); i < share(rows, thread + 1); i++) {
         const float *gate = row(stage.at.input, i);
         kernels_.silu_mul(gate, gate + columns, columns, row(stage.at.output, i));
@@ -90,7 +90,7 @@ void Engine::select(const Stage &stage, int thread) {
     const int rows = state_.in->num_selected;
     for (int i = share(rows, thread); i < share(rows, thread + 1); i++)
         memcpy(row(stage.at.output, i), row(stage.at.input, state_.in->selected_rows[i]),
-               (size_t)model_.widths[stage.at.input] * sizeof(float));
+               (size_t)widths_[(size_t)stage.at.input] * sizeof(float));
 }
 
 void Engine::rope_cache(const Stage &stage, int thread) {

