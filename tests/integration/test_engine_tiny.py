@@ -113,7 +113,7 @@ def test_tokens_do_not_depend_on_the_company(
 def test_offline_generation_is_what_transformers_generates(folder: Path, reference: Any) -> None:
     prompt = (7, 8, 9, 10)
     wanted = reference.generate(
-        torch.tensor([prompt]), max_new_tokens=20, min_new_tokens=20, do_sample=False, pad_token_id=0
+        torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=-1, pad_token_id=0
     )[0, 4:].tolist()
     result = generate_offline(str(folder), prompt, max_tokens=20, dtype="float32", device="cpu", ignore_eos=True)
     assert list(result.token_ids) == wanted

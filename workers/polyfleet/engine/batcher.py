@@ -101,14 +101,13 @@ class Batcher:
 
     def step(self) -> StepReport:
         """Compute one step. An executor that raises fails the sequences of this step and no others."""
-        shares = self._plan()
+        shares, num_decodes = self._plan()
         if not shares:
             return StepReport([])
         now = self._clock()
         for sequence, _ in shares:
             if sequence.queue_seconds is None:
                 sequence.queue_seconds = now - sequence.arrival_seconds
-        num_decodes = sum(sequence.num_uncomputed == 1 for sequence, _ in shares)
         num_prefill_tokens = sum(size for _, size in shares) - num_decodes
         batch = StepBatch(tuple(self._slice(sequence, size) for sequence, size in shares))
         try:
@@ -131,11 +130,13 @@ class Batcher:
 
     # Composing a step
 
-    def _plan(self) -> list[tuple[Sequence, int]]:
-        """Who takes part in this step and with how many tokens, single tokens first."""
+    def _plan(self) -> tuple[list[tuple[Sequence, int]], int]:
+        """Who takes part in this step and with how many tokens, single tokens first; and how many of them decode."""
         admitting = not self._grow()  # whoever was preempted just now would only be preempted again
-        decodes = [each for each in self.ledger.running if each.num_uncomputed == 1]
-        prefills = [each for each in self.ledger.running if each.num_uncomputed > 1]
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        for each in self.ledger.running:
+            (decodes if each.num_uncomputed == 1 else prefills).append(each)
         newcomers = self.ledger.waiting[: self._limits.max_sequences - len(self.ledger.running)]
         shares = [(each, 1) for each in decodes]
         budget = self._limits.step_tokens - len(decodes)
@@ -149,7 +150,7 @@ class Batcher:
             size = min(budget, each.num_uncomputed)
             budget -= size
             shares.append((each, size))
-        return sorted(shares, key=lambda share: share[1] > 1)
+        return sorted(shares, key=lambda share: share[1] > 1), len(decodes)
 
     def _grow(self) -> bool:
         """Find a block for every running sequence whose last one is full; True when that meant preempting."""
