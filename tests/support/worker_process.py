@@ -28,10 +28,17 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, folder: Path, *options: str, model: str = "", wait_ready: bool = True, engine: str = ENGINE
+        self,
+        folder: Path,
+        *options: str,
+        model: str = "",
+        wait_ready: bool = True,
+        engine: str = ENGINE,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.lock_path = folder / "worker.json"
         self._engine = engine
+        self._environ = environ
         self.options = [*options, *(["--model", model, "--model-name", "fake"] if model else [])]
         self._wait_ready = wait_ready and bool(model)
         self.process: asyncio.subprocess.Process
@@ -39,7 +46,7 @@ class WorkerProcess:
         self.errors = ""
 
     async def __aenter__(self) -> "WorkerProcess":
-        await self.spawn()
+        await self.spawn(self._environ)
         try:
             await self._until_up()
         except BaseException:

@@ -242,6 +242,23 @@ def test_nvml_is_read_in_pci_order() -> None:
     assert first.utilization_ratio == 0.5
 
 
+def test_a_lost_card_is_unhealthy_and_its_neighbour_is_not() -> None:
+    nvml = fake_nvml()
+
+    def handle(index: int) -> int:
+        if index == 0:
+            raise nvml.NVMLError("GPU is lost")
+        return index
+
+    vars(nvml)["nvmlDeviceGetHandleByIndex"] = handle
+    lost, other = library_probe.read_nvml(nvml)
+    assert (lost.index, lost.health, lost.reason) == (0, Health.UNHEALTHY, "GPU is lost")
+    assert (other.index, other.health, other.pci_bus_id) == (1, Health.HEALTHY, "0000:18:00.0")
+    vars(nvml)["nvmlDeviceGetHandleByIndex"] = lambda index: handle(0)
+    with pytest.raises(nvml.NVMLError, match="GPU is lost"):
+        library_probe.read_nvml(nvml)
+
+
 def test_amdsmi_takes_the_power_that_is_there() -> None:
     smi = ModuleType("amdsmi")
     kind = SimpleNamespace(EDGE=0, HOTSPOT=1)

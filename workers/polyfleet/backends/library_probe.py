@@ -5,8 +5,8 @@ A library that hangs or crashes takes the child with it, and the parent says so.
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from typing import Any
 
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, Host
@@ -38,12 +38,33 @@ def read_nvml(nvml: Any) -> list[DeviceReading]:
     """Every device through pynvml (distribution nvidia-ml-py), in PCI order."""
     nvml.nvmlInit()
     driver = _text(nvml.nvmlSystemGetDriverVersion())
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    ordered = sorted(handles, key=lambda handle: _text(nvml.nvmlDeviceGetPciInfo(handle).busId))
-    return [_nvml_reading(nvml, index, handle, driver) for index, handle in enumerate(ordered)]
+    return _one_by_one(range(nvml.nvmlDeviceGetCount()), lambda index: _nvml_reading(nvml, index, driver))
 
 
-def _nvml_reading(nvml: Any, index: int, handle: Any, driver: str) -> DeviceReading:
+def _one_by_one(handles: Iterable[Any], read: Callable[[Any], DeviceReading]) -> list[DeviceReading]:
+    """Readings in PCI order. A device that can't be read is unhealthy and keeps its place; its neighbours are not it.
+
+    Raises the first error when none can be read.
+    """
+    readings: list[DeviceReading] = []
+    errors: list[Exception] = []
+    for handle in handles:
+        try:
+            readings.append(read(handle))
+        except Exception as error:  # the library's own classes
+            errors.append(error)
+            reason = str(error) or type(error).__name__
+            readings.append(DeviceReading(index=0, health=Health.UNHEALTHY, reason=reason))
+    if errors and len(errors) == len(readings):
+        raise errors[0]
+    if not errors:
+        readings.sort(key=lambda each: each.pci_bus_id or "")
+    return [replace(each, index=index) for index, each in enumerate(readings)]
+
+
+def _nvml_reading(nvml: Any, index: int, driver: str) -> DeviceReading:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
     def ask(call: Callable[[], Any]) -> Any:
         try:
             return call()
@@ -76,11 +97,10 @@ def _nvml_reading(nvml: Any, index: int, handle: Any, driver: str) -> DeviceRead
 def read_amdsmi(smi: Any) -> list[DeviceReading]:
     """Every device through amdsmi, in PCI order; "N/A" and all-ones are withheld readings."""
     smi.amdsmi_init()
-    handles = sorted(smi.amdsmi_get_processor_handles(), key=smi.amdsmi_get_gpu_device_bdf)
-    return [_amdsmi_reading(smi, index, handle) for index, handle in enumerate(handles)]
+    return _one_by_one(smi.amdsmi_get_processor_handles(), lambda handle: _amdsmi_reading(smi, handle))
 
 
-def _amdsmi_reading(smi: Any, index: int, handle: Any) -> DeviceReading:
+def _amdsmi_reading(smi: Any, handle: Any) -> DeviceReading:
     asic = smi.amdsmi_get_gpu_asic_info(handle)
     memory = smi.amdsmi_get_gpu_vram_usage(handle)
     power = smi.amdsmi_get_power_info(handle)
@@ -92,7 +112,7 @@ def _amdsmi_reading(smi: Any, index: int, handle: Any) -> DeviceReading:
     readings = (number(smi.amdsmi_get_temp_metric(handle, sensor, current)) for sensor in sensors)
     serial = str(asic.get("asic_serial", "")).lower().removeprefix("0x")
     return DeviceReading(
-        index=index,
+        index=0,
         name=str(asic.get("market_name", "")),
         architecture=str(asic.get("target_graphics_version", "")),
         uuid=f"GPU-{serial}" if serial else None,

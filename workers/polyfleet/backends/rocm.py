@@ -97,7 +97,8 @@ class RocmBackend(AcceleratorBackend):
             listed = by_address.get(node.pci_bus_id)
             if listed is None and not by_address and index < len(found.readings):
                 listed = found.readings[index]
-            reading = listed or DeviceReading(index=index, health=Health.UNKNOWN, reason=found.problem)
+            unlisted = found.problem or "its tool does not list it"  # unknown only: a partition is no card of its own
+            reading = listed or DeviceReading(index=index, health=Health.UNKNOWN, reason=unlisted)
             readings.append(
                 replace(
                     reading,

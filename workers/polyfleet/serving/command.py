@@ -72,7 +72,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
 @click.option("--fleet", type=Address(), help="The scheduler's Fleet service to register at. [default: none]")
 @click.option("--worker-id", help="Unique in the fleet. [default: made up]")
 @click.option("--accelerator", default="auto", help="Family: cuda, rocm, hygon, ascend, cambricon, xpu, mps, cpu.")
-@click.option("--device", default="auto", help="Torch device string, for one of several; auto: as --accelerator.")
+@click.option("--device", default="auto", help="One of several, as cuda:1; auto: the first of --accelerator.")
 @click.option("--lock-file", type=click.Path(path_type=Path), help="Holds pid and addresses; one live worker per file.")
 @click.option("--deployment", help="Whose wish this worker fulfils.")
 @click.option("--model", help="GGUF file or Hugging Face folder to load. [default: wait for a Load call]")
@@ -98,6 +98,12 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     type=click.FloatRange(0),
     default=30.0,
     help="Seconds between runs of a prompt with a known answer; 0: only before the worker is ready.",
+)
+@click.option(
+    "--telemetry-interval",
+    type=click.FloatRange(0.05),
+    default=10.0,
+    help="Seconds between readings of the device (health, temperature, memory).",
 )
 @click.option("--log-level", type=click.Choice(LEVELS), default="info")
 @click.option("--engine", default="", hidden=True, help="module:callable that loads the engine, for tests.")
@@ -132,6 +138,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         fleet_token_file=options["fleet_token_file"],
         drain_timeout=options["drain_timeout"],
         canary_interval=options["canary_interval"],
+        telemetry_interval=options["telemetry_interval"],
         log_level=options["log_level"],
         engine=options["engine"],
     )

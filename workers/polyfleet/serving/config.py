@@ -23,5 +23,6 @@ class WorkerConfig:
     fleet_token_file: Path | None
     drain_timeout: float
     canary_interval: float
+    telemetry_interval: float
     log_level: str
     engine: str = ""  # module:callable instead of the real engine's factory

@@ -12,6 +12,8 @@ from prometheus_client.registry import Collector
 
 from polyfleet.engine.canary import CanaryResult
 from polyfleet.engine.request import EngineStatus
+from polyfleet.serving.device_metrics import device_families
+from polyfleet.serving.devices import DeviceWatch
 from polyfleet.serving.server import BindError
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as fleet
@@ -46,8 +48,9 @@ LEDGER_STATES = ("admitted", "finished", "failed", "cancelled", "running", "wait
 class WorkerCollector(Collector):
     """Reads one worker; called on the metrics server's thread, which only ever reads."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, devices: DeviceWatch | None) -> None:
         self._worker = worker
+        self._devices = devices
 
     def collect(self) -> Iterator[Any]:
         """All families of this moment."""
@@ -60,6 +63,8 @@ class WorkerCollector(Collector):
         for result in CanaryResult:
             runs.add_metric((result.value,), self._worker.canary_runs[result])
         yield runs
+        if self._devices is not None and self._devices.state is not None:
+            yield from device_families(self._devices.state)
         if not info.HasField("model"):
             return
         for family, readings in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
@@ -79,10 +84,10 @@ class WorkerCollector(Collector):
 class MetricsServer:
     """/metrics over HTTP on a thread of its own; `port` is the real one."""
 
-    def __init__(self, worker: Worker, listen: str) -> None:
+    def __init__(self, worker: Worker, listen: str, devices: DeviceWatch | None = None) -> None:
         """Bind and serve. Raises BindError."""
         registry = CollectorRegistry()
-        registry.register(WorkerCollector(worker))
+        registry.register(WorkerCollector(worker, devices))
         host, port = split_host_port(listen)
         try:
             self._server, self._thread = start_http_server(int(port or 0), host, registry)

@@ -10,18 +10,20 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
-from polyfleet.backends import BackendRegistry, BackendUnavailable
+from polyfleet.backends import BackendRegistry, BackendUnavailable, get_backend
+from polyfleet.backends.choice import ConfigError
 from polyfleet.backends.protocol import family_name
 from polyfleet.serving.config import WorkerConfig
+from polyfleet.serving.devices import DeviceWatch
 from polyfleet.serving.engine_client import LoadError
 from polyfleet.serving.lock import LockedError, LockFile
 from polyfleet.serving.metrics import MetricsServer
 from polyfleet.serving.registration import Registration
 from polyfleet.serving.server import BindError, WorkerServer
-from polyfleet.serving.worker import UNAVAILABLE, Worker, WorkerRefusal
+from polyfleet.serving.worker import DEVICE, UNAVAILABLE, Worker, WorkerRefusal
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, split_host_port
 
@@ -50,6 +52,7 @@ class WorkerProcess:
             engine=config.engine,
             log_level=config.log_level,
         )
+        self._devices = watch_device(device, config.telemetry_interval)
         self._exit_status = 0
         self._signals: list[int] = []
         self._second_signal = asyncio.Event()
@@ -65,7 +68,7 @@ class WorkerProcess:
             if lock is not None:
                 lock.check()
             server = WorkerServer(self._worker, config.listen, token)
-            metrics = MetricsServer(self._worker, config.metrics_listen)
+            metrics = MetricsServer(self._worker, config.metrics_listen, self._devices)
             try:
                 self._announce(server, metrics)
                 if lock is not None:
@@ -92,6 +95,8 @@ class WorkerProcess:
         """Serve until the end is due and drained; leaves the server stopped."""
         config = self._config
         await server.start()
+        if self._devices is not None:
+            self._devices.start(self._judged_from_thread(asyncio.get_running_loop()))
         tasks = [asyncio.create_task(server.follow_health())]
         if config.fleet:
             self._registration = Registration(self._worker, config.fleet, token)
@@ -104,9 +109,24 @@ class WorkerProcess:
                 await self._wind_down()
         finally:
             await server.stop(CLOSE_SECONDS)
+            if self._devices is not None:
+                await asyncio.to_thread(self._devices.stop)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _judged_from_thread(self, loop: asyncio.AbstractEventLoop) -> Callable[[str], None]:
+        def judged(reason: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(self._judge_device, reason)
+
+        return judged
+
+    def _judge_device(self, reason: str) -> None:
+        if reason:
+            self._worker.suspend(DEVICE, reason)
+        else:
+            self._worker.resume(DEVICE)
 
     async def _load(self) -> None:
         assert self._config.load is not None
@@ -164,12 +184,16 @@ class WorkerProcess:
 
 
 def describe(config: WorkerConfig) -> fleet.WorkerInfo:
-    """What this process is, before it has ports and a model. An absent accelerator shows when a model is loaded."""
-    accelerator, device_name = config.accelerator, ""
-    with contextlib.suppress(BackendUnavailable):
-        backend = BackendRegistry.get(config.accelerator)
-        devices = backend.devices()
-        accelerator, device_name = family_name(backend.type), devices[0].name if devices else ""
+    """What this process is, before it has ports and a model. An absent accelerator shows when a model is loaded.
+
+    `auto` is what this user chose, else the best that is here.
+    """
+    accelerator, _, index = (config.accelerator if config.device == "auto" else config.device).partition(":")
+    device_name = ""
+    with contextlib.suppress(BackendUnavailable, ConfigError):
+        backend = get_backend(accelerator)
+        accelerator = family_name(backend.type)
+        device_name = next((each.name for each in backend.devices() if str(each.index) == (index or "0")), "")
     return fleet.WorkerInfo(
         worker_id=config.worker_id,
         deployment=config.deployment,
@@ -179,6 +203,16 @@ def describe(config: WorkerConfig) -> fleet.WorkerInfo:
         pid=os.getpid(),
         version=version("polyfleet"),
     )
+
+
+def watch_device(device: str, interval: float) -> DeviceWatch | None:
+    """Over the device that the worker computes on; None for an accelerator that nobody knows."""
+    family, _, index = device.partition(":")
+    try:
+        backend = BackendRegistry.known(family)
+    except BackendUnavailable:
+        return None
+    return DeviceWatch(backend, int(index) if index.isdigit() else 0, interval)
 
 
 def reachable(listen: str, port: int, advertise_host: str) -> str:

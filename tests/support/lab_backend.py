@@ -1,0 +1,67 @@
+"""A third party's backend of one made-up device, whose health is what a file says. For tests of real processes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from polyfleet.backends.accelerator import Collectives
+from polyfleet.backends.protocol import (
+    Availability,
+    DeviceInfo,
+    DeviceTelemetry,
+    GraphApi,
+    Health,
+    KernelCapabilities,
+    MemoryInfo,
+)
+
+FILE = "LAB_DEVICE_FILE"
+GIB = 2**30
+
+
+def install(site: Path, device_file: Path) -> dict[str, str]:
+    """Make it known as `lab` to processes with the environment that this returns; `site` is a folder of its own."""
+    folder = site / "polyfleet_lab-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: polyfleet-lab\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[polyfleet.backends]\nlab = tests.support.lab_backend:LabBackend\n")
+    root = Path(__file__).parents[2]
+    return {"PYTHONPATH": f"{root}{os.pathsep}{site}", FILE: str(device_file)}
+
+
+class LabBackend:
+    """Healthy, unless the file has a line that says what is wrong."""
+
+    type = "lab"
+
+    def availability(self) -> Availability:
+        return Availability(True)
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return (DeviceInfo(0, "Lab One", "l1", GIB, uuid="LAB-1"),)
+
+    def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
+        return KernelCapabilities(frozenset({"float32"}), "float32")
+
+    def environment(self, indices: Sequence[int]) -> dict[str, str]:
+        return {}
+
+    def telemetry(self) -> tuple[DeviceTelemetry, ...]:
+        reason = Path(os.environ[FILE]).read_text().strip()
+        health = Health.UNHEALTHY if reason else Health.HEALTHY
+        return (DeviceTelemetry(0, health, reason, temperature_celsius=42.5),)
+
+    def communication(self) -> Collectives:
+        return Collectives("gloo", "Gloo")
+
+    def activate(self, index: int = 0) -> str:
+        return "cpu"
+
+    def memory(self, index: int = 0) -> MemoryInfo:
+        return MemoryInfo(GIB, GIB)
+
+    def synchronize(self, index: int = 0) -> None:
+        pass
+
+    def graphs(self) -> GraphApi | None:
+        return None
