@@ -168,6 +168,12 @@ def test_the_schema_knows_the_gateway_s_limits() -> None:
     }
 
 
+def test_the_schema_s_options_are_the_worker_s() -> None:
+    options = yaml.safe_load((CHART / "values.schema.json").read_text())["definitions"]["options"]["properties"]
+    flags = {parameter.name for parameter in serving.params}
+    assert {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name) for name in options} <= flags
+
+
 @pytest.mark.parametrize("service", COMPOSE["services"])
 def test_compose_starts_what_there_is(service: str) -> None:
     described = COMPOSE["services"][service]
