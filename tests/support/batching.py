@@ -1,12 +1,12 @@
 """Helpers of the Batcher's tests: a Batcher over the fake executor, and running it to the end with checks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tests.support.fake_executor import FakeExecutor
+from tests.support.fake_executor import FakeExecutor, expected_tokens
 
 from polyfleet.engine.batcher import Batcher, BatchLimits, StepReport
-from polyfleet.engine.request import FinishReason, SequenceUpdate
+from polyfleet.engine.request import FinishReason, SequenceRequest, SequenceUpdate
 
 
 def make_batcher(
@@ -75,3 +75,21 @@ def run_all(batcher: Batcher, outcomes: Outcomes | None = None, max_steps: int =
     assert not len(batcher.ledger), "sequences are left: the batcher makes no progress"
     assert batcher.pool.num_free == batcher.pool.num_blocks
     return outcomes
+
+
+def prompt(number: int, length: int) -> tuple[int, ...]:
+    """Tokens that share no beginning with another number's."""
+    return (number, *((number * 31 + position * 7) % 97 for position in range(1, length)))
+
+
+def request(number: int, length: int = 5, max_tokens: int = 6, **changes: object) -> SequenceRequest:
+    """A request named after its number, with that number's prompt."""
+    made = SequenceRequest(f"s{number}", prompt(number, length), max_tokens=max_tokens)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def assert_right(outcomes: Outcomes, each: SequenceRequest, context_length: int = 256) -> None:
+    """Assert that a sequence came to what it comes to alone."""
+    token_ids, reason = expected_tokens(each, context_length)
+    outcome = outcomes[each.sequence_id]
+    assert (outcome.token_ids, outcome.finish_reason, outcome.error) == (token_ids, FinishReason(reason), "")

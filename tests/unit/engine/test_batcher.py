@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from tests.support.batching import Outcomes, make_batcher, run_all
-from tests.support.fake_executor import FakeExecutor, expected_tokens, next_token, pooled
+from tests.support.batching import Outcomes, assert_right, make_batcher, prompt, request, run_all
+from tests.support.fake_executor import FakeExecutor, expected_tokens, next_token
 
 from polyfleet.engine.batch import Draw, PoolingKind, SequenceSlice, StepBatch
 from polyfleet.engine.batcher import Batcher, BatchLimits
@@ -12,24 +12,8 @@ from polyfleet.engine.request import GREEDY, FinishReason, SequenceRequest
 from polyfleet.wire.limits import FieldError
 
 
-def prompt(number: int, length: int) -> tuple[int, ...]:
-    """Tokens that share no beginning with another number's."""
-    return (number, *((number * 31 + position * 7) % 97 for position in range(1, length)))
-
-
-def request(number: int, length: int = 5, max_tokens: int = 6, **changes: object) -> SequenceRequest:
-    made = SequenceRequest(f"s{number}", prompt(number, length), max_tokens=max_tokens)
-    return replace(made, **changes)  # type: ignore[arg-type]
-
-
 def sizes(batch: StepBatch) -> list[int]:
     return [len(each.token_ids) for each in batch.slices]
-
-
-def assert_right(outcomes: Outcomes, each: SequenceRequest, context_length: int = 256) -> None:
-    token_ids, reason = expected_tokens(each, context_length)
-    outcome = outcomes[each.sequence_id]
-    assert (outcome.token_ids, outcome.finish_reason, outcome.error) == (token_ids, FinishReason(reason), "")
 
 
 class TestComposition:
@@ -266,102 +250,6 @@ class TestEnds:
             now[0] += 1.5
         assert outcomes["s1"].queue_seconds == 0.0
         assert outcomes["s2"].queue_seconds == 3.0
-
-
-class TestEmbeddings:
-    def test_mean_covers_every_token_in_chunks_and_after_a_cached_twin(self) -> None:
-        batcher, executor = make_batcher(step_tokens=8, max_sequences=4)
-        token_ids = prompt(3, 21)
-        batcher.add(SequenceRequest("text", token_ids, max_tokens=1))
-        run_all(batcher)
-        batcher.add(SequenceRequest("mean", token_ids, pooling=PoolingKind.MEAN))
-        outcome = run_all(batcher)["mean"]
-        assert outcome.embedding == tuple(value / 21 for value in pooled(PoolingKind.MEAN, token_ids))
-        assert (outcome.token_ids, outcome.finish_reason, outcome.cached_tokens) == ([], FinishReason.STOP, 0)
-        slices = [each for batch in executor.batches[-3:] for each in batch.slices]
-        assert [len(each.token_ids) for each in slices] == [8, 8, 5]
-        assert all(each.draw is None and each.pooling is PoolingKind.MEAN for each in slices)
-
-    def test_last_reads_the_prefix_and_pools_once(self) -> None:
-        batcher, executor = make_batcher(step_tokens=8, max_sequences=4)
-        token_ids = prompt(3, 21)
-        for name in ("first", "second"):
-            batcher.add(SequenceRequest(name, token_ids, pooling=PoolingKind.LAST))
-            outcomes = run_all(batcher)
-            assert outcomes[name].embedding == pooled(PoolingKind.LAST, token_ids)
-        assert outcomes["second"].cached_tokens == 20
-        assert [each.slices[0].pooling for each in executor.batches] == [None, None, PoolingKind.LAST, PoolingKind.LAST]
-
-    def test_a_preempted_embedding_starts_over(self) -> None:
-        batcher, _ = make_batcher(num_blocks=8, max_sequences=2, step_tokens=3)
-        text = request(1, 11, 20)
-        batcher.add(text)
-        outcomes = Outcomes()
-        while not outcomes:
-            outcomes.add(batcher.step())
-        token_ids = prompt(2, 14)
-        batcher.add(SequenceRequest("mean", token_ids, pooling=PoolingKind.MEAN, priority=-1))
-        run_all(batcher, outcomes)
-        assert batcher.counters.preemptions == 1
-        assert outcomes["mean"].embedding == tuple(value / 14 for value in pooled(PoolingKind.MEAN, token_ids))
-        assert_right(outcomes, text, context_length=32)
-
-
-class TestErrors:
-    def test_an_executor_that_raises_fails_its_step_alone(self) -> None:
-        batcher, executor = make_batcher(max_sequences=2, step_tokens=32)
-        requests = [request(number) for number in range(4)]
-        for each in requests:
-            batcher.add(each)
-        executor.failure = RuntimeError("no memory\nand a long story")
-        outcomes = Outcomes()
-        outcomes.add(batcher.step())
-        batcher.check()
-        wanted = "the engine could not compute a step: RuntimeError: no memory"
-        assert [(key, each.error) for key, each in outcomes.items()] == [("s0", wanted), ("s1", wanted)]
-        run_all(batcher, outcomes)
-        assert_right(outcomes, requests[2])
-        assert_right(outcomes, requests[3])
-        assert (batcher.ledger.failed, batcher.ledger.finished) == (2, 2)
-
-    def test_a_failed_step_teaches_nothing_and_caches_nothing(self) -> None:
-        batcher, executor = make_batcher()
-        executor.failure = MemoryError()
-        batcher.add(request(1, 13))
-        report = batcher.step()
-        assert (report.num_decodes, report.num_prefill_tokens) == (0, 0)
-        assert report.updates[0].error == "the engine could not compute a step: MemoryError"
-        assert len(batcher.prefixes) == 0
-
-    def test_a_slice_that_fails_fails_one_sequence(self) -> None:
-        batcher, executor = make_batcher()
-        requests = [request(number) for number in range(3)]
-        for each in requests:
-            batcher.add(each)
-        executor.slice_error = "logits are not finite"
-        outcomes = run_all(batcher)
-        assert outcomes["s0"].error == "logits are not finite"
-        assert_right(outcomes, requests[1])
-        assert_right(outcomes, requests[2])
-
-    def test_results_that_do_not_fit_the_batch_are_an_error(self) -> None:
-        class ShortExecutor(FakeExecutor):
-            def step(self, batch: StepBatch) -> tuple[()]:
-                return ()
-
-        batcher = Batcher(ShortExecutor(), BatchLimits(max_sequences=2, step_tokens=8, context_length=64))
-        batcher.add(request(1))
-        assert "returned 0 results for 1 slices" in batcher.step().updates[0].error
-        batcher.check()
-
-    def test_an_interrupt_passes_and_leaves_everything_in_place(self) -> None:
-        batcher, executor = make_batcher()
-        batcher.add(request(1))
-        executor.failure = KeyboardInterrupt()  # type: ignore[assignment]
-        with pytest.raises(KeyboardInterrupt):
-            batcher.step()
-        batcher.check()
-        assert_right(run_all(batcher), request(1))
 
 
 def test_the_fake_executor_notices_a_wrong_block() -> None:
