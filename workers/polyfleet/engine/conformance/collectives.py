@@ -6,13 +6,14 @@ import sys
 from datetime import timedelta
 
 from polyfleet.backends.protocol import family_name
-from polyfleet.engine.conformance.checks import Failed, Skipped, Subject
+from polyfleet.engine.conformance.checks import Failed, Skipped, Subject, need_torch
 
 SECONDS = 90.0
 
 
 def collectives(subject: Subject) -> str:
     """The sum over two ranks is right on both. A CPU counts as two devices: its processes talk through Gloo."""
+    need_torch(subject)
     state = subject.backend.communication().available()
     if not state.available:
         raise Skipped(state.reason)

@@ -1,0 +1,140 @@
+"""Conformance finds a backend that computes wrongly, skips what a device can't have, and reports both."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from polyfleet.backends.cpu import CpuBackend
+from polyfleet.backends.protocol import DeviceTelemetry, Health
+from polyfleet.cli.main import cli
+from polyfleet.engine.batch import SampledToken, SliceResult, StepBatch
+from polyfleet.engine.conformance import checks
+from polyfleet.engine.conformance.__main__ import check
+from polyfleet.engine.conformance.checks import Failed, Skipped, Subject
+from polyfleet.engine.conformance.collectives import collectives
+from polyfleet.engine.conformance.report import CheckResult, ConformanceReport, Outcome
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    backend = CpuBackend()
+    (info,) = backend.devices()
+    return Subject(backend, info, backend.capabilities(info), "cpu")
+
+
+@pytest.fixture
+def shaders(subject: Subject) -> Subject:
+    return replace(subject, capabilities=replace(subject.capabilities, executors=("vulkan",)))
+
+
+class Altered:
+    """An executor whose tokens a test changes."""
+
+    def __init__(self, executor: Any, change: Any) -> None:
+        self.block_size, self.num_blocks = executor.block_size, executor.num_blocks
+        self._executor, self._change = executor, change
+
+    def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
+        results = self._executor.step(batch)
+        return tuple(self._change(each, result) for each, result in zip(batch.slices, results, strict=True))
+
+    def implementations(self) -> dict[str, str]:
+        return {}
+
+
+def alter(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    build = checks.build_executor
+    monkeypatch.setattr(checks, "build_executor", lambda *args: Altered(build(*args), change))
+
+
+def test_every_executor_of_the_cpu_gives_the_references_tokens(subject: Subject) -> None:
+    detail = checks.greedy_tokens(subject)
+    assert "eager: 60 of 60 tokens equal the CPU reference" in detail
+    assert "persistent" in detail
+
+
+def test_a_wrong_token_fails(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_at_position_7(each: Any, result: SliceResult) -> SliceResult:
+        return replace(result, token=SampledToken(511)) if each.start == 7 else result
+
+    alter(monkeypatch, wrong_at_position_7)
+    with pytest.raises(Failed, match=r"prompt 0 differs from the CPU reference at token 3, which leads by \d"):
+        checks.greedy_tokens(subject)
+
+
+def test_a_step_that_fails_says_why(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    alter(monkeypatch, lambda each, result: SliceResult(error="not finite"))
+    with pytest.raises(Failed, match="a step failed: not finite"):
+        checks.greedy_tokens(subject)
+
+
+def test_only_close_calls_may_differ() -> None:
+    def token(token_id: int, lead: float) -> SampledToken:
+        return SampledToken(token_id, -1.0, (token_id, 99), (-1.0, -1.0 - lead))
+
+    reference = [token(1, 2.0), token(2, checks.CLOSE_CALL / 2), token(3, 2.0)]
+    assert checks._agreeing(0, reference, [SampledToken(each) for each in (1, 2, 3)]) == 3
+    assert checks._agreeing(0, reference, [SampledToken(each) for each in (1, 9, 8)]) == 1
+    with pytest.raises(Failed, match="at token 2"):
+        checks._agreeing(0, reference, [SampledToken(each) for each in (1, 2, 8)])
+
+
+def test_no_executor_at_all_fails(shaders: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> None:
+        raise ValueError("no driver")
+
+    monkeypatch.setattr(checks, "build_executor", absent)
+    with pytest.raises(Failed, match=r"vulkan is not here \(no driver\)"):
+        checks.greedy_tokens(shaders)
+
+
+@pytest.mark.parametrize("run", [checks.dtypes, checks.operators, collectives])
+def test_what_needs_torch_is_skipped_on_a_device_that_is_none_of_torchs(run: Any, shaders: Subject) -> None:
+    with pytest.raises(Skipped, match="torch has no such device"):
+        run(shaders)
+
+
+def test_an_operator_that_is_off_fails(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(checks.TOLERANCES, checks.torch.float32, 1e-12)
+    with pytest.raises(Failed, match=r"in torch\.float32 is off by"):
+        checks.operators(replace(subject, capabilities=replace(subject.capabilities, dtypes=frozenset({"float32"}))))
+
+
+def test_an_unhealthy_device_fails(subject: Subject) -> None:
+    class Hot(CpuBackend):
+        def telemetry(self) -> tuple[DeviceTelemetry, ...]:
+            return (DeviceTelemetry(0, Health.UNHEALTHY, "on fire"),)
+
+    with pytest.raises(Failed, match="unhealthy: 0: on fire"):
+        checks.telemetry(replace(subject, backend=Hot()))
+
+
+def test_whatever_a_driver_throws_is_a_result(subject: Subject) -> None:
+    def explode(_: Subject) -> str:
+        raise OSError("bus error\nand more")
+
+    result = check(subject, explode)
+    assert (result.name, result.outcome, result.detail) == ("explode", Outcome.FAILED, "OSError: bus error")
+
+
+def test_a_report_travels_as_json_and_reads_as_text() -> None:
+    rows = (CheckResult("devices", Outcome.PASSED, "one"), CheckResult("memory", Outcome.SKIPPED, "a host's"))
+    report = ConformanceReport("cpu", "EPYC (avx2)", {"python": "3.11"}, rows)
+    assert ConformanceReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+    assert report.passed
+    lines = report.to_text().splitlines()
+    assert lines[0] == "Conformance of cpu on EPYC (avx2)"
+    assert lines[-1] == "1 passed, 0 failed, 1 skipped"
+    failed = replace(report, checks=(*rows, CheckResult("dtypes", Outcome.FAILED, "bad")))
+    assert not failed.passed
+
+
+def test_an_absent_backend_is_refused_with_its_reason() -> None:
+    done = CliRunner().invoke(cli, ["conformance", "--backend", "ascend"])
+    assert done.exit_code == 3
+    assert done.stderr.splitlines()[0].endswith(
+        "Backend ascend is not available: no Huawei Ascend device is present (PCI vendor 0x19e5)."
+    )
