@@ -16,7 +16,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "hub": {
         "hub": {"repository": "a/b", "revision": "refs/pr/1", "include": ["*Q4*"], "path": "m.gguf", "tokenSecret": "t"}
     },
-    "hub-cached": {"hub": {"repository": "a/b", "endpoint": "https://mirror"}, "cache": {"claimName": "cache"}},
+    "hub-cached": {"hub": {"repository": "a/b", "endpoint": "https://hub.site"}, "cache": {"claimName": "cache"}},
     "s3": {
         "s3": {"uri": "s3://bucket/some/m", "region": "eu-1", "credentialsSecret": "c"},
         "cache": {"hostPath": "/c"},
@@ -115,7 +115,7 @@ def test_models_from_a_hub_are_fetched_first() -> None:
 
 def test_caches_are_shared_and_writable_for_the_init_container() -> None:
     assert argument("hub-cached", "model") == "/models/a--b@main"
-    assert fetch("hub-cached")["args"] == ["hub", "a/b", "--into=/models/a--b@main", "--endpoint=https://mirror"]
+    assert fetch("hub-cached")["args"] == ["hub", "a/b", "--into=/models/a--b@main", "--endpoint=https://hub.site"]
     assert models_volume("hub-cached") == {"persistentVolumeClaim": {"claimName": "cache"}}
     assert {"name": "models", "mountPath": "/models"} in fetch("hub-cached")["volumeMounts"]
 
