@@ -218,6 +218,7 @@ def fake_nvml() -> ModuleType:
         NVML_TEMPERATURE_GPU=0,
         NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
         NVML_VOLATILE_ECC=0,
+        NVML_CLOCK_SM=1,
         nvmlInit=lambda: None,
         nvmlSystemGetDriverVersion=lambda: "570.86.10",
         nvmlDeviceGetCount=lambda: 2,
@@ -231,6 +232,7 @@ def fake_nvml() -> ModuleType:
         nvmlDeviceGetTotalEccErrors=lambda card, kind, counter: 0,
         nvmlDeviceGetTemperature=lambda card, sensor: 41,
         nvmlDeviceGetPowerUsage=power,
+        nvmlDeviceGetClockInfo=lambda card, clock: {1: 345}[clock],
     )
     return nvml
 
@@ -239,7 +241,7 @@ def test_nvml_is_read_in_pci_order() -> None:
     first, second = library_probe.read_nvml(fake_nvml())
     assert (first.name, first.architecture, first.pci_bus_id) == ("NVIDIA H100 80GB HBM3", "sm_90", "0000:18:00.0")
     assert (second.name, second.power_watts, first.power_watts) == ("Tesla T4", None, 112.3)
-    assert first.utilization_ratio == 0.5
+    assert (first.utilization_ratio, first.clock_hertz) == (0.5, 345e6)
 
 
 def test_a_lost_card_is_unhealthy_and_its_neighbour_is_not() -> None:

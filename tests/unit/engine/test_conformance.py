@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from polyfleet.backends.cpu import CpuBackend
 from polyfleet.backends.protocol import DeviceTelemetry, Health
 from polyfleet.cli.main import cli
+from polyfleet.engine import executors
 from polyfleet.engine.batch import SampledToken, SliceResult, StepBatch
 from polyfleet.engine.conformance import checks
 from polyfleet.engine.conformance.__main__ import check
@@ -46,7 +48,7 @@ class Altered:
 
 
 def alter(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    build = checks.build_executor
+    build = executors.build_executor
     monkeypatch.setattr(checks, "build_executor", lambda *args: Altered(build(*args), change))
 
 
@@ -98,7 +100,7 @@ def test_what_needs_torch_is_skipped_on_a_device_that_is_none_of_torchs(run: Any
 
 
 def test_an_operator_that_is_off_fails(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(checks.TOLERANCES, checks.torch.float32, 1e-12)
+    monkeypatch.setitem(checks.TOLERANCES, torch.float32, 1e-12)
     with pytest.raises(Failed, match=r"in torch\.float32 is off by"):
         checks.operators(replace(subject, capabilities=replace(subject.capabilities, dtypes=frozenset({"float32"}))))
 

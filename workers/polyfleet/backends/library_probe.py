@@ -89,6 +89,7 @@ def _nvml_reading(nvml: Any, index: int, driver: str) -> DeviceReading:
         power_watts=ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
         utilization_ratio=utilization.gpu / 100 if utilization else None,
         errors_total=errors,
+        clock_hertz=ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6),
         health=Health.UNHEALTHY if errors else Health.HEALTHY,
         reason=f"{errors} uncorrected ECC errors" if errors else "",
     )
