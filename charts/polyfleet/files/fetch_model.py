@@ -33,9 +33,7 @@ FOLDER_FORMATS = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.t
 FORMATS = (*FOLDER_FORMATS, "*.gguf")
 SECRETS = {"hub": ("token",), "s3": ("access-key-id", "secret-access-key")}
 WHOLE = ".whole.json"  # the patterns of what is there; written last
-TRIES = 6
-LONGEST_PAUSE = 30.0
-TIMEOUT_SECONDS = 60.0
+TRIES, LONGEST_PAUSE, TIMEOUT_SECONDS = 6, 30.0, 60.0
 CHUNK = 1 << 20
 NO_BODY = hashlib.sha256(b"").hexdigest()
 NOT_NOW = (408, 425, 429, 500, 502, 503, 504)
@@ -86,10 +84,7 @@ class Hub:
         base = f"{self._endpoint}/{self._repository}/resolve/{found['sha']}"
         return [
             File(
-                each["rfilename"],
-                f"{base}/{urllib.parse.quote(each['rfilename'])}",
-                each.get("size"),
-                (each.get("lfs") or {}).get("sha256"),
+                each["rfilename"], f"{base}/{urllib.parse.quote(each['rfilename'])}", each.get("size"), sha256_of(each)
             )
             for each in found["siblings"]
         ]
@@ -97,6 +92,11 @@ class Hub:
     def request(self, url: str) -> urllib.request.Request:
         """A GET with the token."""
         return urllib.request.Request(url, headers={"Authorization": f"Bearer {self._token}"} if self._token else {})
+
+
+def sha256_of(sibling: dict[str, Any]) -> str | None:
+    """A large file's hash; the hub announces none of small ones."""
+    return (sibling.get("lfs") or {}).get("sha256")
 
 
 class Bucket:
@@ -171,7 +171,7 @@ def open_url(request: urllib.request.Request) -> Any:
             problem = f"{error.code} {error.reason}"
         except BROKEN as error:
             problem = str(getattr(error, "reason", error))
-        say(f"{request.full_url}: {problem}; tried again.")
+        print(f"{request.full_url}: {problem}; tried again.", flush=True)
         time.sleep(min(2**attempt, LONGEST_PAUSE))
     raise FetchError(f"{request.full_url} can't be reached ({problem}).")
 
@@ -210,7 +210,7 @@ def fetch_file(source: Hub | Bucket, file: File, target: Path) -> None:
             return
         except BROKEN as error:
             problem = error
-            say(f"{file.path}: {error}; continued.")
+            print(f"{file.path}: {error}; continued.", flush=True)
             time.sleep(min(2**attempt, LONGEST_PAUSE))
     raise FetchError(f"{file.path} can't be fetched ({problem}).")
 
@@ -250,7 +250,7 @@ def fetch(source: Hub | Bucket, patterns: list[str], into: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         whole = into / WHOLE
         if whole.exists() and json.loads(whole.read_text(encoding="utf-8")) == patterns:
-            say(f"{into} is whole already.")
+            print(f"{into} is whole already.", flush=True)
             return
         files = chosen(source.files(), patterns)
         missing = sum(file.size or 0 for file in files if not (into / file.path).exists())
@@ -258,7 +258,7 @@ def fetch(source: Hub | Bucket, patterns: list[str], into: Path) -> None:
         if missing > free:
             raise FetchError(f"{into} has room for {free >> 20} MiB, and {missing >> 20} MiB are missing.")
         for file in files:
-            say(f"{file.path}: {(file.size or 0) >> 20} MiB")
+            print(f"{file.path}: {(file.size or 0) >> 20} MiB", flush=True)
             fetch_file(source, file, into / file.path)
         whole.write_text(json.dumps(patterns), encoding="utf-8")
 
@@ -271,11 +271,6 @@ def credential(folder: str, name: str) -> str | None:
         return Path(folder, name).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise FetchError(f"The Secret's key {name} can't be read: {error.strerror}.") from None
-
-
-def say(line: str) -> None:
-    """One line of progress."""
-    print(line, flush=True)
 
 
 def main() -> int:

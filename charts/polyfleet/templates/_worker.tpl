@@ -23,10 +23,12 @@ containers:
     startupProbe: # serving: the model is loaded
       grpc: {port: 50061}
       periodSeconds: 5
+      timeoutSeconds: 5
       failureThreshold: {{ div (add $pool.startupSeconds 4) 5 }}
     readinessProbe:
       grpc: {port: 50061}
       periodSeconds: 5
+      timeoutSeconds: 5
       failureThreshold: 2
     livenessProbe: # not lost by loading or draining
       grpc: {port: 50061, service: liveness}

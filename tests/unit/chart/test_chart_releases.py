@@ -100,6 +100,7 @@ def test_long_running_containers_are_probed_and_bounded(name: str) -> None:
             else:
                 assert each.keys() >= {"startupProbe", "readinessProbe", "livenessProbe"}
                 assert each["readinessProbe"]["failureThreshold"] == 2
+                assert all(each[key]["timeoutSeconds"] == 5 for key in each if key.endswith("Probe"))
 
 
 @every_release
