@@ -34,11 +34,12 @@ def test_objects_have_names_that_fit_and_all_labels(name: str) -> None:
 
 
 @every_release
-def test_selectors_name_no_version_and_choose_exactly_their_own_pods(name: str) -> None:
+def test_selectors_stay_as_they_are_and_choose_exactly_their_own_pods(name: str) -> None:
     workloads = of_kind(release(name), "Deployment", "DaemonSet")
     for workload in workloads:
         selector = workload["spec"]["selector"]["matchLabels"]
-        assert not any("version" in key or "chart" in key for key in selector)
+        keys = {f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")}  # immutable in a cluster
+        assert selector.keys() == keys | ({"polyfleet/pool"} if "-worker-" in workload["metadata"]["name"] else set())
         chosen = [each["metadata"]["name"] for each in workloads if _labels(each).items() >= selector.items()]
         assert chosen == [workload["metadata"]["name"]]
 
