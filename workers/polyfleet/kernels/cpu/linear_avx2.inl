@@ -5,9 +5,11 @@
 #include "kernels.h"
 #include "simd.h"
 
-namespace {
+const int TILE_ROWS = 4;  // eight accumulators and four registers of codes
 
-const int TILE_ROWS = 4;  // rows that share unpacked codes: eight accumulators, four registers of codes
+#include "linear_tiles.inl"
+
+namespace {
 
 PF_INLINE __m256i load_bytes(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
@@ -47,24 +49,6 @@ PF_INLINE void dot(const uint8_t *first, const uint8_t *second, const int8_t *x,
         }
     }
 }
-
-// Fetches some of the cache lines of a block of the next group: several tiles read a group, so each takes a share.
-template <int N>
-PF_INLINE void fetch_ahead(const void *block, int64_t distance, int tile) {
-    const int lines = N == TILE_ROWS ? 2 : 5;
-    const char *at = (const char *)block + distance + (N == TILE_ROWS ? tile % 3 * 128 : 0);
-    for (int i = 0; i < lines; i++) _mm_prefetch(at + 64 * i, _MM_HINT_T0);
-}
-
-// What the rows of a tile enter with, and where the tile's results go.
-struct Tile {
-    int number;
-    const int8_t *codes;
-    const float *scale, *sum;
-    int stride, blocks;  // codes and blocks between rows
-    float *out;
-    int out_stride;
-};
 
 template <int N>
 PF_INLINE void store_tile(const Tile &tile, const __m256 total[N][2], float unit) {
@@ -123,24 +107,5 @@ struct Q8 {
         store_tile<N>(tile, total, weight.unit);
     }
 };
-
-template <typename Format>
-void linear_quantised(const pf::Packed &weight, int group, const pf::Rows &rows, int first, int count, float *out,
-                      int out_stride) {
-    Tile tile = {0, rows.codes + (int64_t)first * rows.columns, rows.scale + (int64_t)first * weight.blocks,
-                 rows.sum + (int64_t)first * weight.blocks, rows.columns, weight.blocks, out, out_stride};
-    for (; count >= TILE_ROWS; count -= TILE_ROWS, tile.number++) {
-        Format::template run<TILE_ROWS>(weight, group, tile);
-        tile.codes += TILE_ROWS * tile.stride;
-        tile.scale += TILE_ROWS * tile.blocks;
-        tile.sum += TILE_ROWS * tile.blocks;
-        tile.out += (int64_t)TILE_ROWS * out_stride;
-    }
-    switch (count) {
-        case 3: return Format::template run<3>(weight, group, tile);
-        case 2: return Format::template run<2>(weight, group, tile);
-        case 1: return Format::template run<1>(weight, group, tile);
-    }
-}
 
 }  // namespace

@@ -3,96 +3,84 @@
 #include "kernels.h"
 #include "simd.h"
 
-namespace {
+const int TILE_ROWS = 8;  // eight registers of codes, eight sums, eight totals
 
-const int MAX_TILE = 8;  // rows that share an unpacked block: 8 registers of codes, 8 sums, 8 totals
+#include "linear_tiles.inl"
+
+namespace {
 
 PF_INLINE __m512i load_codes(const uint8_t *p) { return _mm512_loadu_si512((const void *)p); }
 
 PF_INLINE __m512 load_scales(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 
-struct Q4 {
-    const pf::Q4Block *block;
-
-    PF_INLINE Q4 at(const pf::Packed &weight, int group) {
-        return {(const pf::Q4Block *)weight.data + (int64_t)group * weight.blocks};
-    }
-    PF_INLINE void unpack(const Q4 &b, __m512i codes[8], __m512 &scale, __m512 &minimum) {
-        const __m512i mask = _mm512_set1_epi8(15);
-        for (int j = 0; j < 4; j++) {
-            __m512i both = load_codes(b.block->codes[j]);
-            codes[2 * j] = _mm512_and_si512(both, mask);
-            codes[2 * j + 1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+// total[n] += (scale * codes + minimum) times block b of row n.
+template <int N>
+PF_INLINE void add_block(const __m512i codes[8], __m512 scale, __m512 minimum, const Tile &tile, int b, __m512 total[N]) {
+    for (int n = 0; n < N; n++) {
+        const int8_t *x = tile.codes + (int64_t)n * tile.stride + b * pf::BLOCK;
+        __m512i dot = _mm512_setzero_si512();
+        for (int j = 0; j < 8; j++) {
+            int32_t four;
+            memcpy(&four, x + 4 * j, 4);
+            dot = _mm512_dpbusd_epi32(dot, codes[j], _mm512_set1_epi32(four));
         }
-        scale = load_scales(b.block->scale);
-        minimum = load_scales(b.block->minimum);
+        __m512 s = _mm512_mul_ps(scale, _mm512_set1_ps(tile.scale[n * tile.blocks + b]));
+        total[n] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(tile.sum[n * tile.blocks + b]), total[n]);
+        total[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), s, total[n]);
     }
-    void next() { block++; }
+}
+
+template <int N>
+PF_INLINE void store_tile(const Tile &tile, const __m512 total[N], float unit) {
+    for (int n = 0; n < N; n++)
+        _mm512_storeu_ps(tile.out + (int64_t)n * tile.out_stride, _mm512_mul_ps(total[n], _mm512_set1_ps(unit)));
+}
+
+struct Q4 {
+    template <int N>
+    static void run(const pf::Packed &weight, int group, const Tile &tile) {
+        const pf::Q4Block *block = (const pf::Q4Block *)weight.data + (int64_t)group * weight.blocks;
+        const __m512i mask = _mm512_set1_epi8(15);
+        __m512 total[N];
+        for (int n = 0; n < N; n++) total[n] = _mm512_setzero_ps();
+        for (int b = 0; b < weight.blocks; b++, block++) {
+            fetch_ahead<N>(block, tile.blocks * (int64_t)sizeof(pf::Q4Block), tile.number);
+            __m512i codes[8];
+            for (int j = 0; j < 4; j++) {
+                __m512i both = load_codes(block->codes[j]);
+                codes[2 * j] = _mm512_and_si512(both, mask);
+                codes[2 * j + 1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+            }
+            add_block<N>(codes, load_scales(block->scale), load_scales(block->minimum), tile, b, total);
+        }
+        store_tile<N>(tile, total, weight.unit);
+    }
 };
 
 struct Q8 {
-    const pf::Q8High *high;
-    const pf::Q8Low *low;
-
-    PF_INLINE Q8 at(const pf::Packed &weight, int group) {
-        return {(const pf::Q8High *)weight.data + (int64_t)group * weight.blocks,
-                (const pf::Q8Low *)weight.low + (int64_t)group * weight.blocks};
-    }
-    PF_INLINE void unpack(const Q8 &b, __m512i codes[8], __m512 &scale, __m512 &minimum) {
+    template <int N>
+    static void run(const pf::Packed &weight, int group, const Tile &tile) {
+        const pf::Q8High *high = (const pf::Q8High *)weight.data + (int64_t)group * weight.blocks;
+        const pf::Q8Low *low = (const pf::Q8Low *)weight.low + (int64_t)group * weight.blocks;
         const __m512i mask = _mm512_set1_epi8(15);
-        for (int j = 0; j < 4; j++) {
-            __m512i upper = load_codes(b.high->codes[j]), lower = load_codes(b.low->codes[j]);
-            codes[2 * j] = _mm512_or_si512(_mm512_andnot_si512(mask, _mm512_slli_epi16(upper, 4)), _mm512_and_si512(lower, mask));
-            codes[2 * j + 1] = _mm512_or_si512(_mm512_andnot_si512(mask, upper),
-                                               _mm512_and_si512(_mm512_srli_epi16(lower, 4), mask));
-        }
-        scale = load_scales(b.high->scale);
-        minimum = _mm512_mul_ps(scale, _mm512_set1_ps(-128));
-    }
-    void next() { high++, low++; }
-};
-
-template <int N, typename F>
-void quantised_tile(const pf::Packed &weight, int group, const pf::Rows &rows, int first, float *out, int out_stride) {
-    F block = F::at(weight, group);
-    const int8_t *x = rows.codes + (int64_t)first * rows.columns;
-    const float *scale = rows.scale + (int64_t)first * weight.blocks, *sum = rows.sum + (int64_t)first * weight.blocks;
-    __m512 total[N];
-    for (int n = 0; n < N; n++) total[n] = _mm512_setzero_ps();
-    for (int b = 0; b < weight.blocks; b++, block.next()) {
-        __m512i codes[8];
-        __m512 d, m;
-        F::unpack(block, codes, d, m);
-        for (int n = 0; n < N; n++) {
-            __m512i dot = _mm512_setzero_si512();
-            for (int j = 0; j < 8; j++) {
-                int32_t four;
-                memcpy(&four, x + (int64_t)n * rows.columns + b * pf::BLOCK + 4 * j, 4);
-                dot = _mm512_dpbusd_epi32(dot, codes[j], _mm512_set1_epi32(four));
+        __m512 total[N];
+        for (int n = 0; n < N; n++) total[n] = _mm512_setzero_ps();
+        for (int b = 0; b < weight.blocks; b++, high++, low++) {
+            fetch_ahead<N>(high, tile.blocks * (int64_t)sizeof(pf::Q8High), tile.number);
+            fetch_ahead<N>(low, tile.blocks * (int64_t)sizeof(pf::Q8Low), tile.number);
+            __m512i codes[8];
+            for (int j = 0; j < 4; j++) {
+                __m512i upper = load_codes(high->codes[j]), lower = load_codes(low->codes[j]);
+                __m512i first = _mm512_andnot_si512(mask, _mm512_slli_epi16(upper, 4));
+                __m512i second = _mm512_andnot_si512(mask, upper);
+                codes[2 * j] = _mm512_or_si512(first, _mm512_and_si512(lower, mask));
+                codes[2 * j + 1] = _mm512_or_si512(second, _mm512_and_si512(_mm512_srli_epi16(lower, 4), mask));
             }
-            __m512 s = _mm512_mul_ps(d, _mm512_set1_ps(scale[n * weight.blocks + b]));
-            total[n] = _mm512_fmadd_ps(m, _mm512_set1_ps(sum[n * weight.blocks + b]), total[n]);
-            total[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), s, total[n]);
+            __m512 scale = load_scales(high->scale);
+            add_block<N>(codes, scale, _mm512_mul_ps(scale, _mm512_set1_ps(-128)), tile, b, total);
         }
+        store_tile<N>(tile, total, weight.unit);
     }
-    for (int n = 0; n < N; n++)
-        _mm512_storeu_ps(out + (int64_t)n * out_stride, _mm512_mul_ps(total[n], _mm512_set1_ps(weight.unit)));
-}
-
-template <typename F>
-void linear_quantised(const pf::Packed &weight, int group, const pf::Rows &rows, int first, int count, float *out,
-                      int out_stride) {
-    for (; count >= MAX_TILE; count -= MAX_TILE, first += MAX_TILE, out += (int64_t)MAX_TILE * out_stride)
-        quantised_tile<MAX_TILE, F>(weight, group, rows, first, out, out_stride);
-    if (count >= 4) {
-        quantised_tile<4, F>(weight, group, rows, first, out, out_stride);
-        count -= 4, first += 4, out += (int64_t)4 * out_stride;
-    }
-    switch (count) {
-        case 3: return quantised_tile<3, F>(weight, group, rows, first, out, out_stride);
-        case 2: return quantised_tile<2, F>(weight, group, rows, first, out, out_stride);
-        case 1: return quantised_tile<1, F>(weight, group, rows, first, out, out_stride);
-    }
-}
+};
 
 }  // namespace

@@ -1,0 +1,47 @@
+// What linears over quantised weights share: rows are taken in tiles, for each of which a group's codes are unpacked in
+// registers as they stream by. The including file has defined TILE_ROWS, the rows of a full tile.
+#include "kernels.h"
+#include "simd.h"
+
+namespace {
+
+// What the rows of a tile enter with, and where its results go.
+struct Tile {
+    int number;
+    const int8_t *codes;
+    const float *scale, *sum;
+    int stride, blocks;  // codes and blocks between rows
+    float *out;
+    int out_stride;
+};
+
+// Fetches a block `distance` bytes ahead, in the next group. Full tiles that read the same group share the work.
+template <int N>
+PF_INLINE void fetch_ahead(const void *block, int64_t distance, int tile) {
+    const int block_lines = 5, shares = N == TILE_ROWS ? 12 / TILE_ROWS : 1, lines = (block_lines + shares - 1) / shares;
+    const char *at = (const char *)block + distance + tile % shares * lines * 64;
+    for (int i = 0; i < lines; i++) __builtin_prefetch(at + 64 * i);
+}
+
+template <typename Format, int N>
+PF_INLINE void run_rest(const pf::Packed &weight, int group, const Tile &tile, int count) {
+    if (count == N) return Format::template run<N>(weight, group, tile);
+    if constexpr (N > 1) run_rest<Format, N - 1>(weight, group, tile, count);
+}
+
+template <typename Format>
+void linear_quantised(const pf::Packed &weight, int group, const pf::Rows &rows, int first, int count, float *out,
+                      int out_stride) {
+    Tile tile = {0, rows.codes + (int64_t)first * rows.columns, rows.scale + (int64_t)first * weight.blocks,
+                 rows.sum + (int64_t)first * weight.blocks, rows.columns, weight.blocks, out, out_stride};
+    for (; count >= TILE_ROWS; count -= TILE_ROWS, tile.number++) {
+        Format::template run<TILE_ROWS>(weight, group, tile);
+        tile.codes += TILE_ROWS * tile.stride;
+        tile.scale += TILE_ROWS * tile.blocks;
+        tile.sum += TILE_ROWS * tile.blocks;
+        tile.out += (int64_t)TILE_ROWS * out_stride;
+    }
+    run_rest<Format, TILE_ROWS - 1>(weight, group, tile, count);
+}
+
+}  // namespace
