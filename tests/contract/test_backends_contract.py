@@ -141,6 +141,43 @@ def test_a_broken_probe_makes_devices_unhealthy(name: str, answer: ToolResult, t
     assert all(each.health is Health.UNHEALTHY and each.reason for each in readings)
 
 
+@pytest.mark.parametrize("name", [name for name in MACHINE_OF if name != "mps"])  # macOS's tools need no privilege
+def test_a_tool_that_needs_root_leaves_health_unknown_and_says_so(name: str, tmp_path: Path) -> None:
+    def refuse(command: Any, timeout: float) -> ToolResult:
+        if "polyfleet.backends.library_probe" in command:
+            return ToolResult('{"absent": "the library can\'t be loaded"}')
+        return ToolResult(f"{command[0]}: error: this needs root privileges, try again with sudo\n", exit_status=1)
+
+    host, build, _ = described(load_machine(MACHINE_OF[name]), tmp_path)
+    backend = factory(name)(Host(root=host.root, run=refuse, platform=host.platform), build)
+    readings = backend.telemetry()
+    assert readings
+    for each in readings:
+        assert each.health is Health.UNKNOWN
+        assert "needs more privilege here" in each.reason
+        assert "root privileges" in each.reason
+
+
+@pytest.mark.parametrize("name", ["ascend", "hygon", "xpu", "mps"])
+def test_a_tool_that_hangs_half_way_makes_devices_unhealthy(name: str, tmp_path: Path) -> None:
+    machine = load_machine(MACHINE_OF[name])
+    if name == "xpu":  # of version 1, which is asked for each device in turn
+        machine["tools"] = {
+            "xpu-smi": {"output": "Intel XPU System Management Interface -- v1.3"},
+            "xpu-smi discovery -j": {"sample": "xpu-smi_v1_discovery.json"},
+            "xpu-smi stats*": {"hang": True},
+        }
+    else:
+        others = list(machine["tools"])[1:]
+        machine["tools"].update({tool: {"hang": True} for tool in others})
+    host, build, _ = described(machine, tmp_path)
+    readings = factory(name)(host, build).telemetry()
+    assert readings
+    for each in readings:
+        assert each.health is Health.UNHEALTHY
+        assert "did not answer within 5 s" in each.reason
+
+
 def test_a_broken_probe_makes_a_device_unhealthy_that_only_its_node_shows(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()

@@ -5,6 +5,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -261,7 +262,29 @@ def test_a_lost_card_is_unhealthy_and_its_neighbour_is_not() -> None:
         library_probe.read_nvml(nvml)
 
 
-def test_amdsmi_takes_the_power_that_is_there() -> None:
+def test_a_reading_that_is_withheld_is_unknown_and_one_that_breaks_is_not() -> None:
+    nvml = fake_nvml()
+
+    def fails(message: str) -> Any:
+        def call(*_: object) -> None:
+            raise nvml.NVMLError(message)
+
+        return call
+
+    for message in ("Not Supported", "Insufficient Permissions", "Function Not Found"):
+        vars(nvml)["nvmlDeviceGetTemperature"] = fails(message)
+        assert [(r.temperature_celsius, r.health) for r in library_probe.read_nvml(nvml)] == [
+            (None, Health.HEALTHY)
+        ] * 2
+    vars(nvml)["nvmlDeviceGetTemperature"] = lambda card, sensor: fails("Unknown Error")() if card == 1 else 41
+    assert [(r.health, r.reason) for r in library_probe.read_nvml(nvml)] == [
+        (Health.HEALTHY, ""),
+        (Health.UNHEALTHY, "Unknown Error"),
+    ]
+
+
+def fake_amdsmi() -> ModuleType:
+    """Exactly the calls that the probe may make, on two cards listed against PCI order."""
     smi = ModuleType("amdsmi")
     kind = SimpleNamespace(EDGE=0, HOTSPOT=1)
     vars(smi).update(
@@ -282,10 +305,28 @@ def test_amdsmi_takes_the_power_that_is_there() -> None:
         amdsmi_get_gpu_driver_info=lambda handle: {"driver_version": "6.10.5"},
         amdsmi_get_gpu_activity=lambda handle: {"gfx_activity": 100},
     )
-    first, second = library_probe.read_amdsmi(smi)
+    return smi
+
+
+def test_amdsmi_takes_the_power_that_is_there() -> None:
+    first, second = library_probe.read_amdsmi(fake_amdsmi())
     assert (first.uuid, first.architecture, first.pci_bus_id) == ("GPU-0cee36ddc4255115", "gfx942", "0000:05:00.0")
     assert (first.power_watts, first.temperature_celsius, first.utilization_ratio) == (92, 45, 1.0)
     assert (first.health, second.health) == (Health.HEALTHY, Health.UNHEALTHY)
+
+
+def test_a_consumer_card_that_counts_no_errors_is_healthy() -> None:
+    smi = fake_amdsmi()
+
+    def unsupported(*_: object) -> None:
+        raise RuntimeError("Error code: 2 | AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported")
+
+    for name in ("gpu_total_ecc_count", "power_info", "temp_metric", "gpu_activity"):
+        vars(smi)[f"amdsmi_get_{name}"] = unsupported
+    for each in library_probe.read_amdsmi(smi):
+        assert (each.health, each.errors_total, each.power_watts) == (Health.HEALTHY, None, None)
+        assert (each.temperature_celsius, each.utilization_ratio) == (None, None)
+        assert each.memory_used_bytes == 283 * 2**20
 
 
 def test_a_library_answers_through_a_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

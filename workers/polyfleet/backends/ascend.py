@@ -9,7 +9,16 @@ from typing import ClassVar
 from polyfleet.backends.accelerator import AcceleratorBackend, Collectives
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS
 from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities
-from polyfleet.backends.reading import DeviceReading, ProbeResult, mebibytes, number, pci_address, scaled
+from polyfleet.backends.reading import (
+    DeviceReading,
+    ProbeResult,
+    mebibytes,
+    number,
+    pci_address,
+    scaled,
+    unusable,
+    without_devices,
+)
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.backends.torch_build import TorchBuild, installed
 
@@ -22,6 +31,7 @@ HEALTH = {
 }
 USAGE = re.compile(r"(\S+)\s+(\d+)\s*/\s*(\d+)(?:\s+(\d+)\s*/\s*(\d+))?")
 BUSY = "the device is used"
+SHARED = "busy: another container holds the NPUs (npu-smi: device is used, -8020); map each card once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +70,15 @@ class AscendBackend(AcceleratorBackend):
 
     def probe(self) -> ProbeResult:
         """`npu-smi info`."""
-        chips, problem, absent = self._chips()
-        return ProbeResult(tuple(each.reading for each in chips), problem, absent)
+        chips, failure = self._chips()
+        return failure or ProbeResult(tuple(each.reading for each in chips))
 
     def probe_closely(self) -> ProbeResult:
         """As probe, with each chip's double-bit ECC errors, asked side by side."""
-        chips, problem, absent = self._chips()
+        chips, failure = self._chips()
         with ThreadPoolExecutor(max_workers=16) as pool:
             readings = tuple(pool.map(self._with_errors, chips))
-        return ProbeResult(readings, problem, absent)
+        return failure or ProbeResult(readings)
 
     def environment(self, indices: Sequence[int]) -> dict[str, str]:
         """The runtime accepts a strictly ascending list only."""
@@ -91,22 +101,22 @@ class AscendBackend(AcceleratorBackend):
             block_sizes=(128,),
         )
 
-    def _chips(self) -> tuple[list[Chip], str, bool]:
+    def _chips(self) -> tuple[list[Chip], ProbeResult | None]:
+        """What npu-smi lists, or why that can't be had."""
         result = self._host.run(("npu-smi", "info"), TOOL_TIMEOUT_SECONDS)
         if result.problem:
-            return [], result.problem, result.problem.endswith("is not installed")
+            return [], unusable(result)
         if BUSY in result.output:
-            return (
-                [],
-                "busy: another container holds the NPUs (npu-smi: device is used, -8020); map each card once",
-                False,
-            )
+            return [], ProbeResult(problem=SHARED)
         chips = parse_info(result.output)
-        return chips, "" if chips else "npu-smi printed no table of NPUs", False
+        return chips, None if chips else without_devices("npu-smi", result, "npu-smi printed no table of NPUs")
 
     def _with_errors(self, chip: Chip) -> DeviceReading:
         command = ("npu-smi", "info", "-i", chip.npu, "-c", chip.chip, "-t", "ecc")
-        errors = parse_ecc(self._host.run(command, TOOL_TIMEOUT_SECONDS).output)
+        result = self._host.run(command, TOOL_TIMEOUT_SECONDS)
+        if result.problem:
+            return replace(chip.reading, health=Health.UNHEALTHY, reason=result.problem)
+        errors = parse_ecc(result.output)
         if not errors:
             return replace(chip.reading, errors_total=errors)
         reason = f"{errors} double-bit ECC errors"

@@ -6,7 +6,17 @@ from typing import ClassVar
 from polyfleet.backends.accelerator import AcceleratorBackend, Collectives
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
 from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities
-from polyfleet.backends.reading import DeviceReading, ProbeResult, count, mebibytes, number, pci_address, scaled
+from polyfleet.backends.reading import (
+    DeviceReading,
+    ProbeResult,
+    count,
+    mebibytes,
+    number,
+    pci_address,
+    scaled,
+    unusable,
+    without_devices,
+)
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.backends.torch_build import TorchBuild, installed
 
@@ -61,7 +71,7 @@ class CambriconBackend(AcceleratorBackend):
 def parse_cnmon(result: ToolResult) -> ProbeResult:
     """Two physical rows a card, in every version since 4.20; of two memory pairs the first counts."""
     if result.problem:
-        return ProbeResult(problem=result.problem, absent=result.problem.endswith("is not installed"))
+        return unusable(result)
     driver = DRIVER.search(result.output)
     readings: list[DeviceReading] = []
     upper: list[str] | None = None
@@ -75,7 +85,7 @@ def parse_cnmon(result: ToolResult) -> ProbeResult:
             readings.append(_reading(upper, cells[0], memory, driver.group(1) if driver else None))
             upper = None
     if not readings:
-        return ProbeResult(problem="cnmon printed no table of cards")
+        return without_devices("cnmon", result, "cnmon printed no table of cards")
     return ProbeResult(tuple(readings))
 
 

@@ -7,7 +7,17 @@ from polyfleet.backends.accelerator import AcceleratorBackend, Collectives, firs
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
 from polyfleet.backends.library_probe import probe_library
 from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities
-from polyfleet.backends.reading import DeviceReading, ProbeResult, count, mebibytes, number, pci_address, scaled
+from polyfleet.backends.reading import (
+    DeviceReading,
+    ProbeResult,
+    count,
+    mebibytes,
+    number,
+    pci_address,
+    scaled,
+    unusable,
+    without_devices,
+)
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.backends.torch_build import TorchBuild
 
@@ -99,12 +109,13 @@ def compute_capability(device: DeviceInfo) -> tuple[int, int]:
 def parse_query(result: ToolResult, fields: Sequence[str]) -> ProbeResult:
     """Rows of `--format=csv,noheader,nounits`, sorted by PCI address so that indices are in bus order."""
     if result.problem:
-        return ProbeResult(problem=result.problem, absent=result.problem.endswith("is not installed"))
+        return unusable(result)
     rows = [[cell.strip() for cell in line.split(",")] for line in result.output.splitlines()]
     good = [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields) and row[0].isdigit()]
     if not good:
         first = result.output.strip().splitlines()[:1]
-        return ProbeResult(problem=f"nvidia-smi printed no device: {first[0] if first else 'nothing'}")
+        problem = f"nvidia-smi printed no device: {first[0] if first else 'nothing'}"
+        return without_devices("nvidia-smi", result, problem)
     ordered = sorted(good, key=lambda each: pci_address(each["pci.bus_id"]) or "")
     return ProbeResult(tuple(_reading(index, cells) for index, cells in enumerate(ordered)))
 

@@ -10,7 +10,16 @@ from polyfleet.backends.accelerator import AcceleratorBackend, Collectives
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
 from polyfleet.backends.kfd import kfd_nodes
 from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities
-from polyfleet.backends.reading import DeviceReading, ProbeResult, mebibytes, number, pci_address, scaled
+from polyfleet.backends.reading import (
+    DeviceReading,
+    ProbeResult,
+    mebibytes,
+    number,
+    pci_address,
+    scaled,
+    unusable,
+    without_devices,
+)
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.backends.torch_build import TorchBuild
 
@@ -56,7 +65,10 @@ class HygonBackend(AcceleratorBackend):
         found = parse_table(self._run())
         if not found.readings:
             return found
-        cards = parse_cards(self._run("--showmeminfo", "vram", "--json"), self._run("--showbus", "--json"))
+        memory, bus = self._run("--showmeminfo", "vram", "--json"), self._run("--showbus", "--json")
+        if hung := memory.problem or bus.problem:
+            return ProbeResult(problem=hung)
+        cards = parse_cards(memory, bus)
         return ProbeResult(tuple(self._complete(each, cards.get(each.index)) for each in found.readings))
 
     def environment(self, indices: Sequence[int]) -> dict[str, str]:
@@ -107,7 +119,7 @@ class HygonBackend(AcceleratorBackend):
 def parse_table(result: ToolResult) -> ProbeResult:
     """The default table; its header names the columns (DCU% before DTK 25, HCU% since)."""
     if result.problem:
-        return ProbeResult(problem=result.problem, absent=result.problem.endswith("is not installed"))
+        return unusable(result)
     header: list[str] = []
     readings = []
     for line in result.output.splitlines():
@@ -124,9 +136,10 @@ def parse_table(result: ToolResult) -> ProbeResult:
                     utilization_ratio=scaled(row.get("HCU%", row.get("DCU%", "")), 0.01),
                 )
             )
-    if not header:
-        return ProbeResult(problem=f"{TOOL} printed no table of Hygon's")
-    return ProbeResult(tuple(readings), problem="" if readings else f"{TOOL} lists no device")
+    if not readings:
+        problem = "lists no device" if header else "printed no table of Hygon's"
+        return without_devices(TOOL, result, f"{TOOL} {problem}")
+    return ProbeResult(tuple(readings))
 
 
 def parse_cards(memory: ToolResult, bus: ToolResult) -> dict[int, DeviceReading]:

@@ -4,15 +4,27 @@ A library that hangs or crashes takes the child with it, and the parent says so.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, Host
 from polyfleet.backends.protocol import Health
-from polyfleet.backends.reading import DeviceReading, ProbeResult, count, mebibytes, number, pci_address, scaled
+from polyfleet.backends.reading import (
+    PRIVILEGE,
+    DeviceReading,
+    ProbeResult,
+    count,
+    mebibytes,
+    number,
+    pci_address,
+    scaled,
+)
 
+WITHHELD = re.compile(r"not.?supported|not.?(yet.?)?implemented|function.not.found|no.?data", re.I)
 MODULES = {"nvml": "pynvml", "amdsmi": "amdsmi", "wgpu": "wgpu"}
 
 
@@ -27,7 +39,8 @@ def probe_library(host: Host, library: str) -> ProbeResult:
         if "absent" in answer:
             return ProbeResult(problem=answer["absent"], absent=True)
         readings = (DeviceReading(**{**each, "health": Health(each["health"])}) for each in answer["devices"])
-        return ProbeResult(tuple(readings), problem=answer.get("problem", ""))
+        problem = answer.get("problem", "")
+        return ProbeResult(tuple(readings), problem, absent=PRIVILEGE.search(problem) is not None)
     except (ValueError, StopIteration, KeyError, TypeError):
         return ProbeResult(
             problem=f"the {library} library's probe printed no answer (exit status {result.exit_status})"
@@ -53,8 +66,8 @@ def _one_by_one(handles: Iterable[Any], read: Callable[[Any], DeviceReading]) ->
             readings.append(read(handle))
         except Exception as error:  # the library's own classes
             errors.append(error)
-            reason = str(error) or type(error).__name__
-            readings.append(DeviceReading(index=0, health=Health.UNHEALTHY, reason=reason))
+            health = Health.UNKNOWN if PRIVILEGE.search(str(error)) else Health.UNHEALTHY
+            readings.append(DeviceReading(index=0, health=health, reason=str(error) or type(error).__name__))
     if errors and len(errors) == len(readings):
         raise errors[0]
     if not errors:
@@ -62,20 +75,23 @@ def _one_by_one(handles: Iterable[Any], read: Callable[[Any], DeviceReading]) ->
     return [replace(each, index=index) for index, each in enumerate(readings)]
 
 
+def _ask(call: Callable[[], Any]) -> Any:
+    """A call's result, None where this card or driver has none or withholds it; other errors are raised."""
+    try:
+        return call()
+    except Exception as error:  # the library's own classes
+        if WITHHELD.search(str(error)) or PRIVILEGE.search(str(error)):
+            return None
+        raise
+
+
 def _nvml_reading(nvml: Any, index: int, driver: str) -> DeviceReading:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-
-    def ask(call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except nvml.NVMLError:
-            return None  # not supported by this card, or withheld
-
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    capability = ask(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    utilization = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    capability = _ask(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    utilization = _ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
     uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-    errors = ask(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, *uncorrected))
+    errors = _ask(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, *uncorrected))
     return DeviceReading(
         index=index,
         name=_text(nvml.nvmlDeviceGetName(handle)),
@@ -85,11 +101,11 @@ def _nvml_reading(nvml: Any, index: int, driver: str) -> DeviceReading:
         driver_version=driver,
         memory_total_bytes=int(memory.total),
         memory_used_bytes=int(memory.used),
-        temperature_celsius=ask(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
-        power_watts=ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+        temperature_celsius=_ask(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+        power_watts=_ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
         utilization_ratio=utilization.gpu / 100 if utilization else None,
         errors_total=errors,
-        clock_hertz=ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6),
+        clock_hertz=_ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6),
         health=Health.UNHEALTHY if errors else Health.HEALTHY,
         reason=f"{errors} uncorrected ECC errors" if errors else "",
     )
@@ -104,13 +120,14 @@ def read_amdsmi(smi: Any) -> list[DeviceReading]:
 def _amdsmi_reading(smi: Any, handle: Any) -> DeviceReading:
     asic = smi.amdsmi_get_gpu_asic_info(handle)
     memory = smi.amdsmi_get_gpu_vram_usage(handle)
-    power = smi.amdsmi_get_power_info(handle)
+    power = _ask(lambda: smi.amdsmi_get_power_info(handle)) or {}
     watts = number(power.get("current_socket_power"))
-    errors = count(smi.amdsmi_get_gpu_total_ecc_count(handle)["uncorrectable_count"])
+    errors = count((_ask(lambda: smi.amdsmi_get_gpu_total_ecc_count(handle)) or {}).get("uncorrectable_count"))
+    activity = _ask(lambda: smi.amdsmi_get_gpu_activity(handle)) or {}
     kind = smi.AmdSmiTemperatureType
     sensors = (getattr(kind, name) for name in ("HOTSPOT", "EDGE", "JUNCTION") if hasattr(kind, name))
     current = smi.AmdSmiTemperatureMetric.CURRENT
-    readings = (number(smi.amdsmi_get_temp_metric(handle, sensor, current)) for sensor in sensors)
+    heat = (number(_ask(partial(smi.amdsmi_get_temp_metric, handle, sensor, current))) for sensor in sensors)
     serial = str(asic.get("asic_serial", "")).lower().removeprefix("0x")
     return DeviceReading(
         index=0,
@@ -121,9 +138,9 @@ def _amdsmi_reading(smi: Any, handle: Any) -> DeviceReading:
         driver_version=str(smi.amdsmi_get_gpu_driver_info(handle)["driver_version"]),
         memory_total_bytes=mebibytes(memory["vram_total"]),
         memory_used_bytes=mebibytes(memory["vram_used"]),
-        temperature_celsius=next((value for value in readings if value is not None), None),
+        temperature_celsius=next((value for value in heat if value is not None), None),
         power_watts=watts if watts is not None else number(power.get("average_socket_power")),
-        utilization_ratio=scaled(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"], 0.01),
+        utilization_ratio=scaled(activity.get("gfx_activity"), 0.01),
         errors_total=errors,
         health=Health.UNHEALTHY if errors else Health.HEALTHY,
         reason=f"{errors} uncorrectable errors" if errors else "",

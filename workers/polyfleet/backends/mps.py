@@ -35,8 +35,10 @@ class MpsBackend(AcceleratorBackend):
     def probe(self) -> ProbeResult:
         """system_profiler and sysctl for facts, ioreg for readings; power needs root and stays unknown."""
         displays = self._run("system_profiler", "SPDisplaysDataType", "-json")
-        memory = self._run("sysctl", "-n", "hw.memsize")
-        return parse_profile(displays, memory.output, self._run(*IOREG).output)
+        memory, readings = self._run("sysctl", "-n", "hw.memsize"), self._run(*IOREG)
+        if hung := displays.problem or memory.problem or readings.problem:
+            return ProbeResult(problem=hung)
+        return parse_profile(displays, memory.output, readings.output)
 
     def environment(self, indices: Sequence[int]) -> dict[str, str]:
         """None: there is one device."""
@@ -76,8 +78,6 @@ IOREG = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
 
 def parse_profile(displays: ToolResult, memory_size: str, ioreg: str) -> ProbeResult:
     """The first Metal device of `system_profiler SPDisplaysDataType -json`."""
-    if displays.problem:
-        return ProbeResult(problem=displays.problem)
     try:
         listed: list[dict[str, Any]] = json.loads(displays.output)["SPDisplaysDataType"]
         metal = [each for each in listed if "metal" in str(each.get("spdisplays_mtlgpufamilysupport", ""))]

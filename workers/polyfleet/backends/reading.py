@@ -4,11 +4,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from polyfleet.backends.host import ToolResult
 from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, Health
 
 MEBIBYTE = 1024 * 1024
 WITHHELD = {"", "-", "n/a", "na", "[n/a]", "[not supported]", "not supported", "[unknown error]", "unknown", "none"}
 SENTINELS = {0xFFFF, 0xFFFFFFFF, 9223372036854775794, 0xFFFFFFFFFFFFFFFF}
+PRIVILEGE = re.compile(
+    r"permission|not permitted|no.?perm\b|privilege|access denied|requires? root|\bas root\b|must be root|with sudo",
+    re.I,
+)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
@@ -70,8 +75,21 @@ class ProbeResult:
 
     readings: tuple[DeviceReading, ...] = ()
     problem: str = ""
-    absent: bool = False  # the tool or library isn't there: ask the next probe
+    absent: bool = False  # the tool or library isn't there, or not for this user: ask the next probe
     warnings: tuple[str, ...] = field(default=())
+
+
+def unusable(result: ToolResult) -> ProbeResult:
+    """What a probe says whose tool has a problem."""
+    return ProbeResult(problem=result.problem, absent=result.problem.endswith("is not installed"))
+
+
+def without_devices(tool: str, result: ToolResult, problem: str) -> ProbeResult:
+    """What a probe says whose tool lists nothing: `problem`, or that it withholds its devices for want of privilege."""
+    refusal = next((line.strip() for line in result.output.splitlines() if PRIVILEGE.search(line)), "")
+    if refusal:
+        return ProbeResult(problem=f"{tool} needs more privilege here: {refusal[:120]}", absent=True)
+    return ProbeResult(problem=problem)
 
 
 def visible(readings: Sequence[DeviceReading], variable: str | None) -> tuple[DeviceReading, ...]:

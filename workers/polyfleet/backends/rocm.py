@@ -11,7 +11,17 @@ from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
 from polyfleet.backends.kfd import kfd_nodes
 from polyfleet.backends.library_probe import probe_library
 from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities
-from polyfleet.backends.reading import DeviceReading, ProbeResult, count, mebibytes, number, pci_address, scaled
+from polyfleet.backends.reading import (
+    DeviceReading,
+    ProbeResult,
+    count,
+    mebibytes,
+    number,
+    pci_address,
+    scaled,
+    unusable,
+    without_devices,
+)
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.backends.torch_build import TorchBuild
 
@@ -118,7 +128,7 @@ class RocmBackend(AcceleratorBackend):
 def parse_amd_smi(result: ToolResult) -> ProbeResult:
     """The default table of amd-smi (ROCm 7): two rows a device, the first with its PCI address."""
     if result.problem:
-        return ProbeResult(problem=result.problem, absent=result.problem.endswith("is not installed"))
+        return unusable(result)
     rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in result.output.splitlines()]
     version = re.search(r"amdgpu version:\s*(\S+)", result.output)
     readings: list[DeviceReading] = []
@@ -128,7 +138,8 @@ def parse_amd_smi(result: ToolResult) -> ProbeResult:
             driver = version.group(1) if version else None
             readings.append(_amd_smi_reading(len(readings), address, upper, lower, driver))
     if not readings:
-        return ProbeResult(problem="amd-smi printed no device", absent="AMD-SMI" not in result.output)
+        found = without_devices("amd-smi", result, "amd-smi printed no device")
+        return replace(found, absent=found.absent or "AMD-SMI" not in result.output)
     return ProbeResult(tuple(readings))
 
 
@@ -156,13 +167,13 @@ def _amd_smi_reading(index: int, address: str, upper: list[str], lower: list[str
 def parse_rocm_smi(result: ToolResult) -> ProbeResult:
     """The concise table of every rocm-smi generation, read from both ends of a row; its exit status means nothing."""
     if result.problem:
-        return ProbeResult(problem=result.problem, absent=result.problem.endswith("is not installed"))
+        return unusable(result)
     if re.search(r"\b[DH]CU%", result.output):
         return ProbeResult(problem="this rocm-smi is Hygon's (its table counts DCU or HCU)", absent=True)
     rows = [line for line in result.output.splitlines() if re.match(r"\d+\s", line) and TABLE_TEMPERATURE.search(line)]
     if not rows:
         listed = "lists no device" if "ROCm System Management" in result.output else "printed no table of AMD's"
-        return ProbeResult(problem=f"rocm-smi {listed}")
+        return without_devices("rocm-smi", result, f"rocm-smi {listed}")
     return ProbeResult(tuple(_rocm_smi_reading(index, row) for index, row in enumerate(rows)))
 
 

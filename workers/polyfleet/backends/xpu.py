@@ -9,7 +9,17 @@ from typing import Any, ClassVar
 from polyfleet.backends.accelerator import AcceleratorBackend, Collectives
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
 from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities
-from polyfleet.backends.reading import DeviceReading, ProbeResult, count, mebibytes, number, pci_address, scaled
+from polyfleet.backends.reading import (
+    DeviceReading,
+    ProbeResult,
+    count,
+    mebibytes,
+    number,
+    pci_address,
+    scaled,
+    unusable,
+    without_devices,
+)
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.backends.torch_build import TorchBuild, installed
 
@@ -45,11 +55,21 @@ class XpuBackend(AcceleratorBackend):
         """xpu-smi's table (version 2), or its discovery and per-device statistics (version 1)."""
         table = self._run()
         if table.problem:
-            return ProbeResult(problem=table.problem, absent=table.problem.endswith("is not installed"))
+            return unusable(table)
         if "XPU-SMI v2" in table.output:
             return parse_table(table.output)
-        found = parse_discovery(self._run("discovery", "-j").output)
-        readings = [replace_stats(each, self._run("stats", "-d", str(each.index)).output) for each in found.readings]
+        discovery = self._run("discovery", "-j")
+        if discovery.problem:
+            return unusable(discovery)
+        found = parse_discovery(discovery.output)
+        if not found.readings:
+            return without_devices("xpu-smi", discovery, found.problem)
+        readings = []
+        for each in found.readings:
+            stats = self._run("stats", "-d", str(each.index))
+            if stats.problem:
+                return unusable(stats)
+            readings.append(replace_stats(each, stats.output))
         return replace(found, readings=tuple(readings))
 
     def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
