@@ -12,7 +12,9 @@ PIP_FLAGS := --disable-pip-version-check $(shell test -t 1 || echo --quiet --qui
 # The lock constrains the packages and what builds them (pip reads one or the other variable, by its version).
 PIP_INSTALL = PIP_ROOT_USER_ACTION=ignore PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock \
 	$(BIN)/python -m pip install $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto)
+# What an installation is made of, beside Python files, which it takes from where they lie.
+SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto) \
+	$(wildcard $(addprefix workers/polyfleet/kernels/cpu/*.,cpp h inl))
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help

@@ -10,6 +10,7 @@ from tests.support.streams import Stream
 from polyfleet.cli.settings import MODEL_NAME
 
 PROMPT = list(range(2000, 2016))
+MANY = 16
 FOR_EVER = 4000  # tokens: nothing that a test waits for
 
 
@@ -22,10 +23,9 @@ def channel(own_stack: ServeProcess) -> Iterator[grpc.Channel]:
 def test_a_new_request_does_not_wait_for_fifteen_others_to_end(channel: grpc.Channel) -> None:
     running = [Stream(channel, [token + index for token in PROMPT], FOR_EVER) for index in range(15)]
     try:
-        wait_for(lambda: all(stream.token_ids for stream in running), "fifteen first tokens")
-        latecomer = Stream(channel, [5, 6, 7, 8], FOR_EVER)
-        running.append(latecomer)
-        wait_for(lambda: latecomer.token_ids, "the sixteenth's first token")
+        for stream in running:
+            stream.wait_started()
+        running.append(Stream(channel, [5, 6, 7, 8], FOR_EVER).wait_started())
         assert [stream.ended for stream in running] == [False] * 16
     finally:
         for stream in running:
@@ -39,9 +39,8 @@ def test_a_second_worker_takes_traffic_once_it_is_ready(own_stack: ServeProcess,
     wanted = {worker["worker_id"] for worker in own_stack.ready_workers()}
     streams: list[Stream] = []
     try:
-        for index in range(8):
-            streams.append(Stream(channel, [token + index for token in PROMPT], FOR_EVER))
-            wait_for(lambda: streams[-1].worker_ids, "the stream's first message")
+        while len(streams) < MANY and {worker for stream in streams for worker in stream.worker_ids} != wanted:
+            streams.append(Stream(channel, [token + len(streams) for token in PROMPT], FOR_EVER).wait_started())
         assert {worker for stream in streams for worker in stream.worker_ids} == wanted
     finally:
         for stream in streams:

@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import grpc
+from tests.support.serve_process import wait_for
 
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceStub
@@ -38,6 +39,12 @@ class Stream:
     def worker_ids(self) -> list[str]:
         """The workers that computed it, in order."""
         return [message.worker_id for message in list(self.messages) if message.worker_id]
+
+    def wait_started(self) -> "Stream":
+        """Until its first token is there; fails the test when it ends before."""
+        wait_for(lambda: self.token_ids or self.ended, "a first token")
+        assert self.token_ids, self.error
+        return self
 
     @property
     def ended(self) -> bool:

@@ -47,6 +47,7 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
 @click.option(
     "--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Computing type.  [offline only]"
 )
+@click.option("--device", metavar="NAME", help="An accelerator family, or one of its devices as cpu:0.  [offline only]")
 @gateway_options
 @json_option
 def generate(
@@ -55,6 +56,7 @@ def generate(
     model: str,
     offline: Path | None,
     dtype: str | None,
+    device: str | None,
     as_json: bool,
     gateway: str,
     api_key_file: Path | None,
@@ -72,13 +74,14 @@ def generate(
             raise click.UsageError("--model names a model of a gateway; --offline names the file itself.")
         from polyfleet.cli.offline import generate_offline
 
-        result = generate_offline(offline, text, prompt_ids, dtype or "auto", **sampling)
+        result = generate_offline(offline, text, prompt_ids, dtype or "auto", device or "auto", **sampling)
         print_json(result, indent=0) if as_json else click.echo(
             result["text"] or ",".join(map(str, result["token_ids"]))
         )
         return
-    if dtype is not None:
-        raise click.UsageError("--dtype belongs to --offline: a gateway's workers have chosen theirs.")
+    if dtype is not None or device is not None:
+        option = "--dtype" if dtype is not None else "--device"
+        raise click.UsageError(f"{option} belongs to --offline: a gateway's workers have chosen theirs.")
     with open_client(gateway, api_key_file, tls, ca_file) as client:
         answer(client, text, prompt_ids, as_json, {"model": model, **sampling})
 

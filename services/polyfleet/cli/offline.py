@@ -16,6 +16,7 @@ def generate_offline(
     text: str | None,
     prompt_ids: tuple[int, ...] | None,
     dtype: str,
+    device: str = "auto",
     *,
     max_tokens: int,
     temperature: float | None,
@@ -32,7 +33,7 @@ def generate_offline(
     from polyfleet.wire.sampling import SamplingParams
 
     try:
-        engine = Engine.load(str(path), EngineOptions(dtype=dtype, max_sequences=1))
+        engine = Engine.load(str(path), EngineOptions(device=device, dtype=dtype, max_sequences=1))
         model_text = text_of(engine)
         ids = prompt_ids if prompt_ids is not None else encode(model_text, text or "")
         params = SamplingParams(temperature=temperature or 0.0, seed=seed or 0)

@@ -3,10 +3,14 @@
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 TERMINATE_SECONDS = 10.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -17,11 +21,12 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """Raise Stopped in the main thread at the first signal; later ones don't disturb the end that it begins."""
+def stop_on_signals(first: Callable[[], None]) -> Iterator[None]:
+    """At the first signal call `first` and raise Stopped in the main thread; later ones don't disturb the end."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         ignore_signals()
+        first()
         raise Stopped
 
     before = {number: signal.signal(number, stop) for number in SIGNALS}
@@ -63,3 +68,22 @@ def end(process: "subprocess.Popen[bytes]", seconds: float = TERMINATE_SECONDS) 
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def descendants() -> "list[psutil.Process]":
+    """Every process below this one."""
+    import psutil
+
+    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return found
+
+
+def end_all(processes: "Iterable[psutil.Process]", seconds: float = TERMINATE_SECONDS) -> None:
+    """Give these some time to end by themselves, then SIGKILL; returns when none is left."""
+    import psutil
+
+    _, alive = psutil.wait_procs(list(processes), timeout=seconds)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):  # a pid that somebody else has now is left alone
+            process.kill()
+    psutil.wait_procs(alive)

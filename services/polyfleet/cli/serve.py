@@ -52,7 +52,7 @@ def serve(once: bool, api_key_file: Path | None, ca_file: Path | None, **flags: 
     began, ready = time.monotonic(), False
     stack = Stack(settings)
     try:
-        with stop_on_signals():
+        with stop_on_signals(stack.remember_processes):
             try:
                 bring_up(stack, settings, key, ca_file)
                 ready = True

@@ -5,6 +5,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -12,11 +13,14 @@ from polyfleet.cli.config import Deployment
 from polyfleet.cli.errors import CliError, calling
 from polyfleet.cli.fleet_client import FleetClient
 from polyfleet.cli.options import read_secret
-from polyfleet.cli.processes import end, ignore_signals, spawn
+from polyfleet.cli.processes import descendants, end, end_all, ignore_signals, spawn
 from polyfleet.cli.settings import ServeSettings
 from polyfleet.scheduler.config import ConfigError
 from polyfleet.scheduler.local import LocalScheduler
 from polyfleet.v1 import fleet_pb2 as pb
+
+if TYPE_CHECKING:
+    import psutil
 
 MIN_CPU_PLACES = 4  # memory, not cores, decides how many CPU workers fit
 
@@ -28,6 +32,7 @@ class Stack:
         self._settings = settings
         self._gateway: subprocess.Popen[bytes] | None = None
         self._scheduler: LocalScheduler | None = None
+        self._processes: set[psutil.Process] = set()
         token_file = settings.config.scheduler.fleet_token_file
         token = read_secret(Path(token_file) if token_file else None, "fleet token")
         self._channel = grpc.insecure_channel(settings.fleet_address, [("grpc.enable_http_proxy", 0)])
@@ -62,9 +67,14 @@ class Stack:
         if self._scheduler is not None and not self._scheduler.running:
             raise CliError(f"The scheduler has ended: the logs in {self._settings.state_dir / 'logs'} say why.")
 
+    def remember_processes(self) -> None:
+        """Note every process below this one, so that `stop` knows them even when their parents have gone."""
+        self._processes.update(descendants())
+
     def stop(self) -> None:
         """End every process that was started and take the wishes back; may be called in any state."""
         ignore_signals()
+        self.remember_processes()
         if self._gateway is not None:
             end(self._gateway)
         if self._scheduler is not None:
@@ -72,6 +82,7 @@ class Stack:
                 self._take_wishes_back()
             self._scheduler.shutdown()
         self._channel.close()
+        end_all(self._processes)  # what Ray leaves behind goes by itself, but not at once
 
     def _take_wishes_back(self) -> None:
         """Undeploy what `start` deployed, and give its workers some time to leave in good order."""
