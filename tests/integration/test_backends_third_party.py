@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,20 @@ from polyfleet.backends import BackendRegistry as R
 backend = R.known("sample")
 print(json.dumps({"names": R.names(), "reason": backend.availability().reason, "default": R.get_default().type.value,
     "devices": [each.name for each in backend.devices()], "available": R.list_available()}))
+"""
+USE = r"""
+import json, sys, types
+sys.modules["torch_sample"] = types.ModuleType("torch_sample"); sys.modules["torch_sample"].__spec__ = object()
+from polyfleet.backends import BackendOptimizer, BackendRegistry
+from polyfleet.backends.host import ToolResult
+backend = BackendRegistry.known("sample")
+backend.present = lambda: True
+answer = ToolResult("0,Sample One,16384 MiB,41 C\n")
+object.__setattr__(backend._host, "run", lambda command, timeout: answer)
+config = BackendOptimizer().optimize("sample")
+reading, = backend.telemetry()
+facts = BackendOptimizer().system_info()["backends"]["sample"]["devices"]
+print(json.dumps({"config": config, "heat": reading.temperature_celsius, "devices": [each["name"] for each in facts]}))
 """
 
 
@@ -44,13 +60,46 @@ def test_it_is_listed_behind_the_built_in_ones_and_says_why_it_is_absent(site: P
     assert answer["default"] == "cpu"
 
 
-def test_it_may_break_at_import_without_breaking_the_others(site: Path, tmp_path: Path) -> None:
+BREAKS = {
+    "at import": "raise RuntimeError('no driver')\n",
+    "when made": "class SampleBackend:\n    def __init__(self):\n        raise RuntimeError('no driver')\n",
+    "when asked": "class SampleBackend:\n    def availability(self):\n        raise RuntimeError('no driver')\n",
+}
+
+
+@pytest.mark.parametrize("code", BREAKS.values(), ids=BREAKS.keys())
+def test_it_may_break_without_breaking_the_others(site: Path, tmp_path: Path, code: str) -> None:
     broken = tmp_path / "site"
-    subprocess.run(["cp", "-r", str(site), str(broken)], check=True)
-    (broken / "polyfleet_sample" / "__init__.py").write_text("raise RuntimeError('no driver')\n")
+    shutil.copytree(site, broken)
+    (broken / "polyfleet_sample" / "__init__.py").write_text(code)
     environment = {**os.environ, "PYTHONPATH": str(broken)}
-    command = [sys.executable, "-m", "polyfleet.cli", "backends", "info", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    facts = json.loads(done.stdout)
+
+    def answer(*command: str) -> dict[str, Any]:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        loaded: dict[str, Any] = json.loads(done.stdout)
+        return loaded
+
+    facts = answer(sys.executable, "-m", "polyfleet.cli", "backends", "info", "--json")
     assert facts["backends"]["cpu"]["available"]
+    assert not facts["backends"]["sample"]["available"]
     assert "no driver" in facts["backends"]["sample"]["reason"]
+    probed = answer(sys.executable, "-m", "polyfleet.cli.probe")
+    assert probed["problem"] == ""
+    reasons = {each["name"]: each["reason"] for each in probed["accelerators"]}
+    assert "no driver" in reasons["sample"]
+    assert [each["name"] for each in probed["accelerators"] if each["default"]] == ["cpu"]
+
+
+def test_its_devices_are_found_described_and_tuned_for(site: Path, tmp_path: Path) -> None:
+    """With the machine's files and tool described in the child itself: no such hardware is here."""
+    done = subprocess.run(
+        [sys.executable, "-c", USE],
+        env={**os.environ, "PYTHONPATH": str(site), "XDG_CONFIG_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    found = json.loads(done.stdout)
+    assert (found["config"]["backend"], found["config"]["dtype"]) == ("sample", "auto")
+    assert (found["heat"], found["devices"]) == (41.0, ["Sample One"])

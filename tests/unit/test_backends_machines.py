@@ -79,6 +79,18 @@ def test_reason_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
+def test_of_two_vendors_the_one_that_torch_was_built_for_is_used_and_the_other_says_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends = put_on("linux_mixed_nvidia_amd", tmp_path, monkeypatch)
+    assert BackendRegistry.get_default() is backends["cuda"]
+    assert backends["rocm"].availability().reason == (
+        "an AMD device is present, but torch 2.11.0 has no HIP: install a ROCm build"
+    )
+    (reading,) = backends["rocm"].telemetry()
+    assert (reading.pci_bus_id, reading.health) == ("0000:05:00.0", Health.HEALTHY), "it is watched all the same"
+
+
 def test_kfd_topology_names_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (device,) = put_on("linux_amd_mi300x", tmp_path, monkeypatch)["rocm"].devices()
     assert (device.name, device.architecture, device.cores) == ("AMD Instinct MI300X", "gfx942", 38)

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from polyfleet.backends import BackendOptimizer, get_backend
+from polyfleet.backends import BackendOptimizer, BackendRegistry, get_backend
+from polyfleet.backends.cpu import CpuBackend
+from polyfleet.backends.protocol import DeviceTelemetry, Health
 from polyfleet.backends.templates import TEMPLATES
 from polyfleet.cli.main import cli
 
@@ -109,6 +111,67 @@ def test_benchmark_measures_every_operation_and_writes_statistics(tmp_path: Path
     ]
     assert all(row["runs"] == 2 and row["median_ms"] > 0 for row in rows)
     assert "gated_mlp 1x16x64" in done.stdout
+
+
+class Cpu(CpuBackend):
+    """The CPU with readings that the test gives."""
+
+    def __init__(self, reading: DeviceTelemetry) -> None:
+        super().__init__()
+        self._reading = reading
+
+    def telemetry(self) -> tuple[DeviceTelemetry, ...]:
+        return (self._reading,)
+
+
+def test_benchmark_says_that_a_device_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = DeviceTelemetry(0, Health.HEALTHY, memory_used_bytes=97, memory_total_bytes=100)
+    monkeypatch.setitem(BackendRegistry._instances, "cpu", Cpu(full))
+    done = run("backends", "benchmark", "--backend", "cpu")
+    assert done.exit_code == 1
+    assert "Device 0 of cpu is full: free some of its memory first." in done.stderr
+
+
+def test_benchmark_says_that_a_device_is_busy_and_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = DeviceTelemetry(0, Health.HEALTHY, utilization_ratio=0.8)
+    monkeypatch.setitem(BackendRegistry._instances, "cpu", Cpu(busy))
+    arguments = ("--iterations", "1", "--batch-sizes", "1", "--seq-lengths", "16", "--hidden-sizes", "64")
+    done = run("backends", "benchmark", "--backend", "cpu", *arguments)
+    assert done.exit_code == 0
+    assert "Device 0 is busy: 80% used by others, so figures will be low." in " ".join(done.stderr.split())
+    assert "matmul 1x16x64" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("backends", "test"),
+        ("backends", "optimize", "--backend"),
+        ("backends", "benchmark", "--backend"),
+        ("conformance", "--backend"),
+        ("generate", "--prompt", "hi", "--offline", "model.gguf", "--device"),
+    ],
+)
+def test_every_command_answers_an_unknown_backend_with_the_names(arguments: tuple[str, ...]) -> None:
+    refused = run(*arguments, "tpu")
+    assert refused.exit_code != 0
+    assert "here is no backend 'tpu': choose auto or one of cuda, rocm" in " ".join(refused.stderr.split())
+
+
+def test_a_choice_that_can_not_be_had_says_where_it_was_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("POLYFLEET_BACKEND", "ascend")
+    refused = run("backends", "optimize")
+    assert refused.exit_code == 3
+    assert "no Huawei Ascend device is present" in refused.stderr
+    assert "(it was chosen by POLYFLEET_BACKEND)" in " ".join(refused.stderr.split())
+    monkeypatch.delenv("POLYFLEET_BACKEND")
+    chosen = tmp_path / "config" / "polyfleet" / "backend.json"
+    chosen.parent.mkdir(parents=True)
+    chosen.write_text('{"backend": "ascend"}')
+    refused = run("backends", "list")
+    assert "(it was chosen with `polyfleet backends set`; `reset` forgets it)" in " ".join(refused.stderr.split())
+    assert run("backends", "reset").exit_code == 0
+    assert run("backends", "list").exit_code == 0
 
 
 def test_benchmark_refuses_nonsense() -> None:

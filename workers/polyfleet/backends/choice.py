@@ -109,5 +109,5 @@ def get_backend(name: str = "auto") -> HardwareBackend:
     try:
         return BackendRegistry.get(chosen)
     except BackendUnavailable as error:
-        where = VARIABLE if os.environ.get(VARIABLE) else str(choice_file())
-        raise BackendUnavailable(f"{error} (chosen in {where}; `polyfleet backends reset` forgets it)") from error
+        where = f"by {VARIABLE}" if os.environ.get(VARIABLE) else "with `polyfleet backends set`; `reset` forgets it"
+        raise BackendUnavailable(f"{error} (it was chosen {where})") from error

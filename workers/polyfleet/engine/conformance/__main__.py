@@ -5,8 +5,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from polyfleet.backends.choice import ConfigError, get_backend
 from polyfleet.backends.protocol import BackendUnavailable, family_name
-from polyfleet.backends.registry import BackendRegistry
 from polyfleet.engine.conformance.checks import CHECKS, Failed, Skipped, Subject
 from polyfleet.engine.conformance.collectives import collectives
 from polyfleet.engine.conformance.report import CheckResult, ConformanceReport, Outcome, software_versions
@@ -28,7 +28,7 @@ def check(subject: Subject, run: Callable[[Subject], str]) -> CheckResult:
 
 def conformance(backend_name: str = "auto") -> ConformanceReport:
     """Every check on the backend's first device. Raises BackendUnavailable. Activates: for a process of its own."""
-    backend = BackendRegistry.get(backend_name)
+    backend = get_backend(backend_name)
     info = backend.devices()[0]
     subject = Subject(backend, info, backend.capabilities(info), backend.activate(info.index))
     results = tuple(check(subject, each) for each in (*CHECKS, collectives))
@@ -43,7 +43,7 @@ def main() -> None:
     """Print the report; exit status 1 when a check failed, 2 when the backend is absent."""
     try:
         report = conformance(*sys.argv[1:2])
-    except BackendUnavailable as error:
+    except (BackendUnavailable, ConfigError) as error:
         print(json.dumps({"error": str(error)}))
         sys.exit(2)
     print(json.dumps(report.to_json()))
