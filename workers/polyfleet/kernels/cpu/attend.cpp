@@ -10,7 +10,7 @@ namespace pf {
 
 namespace {
 
-const int UNITS_PER_THREAD = 4;  // fewer are split by position, so that threads end together
+const int PARTS_PER_THREAD = 4;  // fewer units of work are split by position, so that threads end together
 
 }  // namespace
 
@@ -39,7 +39,7 @@ void Engine::prepare_spans(const PfStep &step) {
 // Decides in how many parts each span is computed; returns the floats that partial results take.
 int64_t Engine::split(std::vector<Span> &spans) {
     const int heads = model_.num_heads / model_.num_kv_heads, units = (int)spans.size() * model_.num_kv_heads;
-    const int wanted = units ? (UNITS_PER_THREAD * pool_.size() + units - 1) / units : 1;
+    const int wanted = units ? (PARTS_PER_THREAD * pool_.size() + units - 1) / units : 1;
     int64_t size = 0;
     for (Span &span : spans) {
         const int context = state_.position[(size_t)(span.row + span.rows - 1)] + 1;

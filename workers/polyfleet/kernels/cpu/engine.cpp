@@ -152,10 +152,10 @@ void Engine::make_scratch() {
     scratch_.clear();
     for (int i = 0; i < pool_.size(); i++) {
         Scratch scratch;
-        scratch.memory = Memory(tile + attention + Entering::bytes(PRIVATE_ROWS, widest_));
+        scratch.memory = Memory(tile + attention + Entering::bytes(ROW_CHUNK, widest_));
         scratch.tile = scratch.memory.as<float>();
         scratch.attention = scratch.memory.as<float>(tile);
-        scratch.entering = Entering(scratch.memory.as<char>(tile + attention), PRIVATE_ROWS, widest_);
+        scratch.entering = Entering(scratch.memory.as<char>(tile + attention), ROW_CHUNK, widest_);
         scratch_.push_back(std::move(scratch));
     }
 }

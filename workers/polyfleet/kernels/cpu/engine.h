@@ -36,7 +36,7 @@ struct Stage {
 
 struct Program {
     std::vector<Stage> stages;
-    std::unique_ptr<std::atomic<int>[]> claimed;  // per stage: units of attention taken by threads so far
+    std::unique_ptr<std::atomic<int>[]> claimed;  // per stage: pieces of work taken by threads so far
 };
 
 // Keys and values in half precision; see Attention in kernels.h for the layout inside a block.
@@ -92,7 +92,7 @@ private:
         Memory memory;
         float *tile;  // results of one unit
         float *attention;
-        Entering entering;  // PRIVATE_ROWS rows of its own
+        Entering entering;  // a chunk of rows of its own
     };
 
     // Set-up (engine.cpp).
@@ -117,10 +117,12 @@ private:
     void rope_head(const Stage &stage, int row, int head, float *x);
 
     // Linears (linear.cpp).
-    void linear(const Stage &stage, int thread);
-    Rows enter(const Stage &stage, int rows, int thread);
-    void enter_row(const Stage &stage, int row, const Entering &to, bool keep_total);
-    void run_unit(const Stage &stage, const Rows &rows, int unit, int first, int count, Scratch &scratch);
+    void linear(const Stage &stage, std::atomic<int> &claimed, int thread);
+    void linear_by_rows(const Stage &stage, std::atomic<int> &claimed, int chunks, int thread);
+    void linear_by_units(const Stage &stage, std::atomic<int> &claimed, int count, int thread);
+    Rows entering_rows(const Stage &stage, const Entering &from, int first) const;
+    void enter_row(const Stage &stage, int index, const Entering &to, int place, bool keep_total);
+    void run_unit(const Stage &stage, const Rows &rows, int at, int unit, int first, int count, Scratch &scratch);
     void finish_unit(const Stage &stage, int unit, int first, int count, float *tile);
 
     // Attention (attend.cpp).

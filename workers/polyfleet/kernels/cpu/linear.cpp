@@ -8,41 +8,61 @@
 
 namespace pf {
 
-// Many rows: each thread takes some of them through all weights. Few: all rows through its share of the weights.
-void Engine::linear(const Stage &stage, int thread) {
-    const int rows = stage_rows(stage);
-    const bool by_rows = rows >= pool_.size() * ROW_CHUNK / 2;
-    const Rows entering = enter(stage, rows, thread);
-    if (rows > PRIVATE_ROWS && !by_rows) pool_.barrier();
-    const int first = by_rows ? share(rows, thread) : 0, last = by_rows ? share(rows, thread + 1) : rows;
-    const int begin = by_rows ? 0 : share(stage.units, thread), end = by_rows ? stage.units : share(stage.units, thread + 1);
-    for (int row = first; row < last; row += ROW_CHUNK)
-        for (int unit = begin; unit < end; unit++)
-            run_unit(stage, entering, unit, row, std::min(ROW_CHUNK, last - row), scratch_[(size_t)thread]);
+// Threads claim work piece by piece, so that one that the system holds up does not hold up the others.
+void Engine::linear(const Stage &stage, std::atomic<int> &claimed, int thread) {
+    const int rows = stage_rows(stage), chunks = (rows + ROW_CHUNK - 1) / ROW_CHUNK;
+    if (chunks >= CHUNKS_PER_THREAD * pool_.size())
+        linear_by_rows(stage, claimed, chunks, thread);
+    else
+        linear_by_units(stage, claimed, rows, thread);
 }
 
-// Prepares this thread's rows; those of other threads are there after a barrier.
-Rows Engine::enter(const Stage &stage, int rows, int thread) {
-    const bool own = rows <= PRIVATE_ROWS;
-    const Entering &to = own ? scratch_[(size_t)thread].entering : entering_;
-    for (int i = own ? 0 : share(rows, thread); i < (own ? rows : share(rows, thread + 1)); i++)
-        enter_row(stage, i, to, !own || thread == 0);
-    Rows out = {to.values, to.stride, to.codes, to.scale, to.sum, stage.columns, to.halves, to.stride};
-    if (!stage.norm) {
-        out.values = row(stage.at.input, 0);
-        out.stride = strides_[(size_t)stage.at.input];
+// Many rows: a piece is a chunk of rows, which goes through all weights.
+void Engine::linear_by_rows(const Stage &stage, std::atomic<int> &claimed, int chunks, int thread) {
+    Scratch &scratch = scratch_[(size_t)thread];
+    for (int chunk; (chunk = claimed.fetch_add(1, std::memory_order_relaxed)) < chunks;) {
+        const int first = chunk * ROW_CHUNK, count = std::min(ROW_CHUNK, stage_rows(stage) - first);
+        for (int i = 0; i < count; i++) enter_row(stage, first + i, scratch.entering, i, true);
+        const Rows rows = entering_rows(stage, scratch.entering, first);
+        for (int unit = 0; unit < stage.units; unit++) run_unit(stage, rows, 0, unit, first, count, scratch);
     }
-    return out;
 }
 
-void Engine::enter_row(const Stage &stage, int index, const Entering &to, bool keep_total) {
+// Few rows: a piece is some units of weights, through which all rows go.
+void Engine::linear_by_units(const Stage &stage, std::atomic<int> &claimed, int count, int thread) {
+    Scratch &scratch = scratch_[(size_t)thread];
+    const bool own = count <= PRIVATE_ROWS;
+    const Entering &to = own ? scratch.entering : entering_;
+    for (int i = own ? 0 : share(count, thread); i < (own ? count : share(count, thread + 1)); i++)
+        enter_row(stage, i, to, i, !own || thread == 0);
+    if (!own) pool_.barrier();
+    const Rows rows = entering_rows(stage, to, 0);
+    const int step = std::max(1, stage.units / (UNITS_PER_THREAD * pool_.size()));
+    for (int begin; (begin = claimed.fetch_add(step, std::memory_order_relaxed)) < stage.units;)
+        for (int first = 0; first < count; first += ROW_CHUNK)
+            for (int unit = begin; unit < std::min(begin + step, stage.units); unit++)
+                run_unit(stage, rows, first, unit, first, std::min(ROW_CHUNK, count - first), scratch);
+}
+
+// Prepared rows as kernels read them; `first` is the row that stands first in `from`.
+Rows Engine::entering_rows(const Stage &stage, const Entering &from, int first) const {
+    Rows rows = {from.values, from.stride, from.codes, from.scale, from.sum, stage.columns, from.halves, from.stride};
+    if (!stage.norm) {
+        rows.values = row(stage.at.input, first);
+        rows.stride = strides_[(size_t)stage.at.input];
+    }
+    return rows;
+}
+
+// Prepares row `index` of the stage as row `place` of `to`.
+void Engine::enter_row(const Stage &stage, int index, const Entering &to, int place, bool keep_total) {
     const PfStage &at = stage.at;
-    const int64_t i = index, block = i * (stage.columns / BLOCK);
-    const float *x = row(at.input, i);
+    const int64_t i = place, block = i * (stage.columns / BLOCK);
+    const float *x = row(at.input, index);
     if (stage.norm) {
         float *values = to.values + i * to.stride;
-        kernels_.norm(x, at.residual < 0 ? nullptr : row(at.residual, i),
-                      keep_total && at.residual_out >= 0 ? row(at.residual_out, i) : nullptr, stage.norm,
+        kernels_.norm(x, at.residual < 0 ? nullptr : row(at.residual, index),
+                      keep_total && at.residual_out >= 0 ? row(at.residual_out, index) : nullptr, stage.norm,
                       model_.norm_eps, stage.columns, values);
         x = values;
     }
@@ -50,11 +70,12 @@ void Engine::enter_row(const Stage &stage, int index, const Entering &to, bool k
     if (stage.bf16) kernels_.round_bf16(x, stage.columns, to.halves + i * to.stride);
 }
 
-void Engine::run_unit(const Stage &stage, const Rows &rows, int unit, int first, int count, Scratch &scratch) {
+// Rows `at` ... of `rows` through one unit of weights; they are rows `first` ... of the stage.
+void Engine::run_unit(const Stage &stage, const Rows &rows, int at, int unit, int first, int count, Scratch &scratch) {
     const Piece *pieces = &stage.pieces[(size_t)(unit * stage.unit)];
     const bool direct = stage.at.epilogue == PF_STORE && pieces->valid == GROUP && !pieces->bias;
     if (direct) {
-        kernels_.linear[pieces->weight->kind](*pieces->weight, pieces->group, rows, first, count,
+        kernels_.linear[pieces->weight->kind](*pieces->weight, pieces->group, rows, at, count,
                                               row(stage.at.output, first) + pieces->column,
                                               strides_[(size_t)stage.at.output]);
         return;
@@ -65,7 +86,7 @@ void Engine::run_unit(const Stage &stage, const Rows &rows, int unit, int first,
     for (int p = 0; p < stage.unit; p++) {
         const Piece &piece = pieces[p];
         float *tile = scratch.tile + p * step;
-        kernels_.linear[piece.weight->kind](*piece.weight, piece.group, rows, first, count, tile, stride);
+        kernels_.linear[piece.weight->kind](*piece.weight, piece.group, rows, at, count, tile, stride);
         if (piece.bias)
             for (int i = 0; i < count; i++)
                 for (int r = 0; r < piece.valid; r++) tile[i * stride + r] += piece.bias[r];

@@ -44,7 +44,7 @@ struct Q4 {
         __m512 total[N];
         for (int n = 0; n < N; n++) total[n] = _mm512_setzero_ps();
         for (int b = 0; b < weight.blocks; b++, block++) {
-            fetch_ahead<N>(block, tile.blocks * (int64_t)sizeof(pf::Q4Block), tile.number);
+            fetch_ahead<N>(block, sizeof(pf::Q4Block), tile.blocks, tile.number);
             __m512i codes[8];
             for (int j = 0; j < 4; j++) {
                 __m512i both = load_codes(block->codes[j]);
@@ -66,8 +66,8 @@ struct Q8 {
         __m512 total[N];
         for (int n = 0; n < N; n++) total[n] = _mm512_setzero_ps();
         for (int b = 0; b < weight.blocks; b++, high++, low++) {
-            fetch_ahead<N>(high, tile.blocks * (int64_t)sizeof(pf::Q8High), tile.number);
-            fetch_ahead<N>(low, tile.blocks * (int64_t)sizeof(pf::Q8Low), tile.number);
+            fetch_ahead<N>(high, sizeof(pf::Q8High), tile.blocks, tile.number);
+            fetch_ahead<N>(low, sizeof(pf::Q8Low), tile.blocks, tile.number);
             __m512i codes[8];
             for (int j = 0; j < 4; j++) {
                 __m512i upper = load_codes(high->codes[j]), lower = load_codes(low->codes[j]);

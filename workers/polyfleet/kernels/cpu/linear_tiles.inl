@@ -5,6 +5,8 @@
 
 namespace {
 
+const int64_t FETCH_BYTES = 2560;
+
 // What the rows of a tile enter with, and where its results go.
 struct Tile {
     int number;
@@ -15,12 +17,13 @@ struct Tile {
     int out_stride;
 };
 
-// Fetches a block `distance` bytes ahead, in the next group. Full tiles that read the same group share the work.
+// Fetches memory ahead of a block of codes. Few rows: a little ahead in the stream. A full tile, whose passes over a
+// group are bound by arithmetic: the same block of the next group, of which each pass takes a share.
 template <int N>
-PF_INLINE void fetch_ahead(const void *block, int64_t distance, int tile) {
+PF_INLINE void fetch_ahead(const void *block, int64_t size, int blocks, int tile) {
     const int block_lines = 5, shares = N == TILE_ROWS ? 12 / TILE_ROWS : 1, lines = (block_lines + shares - 1) / shares;
-    const char *at = (const char *)block + distance + tile % shares * lines * 64;
-    for (int i = 0; i < lines; i++) __builtin_prefetch(at + 64 * i);
+    const int64_t distance = N == TILE_ROWS ? blocks * size + tile % shares * lines * 64 : FETCH_BYTES;
+    for (int i = 0; i < lines; i++) __builtin_prefetch((const char *)block + distance + 64 * i);
 }
 
 template <typename Format, int N>

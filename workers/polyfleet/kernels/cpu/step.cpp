@@ -54,7 +54,7 @@ void Engine::run(Program &program, int thread) {
         switch (stage.at.kind) {
             case PF_EMBEDDING: embed(stage, thread); break;
             case PF_NORM: normalise(stage, thread); break;
-            case PF_LINEAR: linear(stage, thread); break;
+            case PF_LINEAR: linear(stage, program.claimed[i], thread); break;
             case PF_ROPE_CACHE: rope_cache(stage, thread); break;
             case PF_ATTENTION: attend(stage, program.claimed[i], thread); break;
             case PF_SILU_MUL: silu(stage, thread); break;
