@@ -8,7 +8,7 @@ from polyfleet.cli.config import Deployment, WorkerOptions
 from polyfleet.cli.errors import CliError
 from polyfleet.cli.progress import LoadingView
 from polyfleet.cli.settings import Flags, resolve
-from polyfleet.cli.stack import local_places, to_proto
+from polyfleet.cli.stack import chosen_accelerators, local_places, to_proto
 from polyfleet.cli.startup import fleet_ready
 from polyfleet.v1 import fleet_pb2 as pb
 
@@ -60,6 +60,22 @@ def test_the_wish_carries_every_key_of_the_file() -> None:
             dtype="float32", context_length=1, kv_cache_tokens=2, max_sequences=3, step_tokens=4, threads=5
         ),
     )
+
+
+def test_a_users_choice_holds_for_deployments_that_name_no_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("POLYFLEET_BACKEND", raising=False)
+    assert chosen_accelerators() == ()
+    monkeypatch.setenv("POLYFLEET_BACKEND", "cpu")
+    assert chosen_accelerators() == ("cpu",)
+    assert to_proto(Deployment(name="n", source="/s"), ("cpu",)).accelerators == ["cpu"]
+    assert to_proto(Deployment(name="n", source="/s", accelerators=("cuda",)), ("cpu",)).accelerators == ["cuda"]
+    assert to_proto(Deployment(name="n", source="/s")).accelerators == []
+    monkeypatch.setenv("POLYFLEET_BACKEND", "ascend")
+    with pytest.raises(CliError, match="Backend ascend is not available: no Huawei Ascend device is present"):
+        chosen_accelerators()
 
 
 def test_there_is_room_for_every_wished_cpu_worker(tmp_path: Path) -> None:
