@@ -108,7 +108,7 @@ class Stack:
 
 
 def chosen_accelerators() -> tuple[str, ...]:
-    """The accelerator that this user chose (`polyfleet backends set`, POLYFLEET_BACKEND), for deployments that name none.
+    """What this user chose (`polyfleet backends set`, POLYFLEET_BACKEND), for deployments that name no accelerator.
 
     Empty when nothing was chosen. Raises CliError when it can't be had.
     """
