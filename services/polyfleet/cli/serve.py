@@ -13,6 +13,7 @@ from polyfleet.cli.output import err, out
 from polyfleet.cli.processes import Stopped, stop_on_signals
 from polyfleet.cli.settings import Flags, ServeSettings, check_ports, resolve
 from polyfleet.cli.startup import bring_up
+from polyfleet.cli.state_folder import claimed
 
 if TYPE_CHECKING:
     from polyfleet.cli.stack import Stack
@@ -47,6 +48,12 @@ def serve(once: bool, api_key_file: Path | None, ca_file: Path | None, **flags: 
     settings = resolve(Flags(**flags))
     key = self_check_key(settings, api_key_file)
     check_ports(settings)
+    with claimed(settings.state_dir):
+        run(settings, once, key, ca_file)
+
+
+def run(settings: ServeSettings, once: bool, key: str | None, ca_file: Path | None) -> None:
+    """The stack's life, from the first process to the last. Raises CliError."""
     from polyfleet.cli.stack import Stack
 
     began, ready = time.monotonic(), False
