@@ -1,5 +1,10 @@
 """What a ready stack prints: its endpoints and calls to copy."""
 
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
 from polyfleet.cli.settings import ServeSettings
 
 PYTHON = """\
@@ -12,7 +17,7 @@ CURL = """\
 curl -N http://{http}/v1/chat/completions -H 'Content-Type: application/json' -d \\
   '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'"""
 
-COMMAND = "polyfleet chat --gateway {grpc}"
+COMMAND = "{polyfleet} chat --gateway {grpc}"
 
 
 def endpoints(settings: ServeSettings) -> str:
@@ -31,8 +36,17 @@ def calls(settings: ServeSettings) -> dict[str, str]:
     """A call to copy for each way in."""
     deployment = settings.config.deployments[0]
     values = {
+        "polyfleet": command_name(),
         "grpc": settings.grpc_address,
         "http": settings.http_address,
         "model": deployment.model_name or deployment.name,
     }
-    return {"Shell": COMMAND.format(**values), "curl": CURL.format(**values), "Python": PYTHON.format(**values)}
+    python = f"Python ({sys.executable})"
+    return {"Shell": COMMAND.format(**values), "curl": CURL.format(**values), python: PYTHON.format(**values)}
+
+
+def command_name() -> str:
+    """How a shell finds this environment's `polyfleet`: by its name where that is on the PATH, else by its path."""
+    here = Path(sys.executable).with_name("polyfleet")
+    found = shutil.which("polyfleet")
+    return "polyfleet" if found and Path(found).absolute() == here.absolute() else shlex.quote(str(here))

@@ -1,6 +1,8 @@
 """What `polyfleet serve` decides before it starts anything."""
 
+import shlex
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,11 +117,15 @@ def test_dialable(listen: str, dial: str) -> None:
     assert dialable(listen) == dial
 
 
-def test_hints_name_the_addresses_and_the_model() -> None:
+def test_hints_name_the_addresses_and_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", str(here))
     settings = resolve(Flags(grpc_listen="127.0.0.1:7100", http_listen="127.0.0.1:7101", model="m.gguf"))
     calls = hints.calls(settings)
     assert calls["Shell"] == "polyfleet chat --gateway 127.0.0.1:7100"
+    monkeypatch.setenv("PATH", "")
+    assert hints.calls(settings)["Shell"] == f"{shlex.quote(str(here / 'polyfleet'))} chat --gateway 127.0.0.1:7100"
     assert "http://127.0.0.1:7101/v1/chat/completions" in calls["curl"]
     assert '"model": "m"' in calls["curl"]
-    compile(calls["Python"], "hint", "exec")
+    compile(calls[f"Python ({sys.executable})"], "hint", "exec")
     assert "127.0.0.1:7101" in hints.endpoints(settings)
