@@ -97,6 +97,21 @@ def test_field_errors_name_the_field(http: httpx.Client) -> None:
     assert error["message"].startswith("max_tokens: expected `int | null`")
 
 
+@pytest.mark.parametrize(
+    ("body", "param", "problem"),
+    [
+        ({}, "messages", "is missing"),
+        ({**HI, "temprature": 1}, "temprature", "is not a field of this request"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "is missing"),
+        ({**HI, "stream_options": {"x": 1}}, "stream_options.x", "is not a field of this request"),
+    ],
+)
+def test_missing_and_unknown_fields_are_named(http: httpx.Client, body: Any, param: str, problem: str) -> None:
+    error = error_of(http.post(CHAT, json=body))
+    assert error["param"] == param
+    assert error["message"] == f"{param}: {problem}."
+
+
 def test_body_over_the_limit(http: httpx.Client) -> None:
     response = http.post(CHAT, json={"messages": [{"role": "user", "content": "x" * 5000}]})
     assert response.status_code == 413

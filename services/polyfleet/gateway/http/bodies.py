@@ -40,6 +40,12 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+SHAPE_PROBLEMS = {  # how msgspec begins, and what we say of the field
+    "Object missing required field ": "is missing",
+    "Object contains unknown field ": "is not a field of this request",
+}
+
+
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all bodies."""
 
@@ -160,8 +166,7 @@ def decode(body: bytes, kind: type[BodyT]) -> BodyT:
     try:
         decoded = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$")
-        raise FieldError(path.rstrip("`").lstrip("."), _lower(problem)) from None
+        raise _field_error(str(error)) from None
     except (ValueError, RecursionError) as error:  # msgspec.DecodeError and UnicodeDecodeError are ValueErrors
         raise FieldError("", f"the body is no valid JSON ({error})") from None
     refuse_unsupported(decoded)
@@ -176,5 +181,12 @@ def refuse_unsupported(body: Strict, prefix: str = "") -> None:
             raise FieldError(f"{prefix}{name}", "is not supported by this server; leave it out")
 
 
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
+def _field_error(message: str) -> FieldError:
+    """msgspec's message as path and problem; it puts the name of a missing or unknown field into the problem."""
+    problem, _, path = message.partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    for opening, said in SHAPE_PROBLEMS.items():
+        if problem.startswith(opening):
+            name = problem.removeprefix(opening).strip("`")
+            return FieldError(f"{path}.{name}" if path else name, said)
+    return FieldError(path, problem[:1].lower() + problem[1:])
