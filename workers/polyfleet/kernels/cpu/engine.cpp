@@ -72,8 +72,17 @@ void Engine::pack_weights() {
     if (broken) throw std::invalid_argument(std::string("weight ") + broken.load() + " holds numbers that are not finite");
     for (Weight &weight : weights_) {
         weight.source.name = nullptr;
-        if (weight.source.packed) weight.source.data = nullptr;
+        if (weight.source.packed) forget(weight.source);
     }
+}
+
+// The memory of a packed weight is not read again, unless an embedding shares it.
+void Engine::forget(PfWeight &packed) {
+    const bool shared = std::any_of(weights_.begin(), weights_.end(), [&](const Weight &other) {
+        return !other.source.packed && other.source.data == packed.data;
+    });
+    if (!shared) page_out(packed.data, (size_t)(row_bytes(packed.format, packed.columns) * packed.rows));
+    packed.data = nullptr;
 }
 
 void Engine::make_cache() {

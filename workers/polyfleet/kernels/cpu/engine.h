@@ -97,6 +97,7 @@ private:
 
     // Set-up (engine.cpp).
     void pack_weights();
+    void forget(PfWeight &packed);
     void make_cache();
     void make_scratch();
     void reserve(int tokens);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace pf {
 
@@ -49,5 +50,17 @@ private:
     void *base_ = nullptr;
     size_t size_ = 0;
 };
+
+// Lets the system take the pages that lie wholly in [data, data + size) out of memory, as it does when memory is short:
+// nothing is lost, a mapped file is read again when needed. For weights that have been packed.
+inline void page_out(const void *data, size_t size) {
+#if defined(MADV_PAGEOUT)
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)data;
+    const uintptr_t first = (at + page - 1) / page * page, last = (at + size) / page * page;
+    if (first < last) madvise(reinterpret_cast<void *>(first), last - first, MADV_PAGEOUT);
+#else
+    (void)data, (void)size;
+#endif
+}
 
 }  // namespace pf
