@@ -8,11 +8,10 @@ if TYPE_CHECKING:
 
 QUESTION = "Name the capital of France in one sentence."
 MAX_TOKENS = 24
-# A model may have no chat template, or no tokenizer at all.
+# A model may have no chat template.
 PROMPTS: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": "user", "content": QUESTION}]},
     {"prompt": QUESTION},
-    {"token_ids": [1, 2, 3]},
 )
 
 

@@ -21,7 +21,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from tests.support.fake_interpreter import fake_interpreter
 from tests.support.local_fleet import READY, FleetWatcher, LocalFleet, worker_pids
-from tests.support.tiny_models import TinyShape, write_folder
+from tests.support.tiny_models import TinyShape, write_gguf
+from tests.support.tiny_tokenizers import byte_level_metadata
 
 from polyfleet.scheduler.config import ConfigError, LaunchConfig, SchedulerConfig
 from polyfleet.scheduler.local import LocalScheduler
@@ -200,9 +201,12 @@ def test_a_drained_worker_leaves_and_is_replaced(fleet: LocalFleet) -> None:
 
 
 def test_a_real_model_is_served(fleet: LocalFleet, tmp_path: Path) -> None:
-    fleet.deploy("tiny", str(write_folder(tmp_path / "model", TinyShape())), family="cpu")
+    tokenizer = byte_level_metadata()
+    shape = TinyShape(vocabulary=len(tokenizer["tokenizer.ggml.tokens"]))
+    write_gguf(tmp_path / "tiny.gguf", shape, extra=tokenizer)
+    fleet.deploy("tiny", str(tmp_path / "tiny.gguf"), family="cpu")
     (worker,) = fleet.until_ready("tiny")
-    assert (worker.info.model.architecture, worker.info.model.vocabulary_size) == ("llama", 96)
+    assert (worker.info.model.architecture, worker.info.model.vocabulary_size) == ("llama", shape.vocabulary)
     fleet.deploy("tiny", "/no/such/model.gguf", family="cpu")  # a change that can't be served costs no worker
     fleet.until(lambda: any("/no/such/model.gguf" in w.status.reason for w in fleet.workers("tiny")))
     assert worker.info.pid in [w.info.pid for w in fleet.workers("tiny") if w.status.state == READY]

@@ -5,7 +5,8 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.support.session_client import tokens_of
-from tests.support.tiny_models import TinyShape, write_gguf
+from tests.support.tiny_models import TinyShape, write_folder, write_gguf
+from tests.support.tiny_tokenizers import byte_level_metadata
 from tests.support.worker_process import WorkerProcess
 
 from polyfleet.engine import generate_offline
@@ -15,18 +16,19 @@ from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
 
 GREEDY = inference.SamplingParams(temperature=0.0)
+SHAPE = TinyShape(vocabulary=len(byte_level_metadata()["tokenizer.ggml.tokens"]))
 OPTIONS = ("--dtype", "float32", "--threads", "1", "--kv-cache-tokens", "1024")
 
 
 async def test_a_worker_gives_the_tokens_that_the_engine_gives_alone(tmp_path: Path) -> None:
     model = tmp_path / "tiny.gguf"
-    write_gguf(model, TinyShape())
+    write_gguf(model, SHAPE, extra=byte_level_metadata())
     prompts = {"a": (1, 5, 9), "b": (7,) * 40, "c": (3,)}
     async with WorkerProcess(tmp_path, *OPTIONS, model=str(model), engine="") as worker:
         info = (await worker.status()).info.model
         assert (info.architecture, info.vocabulary_size, info.context_length, info.dtype) == (
             "llama",
-            96,
+            SHAPE.vocabulary,
             256,
             "float32",
         )
@@ -46,14 +48,14 @@ async def test_a_worker_gives_the_tokens_that_the_engine_gives_alone(tmp_path: P
             assert [each.top_ids[0] for each in logprobs] == list(alone.token_ids), "greedy takes the likeliest"
         status = (await worker.status()).status
         assert status.free_blocks == info.num_blocks
-        canary = len(candidate_prompts(96)[0])
+        canary = len(candidate_prompts(SHAPE.vocabulary)[0])
         assert status.counters.prompt_tokens == sum(map(len, prompts.values())) + canary
         assert status.counters.generated_tokens == 60 + NUM_TOKENS
 
 
 async def test_a_truncated_file_is_refused_with_its_name_and_the_next_one_is_loaded(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.gguf", tmp_path / "bad.gguf"
-    write_gguf(good, TinyShape())
+    write_gguf(good, SHAPE, extra=byte_level_metadata())
     bad.write_bytes(good.read_bytes()[:-1000])
     async with (
         WorkerProcess(tmp_path, engine="") as worker,
@@ -66,3 +68,17 @@ async def test_a_truncated_file_is_refused_with_its_name_and_the_next_one_is_loa
         assert str(bad) in (refused.value.details() or "")
         steps = [step async for step in stub.Load(pb.LoadRequest(model_name="m", source=str(good)))]
         assert steps[-1].model.name == "m"
+
+
+async def test_a_model_without_a_tokenizer_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    model = write_folder(tmp_path / "tiny", TinyShape())
+    request = pb.LoadRequest(source=str(model), model_name="tiny")
+    async with (
+        WorkerProcess(tmp_path, engine="") as worker,
+        grpc.aio.insecure_channel(worker.address) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            _ = [progress async for progress in worker_pb2_grpc.WorkerStub(channel).Load(request)]
+    sentence = "there is no tokenizer (tokenizer.json, or a GGUF file's own), so text can't be served with it"
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert refused.value.details() == f"{model}: {sentence}"

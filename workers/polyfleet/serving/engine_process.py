@@ -28,7 +28,7 @@ from polyfleet.wire.logs import LEVELS, set_up_logging
 
 log = logging.getLogger(__name__)
 
-DEFAULT_ENGINE = "polyfleet.engine:Engine.load"
+DEFAULT_ENGINE = "polyfleet.serving.served_engine:load"
 IDLE_CHECK_SECONDS = 1.0
 READABLE = (ValueError, BackendUnavailable)  # of loading: their message is a sentence, a traceback adds nothing
 Progress = Callable[[float, str], None]
