@@ -14,7 +14,7 @@ from tests.support.fake_tokens import fake_tokens
 from tests.support.session_client import OWN_CONNECTION, tokens_of
 from tests.support.worker_process import ENGINE, ROOT, WorkerProcess
 
-from polyfleet.serving import worker as worker_module
+from polyfleet.serving import trust
 from polyfleet.serving.worker import LoadSpec, Worker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
@@ -122,8 +122,8 @@ async def test_the_death_of_a_suspended_workers_engine_is_still_its_end(tmp_path
 async def test_a_worker_whose_engine_hangs_in_a_step_is_suspended_until_it_speaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "WATCH_SECONDS", 0.05)
-    monkeypatch.setattr(worker_module, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(trust, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(trust, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     flag = tmp_path / "stuck"
     worker = Worker(fleet.WorkerInfo(), "cpu", canary_interval=0.1, engine=ENGINE)

@@ -61,7 +61,7 @@ class WorkerCollector(Collector):
         yield ready
         runs = CounterMetricFamily("polyfleet_canary_runs", "Runs of the canary by how they ended.", labels=("result",))
         for result in CanaryResult:
-            runs.add_metric((result.value,), self._worker.canary_runs[result])
+            runs.add_metric((result.value,), self._worker.trust.runs[result])
         yield runs
         if self._devices is not None and self._devices.state is not None:
             yield from device_families(self._devices.state)

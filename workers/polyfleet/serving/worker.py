@@ -13,18 +13,16 @@ UNAVAILABLE, so that gateways move them, and it takes no others until it is well
 
 import asyncio
 import logging
-from collections import Counter
 from dataclasses import dataclass
 
-from polyfleet.engine.canary import CanaryResult, CanaryVerdict
 from polyfleet.engine.request import EngineStatus
-from polyfleet.serving.canary import TRUSTED
 from polyfleet.serving.changes import Changes
 from polyfleet.serving.condition import Condition
 from polyfleet.serving.convert import model_info_of, options_of, request_of, status_of
 from polyfleet.serving.engine_client import EngineProcess, LoadError, OnProgress
 from polyfleet.serving.router import INVALID_ARGUMENT, SequenceRouter
 from polyfleet.serving.session import GatewaySession
+from polyfleet.serving.trust import Trust
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.wire.limits import FieldError
@@ -33,10 +31,6 @@ log = logging.getLogger(__name__)
 
 MAX_OPEN_SEQUENCES = 4096  # of all sessions together; the gateways' queues hold the rest
 RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE = 8, 9, 14  # google.rpc.Code
-CANARY, DEVICE, SILENCE = "canary", "device", "silence"  # what may suspend a worker
-NO_REFERENCE = "canary: no reference"
-WATCH_SECONDS = 1.0
-PATIENCE_SECONDS = 60.0  # with an engine whose canary is due; one step of a slow CPU may take long
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +78,8 @@ class Worker:
         self.ending = asyncio.Event()
         self.load_progress = 0.0
         self.tokenizer = b""
-        self.canary_runs: Counter[CanaryResult] = Counter()
         self._condition = Condition(self.changes)
+        self.trust = Trust(self, self._condition, canary_interval)
 
     # What it is and how it does.
 
@@ -169,8 +163,8 @@ class Worker:
         self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
         self.load_progress = 1.0
         self._news = asyncio.create_task(self._relay(engine))
-        self._watching = asyncio.create_task(self._watch(engine))
-        self._begin_trust(engine.loaded.canary)
+        self._watching = asyncio.create_task(self.trust.watch(engine))
+        self.trust.begin(engine.loaded.canary)
         if self.state == fleet.WORKER_STATE_LOADING:  # else it was told to drain meanwhile
             self._condition.settle()
         return self._info.model
@@ -229,44 +223,18 @@ class Worker:
         """`source` has nothing against it any more."""
         self._condition.recover(source)
 
-    def _begin_trust(self, verdict: CanaryVerdict | None) -> None:
-        """A new engine: only its own canary counts, if it has one."""
-        self._condition.recover(SILENCE)
-        if verdict is None:
-            self._condition.reservation = NO_REFERENCE
-            self._condition.recover(CANARY)
-        else:
-            self._judge(verdict)
-
-    def _judge(self, verdict: CanaryVerdict) -> None:
-        """Act on an answer to the canary."""
-        self.canary_runs[verdict.result] += 1
-        self._condition.reservation = NO_REFERENCE if verdict.result is CanaryResult.NO_REFERENCE else ""
-        if verdict.result in TRUSTED:
-            self.resume(CANARY)
-        else:
-            self.suspend(CANARY, verdict.reason)
-
     async def _relay(self, engine: EngineProcess) -> None:
         try:
             async for news in engine.news():
-                self.resume(SILENCE)
+                self.trust.heard()
                 self.router.deliver(news)
                 if news.canary is not None:
-                    self._judge(news.canary)
+                    self.trust.judge(news.canary)
             reason = engine.reason
         except Exception as error:
             log.exception("The engine's news can't be read.")
             reason = f"The engine's news can't be read: {error}"
         self.fail(reason)
-
-    async def _watch(self, engine: EngineProcess) -> None:
-        """Suspend while the engine says nothing although its canary was due long ago: a step that never ends."""
-        loop = asyncio.get_running_loop()
-        while self._canary_interval:
-            await asyncio.sleep(WATCH_SECONDS)
-            if loop.time() - engine.heard > self._canary_interval + PATIENCE_SECONDS:
-                self.suspend(SILENCE, "The engine does not answer: a step hangs, on the device or before it.")
 
     # Sequences.
 
