@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+# The fake engine may stand for a family that this machine lacks, so its device is not watched.
+FLAGS = "--engine tests.support.fake_engine:load --telemetry-interval 0"
 
 
 def fake_interpreter(folder: Path, python: str = sys.executable) -> str:
-    """Path of a script that calls `python` with its arguments and `--engine tests.support.fake_engine:load`."""
+    """Path of a script that calls `python` with its arguments and FLAGS."""
     script = folder / "python-with-fake-engine"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{python}" "$@" --engine tests.support.fake_engine:load\n')
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{python}" "$@" {FLAGS}\n')
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return os.fspath(script)
