@@ -24,6 +24,7 @@ from polyfleet.engine.loader import LoadedEngine, load
 from polyfleet.engine.request import EngineOptions, EngineStatus, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
+pytestmark = pytest.mark.timeout(1200)  # transformers takes its time on few or busy cores
 NUM_TOKENS = 50
 NO_TOKEN = -1  # as the end token: generation goes on past the model's own
 POOL_TOKENS = 2048
