@@ -127,12 +127,13 @@ async def test_a_deadline_ends_the_request_and_frees_the_worker() -> None:
     worker = crawling()
     async with GatewayRig() as rig:
         await rig.add(worker)
-        failure = await failure_of(rig.stub.Generate(LONG, timeout=0.3))
+        failure = await failure_of(rig.stub.Generate(LONG, timeout=1.0))
         assert failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: not worker.sequences)
         ledger = rig.gateway.ledger
         await until(lambda: ledger.running == 0)
-        assert (ledger.admitted, ledger.failed, ledger.cancelled) == (1, 1, 0)
+        # Both ends know the deadline: the client's own may reach the gateway, as its leaving, just before the gateway's.
+        assert (ledger.admitted, ledger.finished, ledger.failed + ledger.cancelled) == (1, 0, 1)
 
 
 async def test_the_gateways_own_time_limit_ends_a_request() -> None:
