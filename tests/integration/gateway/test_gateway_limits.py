@@ -132,7 +132,7 @@ async def test_a_deadline_ends_the_request_and_frees_the_worker() -> None:
         await until(lambda: not worker.sequences)
         ledger = rig.gateway.ledger
         await until(lambda: ledger.running == 0)
-        # Both ends know the deadline: the client's own may reach the gateway, as its leaving, just before the gateway's.
+        # Both ends know the deadline: the client's leaving may reach the gateway just before its own clock does.
         assert (ledger.admitted, ledger.finished, ledger.failed + ledger.cancelled) == (1, 0, 1)
 
 
