@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "limits.h"
+#include "tuning.h"
 #include "pack.h"
 
 namespace pf {

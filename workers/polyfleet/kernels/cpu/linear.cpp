@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "engine.h"
-#include "limits.h"
+#include "tuning.h"
 
 namespace pf {
 

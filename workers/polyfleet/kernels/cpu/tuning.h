@@ -1,4 +1,4 @@
-// Sizes that set-up and steps must agree on.
+// Sizes of work, chosen by measurement; set-up and steps must agree on them.
 #pragma once
 
 namespace pf {
