@@ -15,7 +15,7 @@ FOLDERS = ("proto", "services", "workers", "tests", "bench", "tools", "docker", 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 PYTHON = (".py",)
-CPP = (".c", ".cc", ".cpp", ".h", ".hpp")
+CPP = (".c", ".cc", ".cpp", ".h", ".hpp", ".inl")
 # "path" or "path:function" -> why it may be longer.
 EXCEPTIONS: dict[str, str] = {}
 
