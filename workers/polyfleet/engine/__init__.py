@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from polyfleet.engine.batch import PoolingKind, SampledToken
     from polyfleet.engine.engine import Engine
     from polyfleet.engine.offline import OfflineResult, generate_offline
+    from polyfleet.engine.persistent import PersistentKernel
     from polyfleet.engine.request import (
         EngineFacts,
         EngineOptions,
@@ -26,6 +27,7 @@ _MODULES = {
     "EngineStatus": "request",
     "FinishReason": "request",
     "OfflineResult": "offline",
+    "PersistentKernel": "persistent",
     "PoolingKind": "batch",
     "SampledToken": "batch",
     "SequenceRequest": "request",
@@ -40,6 +42,7 @@ __all__ = [
     "EngineStatus",
     "FinishReason",
     "OfflineResult",
+    "PersistentKernel",
     "PoolingKind",
     "SampledToken",
     "SequenceRequest",

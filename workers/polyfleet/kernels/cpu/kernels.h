@@ -77,7 +77,7 @@ struct Attention {
 
 const int ATTENTION_CHUNK = 64;  // positions handled at a time
 const int ATTENTION_STRIDE = ATTENTION_CHUNK + GROUP;
-const int ATTENTION_ROWS = 8;    // query rows of a unit of work
+const int ATTENTION_ROWS = 16;   // query rows of a unit of work
 
 static inline size_t attention_scratch(int head_dim, int vectors) {
     size_t dim = round_up(head_dim, GROUP);
