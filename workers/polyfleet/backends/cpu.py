@@ -3,8 +3,10 @@
 import os
 import platform
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
+from polyfleet.backends.cgroup import cpu_quota
 from polyfleet.backends.protocol import (
     Availability,
     BackendType,
@@ -134,10 +136,7 @@ class CpuBackend:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: affinity mask, capped by the cgroup v2 CPU quota (rounded up), at least 1."""
+    """Cores that this process may use: affinity mask, capped by the cgroup's CPU quota (rounded up), at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if not quota.isdigit() else max(1, min(cores, -(-int(quota) // int(period))))
+    quota = cpu_quota(root)
+    return cores if quota is None else max(1, min(cores, ceil(quota)))

@@ -5,7 +5,7 @@
 namespace {
 
 const int VECTORS = pf::GROUP / F32::width;
-const int DENSE_TILE = VECTORS > 2 ? 2 : 5;  // rows computed together, so that accumulators fit the registers
+const int DENSE_TILE = VECTORS > 2 ? 2 : 10 / VECTORS;  // rows computed together: their sums fit the registers
 
 struct Float32Columns {
     typedef float T;

@@ -1,0 +1,72 @@
+"""CPU quotas of cgroups, as files below a root describe them, and as this system enforces them where tests may ask."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polyfleet.backends.cgroup import cpu_quota
+from polyfleet.backends.cpu import usable_cores
+
+V1 = Path("/sys/fs/cgroup/cpu")
+
+
+def describe(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "50000 100000\n"}, 0.5),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "50000 100000\n",
+                "sys/fs/cgroup/a/b/cpu.max": "300000 100000\n",
+            },
+            0.5,
+        ),
+        ({"proc/self/cgroup": "0::/of/the/host\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2.0),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/docker/x\n1:name=systemd:/\n",
+                "sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_quota_us": "250000\n",
+                "sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_period_us": "100000\n",
+            },
+            2.5,
+        ),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"sys/fs/cgroup/cpu.max": "what\n", "proc/self/cgroup": "nonsense\n"}, None),
+    ],
+)
+def test_the_least_quota_counts(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+    assert cpu_quota(describe(tmp_path, files)) == quota
+
+
+def test_cores_are_at_least_one_and_a_part_of_one_counts(tmp_path: Path) -> None:
+    assert usable_cores(describe(tmp_path, {"sys/fs/cgroup/cpu.max": "1000 100000\n"})) == 1
+
+
+@pytest.mark.skipif(not os.access(V1 / "cgroup.procs", os.W_OK), reason="no writable cgroup of version 1 with `cpu`")
+def test_a_limited_process_takes_fewer_threads() -> None:
+    group = V1 / f"polyfleet-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "cpu.cfs_period_us").write_text("100000")
+        (group / "cpu.cfs_quota_us").write_text("60000")
+        code = f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+        code += "from polyfleet.engine.persistent import choose_threads; print(choose_threads(0))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "1"
+    finally:
+        group.rmdir()
