@@ -28,7 +28,7 @@ def _quotas(mount: Path, groups: dict[str, str]) -> Iterator[float]:
 
 
 def _ancestors(mount: Path, group: str) -> Iterator[Path]:
-    """The group's folder and those above it. In a container its path may be the host's; then only the mount is there."""
+    """The group's folder and those above it. In a container its path may be the host's: only the mount is there."""
     for path in (PurePosixPath(group), *PurePosixPath(group).parents):
         yield mount / str(path).lstrip("/")
 
