@@ -16,6 +16,7 @@ PF_INLINE __m512 load_scales(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_
 // total[n] += (scale * codes + minimum) times block b of row n.
 template <int N>
 PF_INLINE void add_block(const __m512i codes[8], __m512 scale, __m512 minimum, const Tile &tile, int b, __m512 total[N]) {
+#pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
         const int8_t *x = tile.codes + (int64_t)n * tile.stride + b * pf::BLOCK;
         __m512i dot = _mm512_setzero_si512();
