@@ -67,6 +67,9 @@ def show(facts: dict[str, Any]) -> None:
             out.print(f"    {device['index']}: {device['name']}, {memory}")
             if device["instruction_sets"]:
                 out.print(f"       instruction sets: {' '.join(device['instruction_sets'])}")
+    if engine := facts.get("cpu_engine"):
+        sets = " ".join(engine.get("instruction_sets", ()))
+        out.print(f"[bold]CPU engine[/] {sets or 'torch alone: ' + engine['reason']}")
     out.print("[bold]Operators[/]" if facts["operators"] else "[bold]Operators[/] no model is installed to ask")
     for operator, implementation in facts["operators"].items():
         out.print(f"  {operator:<17}{implementation}")

@@ -33,11 +33,19 @@ def operators() -> dict[str, str]:
     return dict(Engine.load(str(path), options).implementations())
 
 
+def cpu_engine() -> dict[str, Any]:
+    """The compiled CPU engine: its instruction sets and implementations, or why it is not there."""
+    from polyfleet.kernels.cpu import describe
+
+    return describe()
+
+
 def main() -> None:
     """Print one JSON object."""
-    facts: dict[str, Any] = {"accelerators": [], "operators": {}, "problem": ""}
+    facts: dict[str, Any] = {"accelerators": [], "cpu_engine": {}, "operators": {}, "problem": ""}
     try:
         facts["accelerators"] = accelerators()
+        facts["cpu_engine"] = cpu_engine()
         facts["operators"] = operators()
     except Exception as error:  # whatever a driver may throw: the report is about just that
         facts["problem"] = f"{type(error).__name__}: {error}"
