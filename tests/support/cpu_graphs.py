@@ -116,12 +116,11 @@ class Rig:
     def run(self, slices: Sequence[tuple[Sequence[int], int, Sequence[int]]], selected: Sequence[int] = ()) -> Floats:
         """A step over slices (ids, start, block table); gives the result's rows, the selected ones if any are named."""
         ids = [token_id for each, _, _ in slices for token_id in each]
-        ends = np.cumsum([0, *(len(each) for each, _, _ in slices)])
-        offsets = np.cumsum([0, *(len(table) for _, _, table in slices)])[:-1]
+        ends = np.cumsum([0, *(len(each) for each, _, _ in slices)]).tolist()
+        offsets = np.cumsum([0, *(len(table) for _, _, table in slices)])[:-1].tolist()
         tables = [block for _, _, table in slices for block in table]
-        lists = (ids, ends, [start for _, start, _ in slices], offsets, tables, selected)
-        step = StepRows(*(np.array(values, dtype=np.int32) for values in lists))
-        self.engine.step(step, keep_hidden=self.keep_hidden)
+        step = StepRows(ids, ends, [start for _, start, _ in slices], offsets, tables, selected)
+        self.greedy_ids = self.engine.step(step, keep_hidden=self.keep_hidden, greedy=True)
         result: Floats = self.engine.logits(len(selected) or len(ids), keep_hidden=self.keep_hidden).copy()
         return result
 

@@ -17,6 +17,7 @@ from polyfleet.engine.batch import PoolingKind, SequenceSlice, StepBatch
 from polyfleet.engine.persistent import PersistentKernel, choose_instruction_set, choose_threads, pool, step_rows
 from polyfleet.kernels import cpu
 from polyfleet.kernels.cpu import library
+from polyfleet.kernels.cpu.engine import StepRows
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
@@ -175,11 +176,7 @@ def test_tables_are_cut_to_what_is_read() -> None:
         )
     )
     rows = step_rows(batch, 4)
-    assert rows.token_ids.tolist() == [7, 1, 2, 3]
-    assert rows.slice_rows.tolist() == [0, 1, 4]
-    assert rows.block_tables.tolist() == [3, 9, 4, 0]
-    assert rows.table_offsets.tolist() == [0, 2]
-    assert rows.selected_rows.tolist() == []
+    assert rows == StepRows([7, 1, 2, 3], [0, 1, 4], [5, 3], [0, 2], [3, 9, 4, 0], [])
 
 
 def test_pooling() -> None:

@@ -52,9 +52,8 @@ def test_embedding_in_every_format(instruction_set: str, form: WeightFormat) -> 
         threads=1,
         instruction_set=instruction_set,
     )
-    ids = np.array([7, 0, 9, 7], dtype=np.int32)
-    ends, zero, empty = (np.array(each, dtype=np.int32) for each in ([0, 4], [0], []))
-    engine.step(StepRows(ids, ends, zero, zero, zero, empty), keep_hidden=True)
+    ids = [7, 0, 9, 7]
+    assert engine.step(StepRows(ids, [0, 4], [0], [0], [0], []), keep_hidden=True) == []
     np.testing.assert_allclose(engine.hidden(4), expand(table)[ids], rtol=1e-6, atol=1e-9)
 
 
@@ -131,10 +130,18 @@ def test_greedy_takes_the_lowest_of_equal_ids(instruction_set: str) -> None:
     rows[3, 36] = np.inf
     rows[4, 7] = np.nan
     rows[5, 11] = -np.inf
-    rig = Rig(rows, lambda graph, x: x, instruction_set=instruction_set)
-    rig.all_rows(6)
-    assert rig.engine.greedy(6, keep_hidden=True) == [20, 0, 0, -1, -1, -1]
-    assert rig.engine.greedy(1, keep_hidden=True) == [20]
+    for threads in (1, 2, 5):
+        rig = Rig(rows, lambda graph, x: x, instruction_set=instruction_set, threads=threads)
+        for count in (6, 1):
+            rig.run([(range(count), 0, [0])], selected=range(count))
+            assert rig.greedy_ids == [20, 0, 0, -1, -1, -1][:count]
+
+
+def test_greedy_with_more_threads_than_logits(instruction_set: str) -> None:
+    rows = np.array([[1, 3], [2, -1]], dtype=np.float32)
+    rig = Rig(rows, lambda graph, x: x, instruction_set=instruction_set, threads=5)
+    rig.run([(range(2), 0, [0])], selected=[0, 1])
+    assert rig.greedy_ids == [1, 0]
 
 
 def test_half_precision_round_trip(instruction_set: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyfleet.backends.cpu import usable_cores
-from polyfleet.engine.batch import Draw, PoolingKind, SampledToken, SliceResult, StepBatch
+from polyfleet.engine.batch import PoolingKind, SampledToken, SliceResult, StepBatch
 from polyfleet.engine.eager import NOT_FINITE
 from polyfleet.engine.sampler import sample
 from polyfleet.kernels.cpu.engine import CpuEngine, StepRows, implementations, linear_formats
@@ -66,10 +66,14 @@ class PersistentKernel:
     def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
         """Compute one step; results are parallel to the slices."""
         rows = step_rows(batch, self.block_size)
-        keep_hidden = any(each.pooling is not None for each in batch.slices)
-        self._engine.step(rows, keep_hidden=keep_hidden)
         draws = [each.draw for each in batch.slices if each.draw is not None]
-        tokens = iter(self._sample(draws, keep_hidden))
+        keep_hidden = any(each.pooling is not None for each in batch.slices)
+        greedy = all(draw.params.greedy and not draw.params.penalised and draw.num_logprobs is None for draw in draws)
+        ids = self._engine.step(rows, keep_hidden=keep_hidden, greedy=greedy)
+        if greedy:
+            tokens = iter([SampledToken(token_id) if token_id >= 0 else None for token_id in ids])
+        else:
+            tokens = iter(sample(torch.from_numpy(self._engine.logits(len(draws), keep_hidden=keep_hidden)), draws))
         hidden = self._engine.hidden(batch.num_tokens) if keep_hidden else None
         results = []
         for number, each in enumerate(batch.slices):
@@ -83,13 +87,6 @@ class PersistentKernel:
     def close(self) -> None:
         """Free memory and threads at once rather than with the last reference."""
         self._engine.close()
-
-    def _sample(self, draws: list[Draw], keep_hidden: bool) -> list[SampledToken | None]:
-        """One token per draw; None where logits are not finite."""
-        if all(draw.params.greedy and not draw.params.penalised and draw.num_logprobs is None for draw in draws):
-            ids = self._engine.greedy(len(draws), keep_hidden=keep_hidden)
-            return [SampledToken(token_id) if token_id >= 0 else None for token_id in ids]
-        return sample(torch.from_numpy(self._engine.logits(len(draws), keep_hidden=keep_hidden)), draws)
 
 
 def pool(rows: NDArray[np.float32], kind: PoolingKind) -> tuple[float, ...] | None:
@@ -111,8 +108,7 @@ def step_rows(batch: StepBatch, block_size: int) -> StepRows:
         if each.draw is not None:
             selected.append(len(token_ids) - 1)
     starts = [each.start for each in batch.slices]
-    lists = (token_ids, slice_rows, starts, offsets, tables, selected)
-    return StepRows(*(np.array(values, dtype=np.int32) for values in lists))
+    return StepRows(token_ids, slice_rows, starts, offsets, tables, selected)
 
 
 def choose_threads(wanted: int, root: Path = Path("/")) -> int:

@@ -68,10 +68,3 @@ int32_t pf_engine_step(PfEngine *engine, int32_t program, const PfStep *step) {
 }
 
 const float *pf_engine_buffer(PfEngine *engine, int32_t buffer) { return engine->engine.buffer(buffer); }
-
-int32_t pf_engine_argmax(PfEngine *engine, int32_t buffer, int32_t rows, int32_t *out) {
-    return guarded(-1, [&] {
-        engine->engine.argmax(buffer, rows, out);
-        return 0;
-    });
-}

@@ -61,7 +61,9 @@ struct PfStep {
     const int32_t *table_offsets;  // [num_slices] where the slice's block table begins in block_tables
     const int32_t *block_tables;
     const int32_t *selected_rows;  // [num_selected], ascending
-};
+    int32_t logits;                // buffer of the program's logits
+    int32_t *greedy_ids;           // out, unless null: [num_selected] id of each row's largest logit, the lowest of equal
+};                                 // ones, or -1 for a row whose logits are not all finite
 
 struct PfEngine;
 
@@ -87,6 +89,3 @@ PF_API int32_t pf_engine_step(PfEngine *engine, int32_t program, const PfStep *s
 
 // Rows of a buffer after a step, `widths[buffer]` rounded up to 16 floats apart; valid until the next step.
 PF_API const float *pf_engine_buffer(PfEngine *engine, int32_t buffer);
-
-// Per row of `buffer`, the index of its largest value, the lowest of equal ones, or -1 when the row has no finite sum.
-PF_API int32_t pf_engine_argmax(PfEngine *engine, int32_t buffer, int32_t rows, int32_t *out);

@@ -178,16 +178,4 @@ void Engine::reserve(int tokens) {
     capacity_ = (int)rows;
 }
 
-void Engine::argmax(int buffer, int rows, int32_t *out) {
-    const int columns = widths_[(size_t)buffer];
-    std::atomic<int> next{0};
-    auto work = [&](int) {
-        for (int i; (i = next.fetch_add(1)) < rows;) out[i] = kernels_.argmax(row(buffer, i), columns);
-    };
-    if (rows == 1)
-        work(0);
-    else
-        pool_.run(work);
-}
-
 }  // namespace pf

@@ -54,6 +54,13 @@ struct Span {
     int64_t partial = 0; // where its partial results begin, [kv head][part][partial_size]
 };
 
+// The largest logit in one thread's share of a row; `id` is -1 for a share without logits.
+struct Largest {
+    int id;
+    float logit;
+    bool finite;
+};
+
 // What a step knows of its rows, made before its first stage.
 struct StepState {
     const PfStep *in;
@@ -64,6 +71,7 @@ struct StepState {
     std::vector<float> partials;
     std::unique_ptr<std::atomic<int>[]> finished;  // parts done, per span and key-value head; 0 between stages
     size_t num_finished = 0;
+    std::vector<Largest> largest;  // [selected row][thread]
 };
 
 // Room for rows that enter a linear, `stride` apart, in every form that kernels read.
@@ -85,7 +93,6 @@ public:
     int add_program(const PfStage *stages, int num_stages, const int32_t *operands, int num_operands);
     void step(int program, const PfStep &step);
     const float *buffer(int index) const { return buffers_[(size_t)index].as<float>(); }
-    void argmax(int buffer, int rows, int32_t *out);
 
 private:
     struct Scratch {
@@ -114,6 +121,8 @@ private:
     void normalise(const Stage &stage, int thread);
     void silu(const Stage &stage, int thread);
     void select(const Stage &stage, int thread);
+    void find_largest(int thread);
+    void choose_largest(const PfStep &step) const;
     void rope_cache(const Stage &stage, int thread);
     void rope_head(const Stage &stage, int row, int head, float *x);
 

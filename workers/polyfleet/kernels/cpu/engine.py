@@ -1,8 +1,9 @@
 """The CPU engine of one model: packed weights, KV cache, threads and two programs behind one call a step."""
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,12 @@ Int32s = NDArray[np.int32]
 class StepRows:
     """One step as the engine reads it; see PfStep in abi.h."""
 
-    token_ids: Int32s
-    slice_rows: Int32s
-    slice_starts: Int32s
-    table_offsets: Int32s
-    block_tables: Int32s
-    selected_rows: Int32s
+    token_ids: Sequence[int]
+    slice_rows: Sequence[int]
+    slice_starts: Sequence[int]
+    table_offsets: Sequence[int]
+    block_tables: Sequence[int]
+    selected_rows: Sequence[int]
 
 
 class CpuEngine:
@@ -62,13 +63,28 @@ class CpuEngine:
         self._numbers = {keep: self._add(*each) for keep, each in stages.items()}
         self._packing.release()
 
-    def step(self, rows: StepRows, *, keep_hidden: bool) -> None:
-        """Compute one step; its results stand in `logits` and, when kept, `hidden` until the next."""
-        step = PfStep(len(rows.token_ids), len(rows.slice_starts), len(rows.selected_rows))
-        for name in ("token_ids", "slice_rows", "slice_starts", "table_offsets", "block_tables", "selected_rows"):
-            setattr(step, name, getattr(rows, name).ctypes.data)
+    def step(self, rows: StepRows, *, keep_hidden: bool, greedy: bool = False) -> list[int]:
+        """Compute one step; its results stand in `logits` and, when kept, `hidden` until the next.
+
+        When `greedy`, gives for each selected row the id of its largest logit, the lowest of equal ones, or -1 for a
+        row whose logits are not all finite; else nothing.
+        """
+        parts = (rows.token_ids, rows.slice_rows, rows.slice_starts, rows.table_offsets, rows.block_tables)
+        numbers = np.array([*chain(*parts), *rows.selected_rows, *rows.selected_rows], dtype=np.int32)  # the last: out
+        places = [numbers.ctypes.data]
+        for part in (*parts, rows.selected_rows):
+            places.append(places[-1] + len(part) * numbers.itemsize)
+        ids = places.pop()
+        step = PfStep(
+            *(len(rows.token_ids), len(rows.slice_starts), len(rows.selected_rows)),
+            *places,
+            self._programs[keep_hidden].logits,
+            ids if greedy else None,
+        )
         if self._library.pf_engine_step(self._handle, self._numbers[keep_hidden], ctypes.byref(step)) != 0:
             raise MemoryError(f"the step failed: {library.last_error()}")
+        chosen: list[int] = numbers[len(numbers) - len(rows.selected_rows) :].tolist() if greedy else []
+        return chosen
 
     def logits(self, rows: int, *, keep_hidden: bool) -> NDArray[np.float32]:
         """Logits [rows, vocabulary] of the last step, a view."""
@@ -77,15 +93,6 @@ class CpuEngine:
     def hidden(self, rows: int) -> NDArray[np.float32]:
         """Final hidden states [rows, H] of the last step, a view; only after a step that kept them."""
         return self._view(self._programs[True].hidden, rows)
-
-    def greedy(self, rows: int, *, keep_hidden: bool) -> list[int]:
-        """Per row of logits the id of the largest, the lowest of equal ones; -1 for a row that is not finite."""
-        out = np.empty(rows, dtype=np.int32)
-        buffer = self._programs[keep_hidden].logits
-        if rows and self._library.pf_engine_argmax(self._handle, buffer, rows, out.ctypes.data) != 0:
-            raise MemoryError(f"the step failed: {library.last_error()}")
-        ids: list[int] = out.tolist()
-        return ids
 
     def close(self) -> None:
         """Free memory and threads; the engine is of no use afterwards."""

@@ -106,7 +106,8 @@ struct Kernels {
     void (*rotate)(float *x, const float *cosine, const float *sine, int half_dim);  // half-split pairs (i, i + half_dim)
     void (*store_half)(const float *x, int n, int stride, uint16_t *out);
     void (*attend)(const Attention &attention);
-    int (*argmax)(const float *x, int n);  // see pf_engine_argmax
+    // Index and value of the largest of n numbers, the first of equal ones; false when not all are finite.
+    bool (*largest)(const float *x, int n, int *index, float *value);
 };
 
 extern const Kernels plain_kernels;

@@ -15,5 +15,5 @@ const pf::Kernels pf::avx2_kernels = {
     rotate,
     store_half,
     attend,
-    argmax,
+    find_largest,
 };

@@ -30,5 +30,5 @@ const pf::Kernels pf::TABLE = {
     rotate,
     store_half,
     attend,
-    argmax,
+    find_largest,
 };

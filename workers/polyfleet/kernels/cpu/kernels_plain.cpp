@@ -15,5 +15,5 @@ const pf::Kernels pf::plain_kernels = {
     rotate,
     store_half,
     attend,
-    argmax,
+    find_largest,
 };

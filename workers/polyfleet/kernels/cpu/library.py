@@ -64,6 +64,8 @@ class PfStep(ctypes.Structure):
                 *("token_ids", "slice_rows", "slice_starts", "table_offsets", "block_tables", "selected_rows"),
             )
         ),
+        ("logits", c_int32),
+        ("greedy_ids", c_void_p),
     ]
 
 
@@ -76,7 +78,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pf_engine_add_program": (c_int32, [c_void_p, POINTER(PfStage), c_int32, Int32s, c_int32]),
     "pf_engine_step": (c_int32, [c_void_p, c_int32, POINTER(PfStep)]),
     "pf_engine_buffer": (POINTER(c_float), [c_void_p, c_int32]),
-    "pf_engine_argmax": (c_int32, [c_void_p, c_int32, c_int32, c_void_p]),
 }
 
 

@@ -1,13 +1,16 @@
 #include "pool.h"
 
+#include <chrono>
+
 namespace pf {
 
 namespace {
 
 // A barrier takes about a microsecond, so a waiting thread spins; but when threads share a core, the one waited for
-// needs it, hence the yield after some 10 µs. Between steps a thread sleeps after about a millisecond.
+// needs it, hence the yields after some 10 µs. Between steps a thread sleeps only after a time in which a busy engine
+// would have begun the next one: waking it takes some 50 µs.
 const int SPINS_BEFORE_YIELD = 400;
-const int YIELDS_BEFORE_PARKING = 2000;
+const auto AWAKE_BETWEEN_STEPS = std::chrono::milliseconds(2);
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -69,11 +72,9 @@ void Pool::work(int thread) {
 
 // Returns when round_ has left `seen`; false when the pool ends.
 bool Pool::await(unsigned seen) {
-    for (int spins = 0; spins < SPINS_BEFORE_YIELD + YIELDS_BEFORE_PARKING && round_.load() == seen; spins++)
-        if (spins < SPINS_BEFORE_YIELD)
-            pause();
-        else
-            std::this_thread::yield();
+    for (int spins = 0; spins < SPINS_BEFORE_YIELD && round_.load() == seen; spins++) pause();
+    const auto deadline = std::chrono::steady_clock::now() + AWAKE_BETWEEN_STEPS;
+    while (round_.load() == seen && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
     if (round_.load() == seen) {
         std::unique_lock<std::mutex> lock(mutex_);
         parked_++;

@@ -1,4 +1,4 @@
-// Kernels over float rows, written once against F32: norm, quantisation, gate, rotation, argmax.
+// Kernels over float rows, written once against F32: norm, quantisation, gate, rotation, largest.
 #include "kernels.h"
 #include "simd.h"
 
@@ -61,7 +61,7 @@ void store_half(const float *x, int n, int stride, uint16_t *out) {
     for (; i < n; i++) out[(int64_t)i * stride] = float_to_half(x[i]);
 }
 
-int argmax(const float *x, int n) {
+bool find_largest(const float *x, int n, int *index, float *value) {
     F32 best = broadcast(-INFINITY), total = broadcast(0);
     float rest = 0, peak = -INFINITY;
     int i = 0;
@@ -74,12 +74,11 @@ int argmax(const float *x, int n) {
         if (x[i] > peak) peak = x[i];
         rest += x[i];
     }
-    if (!isfinite(sum(total) + rest)) return -1;
     float other = largest(best);
-    if (other > peak) peak = other;
-    for (i = 0; i < n; i++)
-        if (x[i] == peak) return i;
-    return -1;
+    *value = other > peak ? other : peak;
+    for (i = 0; i < n && x[i] != *value;) i++;
+    *index = i < n ? i : -1;
+    return isfinite(sum(total) + rest);
 }
 
 const float TINY = 1e-30f;  // rows below it count as zero, for 127 / x must be finite

@@ -15,7 +15,9 @@ void Engine::step(int program, const PfStep &step) {
     prepare_rows(step);
     prepare_spans(step);
     for (size_t i = 0; i < chosen.stages.size(); i++) chosen.claimed[i].store(0, std::memory_order_relaxed);
+    state_.largest.resize((size_t)(step.num_selected * pool_.size()));
     pool_.run([&](int thread) { run(chosen, thread); });
+    if (step.greedy_ids) choose_largest(step);
 }
 
 void Engine::prepare_rows(const PfStep &step) {
@@ -60,7 +62,29 @@ void Engine::run(Program &program, int thread) {
             case PF_SILU_MUL: silu(stage, thread); break;
             case PF_SELECT: select(stage, thread); break;
         }
-        if (i + 1 < program.stages.size()) pool_.barrier();
+        if (i + 1 < program.stages.size() || state_.in->greedy_ids) pool_.barrier();
+    }
+    if (state_.in->greedy_ids) find_largest(thread);
+}
+
+void Engine::find_largest(int thread) {
+    const int columns = widths_[(size_t)state_.in->logits], begin = share(columns, thread);
+    for (int i = 0; i < state_.in->num_selected; i++) {
+        Largest &out = state_.largest[(size_t)(i * pool_.size() + thread)];
+        out.finite = kernels_.largest(row(state_.in->logits, i) + begin, share(columns, thread + 1) - begin, &out.id, &out.logit);
+        if (out.id >= 0) out.id += begin;
+    }
+}
+
+void Engine::choose_largest(const PfStep &step) const {
+    for (int i = 0; i < step.num_selected; i++) {
+        const Largest *shares = &state_.largest[(size_t)(i * pool_.size())];
+        Largest best = {-1, -INFINITY, true};
+        for (int thread = 0; thread < pool_.size(); thread++) {
+            best.finite = best.finite && shares[thread].finite;
+            if (shares[thread].id >= 0 && shares[thread].logit > best.logit) best.id = shares[thread].id, best.logit = shares[thread].logit;
+        }
+        step.greedy_ids[i] = best.finite ? best.id : -1;
     }
 }
 
