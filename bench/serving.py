@@ -4,6 +4,7 @@
     python bench/serving.py --grpc 127.0.0.1:50051 --concurrency 8  # our own Generate
     python bench/serving.py --rate 4 --peer http://127.0.0.1:8080/v1
     python bench/serving.py --direct-worker 127.0.0.1:40123 --grpc 127.0.0.1:50051   # what the gateway adds
+    python bench/serving.py --grpc 127.0.0.1:50051 --concurrency 16 --prompt ids --engine MODEL.gguf   # … and costs
 
 Every run is bounded by --requests and --seconds. Only loopback is measured unless --allow-remote is given.
 """
@@ -46,6 +47,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     where.add_argument("--peer", metavar="URL", help="a second OpenAI-compatible endpoint, measured in turn")
     where.add_argument("--peer-model", default="")
     where.add_argument("--peer-api-key-file", type=Path)
+    where.add_argument("--engine", metavar="MODEL", help="the engine alone with this GGUF file or folder, in turn")
     where.add_argument("--direct-worker", metavar="ADDRESS", help="a worker's host:port: measure what the gateway adds")
     where.add_argument("--fleet-token-file", type=Path, help="for --direct-worker off loopback")
     where.add_argument("--pid", action="append", default=[], metavar="NAME=PID", help="show CPU time of this process")
@@ -74,6 +76,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--direct-worker sends one request after the other; leave --peer, --rate and --concurrency out")
     if options.direct_worker and options.prompt != "ids" and not options.grpc:
         parser.error("--direct-worker needs --grpc to tokenise the prompt, or --prompt ids")
+    if options.engine and (options.peer or options.direct_worker or options.prompt != "ids"):
+        parser.error("--engine needs --prompt ids, and no --peer or --direct-worker")
     if options.rate < 0 or options.seconds <= 0 or options.warmup < 0:
         parser.error("--rate and --warmup must be 0 or more, --seconds over 0")
     for url in filter(None, (options.url, options.peer)):
@@ -108,8 +112,9 @@ async def measure(options: argparse.Namespace) -> tuple[list[Result], list[Row]]
                 await warm_up(target, jobs, plan)
             cpu = CpuClock(options.pids)
             results = await run_rounds(targets, jobs, plan)
-            rows = load_rows(results[0], results[1] if options.peer else None)
-        return results, rows + cpu.rows(num_tokens(results))
+            rows = load_rows(results[0], results[1] if len(results) > 1 else None)
+        served = results[:1] if options.engine else results  # the engine alone is in this process
+        return results, rows + cpu.rows(num_tokens(served))
 
 
 def make_targets(options: argparse.Namespace) -> list[Target]:
@@ -123,6 +128,10 @@ def make_targets(options: argparse.Namespace) -> list[Target]:
     if options.peer:
         key = _first_line(options.peer_api_key_file)
         targets.append(HttpTarget("peer", options.peer, options.peer_model, key, plain=options.plain))
+    if options.engine:
+        from bench.load.engine import EngineTarget  # brings torch
+
+        targets.append(EngineTarget("engine alone", options.engine))
     if options.direct_worker:
         targets.append(WorkerTarget("worker", options.direct_worker, _first_line(options.fleet_token_file)))
     return targets

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ import pytest
 from bench.serving import measure, parse
 from tests.support.fake_worker import FakeWorker
 from tests.support.gateway_rig import GatewayRig, text_worker, until
+from tests.support.tiny_models import TinyShape, write_folder
 
 FEW = ["--requests", "4", "--warmup", "1", "--rounds", "2", "--max-tokens", "5", "--prompt-tokens", "8"]
 
@@ -85,3 +87,24 @@ async def test_command_writes_rows(rig: GatewayRig, tmp_path: Path) -> None:
     rows = json.loads(file.read_text())
     assert list(rows[0]) == ["name", "value", "unit", "peer", "peer_value", "ratio", "command", "commit"]
     assert "bench" in rows[0]["command"]
+
+
+async def test_beside_the_engine_alone(rig: GatewayRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.load.work.LAST_ID", 399)  # the fake worker's vocabulary is small
+    model = write_folder(tmp_path / "tiny", TinyShape(vocabulary=2000))
+    address = f"127.0.0.1:{rig.gateway.grpc.port}"
+    arguments = ["--grpc", address, "--engine", str(model), "--prompt", "ids", "--concurrency", "3", *FEW]
+    (through, alone), rows = await measure(parse([*arguments, "--pid", f"here={os.getpid()}"]))
+    assert [(each.tokens, each.error) for each in through.outcomes + alone.outcomes] == [(5, "")] * 8
+    named = {row.name: row for row in rows}
+    assert named["serving_throughput"].peer == "engine alone tiny"
+    seconds, each = named["serving_cpu_here"].value, named["serving_cpu_here_per_token"].value
+    assert seconds is not None
+    assert each == pytest.approx(seconds / 20 * 1e6)  # of the gateway's tokens alone
+
+
+async def test_the_engine_alone_refuses_with_a_sentence(rig: GatewayRig, tmp_path: Path) -> None:
+    model = write_folder(tmp_path / "tiny", TinyShape(vocabulary=100))  # smaller than the ids of the benchmark
+    address = f"127.0.0.1:{rig.gateway.grpc.port}"
+    (_, alone), _ = await measure(parse(["--grpc", address, "--engine", str(model), "--prompt", "ids", *FEW]))
+    assert "vocabulary size 100" in alone.outcomes[0].error
