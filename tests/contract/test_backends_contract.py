@@ -200,7 +200,15 @@ VISIBLE = {
 
 @pytest.mark.parametrize("name", VISIBLE)
 def test_environment_of_chosen_devices(name: str) -> None:
-    assert factory(name)().environment([1, 0]) == VISIBLE[name]
+    assert factory(name)(Host(environ={})).environment([1, 0]) == VISIBLE[name]
+
+
+@pytest.mark.parametrize(
+    ("present", "chosen"), [("4,6", "6,4"), ("GPU-aa, MIG-bb", "MIG-bb,GPU-aa"), ("", "1,0"), ("5", "1,5")]
+)
+def test_environment_speaks_of_the_devices_that_were_left(present: str, chosen: str) -> None:
+    host = Host(environ={"CUDA_VISIBLE_DEVICES": present})
+    assert factory("cuda")(host).environment([1, 0])["CUDA_VISIBLE_DEVICES"] == chosen
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A third party's backend of one made-up device, whose health is what a file says. For tests of real processes."""
+"""A third party's backend of made-up devices, whose health is what a file says. For tests of real processes."""
 
 import os
 from collections.abc import Sequence
@@ -16,17 +16,18 @@ from polyfleet.backends.protocol import (
 )
 
 FILE = "LAB_DEVICE_FILE"
+VISIBLE = "LAB_VISIBLE_DEVICES"
 GIB = 2**30
 
 
-def install(site: Path, device_file: Path) -> dict[str, str]:
+def install(site: Path, device_file: Path, devices: str = "0") -> dict[str, str]:
     """Make it known as `lab` to processes with the environment that this returns; `site` is a folder of its own."""
     folder = site / "polyfleet_lab-1.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: polyfleet-lab\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text("[polyfleet.backends]\nlab = tests.support.lab_backend:LabBackend\n")
     root = Path(__file__).parents[2]
-    return {"PYTHONPATH": f"{root}{os.pathsep}{site}", FILE: str(device_file)}
+    return {"PYTHONPATH": f"{root}{os.pathsep}{site}", FILE: str(device_file), VISIBLE: devices}
 
 
 class LabBackend:
@@ -38,18 +39,21 @@ class LabBackend:
         return Availability(True)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
-        return (DeviceInfo(0, "Lab One", "l1", GIB, uuid="LAB-1"),)
+        visible = os.environ[VISIBLE].split(",")
+        names = ("Lab One", "Lab Two")
+        return tuple(DeviceInfo(i, names[int(n)], "l1", GIB, uuid=f"LAB-{int(n) + 1}") for i, n in enumerate(visible))
 
     def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
         return KernelCapabilities(frozenset({"float32"}), "float32")
 
     def environment(self, indices: Sequence[int]) -> dict[str, str]:
-        return {}
+        visible = os.environ[VISIBLE].split(",")
+        return {VISIBLE: ",".join(visible[index] for index in indices)}
 
     def telemetry(self) -> tuple[DeviceTelemetry, ...]:
         reason = Path(os.environ[FILE]).read_text().strip()
         health = Health.UNHEALTHY if reason else Health.HEALTHY
-        return (DeviceTelemetry(0, health, reason, temperature_celsius=42.5),)
+        return tuple(DeviceTelemetry(each.index, health, reason, temperature_celsius=42.5) for each in self.devices())
 
     def communication(self) -> Collectives:
         return Collectives("gloo", "Gloo")

@@ -154,6 +154,7 @@ class Controller:
             fleet_address=config.fleet_address,
             state_dir=str(config.state_path),
             node_id=action.node.node_id,
+            place=action.place,
             worker_host="127.0.0.1" if is_loopback(config.fleet_address) else action.node.address,
             fleet_token_file=config.fleet_token_file,
             drain_seconds=config.drain_seconds,

@@ -20,6 +20,7 @@ class LaunchSpec:
     fleet_address: str
     state_dir: str
     node_id: str = ""
+    place: int = 0  # its number among the node's workers of that accelerator, whose devices are taken in turn
     worker_host: str = "127.0.0.1"  # where a spawned worker listens
     fleet_token_file: str = ""
     drain_seconds: float = 600.0  # a worker that is to go may take this long to finish what it runs

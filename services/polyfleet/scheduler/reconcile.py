@@ -4,7 +4,7 @@ Called again and again with fresh facts; each Plan moves the fleet one step towa
 before it stops what they replace, unless there is no room for both.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +33,7 @@ class Launch:
     deployment: pb.ModelDeployment
     accelerator: str
     node: Node
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +75,24 @@ class _Room:
         self, nodes: Sequence[Node], launchers: Iterable[LauncherReport], orphans: Iterable[pb.WorkerInfo]
     ) -> None:
         self._nodes = nodes
-        self._used = Counter((report.spec.node_id, report.spec.accelerator) for report in launchers)
+        self._used = defaultdict[tuple[str, str], list[int]](list)  # places by node and family
+        for report in launchers:
+            self._used[report.spec.node_id, report.spec.accelerator].append(report.spec.place)
         for info in orphans:
-            self._used.update((node.node_id, info.accelerator) for node in nodes if info.host in node.hosts)
+            for node in nodes:
+                if info.host in node.hosts:
+                    self._used[node.node_id, info.accelerator].append(info.device_index)
 
-    def take(self, accelerators: Sequence[str]) -> tuple[str, Node] | None:
+    def take(self, accelerators: Sequence[str]) -> tuple[str, Node, int] | None:
         """Use a place of the first of these families that has one, on the node with the most of it."""
         for family in accelerators:
-            free = {n.node_id: n.capacity.get(family, 0) - self._used[n.node_id, family] for n in self._nodes}
+            free = {n.node_id: n.capacity.get(family, 0) - len(self._used[n.node_id, family]) for n in self._nodes}
             node = max(self._nodes, key=lambda n: (free[n.node_id], n.node_id), default=None)
             if node and free[node.node_id] > 0:
-                self._used[node.node_id, family] += 1
-                return family, node
+                used = self._used[node.node_id, family]
+                place = min(set(range(len(used) + 1)) - set(used))
+                used.append(place)
+                return family, node, place
         return None
 
     def problem(self, accelerators: Sequence[str]) -> str:

@@ -67,6 +67,7 @@ def worker_command(spec: LaunchSpec) -> list[str]:
         "--model": load.source,
         "--model-name": load.model_name,
         "--accelerator": spec.accelerator,
+        "--place": str(spec.place or ""),
         "--fleet": spec.fleet_address,
         "--fleet-token-file": spec.fleet_token_file,
         "--listen": f"{spec.worker_host}:0",

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -211,6 +211,9 @@ def test_the_command_names_what_is_set_and_nothing_else(tmp_path: Path) -> None:
     assert flags["--fleet"] == "127.0.0.1:5"
     assert flags["--listen"] == "127.0.0.1:0"
     assert "--context-length" not in flags
+    assert "--place" not in flags
+    second = worker_command(replace(spec, place=1))
+    assert second[second.index("--place") + 1] == "1"
     assert "--fleet-token-file" not in flags
 
 

@@ -4,6 +4,8 @@ import asyncio
 import urllib.request
 from pathlib import Path
 
+import psutil
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support import lab_backend
 from tests.support.fake_fleet import FakeFleet
@@ -58,6 +60,25 @@ async def test_an_unhealthy_device_suspends_its_worker_until_it_is_well(tmp_path
             await worker.until_state(fleet.WORKER_STATE_READY)
             assert (await worker.status()).status.reason == ""
         assert [state for state in scheduler.states() if state != "LOADING"][-3:] == ["READY", "UNHEALTHY", "READY"]
+
+
+@pytest.mark.parametrize(
+    ("options", "index"),
+    [(["--place", "1"], 1), (["--place", "2"], 0), (["--device", "lab:1", "--place", "0"], 1), ([], 0)],
+)
+async def test_a_worker_takes_the_device_of_its_place_alone(tmp_path: Path, options: list[str], index: int) -> None:
+    (tmp_path / "device").write_text("")
+    environ = lab_backend.install(tmp_path / "site", tmp_path / "device", devices="1,0")
+    asked = ("--accelerator", "lab", "--telemetry-interval", "0.1", *options)
+    async with WorkerProcess(tmp_path, *asked, model="fake:", environ=environ) as worker:
+        info = (await worker.status()).info
+        assert (info.device_name, info.device_index) == (("Lab Two", "Lab One")[index], index)
+        (engine,) = psutil.Process(worker.lock.pid).children()
+        assert engine.environ()[lab_backend.VISIBLE] == ("1", "0")[index]
+        while not (series := await device_series(worker)):
+            await asyncio.sleep(0.02)
+        ((labels, _),) = series["polyfleet_device_temperature_celsius"]
+        assert (labels["device"], labels["product"]) == (str(index), info.device_name)
 
 
 async def test_a_cpu_worker_shows_its_memory_and_load(tmp_path: Path) -> None:

@@ -42,6 +42,27 @@ def test_missing_workers_are_launched_where_there_is_most_room() -> None:
     assert not plan.problems
 
 
+def places(actions: Sequence[object]) -> list[tuple[str, int]]:
+    return [(action.node.node_id, action.place) for action in actions if isinstance(action, Launch)]
+
+
+def test_each_worker_of_a_node_has_a_place_of_its_own() -> None:
+    wish = pb.ModelDeployment(name="d", source="/m", workers=5, accelerators=["cuda"])
+    nodes = [node("n-1", cuda=3), node("n-2", cuda=2)]
+    plan = reconcile([wish], [], [], nodes)
+    assert sorted(places(plan.actions)) == [("n-1", 0), ("n-1", 1), ("n-1", 2), ("n-2", 0), ("n-2", 1)]
+
+
+def test_a_place_that_was_left_is_taken_again() -> None:
+    wish = pb.ModelDeployment(name="d", source="/m", workers=3, accelerators=["cuda"])
+    kept = launcher("w-2", wish, family="cuda")
+    kept = replace(kept, spec=replace(kept.spec, place=1))
+    alone = record("w-9")
+    alone.info.accelerator, alone.info.device_index = "cuda", 0
+    plan = reconcile([wish], [kept], [alone], [node("n-1", cuda=4)])
+    assert places(plan.actions) == [("n-1", 2)]
+
+
 def test_a_fleet_as_wished_is_left_alone() -> None:
     reports = [launcher("w-1"), replace(launcher("w-2"), phase=Phase.FAILED)]
     assert reconcile([WISH], reports, [record("w-1")], [node(cpu=4)]).actions == []

@@ -15,7 +15,7 @@ from polyfleet.backends import torch_build
 from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, Health
 from polyfleet.backends.registry import BUILT_IN, BackendRegistry
 from polyfleet.serving.device_metrics import device_families
-from polyfleet.serving.devices import DeviceState, DeviceWatch
+from polyfleet.serving.devices import DeviceState, DeviceWatch, confined
 
 GIB, MIB = 2**30, 2**20
 Series = dict[str, float]
@@ -29,6 +29,21 @@ class Families(Collector):
 
     def collect(self) -> Any:
         return device_families(self._state)
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "variables"),
+    [
+        ("mps:0", "mps:0", {}),
+        ("vulkan:1", "vulkan:1", {}),
+        ("nonesuch:1", "nonesuch:1", {}),
+        ("cambricon:3", "cambricon", {"MLU_VISIBLE_DEVICES": "3"}),
+        ("cuda", "cuda", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0"}),
+    ],
+)
+def test_a_device_alone(device: str, name: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert confined(device) == (name, variables)
 
 
 def exposed(state: DeviceState) -> tuple[Series, list[dict[str, str]]]:

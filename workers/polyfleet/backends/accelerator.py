@@ -4,8 +4,9 @@ A family's module states facts (vendor id, variable, libraries), parses its tool
 repeats nothing of this.
 """
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -73,6 +74,7 @@ class AcceleratorBackend(ABC):
     torch_name: ClassVar[str]  # torch's device type and the name of its module below torch
     extension: ClassVar[str | None] = None  # module that adds it to torch
     visible_variable: ClassVar[str]
+    settings: ClassVar[Mapping[str, str]] = {}  # variables that a process needs before it opens a device
     graph_class: ClassVar[str | None] = None
     collectives: ClassVar[Collectives]
 
@@ -138,8 +140,11 @@ class AcceleratorBackend(ABC):
         return tuple(each.telemetry() for each in self._visible(readings))
 
     def environment(self, indices: Sequence[int]) -> dict[str, str]:
-        """The visible-device variable."""
-        return {self.visible_variable: ",".join(str(index) for index in indices)}
+        """The visible-device variable, in the words of its present value where it is set already, and `settings`."""
+        present = self._host.environ.get(self.visible_variable, "").split(",")
+        entries = [entry.strip() for entry in present if entry.strip()]
+        chosen = (entries[index] if index < len(entries) else str(index) for index in indices)
+        return {**self.settings, self.visible_variable: ",".join(chosen)}
 
     def communication(self) -> CommunicationBackend:
         """The family's collectives."""
@@ -150,6 +155,8 @@ class AcceleratorBackend(ABC):
         found = self.availability()
         if not found.available:
             raise BackendUnavailable(f"backend {family_name(self.type)} is not available: {found.reason}")
+        for variable, value in self.settings.items():
+            os.environ.setdefault(variable, value)
         if self.extension is not None:
             import_module(self.extension)
         self._module().set_device(index)

@@ -1,7 +1,7 @@
 """Huawei Ascend: npu-smi for facts and readings, torch_npu for running."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -53,6 +53,7 @@ class AscendBackend(AcceleratorBackend):
     torch_name = "npu"
     extension = "torch_npu"
     visible_variable = "ASCEND_RT_VISIBLE_DEVICES"
+    settings: ClassVar[Mapping[str, str]] = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
     graph_class = "NPUGraph"
     collectives: ClassVar[Collectives] = Collectives("hccl", "HCCL")
 
@@ -82,8 +83,7 @@ class AscendBackend(AcceleratorBackend):
 
     def environment(self, indices: Sequence[int]) -> dict[str, str]:
         """The runtime accepts a strictly ascending list only."""
-        allocator = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
-        return {**super().environment(sorted(set(indices))), **allocator}
+        return super().environment(sorted(set(indices)))
 
     def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
         """bf16 from 910B on, fp8 on 950; no Triton and no bf16 on 910A and 310P; KV blocks of 128."""

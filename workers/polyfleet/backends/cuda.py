@@ -1,6 +1,6 @@
 """NVIDIA CUDA: NVML or nvidia-smi's query form for facts and readings, torch.cuda for running."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from polyfleet.backends.accelerator import AcceleratorBackend, Collectives, first_answer
@@ -47,6 +47,8 @@ class CudaBackend(AcceleratorBackend):
     pci_vendor = "0x10de"
     torch_name = "cuda"
     visible_variable = "CUDA_VISIBLE_DEVICES"
+    # PCI order makes indices mean the same to the driver, the tools and torch.
+    settings: ClassVar[Mapping[str, str]] = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     graph_class = "CUDAGraph"
     collectives: ClassVar[Collectives] = Collectives("nccl", "NCCL")
 
@@ -72,10 +74,6 @@ class CudaBackend(AcceleratorBackend):
         if not result.problem and "compute_cap" in result.output and "not a valid field" in result.output:
             return parse_query(self._query(QUERY[:-1]), QUERY[:-1])
         return parse_query(result, QUERY)
-
-    def environment(self, indices: Sequence[int]) -> dict[str, str]:
-        """PCI order makes indices mean the same to the driver, the tools and torch."""
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **super().environment(indices)}
 
     def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
         """By compute capability: fp16 from 6.0, bf16 from 8.0, fp8 from 8.9, int8 dot products from 6.1."""

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -35,6 +35,8 @@ class XpuBackend(AcceleratorBackend):
     pci_vendor = "0x8086"
     torch_name = "xpu"
     visible_variable = "ZE_AFFINITY_MASK"
+    # Torch's parser of the mask takes integers only and no tile syntax, so tiles are devices.
+    settings: ClassVar[Mapping[str, str]] = {"ZE_FLAT_DEVICE_HIERARCHY": "FLAT"}
     graph_class = "XPUGraph"
     collectives: ClassVar[Collectives] = Collectives("xccl", "oneCCL")
 
@@ -86,10 +88,6 @@ class XpuBackend(AcceleratorBackend):
             flash_attention=installed("vllm_xpu_kernels"),
             block_sizes=(16, 64, 128),
         )
-
-    def environment(self, indices: Sequence[int]) -> dict[str, str]:
-        """Integers only: torch's parser takes no tile syntax, so tiles are devices."""
-        return {**super().environment(indices), "ZE_FLAT_DEVICE_HIERARCHY": "FLAT"}
 
     def _run(self, *arguments: str) -> ToolResult:
         return self._host.run(("xpu-smi", *arguments), TOOL_TIMEOUT_SECONDS)

@@ -72,7 +72,10 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
 @click.option("--fleet", type=Address(), help="The scheduler's Fleet service to register at. [default: none]")
 @click.option("--worker-id", help="Unique in the fleet. [default: made up]")
 @click.option("--accelerator", default="auto", help="Family: cuda, rocm, hygon, ascend, cambricon, xpu, mps, cpu.")
-@click.option("--device", default="auto", help="One of several, as cuda:1; auto: the first of --accelerator.")
+@click.option("--device", default="auto", help="One of several, as cuda:1; auto: by --accelerator and --place.")
+@click.option(
+    "--place", type=click.IntRange(0), default=0, help="This worker's number on its host; they take devices in turn."
+)
 @click.option("--lock-file", type=click.Path(path_type=Path), help="Holds pid and addresses; one live worker per file.")
 @click.option("--deployment", help="Whose wish this worker fulfils.")
 @click.option("--model", help="GGUF file or Hugging Face folder to load. [default: wait for a Load call]")
@@ -132,6 +135,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         fleet=options["fleet"] or "",
         accelerator=options["accelerator"],
         device=options["device"],
+        place=options["place"],
         deployment=options["deployment"] or "",
         lock_file=options["lock_file"],
         load=load,

@@ -17,6 +17,7 @@ class WorkerConfig:
     fleet: str  # empty: no registration
     accelerator: str
     device: str
+    place: int
     deployment: str
     lock_file: Path | None
     load: LoadSpec | None

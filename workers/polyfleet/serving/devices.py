@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from polyfleet.backends import BackendRegistry, BackendUnavailable
 from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, HardwareBackend, Health, family_name
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,19 @@ class DeviceState:
     accelerator: str
     telemetry: DeviceTelemetry
     info: DeviceInfo | None = None
+
+
+def confined(device: str) -> tuple[str, dict[str, str]]:
+    """The device's name in a process that sees it alone, and the variables that make it so.
+
+    A family without such variables keeps the name: there is one device, or the process picks among them all.
+    """
+    family, _, index = device.partition(":")
+    try:
+        variables = BackendRegistry.known(family).environment((int(index) if index.isdigit() else 0,))
+    except BackendUnavailable:
+        variables = {}
+    return (family, variables) if variables else (device, {})
 
 
 class DeviceWatch:

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from polyfleet.engine.request import EngineOptions, EngineStatus, SequenceRequest
 from polyfleet.serving import messages
@@ -43,16 +44,25 @@ class EngineProcess:
         options: EngineOptions,
         on_progress: OnProgress,
         *,
+        environment: Mapping[str, str] | None = None,
         canary_interval: float = 0.0,
         engine: str = "",
         log_level: str = "info",
     ) -> "EngineProcess":
-        """Start a process and load a model in it; cancelling ends the process. `engine` replaces the factory."""
+        """Start a process and load a model in it; cancelling ends the process.
+
+        `environment` adds variables to its own; `engine` replaces the factory.
+        """
         mine, its = socket.socketpair()
         command = [sys.executable, "-m", "polyfleet.serving.engine_process", "--log-level", log_level]
         command += ["--socket", str(its.fileno()), *(["--engine", engine] if engine else [])]
         with its:
-            process = subprocess.Popen(command, pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                command,
+                pass_fds=(its.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(environment or {})},
+            )
         reader, writer = await asyncio.open_connection(sock=mine)
         self = cls(process, reader, writer)
         try:

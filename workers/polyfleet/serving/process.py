@@ -45,7 +45,7 @@ class WorkerProcess:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         info = describe(config)
-        device = info.accelerator if config.device == "auto" else config.device
+        device = f"{info.accelerator}:{info.device_index}" if config.device == "auto" else config.device
         self._worker = Worker(
             info,
             device,
@@ -189,17 +189,23 @@ def describe(config: WorkerConfig) -> fleet.WorkerInfo:
 
     `auto` is what this user chose, else the best that is here.
     """
-    accelerator, _, index = (config.accelerator if config.device == "auto" else config.device).partition(":")
+    named = config.device != "auto"
+    accelerator, _, given = (config.device if named else config.accelerator).partition(":")
+    index = int(given) if given.isdigit() else 0
     device_name = ""
     with contextlib.suppress(BackendUnavailable, ConfigError):
         backend = get_backend(accelerator)
         accelerator = family_name(backend.type)
-        device_name = next((each.name for each in backend.devices() if str(each.index) == (index or "0")), "")
+        devices = backend.devices()
+        if not named and devices:
+            index = devices[config.place % len(devices)].index
+        device_name = next((each.name for each in devices if each.index == index), "")
     return fleet.WorkerInfo(
         worker_id=config.worker_id,
         deployment=config.deployment,
         accelerator=accelerator,
         device_name=device_name,
+        device_index=index,
         host=socket.gethostname(),
         pid=os.getpid(),
         version=version("polyfleet"),

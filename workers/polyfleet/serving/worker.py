@@ -19,6 +19,7 @@ from polyfleet.engine.request import EngineStatus
 from polyfleet.serving.changes import Changes
 from polyfleet.serving.condition import Condition
 from polyfleet.serving.convert import model_info_of, options_of, request_of, status_of
+from polyfleet.serving.devices import confined
 from polyfleet.serving.engine_client import EngineProcess, LoadError, OnProgress
 from polyfleet.serving.router import INVALID_ARGUMENT, SequenceRouter
 from polyfleet.serving.session import GatewaySession
@@ -141,12 +142,13 @@ class Worker:
             self.load_progress = progress
             on_progress(progress, phase)
 
-        options = options_of(spec.options, self._device)
+        device, variables = confined(self._device)
         try:
             engine = await EngineProcess.load(
                 spec.source,
-                options,
+                options_of(spec.options, device),
                 progressed,
+                environment=variables,
                 canary_interval=self._canary_interval,
                 engine=self._engine_factory,
                 log_level=self._log_level,
