@@ -8,22 +8,39 @@ import time
 from types import TracebackType
 
 from polyfleet.gateway.api import Call, Usage
+from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
 from polyfleet.gateway.ledger import Ledger, Outcome
-from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.metrics import Judgement, Metrics
 from polyfleet.wire.limits import FieldError
 
+# Ends that are no fault of the fleet's: they say nothing about its service.
+CALLERS_OWN = {
+    Code.CANCELLED,
+    Code.INVALID_ARGUMENT,
+    Code.NOT_FOUND,
+    Code.PERMISSION_DENIED,
+    Code.FAILED_PRECONDITION,
+    Code.UNAUTHENTICATED,
+}
 log = logging.getLogger(__name__)
 
 
 class Accounts:
-    """Opens a Record per request. `max_seconds` bounds every request, whatever its caller allows."""
+    """Opens a Record per request. `max_seconds` bounds every request, whatever its caller allows.
 
-    def __init__(self, ledger: Ledger, metrics: Metrics, max_seconds: float) -> None:
+    Metrics judge requests by `objectives`.
+    """
+
+    def __init__(
+        self, ledger: Ledger, metrics: Metrics, max_seconds: float, objectives: Objectives | None = None
+    ) -> None:
         self.ledger = ledger
         self.metrics = metrics
         self.max_seconds = max_seconds
+        self.objectives = objectives or Objectives()
         metrics.watch_ledger(ledger)
+        metrics.show_objectives(self.objectives)
 
     def open(self, request_id: str, call: Call) -> Record:
         """A context manager around the whole request: admitted on entry, ended on exit, with what came out of it."""
@@ -111,21 +128,41 @@ class Record:
         return (error.code if isinstance(error, ApiError) else Code.INTERNAL), Outcome.FAILED
 
     def _count(self, code: Code) -> None:
-        metrics, usage = self._accounts.metrics, self.usage
+        metrics, usage, now = self._accounts.metrics, self.usage, time.monotonic()
         metrics.requests.labels(self._model, self._call.method, code.name).inc()
+        metrics.keys.count(self._call.key_id, code.name, usage.prompt_tokens, usage.completion_tokens)
         of_model = metrics.of(self._model)
         if self._model:
             of_model.inflight.dec()
         if code is Code.CANCELLED:
             of_model.cancellations.inc()
-        of_model.duration.observe(time.monotonic() - self._begin)
+        of_model.duration.observe(now - self._begin)
         of_model.prompt_tokens.inc(usage.prompt_tokens)
         of_model.cached_tokens.inc(usage.cached_tokens)
         of_model.generation_tokens.inc(usage.completion_tokens)
         if self._first:
             of_model.first_token.observe(self._first - self._begin)
         if usage.completion_tokens > 1:
-            of_model.per_token.observe((self._last - self._first) / (usage.completion_tokens - 1))
+            of_model.per_token.observe(self._seconds_per_token)
+        if (judgement := self._judge(code, now)) is not None:
+            of_model.judged[judgement].inc()
+
+    @property
+    def _seconds_per_token(self) -> float:
+        """Mean between the first token and the last; 0 with fewer than two."""
+        return (self._last - self._first) / max(1, self._completion_tokens - 1)
+
+    def _judge(self, code: Code, now: float) -> Judgement | None:
+        """By the objectives; None for what says nothing about the service, or asked no worker for anything."""
+        if code in CALLERS_OWN:
+            return None
+        if code is not Code.OK:
+            return Judgement.FAILED
+        if not self.worker_id:
+            return None
+        objectives, first = self._accounts.objectives, (self._first or now) - self._begin
+        late = first > objectives.time_to_first_token or self._seconds_per_token > objectives.time_per_output_token
+        return Judgement.SLOW if late else Judgement.GOOD
 
     def _log(self, code: Code, error: BaseException | None) -> None:
         fields = {

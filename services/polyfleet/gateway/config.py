@@ -31,6 +31,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drain_seconds: Annotated[Seconds, Meta(description="for running requests after SIGTERM")] = 60.0
 
 
+class Objectives(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a good answer keeps. The defaults are those of MLPerf Inference 4.0, Llama 2 70B, scenario server."""
+
+    time_to_first_token: Annotated[Seconds, Meta(description="seconds from arrival to the first token")] = 2.0
+    time_per_output_token: Annotated[Seconds, Meta(description="mean seconds between a request's tokens")] = 0.2
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Section `gateway` of the configuration file."""
 
@@ -44,6 +51,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tls_key: Annotated[str, Meta(description="PEM private key of tls_cert")] = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
+    objectives: Objectives = Objectives()
 
 
 class ConfigFile(msgspec.Struct, frozen=True):

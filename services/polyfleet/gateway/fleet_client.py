@@ -31,6 +31,7 @@ class FleetClient:
         self._address = address
         self._gateway_id = gateway_id
         self._metadata = bearer_metadata(token)
+        self.connected = False  # whether snapshots come now
 
     def _channel(self) -> Any:
         options = [
@@ -50,7 +51,7 @@ class FleetClient:
                 async for snapshot in self._snapshots():
                     if not heard:
                         log.info("The scheduler is back.", extra={"fleet": self._address})
-                    pause, heard = REDIAL_SECONDS[0], True
+                    pause, heard, self.connected = REDIAL_SECONDS[0], True, True
                     apply(snapshot)
             except grpc.aio.AioRpcError as error:
                 problem = error.details() or error.code().name
@@ -58,6 +59,7 @@ class FleetClient:
                 problem = f"no news for {SILENCE_SECONDS:g} s"
             except Exception:  # a fault of ours ends this stream, not the redialling
                 log.exception("A snapshot was not understood.")
+            self.connected = False
             if heard:
                 log.warning("No scheduler, going on without: %s.", problem, extra={"fleet": self._address})
             heard = False

@@ -1,16 +1,27 @@
 """The gateway's metrics, in a registry of their own; names and labels as docs/architecture.md lists them."""
 
 from collections.abc import Callable, Container
+from enum import Enum, unique
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.ledger import Ledger
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 PLACEMENT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.005, 0.01, 0.1)
 LEDGER_STATES = ("admitted", "finished", "failed", "cancelled", "running")
+
+
+@unique
+class Judgement(str, Enum):
+    """What the objectives say of a request that was neither wrong nor ended by its caller."""
+
+    GOOD = "good"
+    SLOW = "slow"
+    FAILED = "failed"
 
 
 class ModelMetrics:
@@ -27,6 +38,7 @@ class ModelMetrics:
         self.generation_tokens: Counter = families.generation_tokens.labels(model)
         self.cached_tokens: Counter = families.cached_tokens.labels(model)
         self.cancellations: Counter = families.cancellations.labels(model)
+        self.judged: dict[Judgement, Counter] = {each: families.judged.labels(model, each.value) for each in Judgement}
 
 
 class _Families:
@@ -52,6 +64,27 @@ class _Families:
         self.generation_tokens = counter("polyfleet_generation_tokens_total", "Generated tokens.")
         self.cached_tokens = counter("polyfleet_cached_prompt_tokens_total", "Prompt tokens read from KV caches.")
         self.cancellations = counter("polyfleet_cancellations_total", "Requests whose client left.")
+        self.judged = Counter(
+            "polyfleet_slo_requests_total", "Requests judged by the objectives.", ("model", "result"), registry=registry
+        )
+
+
+class KeyMetrics:
+    """Usage by the id of the caller's key, of which there are as many as the keys file has; empty without keys."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *more: str) -> Counter:
+            return Counter(name, text, ("key_id", *more), registry=registry)
+
+        self._requests = counter("polyfleet_key_requests_total", "Requests by key and end.", "code")
+        self._prompt = counter("polyfleet_key_prompt_tokens_total", "Prompt tokens by key.")
+        self._generation = counter("polyfleet_key_generation_tokens_total", "Generated tokens by key.")
+
+    def count(self, key_id: str, code: str, prompt_tokens: int, generation_tokens: int) -> None:
+        """One request ended."""
+        self._requests.labels(key_id, code).inc()
+        self._prompt.labels(key_id).inc(prompt_tokens)
+        self._generation.labels(key_id).inc(generation_tokens)
 
 
 class Metrics:
@@ -76,9 +109,14 @@ class Metrics:
         self.migrations = Counter(
             "polyfleet_migrations_total", "Sequences moved off a lost worker.", ("result",), registry=registry
         )
+        self.keys = KeyMetrics(registry)
         self._placed: set[tuple[str, str]] = set()
         self._ledger = Gauge("polyfleet_ledger_requests", "The ledger.", ("state",), registry=registry)
         self._sessions = Gauge("polyfleet_sessions", "Sessions with workers.", ("state",), registry=registry)
+        self._connected = Gauge("polyfleet_scheduler_connected", "1 while snapshots come from it.", registry=registry)
+        self._objectives = Gauge(
+            "polyfleet_slo_objective_seconds", "What a good answer keeps.", ("objective",), registry=registry
+        )
 
     def of(self, model: str) -> ModelMetrics:
         """The metrics of one model."""
@@ -91,6 +129,20 @@ class Metrics:
         """Show `ledger` in `polyfleet_ledger_requests`."""
         for state in LEDGER_STATES:
             self._ledger.labels(state).set_function(partial(getattr, ledger, state))
+
+    def watch_scheduler(self, connected: Callable[[], bool]) -> None:
+        """Show whether snapshots come."""
+        self._connected.set_function(lambda: float(connected()))
+
+    def show_objectives(self, objectives: Objectives) -> None:
+        """Show what requests are judged by."""
+        self._objectives.labels("time_to_first_token").set(objectives.time_to_first_token)
+        self._objectives.labels("time_per_output_token").set(objectives.time_per_output_token)
+
+    def show_certificate(self, expiry: float) -> None:
+        """Show when the certificate that is served expires, in seconds since 1970."""
+        name, text = "polyfleet_tls_certificate_expiry_timestamp_seconds", "When the certificate served expires."
+        Gauge(name, text, registry=self.registry).set(expiry)
 
     def watch_sessions(self, state: str, count: Callable[[], int]) -> None:
         """Show `count` as the number of sessions in `state`."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from polyfleet.gateway.accounts import Accounts
 from polyfleet.gateway.auth import Authenticator, check_listen
+from polyfleet.gateway.certificate import expiry
 from polyfleet.gateway.config import GatewayConfig
 from polyfleet.gateway.errors import Unavailable
 from polyfleet.gateway.fleet_client import FleetClient
@@ -46,19 +47,28 @@ class Gateway:
         self._fleet = FleetClient(config.fleet, gateway_id, token)
         self._texts = Texts(self._fleet.tokenizer, self.view.changed)
         queue = RequestQueue(self.view, place, limits, self.metrics)
-        accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds)
+        accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives)
         self._generation = Generation(Models(self.view, self._texts, queue, limits), queue, limits, accounts)
         self._health = Health(self.view.num_ready)
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         state = GatewayState(self._generation, authenticator, self.metrics, self._health, limits)
         self.http = HttpServer(state, config)
         self.grpc = GrpcServer(state, config)
+        if config.tls_cert:
+            self._show_certificate(Path(config.tls_cert))
         self._drain_seconds = limits.drain_seconds
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _show_certificate(self, path: Path) -> None:
+        try:
+            self.metrics.show_certificate(expiry(path))
+        except ValueError as error:
+            log.warning("When the certificate expires is not known: %s.", error)
 
     async def start(self) -> None:
         """Watch the fleet and serve."""
         self.view.changed.add(lambda: self.metrics.keep_workers(self.view.sessions))
+        self.metrics.watch_scheduler(lambda: self._fleet.connected)
         self.metrics.watch_sessions("connected", lambda: self.view.num_sessions(connected=True))
         self.metrics.watch_sessions("connecting", lambda: self.view.num_sessions(connected=False))
         self._tasks = [asyncio.create_task(self._fleet.watch(self.view.apply)), asyncio.create_task(self._follow())]

@@ -109,6 +109,8 @@ async def test_tls_on_both_ports(tmp_path: Path) -> None:
         url = f"https://localhost:{rig.gateway.http.port}/v1/models"
         status, body = await asyncio.to_thread(http, url, "", context)
         assert (status, json.loads(body)["data"][0]["id"]) == (200, "fake")
+        expiry = rig.gateway.metrics.registry.get_sample_value("polyfleet_tls_certificate_expiry_timestamp_seconds")
+        assert expiry == 4949958322  # 2126-11-04 00:25:22
         assert (await failure_of(rig.stub.Generate(REQUEST))).code is grpc.StatusCode.UNAVAILABLE  # plaintext
 
 
@@ -193,12 +195,20 @@ async def test_metrics_are_those_of_the_architecture() -> None:
         assert (value("polyfleet_placement_seconds_count") or 0) >= 2
         assert value("polyfleet_sessions", {"state": "connected"}) == 1
         assert value("polyfleet_sessions", {"state": "connecting"}) == 0
+        assert value("polyfleet_scheduler_connected") == 1
+        assert value("polyfleet_slo_requests_total", {**model, "result": "good"}) == 1
+        assert value("polyfleet_key_generation_tokens_total", {"key_id": ""}) == 14
+        assert value("polyfleet_tls_certificate_expiry_timestamp_seconds") is None
         for state, count in {"admitted": 2, "finished": 1, "failed": 1, "cancelled": 0, "running": 0}.items():
             assert value("polyfleet_ledger_requests", {"state": state}) == count
         for name in ("queue_time", "time_to_first_token", "time_per_output_token", "request_duration"):
             assert value(f"polyfleet_{name}_seconds_count", model) == 1
         _, text = await asyncio.to_thread(http, f"{rig.http}/metrics")
         assert b'polyfleet_requests_total{code="OK",method="Generate",model="fake"} 1.0' in text
+        await rig.fleet.stop()
+        await until(lambda: value("polyfleet_scheduler_connected") == 0)
+        await rig.fleet.start()
+        await until(lambda: value("polyfleet_scheduler_connected") == 1)
 
 
 async def test_the_fleet_token_is_presented_to_fleet_and_workers(tmp_path: Path) -> None:

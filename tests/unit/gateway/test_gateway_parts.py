@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,8 +16,16 @@ from polyfleet.gateway.accounts import Accounts
 from polyfleet.gateway.api import Call, Delta, FinishReason, Usage
 from polyfleet.gateway.auth import Authenticator, KeySetupError, Role, check_listen, read_keys
 from polyfleet.gateway.callbacks import Listeners
-from polyfleet.gateway.config import ConfigError, GatewayConfig, load_config
-from polyfleet.gateway.errors import DataLoss, Internal, InvalidArgument, Unauthenticated, Unavailable, error_of
+from polyfleet.gateway.config import ConfigError, GatewayConfig, Objectives, load_config
+from polyfleet.gateway.errors import (
+    DataLoss,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    error_of,
+)
 from polyfleet.gateway.health import Health
 from polyfleet.gateway.inbox import Inbox, Parcel
 from polyfleet.gateway.ledger import Ledger, LedgerError, Outcome
@@ -109,6 +118,47 @@ def test_a_record_writes_down_every_way_out() -> None:
     for code, count in {"OK": 1, "UNAVAILABLE": 1, "CANCELLED": 2, "INVALID_ARGUMENT": 1, "INTERNAL": 1}.items():
         labels = {"model": "", "method": "Generate", "code": code}
         assert metrics.registry.get_sample_value("polyfleet_requests_total", labels) == count
+
+
+def test_requests_are_judged_by_the_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    metrics = Metrics()
+    objectives = Objectives(time_to_first_token=2, time_per_output_token=0.5)
+    accounts = Accounts(Ledger(), metrics, 10, objectives)
+
+    def fail(error: BaseException) -> None:
+        with accounts.open("r", Call("Generate", "team-b")) as record:
+            record.name_model("m")
+            raise error
+
+    def answer(first: float, per_token: float) -> None:
+        with accounts.open("r", Call("Generate", "team-a")) as record:
+            record.name_model("m")
+            record.placed("w-1", 0.0)
+            record.prompt(5, 0)
+            now[0] += first
+            record.generated(1)
+            for _ in range(2):
+                now[0] += per_token
+                record.generated(1)
+
+    for first, per_token in ((2, 0.5), (0, 0), (2.5, 0), (0, 0.75)):
+        answer(first, per_token)
+    with accounts.open("r", Call("Tokenize")) as record:
+        record.name_model("m")  # no worker took part
+    for error in (Unavailable("x"), InvalidArgument("x"), NotFound("x"), asyncio.CancelledError()):
+        with pytest.raises(type(error)):
+            fail(error)
+    value = metrics.registry.get_sample_value
+    for result, count in {"good": 2, "slow": 2, "failed": 1}.items():
+        assert value("polyfleet_slo_requests_total", {"model": "m", "result": result}) == count
+    assert value("polyfleet_slo_objective_seconds", {"objective": "time_to_first_token"}) == 2
+    assert value("polyfleet_slo_objective_seconds", {"objective": "time_per_output_token"}) == 0.5
+    assert value("polyfleet_key_requests_total", {"key_id": "team-a", "code": "OK"}) == 4
+    assert value("polyfleet_key_requests_total", {"key_id": "team-b", "code": "CANCELLED"}) == 1
+    assert value("polyfleet_key_prompt_tokens_total", {"key_id": "team-a"}) == 20
+    assert value("polyfleet_key_generation_tokens_total", {"key_id": "team-a"}) == 12
 
 
 def test_leaving_at_the_deadline_is_the_deadline() -> None:
