@@ -24,6 +24,7 @@ from polyfleet.wire.ids import new_id
 TICK_SECONDS = 0.5
 SWEEP_SECONDS = 0.25
 NODES_SECONDS = 2.0  # how long the list of nodes is trusted
+SILENCE_SECONDS = 10.0  # a cluster that has not listed its nodes for so long counts as gone
 log = logging.getLogger(__name__)
 
 
@@ -111,6 +112,11 @@ class Controller:
     def reports(self) -> tuple[LauncherReport, ...]:
         """What the launchers said last."""
         return self._cluster.reports
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that are alive; 0 while the cluster does not answer."""
+        return len(self._nodes) if self._clock() - self._nodes_at < SILENCE_SECONDS else 0
 
     def _reports(self) -> tuple[LauncherReport, ...]:
         """The launchers' reports, with what was begun here and has not reached them yet."""

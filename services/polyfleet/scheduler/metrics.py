@@ -1,12 +1,17 @@
-"""The scheduler's `/metrics`: read from its state at each scrape, so that no series outlives what it counts."""
+"""The scheduler's `/metrics`: read from its state at each scrape, so that no series outlives what it counts.
 
+Beside it `/targets`: the workers' own `/metrics`, for Prometheus' `http_sd_configs`.
+"""
+
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from http.server import HTTPServer
 from threading import Thread
+from typing import Any
+from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from polyfleet.scheduler.launch import LauncherReport
@@ -20,6 +25,7 @@ class SchedulerState:
     snapshot: pb.FleetSnapshot
     watchers: int
     reports: tuple[LauncherReport, ...]
+    nodes: int  # of Ray; 0 while it does not answer
 
 
 class SchedulerMetrics:
@@ -39,6 +45,18 @@ class SchedulerMetrics:
         version = "Version of the fleet snapshot, within one epoch"
         yield GaugeMetricFamily("polyfleet_snapshot_version", version, state.snapshot.version)
         yield GaugeMetricFamily("polyfleet_snapshot_watchers", "Open streams of WatchFleet", state.watchers)
+        yield GaugeMetricFamily("polyfleet_ray_nodes", "Ray's living nodes; 0 while it does not answer", state.nodes)
+
+    def targets(self) -> list[dict[str, Any]]:
+        """Where workers show their metrics now, as Prometheus' HTTP service discovery wants it."""
+        return [
+            {
+                "targets": [worker.info.metrics_address],
+                "labels": {"worker_id": worker.info.worker_id, "node": worker.info.host},
+            }
+            for worker in self._read().snapshot.workers
+            if worker.info.metrics_address and worker.status.state != pb.WORKER_STATE_LOST
+        ]
 
     def _restart_counts(self, reports: Sequence[LauncherReport]) -> CounterMetricFamily:
         """Sums that never fall, though launchers come, go, and begin again from 0."""
@@ -87,17 +105,30 @@ def state_name(state: "pb.WorkerState.ValueType") -> str:
 
 
 class MetricsServer:
-    """Serves a collector at `/metrics`. Raises OSError when the port is taken."""
+    """Serves a collector at `/metrics` and its `/targets`. Raises OSError when the port is taken."""
 
     def __init__(self, host: str, port: int, metrics: SchedulerMetrics) -> None:
         registry = CollectorRegistry()
         registry.register(metrics)
-        self._server: HTTPServer
+        self._server: WSGIServer
         self._thread: Thread
         self._server, self._thread = start_http_server(port, host, registry)
+        self._server.set_app(_with_targets(metrics, make_wsgi_app(registry)))
 
     def stop(self) -> None:
         """Close the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _with_targets(metrics: SchedulerMetrics, others: Any) -> Any:
+    """A WSGI application: `/targets`, and `others` for every other path."""
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/targets":
+            return others(environ, start_response)  # type: ignore[no-any-return]
+        start_response("200 OK", [("Content-Type", "application/json")])
+        return [json.dumps(metrics.targets()).encode()]
+
+    return application

@@ -92,7 +92,10 @@ class Scheduler:
 
     def _read_from_thread(self, loop: asyncio.AbstractEventLoop) -> Any:
         async def read() -> SchedulerState:
-            return SchedulerState(self._registry.snapshot(), self._feed.watchers, self._controller.reports)
+            controller = self._controller
+            return SchedulerState(
+                self._registry.snapshot(), self._feed.watchers, controller.reports, controller.num_nodes
+            )
 
         return lambda: asyncio.run_coroutine_threadsafe(read(), loop).result(SCRAPE_SECONDS)
 

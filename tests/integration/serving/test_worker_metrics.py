@@ -15,6 +15,7 @@ Samples = dict[str, float]
 LABELLED = {
     "polyfleet_sequences_running", "polyfleet_sequences_waiting",
     "polyfleet_kv_blocks_used", "polyfleet_kv_blocks_free", "polyfleet_kv_cache_usage_ratio",
+    "polyfleet_kv_block_tokens", "polyfleet_engine_peak_tokens_per_second",
     "polyfleet_prefix_cache_queries_total", "polyfleet_prefix_cache_hits_total",
     "polyfleet_engine_prompt_tokens_total", "polyfleet_engine_generation_tokens_total",
     "polyfleet_engine_steps_total", "polyfleet_engine_step_seconds_total", "polyfleet_preemptions_total",
@@ -51,6 +52,7 @@ async def test_figures_follow_the_engine_and_leave_with_the_model(tmp_path: Path
         assert idle.keys() >= LABELLED
         assert idle["polyfleet_worker_ready"] == 1
         assert (idle["polyfleet_kv_blocks_free"], idle["polyfleet_kv_blocks_used"]) == (1000, 0)
+        assert idle["polyfleet_kv_block_tokens"] == 16
 
         async with worker.session() as session:
             for name in ("a", "b", "c"):

@@ -1,5 +1,6 @@
 """The scheduler's /metrics: names and labels of docs/architecture.md, values of a given state."""
 
+import json
 import urllib.request
 from dataclasses import replace
 
@@ -30,7 +31,7 @@ SNAPSHOT = pb.FleetSnapshot(
 
 @pytest.fixture
 def state() -> SchedulerState:
-    return SchedulerState(SNAPSHOT, 2, (REPORT,))
+    return SchedulerState(SNAPSHOT, 2, (REPORT,), 4)
 
 
 def values(metrics: SchedulerMetrics) -> dict[str, float]:
@@ -53,6 +54,7 @@ def test_every_series_has_its_value(state: SchedulerState) -> None:
         "polyfleet_worker_restarts_total deployment=d": 2,
         "polyfleet_snapshot_version": 7,
         "polyfleet_snapshot_watchers": 2,
+        "polyfleet_ray_nodes": 4,
     }
 
 
@@ -73,3 +75,20 @@ def test_the_page_is_served_and_its_port_given_back(state: SchedulerState) -> No
         page = urllib.request.urlopen(f"http://{host}:{port}/metrics").read().decode()
         assert "polyfleet_snapshot_version 7.0\n" in page
         server.stop()
+
+
+def test_the_workers_that_are_there_are_told_to_prometheus(state: SchedulerState) -> None:
+    infos = [("w-1", "10.0.0.1:9100", "READY"), ("w-2", "10.0.0.2:9100", "LOST"), ("w-3", "", "READY")]
+    snapshot = pb.FleetSnapshot()
+    for worker_id, address, now in infos:
+        each = snapshot.workers.add(info=pb.WorkerInfo(worker_id=worker_id, metrics_address=address, host="node-a"))
+        each.status.state = pb.WorkerState.Value(f"WORKER_STATE_{now}")
+    host, _, port = free_address("127.0.0.1:0").partition(":")
+    server = MetricsServer(host, int(port), SchedulerMetrics(lambda: replace(state, snapshot=snapshot)))
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/targets") as answer:
+            assert answer.headers["Content-Type"] == "application/json"
+            told = json.load(answer)
+    finally:
+        server.stop()
+    assert told == [{"targets": ["10.0.0.1:9100"], "labels": {"worker_id": "w-1", "node": "node-a"}}]

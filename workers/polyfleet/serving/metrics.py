@@ -72,6 +72,17 @@ class WorkerCollector(Collector):
                 metric = family(name, text, labels=LABELS)
                 metric.add_metric(labels, reading(status, info.model.num_blocks))
                 yield metric
+        for name, text, value in (
+            ("polyfleet_kv_block_tokens", "Tokens that a KV block holds.", info.model.block_size),
+            (
+                "polyfleet_engine_peak_tokens_per_second",
+                "Most tokens generated in a second.",
+                self._worker.peak.per_second,
+            ),
+        ):
+            fact = GaugeMetricFamily(name, text, labels=LABELS)
+            fact.add_metric(labels, value)
+            yield fact
         ledger = GaugeMetricFamily(
             "polyfleet_engine_ledger_sequences", "Admitted = all other states together.", labels=("state",)
         )

@@ -21,6 +21,7 @@ from polyfleet.serving.condition import Condition
 from polyfleet.serving.convert import model_info_of, options_of, request_of, status_of
 from polyfleet.serving.devices import confined
 from polyfleet.serving.engine_client import EngineProcess, LoadError, OnProgress
+from polyfleet.serving.peak import PeakRate
 from polyfleet.serving.router import INVALID_ARGUMENT, SequenceRouter
 from polyfleet.serving.session import GatewaySession
 from polyfleet.serving.trust import Trust
@@ -79,6 +80,7 @@ class Worker:
         self.ending = asyncio.Event()
         self.load_progress = 0.0
         self.tokenizer = b""
+        self.peak = PeakRate()  # generated tokens per second, of the model that is loaded
         self._condition = Condition(self.changes)
         self.trust = Trust(self, self._condition, canary_interval)
 
@@ -160,7 +162,7 @@ class Worker:
             if self.state == fleet.WORKER_STATE_LOADING:
                 self._condition.enter(fleet.WORKER_STATE_STARTING, str(error))
             raise LoadError(str(error)) from None
-        self._engine = engine
+        self._engine, self.peak = engine, PeakRate()
         self.tokenizer = engine.loaded.tokenizer
         self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
         self.load_progress = 1.0
@@ -230,6 +232,7 @@ class Worker:
             async for news in engine.news():
                 self.trust.heard()
                 self.router.deliver(news)
+                self.peak.see(news.status.generated_tokens, asyncio.get_running_loop().time())
                 if news.canary is not None:
                     self.trust.judge(news.canary)
             reason = engine.reason

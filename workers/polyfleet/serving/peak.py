@@ -1,0 +1,22 @@
+"""The best that an engine was seen to do: what its present rate is compared with."""
+
+from dataclasses import dataclass
+
+WINDOW_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class PeakRate:
+    """The highest rate of a count that only grows, over windows of at least a second. Give it every new value."""
+
+    per_second: float = 0.0
+    _count: int | None = None
+    _since: float = 0.0
+
+    def see(self, count: int, now: float) -> None:
+        """The count now; `now` in seconds of any clock that does not jump."""
+        if self._count is None:
+            self._count, self._since = count, now
+        elif now - self._since >= WINDOW_SECONDS:
+            self.per_second = max(self.per_second, (count - self._count) / (now - self._since))
+            self._count, self._since = count, now
