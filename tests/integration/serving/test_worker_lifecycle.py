@@ -220,6 +220,15 @@ async def test_the_drain_timeout_hands_the_rest_back(tmp_path: Path) -> None:
         assert await worker.exit_status() == 0
 
 
+async def test_sigterm_in_the_moment_that_the_lock_names_it_exits_0(tmp_path: Path) -> None:
+    worker = WorkerProcess(tmp_path)
+    await worker.spawn()
+    while not worker.lock_path.exists():
+        pass  # no pause: a launcher may be as quick
+    worker.signal(signal.SIGTERM)
+    assert await worker.exit_status() == 0
+
+
 async def test_sigterm_while_loading_exits_0(tmp_path: Path) -> None:
     async with WorkerProcess(tmp_path, model="fake:load_seconds=600", wait_ready=False) as worker:
         await worker.until_state(fleet.WORKER_STATE_LOADING)

@@ -72,10 +72,11 @@ class WorkerProcess:
             metrics = MetricsServer(self._worker, config.metrics_listen, self._devices)
             try:
                 self._announce(server, metrics)
-                if lock is not None:
-                    info = self._worker.info()
-                    lock.acquire(config.worker_id, info.address, info.metrics_address)
-                await self._serve(server, token)
+                with self._handling_signals():  # before the lock names this process to others
+                    if lock is not None:
+                        info = self._worker.info()
+                        lock.acquire(config.worker_id, info.address, info.metrics_address)
+                    await self._serve(server, token)
             finally:
                 await self._worker.close()
                 await asyncio.to_thread(metrics.stop)
@@ -105,9 +106,8 @@ class WorkerProcess:
         if config.load is not None:
             tasks.append(asyncio.create_task(self._load()))
         try:
-            with self._handling_signals():
-                await self._worker.ending.wait()
-                await self._wind_down()
+            await self._worker.ending.wait()
+            await self._wind_down()
         finally:
             await server.stop(CLOSE_SECONDS)
             if self._devices is not None:
