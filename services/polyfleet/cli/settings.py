@@ -96,6 +96,8 @@ def deployments(config: Config, flags: Flags) -> tuple[Deployment, ...]:
                 ExitCode.BAD_INPUT,
             )
         return config.deployments
+    if flags.model is not None and not Path(flags.model).exists():
+        raise CliError(f"--model {flags.model}: there is no such file or folder.", ExitCode.BAD_INPUT)
     source = flags.model or str(bundled_model())
     name = flags.model_name or (MODEL_NAME if flags.model is None else Path(source).stem)
     identifier = "".join(c if c.isascii() and c.isalnum() else "-" for c in name.lower()).strip("-")[:63] or "model"

@@ -52,10 +52,12 @@ def test_the_file_names_addresses_and_deployments(tmp_path: Path) -> None:
     assert [(d.name, d.workers) for d in settings.config.deployments] == [("big", 3)]
 
 
-def test_flags_override_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "My Model.gguf").touch()
+    monkeypatch.chdir(tmp_path)
     flags = Flags(
         config=config_file(tmp_path),
-        model="models/My Model.gguf",
+        model="My Model.gguf",
         workers=2,
         grpc_listen="127.0.0.1:7100",
         fleet_listen="127.0.0.1:7102",
@@ -64,7 +66,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     settings = resolve(flags)
     (deployment,) = settings.config.deployments
     assert (deployment.name, deployment.model_name, deployment.workers) == ("my-model", "My Model", 2)
-    assert deployment.source == str(Path("models/My Model.gguf").absolute())
+    assert deployment.source == str(tmp_path / "My Model.gguf")
     assert (settings.grpc_address, settings.http_address) == ("127.0.0.1:7100", "127.0.0.1:7001")
     assert settings.config.gateway.fleet == "127.0.0.1:7102"
     assert settings.state_dir == tmp_path / "state"
@@ -82,6 +84,12 @@ def test_keys_of_the_gateway_hold_at_the_scheduler(tmp_path: Path) -> None:
 def test_flags_of_the_model_need_a_model_when_the_file_has_its_own(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="--workers and --model-name belong to --model"):
         resolve(Flags(config=config_file(tmp_path), workers=2))
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match=r"--model .*/none\.gguf: there is no such file or folder\.") as refusal:
+        resolve(Flags(model=str(tmp_path / "none.gguf")))
+    assert refusal.value.exit_code == ExitCode.BAD_INPUT
 
 
 def test_a_bad_address_is_refused() -> None:
