@@ -125,7 +125,9 @@ def test_dialable(listen: str, dial: str) -> None:
     assert dialable(listen) == dial
 
 
-def test_hints_name_the_addresses_and_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hints_name_the_addresses_and_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.gguf").touch()
+    monkeypatch.chdir(tmp_path)
     here = Path(sys.executable).parent
     monkeypatch.setenv("PATH", str(here))
     settings = resolve(Flags(grpc_listen="127.0.0.1:7100", http_listen="127.0.0.1:7101", model="m.gguf"))
