@@ -80,4 +80,5 @@ def test_a_users_choice_holds_for_deployments_that_name_no_accelerator(
 
 def test_there_is_room_for_every_wished_cpu_worker(tmp_path: Path) -> None:
     assert local_places(resolve(Flags()))["cpu"] >= 4
-    assert local_places(resolve(Flags(model="m.gguf", workers=900)))["cpu"] == 900
+    (tmp_path / "m.gguf").touch()
+    assert local_places(resolve(Flags(model=str(tmp_path / "m.gguf"), workers=900)))["cpu"] == 900
