@@ -56,9 +56,11 @@ def version() -> str:
 
 
 def revision() -> str:
-    """The checkout's commit; empty where there is none."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    """The checkout's commit, with -dirty behind it where files differ from it; empty where there is none."""
+    if not shutil.which("git"):
+        return ""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def reference(image: Image, options: argparse.Namespace) -> str:
@@ -142,7 +144,7 @@ def parse(arguments: list[str], table: dict[str, Image]) -> argparse.Namespace:
     parser.add_argument("--tools-base", help="image that builds the wheel: python3 with venv")
     parser.add_argument("--torch-index", help="package index of worker-cpu's torch; empty: pip's own")
     parser.add_argument("--source", default="", help="URL of the source code, for the label")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if unknown := [name for name in options.images if name not in table]:
         parser.error(f"no image is called {', '.join(unknown)}: there are {', '.join(table)}")
     if options.base and not options.images:
