@@ -1,33 +1,31 @@
-"""A certificate for localhost and 127.0.0.1 with its throw-away key: for tests of TLS, of no use elsewhere.
+"""Self-signed certificates for localhost and 127.0.0.1, made when a test asks for one."""
 
-Made with `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 36500 -subj "/CN=polyfleet
-test" -addext "subjectAltName=DNS:localhost,IP:127.0.0.1"`.
-"""
-
-import ssl
-from base64 import b64decode
+from datetime import datetime, timedelta, timezone
+from ipaddress import ip_address
 from pathlib import Path
-from textwrap import wrap
 
-CERTIFICATE = (
-    "MIIBpTCCAUugAwIBAgIURN/rmYA7ZS1ukYI3+B17h8w6yv0wCgYIKoZIzj0EAwIwGTEXMBUGA1UEAwwOcG9seWZsZWV0IHRlc3Qw"
-    "IBcNMjYxMTI4MDAyNTIyWhgPMjEyNjExMDQwMDI1MjJaMBkxFzAVBgNVBAMMDnBvbHlmbGVldCB0ZXN0MFkwEwYHKoZIzj0CAQYI"
-    "KoZIzj0DAQcDQgAEjwbMearO0K4kkRolUcmSwDk46DdPjckLg8kGDo4WNQKyzHXMBwNLu58oEn6Ujtq0yfaVuHQXS1Zy+SAfOAjz"
-    "+aNvMG0wHQYDVR0OBBYEFPaeb0fAkBtRfI5mDMDQv6vGORl2MB8GA1UdIwQYMBaAFPaeb0fAkBtRfI5mDMDQv6vGORl2MA8GA1Ud"
-    "EwEB/wQFMAMBAf8wGgYDVR0RBBMwEYIJbG9jYWxob3N0hwR/AAABMAoGCCqGSM49BAMCA0gAMEUCIQC85kkkFJSlntl0WGseCicu"
-    "aXEIDcZjnn7CcOS9QK0zggIgCD4CziKZDOIzs7F9w5XBU/BZJ8LFQeIjSO94wt7abs8="
-)
-KEY = (
-    "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgEiMmvmCEpJ3Gjr7c15FE5EtD1I/KEoI/i+ZlzWF+11WhRANCAASP"
-    "Bsx5qs7QriSRGiVRyZLAOTjoN0+NyQuDyQYOjhY1ArLMdcwHA0u7nygSfpSO2rTJ9pW4dBdLVnL5IB84CPP5"
-)
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+LONG = timedelta(days=3650)
 
 
-def write_tls_files(folder: Path) -> tuple[Path, Path]:
-    """Certificate and key as PEM files in `folder`."""
-    certificate, key = folder / "tls.crt", folder / "tls.key"
-    certificate.write_text(ssl.DER_cert_to_PEM_cert(b64decode(CERTIFICATE)))
-    label = "PRIVATE " + "KEY"
-    body = "\n".join(wrap(KEY, 64))
-    key.write_text(f"-----BEGIN {label}-----\n{body}\n-----END {label}-----\n")
-    return certificate, key
+def write_tls_files(folder: Path, lasting: timedelta = LONG) -> tuple[Path, Path]:
+    """A new certificate that expires after `lasting`, and its key, as PEM files in `folder`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "polyfleet test")])
+    now = datetime.now(timezone.utc)
+    hosts = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + lasting)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "tls.crt", folder / "tls.key"
+    files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    pkcs8, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, pkcs8, plain))
+    return files

@@ -1,49 +1,68 @@
-"""When a certificate expires: the little of X.509 that the standard library does not tell of one's own files."""
+"""The certificate of both ports: read at the start and whenever its files change, as cert-manager renews them."""
 
-import re
+import logging
 import ssl
-from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-CONTEXT_0, UTC_TIME = 0xA0, 0x17
+import grpc
+from cryptography import x509
+
+from polyfleet.gateway.config import ConfigError
+from polyfleet.gateway.listen import check_tls
+
+log = logging.getLogger(__name__)
 
 
-def expiry(path: Path) -> float:
-    """The first moment, in seconds since 1970, at which a certificate of this PEM chain is not valid any more.
+class ServedCertificate:
+    """A PEM chain and its key. New connections get the newest pair that belongs together; old ones go on.
 
-    Raises ValueError when the file holds no certificate.
+    Raises ConfigError when the first pair can't be used.
     """
-    blocks = BLOCK.findall(path.read_text(encoding="ascii", errors="replace"))
-    if not blocks:
-        raise ValueError(f"{path} holds no certificate")
-    return min(not_after(ssl.PEM_cert_to_DER_cert(block)) for block in blocks)
 
+    def __init__(self, chain: str, key: str) -> None:
+        self._chain, self._key = Path(chain), Path(key)
+        self._seen = self._read()
+        self._contexts: list[ssl.SSLContext] = []
+        self._take()
 
-def not_after(der: bytes) -> float:
-    """`validity.notAfter` of a DER certificate (RFC 5280, 4.1)."""
-    _, certificate, _ = element(der)
-    _, fields, _ = element(certificate)  # tbsCertificate
-    tag, _, rest = element(fields)
-    for _ in range(3 if tag == CONTEXT_0 else 2):  # version where it is given, serialNumber, signature, issuer
-        _, _, rest = element(rest)
-    _, validity, _ = element(rest)
-    _, _, rest = element(validity)  # behind notBefore
-    tag, time, _ = element(rest)
-    # A two-digit year is 1950 to 2049 there and 1969 to 2068 here; certificates from 2050 on have four digits.
-    layout = "%y%m%d%H%M%SZ" if tag == UTC_TIME else "%Y%m%d%H%M%SZ"
-    return datetime.strptime(time.decode("ascii"), layout).replace(tzinfo=timezone.utc).timestamp()
+    @property
+    def expiry(self) -> float:
+        """The first moment, in seconds since 1970, at which a certificate of the chain is not valid any more."""
+        return min(each.not_valid_after_utc.timestamp() for each in self._certificates)
 
+    def refresh(self) -> None:
+        """Take the files' pair if it has changed and can be used; else keep what there is."""
+        try:
+            found = self._read()
+            if found == self._seen:
+                return
+            self._seen = found
+            self._take()
+        except (ConfigError, ValueError) as error:
+            log.warning("The old certificate is kept: %s", error)
+        else:
+            log.info("The certificate has changed.")
 
-def element(der: bytes) -> tuple[int, bytes, bytes]:
-    """Tag and content of the first element, and what follows it (X.690, 8.1). Raises ValueError when it is cut off."""
-    if len(der) < 2:
-        raise ValueError("a certificate ends too early")
-    size, begin = der[1], 2
-    if size & 0x80:
-        begin += size & 0x7F
-        size = int.from_bytes(der[2:begin], "big")
-    end = begin + size
-    if end > len(der):
-        raise ValueError("a certificate ends too early")
-    return der[0], der[begin:end], der[end:]
+    def use_in(self, context: ssl.SSLContext) -> None:
+        """Keep this context at the newest pair."""
+        context.load_cert_chain(self._chain, self._key)
+        self._contexts.append(context)
+
+    def grpc_credentials(self) -> Any:
+        """For a gRPC server; asks at each handshake."""
+        return grpc.dynamic_ssl_server_credentials(self._newest, lambda: self._newest)
+
+    def _read(self) -> tuple[bytes, bytes]:
+        try:
+            return self._chain.read_bytes(), self._key.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"The TLS file {error.filename} can't be read: {error.strerror}.") from None
+
+    def _take(self) -> None:
+        check_tls(str(self._chain), str(self._key))
+        for context in self._contexts:
+            context.load_cert_chain(self._chain, self._key)
+        chain, key = self._seen
+        self._certificates = x509.load_pem_x509_certificates(chain)
+        self._newest = grpc.ssl_server_certificate_configuration([(key, chain)])

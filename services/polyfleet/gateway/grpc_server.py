@@ -6,6 +6,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import GatewayConfig
 from polyfleet.gateway.grpc_service import InferenceService
 from polyfleet.gateway.listen import ListenError, check_free
@@ -36,7 +37,7 @@ def server_options(config: GatewayConfig) -> list[tuple[str, int]]:
 class GrpcServer:
     """Binds when made: raises ListenError when the port can't be had."""
 
-    def __init__(self, state: GatewayState, config: GatewayConfig) -> None:
+    def __init__(self, state: GatewayState, config: GatewayConfig, certificate: ServedCertificate | None) -> None:
         self._state = state
         self._server = grpc.aio.server(options=server_options(config))
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(state), self._server)
@@ -44,15 +45,15 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._serving: bool | None = None
         _add_reflection(self._server)
-        self.port = self._bind(config)
+        self.port = self._bind(config, certificate)
 
-    def _bind(self, config: GatewayConfig) -> int:
+    def _bind(self, config: GatewayConfig, certificate: ServedCertificate | None) -> int:
         address, flag = config.grpc_listen, "--grpc-listen"
         check_free(address, flag)  # gRPC itself does not say why it can't bind
         try:
-            if not config.tls_cert:
+            if certificate is None:
                 return int(self._server.add_insecure_port(address))
-            return int(self._server.add_secure_port(address, credentials(config)))
+            return int(self._server.add_secure_port(address, certificate.grpc_credentials()))
         except RuntimeError:
             raise ListenError(address, flag) from None
 
@@ -74,12 +75,6 @@ class GrpcServer:
     async def stop(self, grace: float) -> None:
         """Take no calls; those that run get `grace` seconds."""
         await self._server.stop(grace)
-
-
-def credentials(config: GatewayConfig) -> Any:
-    """TLS from the configured PEM files, read at start."""
-    with open(config.tls_key, "rb") as key, open(config.tls_cert, "rb") as chain:
-        return grpc.ssl_server_credentials([(key.read(), chain.read())])
 
 
 def _add_reflection(server: Any) -> None:

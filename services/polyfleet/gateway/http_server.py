@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
 
+from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import GatewayConfig
 from polyfleet.gateway.http.app import create_app
 from polyfleet.gateway.listen import open_socket
@@ -22,7 +24,13 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Binds when made: raises ListenError when the port can't be had."""
 
-    def __init__(self, state: GatewayState, config: GatewayConfig) -> None:
+    def __init__(self, state: GatewayState, config: GatewayConfig, certificate: ServedCertificate | None) -> None:
+        def tls_context(*_: object) -> ssl.SSLContext:
+            assert certificate is not None
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            certificate.use_in(context)
+            return context
+
         self._socket = open_socket(config.http_listen, "--http-listen")
         self.port: int = self._socket.getsockname()[1]
         self._server = _Server(
@@ -37,8 +45,7 @@ class HttpServer:
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=1,
-                ssl_certfile=config.tls_cert or None,
-                ssl_keyfile=config.tls_key or None,
+                ssl_context_factory=tls_context if certificate else None,
             )
         )
         self._task: asyncio.Task[None] | None = None

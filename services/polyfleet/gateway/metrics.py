@@ -6,6 +6,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.ledger import Ledger
 
@@ -139,10 +140,10 @@ class Metrics:
         self._objectives.labels("time_to_first_token").set(objectives.time_to_first_token)
         self._objectives.labels("time_per_output_token").set(objectives.time_per_output_token)
 
-    def show_certificate(self, expiry: float) -> None:
+    def watch_certificate(self, certificate: ServedCertificate) -> None:
         """Show when the certificate that is served expires, in seconds since 1970."""
         name, text = "polyfleet_tls_certificate_expiry_timestamp_seconds", "When the certificate served expires."
-        Gauge(name, text, registry=self.registry).set(expiry)
+        Gauge(name, text, registry=self.registry).set_function(lambda: certificate.expiry)
 
     def watch_sessions(self, state: str, count: Callable[[], int]) -> None:
         """Show `count` as the number of sessions in `state`."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from polyfleet.gateway.accounts import Accounts
 from polyfleet.gateway.auth import Authenticator, check_listen
-from polyfleet.gateway.certificate import expiry
+from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import GatewayConfig
 from polyfleet.gateway.errors import Unavailable
 from polyfleet.gateway.fleet_client import FleetClient
@@ -16,7 +16,7 @@ from polyfleet.gateway.grpc_server import GrpcServer
 from polyfleet.gateway.health import Health
 from polyfleet.gateway.http_server import HttpServer
 from polyfleet.gateway.ledger import Ledger
-from polyfleet.gateway.listen import check_tls, split_address
+from polyfleet.gateway.listen import split_address
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.models import Models
 from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue
@@ -27,6 +27,7 @@ from polyfleet.wire.auth import fleet_token
 from polyfleet.wire.ids import new_id
 
 HEALTH_SECONDS = 0.1
+CERTIFICATE_SECONDS = 10.0  # between looks at its files
 STOP_SECONDS = 1.0  # for calls whose end is on its way to the client
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig) -> None:
         _check(config)
+        self._certificate = ServedCertificate(config.tls_cert, config.tls_key) if config.tls_cert else None
         limits = config.limits
         gateway_id, token = new_id("gw"), fleet_token(config.fleet_token_file or None)
         self.ledger = Ledger()
@@ -52,18 +54,12 @@ class Gateway:
         self._health = Health(self.view.num_ready)
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         state = GatewayState(self._generation, authenticator, self.metrics, self._health, limits)
-        self.http = HttpServer(state, config)
-        self.grpc = GrpcServer(state, config)
-        if config.tls_cert:
-            self._show_certificate(Path(config.tls_cert))
+        self.http = HttpServer(state, config, self._certificate)
+        self.grpc = GrpcServer(state, config, self._certificate)
+        if self._certificate:
+            self.metrics.watch_certificate(self._certificate)
         self._drain_seconds = limits.drain_seconds
         self._tasks: list[asyncio.Task[None]] = []
-
-    def _show_certificate(self, path: Path) -> None:
-        try:
-            self.metrics.show_certificate(expiry(path))
-        except ValueError as error:
-            log.warning("When the certificate expires is not known: %s.", error)
 
     async def start(self) -> None:
         """Watch the fleet and serve."""
@@ -71,16 +67,23 @@ class Gateway:
         self.metrics.watch_scheduler(lambda: self._fleet.connected)
         self.metrics.watch_sessions("connected", lambda: self.view.num_sessions(connected=True))
         self.metrics.watch_sessions("connecting", lambda: self.view.num_sessions(connected=False))
-        self._tasks = [asyncio.create_task(self._fleet.watch(self.view.apply)), asyncio.create_task(self._follow())]
+        jobs = (self._fleet.watch(self.view.apply), self._follow_health(), self._follow_certificate())
+        self._tasks = [asyncio.create_task(job) for job in jobs]
         await self.grpc.start()
         await self.http.start()
         log.info("Gateway listens.", extra={"grpc_port": self.grpc.port, "http_port": self.http.port})
 
-    async def _follow(self) -> None:
+    async def _follow_health(self) -> None:
         """Keep gRPC's health service true."""
         while True:
             await self.grpc.show_health()
             await asyncio.sleep(HEALTH_SECONDS)
+
+    async def _follow_certificate(self) -> None:
+        """Serve a renewed certificate."""
+        while self._certificate:
+            await asyncio.sleep(CERTIFICATE_SECONDS)
+            self._certificate.refresh()
 
     async def drain(self) -> None:
         """Not ready any more; new requests are turned away, running ones get `drain_seconds`."""
@@ -110,5 +113,3 @@ def _check(config: GatewayConfig) -> None:
     for address, flag in ((config.grpc_listen, "--grpc-listen"), (config.http_listen, "--http-listen")):
         split_address(address, flag)
         check_listen(address, keys_file, insecure=config.insecure_no_keys)
-    if config.tls_cert:
-        check_tls(config.tls_cert, config.tls_key)

@@ -4,9 +4,11 @@ import asyncio
 import hashlib
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -96,22 +98,36 @@ async def test_a_changed_keys_file_counts_at_once_and_a_broken_one_does_not(
         assert (await Stream.read(rig.stub.Generate(REQUEST, metadata=bearer("secret-new")))).ids()
 
 
-async def test_tls_on_both_ports(tmp_path: Path) -> None:
-    certificate, key = write_tls_files(tmp_path)
+async def served_over_tls(rig: GatewayRig, root: bytes) -> None:
+    """Assert that both ports serve under the certificate `root`."""
+    credentials = grpc.ssl_channel_credentials(root)
+    async with grpc.aio.secure_channel(f"localhost:{rig.gateway.grpc.port}", credentials) as channel:
+        assert (await Stream.read(type(rig.stub)(channel).Generate(REQUEST))).ids()
+    context = ssl.create_default_context(cadata=root.decode())
+    url = f"https://localhost:{rig.gateway.http.port}/v1/models"
+    status, body = await asyncio.to_thread(http, url, "", context)
+    assert (status, json.loads(body)["data"][0]["id"]) == (200, "fake")
+
+
+async def test_tls_on_both_ports_also_after_a_renewal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfleet.gateway.server.CERTIFICATE_SECONDS", 0.01)
+    certificate, key = write_tls_files(tmp_path, timedelta(days=1))
     config = {"tls_cert": str(certificate), "tls_key": str(key)}
-    root = certificate.read_bytes()
     async with GatewayRig(config=config) as rig:
         await rig.add(text_worker("w-1"))
-        credentials = grpc.ssl_channel_credentials(root)
-        async with grpc.aio.secure_channel(f"localhost:{rig.gateway.grpc.port}", credentials) as channel:
-            assert (await Stream.read(type(rig.stub)(channel).Generate(REQUEST))).ids()
-        context = ssl.create_default_context(cadata=root.decode())
-        url = f"https://localhost:{rig.gateway.http.port}/v1/models"
-        status, body = await asyncio.to_thread(http, url, "", context)
-        assert (status, json.loads(body)["data"][0]["id"]) == (200, "fake")
-        expiry = rig.gateway.metrics.registry.get_sample_value("polyfleet_tls_certificate_expiry_timestamp_seconds")
-        assert expiry == 4949425522  # 2126-11-04 00:25:22
+        await served_over_tls(rig, certificate.read_bytes())
         assert (await failure_of(rig.stub.Generate(REQUEST))).code is grpc.StatusCode.UNAVAILABLE  # plaintext
+
+        def days_left() -> float:
+            name = "polyfleet_tls_certificate_expiry_timestamp_seconds"
+            end = rig.gateway.metrics.registry.get_sample_value(name)
+            assert end is not None
+            return (end - time.time()) / 86400
+
+        assert days_left() == pytest.approx(1, abs=0.1)
+        write_tls_files(tmp_path, timedelta(days=90))
+        await until(lambda: days_left() > 89)
+        await served_over_tls(rig, certificate.read_bytes())
 
 
 async def test_health_follows_the_workers_and_the_draining() -> None:

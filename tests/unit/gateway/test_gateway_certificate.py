@@ -1,51 +1,64 @@
-"""The expiry of certificates: openssl's own word on them, chains, and files that hold none."""
+"""The served certificate: its expiry, its renewal, and files that can't be used."""
 
+import logging
 import ssl
-from base64 import b64decode
-from datetime import datetime, timezone
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.support.tls_files import CERTIFICATE, write_tls_files
+from cryptography import x509
+from tests.support.tls_files import write_tls_files
 
-from polyfleet.gateway.certificate import element, expiry
-
-# `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj /CN=short`, whose
-# `openssl x509 -enddate` is SHORT_END: a two-digit year. The other certificate's has four digits.
-SHORT = (
-    "MIIBdTCCARugAwIBAgIUP/ZjOVumtSao3vlBQXvLSFZcjOcwCgYIKoZIzj0EAwIwEDEOMAwGA1UEAwwFc2hvcnQwHhcNMjYxMTI4MDMzNzMzWh"
-    "cNMjYxMjI4MDMzNzMzWjAQMQ4wDAYDVQQDDAVzaG9ydDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABJcFh9uXpVZ2dIBg5b6MKLd+VTJJtGNR"
-    "wkzg/V57vgCWWtTU6SN/lVLaOWWdO18X1Mts9ZWPr7or/rEprpGeHG6jUzBRMB0GA1UdDgQWBBRga0zfrZCpneEPcvL0AxuZ4/mk2zAfBgNVHS"
-    "MEGDAWgBRga0zfrZCpneEPcvL0AxuZ4/mk2zAPBgNVHRMBAf8EBTADAQH/MAoGCCqGSM49BAMCA0gAMEUCIC158ZrcBD7JfDFD1MAiZGPhjUWY"
-    "ujsNxjkpMH2m2ki5AiEA2F4gCRdgj3ytInUy4ZW3tFunkBA7GCb7tbTPSd/Iw1A="
-)
-SHORT_END = datetime(2026, 12, 28, 3, 37, 33, tzinfo=timezone.utc)
-LONG_END = datetime(2126, 11, 4, 0, 25, 22, tzinfo=timezone.utc)
+from polyfleet.gateway.certificate import ServedCertificate
+from polyfleet.gateway.config import ConfigError
 
 
-def pem(*certificates: str) -> str:
-    return "".join(ssl.DER_cert_to_PEM_cert(b64decode(each)) for each in certificates)
-
-
-def test_both_ways_to_write_a_time_are_read(tmp_path: Path) -> None:
-    certificate, _ = write_tls_files(tmp_path)
-    assert expiry(certificate) == LONG_END.timestamp()
-    certificate.write_text(pem(SHORT))
-    assert expiry(certificate) == SHORT_END.timestamp()
+def end_of(chain: Path) -> float:
+    """The last certificate's end."""
+    return x509.load_pem_x509_certificates(chain.read_bytes())[-1].not_valid_after_utc.timestamp()
 
 
 def test_a_chain_expires_with_its_first(tmp_path: Path) -> None:
-    (tmp_path / "chain").write_text("a comment\n" + pem(CERTIFICATE, SHORT))
-    assert expiry(tmp_path / "chain") == SHORT_END.timestamp()
+    (tmp_path / "short").mkdir()
+    short, _ = write_tls_files(tmp_path / "short", timedelta(days=1))
+    chain, key = write_tls_files(tmp_path)
+    assert ServedCertificate(str(chain), str(key)).expiry == end_of(chain)
+    chain.write_bytes(chain.read_bytes() + short.read_bytes())
+    assert ServedCertificate(str(chain), str(key)).expiry == end_of(short)
 
 
-@pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"])
-def test_a_file_without_a_whole_certificate_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "broken").write_text(text)
-    with pytest.raises(ValueError, match=r"no certificate|too early"):
-        expiry(tmp_path / "broken")
+def test_a_renewed_pair_is_taken(tmp_path: Path) -> None:
+    chain, key = write_tls_files(tmp_path, timedelta(days=1))
+    certificate = ServedCertificate(str(chain), str(key))
+    certificate.use_in(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    write_tls_files(tmp_path, timedelta(days=90))
+    certificate.refresh()
+    assert certificate.expiry == end_of(chain)
 
 
-def test_elements_follow_each_other() -> None:
-    assert element(b"\x02\x01\x07\x05\x00") == (2, b"\x07", b"\x05\x00")
-    assert element(b"\x04\x81\x80" + b"x" * 128) == (4, b"x" * 128, b"")
+@pytest.mark.parametrize("change", ["chain alone", "garbage", "gone"])
+def test_a_pair_of_no_use_leaves_the_old_one(tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture) -> None:
+    chain, key = write_tls_files(tmp_path, timedelta(days=1))
+    certificate = ServedCertificate(str(chain), str(key))
+    old, old_key = certificate.expiry, key.read_bytes()
+    if change == "chain alone":
+        write_tls_files(tmp_path)
+        key.write_bytes(old_key)
+    elif change == "garbage":
+        chain.write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
+    else:
+        chain.unlink()
+    with caplog.at_level(logging.WARNING):
+        certificate.refresh()
+    assert certificate.expiry == old
+    assert caplog.messages[0].startswith("The old certificate is kept: The TLS file")
+    write_tls_files(tmp_path, timedelta(days=90))
+    certificate.refresh()
+    assert certificate.expiry == end_of(chain)
+
+
+def test_the_first_pair_must_be_good(tmp_path: Path) -> None:
+    chain, key = write_tls_files(tmp_path)
+    chain.write_text("")
+    with pytest.raises(ConfigError, match="can't be used together"):
+        ServedCertificate(str(chain), str(key))
