@@ -9,6 +9,7 @@ from tests.support.described_host import DATA, described, load_machine
 from polyfleet.backends import registry, torch_build
 from polyfleet.backends.accelerator import AcceleratorBackend
 from polyfleet.backends.protocol import Health
+from polyfleet.backends.reading import ProbeResult
 from polyfleet.backends.registry import BUILT_IN, BackendRegistry
 
 MACHINES = sorted(path.stem for path in (DATA / "machines").glob("*.json"))
@@ -104,3 +105,36 @@ def test_capabilities_follow_the_device_not_the_family(tmp_path: Path, monkeypat
     assert {"bfloat16", "float8_e4m3fn"} <= h100.dtypes
     assert not {"bfloat16", "float8_e4m3fn"} & t4.dtypes
     assert (h100.preferred_dtype, t4.preferred_dtype) == ("bfloat16", "float16")
+
+
+@pytest.mark.parametrize("output", ["[1]", "9" * 5000, "HCU  Temp\n²  1\n0  1\n", '{"card0": 1}', "null"])
+@pytest.mark.parametrize("machine", [name for name in MACHINES if name.endswith("_x2")])
+def test_whatever_a_tool_prints_no_probe_raises(
+    machine: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = load_machine(machine)
+    for name in plain["tools"]:
+        description = {**plain, "tools": {**plain["tools"], name: {"output": output}}}
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        host, build, _ = described(description, root)
+        for family in ACCELERATORS:
+            import_module(BUILT_IN[family])
+            backend = BackendRegistry._factories[family](host=host, build=build)  # type: ignore[call-arg]
+            assert isinstance(backend.availability().reason, str)
+            for device in backend.devices():
+                assert backend.capabilities(device).dtypes
+            for reading in backend.telemetry():
+                assert reading.health in Health
+
+
+def test_a_parser_that_breaks_makes_its_devices_unhealthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = put_on("linux_nvidia_h100_x2", tmp_path, monkeypatch)["cuda"]
+
+    def breaks() -> ProbeResult:
+        raise KeyError("Temp")
+
+    monkeypatch.setattr(backend, "probe", breaks)
+    assert backend.devices() == ()
+    assert [each.health for each in backend.telemetry()] == [Health.UNHEALTHY] * 2
+    assert "NVIDIA's tool printed can't be understood (KeyError: 'Temp')" in backend.telemetry()[0].reason
+    assert backend.availability().reason == backend.telemetry()[0].reason

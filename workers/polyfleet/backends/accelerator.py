@@ -85,7 +85,7 @@ class AcceleratorBackend(ABC):
 
     @abstractmethod
     def probe(self) -> ProbeResult:
-        """Ask the vendor's library or tool once, now. Never raises."""
+        """Ask the vendor's library or tool once, now."""
 
     def probe_closely(self) -> ProbeResult:
         """As probe, with readings that cost more calls; for telemetry."""
@@ -109,7 +109,7 @@ class AcceleratorBackend(ABC):
             return Availability(False, f"no {self.vendor} device is present (PCI vendor {self.pci_vendor})")
         if missing := self.missing_software(self._build or torch_build()):
             return Availability(False, missing)
-        found = self.probe()
+        found = self._answer(self.probe)
         if not found.readings:
             return Availability(False, found.problem or f"no {self.vendor} tool lists a device")
         if not self._visible(found.readings):
@@ -118,7 +118,7 @@ class AcceleratorBackend(ABC):
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """In PCI bus order; where the visible-device variable is set, what it leaves and in its order."""
-        return tuple(each.info() for each in self._visible(self.probe().readings)) if self.present() else ()
+        return tuple(each.info() for each in self._visible(self._answer(self.probe).readings)) if self.present() else ()
 
     def telemetry(self) -> tuple[DeviceTelemetry, ...]:
         """Fail-closed: when the probe can't be trusted, every device that PCI shows is unhealthy for that reason.
@@ -127,7 +127,7 @@ class AcceleratorBackend(ABC):
         """
         if not self.present():
             return ()
-        found = self.probe_closely()
+        found = self._answer(self.probe_closely)
         readings = found.readings
         if found.problem or found.absent:
             health = Health.UNKNOWN if found.absent else Health.UNHEALTHY
@@ -174,6 +174,14 @@ class AcceleratorBackend(ABC):
     def graphs(self) -> GraphApi | None:
         """torch's graph class for the family."""
         return None if self.graph_class is None else TorchGraphs(self._module(), self.graph_class)
+
+    def _answer(self, probe: Callable[[], ProbeResult]) -> ProbeResult:
+        """What the probe says; output that its parser did not foresee is a problem like any other."""
+        try:
+            return probe()
+        except Exception as error:  # whatever garbage leads a parser to
+            reason = f"{type(error).__name__}: {error}"[:200]
+            return ProbeResult(problem=f"what {self.vendor}'s tool printed can't be understood ({reason})")
 
     def _visible(self, readings: Sequence[DeviceReading]) -> tuple[DeviceReading, ...]:
         return visible(readings, self._host.environ.get(self.visible_variable))

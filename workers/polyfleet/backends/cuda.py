@@ -101,7 +101,7 @@ class CudaBackend(AcceleratorBackend):
 def compute_capability(device: DeviceInfo) -> tuple[int, int]:
     """(9, 0) of "sm_90"; (0, 0) when unknown."""
     digits = device.architecture.removeprefix("sm_")
-    return (int(digits[:-1]), int(digits[-1])) if digits.isdigit() and len(digits) >= 2 else (0, 0)
+    return (int(digits[:-1]), int(digits[-1])) if digits.isdecimal() and len(digits) >= 2 else (0, 0)
 
 
 def parse_query(result: ToolResult, fields: Sequence[str]) -> ProbeResult:
@@ -126,7 +126,7 @@ def _reading(index: int, cells: dict[str, str]) -> DeviceReading:
     return DeviceReading(
         index=index,
         name=cells["name"],
-        architecture=f"sm_{capability}" if capability.isdigit() else "",
+        architecture=f"sm_{capability}" if capability.isdecimal() else "",
         uuid=cells["uuid"],
         pci_bus_id=pci_address(cells["pci.bus_id"]),
         driver_version=cells["driver_version"],

@@ -1,14 +1,17 @@
 """The machine as backends see it: files below a root and vendor tools run with a time limit. Tests describe one."""
 
 import os
+import selectors
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 TOOL_TIMEOUT_SECONDS = 5.0
+TOOL_OUTPUT_BYTES = 4 * 2**20  # some hundred times the longest table: what prints more than this prints without end
 PROBED_CLASSES = ("0x02", "0x03", "0x0b", "0x12")  # network (some NPUs), display, processor, accelerator
 
 
@@ -32,7 +35,10 @@ class PciDevice:
 
 
 def run_tool(command: Sequence[str], timeout: float = TOOL_TIMEOUT_SECONDS) -> ToolResult:
-    """Run a tool in the C locale, in its own process group that is killed when time is up. Never raises."""
+    """Run a tool in the C locale, in its own process group that is killed when it takes or prints too much.
+
+    Never raises.
+    """
     executable = shutil.which(command[0])
     if executable is None:
         return ToolResult(problem=f"{command[0]} is not installed")
@@ -49,13 +55,34 @@ def run_tool(command: Sequence[str], timeout: float = TOOL_TIMEOUT_SECONDS) -> T
     except OSError as error:
         return ToolResult(problem=f"{command[0]} could not be started: {error.strerror}")
     try:
-        output, _ = child.communicate(timeout=timeout)
+        output = _read_output(child, timeout)
     except subprocess.TimeoutExpired:
         _kill_group(child)
         return ToolResult(problem=f"{command[0]} did not answer within {timeout:g} s")
+    if len(output) > TOOL_OUTPUT_BYTES:
+        _kill_group(child)
+        return ToolResult(problem=f"{command[0]} printed more than {TOOL_OUTPUT_BYTES >> 20} MiB")
     if child.returncode < 0:
         return ToolResult(problem=f"{command[0]} was killed by signal {-child.returncode}")
     return ToolResult(output.decode("utf-8", errors="replace"), child.returncode)
+
+
+def _read_output(child: "subprocess.Popen[bytes]", timeout: float) -> bytes:
+    """All that the tool prints, or a little more than it may, and then without its end. Raises TimeoutExpired."""
+    deadline = time.monotonic() + timeout
+    output = bytearray()
+    assert child.stdout is not None
+    with selectors.DefaultSelector() as selector, child.stdout as pipe:
+        selector.register(pipe, selectors.EVENT_READ)
+        while len(output) <= TOOL_OUTPUT_BYTES:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise subprocess.TimeoutExpired(child.args, timeout)
+            piece = os.read(pipe.fileno(), 65536)
+            if not piece:
+                child.wait(max(0.0, deadline - time.monotonic()))
+                break
+            output += piece
+    return bytes(output)
 
 
 def _kill_group(child: "subprocess.Popen[bytes]") -> None:
@@ -64,8 +91,8 @@ def _kill_group(child: "subprocess.Popen[bytes]") -> None:
     try:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait(timeout=1)
-    except (ProcessLookupError, subprocess.TimeoutExpired):
-        pass  # a tool stuck in the driver can't be reaped; it is left to the kernel
+    except (OSError, subprocess.TimeoutExpired):
+        pass  # gone already, or another user's (setuid), or stuck in the driver: it is left to the kernel
 
 
 @dataclass(frozen=True, slots=True)

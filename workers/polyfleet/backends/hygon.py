@@ -126,13 +126,13 @@ def parse_table(result: ToolResult) -> ProbeResult:
         cells = line.split()
         if cells and cells[0] in ("DCU", "HCU"):
             header = cells
-        elif header and cells and cells[0].isdigit() and len(cells) >= len(header) - 1:  # Mode may be empty
+        elif header and cells and cells[0].isdecimal() and len(cells) >= len(header) - 1:  # Mode may be empty
             row = dict(zip(header, cells, strict=False))
             readings.append(
                 DeviceReading(
                     index=int(cells[0]),
-                    temperature_celsius=number(row["Temp"]),
-                    power_watts=number(row["AvgPwr"]),
+                    temperature_celsius=number(row.get("Temp", "")),
+                    power_watts=number(row.get("AvgPwr", "")),
                     utilization_ratio=scaled(row.get("HCU%", row.get("DCU%", "")), 0.01),
                 )
             )
@@ -162,4 +162,5 @@ def _cards(result: ToolResult) -> dict[str, dict[str, Any]]:
         loaded = json.loads(result.output)
     except ValueError:
         return {}
-    return {name: values for name, values in loaded.items() if isinstance(values, dict)} if loaded else {}
+    pairs = loaded.items() if isinstance(loaded, dict) else ()
+    return {name: values for name, values in pairs if isinstance(values, dict)}
