@@ -94,11 +94,11 @@ def test_wrong_arguments_end_with_a_sentence(arguments: list[str], sentence: str
     assert sentence in done.stderr
 
 
-def test_missing_tools_end_with_a_sentence() -> None:
+def test_missing_tools_end_with_a_sentence(tmp_path: Path) -> None:
     command = [sys.executable, str(DOCKER / "images.py"), "build"]
-    done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True)
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert "none of docker, podman, buildah is installed: install one of them" in done.stderr
-    done = subprocess.run([*command, "--builder=docker"], env={"PATH": ""}, capture_output=True, text=True)
+    done = subprocess.run([*command, "--builder=docker"], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert done.stderr == "docker is not installed: install it or choose another builder.\n"
 
 
