@@ -64,7 +64,11 @@ def test_prometheus_finds_every_process_once() -> None:
         assert len({port["name"] for port in each["spec"]["ports"]} & scraped) == 1
     pods_monitor = find(objects, "PodMonitor", "polyfleet-workers")["spec"]
     assert pods_monitor["selector"]["matchLabels"][component] == "worker"
-    assert [each["port"] for each in pods_monitor["podMetricsEndpoints"]] == ["metrics"]
+    (endpoint,) = pods_monitor["podMetricsEndpoints"]
+    assert endpoint["port"] == "metrics"
+    assert endpoint["relabelings"] == [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}], (
+        "dashboards show devices by node"
+    )
 
 
 def test_dashboards_and_rules_come_from_files(tmp_path: Path) -> None:
@@ -171,6 +175,7 @@ def test_without_keys_the_gateway_says_so() -> None:
 def test_settings_of_the_gateway_arrive() -> None:
     settings = {
         "limits": {"max_concurrent": 2_000_000, "queue_timeout": 0.5},
+        "objectives": {"time_to_first_token": 5},
         "service": {"type": "LoadBalancer", "annotations": {"a/b": "c"}},
         "preStopSeconds": 0,
         "env": {"HTTPS_PROXY": "http://proxy:3128"},
@@ -185,6 +190,7 @@ def test_settings_of_the_gateway_arrive() -> None:
         "max_request_seconds": 30,
         "drain_seconds": 30,
     }
+    assert config["objectives"] == {"time_to_first_token": 5}
     assert config["log_level"] == "debug"
     service = find(objects, "Service", "polyfleet-gateway")
     assert (service["spec"]["type"], service["metadata"]["annotations"]) == ("LoadBalancer", {"a/b": "c"})
