@@ -27,7 +27,7 @@ BUILD_FLAGS = $(if $(BASE),--base=$(BASE)) $(if $(TOOLS_BASE),--tools-base=$(TOO
 	$(if $(TORCH_INDEX),--torch-index=$(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint bench bench-serving lock proto images image-smoke sbom clean
+.PHONY: help serve test test-all lint dashboards bench bench-serving lock proto images image-smoke sbom clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -54,13 +54,17 @@ test: lint ## Lint, then all tests but the slow ones
 test-all: lint ## Lint, then all tests
 	$(PYTEST) $(ARGS)
 
-lint: $(VENV)/.installed-dev ## ruff, mypy, the import rules, sizes, the chart's README
+lint: $(VENV)/.installed-dev ## ruff, mypy, the import rules, sizes, the chart's README, the dashboards
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/chart_readme.py --check
+	$(BIN)/python -m tools.dashboards --check
+
+dashboards: $(VENV)/.installed-dev ## Write Grafana's dashboards anew, from tools/dashboards
+	$(BIN)/python -m tools.dashboards
 
 bench: $(VENV)/.installed-dev ## Benchmark of the engine alone; ARGS="--peers transformers" compares
 	$(BIN)/python bench/engine.py $(ARGS)
