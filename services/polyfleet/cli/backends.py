@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.markup import escape
 
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FILE, examples, json_option
+from polyfleet.cli.options import FILE, FiniteRange, examples, json_option
 from polyfleet.cli.output import err, out, print_json, print_table
 
 CONFORMANCE_SECONDS = 600.0
@@ -51,16 +52,34 @@ def info(as_json: bool) -> None:
     from polyfleet.backends import BackendOptimizer
 
     facts = BackendOptimizer().system_info()
+    facts["in_use"], how, facts["problem"] = _in_use(facts)
     if as_json:
         print_json(facts)
         return
     for name, backend in facts["backends"].items():
-        chosen = "  [green]chosen by auto[/]" if name == facts["default"] else ""
-        out.print(f"[bold]{name:<10}[/] {backend['reason'] or 'available'}{chosen}")
+        chosen = f"  [green]{how}[/]" if name == facts["in_use"] else ""
+        out.print(f"[bold]{name:<10}[/] {escape(backend['reason'] or 'available')}{chosen}")
         for device in backend["devices"]:
             memory = f"{device['total_memory_bytes'] / 2**30:.1f} GiB"
             out.print(f"  {device['index']}: {device['name']}, {memory}, {device['architecture']}", markup=False)
             out.print(f"     computes in {', '.join(device['dtypes'])}; prefers {device['preferred_dtype']}")
+    if facts["problem"]:
+        err.print(facts["problem"], markup=False)
+
+
+def _in_use(facts: dict[str, Any]) -> tuple[str, str, str]:
+    """The backend that commands use here and how it came to that; or "" twice and why the one chosen can't be had."""
+    from polyfleet.backends.choice import chosen_by, user_config
+
+    try:
+        chosen = str(user_config().get("backend", "auto"))
+    except ValueError as error:
+        return "", "", _sentence(error)
+    if chosen == "auto":
+        return facts["default"], "chosen by auto", ""
+    if not facts["backends"][chosen]["available"]:
+        return "", "", f"Backend {chosen} can't be used: {facts['backends'][chosen]['reason']} ({chosen_by()})."
+    return chosen, chosen_by(), ""
 
 
 @backends.command("list", epilog=examples("polyfleet backends list"))
@@ -130,6 +149,9 @@ def optimize(backend: str, template: str, apply: bool, output: Path | None, temp
     from polyfleet.backends.choice import write_config
     from polyfleet.backends.templates import TEMPLATES
 
+    if templates and as_json:
+        print_json({name: each.description for name, each in TEMPLATES.items()})
+        return
     if templates:
         print_table(("TEMPLATE", "FOR"), [(name, each.description) for name, each in TEMPLATES.items()])
         return
@@ -155,7 +177,7 @@ def optimize(backend: str, template: str, apply: bool, output: Path | None, temp
     )
 )
 @click.option("--backend", "names", multiple=True, help="A backend to measure; repeatable. Default: all available.")
-@click.option("--duration", default=10.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds each.")
+@click.option("--duration", default=10.0, show_default=True, type=FiniteRange(0.1, 3600), help="Seconds each.")
 @click.option("--iterations", default=20, show_default=True, type=click.IntRange(1, 100000), help="Runs an operation.")
 @click.option("--batch-sizes", default="1,8", show_default=True, help="Comma-separated.")
 @click.option("--seq-lengths", default="128,512", show_default=True, help="Comma-separated.")
@@ -190,7 +212,8 @@ def benchmark(
         print_json(results)
     else:
         _show_benchmark(results)
-    if all("error" in each for each in results["backends"].values()):
+    failures = ["error" in each for each in results["backends"].values()]
+    if all(failures) or (names and any(failures)):  # what was asked for by name must work
         sys.exit(ExitCode.FAILED)
 
 
@@ -234,9 +257,10 @@ def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
         raise CliError(_sentence(ValueError(answer["error"])), ExitCode.UNAVAILABLE)
     report = ConformanceReport.from_json(answer)
     if output is not None:
+        stem = output.with_suffix("") if output.suffix in (".json", ".txt") else output
         with sentences():
-            output.with_suffix(".json").write_text(json.dumps(answer, indent=2) + "\n")
-            output.with_suffix(".txt").write_text(report.to_text() + "\n")
+            stem.with_name(f"{stem.name}.json").write_text(json.dumps(answer, indent=2) + "\n")
+            stem.with_name(f"{stem.name}.txt").write_text(report.to_text() + "\n")
     if as_json:
         print_json(answer)
     else:
@@ -247,7 +271,7 @@ def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
 
 def _sizes(text: str) -> tuple[int, ...]:
     parts = [each.strip() for each in text.replace(" ", ",").split(",") if each.strip()]
-    if not parts or not all(each.isdigit() and 0 < int(each) <= 1_000_000 for each in parts):
+    if not parts or not all(each.isdecimal() and 0 < int(each) <= 1_000_000 for each in parts):
         raise CliError(f"{text!r} is no list of sizes: write numbers from 1 on, such as 1,4,8.", ExitCode.BAD_INPUT)
     return tuple(int(each) for each in parts)
 

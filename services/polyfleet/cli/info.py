@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import click
+from rich.markup import escape
 
 from polyfleet.cli.options import examples, json_option
 from polyfleet.cli.output import out, print_json
@@ -61,18 +62,19 @@ def show(facts: dict[str, Any]) -> None:
     out.print("[bold]Accelerators[/]")
     for each in facts["accelerators"]:
         chosen = "  [green]chosen by auto[/]" if each["default"] else ""
-        out.print(f"  {each['name']:<14}{each['reason'] or 'available'}{chosen}")
+        out.print(f"  {each['name']:<14}{escape(each['reason'] or 'available')}{chosen}")
         for device in each["devices"]:
             memory = f"{device['total_memory_bytes'] / 2**30:.1f} GiB, computes in {device['preferred_dtype']}"
-            out.print(f"    {device['index']}: {device['name']}, {memory}")
+            out.print(f"    {device['index']}: {device['name']}, {memory}", markup=False)
             if device["instruction_sets"]:
                 out.print(f"       instruction sets: {' '.join(device['instruction_sets'])}")
     if engine := facts.get("cpu_engine"):
         sets = " ".join(engine.get("instruction_sets", ()))
         out.print(f"[bold]CPU engine[/] {sets or 'torch alone: ' + engine['reason']}")
-    out.print("[bold]Operators[/]" if facts["operators"] else "[bold]Operators[/] no model is installed to ask")
+    nobody = "unknown" if facts["problem"] else "no model is installed to ask"
+    out.print("[bold]Operators[/]" if facts["operators"] else f"[bold]Operators[/] {nobody}")
     for operator, implementation in facts["operators"].items():
         out.print(f"  {operator:<17}{implementation}")
     out.print(f"[bold]State[/] {facts['state_dir']}")
     if facts["problem"]:
-        out.print(f"[red]Problem[/] {facts['problem']}")
+        out.print(f"[red]Problem[/] {escape(facts['problem'])}")

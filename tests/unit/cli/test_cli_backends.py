@@ -1,16 +1,19 @@
 """`polyfleet backends`, `conformance` and `config save | load | show`: what users type, read and get refused."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from polyfleet.backends import BackendOptimizer, BackendRegistry, get_backend
+from polyfleet.backends import BackendOptimizer, BackendRegistry, get_backend, registry
+from polyfleet.backends.choice import user_config
 from polyfleet.backends.cpu import CpuBackend
 from polyfleet.backends.protocol import DeviceTelemetry, Health
 from polyfleet.backends.templates import TEMPLATES
 from polyfleet.cli.main import cli
+from polyfleet.engine.conformance.report import CheckResult, ConformanceReport, Outcome
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +61,30 @@ def test_the_environment_variable_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = run("backends", "list")
     assert refused.exit_code == 2
     assert "There is no backend 'tpu'" in refused.stderr
+    assert "(it was chosen by POLYFLEET_BACKEND)" in refused.stderr
+
+
+def test_the_environment_variable_may_be_written_as_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    run("backends", "optimize", "--backend", "cpu", "--apply")
+    monkeypatch.setenv("POLYFLEET_BACKEND", " CPU ")
+    assert user_config()["max_sequences"] > 0
+
+
+def test_info_says_which_backend_is_in_use_and_why_one_chosen_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "BUILT_IN", {name: registry.BUILT_IN[name] for name in ("ascend", "cpu")})
+    assert json.loads(run("backends", "info", "--json").stdout)["in_use"] == "cpu"
+    run("backends", "set", "cpu")
+    assert "available  it was chosen with `polyfleet backends set`" in run("backends", "info").stdout
+    for name, sentence in (("ascend", "no Huawei Ascend device is present"), ("tpu", "here is no backend 'tpu'")):
+        monkeypatch.setenv("POLYFLEET_BACKEND", name)
+        shown = run("backends", "info")
+        assert shown.exit_code == 0
+        assert "chosen" not in shown.stdout
+        assert sentence in shown.stderr
+        assert "(it was chosen by POLYFLEET_BACKEND)" in shown.stderr
+        facts = json.loads(run("backends", "info", "--json").stdout)
+        assert facts["in_use"] == ""
+        assert sentence in facts["problem"]
 
 
 def test_optimize_applies_saves_and_loads(tmp_path: Path) -> None:
@@ -78,9 +105,11 @@ def test_optimize_applies_saves_and_loads(tmp_path: Path) -> None:
     [
         ("[]", "must hold one JSON object"),
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ('{"colour": 1}', "colour is no option: choose from backend, dtype"),
         ('{"threads": "two"}', "threads must be of type int, not 'two'"),
         ('{"threads": -1}', "threads must be 0 (let the engine choose) or more, not -1"),
+        ('{"block_size": 0}', "block_size must be 1 or more, not 0"),
         ('{"backend": "tpu"}', "there is no backend 'tpu'"),
     ],
 )
@@ -89,12 +118,14 @@ def test_bad_files_are_refused(text: str, sentence: str, tmp_path: Path) -> None
     path.write_text(text)
     refused = run("config", "load", str(path))
     assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"Error: The file {path} ")
     assert sentence in refused.stderr
 
 
 def test_templates_are_listed_and_an_unknown_one_names_them() -> None:
     listed = run("backends", "optimize", "--templates").stdout
     assert all(name in listed for name in TEMPLATES)
+    assert list(json.loads(run("backends", "optimize", "--templates", "--json").stdout)) == list(TEMPLATES)
     unknown = run("backends", "optimize", "--template", "quick")
     assert unknown.exit_code == 2
     assert "There is no template 'quick': choose auto or one of inference" in unknown.stderr
@@ -176,7 +207,34 @@ def test_a_choice_that_can_not_be_had_says_where_it_was_made(monkeypatch: pytest
 
 def test_benchmark_refuses_nonsense() -> None:
     assert "'1,x' is no list of sizes" in run("backends", "benchmark", "--batch-sizes", "1,x").stderr
+    assert "'²' is no list of sizes" in run("backends", "benchmark", "--batch-sizes", "²").stderr
     assert "'int3' is no dtype" in run("backends", "benchmark", "--dtype", "int3").stderr
+    assert "nan is no finite number" in run("backends", "benchmark", "--duration", "nan").stderr
     absent = run("backends", "benchmark", "--backend", "cuda")
     assert absent.exit_code == 1
     assert "Backend cuda is not available" in absent.stderr
+
+
+def test_benchmark_fails_when_one_asked_for_by_name_does() -> None:
+    sizes = ("--iterations", "1", "--batch-sizes", "1", "--seq-lengths", "16", "--hidden-sizes", "64")
+    done = run("backends", "benchmark", "--backend", "cpu", "--backend", "ascend", *sizes)
+    assert done.exit_code == 1
+    assert "matmul 1x16x64" in done.stdout
+    assert "Backend ascend is not available" in done.stderr
+
+
+def test_benchmark_has_nothing_to_measure_where_torch_has_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BackendRegistry._instances, "vulkan", CpuBackend())
+    done = run("backends", "benchmark", "--backend", "vulkan")
+    assert done.exit_code == 1
+    assert "Vulkan is no device of torch" in done.stderr
+
+
+def test_the_conformance_report_keeps_the_name_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = ConformanceReport("cpu", "a CPU", {}, (CheckResult("devices", Outcome.PASSED, ""),)).to_json()
+    child = subprocess.CompletedProcess((), 0, json.dumps(answer), "")
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: child)
+    for name in ("report.h100", "other.json"):
+        run("conformance", "--output", str(tmp_path / name))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"report.h100.json", "report.h100.txt", "other.json", "other.txt"}

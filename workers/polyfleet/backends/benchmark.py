@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polyfleet.backends.protocol import BackendUnavailable
+from polyfleet.backends.protocol import BackendType, BackendUnavailable
 from polyfleet.backends.registry import BackendRegistry
 
 BUSY_UTILIZATION = 0.5
@@ -43,6 +43,8 @@ def _run_child(name: str, options: BenchmarkOptions) -> dict[str, Any]:
         backend = BackendRegistry.get(name)
     except BackendUnavailable as error:
         return {"error": str(error)}
+    if name.strip().lower() == BackendType.VULKAN.value:
+        return {"error": "vulkan is no device of torch, whose operations are timed here: nothing to measure"}
     readings = backend.telemetry()
     for each in readings:
         if (each.memory_used_bytes or 0) > FULL_MEMORY * (each.memory_total_bytes or float("inf")):

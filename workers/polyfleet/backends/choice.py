@@ -41,8 +41,9 @@ def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{key} is no option: choose from backend, {', '.join(OPTION_TYPES)}")
         if type(value) is not wanted or not isinstance(value, str | int | bool):
             raise ConfigError(f"{key} must be of type {wanted.__name__}, not {value!r}")
-        if isinstance(value, int) and value < 0:
-            raise ConfigError(f"{key} must be 0 (let the engine choose) or more, not {value}")
+        least, meaning = (1, "1") if key == "block_size" else (0, "0 (let the engine choose)")
+        if isinstance(value, int) and value < least:
+            raise ConfigError(f"{key} must be {meaning} or more, not {value}")
     backend = config.get("backend", "auto")
     if backend != "auto" and backend not in BackendRegistry.names():
         raise ConfigError(
@@ -56,15 +57,15 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         loaded = json.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+        raise ConfigError(f"the file {path} can't be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the file {path} is not JSON: {error}") from error
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{path} must hold one JSON object")
+        raise ConfigError(f"the file {path} must hold one JSON object")
     try:
         return check_config(loaded)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"the file {path} can't be used: {error}") from error
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
@@ -79,11 +80,21 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 def user_config() -> dict[str, Any]:
     """What the user chose before; empty when nothing. The environment variable overrides the backend."""
     chosen = read_config(choice_file()) if choice_file().exists() else {}
-    if variable := os.environ.get(VARIABLE):
+    if variable := os.environ.get(VARIABLE, "").strip().lower():
         if chosen.get("backend", variable) != variable:
             chosen = {}  # options were made for another backend
-        chosen = check_config({**chosen, "backend": variable.strip().lower()})
+        try:
+            chosen = check_config({**chosen, "backend": variable})
+        except ConfigError as error:
+            raise ConfigError(f"{error} ({chosen_by()})") from error
     return chosen
+
+
+def chosen_by() -> str:
+    """How the backend in use was chosen where it was not by `auto`, and for a choice on file how that is undone."""
+    if os.environ.get(VARIABLE, "").strip():
+        return f"it was chosen by {VARIABLE}"
+    return "it was chosen with `polyfleet backends set`; `reset` forgets it"
 
 
 def set_backend(name: str) -> HardwareBackend:
@@ -109,5 +120,4 @@ def get_backend(name: str = "auto") -> HardwareBackend:
     try:
         return BackendRegistry.get(chosen)
     except BackendUnavailable as error:
-        where = f"by {VARIABLE}" if os.environ.get(VARIABLE) else "with `polyfleet backends set`; `reset` forgets it"
-        raise BackendUnavailable(f"{error} (it was chosen {where})") from error
+        raise BackendUnavailable(f"{error} ({chosen_by()})") from error
