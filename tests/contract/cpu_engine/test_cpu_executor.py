@@ -101,7 +101,7 @@ def test_logits_of_chunks_and_mixed_batches(
     lengths = [sum(sizes) for sizes in zip(*chunks, strict=True)]
     ours = all_logprobs(persistent(model, instruction_set, num_blocks=40, block_size=4), chunks, lengths)
     theirs = all_logprobs(EagerExecutor(model, num_blocks=40, block_size=4), chunks, lengths)
-    rounded = form.quantised or (form is WeightFormat.BF16 and instruction_set == "avx512bf16")
+    rounded = form.quantised or (form is WeightFormat.BF16 and instruction_set in ("avx512bf16", "amx"))
     tolerance = ROUNDED_TOLERANCE if rounded else DENSE_TOLERANCE
     for mine, other in zip(ours, theirs, strict=True):
         assert np.sqrt(np.mean((mine - other) ** 2)) < tolerance * other.std()

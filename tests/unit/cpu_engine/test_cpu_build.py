@@ -34,10 +34,11 @@ def with_machine(monkeypatch: pytest.MonkeyPatch, hook: ModuleType, machine: str
 
 def test_instruction_sets_have_objects_of_their_own(hook: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = with_machine(monkeypatch, hook, "x86_64")
-    assert set(objects) == {"one", "two", "kernels_avx2", "kernels_avx512", "kernels_avx512bf16"}
+    assert set(objects) == {"one", "two", "kernels_avx2", "kernels_avx512", "kernels_avx512bf16", "kernels_amx"}
     assert objects["one"] == ("one", [])
     assert "-mavx512bf16" in objects["kernels_avx512bf16"][1]
     assert "-mavx512bf16" not in objects["kernels_avx512"][1]
+    assert [name for name, (_, flags) in objects.items() if "-mamx-int8" in flags] == ["kernels_amx"]
     assert not any("512" in flag for flag in objects["kernels_avx2"][1])
 
 

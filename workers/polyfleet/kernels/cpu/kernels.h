@@ -112,7 +112,7 @@ struct Kernels {
 
 extern const Kernels plain_kernels;
 #if defined(__x86_64__)
-extern const Kernels avx2_kernels, avx512_kernels, avx512bf16_kernels;
+extern const Kernels avx2_kernels, avx512_kernels, avx512bf16_kernels, amx_kernels;
 #endif
 
 }  // namespace pf

@@ -1,10 +1,20 @@
-// Kernels for x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI; compiled a second time with AVX512-BF16.
+// Kernels for x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI; compiled again with AVX512-BF16, and with that and AMX.
 #include "attention.inl"
 #include "linear_avx512.inl"
 #include "linear_dense.inl"
 #include "rows.inl"
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_INT8__)
+#include "linear_amx.inl"
+#include "linear_bf16.inl"
+#define TABLE amx_kernels
+#define NAME "amx"
+#define BF16_LINEAR linear_bf16
+#define BF16_NAME "avx512 bf16"
+#define ROUND_BF16 round_bf16
+#define QUANTISED linear_amx
+#define QUANTISED_NAME "amx int8"
+#elif defined(__AVX512BF16__)
 #include "linear_bf16.inl"
 #define TABLE avx512bf16_kernels
 #define NAME "avx512bf16"
@@ -19,13 +29,18 @@
 #define ROUND_BF16 nullptr
 #endif
 
+#if !defined(QUANTISED)
+#define QUANTISED linear_quantised
+#define QUANTISED_NAME "avx512 vnni int8"
+#endif
+
 const pf::Kernels pf::TABLE = {
     NAME,
     norm,
     quantise,
     ROUND_BF16,
-    {linear_dense<Float32Columns>, linear_dense<Float16Columns>, BF16_LINEAR, linear_quantised<Q4>, linear_quantised<Q8>},
-    {"avx512 float32", "avx512 float32", BF16_NAME, "avx512 vnni int8", "avx512 vnni int8"},
+    {linear_dense<Float32Columns>, linear_dense<Float16Columns>, BF16_LINEAR, QUANTISED<Q4>, QUANTISED<Q8>},
+    {"avx512 float32", "avx512 float32", BF16_NAME, QUANTISED_NAME, QUANTISED_NAME},
     silu_mul,
     rotate,
     store_half,

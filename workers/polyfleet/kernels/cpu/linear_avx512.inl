@@ -37,50 +37,75 @@ PF_INLINE void store_tile(const Tile &tile, const __m512 total[N], float unit) {
         _mm512_storeu_ps(tile.out + (int64_t)n * tile.out_stride, _mm512_mul_ps(total[n], _mm512_set1_ps(unit)));
 }
 
+template <typename Format, int N>
+PF_INLINE void run_blocks(const pf::Packed &weight, int group, const Tile &tile) {
+    __m512 total[N];
+    for (int n = 0; n < N; n++) total[n] = _mm512_setzero_ps();
+    for (int b = 0; b < weight.blocks; b++) {
+        Format::template fetch<N>(weight, group, b, tile);
+        __m512i codes[8];
+        __m512 scale, minimum;
+        Format::unpack(weight, group, b, codes, scale, minimum);
+        add_block<N>(codes, scale, minimum, tile, b, total);
+    }
+    store_tile<N>(tile, total, weight.unit);
+}
+
 struct Q4 {
+    // Block b of a group: the codes of columns 4j ... 4j + 3 of each row, and what they are worth.
+    PF_INLINE void unpack(const pf::Packed &weight, int group, int b, __m512i codes[8], __m512 &scale,
+                                 __m512 &minimum) {
+        const pf::Q4Block *block = (const pf::Q4Block *)weight.data + (int64_t)group * weight.blocks + b;
+        const __m512i mask = _mm512_set1_epi8(15);
+        for (int j = 0; j < 4; j++) {
+            __m512i both = load_codes(block->codes[j]);
+            codes[2 * j] = _mm512_and_si512(both, mask);
+            codes[2 * j + 1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+        }
+        scale = load_scales(block->scale);
+        minimum = load_scales(block->minimum);
+    }
+
+    template <int N>
+    PF_INLINE void fetch(const pf::Packed &weight, int group, int b, const Tile &tile) {
+        const pf::Q4Block *block = (const pf::Q4Block *)weight.data + (int64_t)group * weight.blocks + b;
+        fetch_ahead<N>(block, sizeof(pf::Q4Block), tile.blocks, tile.number);
+    }
+
     template <int N>
     static void run(const pf::Packed &weight, int group, const Tile &tile) {
-        const pf::Q4Block *block = (const pf::Q4Block *)weight.data + (int64_t)group * weight.blocks;
-        const __m512i mask = _mm512_set1_epi8(15);
-        __m512 total[N];
-        for (int n = 0; n < N; n++) total[n] = _mm512_setzero_ps();
-        for (int b = 0; b < weight.blocks; b++, block++) {
-            fetch_ahead<N>(block, sizeof(pf::Q4Block), tile.blocks, tile.number);
-            __m512i codes[8];
-            for (int j = 0; j < 4; j++) {
-                __m512i both = load_codes(block->codes[j]);
-                codes[2 * j] = _mm512_and_si512(both, mask);
-                codes[2 * j + 1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
-            }
-            add_block<N>(codes, load_scales(block->scale), load_scales(block->minimum), tile, b, total);
-        }
-        store_tile<N>(tile, total, weight.unit);
+        run_blocks<Q4, N>(weight, group, tile);
     }
 };
 
 struct Q8 {
+    PF_INLINE void unpack(const pf::Packed &weight, int group, int b, __m512i codes[8], __m512 &scale,
+                                 __m512 &minimum) {
+        const int64_t at = (int64_t)group * weight.blocks + b;
+        const pf::Q8High *high = (const pf::Q8High *)weight.data + at;
+        const pf::Q8Low *low = (const pf::Q8Low *)weight.low + at;
+        const __m512i mask = _mm512_set1_epi8(15);
+        for (int j = 0; j < 4; j++) {
+            __m512i upper = load_codes(high->codes[j]), lower = load_codes(low->codes[j]);
+            __m512i first = _mm512_andnot_si512(mask, _mm512_slli_epi16(upper, 4));
+            __m512i second = _mm512_andnot_si512(mask, upper);
+            codes[2 * j] = _mm512_or_si512(first, _mm512_and_si512(lower, mask));
+            codes[2 * j + 1] = _mm512_or_si512(second, _mm512_and_si512(_mm512_srli_epi16(lower, 4), mask));
+        }
+        scale = load_scales(high->scale);
+        minimum = _mm512_mul_ps(scale, _mm512_set1_ps(-128));
+    }
+
+    template <int N>
+    PF_INLINE void fetch(const pf::Packed &weight, int group, int b, const Tile &tile) {
+        const int64_t at = (int64_t)group * weight.blocks + b;
+        fetch_ahead<N>((const pf::Q8High *)weight.data + at, sizeof(pf::Q8High), tile.blocks, tile.number);
+        fetch_ahead<N>((const pf::Q8Low *)weight.low + at, sizeof(pf::Q8Low), tile.blocks, tile.number);
+    }
+
     template <int N>
     static void run(const pf::Packed &weight, int group, const Tile &tile) {
-        const pf::Q8High *high = (const pf::Q8High *)weight.data + (int64_t)group * weight.blocks;
-        const pf::Q8Low *low = (const pf::Q8Low *)weight.low + (int64_t)group * weight.blocks;
-        const __m512i mask = _mm512_set1_epi8(15);
-        __m512 total[N];
-        for (int n = 0; n < N; n++) total[n] = _mm512_setzero_ps();
-        for (int b = 0; b < weight.blocks; b++, high++, low++) {
-            fetch_ahead<N>(high, sizeof(pf::Q8High), tile.blocks, tile.number);
-            fetch_ahead<N>(low, sizeof(pf::Q8Low), tile.blocks, tile.number);
-            __m512i codes[8];
-            for (int j = 0; j < 4; j++) {
-                __m512i upper = load_codes(high->codes[j]), lower = load_codes(low->codes[j]);
-                __m512i first = _mm512_andnot_si512(mask, _mm512_slli_epi16(upper, 4));
-                __m512i second = _mm512_andnot_si512(mask, upper);
-                codes[2 * j] = _mm512_or_si512(first, _mm512_and_si512(lower, mask));
-                codes[2 * j + 1] = _mm512_or_si512(second, _mm512_and_si512(_mm512_srli_epi16(lower, 4), mask));
-            }
-            __m512 scale = load_scales(high->scale);
-            add_block<N>(codes, scale, _mm512_mul_ps(scale, _mm512_set1_ps(-128)), tile, b, total);
-        }
-        store_tile<N>(tile, total, weight.unit);
+        run_blocks<Q8, N>(weight, group, tile);
     }
 };
 
