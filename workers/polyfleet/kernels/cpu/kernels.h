@@ -70,6 +70,7 @@ struct Attention {
     int64_t key_block, value_block;  // halves between blocks
     int key_stride, value_stride;
     int block_size;
+    bool wide;  // see Kernels::wide_rows
     const int32_t *table;
     float *scratch;   // attention_scratch(head_dim, rows * heads) floats, 64-byte aligned
     float *partial;   // null: out is final. Else [rows * heads][2 + head_dim]: maximum (of base-2 logarithms), sum, weighted values
