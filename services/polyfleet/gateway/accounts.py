@@ -20,7 +20,6 @@ CALLERS_OWN = {
     Code.INVALID_ARGUMENT,
     Code.NOT_FOUND,
     Code.PERMISSION_DENIED,
-    Code.FAILED_PRECONDITION,
     Code.UNAUTHENTICATED,
 }
 log = logging.getLogger(__name__)

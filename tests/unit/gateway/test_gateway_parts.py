@@ -19,6 +19,7 @@ from polyfleet.gateway.callbacks import Listeners
 from polyfleet.gateway.config import ConfigError, GatewayConfig, Objectives, load_config
 from polyfleet.gateway.errors import (
     DataLoss,
+    FailedPrecondition,
     Internal,
     InvalidArgument,
     NotFound,
@@ -147,11 +148,12 @@ def test_requests_are_judged_by_the_objectives(monkeypatch: pytest.MonkeyPatch) 
         answer(first, per_token)
     with accounts.open("r", Call("Tokenize")) as record:
         record.name_model("m")  # no worker took part
-    for error in (Unavailable("x"), InvalidArgument("x"), NotFound("x"), asyncio.CancelledError()):
+    faults, callers_own = (Unavailable("x"), FailedPrecondition("x")), (InvalidArgument("x"), NotFound("x"))
+    for error in (*faults, *callers_own, asyncio.CancelledError()):
         with pytest.raises(type(error)):
             fail(error)
     value = metrics.registry.get_sample_value
-    for result, count in {"good": 2, "slow": 2, "failed": 1}.items():
+    for result, count in {"good": 2, "slow": 2, "failed": 2}.items():
         assert value("polyfleet_slo_requests_total", {"model": "m", "result": result}) == count
     assert value("polyfleet_slo_objective_seconds", {"objective": "time_to_first_token"}) == 2
     assert value("polyfleet_slo_objective_seconds", {"objective": "time_per_output_token"}) == 0.5

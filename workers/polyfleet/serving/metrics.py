@@ -76,7 +76,7 @@ class WorkerCollector(Collector):
             ("polyfleet_kv_block_tokens", "Tokens that a KV block holds.", info.model.block_size),
             (
                 "polyfleet_engine_peak_tokens_per_second",
-                "Most tokens generated in a second.",
+                "Most tokens generated in a second of steps.",
                 self._worker.peak.per_second,
             ),
         ):

@@ -80,7 +80,7 @@ class Worker:
         self.ending = asyncio.Event()
         self.load_progress = 0.0
         self.tokenizer = b""
-        self.peak = PeakRate()  # generated tokens per second, of the model that is loaded
+        self.peak = PeakRate()  # generated tokens per second of steps, of the model that is loaded
         self._condition = Condition(self.changes)
         self.trust = Trust(self, self._condition, canary_interval)
 
@@ -232,7 +232,7 @@ class Worker:
             async for news in engine.news():
                 self.trust.heard()
                 self.router.deliver(news)
-                self.peak.see(news.status.generated_tokens, asyncio.get_running_loop().time())
+                self.peak.see(news.status.generated_tokens, news.status.step_seconds)
                 if news.canary is not None:
                     self.trust.judge(news.canary)
             reason = engine.reason
