@@ -21,7 +21,8 @@ WORKERS = Row(
         ),
         Panel(
             "Time to full by accelerator",
-            "When the KV cache would be full if its use grew as in the last hour; 30 days stands for later or never.",
+            "When the KV cache would be full if its use grew as in the last hour; 30 days stands for later or never. "
+            "Says little before there is an hour of data.",
             "s",
             (
                 Query(
@@ -106,16 +107,16 @@ SPEED = Row(
     (
         Panel(
             "Generated against measured peak",
-            "Tokens generated now, beside the most that the same workers were seen to generate in a second since they "
-            "loaded their models.",
+            "Tokens generated now, beside the most that the same workers were seen to generate in a second of steps "
+            "since they loaded their models.",
             "suffix: tok/s",
             (Query(GENERATED, "{{accelerator}}"), Query(PEAK, "{{accelerator}} peak")),
         ),
         Panel(
             "Share of measured peak",
-            "Tokens generated now as a share of the measured peak.",
+            "Tokens generated now as a share of the measured peak. Absent until a peak was measured.",
             "percentunit",
-            (Query(f"{GENERATED} / {PEAK}", "{{accelerator}}"),),
+            (Query(f"{GENERATED} / ({PEAK} > 0)", "{{accelerator}}"),),
         ),
         Panel(
             "Engines busy",

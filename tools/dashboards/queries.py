@@ -15,12 +15,6 @@ def quantiles(histogram: str, *wanted: float, by: str = "", matchers: str = "<mo
     )
 
 
-def mean(histogram: str) -> str:
-    """What one request has on average."""
-    total, count = (f"sum(rate({histogram}_{part}{{<model>}}[$__rate_interval]))" for part in ("sum", "count"))
-    return f"{total} / {count}"
-
-
 def rate(counter: str, *by: str, matchers: str = "<model>", legend: str = "") -> Query:
     """A counter's rate by labels."""
     summed = f"sum by ({', '.join(by)})" if by else "sum"

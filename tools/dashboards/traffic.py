@@ -1,26 +1,28 @@
 """Requests: where their time goes, how they end, whose they are."""
 
 from tools.dashboards.grafana import Dashboard, Panel, Query, Row
-from tools.dashboards.queries import mean, quantiles, rate
+from tools.dashboards.queries import quantiles, rate
 
-QUEUED = mean("polyfleet_queue_time_seconds")
-FIRST = mean("polyfleet_time_to_first_token_seconds")
-WHOLE = mean("polyfleet_request_duration_seconds")
+QUEUED, FIRST, WHOLE = (
+    f"sum(rate(polyfleet_{each}_seconds_sum{{<model>}}[$__rate_interval]))"
+    for each in ("queue_time", "time_to_first_token", "request_duration")
+)
+ANSWERED = "sum(rate(polyfleet_time_to_first_token_seconds_count{<model>}[$__rate_interval]))"
 # Ends that are the fleet's fault; the others are their caller's (gateway/accounts.py).
-FAULTS = 'code=~"UNAVAILABLE|INTERNAL|DEADLINE_EXCEEDED|DATA_LOSS|RESOURCE_EXHAUSTED"'
+FAULTS = 'code=~"UNAVAILABLE|INTERNAL|DEADLINE_EXCEEDED|DATA_LOSS|RESOURCE_EXHAUSTED|FAILED_PRECONDITION"'
 
 LATENCY = Row(
     "Latency",
     (
         Panel(
             "Where the time goes",
-            "Mean seconds of a request in the queue, in the computation of its prompt, and in the generation of the "
-            "rest. The three are means over slightly different requests: those that failed have no first token.",
+            "Seconds that an answered request spends on average in the queue, in the computation of its prompt, and in "
+            "the generation of the rest. What requests without an answer took counts as generation.",
             "s",
             (
-                Query(QUEUED, "queue"),
-                Query(f"{FIRST} - ({QUEUED})", "prompt"),
-                Query(f"{WHOLE} - ({FIRST})", "generation"),
+                Query(f"{QUEUED} / {ANSWERED}", "queue"),
+                Query(f"({FIRST} - {QUEUED}) / {ANSWERED}", "prompt"),
+                Query(f"({WHOLE} - {FIRST}) / {ANSWERED}", "generation"),
             ),
             stack=True,
         ),
