@@ -23,7 +23,7 @@ X86_OBJECTS = {
     "kernels_avx2": ("kernels_avx2", ["-mavx2", "-mfma", "-mf16c"]),
     "kernels_avx512": ("kernels_avx512", AVX512_FLAGS),
     "kernels_avx512bf16": ("kernels_avx512", [*AVX512_FLAGS, "-mavx512bf16"]),
-    "kernels_amx": ("kernels_avx512", [*AVX512_FLAGS, "-mavx512bf16", "-mamx-tile", "-mamx-int8"]),
+    "kernels_amx": ("kernels_avx512", [*AVX512_FLAGS, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"]),
 }
 ZIG = "ziglang==0.15.2"
 ZIG_GLIBC = "2.28"

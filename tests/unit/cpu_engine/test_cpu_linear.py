@@ -86,6 +86,19 @@ def test_ordinary_rows_lose_no_more_than_int8_does(instruction_set: str, form: W
     assert np.linalg.norm(result - expected) < 0.01 * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize("form", QUANTISED)
+@pytest.mark.parametrize("columns", [256, 1792])
+def test_wide_steps_lose_no_more_than_bfloat16_does(instruction_set: str, form: WeightFormat, columns: int) -> None:
+    weight = random_weight("w", form, 40, columns)
+    rows = np.random.default_rng(7).standard_normal((300, columns), dtype=np.float32)
+    rig = Rig(rows, linear("w"), weight, instruction_set=instruction_set, num_blocks=32)
+    expected = rows.astype(np.float64) @ expand(weight).T
+    for count in (128, 141, 300):
+        result = rig.all_rows(count)
+        errors = np.linalg.norm(result - expected[:count], axis=1) / np.linalg.norm(expected[:count], axis=1)
+        assert errors.max() < 0.015
+
+
 @pytest.mark.parametrize("form", DENSE)
 @pytest.mark.parametrize(("outputs", "columns"), [(16, 64), (40, 33), (5, 1), (1, 17), (130, 129)])
 def test_dense_weights(instruction_set: str, form: WeightFormat, outputs: int, columns: int) -> None:

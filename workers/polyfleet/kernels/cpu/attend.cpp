@@ -94,6 +94,7 @@ void Engine::attend_part(const Stage &stage, const Span &span, std::atomic<int> 
     a.key_stride = cache_.key_stride;
     a.value_stride = cache_.value_stride;
     a.block_size = model_.block_size;
+    a.wide = is_wide(state_.in->num_tokens);
     a.table = state_.in->block_tables + state_.in->table_offsets[span.slice];
     a.scratch = scratch_[(size_t)thread].attention;
     a.partial = span.parts > 1 ? partial(span, kv_head, part) : nullptr;

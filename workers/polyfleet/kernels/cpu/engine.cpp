@@ -8,7 +8,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "tuning.h"
 #include "pack.h"
 
 namespace pf {
@@ -156,22 +155,23 @@ void Engine::order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &o
 
 void Engine::make_scratch() {
     const size_t vectors = (size_t)(ATTENTION_ROWS * model_.num_heads / model_.num_kv_heads);
-    const size_t tile = align((size_t)deepest_unit_ * GROUP * ROW_CHUNK * sizeof(float));
+    const int rows = std::max(ROW_CHUNK, row_chunk(kernels_.wide_rows > 0));
+    const size_t tile = align((size_t)deepest_unit_ * GROUP * (size_t)rows * sizeof(float));
     const size_t attention = align(attention_scratch(model_.head_dim, (int)vectors) * sizeof(float));
     scratch_.clear();
     for (int i = 0; i < pool_.size(); i++) {
         Scratch scratch;
-        scratch.memory = Memory(tile + attention + Entering::bytes(ROW_CHUNK, widest_));
+        scratch.memory = Memory(tile + attention + Entering::bytes(rows, widest_));
         scratch.tile = scratch.memory.as<float>();
         scratch.attention = scratch.memory.as<float>(tile);
-        scratch.entering = Entering(scratch.memory.as<char>(tile + attention), ROW_CHUNK, widest_);
+        scratch.entering = Entering(scratch.memory.as<char>(tile + attention), rows, widest_);
         scratch_.push_back(std::move(scratch));
     }
 }
 
 void Engine::reserve(int tokens) {
     if (tokens <= capacity_) return;
-    const int64_t rows = round_up(tokens, ROW_CHUNK);
+    const int64_t rows = round_up(tokens, ROW_CHUNK);  // kernels may read whole tiles of them
     for (size_t i = 0; i < buffers_.size(); i++) buffers_[i] = Memory((size_t)(rows * strides_[i]) * sizeof(float));
     entering_memory_ = Memory(Entering::bytes((int)rows, widest_));  // what no program touches takes no memory
     entering_ = Entering(entering_memory_.as<void>(), (int)rows, widest_);

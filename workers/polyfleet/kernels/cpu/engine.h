@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "pool.h"
+#include "tuning.h"
 
 namespace pf {
 
@@ -130,8 +131,8 @@ private:
     void linear(const Stage &stage, std::atomic<int> &claimed, int thread);
     void linear_by_rows(const Stage &stage, std::atomic<int> &claimed, int chunks, int thread);
     void linear_by_units(const Stage &stage, std::atomic<int> &claimed, int count, int thread);
-    Rows entering_rows(const Stage &stage, const Entering &from, int first) const;
-    void enter_row(const Stage &stage, int index, const Entering &to, int place, bool keep_total);
+    Rows entering_rows(const Stage &stage, const Entering &from, int first, bool wide) const;
+    void enter_row(const Stage &stage, int index, const Entering &to, int place, bool wide, bool keep_total);
     void run_unit(const Stage &stage, const Rows &rows, int at, int unit, int first, int count, Scratch &scratch);
     void finish_unit(const Stage &stage, int unit, int first, int count, float *tile);
 
@@ -145,6 +146,8 @@ private:
         return buffers_[(size_t)buffer].as<float>() + index * strides_[(size_t)buffer];
     }
     int stage_rows(const Stage &stage) const { return stage.at.selected ? state_.in->num_selected : state_.in->num_tokens; }
+    bool is_wide(int rows) const { return kernels_.wide_rows && rows >= kernels_.wide_rows; }
+    int row_chunk(bool wide) const { return wide ? WIDE_CHUNK : ROW_CHUNK; }
     // The share of `count` that belongs to a thread.
     int share(int count, int thread) const { return (int)((int64_t)count * thread / pool_.size()); }
 

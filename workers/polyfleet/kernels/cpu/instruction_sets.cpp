@@ -41,7 +41,7 @@ void detect(std::vector<const Kernels *> &found) {
     const unsigned state = enabled_state();
     if (!avx || !fma || !f16c || (state & 0x6) != 0x6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
     const bool avx2 = bit(b, 5), avx512 = bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // F, DQ, BW, VL
-    const bool vnni = bit(c, 11), amx = bit(d, 24) && bit(d, 25);  // tiles and int8
+    const bool vnni = bit(c, 11), amx = bit(d, 22) && bit(d, 24) && bit(d, 25);  // bfloat16, tiles, int8
     unsigned a1 = 0, b1, c1, d1;
     const bool bf16 = __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && bit(a1, 5);
     if (!avx2) return;

@@ -48,12 +48,12 @@ struct Packed {
 struct Rows {
     const float *values;
     int stride;  // of values, in floats
-    const int8_t *codes;
-    const float *scale;  // [row][blocks]
-    const float *sum;    // scale * sum of the block's codes
-    int columns;         // codes between rows; columns / 32 blocks
-    const uint16_t *halves;  // bfloat16, when round_bf16 is there and a weight is bfloat16
-    int halves_stride;       // even
+    const int8_t *codes;  // null in a wide step, where halves are read
+    const float *scale;   // [row][blocks]
+    const float *sum;     // scale * sum of the block's codes
+    int columns;          // codes between rows; columns / 32 blocks
+    const uint16_t *halves;  // bfloat16, when a weight is bfloat16 and round_bf16 is there, or in a wide step
+    int halves_stride;       // even; whole tiles of 16 rows may be read
 };
 
 // Query rows of one sequence (consecutive positions) and all heads that share one key-value head.
@@ -87,6 +87,10 @@ static inline size_t attention_scratch(int head_dim, int vectors) {
 
 struct Kernels {
     const char *name;
+
+    // A step of so many rows and more is wide: what meets quantised weights, and these themselves, are rounded to
+    // bfloat16, and attention may round. Rows of other steps compute to the same bits in any company. 0: none is wide.
+    int wide_rows;
 
     // y = (x + residual) / rms * weight over n columns; the sum goes to `total` unless null, as `residual` may be.
     void (*norm)(const float *x, const float *residual, float *total, const float *weight, float eps, int n, float *y);

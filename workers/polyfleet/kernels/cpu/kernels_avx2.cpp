@@ -6,6 +6,7 @@
 
 const pf::Kernels pf::avx2_kernels = {
     "avx2",
+    0,
     norm,
     quantise,
     nullptr,

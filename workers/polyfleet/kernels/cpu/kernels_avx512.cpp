@@ -7,13 +7,15 @@
 #if defined(__AMX_INT8__)
 #include "linear_amx.inl"
 #include "linear_bf16.inl"
+#include "linear_wide.inl"
 #define TABLE amx_kernels
 #define NAME "amx"
 #define BF16_LINEAR linear_bf16
 #define BF16_NAME "avx512 bf16"
 #define ROUND_BF16 round_bf16
-#define QUANTISED linear_amx
-#define QUANTISED_NAME "amx int8"
+#define QUANTISED linear_amx_or_wide
+#define QUANTISED_NAME "amx int8, bf16 in wide steps"
+#define WIDE WIDE_ROWS
 #elif defined(__AVX512BF16__)
 #include "linear_bf16.inl"
 #define TABLE avx512bf16_kernels
@@ -32,10 +34,12 @@
 #if !defined(QUANTISED)
 #define QUANTISED linear_quantised
 #define QUANTISED_NAME "avx512 vnni int8"
+#define WIDE 0
 #endif
 
 const pf::Kernels pf::TABLE = {
     NAME,
+    WIDE,
     norm,
     quantise,
     ROUND_BF16,

@@ -6,6 +6,7 @@
 
 const pf::Kernels pf::plain_kernels = {
     "plain",
+    0,
     norm,
     quantise,
     nullptr,

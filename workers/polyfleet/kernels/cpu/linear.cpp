@@ -4,13 +4,12 @@
 #include <algorithm>
 
 #include "engine.h"
-#include "tuning.h"
 
 namespace pf {
 
 // Threads claim work piece by piece, so that one that the system holds up does not hold up the others.
 void Engine::linear(const Stage &stage, std::atomic<int> &claimed, int thread) {
-    const int rows = stage_rows(stage), chunks = (rows + ROW_CHUNK - 1) / ROW_CHUNK;
+    const int rows = stage_rows(stage), chunk = row_chunk(is_wide(rows)), chunks = (rows + chunk - 1) / chunk;
     if (chunks >= CHUNKS_PER_THREAD * pool_.size())
         linear_by_rows(stage, claimed, chunks, thread);
     else
@@ -20,10 +19,12 @@ void Engine::linear(const Stage &stage, std::atomic<int> &claimed, int thread) {
 // Many rows: a piece is a chunk of rows, which goes through all weights.
 void Engine::linear_by_rows(const Stage &stage, std::atomic<int> &claimed, int chunks, int thread) {
     Scratch &scratch = scratch_[(size_t)thread];
+    const int num_rows = stage_rows(stage);
+    const bool wide = is_wide(num_rows);
     for (int chunk; (chunk = claimed.fetch_add(1, std::memory_order_relaxed)) < chunks;) {
-        const int first = chunk * ROW_CHUNK, count = std::min(ROW_CHUNK, stage_rows(stage) - first);
-        for (int i = 0; i < count; i++) enter_row(stage, first + i, scratch.entering, i, true);
-        const Rows rows = entering_rows(stage, scratch.entering, first);
+        const int first = chunk * row_chunk(wide), count = std::min(row_chunk(wide), num_rows - first);
+        for (int i = 0; i < count; i++) enter_row(stage, first + i, scratch.entering, i, wide, true);
+        const Rows rows = entering_rows(stage, scratch.entering, first, wide);
         for (int unit = 0; unit < stage.units; unit++) run_unit(stage, rows, 0, unit, first, count, scratch);
     }
 }
@@ -31,22 +32,22 @@ void Engine::linear_by_rows(const Stage &stage, std::atomic<int> &claimed, int c
 // Few rows: a piece is some units of weights, through which all rows go.
 void Engine::linear_by_units(const Stage &stage, std::atomic<int> &claimed, int count, int thread) {
     Scratch &scratch = scratch_[(size_t)thread];
-    const bool own = count <= PRIVATE_ROWS;
+    const bool own = count <= PRIVATE_ROWS, wide = is_wide(count);
     const Entering &to = own ? scratch.entering : entering_;
     for (int i = own ? 0 : share(count, thread); i < (own ? count : share(count, thread + 1)); i++)
-        enter_row(stage, i, to, i, !own || thread == 0);
+        enter_row(stage, i, to, i, wide, !own || thread == 0);
     if (!own) pool_.barrier();
-    const Rows rows = entering_rows(stage, to, 0);
+    const Rows rows = entering_rows(stage, to, 0, wide);
     const int step = std::max(1, stage.units / (UNITS_PER_THREAD * pool_.size()));
     for (int begin; (begin = claimed.fetch_add(step, std::memory_order_relaxed)) < stage.units;)
-        for (int first = 0; first < count; first += ROW_CHUNK)
+        for (int first = 0; first < count; first += row_chunk(wide))
             for (int unit = begin; unit < std::min(begin + step, stage.units); unit++)
-                run_unit(stage, rows, first, unit, first, std::min(ROW_CHUNK, count - first), scratch);
+                run_unit(stage, rows, first, unit, first, std::min(row_chunk(wide), count - first), scratch);
 }
 
 // Prepared rows as kernels read them; `first` is the row that stands first in `from`.
-Rows Engine::entering_rows(const Stage &stage, const Entering &from, int first) const {
-    Rows rows = {from.values, from.stride, from.codes, from.scale, from.sum, stage.columns, from.halves, from.stride};
+Rows Engine::entering_rows(const Stage &stage, const Entering &from, int first, bool wide) const {
+    Rows rows = {from.values, from.stride, wide ? nullptr : from.codes, from.scale, from.sum, stage.columns, from.halves, from.stride};
     if (!stage.norm) {
         rows.values = row(stage.at.input, first);
         rows.stride = strides_[(size_t)stage.at.input];
@@ -55,7 +56,7 @@ Rows Engine::entering_rows(const Stage &stage, const Entering &from, int first) 
 }
 
 // Prepares row `index` of the stage as row `place` of `to`.
-void Engine::enter_row(const Stage &stage, int index, const Entering &to, int place, bool keep_total) {
+void Engine::enter_row(const Stage &stage, int index, const Entering &to, int place, bool wide, bool keep_total) {
     const PfStage &at = stage.at;
     const int64_t i = place, block = i * (stage.columns / BLOCK);
     const float *x = row(at.input, index);
@@ -66,8 +67,9 @@ void Engine::enter_row(const Stage &stage, int index, const Entering &to, int pl
                       model_.norm_eps, stage.columns, values);
         x = values;
     }
-    if (stage.quantised) kernels_.quantise(x, stage.columns, to.codes + i * stage.columns, to.scale + block, to.sum + block);
-    if (stage.bf16) kernels_.round_bf16(x, stage.columns, to.halves + i * to.stride);
+    if (stage.quantised && !wide)
+        kernels_.quantise(x, stage.columns, to.codes + i * stage.columns, to.scale + block, to.sum + block);
+    if (stage.bf16 || (stage.quantised && wide)) kernels_.round_bf16(x, stage.columns, to.halves + i * to.stride);
 }
 
 // Rows `at` ... of `rows` through one unit of weights; they are rows `first` ... of the stage.

@@ -1,6 +1,7 @@
 // Linears over quantised weights with AMX: a tile multiplies 32 codes of each of 16 weight rows by those of 16 rows
 // entering and adds the products in 32 bits. Results are to the bit those of linear_avx512.inl, which the including file
 // includes first and whose formats are used.
+#include "tiles.h"
 
 namespace {
 
@@ -8,11 +9,11 @@ const int AMX_ROWS = 16;
 const int AMX_BLOCKS = 48;  // unpacked at a time: 24 KiB of codes
 const int AMX_LEAD = 2, AMX_DEPTH = 4;  // products are computed so many blocks ahead; room for so many
 
-// What ldtilecfg reads: sums (0, 1) of 16 x 16 numbers, rows (2, 3) of 32 codes, weights (4, 5) of 8 x 16 x 4 codes.
-struct TileShapes {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 32, 32, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 8, 8};
+// Tiles 0 and 1: sums of 16 x 16 numbers; 2 and 3: rows of 32 codes; 4 and 5: weights of 8 x 16 x 4 codes.
+struct CodeTiles : TileConfig {
+    CodeTiles() {
+        for (int t = 0; t < 6; t++) row_bytes[t] = t / 2 == 1 ? 32 : 64, rows[t] = t / 2 == 2 ? 8 : 16;
+    }
 };
 
 // Some blocks of a group, unpacked.
@@ -78,8 +79,8 @@ void linear_amx(const pf::Packed &weight, int group, const pf::Rows &rows, int f
     const int whole = count / AMX_ROWS * AMX_ROWS;
     if (whole) {
         Unpacked unpacked;
-        const TileShapes shapes;
-        _tile_loadconfig(&shapes);
+        const CodeTiles config;
+        _tile_loadconfig(static_cast<const TileConfig *>(&config));
         for (int begin = 0; begin < weight.blocks; begin += AMX_BLOCKS) {
             const int blocks = weight.blocks - begin < AMX_BLOCKS ? weight.blocks - begin : AMX_BLOCKS;
             for (int b = 0; b < blocks; b++) {
