@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import yaml
 from tests.support.prometheus import PrometheusProcess, configuration
-from tests.support.serve_process import POLYFLEET, ServeProcess, wait_for
+from tests.support.serve_process import PATIENCE_SECONDS, POLYFLEET, ServeProcess, wait_for
 from tests.support.tls_files import write_tls_files
 from tests.support.vendor_workers import MACHINES
 
@@ -35,12 +35,12 @@ class MonitoredFleet:
         self._channel = grpc.secure_channel(stack.grpc, grpc.ssl_channel_credentials(roots))
         self._stub: Any = InferenceStub(self._channel)
 
-    def generate(self, model: str, ids: list[int], max_tokens: int, timeout: float = 60.0) -> Any:
+    def generate(self, model: str, ids: list[int], max_tokens: int, timeout: float = PATIENCE_SECONDS) -> Any:
         """A running Generate call."""
         request = pb.GenerateRequest(model=model, token_ids=ids, max_tokens=max_tokens, ignore_eos=True)
         return self._stub.Generate(request, metadata=self._metadata, timeout=timeout)
 
-    def ask(self, model: str, ids: list[int], max_tokens: int, timeout: float = 60.0) -> None:
+    def ask(self, model: str, ids: list[int], max_tokens: int, timeout: float = PATIENCE_SECONDS) -> None:
         """A call from its beginning to its end, whatever that is."""
         with suppress(grpc.RpcError):
             for _ in self.generate(model, ids, max_tokens, timeout):
@@ -110,7 +110,8 @@ def secured(folder: Path) -> tuple[list[str], str, bytes]:
     command = [*POLYFLEET, "keys", "create", KEY_ID, "--role", "operator", "--keys-file", str(keys)]
     key = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     (folder / "key").write_text(key)
-    gateway = {"tls_cert": str(certificate), "tls_key": str(private), "keys_file": str(keys)}
+    gateway: dict[str, Any] = {"tls_cert": str(certificate), "tls_key": str(private), "keys_file": str(keys)}
+    gateway |= {"limits": {"queue_timeout": PATIENCE_SECONDS}}  # for the request whose worker is killed
     (folder / "config.yaml").write_text(yaml.safe_dump({"gateway": gateway}))
     flags = ["--config", str(folder / "config.yaml"), "--ca-file", str(certificate)]
     return [*flags, "--api-key-file", str(folder / "key")], key, certificate.read_bytes()

@@ -73,6 +73,12 @@ def test_every_alert_has_its_page(name: str) -> None:
     assert "```" in check, "the page names no command"
 
 
+@pytest.mark.parametrize("path", sorted(RUNBOOKS.glob("*.md")), ids=lambda path: path.stem)
+def test_links_of_pages_lead_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / link).exists(), link
+
+
 def test_no_page_is_left_of_an_alert_that_is_gone() -> None:
     assert sorted(path.stem for path in RUNBOOKS.glob("*.md") if path.stem != "README") == NAMES
     index = (RUNBOOKS / "README.md").read_text(encoding="utf-8")
