@@ -63,11 +63,12 @@ struct State {  // of one unit of work, in its scratch
     float *query, *sum, *score, *peak, *mass, *keys, *values;
 };
 
-PF_INLINE State make_state(const pf::Attention &a) {
+// Room is made for a multiple of `padding` vectors, 16 at the most.
+PF_INLINE State make_state(const pf::Attention &a, int padding) {
     State s;
     s.vectors = a.rows * a.heads;
     s.dim = (int)pf::round_up(a.head_dim, pf::GROUP);
-    int64_t padded = s.vectors;
+    int64_t padded = pf::round_up(s.vectors, padding);
     s.keys = a.scratch;
     s.values = s.keys + (int64_t)s.dim * STRIDE;
     s.query = s.values + (int64_t)s.dim * CHUNK;
@@ -168,13 +169,7 @@ void attend_converted(const pf::Attention &a, State &s) {
     }
 }
 
-void attend(const pf::Attention &a) {
-    State s = make_state(a);
-    begin(a, s);
-    if (s.vectors > TILE)
-        attend_converted(a, s);
-    else
-        attend_direct(a, s);
+void finish(const pf::Attention &a, const State &s) {
     for (int i = 0; i < s.vectors; i++) {
         const float *from = s.sum + (int64_t)i * s.dim;
         if (a.partial) {
@@ -188,6 +183,16 @@ void attend(const pf::Attention &a) {
             for (int d = 0; d < a.head_dim; d++) to[d] = from[d] * inverse;
         }
     }
+}
+
+void attend(const pf::Attention &a) {
+    State s = make_state(a, 1);
+    begin(a, s);
+    if (s.vectors > TILE)
+        attend_converted(a, s);
+    else
+        attend_direct(a, s);
+    finish(a, s);
 }
 
 }  // namespace

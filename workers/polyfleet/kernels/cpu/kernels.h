@@ -72,7 +72,7 @@ struct Attention {
     int block_size;
     bool wide;  // see Kernels::wide_rows
     const int32_t *table;
-    float *scratch;   // attention_scratch(head_dim, rows * heads) floats, 64-byte aligned
+    float *scratch;   // attention_scratch(head_dim, ATTENTION_ROWS * heads) floats, 64-byte aligned
     float *partial;   // null: out is final. Else [rows * heads][2 + head_dim]: maximum (of base-2 logarithms), sum, weighted values
 };
 

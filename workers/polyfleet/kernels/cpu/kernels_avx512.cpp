@@ -5,6 +5,7 @@
 #include "rows.inl"
 
 #if defined(__AMX_INT8__)
+#include "attention_wide.inl"
 #include "linear_amx.inl"
 #include "linear_bf16.inl"
 #include "linear_wide.inl"
@@ -16,6 +17,7 @@
 #define QUANTISED linear_amx_or_wide
 #define QUANTISED_NAME "amx int8, bf16 in wide steps"
 #define WIDE WIDE_ROWS
+#define ATTEND attend_wide
 #elif defined(__AVX512BF16__)
 #include "linear_bf16.inl"
 #define TABLE avx512bf16_kernels
@@ -35,6 +37,7 @@
 #define QUANTISED linear_quantised
 #define QUANTISED_NAME "avx512 vnni int8"
 #define WIDE 0
+#define ATTEND attend
 #endif
 
 const pf::Kernels pf::TABLE = {
@@ -48,6 +51,6 @@ const pf::Kernels pf::TABLE = {
     silu_mul,
     rotate,
     store_half,
-    attend,
+    ATTEND,
     find_largest,
 };

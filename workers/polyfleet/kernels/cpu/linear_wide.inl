@@ -29,13 +29,6 @@ PF_INLINE __m512 weights_at(__m512i codes, __m512 scale, __m512 minimum) {
     return _mm512_fmadd_ps(scale, _mm512_castsi512_ps(number), minimum);
 }
 
-// Rounds to bfloat16, halves away from zero: a in the low half of each lane, b in the high one.
-PF_INLINE __m512i bf16_pairs(__m512 a, __m512 b) {
-    const __m512i half = _mm512_set1_epi32(0x8000), high = _mm512_set1_epi32((int)0xffff0000);
-    const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(a), half), 16);
-    return _mm512_ternarylogic_epi32(_mm512_add_epi32(_mm512_castps_si512(b), half), high, low, 0xea);
-}
-
 template <typename Format>
 PF_INLINE void convert_block(const pf::Packed &weight, int group, int b, uint16_t (*to)[2 * pf::GROUP]) {
     __m512i codes[8];

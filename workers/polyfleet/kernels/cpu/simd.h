@@ -169,6 +169,32 @@ PF_INLINE float largest(F32 a) { return fmaxf(fmaxf(a.v[0], a.v[1]), fmaxf(a.v[2
 
 #endif
 
+// Rounds to bfloat16, halves away from zero. Pairs: a0 b0 a1 b1 …
+#if defined(__AVX512F__)
+PF_INLINE __m512i bf16_pairs(__m512 a, __m512 b) {
+    const __m512i half = _mm512_set1_epi32(0x8000), high = _mm512_set1_epi32((int)0xffff0000);
+    const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(a), half), 16);
+    return _mm512_ternarylogic_epi32(_mm512_add_epi32(_mm512_castps_si512(b), half), high, low, 0xea);  // b & high | a
+}
+PF_INLINE void store_bf16_pairs(uint16_t *out, F32 a, F32 b) { _mm512_storeu_si512((void *)out, bf16_pairs(a.v, b.v)); }
+PF_INLINE void store_bf16(uint16_t *out, F32 a) {
+    const __m512i sum = _mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x8000));
+    _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi32_epi16(_mm512_srli_epi32(sum, 16)));
+}
+#else
+PF_INLINE void store_bf16(uint16_t *out, F32 a) {
+    uint32_t bits[F32::width];
+    memcpy(bits, &a, sizeof bits);
+    for (int i = 0; i < F32::width; i++) out[i] = (uint16_t)((bits[i] + 0x8000) >> 16);
+}
+PF_INLINE void store_bf16_pairs(uint16_t *out, F32 a, F32 b) {
+    uint16_t left[F32::width], right[F32::width];
+    store_bf16(left, a);
+    store_bf16(right, b);
+    for (int i = 0; i < F32::width; i++) out[2 * i] = left[i], out[2 * i + 1] = right[i];
+}
+#endif
+
 // 2^x for x up to 126, with a relative error below 2e-7; what is below -126 counts as -126, NaN stays. The polynomial of the
 // fraction is Cephes' (exp2f).
 PF_INLINE F32 exponential2(F32 x) {

@@ -1,0 +1,94 @@
+"""Attention of wide steps, on emulated tiles, against attention as it is everywhere else."""
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+ROOT = Path(__file__).parents[3]
+CPU = ROOT / "workers/polyfleet/kernels/cpu"
+COMPILER = shutil.which("c++") or shutil.which("g++")
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler"),
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="tiles are x86-64's"),
+]
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Compiled without AVX2, for any machine."""
+    library = tmp_path_factory.mktemp("attention") / "attention.so"
+    source = ROOT / "tests/support/attention_tiles.cpp"
+    command = [str(COMPILER), "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{CPU}", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library))
+
+
+def aligned(numbers: int) -> Floats:
+    """Floats at a multiple of 64 bytes, none of them finite."""
+    memory = np.full(numbers + 16, np.nan, dtype=np.float32)
+    skip = -(memory.ctypes.data // 4) % 16
+    return memory[skip : skip + numbers]
+
+
+def both(
+    attention: ctypes.CDLL, shape: tuple[int, int, int, int], place: tuple[int, int, int], partial: bool, coarse: bool
+) -> tuple[Floats, Floats]:
+    """Results of both ways; `coarse`: numbers that bfloat16 holds exactly, the same score everywhere."""
+    rows, heads, dim, block = shape
+    rng = np.random.default_rng(rows + heads + dim + sum(place))
+    blocks = place[0] // block + rows // block + 2
+    table = rng.permutation(blocks).astype(np.int32)
+    query = (
+        np.zeros((rows, heads * dim), np.float32) if coarse else rng.standard_normal((rows, heads * dim), np.float32)
+    )
+    keys = rng.standard_normal((blocks, dim, block), np.float32).astype(np.float16)
+    values = rng.standard_normal((blocks, block, dim), np.float32).astype(np.float16)
+    if coarse:
+        values = rng.integers(-128, 129, values.shape).astype(np.float16)
+    vectors = rows * heads
+    size = vectors * (2 + dim) if partial else vectors * dim
+    plain, wide = np.empty(size, np.float32), np.empty(size, np.float32)
+    scratch = aligned(attention.scratch_floats(dim, 16 * heads))
+    attention.attend_both(
+        *shape,
+        *place,
+        *(each.ctypes.data_as(ctypes.c_void_p) for each in (query, keys, values, table, scratch)),
+        int(partial),
+        plain.ctypes.data_as(ctypes.c_void_p),
+        wide.ctypes.data_as(ctypes.c_void_p),
+    )
+    shaped = (vectors, -1)
+    return plain.reshape(shaped), wide.reshape(shaped)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("shape", [(16, 3, 64, 16), (16, 1, 96, 32), (7, 3, 128, 16), (6, 5, 32, 64)])
+@pytest.mark.parametrize("place", [(0, 0, 0), (17, 0, 0), (80, 0, 0), (300, 128, 0), (300, 64, 192)])
+def test_wide_attention_is_attention(
+    attention: ctypes.CDLL, shape: tuple[int, int, int, int], place: tuple[int, int, int], partial: bool
+) -> None:
+    """`place` is position, begin and end; end 0 is the last row's."""
+    rows = shape[0]
+    ended = (place[0], place[1], place[2] or place[0] + rows)
+    plain, wide = both(attention, shape, ended, partial, coarse=False)
+    if partial:
+        peak, mass = plain[:, 0], plain[:, 1]
+        np.testing.assert_allclose(wide[:, 0], peak, atol=0.05)
+        np.testing.assert_allclose(wide[:, 1] * 2.0 ** (wide[:, 0] - peak), mass, rtol=0.02)
+        plain, wide = plain[:, 2:] / mass[:, None], wide[:, 2:] / wide[:, 1:2]
+    assert np.abs(wide - plain).max() < 0.03
+    assert np.linalg.norm(wide - plain) < 0.01 * np.linalg.norm(plain)
+
+
+@pytest.mark.parametrize("position", [0, 15, 112])
+def test_numbers_that_bfloat16_holds_give_the_same(attention: ctypes.CDLL, position: int) -> None:
+    plain, wide = both(attention, (16, 3, 64, 16), (position, 0, position + 16), False, coarse=True)
+    np.testing.assert_allclose(wide, plain, rtol=1e-5, atol=1e-4)
