@@ -87,5 +87,6 @@ PF_API int32_t pf_engine_add_program(PfEngine *engine, const PfStage *stages, in
 // Runs one program over one step. Not thread-safe.
 PF_API int32_t pf_engine_step(PfEngine *engine, int32_t program, const PfStep *step);
 
-// Rows of a buffer after a step, `widths[buffer]` rounded up to 16 floats apart; valid until the next step.
+// Rows of a buffer after a step, `widths[buffer]` rounded up to an odd multiple of 16 floats apart; valid until the next
+// step.
 PF_API const float *pf_engine_buffer(PfEngine *engine, int32_t buffer);

@@ -14,6 +14,9 @@ namespace pf {
 
 namespace {
 
+// An odd multiple of `unit`, a cache line of numbers: rows an even number of lines apart would share few cache sets.
+int64_t row_stride(int64_t width, int64_t unit) { return round_up(width, unit) | unit; }
+
 size_t align(size_t size) { return (size_t)round_up((int64_t)size, 64); }
 
 }  // namespace
@@ -38,7 +41,7 @@ Engine::Engine(const PfModel &model, const Kernels &kernels, int threads)
       pool_(threads),
       frequencies_(model.inverse_frequencies, model.inverse_frequencies + model.head_dim / 2),
       widths_(model.widths, model.widths + model.num_buffers) {
-    for (int width : widths_) strides_.push_back((int)round_up(width, GROUP));
+    for (int width : widths_) strides_.push_back((int)row_stride(width, GROUP));
     for (int i = 0; i < model.num_weights; i++) weights_.push_back({model.weights[i], {}});
     model_.inverse_frequencies = nullptr;
     model_.weights = nullptr;
@@ -127,7 +130,7 @@ void Engine::compile(Stage &stage, const int32_t *operands) {
         (weight.blocks ? stage.quantised : stage.dense) = true;
         stage.bf16 = stage.bf16 || (weight.kind == PACKED_BF16 && kernels_.round_bf16);
         stage.columns = weight.columns;
-        widest_ = std::max(widest_, (int)round_up(weight.columns, BLOCK));
+        widest_ = std::max(widest_, (int)row_stride(weight.columns, BLOCK));
         pieces.emplace_back();
         for (int group = 0; group < weight.groups; group++) {
             int row = group * GROUP, valid = std::min(GROUP, weight.rows - row);

@@ -129,7 +129,7 @@ class CpuEngine:
 
     def _view(self, buffer: int, rows: int) -> NDArray[np.float32]:
         width = self._widths[buffer]
-        stride = -(-width // GROUP) * GROUP
+        stride = -(-width // GROUP) * GROUP | GROUP  # an odd multiple
         pointer = self._library.pf_engine_buffer(self._handle, buffer)
         return np.ctypeslib.as_array(pointer, shape=(max(rows, 1), stride))[:rows, :width]
 
