@@ -60,7 +60,7 @@ def why_not() -> str:
     if subprocess.run(["podman", "image", "exists", BASE], capture_output=True).returncode == 0:
         return ""
     try:
-        pulled = subprocess.run(["podman", "pull", "--quiet", BASE], capture_output=True, timeout=300).returncode == 0
+        pulled = subprocess.run(["podman", "pull", "--quiet", BASE], capture_output=True, timeout=60).returncode == 0
     except subprocess.TimeoutExpired:
         pulled = False
     return "" if pulled else f"the base image {BASE} can't be pulled: POLYFLEET_TEST_BASE may name another"

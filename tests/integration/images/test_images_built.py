@@ -1,6 +1,6 @@
 """The images as they are run: user, files, sizes, contents, and a fleet of three containers that answers.
 
-Slow: a first build takes minutes. Needs buildah, podman and a base image; see tests/support/built_images.py.
+A first build takes minutes. Needs buildah, podman and a base image; see tests/support/built_images.py.
 """
 
 import json
@@ -12,7 +12,7 @@ from tests.support.built_images import BASE, Containers, build_small_images, ima
 from tests.support.image_files import ROOT, SMALL_IMAGES
 from tests.support.serve_process import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 MODEL = "/opt/polyfleet/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 HEALTH = """
 import grpc
