@@ -1,7 +1,7 @@
 {{/* What the schema can't say, each refusal one sentence. Rendered before anything is installed. */}}
 {{- define "polyfleet.checks" -}}
 {{- range $name, $pool := include "polyfleet.pools" . | fromYaml -}}
-{{- $_ := include "polyfleet.model" (dict "name" $name "pool" $pool) -}}
+{{- include "polyfleet.checkCache" (dict "name" $name "model" (include "polyfleet.model" (dict "name" $name "pool" $pool) | fromYaml) "cache" $pool.model.cache) -}}
 {{- include "polyfleet.checkDevices" (dict "ctx" $ "name" $name "pool" $pool) -}}
 {{- include "polyfleet.checkAutoscaling" (dict "ctx" $ "name" $name "pool" $pool) -}}
 {{- end -}}
@@ -25,8 +25,22 @@
 {{- if and .Values.gatewayApi.enabled (not .Values.gatewayApi.parentRefs) -}}
 {{- fail "gatewayApi.enabled needs gatewayApi.parentRefs, the Gateways that the routes belong to." -}}
 {{- end -}}
+{{- if and .Values.scheduler.persistence.existingClaim (not .Values.scheduler.persistence.enabled) -}}
+{{- fail "scheduler.persistence.enabled is false, so that existingClaim would do nothing: set it, or leave the claim out." -}}
+{{- end -}}
 {{- include "polyfleet.checkApis" . -}}
 {{- include "polyfleet.checkSecrets" . -}}
+{{- end -}}
+
+{{- define "polyfleet.checkCache" -}}
+{{- with .cache -}}
+{{- if not $.model.fetch -}}
+{{- fail (printf "workers.%s.model.cache is for models from hub or s3, not from %s: leave it out." $.name $.model.kind) -}}
+{{- end -}}
+{{- if gt (list .claimName .hostPath .sizeLimit | compact | len) 1 -}}
+{{- fail (printf "workers.%s.model.cache takes one of claimName, hostPath and sizeLimit." $.name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "polyfleet.checkDevices" -}}
@@ -41,8 +55,10 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if hasKey (.pool.resources.limits | default dict) (.pool.resource | default "none") -}}
-{{- fail (printf "workers.%s.resources.limits: leave %s out, of which a worker gets one." .name .pool.resource) -}}
+{{- range $list := list "limits" "requests" -}}
+{{- if hasKey (index $.pool.resources $list | default dict) ($.pool.resource | default "none") -}}
+{{- fail (printf "workers.%s.resources.%s: leave %s out, of which a worker gets one." $.name $list $.pool.resource) -}}
+{{- end -}}
 {{- end -}}
 {{- if and $family.resource (not .pool.resource) -}}
 {{- fail (printf "workers.%s.resource: the accelerator %s needs a resource, such as %s." .name .pool.accelerator $family.resource) -}}
@@ -50,7 +66,12 @@
 {{- end -}}
 
 {{- define "polyfleet.checkAutoscaling" -}}
+{{- $given := index .ctx.Values.workers .name | default dict -}}
 {{- with .pool.autoscaling -}}
+{{- if and (hasKey $given "replicas") (or (ne .owner "none") (ne $.pool.kind "Deployment")) -}}
+{{- $owner := ternary "there is one worker per node" (printf "%s sets the number of workers" .owner) (ne $.pool.kind "Deployment") -}}
+{{- fail (printf "workers.%s.replicas would do nothing, because %s: leave it out." $.name $owner) -}}
+{{- end -}}
 {{- if and (ne .owner "none") (ne $.pool.kind "Deployment") -}}
 {{- fail (printf "workers.%s: a %s has one worker per node, so autoscaling.owner must be none." $.name $.pool.kind) -}}
 {{- end -}}

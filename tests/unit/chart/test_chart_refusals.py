@@ -38,6 +38,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "the accelerator hygon does not use the resource cambricon.com/mlu",
     ),
     "the device as a limit": (pool(resources={"limits": {"nvidia.com/gpu": 2}}), "leave nvidia.com/gpu out"),
+    "the device as a request": (pool(resources={"requests": {"nvidia.com/gpu": 2}}), "leave nvidia.com/gpu out"),
     "no device": (pool(resource=""), "workers.p.resource: the accelerator cuda needs a resource"),
     "negative replicas": (pool(replicas=-1), "/workers/p/replicas': minimum: got -1, want 0"),
     "no gateways": ({"gateway": {"replicas": 0}}, "/gateway/replicas': minimum: got 0, want 1"),
@@ -52,6 +53,32 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "digest of no image": ({"image": {"digests": {"worker-mps": DIGEST}}}, "'worker-mps'"),
     "quantity": (pool(resources={"requests": {"memory": "lots"}}), "/workers/p/resources/requests/memory"),
     "owner": (pool(autoscaling={"owner": "me"}), "value must be one of 'none', 'hpa', 'keda'"),
+    "replicas and an owner": (
+        pool(replicas=3, autoscaling={"owner": "hpa"}),
+        "workers.p.replicas would do nothing, because hpa sets the number of workers: leave it out.",
+    ),
+    "replicas of a DaemonSet": (
+        pool(replicas=3, kind="DaemonSet"),
+        "workers.p.replicas would do nothing, because there is one worker per node: leave it out.",
+    ),
+    "cache of what is not fetched": (
+        pool(model={**IMAGE, "cache": {"claimName": "c"}}),
+        "workers.p.model.cache is for models from hub or s3, not from image: leave it out.",
+    ),
+    "two caches": (
+        pool(model={"hub": {"repository": "a/b"}, "cache": {"claimName": "c", "hostPath": "/c"}}),
+        "workers.p.model.cache takes one of claimName, hostPath and sizeLimit.",
+    ),
+    "claim without persistence": (
+        {"scheduler": {"persistence": {"existingClaim": "c"}}},
+        "scheduler.persistence.enabled is false, so that existingClaim would do nothing",
+    ),
+    "label of the chart's own": (
+        pool(podLabels={"app.kubernetes.io/name": "x"}),
+        "invalid propertyName 'app.kubernetes.io/name'",
+    ),
+    "label that is none": ({"gateway": {"podLabels": {"team": "a team"}}}, "/gateway/podLabels/team"),
+    "negative memory": (pool(resources={"limits": {"memory": -1}}), "/workers/p/resources/limits/memory': minimum"),
     "bounds": (pool(autoscaling={"owner": "hpa", "minReplicas": 5}), "minReplicas is more than maxReplicas"),
     "scaled DaemonSet": (pool(kind="DaemonSet", autoscaling={"owner": "hpa"}), "a DaemonSet has one worker per node"),
     "keda without Prometheus": (pool(autoscaling={"owner": "keda"}), "keda needs prometheus"),
