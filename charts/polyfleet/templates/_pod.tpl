@@ -59,7 +59,7 @@ app.kubernetes.io/part-of: polyfleet
 {{- define "polyfleet.env" -}}
 {{- range $name, $value := . -}}
 - name: {{ $name }}
-  value: {{ $value | quote }}
+  value: {{ ternary (toJson $value) $value (kindIs "float64" $value) | quote }}
 {{ end -}}
 {{- end -}}
 

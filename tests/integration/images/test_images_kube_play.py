@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.support.built_images import TAG, build_small_images, podman
-from tests.support.helm_chart import needs_helm, rendered
+from tests.support.helm_chart import Object, needs_helm, pods, rendered
 from tests.support.kube_play import playable
 from tests.support.serve_process import wait_for
 
@@ -19,6 +19,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs_helm]
 NAME = f"kube-play-{os.getpid()}"
 GATEWAY, SCHEDULER, WORKER, TEST = (f"{NAME}-{part}" for part in ("gateway", "scheduler", "worker-cpu", "test"))
 PODS = (SCHEDULER, GATEWAY, WORKER, TEST)
+GRPC_HEALTH = """
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+with grpc.insecure_channel("127.0.0.1:{port}") as channel:
+    answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="{service}"), timeout=4)
+raise SystemExit(answer.status != health_pb2.HealthCheckResponse.SERVING)
+"""
 READY = "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"
 
 
@@ -39,9 +46,8 @@ def network() -> Iterator[ipaddress.IPv4Network]:
 
 
 def _remove() -> None:
-    pods = podman("pod", "ps", "--format={{.Name}}", f"--filter=name={NAME}").split()
-    if pods:
-        podman("pod", "rm", "--force", *pods)
+    if running := podman("pod", "ps", "--format={{.Name}}", f"--filter=name={NAME}").split():
+        podman("pod", "rm", "--force", *running)
     if volumes := podman("volume", "ls", "--quiet", f"--filter=name={NAME}").split():
         podman("volume", "rm", "--force", *volumes)
     podman("network", "rm", "--force", NAME)
@@ -57,8 +63,8 @@ class Play:
 
     def __init__(self, network: ipaddress.IPv4Network, folder: Path) -> None:
         self._addresses = {name: str(network[10 + index]) for index, name in enumerate(PODS)}
-        objects = rendered(values={"fullnameOverride": NAME, "image": {"tag": TAG}})
-        self._folder, self._pods = folder, playable(objects, self._addresses)
+        self.objects = rendered(values={"fullnameOverride": NAME, "image": {"tag": TAG}})
+        self._folder, self._pods = folder, playable(self.objects, self._addresses)
         assert set(self._pods) == set(PODS), "the pods of a release without values"
 
     def address(self, name: str) -> str:
@@ -92,6 +98,24 @@ def test_release_without_values_answers_helm_test(play: Play) -> None:
         print(*(logs(f"{NAME}-{each}")[-4000:] for each in (*containers, "test-generate")), sep="\n")
         raise
     assert "The capital of France is Paris" in logs(f"{TEST}-generate")
+
+
+def test_every_probe_of_the_chart_passes(play: Play) -> None:
+    passed = set()
+    for name, pod in pods(play.objects):
+        for each in pod["containers"]:
+            for probe in (each[key] for key in ("startupProbe", "readinessProbe", "livenessProbe") if key in each):
+                podman("exec", f"{name}-{each['name']}", "python", "-c", as_script(probe, each["ports"]))
+                passed.add(each["name"])
+    assert passed == {"gateway", "scheduler", "worker"}
+
+
+def as_script(probe: Object, ports: list[Object]) -> str:
+    """What the kubelet does, from inside the pod."""
+    if "grpc" in probe:
+        return GRPC_HEALTH.format(**{"service": "", **probe["grpc"]})
+    (port,) = (each["containerPort"] for each in ports if each["name"] == probe["httpGet"]["port"])
+    return f"import urllib.request as u; u.urlopen('http://127.0.0.1:{port}{probe['httpGet']['path']}', timeout=4)"
 
 
 def test_worker_has_its_place_in_ray(play: Play) -> None:

@@ -105,7 +105,7 @@ def test_notes_say_how_to_get_images_and_an_answer() -> None:
     status, output, errors = helm("--dry-run=client", verb="install")
     assert status == 0, errors
     notes = output.partition("NOTES:")[2]
-    assert "make images REGISTRY=localhost" in notes
+    assert 'make images REGISTRY=localhost IMAGES="gateway scheduler worker-cpu"\n' in notes
     assert "helm --namespace llm test polyfleet --logs" in notes
     assert "jsonpath='{.data.api-key}'" in notes
     assert "WARNING" not in notes

@@ -25,7 +25,7 @@ MODELS: dict[str, dict[str, Any]] = {
 OVERRIDES: dict[str, Any] = {
     "runtimeClassName": "",
     "resource": "nvidia.com/mig-1g.10gb",
-    "env": {"NVIDIA_DRIVER_CAPABILITIES": "all", "MORE": 1},
+    "env": {"NVIDIA_DRIVER_CAPABILITIES": "all", "MORE": 10_000_000},
     "tolerations": [{"operator": "Exists"}],
     "supplementalGroups": [7],
     "hostMounts": ["/opt/driver"],
@@ -164,7 +164,7 @@ def test_a_pool_may_say_otherwise() -> None:
     assert worker["resources"]["limits"] == {"nvidia.com/mig-1g.10gb": 1, "memory": "8Gi"}
     environment = {entry["name"]: entry.get("value") for entry in worker["env"]}
     assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "all"
-    assert environment["MORE"] == "1"
+    assert environment["MORE"] == "10000000"
     assert pod("other")["tolerations"] == [{"operator": "Exists"}]
     assert pod("other")["securityContext"]["supplementalGroups"] == [7]
     assert worker["image"] == "registry/other@sha256:1"

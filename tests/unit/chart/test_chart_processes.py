@@ -186,6 +186,7 @@ def test_compose_starts_what_there_is(service: str) -> None:
     } <= secrets
     assert described["read_only"] is True
     assert described["cap_drop"] == ["ALL"]
+    assert described["tmpfs"] == ["/tmp:exec"], "Docker's own default is noexec, and Triton loads what it compiles"
     assert described["user"] == "10001:10001"
     assert all(port.startswith("127.0.0.1:") for port in described.get("ports", []))
     assert set(described["secrets"]) <= COMPOSE["secrets"].keys()
