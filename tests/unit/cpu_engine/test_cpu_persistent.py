@@ -31,7 +31,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def kernel(model: LoadedModel, **options: object) -> PersistentKernel:
     graph = record(model.config, model.weights)
-    return PersistentKernel(graph, weights=model.weights, num_blocks=4, **options)  # type: ignore[arg-type]
+    sizes = {"num_blocks": 4, **options}
+    return PersistentKernel(graph, weights=model.weights, **sizes)  # type: ignore[arg-type]
 
 
 def with_weight(model: LoadedModel, weight: Weight) -> LoadedModel:
@@ -98,6 +99,15 @@ def test_a_processor_with_nothing_but_the_baseline(model: LoadedModel, monkeypat
 def test_a_backend_without_persistent_kernel(model: LoadedModel) -> None:
     with pytest.raises(ValueError, match="no persistent kernel for 'mps': choose one of cpu"):
         PersistentKernel(record(model.config, model.weights), "mps", weights=model.weights, num_blocks=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("threads", -1), ("num_blocks", 0), ("num_blocks", -5), ("num_blocks", 2**32), ("block_size", 0)],
+)
+def test_sizes_that_no_engine_has(model: LoadedModel, option: str, value: int) -> None:
+    with pytest.raises(ValueError, match=rf"{option} must be [01] to 2147483647, not {value}"):
+        kernel(model, **{option: value})
 
 
 @needs_library

@@ -20,6 +20,7 @@ from polyfleet.kernels.weights import Weights
 log = logging.getLogger(__name__)
 
 BACKENDS = ("cpu",)
+MAX_INT32 = 2**31 - 1  # sizes cross the C ABI as int32
 
 
 class PersistentKernel:
@@ -45,6 +46,10 @@ class PersistentKernel:
         """
         if backend not in BACKENDS:
             raise ValueError(f"there is no persistent kernel for {backend!r}: choose one of {', '.join(BACKENDS)}")
+        sizes = (("num_blocks", num_blocks, 1), ("block_size", block_size, 1), ("threads", threads, 0))
+        for name, value, least in sizes:
+            if not least <= value <= MAX_INT32:
+                raise ValueError(f"{name} must be {least} to {MAX_INT32}, not {value}")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.instruction_set = choose_instruction_set(instruction_set)
