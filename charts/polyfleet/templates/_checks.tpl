@@ -2,6 +2,7 @@
 {{- define "polyfleet.checks" -}}
 {{- range $name, $pool := include "polyfleet.pools" . | fromYaml -}}
 {{- include "polyfleet.checkCache" (dict "name" $name "model" (include "polyfleet.model" (dict "name" $name "pool" $pool) | fromYaml) "cache" $pool.model.cache) -}}
+{{- include "polyfleet.checkVolumes" (dict "name" $name "pool" $pool) -}}
 {{- include "polyfleet.checkDevices" (dict "ctx" $ "name" $name "pool" $pool) -}}
 {{- include "polyfleet.checkAutoscaling" (dict "ctx" $ "name" $name "pool" $pool) -}}
 {{- end -}}
@@ -39,6 +40,21 @@
 {{- end -}}
 {{- if gt (list .claimName .hostPath .sizeLimit | compact | len) 1 -}}
 {{- fail (printf "workers.%s.model.cache takes one of claimName, hostPath and sizeLimit." $.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "polyfleet.checkVolumes" -}}
+{{- $names := list -}}
+{{- range .pool.volumes -}}
+{{- if or (regexMatch "^(fleet|tmp|models|fetch|model-source|ray|ray-tmp|ray-shm|state|host-[0-9]+)$" .name) (has .name $names) -}}
+{{- fail (printf "workers.%s.volumes: the pod has a volume %s already: give yours another name." $.name .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- range .pool.volumeMounts -}}
+{{- if not (has .name $names) -}}
+{{- fail (printf "workers.%s.volumeMounts: there is no volume %s in volumes." $.name .name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -78,6 +78,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "invalid propertyName 'app.kubernetes.io/name'",
     ),
     "label that is none": ({"gateway": {"podLabels": {"team": "a team"}}}, "/gateway/podLabels/team"),
+    "volume of the chart's own": (
+        pool(volumes=[{"name": "tmp", "emptyDir": {}}]),
+        "workers.p.volumes: the pod has a volume tmp already: give yours another name.",
+    ),
+    "mount of no volume": (
+        pool(volumeMounts=[{"name": "ca", "mountPath": "/ca"}]),
+        "workers.p.volumeMounts: there is no volume ca in volumes.",
+    ),
     "negative memory": (pool(resources={"limits": {"memory": -1}}), "/workers/p/resources/limits/memory': minimum"),
     "bounds": (pool(autoscaling={"owner": "hpa", "minReplicas": 5}), "minReplicas is more than maxReplicas"),
     "scaled DaemonSet": (pool(kind="DaemonSet", autoscaling={"owner": "hpa"}), "a DaemonSet has one worker per node"),
