@@ -8,6 +8,8 @@ from tests.support.described_host import DATA, described, load_machine
 
 from polyfleet.backends import registry, torch_build
 from polyfleet.backends.accelerator import AcceleratorBackend
+from polyfleet.backends.cuda import QUERY, parse_query
+from polyfleet.backends.host import ToolResult
 from polyfleet.backends.protocol import Health
 from polyfleet.backends.reading import ProbeResult
 from polyfleet.backends.registry import BUILT_IN, BackendRegistry
@@ -125,6 +127,19 @@ def test_whatever_a_tool_prints_no_probe_raises(
                 assert backend.capabilities(device).dtypes
             for reading in backend.telemetry():
                 assert reading.health in Health
+
+
+@pytest.mark.parametrize(("word", "health"), [("", Health.UNHEALTHY), ("must be root ", Health.UNKNOWN)])
+def test_a_reason_repeats_little_of_what_a_tool_printed_and_no_control_character(
+    word: str, health: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = put_on("linux_nvidia_h100_x2", tmp_path, monkeypatch)["cuda"]
+    garbage = ToolResult(f"\x1b[2J\x07{word}" + "z" * 10_000)
+    monkeypatch.setattr(backend, "probe", lambda: parse_query(garbage, QUERY))
+    reading = backend.telemetry()[0]
+    assert reading.health is health
+    assert f"\ufffd[2J\ufffd{word}zzz" in reading.reason
+    assert len(reading.reason) < 200
 
 
 def test_a_parser_that_breaks_makes_its_devices_unhealthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

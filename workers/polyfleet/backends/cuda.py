@@ -14,6 +14,7 @@ from polyfleet.backends.reading import (
     mebibytes,
     number,
     pci_address,
+    quoted,
     scaled,
     unusable,
     without_devices,
@@ -111,9 +112,8 @@ def parse_query(result: ToolResult, fields: Sequence[str]) -> ProbeResult:
     rows = [[cell.strip() for cell in line.split(",")] for line in result.output.splitlines()]
     good = [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields) and row[0].isdigit()]
     if not good:
-        first = result.output.strip().splitlines()[:1]
-        problem = f"nvidia-smi printed no device: {first[0] if first else 'nothing'}"
-        return without_devices("nvidia-smi", result, problem)
+        first = next(iter(result.output.strip().splitlines()), "nothing")
+        return without_devices("nvidia-smi", result, f"nvidia-smi printed no device: {quoted(first)}")
     ordered = sorted(good, key=lambda each: pci_address(each["pci.bus_id"]) or "")
     return ProbeResult(tuple(_reading(index, cells) for index, cells in enumerate(ordered)))
 

@@ -86,10 +86,15 @@ def unusable(result: ToolResult) -> ProbeResult:
 
 def without_devices(tool: str, result: ToolResult, problem: str) -> ProbeResult:
     """What a probe says whose tool lists nothing: `problem`, or that it withholds its devices for want of privilege."""
-    refusal = next((line.strip() for line in result.output.splitlines() if PRIVILEGE.search(line)), "")
+    refusal = next((line for line in result.output.splitlines() if PRIVILEGE.search(line)), "")
     if refusal:
-        return ProbeResult(problem=f"{tool} needs more privilege here: {refusal[:120]}", absent=True)
+        return ProbeResult(problem=f"{tool} needs more privilege here: {quoted(refusal)}", absent=True)
     return ProbeResult(problem=problem)
+
+
+def quoted(line: str) -> str:
+    """A tool's line as a sentence may repeat it: its first 120 characters, none of them a terminal's command."""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line.strip()[:120])
 
 
 def visible(readings: Sequence[DeviceReading], variable: str | None) -> tuple[DeviceReading, ...]:
