@@ -23,16 +23,18 @@ template_option = click.option("--template", default="auto", show_default=True, 
 @contextmanager
 def sentences() -> Iterator[None]:
     """Turn the backends' refusals into CliErrors."""
-    from polyfleet.backends import BackendUnavailable
+    from polyfleet.backends.protocol import BackendUnavailable, UnknownBackend
 
     try:
         yield
+    except UnknownBackend as error:
+        raise CliError(_sentence(error), ExitCode.BAD_INPUT) from None
     except BackendUnavailable as error:
         raise CliError(_sentence(error), ExitCode.UNAVAILABLE) from None
     except ValueError as error:
         raise CliError(_sentence(error), ExitCode.BAD_INPUT) from None
     except OSError as error:
-        raise CliError(f"{error.filename} can't be written: {error.strerror}.") from None
+        raise CliError(f"{error.filename or 'The output'} can't be written: {error.strerror}.") from None
 
 
 def _sentence(error: Exception) -> str:
@@ -117,8 +119,8 @@ def reset() -> None:
     from polyfleet.backends import get_backend, reset_backend
     from polyfleet.backends.protocol import family_name
 
-    reset_backend()
     with sentences():
+        reset_backend()
         out.print(f"Nothing is chosen any more; auto means {family_name(get_backend().type)} here.")
 
 
@@ -197,10 +199,14 @@ def benchmark(
     as_json: bool,
 ) -> None:
     """Time what a decoder computes (matmul, norm, gated MLP, attention) on each backend."""
+    from polyfleet.backends import BackendRegistry
     from polyfleet.backends.benchmark import BenchmarkOptions, run
 
     if dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise CliError(f"{dtype!r} is no dtype: choose auto, float32, float16 or bfloat16.", ExitCode.BAD_INPUT)
+    with sentences():
+        for name in {each.strip().lower() for each in names} - {"auto"}:
+            BackendRegistry.known(name)
     batches, lengths, hidden = _sizes(batch_sizes), _sizes(seq_lengths), _sizes(hidden_sizes)
     options = BenchmarkOptions(duration, iterations, batches, lengths, hidden, dtype)
     with err.status("measuring …") if err.is_terminal else _nothing():
@@ -241,8 +247,11 @@ def conformance(backend: str, output: Path | None, as_json: bool) -> None:
 
 
 def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
+    from polyfleet.backends import get_backend
     from polyfleet.engine.conformance.report import ConformanceReport
 
+    with sentences():
+        get_backend(backend)  # what can't be had is said at once and by its own exit code
     command = [sys.executable, "-m", "polyfleet.engine.conformance", backend]
     try:
         with err.status(f"checking {backend} …") if err.is_terminal else _nothing():

@@ -1,5 +1,6 @@
 """The `polyfleet` command."""
 
+import errno
 import os
 import sys
 
@@ -60,6 +61,12 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.FAILED)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        click.echo(f"Error: {error.filename or 'the output'} can't be written: {error.strerror}.", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.FAILED)
     sys.exit(code if isinstance(code, int) else ExitCode.OK)

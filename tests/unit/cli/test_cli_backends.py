@@ -1,14 +1,16 @@
 """`polyfleet backends`, `conformance` and `config save | load | show`: what users type, read and get refused."""
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from polyfleet.backends import BackendOptimizer, BackendRegistry, get_backend, registry
-from polyfleet.backends.choice import user_config
+from polyfleet.backends.choice import user_config, write_config
 from polyfleet.backends.cpu import CpuBackend
 from polyfleet.backends.protocol import DeviceTelemetry, Health
 from polyfleet.backends.templates import TEMPLATES
@@ -46,7 +48,7 @@ def test_set_persists_and_reset_undoes() -> None:
 
 def test_unknown_and_absent_backends_are_refused_in_a_sentence() -> None:
     unknown = run("backends", "set", "tpu")
-    assert unknown.exit_code == 3
+    assert unknown.exit_code == 2
     assert "There is no backend 'tpu': choose auto or one of cuda, rocm" in unknown.stderr
     absent = run("backends", "set", "ascend")
     assert absent.exit_code == 3
@@ -122,6 +124,44 @@ def test_bad_files_are_refused(text: str, sentence: str, tmp_path: Path) -> None
     assert sentence in refused.stderr
 
 
+def test_saving_touches_no_file_but_the_one_named(tmp_path: Path) -> None:
+    neighbour, linked = tmp_path / "mine.new", tmp_path / "linked.json"
+    neighbour.write_text("a file of the user's")
+    linked.symlink_to(tmp_path / "mine.json")
+    assert run("config", "save", str(linked)).exit_code == 0
+    assert json.loads((tmp_path / "mine.json").read_text()) == {}
+    assert linked.is_symlink()
+    assert neighbour.read_text() == "a file of the user's"
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.new", "linked.json", "mine.json"}
+
+
+def test_saving_into_what_is_no_file_does_not_replace_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        write_config(pipe, {"threads": 2})
+        written, _ = reader.communicate(timeout=10)
+    assert json.loads(written) == {"threads": 2}
+    assert pipe.is_fifo()
+
+
+def test_a_choice_that_can_not_be_written_or_removed_is_a_sentence(tmp_path: Path) -> None:
+    place = tmp_path / "config" / "polyfleet" / "backend.json"
+    place.mkdir(parents=True)
+    for arguments in (("set", "cpu"), ("reset",)):
+        refused = run("backends", *arguments)
+        assert refused.exit_code == 1
+        assert refused.stderr.startswith(f"Error: {place} can't be ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_onto_a_full_disk_is_a_sentence() -> None:
+    command = [sys.executable, "-m", "polyfleet.cli", "backends", "optimize", "--templates"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "Error: the output can't be written: No space left on device.\n")
+
+
 def test_templates_are_listed_and_an_unknown_one_names_them() -> None:
     listed = run("backends", "optimize", "--templates").stdout
     assert all(name in listed for name in TEMPLATES)
@@ -185,7 +225,7 @@ def test_benchmark_says_that_a_device_is_busy_and_measures(monkeypatch: pytest.M
 )
 def test_every_command_answers_an_unknown_backend_with_the_names(arguments: tuple[str, ...]) -> None:
     refused = run(*arguments, "tpu")
-    assert refused.exit_code != 0
+    assert refused.exit_code == 2
     assert "here is no backend 'tpu': choose auto or one of cuda, rocm" in " ".join(refused.stderr.split())
 
 

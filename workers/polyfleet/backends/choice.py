@@ -69,12 +69,25 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Write atomically; makes the folder."""
-    checked = check_config(config)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".new")
-    draft.write_text(json.dumps(checked, indent=2) + "\n")
-    draft.replace(path)
+    """Write atomically; makes the folder. Raises ConfigError, or OSError for the path.
+
+    A link keeps its place and so does what is no file (/dev/stdout).
+    """
+    text = json.dumps(check_config(config), indent=2) + "\n"
+    target = Path(os.path.realpath(path))
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{os.getpid()}.new")
+        try:
+            draft.write_text(text)
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def user_config() -> dict[str, Any]:
@@ -105,7 +118,7 @@ def set_backend(name: str) -> HardwareBackend:
 
 
 def reset_backend() -> None:
-    """Forget what was chosen."""
+    """Forget what was chosen. Raises OSError where the file can't be removed."""
     choice_file().unlink(missing_ok=True)
 
 

@@ -41,6 +41,10 @@ class BackendUnavailable(RuntimeError):
     """The backend that was asked for is absent; the message says why and what to install."""
 
 
+class UnknownBackend(BackendUnavailable):
+    """No backend has the name that was asked for; the message lists those there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Availability:
     """Whether a backend can be used here, and if not, why and what would help, in words."""

@@ -4,7 +4,14 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from polyfleet.backends.protocol import BackendType, BackendUnavailable, DeviceInfo, HardwareBackend, family_name
+from polyfleet.backends.protocol import (
+    BackendType,
+    BackendUnavailable,
+    DeviceInfo,
+    HardwareBackend,
+    UnknownBackend,
+    family_name,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -58,7 +65,7 @@ class BackendRegistry:
 
     @classmethod
     def get(cls, name: BackendType | str) -> HardwareBackend:
-        """The backend; raises BackendUnavailable with the reason, or with the list of names for an unknown one."""
+        """The backend; raises BackendUnavailable with the reason, UnknownBackend with the list of names."""
         if _key(name) == "auto":
             return cls.get_default()
         backend = cls.known(name)
@@ -72,7 +79,7 @@ class BackendRegistry:
 
     @classmethod
     def known(cls, name: BackendType | str) -> HardwareBackend:
-        """The backend whether available or not; raises BackendUnavailable with the list of names for an unknown one."""
+        """The backend whether available or not; raises UnknownBackend with the list of names, else what broke."""
         key = _key(name)
         if key not in cls._instances:
             factory = cls._load(key)
@@ -117,7 +124,7 @@ class BackendRegistry:
                 except Exception as error:  # whatever a stranger's package may raise at import
                     raise BackendUnavailable(f"backend {key} can't be loaded: {error}") from error
         if key not in cls._factories:
-            raise BackendUnavailable(f"there is no backend {key!r}: choose auto or one of {', '.join(cls.names())}")
+            raise UnknownBackend(f"there is no backend {key!r}: choose auto or one of {', '.join(cls.names())}")
         return cls._factories[key]
 
 
