@@ -54,7 +54,7 @@ def info(as_json: bool) -> None:
     from polyfleet.backends import BackendOptimizer
 
     facts = BackendOptimizer().system_info()
-    facts["in_use"], how, facts["problem"] = _in_use(facts)
+    facts["in_use"], how, facts["problem"] = in_use(facts)
     if as_json:
         print_json(facts)
         return
@@ -69,7 +69,7 @@ def info(as_json: bool) -> None:
         err.print(facts["problem"], markup=False)
 
 
-def _in_use(facts: dict[str, Any]) -> tuple[str, str, str]:
+def in_use(facts: dict[str, Any]) -> tuple[str, str, str]:
     """The backend that commands use here and how it came to that; or "" twice and why the one chosen can't be had."""
     from polyfleet.backends.choice import chosen_by, user_config
 

@@ -61,7 +61,7 @@ def show(facts: dict[str, Any]) -> None:
         out.print(f"  {package:<14}{number or 'not installed'}")
     out.print("[bold]Accelerators[/]")
     for each in facts["accelerators"]:
-        chosen = "  [green]chosen by auto[/]" if each["default"] else ""
+        chosen = f"  [green]{each['chosen']}[/]" if each["chosen"] else ""
         out.print(f"  {each['name']:<14}{escape(each['reason'] or 'available')}{chosen}")
         for device in each["devices"]:
             memory = f"{device['total_memory_bytes'] / 2**30:.1f} GiB, computes in {device['preferred_dtype']}"

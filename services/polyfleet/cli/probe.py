@@ -7,15 +7,24 @@ from typing import Any
 PROBE_TOKENS = 64  # the engine is loaded only to ask it
 
 
-def accelerators() -> list[dict[str, Any]]:
-    """Every backend: available or why not, and its devices with their capabilities."""
+def accelerators() -> tuple[list[dict[str, Any]], str]:
+    """Every backend: available or why not, what chose it if it is in use, its devices; and why there is none in use."""
     from polyfleet.backends import BackendOptimizer
+    from polyfleet.cli.backends import in_use
 
     facts = BackendOptimizer().system_info()
-    return [
-        {"name": name, "reason": found["reason"], "default": name == facts["default"], "devices": found["devices"]}
+    used, how, problem = in_use(facts)
+    listed = [
+        {
+            "name": name,
+            "reason": found["reason"],
+            "default": name == facts["default"],
+            "chosen": how if name == used else "",
+            "devices": found["devices"],
+        }
         for name, found in facts["backends"].items()
     ]
+    return listed, problem
 
 
 def operators() -> dict[str, str]:
@@ -44,9 +53,9 @@ def main() -> None:
     """Print one JSON object."""
     facts: dict[str, Any] = {"accelerators": [], "cpu_engine": {}, "operators": {}, "problem": ""}
     try:
-        facts["accelerators"] = accelerators()
+        facts["accelerators"], facts["problem"] = accelerators()
         facts["cpu_engine"] = cpu_engine()
-        facts["operators"] = operators()
+        facts["operators"] = operators() if not facts["problem"] else {}
     except Exception as error:  # whatever a driver may throw: the report is about just that
         facts["problem"] = f"{type(error).__name__}: {error}"
     json.dump(facts, sys.stdout)

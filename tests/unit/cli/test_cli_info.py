@@ -33,13 +33,14 @@ def test_a_probe_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_info_shows_what_the_probe_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = {"index": 0, "name": "EPYC", "architecture": "x86_64", "total_memory_bytes": 2**31, "cores": 2}
     device |= {"preferred_dtype": "bfloat16", "instruction_sets": ["avx2", "fma"]}
-    cpu = {"name": "cpu", "reason": "", "default": True, "devices": [device]}
-    absent = {"name": "cuda", "reason": "no NVIDIA device is present", "default": False, "devices": []}
+    cpu = {"name": "cpu", "reason": "", "default": True, "chosen": "chosen by auto", "devices": [device]}
+    absent = {"name": "cuda", "reason": "no NVIDIA device is present", "default": False, "chosen": "", "devices": []}
     found = {"accelerators": [absent, cpu], "operators": {"linear": "cpu avx2"}, "problem": ""}
     interpreter(tmp_path, f"echo '{json.dumps(found)}'", monkeypatch)
     text = CliRunner().invoke(cli, ("info",)).stdout
     for part in (
         "no NVIDIA device is present",
+        "available  chosen by auto",
         "EPYC, 2.0 GiB, computes in bfloat16",
         "avx2 fma",
         "linear",
@@ -50,3 +51,19 @@ def test_info_shows_what_the_probe_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert document["accelerators"][1] == cpu
     assert document["packages"]["grpcio"]
     assert document["state_dir"].endswith("polyfleet")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"), [("tpu", "There is no backend 'tpu': choose"), ("ascend", "Backend ascend can't be used: no")]
+)
+def test_a_choice_that_can_not_be_had_is_the_problem(
+    name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("POLYFLEET_BACKEND", name)
+    found = info.probe()
+    assert found["problem"].startswith(sentence)
+    assert found["problem"].endswith("(it was chosen by POLYFLEET_BACKEND).")
+    assert not any(each["chosen"] for each in found["accelerators"])
+    assert found["operators"] == {}
+    assert "available" in found["cpu_engine"]
