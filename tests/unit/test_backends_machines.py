@@ -8,11 +8,12 @@ from tests.support.described_host import DATA, described, load_machine
 
 from polyfleet.backends import registry, torch_build
 from polyfleet.backends.accelerator import AcceleratorBackend
-from polyfleet.backends.cuda import QUERY, parse_query
+from polyfleet.backends.cuda import QUERY, CudaBackend, parse_query
 from polyfleet.backends.host import ToolResult
 from polyfleet.backends.protocol import Health
 from polyfleet.backends.reading import ProbeResult
 from polyfleet.backends.registry import BUILT_IN, BackendRegistry
+from polyfleet.backends.torch_build import TorchBuild
 
 MACHINES = sorted(path.stem for path in (DATA / "machines").glob("*.json"))
 ACCELERATORS = [name for name in BUILT_IN if name not in ("cpu", "vulkan")]
@@ -92,6 +93,19 @@ def test_of_two_vendors_the_one_that_torch_was_built_for_is_used_and_the_other_s
     )
     (reading,) = backends["rocm"].telemetry()
     assert (reading.pci_bus_id, reading.health) == ("0000:05:00.0", Health.HEALTHY), "it is watched all the same"
+
+
+@pytest.mark.parametrize(
+    ("build", "kind"),
+    [
+        (TorchBuild("2.11.0", hip="7.0"), "a ROCm"),
+        (TorchBuild("2.13.0", xpu="2026"), "an XPU"),
+        (TorchBuild("2"), "a CPU"),
+    ],
+)
+def test_a_torch_without_cuda_is_named_for_what_it_is(build: TorchBuild, kind: str, tmp_path: Path) -> None:
+    host, _, _ = described(load_machine("linux_nvidia_h100_x2"), tmp_path)
+    assert f"is {kind} build: install a CUDA build" in CudaBackend(host, build).availability().reason
 
 
 def test_kfd_topology_names_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

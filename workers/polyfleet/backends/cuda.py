@@ -62,8 +62,8 @@ class CudaBackend(AcceleratorBackend):
         if not build.version:
             return "an NVIDIA device is present, but torch is not installed: install a CUDA build of torch"
         if build.cuda is None:
-            kind = "ROCm" if build.hip else "CPU"
-            return f"an NVIDIA device is present, but torch {build.version} is a {kind} build: install a CUDA build"
+            kind = "a ROCm" if build.hip else "an XPU" if build.xpu else "a CPU"
+            return f"an NVIDIA device is present, but torch {build.version} is {kind} build: install a CUDA build"
         return ""
 
     def probe(self) -> ProbeResult:
