@@ -70,6 +70,18 @@ def secrets(dockerfile: str) -> list[str]:
     return [text for text in named if re.search(r"(?i)(token|password|secret|api_?key)\w*(=|$)", text)]
 
 
+def stale_settings(dockerfile: str) -> list[str]:
+    """Labels and variables made of arguments with no RUN behind them: Buildah's cache would keep their old values."""
+    found = []
+    for parts in stages(dockerfile).values():
+        words = [each.word for each in parts]
+        behind = len(words) - 1 - words[::-1].index("RUN") if "RUN" in words else -1
+        names = {each.text.split("=")[0] for each in parts if each.word == "ARG"}
+        settings = [(at, each.text) for at, each in enumerate(parts) if each.word in ("LABEL", "ENV")]
+        found += [text for at, text in settings if at > behind and any(f"${{{name}}}" in text for name in names)]
+    return found
+
+
 RULES: dict[str, tuple[Rule, str]] = {
     "base without a version": (unpinned_bases, "FROM docker.io/library/python:latest AS service\n"),
     "base without a tag": (unpinned_bases, "ARG BASE=registry:5000/python\nFROM ${BASE} AS service\n"),
@@ -84,6 +96,7 @@ RULES: dict[str, tuple[Rule, str]] = {
     "all files": (careless_copies, "FROM a:1 AS b\nCOPY . /source\n"),
     "nobody's files": (careless_copies, "FROM a:1 AS service\nCOPY --from=b /c /c\n"),
     "compiler": (compilers, "FROM a:1 AS service\nRUN apt-get install -y gcc\n"),
+    "cached label": (stale_settings, 'FROM a:1 AS b\nRUN true\nARG REVISION\nLABEL r="${REVISION}"\nUSER 1\n'),
     "secret": (secrets, "FROM a:1 AS b\nARG INDEX_PASSWORD\n"),
 }
 
