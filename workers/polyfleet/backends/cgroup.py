@@ -1,4 +1,4 @@
-"""How much CPU time this process's cgroups allow it: version 2 and version 1, its own group and all above it."""
+"""How much CPU time and memory this process's cgroups allow: version 2 and version 1, its own group and all above."""
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -9,6 +9,35 @@ MOUNTS_V1 = ("cpu", "cpu,cpuacct")  # below sys/fs/cgroup
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Cores' worth of CPU time, the least that any group allows; None without a limit. `root` stands for /."""
     return min(_quotas(root / "sys/fs/cgroup", _groups(root)), default=None)
+
+
+def memory_limits(root: Path = Path("/")) -> tuple[tuple[int, int], ...]:
+    """Limit and use in bytes of each group that has a limit; file cache that can be dropped is not used.
+
+    Version 1 writes a number near 2^63 where there is no limit.
+    """
+    mount, groups = root / "sys/fs/cgroup", _groups(root)
+    own = next((path for names, path in groups.items() if "memory" in names.split(",")), "/")
+    found = [
+        *(
+            _memory(each, "memory.max", "memory.current", "inactive_file")
+            for each in _ancestors(mount, groups.get("", "/"))
+        ),
+        *(
+            _memory(each, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            for each in _ancestors(mount / "memory", own)
+        ),
+    ]
+    return tuple(each for each in found if each is not None)
+
+
+def _memory(folder: Path, limit: str, used: str, droppable: str) -> tuple[int, int] | None:
+    allowed, taken = _read(folder / limit), _read(folder / used)
+    if not allowed.isdecimal():
+        return None
+    pairs = (line.split() for line in _read(folder / "memory.stat").splitlines())
+    cache = sum(int(each[1]) for each in pairs if len(each) == 2 and each[0] == droppable and each[1].isdecimal())
+    return int(allowed), max(0, int(taken) - cache) if taken.isdecimal() else 0
 
 
 def _groups(root: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
-from polyfleet.backends.cgroup import cpu_quota
+from polyfleet.backends.cgroup import cpu_quota, memory_limits
 from polyfleet.backends.protocol import (
     Availability,
     BackendType,
@@ -92,12 +92,11 @@ class CpuBackend:
         return "cpu"
 
     def memory(self, index: int = 0) -> MemoryInfo:
-        """What the machine has available, capped by the cgroup's limit."""
+        """What the machine has available, capped by the limits of the cgroups."""
         host = self._meminfo()
         total, free = host.get("MemTotal", 0), host.get("MemAvailable", 0)
-        limit, used = self._cgroup_number("memory.max"), self._cgroup_number("memory.current")
-        if limit is not None and limit < total:
-            total, free = limit, min(free, max(0, limit - (used or 0)))
+        for limit, used in memory_limits(self._root):
+            total, free = min(total, limit), min(free, max(0, limit - used))
         return MemoryInfo(free, total)
 
     def synchronize(self, index: int = 0) -> None:
@@ -123,10 +122,6 @@ class CpuBackend:
     def _meminfo(self) -> dict[str, int]:
         fields = (line.split() for line in self._read("proc/meminfo").splitlines())
         return {each[0].rstrip(":"): int(each[1]) * 1024 for each in fields if len(each) == 3 and each[1].isdigit()}
-
-    def _cgroup_number(self, name: str) -> int | None:
-        text = self._read(f"sys/fs/cgroup/{name}").strip()
-        return int(text) if text.isdigit() else None
 
     def _read(self, path: str) -> str:
         try:
