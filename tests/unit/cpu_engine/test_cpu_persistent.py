@@ -178,6 +178,40 @@ def test_describe_tells_sets_and_implementations() -> None:
     assert all(form.value in implementations["linear"] for form in WeightFormat)
 
 
+@needs_library
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        (SequenceSlice([96], 0, [0]), "token ids must be 0 to 95"),
+        (SequenceSlice([-1], 0, [0]), "token ids must be 0 to 95"),
+        (SequenceSlice([2**40], 0, [0]), "token ids must be 0 to 95"),
+        (SequenceSlice([1], 0, [4]), "block tables must name blocks 0 to 3"),
+        (SequenceSlice([1], 0, [-1]), "block tables must name blocks 0 to 3"),
+        (SequenceSlice([1] * 17, 0, [0]), "a block for each of its positions"),
+        (SequenceSlice([1], 16, [0]), "a block for each of its positions"),
+        (SequenceSlice([1], -1, [0]), "a start of 0 or more"),
+        (SequenceSlice([], 0, [0]), "a slice must have tokens"),
+    ],
+)
+def test_a_step_never_leaves_the_engines_memory(model: LoadedModel, bad: SequenceSlice, sentence: str) -> None:
+    good = SequenceSlice([1], 0, [1], pooling=PoolingKind.LAST)
+    chosen = kernel(model)
+    (expected,) = chosen.step(StepBatch((good,)))
+    for slices in ((bad,), (good, bad), (bad, good)):
+        with pytest.raises(ValueError, match=sentence):
+            chosen.step(StepBatch(slices))
+    assert chosen.step(StepBatch((good,))) == (expected,)
+
+
+@needs_library
+def test_a_closed_kernel_says_so(model: LoadedModel) -> None:
+    chosen = kernel(model)
+    chosen.close()
+    chosen.close()
+    with pytest.raises(ValueError, match="this engine is closed"):
+        chosen.step(StepBatch((SequenceSlice([1], 0, [0]),)))
+
+
 def test_tables_are_cut_to_what_is_read() -> None:
     batch = StepBatch(
         (

@@ -69,7 +69,7 @@ class PersistentKernel:
         return implementations(self.instruction_set, self._formats)
 
     def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
-        """Compute one step; results are parallel to the slices."""
+        """Compute one step; results are parallel to the slices. Raises ValueError for a slice out of range."""
         rows = step_rows(batch, self.block_size)
         draws = [each.draw for each in batch.slices if each.draw is not None]
         keep_hidden = any(each.pooling is not None for each in batch.slices)

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,18 @@ class StepRows:
     selected_rows: Sequence[int]
 
 
+def check_rows(rows: StepRows, vocabulary: int, num_blocks: int, block_size: int) -> None:
+    """Raise ValueError for what would lead the engine to memory that is not its own."""
+    if min(rows.token_ids, default=0) < 0 or max(rows.token_ids, default=0) >= vocabulary:
+        raise ValueError(f"token ids must be 0 to {vocabulary - 1}")
+    if min(rows.block_tables, default=0) < 0 or max(rows.block_tables, default=0) >= num_blocks:
+        raise ValueError(f"block tables must name blocks 0 to {num_blocks - 1}")
+    tables = pairwise((*rows.table_offsets, len(rows.block_tables)))
+    for (first, last), start, (offset, end) in zip(pairwise(rows.slice_rows), rows.slice_starts, tables, strict=True):
+        if last <= first or start < 0 or start + last - first > (end - offset) * block_size:
+            raise ValueError("a slice must have tokens, a start of 0 or more, and a block for each of its positions")
+
+
 class CpuEngine:
     """Runs the graph's programs. Not thread-safe. Holds the embedding's memory; packs everything else."""
 
@@ -52,6 +64,8 @@ class CpuEngine:
         self._library = library.load()
         self._handle: int | None = None
         _check(graph, weights)
+        embedding = next(op for op in graph.ops if op.kind is OpKind.EMBEDDING)
+        self._bounds = weights[embedding.weights[0]].rows, num_blocks, block_size
         buffers = Buffers()
         self._programs = {
             keep: plan(graph, lambda name: weights[name].rows, buffers, keep_hidden=keep) for keep in (False, True)
@@ -67,8 +81,12 @@ class CpuEngine:
         """Compute one step; its results stand in `logits` and, when kept, `hidden` until the next.
 
         When `greedy`, gives for each selected row the id of its largest logit, the lowest of equal ones, or -1 for a
-        row whose logits are not all finite; else nothing.
+        row whose logits are not all finite; else nothing. Raises ValueError for rows that no model of this size has,
+        and once the engine is closed.
         """
+        if self._handle is None:
+            raise ValueError("this engine is closed")
+        check_rows(rows, *self._bounds)
         parts = (rows.token_ids, rows.slice_rows, rows.slice_starts, rows.table_offsets, rows.block_tables)
         numbers = np.array([*chain(*parts), *rows.selected_rows, *rows.selected_rows], dtype=np.int32)  # the last: out
         places = [numbers.ctypes.data]
