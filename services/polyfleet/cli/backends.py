@@ -169,7 +169,7 @@ def optimize(backend: str, template: str, apply: bool, output: Path | None, temp
         print_table(("OPTION", "VALUE"), [(key, str(value)) for key, value in config.items()])
     for done, path in (("written to", output), ("applied: it is in", applied)):
         if path is not None:
-            err.print(f"The configuration is {done} {path}.")
+            err.print(f"The configuration is {done} {path}.", markup=False)
 
 
 @backends.command(
@@ -211,13 +211,13 @@ def benchmark(
     options = BenchmarkOptions(duration, iterations, batches, lengths, hidden, dtype)
     with err.status("measuring …") if err.is_terminal else _nothing():
         results: dict[str, Any] = run(options, list(names))
-    with sentences():
-        if output is not None:
-            output.write_text(json.dumps(results, indent=2) + "\n")
     if as_json:
         print_json(results)
     else:
         _show_benchmark(results)
+    with sentences():  # after they are shown: a file that can't be written must not take them away
+        if output is not None:
+            output.write_text(json.dumps(results, indent=2) + "\n")
     failures = ["error" in each for each in results["backends"].values()]
     if all(failures) or (names and any(failures)):  # what was asked for by name must work
         sys.exit(ExitCode.FAILED)
@@ -227,9 +227,9 @@ def _show_benchmark(results: dict[str, Any]) -> None:
     rows = []
     for name, found in results["backends"].items():
         if "error" in found:
-            err.print(_sentence(ValueError(found["error"])))
+            err.print(_sentence(ValueError(found["error"])), markup=False)
         for warning in found.get("warnings", ()):
-            err.print(_sentence(ValueError(warning)))
+            err.print(_sentence(ValueError(warning)), markup=False)
         for row in found.get("rows", ()):
             speed = (f"{row['median_ms']:.3f}", f"{row['p95_ms']:.3f}", f"{row['gflops']:.1f}")
             rows.append((name, found["dtype"], row["operation"], *speed))
@@ -265,22 +265,22 @@ def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
     if "error" in answer:
         raise CliError(_sentence(ValueError(answer["error"])), ExitCode.UNAVAILABLE)
     report = ConformanceReport.from_json(answer)
+    if as_json:
+        print_json(answer)
+    else:
+        out.print(report.to_text(), markup=False)
     if output is not None:
         stem = output.with_suffix("") if output.suffix in (".json", ".txt") else output
         with sentences():
             stem.with_name(f"{stem.name}.json").write_text(json.dumps(answer, indent=2) + "\n")
             stem.with_name(f"{stem.name}.txt").write_text(report.to_text() + "\n")
-    if as_json:
-        print_json(answer)
-    else:
-        out.print(report.to_text(), markup=False)
     if not report.passed:
         sys.exit(ExitCode.FAILED)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
     parts = [each.strip() for each in text.replace(" ", ",").split(",") if each.strip()]
-    if not parts or not all(each.isdecimal() and 0 < int(each) <= 1_000_000 for each in parts):
+    if not parts or not all(each.isdecimal() and len(each) <= 7 and 0 < int(each) <= 1_000_000 for each in parts):
         raise CliError(f"{text!r} is no list of sizes: write numbers from 1 on, such as 1,4,8.", ExitCode.BAD_INPUT)
     return tuple(int(each) for each in parts)
 

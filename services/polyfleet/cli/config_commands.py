@@ -26,7 +26,7 @@ def schema() -> None:
 def check(file: Path) -> None:
     """Say whether FILE is a valid configuration; exit code 2 when it is not."""
     deployments = load_config(file).deployments
-    out.print(f"{file} is valid: {len(deployments)} deployment(s).")
+    out.print(f"{file} is valid: {len(deployments)} deployment(s).", markup=False)
 
 
 @config.command(epilog=examples("polyfleet config show --json"))
@@ -42,7 +42,7 @@ def show(as_json: bool) -> None:
     elif chosen:
         print_table(("OPTION", "VALUE"), [(key, str(value)) for key, value in chosen.items()])
     else:
-        out.print(f"Nothing is chosen in {choice_file()}; every option is auto.")
+        out.print(f"Nothing is chosen in {choice_file()}; every option is auto.", markup=False)
 
 
 @config.command(epilog=examples("polyfleet config save mine.json"))
@@ -53,7 +53,7 @@ def save(file: Path) -> None:
 
     with sentences():
         write_config(file, user_config())
-    out.print(f"Saved to {file}.")
+    out.print(f"Saved to {file}.", markup=False)
 
 
 @config.command(epilog=examples("polyfleet config load mine.json"))
@@ -64,4 +64,4 @@ def load(file: Path) -> None:
 
     with sentences():
         write_config(choice_file(), read_config(file))
-    out.print(f"Loaded {file}.")
+    out.print(f"Loaded {file}.", markup=False)

@@ -70,11 +70,11 @@ def show(facts: dict[str, Any]) -> None:
                 out.print(f"       instruction sets: {' '.join(device['instruction_sets'])}")
     if engine := facts.get("cpu_engine"):
         sets = " ".join(engine.get("instruction_sets", ()))
-        out.print(f"[bold]CPU engine[/] {sets or 'torch alone: ' + engine['reason']}")
+        out.print(f"[bold]CPU engine[/] {sets or 'torch alone: ' + escape(engine['reason'])}")
     nobody = "unknown" if facts["problem"] else "no model is installed to ask"
     out.print("[bold]Operators[/]" if facts["operators"] else f"[bold]Operators[/] {nobody}")
     for operator, implementation in facts["operators"].items():
         out.print(f"  {operator:<17}{implementation}")
-    out.print(f"[bold]State[/] {facts['state_dir']}")
+    out.print(f"[bold]State[/] {escape(facts['state_dir'])}")
     if facts["problem"]:
         out.print(f"[red]Problem[/] {escape(facts['problem'])}")

@@ -40,7 +40,7 @@ def create(key_id: str, keys_file: Path, role: str, as_json: bool) -> None:
         print_json({"id": key_id, "key": key, "role": role})
         return
     click.echo(key)
-    err.print(f"Added {key_id} to {keys_file}. The key above is shown once: only its hash is kept.")
+    err.print(f"Added {key_id} to {keys_file}. The key above is shown once: only its hash is kept.", markup=False)
 
 
 def add_key(path: Path, key_id: str, key_hash: str, role: str) -> None:

@@ -20,7 +20,7 @@ class LoadingView:
     def say(self, step: str) -> None:
         """Name the step that begins now."""
         if not err.is_terminal:
-            err.print(f"{step} …")
+            err.print(f"{step} …", markup=False)
             return
         if self._step is not None:
             self._progress.remove_task(self._step)
@@ -32,7 +32,7 @@ class LoadingView:
             self._bars[worker_id] = self._progress.add_task(f"Loading {deployment}", total=1.0)
         self._progress.update(self._bars[worker_id], completed=progress)
         if progress >= 1.0 and worker_id not in self._loaded and not err.is_terminal:
-            err.print(f"Loaded {deployment} ({worker_id})")
+            err.print(f"Loaded {deployment} ({worker_id})", markup=False)
         if progress >= 1.0:
             self._loaded.add(worker_id)
 

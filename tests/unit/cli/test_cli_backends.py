@@ -247,6 +247,7 @@ def test_a_choice_that_can_not_be_had_says_where_it_was_made(monkeypatch: pytest
 
 def test_benchmark_refuses_nonsense() -> None:
     assert "'1,x' is no list of sizes" in run("backends", "benchmark", "--batch-sizes", "1,x").stderr
+    assert "is no list of sizes" in run("backends", "benchmark", "--batch-sizes", "9" * 5000).stderr
     assert "'²' is no list of sizes" in run("backends", "benchmark", "--batch-sizes", "²").stderr
     assert "'int3' is no dtype" in run("backends", "benchmark", "--dtype", "int3").stderr
     assert "nan is no finite number" in run("backends", "benchmark", "--duration", "nan").stderr
@@ -278,3 +279,21 @@ def test_the_conformance_report_keeps_the_name_it_was_given(tmp_path: Path, monk
         run("conformance", "--output", str(tmp_path / name))
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"report.h100.json", "report.h100.txt", "other.json", "other.txt"}
+
+
+def test_names_of_files_are_shown_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "[").mkdir()
+    for name in ("[bold].json", "[/x].json"):
+        path = str(tmp_path / name)
+        assert run("config", "save", path).stdout == f"Saved to {path}.\n"
+        assert run("config", "load", path).stdout == f"Loaded {path}.\n"
+
+
+def test_a_report_that_can_not_be_written_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = ConformanceReport("cpu", "a CPU", {}, (CheckResult("devices", Outcome.PASSED, ""),)).to_json()
+    child = subprocess.CompletedProcess((), 0, json.dumps(answer), "")
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: child)
+    done = run("conformance", "--backend", "cpu", "--output", str(tmp_path / "absent" / "report"))
+    assert done.exit_code == 1
+    assert "Conformance of cpu on a CPU" in done.stdout
+    assert "absent/report.json can't be written: No such file or directory" in done.stderr
