@@ -6,19 +6,23 @@
         log.info("Sequence started.", extra={"worker_id": "w-1"})
 
 Fields come from `extra=` and from the enclosing `log_fields`, which follow asyncio tasks. Prompt and output text are
-never logged.
+never logged. Warnings and errors that repeat themselves are limited by rate; `left_out` counts what is missing.
 """
 
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import TextIO
 
+RATE_BURST, RATE_PER_SECOND = 50, 2.0  # lines of one kind: so many at once, then so many a second
 LEVELS = ("debug", "info", "warning", "error")
 _EMPTY: Mapping[str, object] = MappingProxyType({})
 _fields: ContextVar[Mapping[str, object]] = ContextVar("polyfleet_log_fields", default=_EMPTY)
@@ -45,17 +49,65 @@ def log_fields(**fields: object) -> Iterator[None]:
 def set_up_logging(level: str = "info", stream: TextIO | None = None, *, process: str = "") -> None:
     """Send the root logger's lines to `stream` (stderr): JSON lines, or readable ones when it is a terminal.
 
-    `level` is one of LEVELS; `process` names the process in each line ("gateway", "worker"). Calling again replaces
-    the earlier set-up.
+    `level` is one of LEVELS; `process` names the process in each line ("gateway", "worker"). Warnings and errors
+    pass a RateLimit. Calling again replaces the earlier set-up.
     """
     if level not in LEVELS:
         raise ValueError(f"The log level must be one of {', '.join(LEVELS)}, not {level!r}.")
     out = stream if stream is not None else sys.stderr
     handler = logging.StreamHandler(out)
     handler.setFormatter(TerminalFormatter() if out.isatty() else JsonFormatter(process))
+    handler.addFilter(RateLimit())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for chatty in ("asyncio", "grpc"):  # their debug lines are about their own insides
         logging.getLogger(chatty).setLevel(max(logging.INFO, logging.getLogger().level))
+
+
+class RateLimit(logging.Filter):
+    """Lets `burst` lines of one kind pass at once, and `per_second` of them from then on; lower levels all pass.
+
+    A kind is the place in the code that logs, with the type of the exception. The first line that passes again says in
+    `left_out` how many before it did not.
+    """
+
+    def __init__(
+        self,
+        burst: int = RATE_BURST,
+        per_second: float = RATE_PER_SECOND,
+        level: int = logging.WARNING,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._burst, self._per_second, self._level, self._clock = burst, per_second, level, clock
+        self._kinds: dict[tuple[str, int, type | None], _Allowance] = {}  # bounded by the code that there is
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is written."""
+        if record.levelno < self._level:
+            return True
+        kind = (record.pathname, record.lineno, record.exc_info[0] if record.exc_info else None)
+        with self._lock:
+            now = self._clock()
+            allowance = self._kinds.setdefault(kind, _Allowance(float(self._burst), now))
+            earned = (now - allowance.since) * self._per_second
+            allowance.lines, allowance.since = min(self._burst, allowance.lines + earned), now
+            if allowance.lines < 1:
+                allowance.left_out += 1
+                return False
+            allowance.lines -= 1
+            if allowance.left_out:
+                record.left_out, allowance.left_out = allowance.left_out, 0
+        return True
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """How many lines of one kind may be written, as of `since`, and how many were not since the last one."""
+
+    lines: float
+    since: float
+    left_out: int = 0
 
 
 def record_fields(record: logging.LogRecord) -> dict[str, object]:

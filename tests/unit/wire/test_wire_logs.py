@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polyfleet.wire.logs import log_fields, set_up_logging
+from polyfleet.wire.logs import RATE_BURST, RateLimit, log_fields, set_up_logging
 
 
 class Terminal(io.StringIO):
@@ -81,3 +81,40 @@ def test_terminal_lines_are_for_people() -> None:
 def test_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="debug, info, warning, error"):
         set_up_logging("loud")
+
+
+def test_a_flood_of_one_kind_is_cut_and_counted() -> None:
+    now = 0.0
+    limit = RateLimit(burst=3, per_second=1.0, clock=lambda: now)
+    record = logging.makeLogRecord({"levelno": logging.ERROR, "pathname": "a.py", "lineno": 1})
+    assert [limit.filter(record) for _ in range(10)] == [True] * 3 + [False] * 7
+    assert not hasattr(record, "left_out")
+    now = 1.0
+    assert limit.filter(record)
+    assert vars(record)["left_out"] == 7
+    again = logging.makeLogRecord({"levelno": logging.ERROR, "pathname": "a.py", "lineno": 1})
+    assert not limit.filter(again)
+    now = 1000.0  # a long silence earns no more than the burst
+    assert [limit.filter(again) for _ in range(4)] == [True] * 3 + [False]
+
+
+def test_other_kinds_and_lower_levels_are_not_cut() -> None:
+    limit = RateLimit(burst=1, per_second=0.0, clock=lambda: 0.0)
+    flood = logging.makeLogRecord({"levelno": logging.WARNING, "pathname": "a.py", "lineno": 1})
+    assert [limit.filter(flood) for _ in range(2)] == [True, False]
+    error = OSError("x")
+    for other in (
+        {"levelno": logging.WARNING, "pathname": "a.py", "lineno": 2},
+        {"levelno": logging.WARNING, "pathname": "a.py", "lineno": 1, "exc_info": (OSError, error, None)},
+    ):
+        assert limit.filter(logging.makeLogRecord(other))
+    line = logging.makeLogRecord({"levelno": logging.INFO, "pathname": "a.py", "lineno": 1})
+    assert all(limit.filter(line) for _ in range(100))
+
+
+def test_a_process_limits_its_warnings() -> None:
+    out = io.StringIO()
+    set_up_logging("info", out)
+    for number in range(RATE_BURST * 10):
+        logging.getLogger("x").warning("No room for connection %d.", number)
+    assert RATE_BURST <= len(out.getvalue().splitlines()) < RATE_BURST * 2
