@@ -35,7 +35,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def gateway(python: Path, stack: ServeProcess, tmp_path: Path) -> Iterator[str]:
     """gRPC address of such a gateway, serving the workers of the running stack."""
-    grpc, http = free_addresses(2)
+    grpc, http, metrics = free_addresses(3)
     command = [
         str(python),
         "-m",
@@ -46,6 +46,8 @@ def gateway(python: Path, stack: ServeProcess, tmp_path: Path) -> Iterator[str]:
         grpc,
         "--http-listen",
         http,
+        "--metrics-listen",
+        metrics,
     ]
     with (tmp_path / "gateway.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)

@@ -57,7 +57,7 @@ def test_a_killed_serve_takes_everything_along(tmp_path: Path) -> None:
     wait_for(lambda: not serve.processes(), "every process to end")
 
 
-@pytest.mark.parametrize("listener", ["grpc", "http", "fleet", "metrics"])
+@pytest.mark.parametrize("listener", ["grpc", "http", "fleet", "metrics", "gateway_metrics"])
 def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, listener: str) -> None:
     serve = ServeProcess(tmp_path / "state")
     address = getattr(serve, listener)

@@ -15,7 +15,7 @@ from tests.support.fake_generation import FakeGeneration, gateway_state
 from tests.support.http_server import serve_http
 
 from polyfleet.gateway.errors import DataLoss, ResourceExhausted
-from polyfleet.gateway.http import create_app
+from polyfleet.gateway.http import create_app, create_metrics_app
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -266,9 +266,21 @@ def test_health(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert http.get("/healthz").status_code == 200
 
 
-def test_metrics(http: httpx.Client) -> None:
+def test_metrics_are_not_behind_the_callers_door(http: httpx.Client) -> None:
+    for path in ("/metrics", "/metrics/", "/v1/metrics", "/targets"):
+        response = http.get(path, follow_redirects=True)
+        assert response.status_code == 404
+        assert error_of(response)["code"] == "not_found"
+
+
+def test_metrics_port(generation: FakeGeneration, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     http.post(CHAT, content=b"{", headers={"content-type": "application/json"})
-    response = http.get("/metrics")
+    with serve_http(create_metrics_app(STATE.health, STATE.metrics)) as url:
+        response = httpx.get(f"{url}/metrics")
+        assert httpx.get(f"{url}/healthz").status_code == httpx.get(f"{url}/readyz").status_code == 200
+        monkeypatch.setattr(STATE.health, "draining", True)
+        assert httpx.get(f"{url}/readyz").status_code == 503
+        assert httpx.get(f"{url}/v1/models").status_code == 404
     assert response.headers["content-type"].startswith("text/plain; version=")
     line = (
         f'polyfleet_requests_total{{code="INVALID_ARGUMENT",method="chat.completions",model=""}} {num_malformed(CHAT)}'

@@ -31,7 +31,8 @@ async def until(condition: Callable[[], bool]) -> None:
 class GatewayRig:
     """`async with GatewayRig(max_queued=5) as rig`: keyword arguments are Limits, `config` replaces other settings.
 
-    rig.stub calls the gateway over gRPC; rig.http is its HTTP address; rig.gateway and rig.fleet are the parts.
+    rig.stub calls the gateway over gRPC; rig.http and rig.metrics are its HTTP addresses; rig.gateway and rig.fleet
+    are the parts.
     """
 
     def __init__(self, *, config: dict[str, Any] | None = None, **limits: Any) -> None:
@@ -41,15 +42,17 @@ class GatewayRig:
         self.fleet = SnapshotFleet()
         self.gateway: Gateway
         self.stub: Any
-        self.http = ""
+        self.http = self.metrics = ""
 
     async def __aenter__(self) -> "GatewayRig":
         await self._stack.enter_async_context(self.fleet)
-        settings = {"grpc_listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0", "fleet": self.fleet.address}
+        settings = dict.fromkeys(("grpc_listen", "http_listen", "metrics_listen"), "127.0.0.1:0")
+        settings |= {"fleet": self.fleet.address}
         self.gateway = Gateway(GatewayConfig(limits=self._limits, **(settings | self._config)))
         await self.gateway.start()
         self._stack.push_async_callback(self.gateway.stop)
         self.http = f"http://127.0.0.1:{self.gateway.http.port}"
+        self.metrics = f"http://127.0.0.1:{self.gateway.monitoring.port}"
         channel = self.channel()
         self._stack.push_async_callback(channel.close)
         self.stub = inference_pb2_grpc.InferenceStub(channel)

@@ -126,7 +126,7 @@ def monitored_fleet(folder: Path) -> Iterator[MonitoredFleet]:
     stack = ServeProcess(folder / "state", *flags).start()
     with ExitStack() as exits:
         exits.callback(stack.stop)
-        config = configuration(stack.http, stack.metrics)
+        config = configuration(stack.gateway_metrics, stack.metrics)
         prometheus = exits.enter_context(PrometheusProcess(folder / "prometheus", config))
         exits.enter_context(vendor_workers(stack.fleet, folder / "vendors"))
         stack.wait_ready()

@@ -47,7 +47,7 @@ class ServeProcess:
     """One `polyfleet serve`. `lines` collects what it prints, both streams, as it comes."""
 
     def __init__(self, state_dir: Path, *arguments: str) -> None:
-        self.grpc, self.http, self.fleet, self.metrics = free_addresses(4)
+        self.grpc, self.http, self.fleet, self.metrics, self.gateway_metrics = free_addresses(5)
         self.state_dir = state_dir
         self.lines: list[str] = []
         self._arguments = arguments
@@ -59,6 +59,7 @@ class ServeProcess:
     def flags(self) -> list[str]:
         """The flags that keep it apart from every other stack on this machine."""
         where = ["--grpc-listen", self.grpc, "--http-listen", self.http, "--fleet-listen", self.fleet]
+        where += ["--gateway-metrics-listen", self.gateway_metrics]
         return [*where, "--metrics-listen", self.metrics, "--state-dir", str(self.state_dir)]
 
     @property

@@ -27,3 +27,13 @@ spec:
   {{ .direction }}:
     {{- include "polyfleet.peers" (dict "ctx" .ctx "components" (list "scheduler" "worker")) | trim | nindent 4 }}
 {{- end -}}
+
+{{/* Who may read metrics at a port, if anybody may: {ctx, port}. */}}
+{{- define "polyfleet.metricsTraffic" -}}
+{{- with .ctx.Values.networkPolicy.metricsFrom -}}
+- ports:
+    - {protocol: TCP, port: {{ $.port }}}
+  from:
+    {{- toYaml . | nindent 4 }}
+{{- end -}}
+{{- end -}}

@@ -22,11 +22,14 @@ COMMAND = "{polyfleet} chat --gateway {grpc}"
 
 def endpoints(settings: ServeSettings) -> str:
     """Where everything listens, one line each."""
+    gateway_metrics, metrics = settings.metrics_addresses
     return "\n".join(
         (
             f"gRPC     {settings.grpc_address}   polyfleet.v1.Inference",
-            f"HTTP     http://{settings.http_address}/v1   OpenAI-compatible; /healthz /readyz /metrics",
+            f"HTTP     http://{settings.http_address}/v1   OpenAI-compatible; /healthz /readyz",
             f"Fleet    {settings.fleet_address}   for `polyfleet workers` and `polyfleet deploy`",
+            f"Metrics  http://{gateway_metrics}/metrics   the gateway's",
+            f"         http://{metrics}/metrics   the scheduler's; /targets: where the workers' are",
             f"State    {settings.state_dir}",
         )
     )

@@ -30,6 +30,7 @@ class Flags:
     grpc_listen: str | None = None
     http_listen: str | None = None
     fleet_listen: str | None = None
+    gateway_metrics_listen: str | None = None
     metrics_listen: str | None = None
     state_dir: Path | None = None
 
@@ -49,6 +50,7 @@ class ServeSettings:
         return {
             "gRPC": gateway.grpc_listen,
             "HTTP": gateway.http_listen,
+            "the gateway's metrics": gateway.metrics_listen,
             "the scheduler": scheduler.listen,
             "the scheduler's metrics": scheduler.metrics_listen,
         }
@@ -64,6 +66,11 @@ class ServeSettings:
         return dialable(self.config.gateway.http_listen)
 
     @property
+    def metrics_addresses(self) -> tuple[str, str]:
+        """Where this machine reads the metrics of gateway and scheduler."""
+        return dialable(self.config.gateway.metrics_listen), dialable(self.config.scheduler.metrics_listen)
+
+    @property
     def fleet_address(self) -> str:
         """Where this machine reaches the scheduler."""
         return dialable(self.config.scheduler.listen)
@@ -72,7 +79,12 @@ class ServeSettings:
 def resolve(flags: Flags) -> ServeSettings:
     """Apply the flags to the configuration file. Raises CliError for anything that can't be started."""
     config = load_config(flags.config)
-    gateway = _replace(config.gateway, grpc_listen=flags.grpc_listen, http_listen=flags.http_listen)
+    gateway = _replace(
+        config.gateway,
+        grpc_listen=flags.grpc_listen,
+        http_listen=flags.http_listen,
+        metrics_listen=flags.gateway_metrics_listen,
+    )
     state_dir = str(flags.state_dir.absolute()) if flags.state_dir else None
     scheduler = _replace(
         config.scheduler, listen=flags.fleet_listen, metrics_listen=flags.metrics_listen, state_dir=state_dir

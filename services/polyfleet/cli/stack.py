@@ -102,7 +102,7 @@ class Stack:
         if self._settings.config_file:
             command += ["--config", str(self._settings.config_file)]
         command += ["--grpc-listen", gateway.grpc_listen, "--http-listen", gateway.http_listen]
-        command += ["--fleet", gateway.fleet]
+        command += ["--metrics-listen", gateway.metrics_listen, "--fleet", gateway.fleet]
         token_file = gateway.fleet_token_file or scheduler.fleet_token_file
         return [*command, "--fleet-token-file", token_file] if token_file else command
 

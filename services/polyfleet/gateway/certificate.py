@@ -1,4 +1,4 @@
-"""The certificate of both ports: read at the start and whenever its files change, as cert-manager renews them."""
+"""The certificate of callers' ports: read at the start and whenever its files change, as cert-manager renews them."""
 
 import logging
 import ssl

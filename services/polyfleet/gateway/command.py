@@ -17,7 +17,8 @@ CANNOT_START = 2
 EPILOG = """\b
 Examples:
   python -m polyfleet.gateway
-      serves on 127.0.0.1:50051 (gRPC) and 127.0.0.1:8000 (HTTP) for the fleet of 127.0.0.1:50052
+      serves on 127.0.0.1:50051 (gRPC), 127.0.0.1:8000 (HTTP) and 127.0.0.1:9101 (metrics) for the fleet of
+      127.0.0.1:50052
   python -m polyfleet.gateway --grpc-listen 0.0.0.0:50051 --http-listen 0.0.0.0:8000 --fleet scheduler:50052 \\
       --keys-file keys.yaml --tls-cert tls.crt --tls-key tls.key
 
@@ -29,11 +30,12 @@ SIGTERM or Ctrl-C drains: not ready, running requests finish, then it ends. Exit
 @click.option("--config", type=click.Path(path_type=Path), help="YAML file; its section `gateway` holds the options.")
 @click.option("--grpc-listen", metavar="HOST:PORT", help="Of the gRPC API.  [default: 127.0.0.1:50051]")
 @click.option("--http-listen", metavar="HOST:PORT", help="Of the OpenAI API.  [default: 127.0.0.1:8000]")
+@click.option("--metrics-listen", metavar="HOST:PORT", help="Of /metrics, without keys.  [default: 127.0.0.1:9101]")
 @click.option("--fleet", metavar="HOST:PORT", help="The scheduler's Fleet service.  [default: 127.0.0.1:50052]")
 @click.option("--fleet-token-file", help=f"First line: the fleet's token.  [default: ${FLEET_TOKEN_FILE}]")
 @click.option("--keys-file", help="Keys of callers, as `polyfleet keys create` writes it.")
 @click.option("--insecure-no-keys", is_flag=True, default=None, help="Let anybody in, beyond loopback too.")
-@click.option("--tls-cert", help="PEM certificate chain, for both ports.")
+@click.option("--tls-cert", help="PEM certificate chain, for gRPC and the OpenAI API.")
 @click.option("--tls-key", help="Its PEM private key.")
 @click.option("--log-level", type=click.Choice(LEVELS), help="[default: info]")
 def main(config: Path | None, **overrides: Any) -> None:

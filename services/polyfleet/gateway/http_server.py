@@ -1,4 +1,4 @@
-"""The HTTP port: uvicorn inside the gateway's own event loop."""
+"""An HTTP port: uvicorn inside the gateway's own event loop."""
 
 import asyncio
 import contextlib
@@ -6,12 +6,10 @@ import ssl
 from collections.abc import Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from polyfleet.gateway.certificate import ServedCertificate
-from polyfleet.gateway.config import GatewayConfig
-from polyfleet.gateway.http.app import create_app
 from polyfleet.gateway.listen import open_socket
-from polyfleet.gateway.state import GatewayState
 
 
 class _Server(uvicorn.Server):
@@ -22,20 +20,20 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Binds when made: raises ListenError when the port can't be had."""
+    """Serves `app` at `address` (host:port). Binds when made: raises ListenError, which names `flag`, if it can't."""
 
-    def __init__(self, state: GatewayState, config: GatewayConfig, certificate: ServedCertificate | None) -> None:
+    def __init__(self, app: ASGIApp, address: str, flag: str, certificate: ServedCertificate | None = None) -> None:
         def tls_context(*_: object) -> ssl.SSLContext:
             assert certificate is not None
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             certificate.use_in(context)
             return context
 
-        self._socket = open_socket(config.http_listen, "--http-listen")
+        self._socket = open_socket(address, flag)
         self.port: int = self._socket.getsockname()[1]
         self._server = _Server(
             uvicorn.Config(
-                create_app(state),
+                app,
                 http="httptools",
                 ws="none",
                 lifespan="off",

@@ -14,6 +14,7 @@ from polyfleet.gateway.fleet_view import FleetView
 from polyfleet.gateway.generation import Generation
 from polyfleet.gateway.grpc_server import GrpcServer
 from polyfleet.gateway.health import Health
+from polyfleet.gateway.http import create_app, create_metrics_app
 from polyfleet.gateway.http_server import HttpServer
 from polyfleet.gateway.ledger import Ledger
 from polyfleet.gateway.listen import split_address
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """Make it inside the event loop that it will live in: that opens both ports.
+    """Make it inside the event loop that it will live in: that opens its ports.
 
     Raises ConfigError, KeySetupError or AuthSetupError, each one sentence for the operator.
     """
@@ -54,8 +55,10 @@ class Gateway:
         self._health = Health(self.view.num_ready)
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         state = GatewayState(self._generation, authenticator, self.metrics, self._health, limits)
-        self.http = HttpServer(state, config, self._certificate)
+        self.http = HttpServer(create_app(state), config.http_listen, "--http-listen", self._certificate)
         self.grpc = GrpcServer(state, config, self._certificate)
+        monitoring = create_metrics_app(self._health, self.metrics)
+        self.monitoring = HttpServer(monitoring, config.metrics_listen, "--metrics-listen")
         if self._certificate:
             self.metrics.watch_certificate(self._certificate)
         self._drain_seconds = limits.drain_seconds
@@ -69,9 +72,11 @@ class Gateway:
         self.metrics.watch_sessions("connecting", lambda: self.view.num_sessions(connected=False))
         jobs = (self._fleet.watch(self.view.apply), self._follow_health(), self._follow_certificate())
         self._tasks = [asyncio.create_task(job) for job in jobs]
+        await self.monitoring.start()
         await self.grpc.start()
         await self.http.start()
-        log.info("Gateway listens.", extra={"grpc_port": self.grpc.port, "http_port": self.http.port})
+        ports = {"grpc_port": self.grpc.port, "http_port": self.http.port, "metrics_port": self.monitoring.port}
+        log.info("Gateway listens.", extra=ports)
 
     async def _follow_health(self) -> None:
         """Keep gRPC's health service true."""
@@ -95,11 +100,11 @@ class Gateway:
             log.warning("Requests did not end in time.", extra={"running": self.ledger.running})
 
     async def stop(self) -> None:
-        """End what still runs with UNAVAILABLE; close both ports and every session."""
+        """End what still runs with UNAVAILABLE; close all ports and every session."""
         self._generation.close()
         self._generation.abort(Unavailable("The gateway is shutting down.", retry_after=RETRY_SECONDS))
         await self._generation.wait_until_idle(STOP_SECONDS)
-        await asyncio.gather(self.grpc.stop(STOP_SECONDS), self.http.stop())
+        await asyncio.gather(self.grpc.stop(STOP_SECONDS), self.http.stop(), self.monitoring.stop())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -109,6 +114,7 @@ class Gateway:
 
 
 def _check(config: GatewayConfig) -> None:
+    split_address(config.metrics_listen, "--metrics-listen")
     keys_file = Path(config.keys_file) if config.keys_file else None
     for address, flag in ((config.grpc_listen, "--grpc-listen"), (config.http_listen, "--http-listen")):
         split_address(address, flag)

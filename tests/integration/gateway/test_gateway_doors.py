@@ -219,7 +219,7 @@ async def test_metrics_are_those_of_the_architecture() -> None:
             assert value("polyfleet_ledger_requests", {"state": state}) == count
         for name in ("queue_time", "time_to_first_token", "time_per_output_token", "request_duration"):
             assert value(f"polyfleet_{name}_seconds_count", model) == 1
-        _, text = await asyncio.to_thread(http, f"{rig.http}/metrics")
+        _, text = await asyncio.to_thread(http, f"{rig.metrics}/metrics")
         assert b'polyfleet_requests_total{code="OK",method="Generate",model="fake"} 1.0' in text
         await rig.fleet.stop()
         await until(lambda: value("polyfleet_scheduler_connected") == 0)

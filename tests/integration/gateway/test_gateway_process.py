@@ -20,7 +20,7 @@ from tests.support.snapshot_fleet import SnapshotFleet
 from polyfleet.v1 import fleet_pb2, inference_pb2_grpc
 from polyfleet.v1 import inference_pb2 as pb
 
-ANY_PORTS = ("--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+ANY_PORTS = tuple(word for port in ("grpc", "http", "metrics") for word in (f"--{port}-listen", "127.0.0.1:0"))
 
 
 async def start(*arguments: str) -> Process:
@@ -80,15 +80,14 @@ async def test_serves_in_little_memory_and_drains_at_sigterm() -> None:
 async def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = await refused("--grpc-listen", address, "--http-listen", "127.0.0.1:0")
-        assert said == f"{address} is in use: free it, or choose another address with --grpc-listen."
-        said = await refused("--http-listen", address, "--grpc-listen", "127.0.0.1:0")
-        assert said == f"{address} is in use: free it, or choose another address with --http-listen."
+        for flag in ("--grpc-listen", "--http-listen", "--metrics-listen"):
+            said = await refused(*ANY_PORTS, flag, address)
+            assert said == f"{address} is in use: free it, or choose another address with {flag}."
 
 
 async def test_a_second_gateway_does_not_share_the_port() -> None:
     async with running(*ANY_PORTS, "--fleet", "127.0.0.1:1") as (_, port):
-        said = await refused("--grpc-listen", f"127.0.0.1:{port}", "--http-listen", "127.0.0.1:0")
+        said = await refused(*ANY_PORTS, "--grpc-listen", f"127.0.0.1:{port}")
     assert said.startswith(f"127.0.0.1:{port} is in use")
 
 
@@ -98,6 +97,7 @@ async def test_a_second_gateway_does_not_share_the_port() -> None:
         (("--grpc-listen", "0.0.0.0:0"), "Listening on 0.0.0.0:0 without keys would let anybody in"),
         (("--http-listen", "[::]:0"), "Listening on [::]:0 without keys"),
         (("--grpc-listen", "127.0.0.1"), "--grpc-listen must be host:port"),
+        (("--metrics-listen", "9101"), "--metrics-listen must be host:port"),
         (("--tls-cert", "cert.pem"), "TLS needs both"),
         (("--tls-cert", "/absent", "--tls-key", "/absent"), "The TLS file /absent can't be read: No such file"),
         (("--keys-file", "/absent"), "The keys file /absent can't be read: No such file"),

@@ -3,11 +3,17 @@
 from typing import Any
 
 import pytest
-from tests.support.helm_chart import needs_helm, of_kind, release, rendered
+from tests.support.helm_chart import containers, needs_helm, of_kind, pods, release, rendered
 
 pytestmark = needs_helm
 Labels = dict[str, str]
+NAMESPACE = "llm"
 OUTSIDER: Labels = {"app": "somebody"}
+NEIGHBOUR: Labels = {"app": "a neighbour"}  # in the release's namespace
+PROMETHEUS: Labels = {"app": "prometheus"}
+ELSEWHERE = {"somebody": "default", "prometheus": "monitoring"}
+METRICS = {"gateway": 9101, "scheduler": 9102, "worker": 9100}
+OPEN = {50051, 8000, 50052, 50061, *METRICS.values()}  # what the processes listen on, beside Ray's
 RAY = [6379, 6380, 6385, 6400, 6499]
 OTHER_RAY = [8265, 10001, 44217]
 
@@ -25,7 +31,7 @@ GATEWAY, SCHEDULER, WORKER, TEST = ours("gateway"), ours("scheduler"), ours("wor
 
 
 class Network:
-    """The policies of a release in their namespace; OUTSIDER lives in another one."""
+    """The policies of a release in their namespace; OUTSIDER and PROMETHEUS live in others."""
 
     def __init__(self, objects: list[dict[str, Any]]) -> None:
         self._policies = [each["spec"] for each in of_kind(objects, "NetworkPolicy")]
@@ -35,7 +41,7 @@ class Network:
         return self._side(source, target, port, "egress") and self._side(target, source, port, "ingress")
 
     def _side(self, pod: Labels, peer: Labels, port: int, direction: str) -> bool:
-        if pod is OUTSIDER:
+        if pod in (OUTSIDER, NEIGHBOUR, PROMETHEUS):
             return True
         chosen = [each for each in self._policies if matches(each["podSelector"], pod)]
         assert any(direction.title() in each.get("policyTypes", []) for each in chosen), "not isolated"
@@ -54,9 +60,12 @@ def allows(rule: dict[str, Any], peer: Labels, port: int, direction: str) -> boo
 
 
 def is_peer(each: dict[str, Any], peer: Labels) -> bool:
+    namespace = ELSEWHERE.get(peer.get("app", ""), NAMESPACE)
     if "namespaceSelector" in each:
-        return bool(each["namespaceSelector"] == {})
-    return peer is not OUTSIDER and matches(each["podSelector"], peer)
+        there = matches(each["namespaceSelector"], {"kubernetes.io/metadata.name": namespace})
+    else:
+        there = namespace == NAMESPACE
+    return there and matches(each.get("podSelector", {}), peer)
 
 
 @pytest.fixture(scope="module")
@@ -105,17 +114,69 @@ def test_the_rest_is_denied(network: Network) -> None:
         assert not network.reaches(source, target, port)
 
 
-def test_names_are_looked_up_and_metrics_read(network: Network) -> None:
+def test_names_are_looked_up(network: Network) -> None:
     assert network.reaches(WORKER, OUTSIDER, 53)
-    assert network.reaches(OUTSIDER, WORKER, 9100)
-    assert network.reaches(OUTSIDER, SCHEDULER, 9102)
 
 
-def test_callers_and_scrapers_can_be_named() -> None:
-    network = Network(release("air-gapped"))
-    for target, port in ((GATEWAY, 50051), (GATEWAY, 8000), (WORKER, 9100), (SCHEDULER, 9102)):
-        assert not network.reaches(OUTSIDER, target, port)
-    assert network.reaches(TEST, GATEWAY, 50051)
+def doors(network: Network, source: Labels) -> set[tuple[str, int]]:
+    """What of the release a pod reaches: component and port."""
+    return {
+        (target["app.kubernetes.io/component"], port)
+        for target in (GATEWAY, SCHEDULER, WORKER)
+        for port in OPEN
+        if network.reaches(source, target, port)
+    }
+
+
+API = {("gateway", 50051), ("gateway", 8000)}
+ONE = [{"podSelector": {"matchLabels": NEIGHBOUR}}]
+MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+@pytest.mark.parametrize(
+    ("policy", "outsider", "neighbour", "prometheus"),
+    [
+        ({}, API, API, API),
+        ({"gatewayFrom": ONE}, set(), API, set()),
+        ({"metricsFrom": MONITORING}, API, API, API | METRICS.items()),
+        ({"gatewayFrom": ONE, "metricsFrom": MONITORING}, set(), API, set(METRICS.items())),
+        ({"gatewayFrom": MONITORING, "metricsFrom": ONE}, set(), set(METRICS.items()), API),
+        ({"gatewayFrom": ONE, "metricsFrom": []}, set(), API, set()),
+    ],
+    ids=str,
+)
+def test_the_api_is_for_callers_and_metrics_are_for_scrapers(
+    policy: dict[str, Any], outsider: set[Any], neighbour: set[Any], prometheus: set[Any]
+) -> None:
+    network = Network(rendered(values={"networkPolicy": policy}))
+    assert doors(network, OUTSIDER) == outsider
+    assert doors(network, NEIGHBOUR) == neighbour
+    assert doors(network, PROMETHEUS) == prometheus
+    assert doors(network, TEST) == {("gateway", 50051)}
+
+
+def test_the_ports_of_the_policies_are_those_that_pods_open() -> None:
+    declared = {
+        (each["name"].replace("ray-node", "worker"), port["containerPort"])
+        for _, pod in pods(release("defaults"))
+        for each in containers(pod)
+        for port in each.get("ports", [])
+    }
+    assert {port for _, port in declared} == OPEN | {6379}
+    assert declared >= METRICS.items()
+
+
+def test_no_service_offers_metrics_where_it_offers_the_api() -> None:
+    for service in of_kind(release("high-availability"), "Service"):
+        ports = {port["port"] for port in service["spec"]["ports"]}
+        assert not (ports & {50051, 8000} and ports & set(METRICS.values())), service["metadata"]["name"]
+
+
+def test_examples_name_who_scrapes() -> None:
+    for name in ("air-gapped", "mixed", "high-availability"):
+        network = Network(release(name))
+        assert network.reaches(PROMETHEUS, GATEWAY, 9101)
+        assert not network.reaches(OUTSIDER, GATEWAY, 9101)
 
 
 def test_only_pools_that_fetch_their_model_get_out() -> None:

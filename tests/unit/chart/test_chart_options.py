@@ -14,6 +14,7 @@ from tests.support.helm_chart import (
     find,
     needs_helm,
     of_kind,
+    pod_of,
     pods,
     release,
     rendered,
@@ -53,18 +54,18 @@ def test_keda_asks_prometheus_for_the_same() -> None:
 
 def test_prometheus_finds_every_process_once() -> None:
     objects = release("mixed")
-    services = find(objects, "ServiceMonitor", "polyfleet-services")
-    assert services["metadata"]["labels"]["release"] == "prometheus"
-    (wanted,) = services["spec"]["selector"]["matchExpressions"]
-    component = "app.kubernetes.io/component"
-    chosen = [each for each in of_kind(objects, "Service") if each["metadata"]["labels"][component] in wanted["values"]]
-    assert sorted(each["metadata"]["name"] for each in chosen) == ["polyfleet-gateway", "polyfleet-scheduler"]
-    scraped = {each["port"] for each in services["spec"]["endpoints"]}
-    for each in chosen:
-        assert len({port["name"] for port in each["spec"]["ports"]} & scraped) == 1
-    pods_monitor = find(objects, "PodMonitor", "polyfleet-workers")["spec"]
-    assert pods_monitor["selector"]["matchLabels"][component] == "worker"
-    (endpoint,) = pods_monitor["podMetricsEndpoints"]
+    monitor = find(objects, "PodMonitor", "polyfleet-pods")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert not of_kind(objects, "ServiceMonitor")
+    selector = monitor["spec"]["selector"]
+    (wanted,) = selector["matchExpressions"]
+    for each in of_kind(objects, "Deployment", "DaemonSet"):
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        assert labels.items() >= selector["matchLabels"].items()
+        assert labels[wanted["key"]] in wanted["values"]
+        names = [port["name"] for part in containers(pod_of(each)) for port in part.get("ports", [])]
+        assert names.count("metrics") == 1
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] == "metrics"
     assert endpoint["relabelings"] == [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}], (
         "dashboards show devices by node"

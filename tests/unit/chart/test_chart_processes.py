@@ -84,15 +84,20 @@ def test_the_gateway_takes_its_configuration(name: str, tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(find(objects, "ConfigMap", "polyfleet-gateway")["data"]["gateway.yaml"])
     config = load_gateway_config(path)
-    assert (config.grpc_listen, config.http_listen) == ("0.0.0.0:50051", "0.0.0.0:8000")
+    listen = (config.grpc_listen, config.http_listen, config.metrics_listen)
+    assert listen == ("0.0.0.0:50051", "0.0.0.0:8000", "0.0.0.0:9101")
     assert config.limits.drain_seconds == config.limits.max_request_seconds
     pod = dict(pods(objects))["polyfleet-gateway"]
     for file in (config.fleet_token_file, config.keys_file, config.tls_cert, config.tls_key):
         assert not file or file in mounted_files(pod, "gateway")
     assert bool(config.tls_cert) is (name in ("air-gapped", "high-availability"))
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        scheme = container(pod, "gateway")[probe]["httpGet"]["scheme"]
-        assert scheme == ("HTTPS" if config.tls_cert else "HTTP")
+    probes = {each: container(pod, "gateway")[f"{each}Probe"]["httpGet"] for each in ("startup", "liveness")}
+    assert {(each["path"], each["port"], each.get("scheme", "HTTP")) for each in probes.values()} == {
+        ("/healthz", "metrics", "HTTP")
+    }
+    scheme = "HTTPS" if config.tls_cert else "HTTP"
+    ready = {"path": "/readyz", "port": "http", "scheme": scheme}
+    assert container(pod, "gateway")["readinessProbe"]["httpGet"] == ready
 
 
 @needs_helm

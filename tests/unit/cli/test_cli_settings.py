@@ -40,6 +40,7 @@ def test_defaults_serve_the_bundled_model() -> None:
     assert list(settings.listeners.values()) == [
         "127.0.0.1:50051",
         "127.0.0.1:8000",
+        "127.0.0.1:9101",
         "127.0.0.1:50052",
         "127.0.0.1:9102",
     ]
@@ -137,5 +138,8 @@ def test_hints_name_the_addresses_and_the_model(tmp_path: Path, monkeypatch: pyt
     assert hints.calls(settings)["Shell"] == f"{shlex.quote(str(here / 'polyfleet'))} chat --gateway 127.0.0.1:7100"
     assert "http://127.0.0.1:7101/v1/chat/completions" in calls["curl"]
     assert '"model": "m"' in calls["curl"]
+    said = hints.endpoints(resolve(Flags(gateway_metrics_listen="127.0.0.1:7102", metrics_listen="127.0.0.1:7103")))
+    assert "http://127.0.0.1:7102/metrics" in said
+    assert "http://127.0.0.1:7103/metrics" in said
     compile(calls[f"Python ({sys.executable})"], "hint", "exec")
     assert "127.0.0.1:7101" in hints.endpoints(settings)

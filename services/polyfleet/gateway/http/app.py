@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.endpoints import Endpoints
 from polyfleet.gateway.http.errors import error_response, internal_error, plain_error
+from polyfleet.gateway.http.monitoring import health_routes
 from polyfleet.gateway.state import GatewayState
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import REQUEST_ID
@@ -26,9 +27,7 @@ def create_app(state: GatewayState) -> Starlette:
             Route("/v1/embeddings", to.embeddings, methods=["POST"]),
             Route("/v1/models", to.models, methods=["GET"]),
             Route("/v1/models/{name:path}", to.model, methods=["GET"]),
-            Route("/healthz", to.healthz, methods=["GET"]),
-            Route("/readyz", to.readyz, methods=["GET"]),
-            Route("/metrics", to.metrics, methods=["GET"]),
+            *health_routes(state.health),
         ],
         middleware=[Middleware(Outermost)],
         exception_handlers={

@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from functools import partial
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyfleet.gateway.api import Call, EmbedRequest, GenerateRequest
@@ -75,19 +74,6 @@ class Endpoints:
             model = self._generation.model(request.path_params["name"])
         self._count(call, Code.OK)
         return _json(model_reply(model))
-
-    async def healthz(self, request: Request) -> Response:
-        """GET /healthz: this process answers."""
-        return PlainTextResponse("ok\n")
-
-    async def readyz(self, request: Request) -> Response:
-        """GET /readyz: it can serve; 503 with the reason when it can't."""
-        health = self._state.health
-        return PlainTextResponse("ok\n") if health.serving else PlainTextResponse(f"{health.reason}\n", 503)
-
-    async def metrics(self, request: Request) -> Response:
-        """GET /metrics in Prometheus' text format."""
-        return Response(generate_latest(self._state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     def _authenticate(self, request: Request, method: str) -> Call:
         call = Call(method)
