@@ -27,8 +27,15 @@ class FieldError(ValueError):
 
 def check_range(field: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     """Raise FieldError unless low <= value <= high (low < value when open_low) and value is finite."""
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise FieldError(field, f"must be a finite number, not {value}")
     if value > high or value < low or (open_low and value == low):
         bound = f"over {low:g} up to {high:g}" if open_low else f"from {low:g} to {high:g}"
-        raise FieldError(field, f"must be {bound}, not {value:g}")
+        raise FieldError(field, f"must be {bound}, not {shown(value)}")
+
+
+def shown(value: float) -> str:
+    """A caller's number in a message: integers have no bound in JSON, and are not repeated where they are huge."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if value.bit_length() <= 64 else "an integer of over 64 bits"

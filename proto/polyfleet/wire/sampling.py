@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from polyfleet.wire.limits import FieldError, check_range
+from polyfleet.wire.limits import FieldError, check_range, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,6 @@ class SamplingParams:
         check_range(f"{prefix}presence_penalty", self.presence_penalty, -2, 2)
         check_range(f"{prefix}frequency_penalty", self.frequency_penalty, -2, 2)
         if self.top_k < 0:
-            raise FieldError(f"{prefix}top_k", f"must be 0 (off) or more, not {self.top_k}")
+            raise FieldError(f"{prefix}top_k", f"must be 0 (off) or more, not {shown(self.top_k)}")
         if not 0 <= self.seed < 2**64:
-            raise FieldError(f"{prefix}seed", f"must fit an unsigned 64-bit integer, not {self.seed}")
+            raise FieldError(f"{prefix}seed", f"must fit an unsigned 64-bit integer, not {shown(self.seed)}")

@@ -8,12 +8,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import GatewayConfig
-from polyfleet.gateway.grpc_service import InferenceService
+from polyfleet.gateway.grpc_service import INFERENCE, InferenceService
 from polyfleet.gateway.listen import ListenError, check_free
 from polyfleet.gateway.state import GatewayState
-from polyfleet.v1 import inference_pb2, inference_pb2_grpc
+from polyfleet.v1 import inference_pb2_grpc
+from polyfleet.wire.decoding import DecodeInterceptor
 
-INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 REFLECTION = "grpc.reflection.v1.ServerReflection"
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 MAX_CONNECTION_AGE_SECONDS = 3600
@@ -39,8 +39,9 @@ class GrpcServer:
 
     def __init__(self, state: GatewayState, config: GatewayConfig, certificate: ServedCertificate | None) -> None:
         self._state = state
-        self._server = grpc.aio.server(options=server_options(config))
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(state), self._server)
+        service = InferenceService(state)
+        self._server = grpc.aio.server(options=server_options(config), interceptors=[DecodeInterceptor(service.refuse)])
+        inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._serving: bool | None = None

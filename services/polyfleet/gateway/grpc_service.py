@@ -13,8 +13,10 @@ from polyfleet.gateway.state import GatewayState
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1 import inference_pb2_grpc
 from polyfleet.wire.auth import AUTHORIZATION
+from polyfleet.wire.decoding import refuse_undecodable
 from polyfleet.wire.limits import FieldError
 
+INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 log = logging.getLogger(__name__)
 
 
@@ -60,6 +62,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
                 model = self._generation.model(request.name)
             self._count("GetModel", Code.OK)
             return convert.model_message(model)
+
+    async def refuse(self, method: str, context: Any, problem: str) -> None:
+        """Answer a call, whose message can't be decoded, as any other bad request; `method` is its full path."""
+        service, _, name = method[1:].partition("/")
+        if service != INFERENCE:
+            await refuse_undecodable(method, context, problem)
+        async with self._guarded(name, context):
+            with self._counting(name):
+                raise InvalidArgument(problem)
 
     @asynccontextmanager
     async def _guarded(self, method: str, context: Any) -> AsyncIterator[Call]:

@@ -18,6 +18,7 @@ from polyfleet.wire.limits import (
     ROLES,
     FieldError,
     check_range,
+    shown,
 )
 
 MAX_NAME_CHARACTERS = 64
@@ -28,9 +29,9 @@ def check_generate(request: GenerateRequest) -> None:
     _check_prompt(request.text, request.messages, request.token_ids)
     request.sampling.check()
     if request.seed is not None and not 0 <= request.seed < 2**64:
-        raise FieldError("sampling.seed", f"must fit an unsigned 64-bit integer, not {request.seed}")
+        raise FieldError("sampling.seed", f"must fit an unsigned 64-bit integer, not {shown(request.seed)}")
     if request.max_tokens is not None and request.max_tokens < 1:
-        raise FieldError("max_tokens", f"must be 1 or more, not {request.max_tokens}")
+        raise FieldError("max_tokens", f"must be 1 or more, not {shown(request.max_tokens)}")
     check_range("n", request.n, 1, MAX_CHOICES)
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.logprobs is not None:
@@ -60,7 +61,7 @@ def check_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
     """Ids of a caller must be in the model's vocabulary."""
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < model.vocabulary_size:
         wrong = next(i for i in token_ids if not 0 <= i < model.vocabulary_size)
-        raise FieldError(field, f"must be below the vocabulary size {model.vocabulary_size}, not {wrong}")
+        raise FieldError(field, f"must be below the vocabulary size {model.vocabulary_size}, not {shown(wrong)}")
 
 
 def check_fit(field: str, num_prompt: int, max_tokens: int | None, model: Model) -> None:
@@ -76,7 +77,7 @@ def check_fit(field: str, num_prompt: int, max_tokens: int | None, model: Model)
         raise FieldError(
             "max_tokens",
             f"must be at most {room}, the context of {model.context_length} tokens less {num_prompt} of the prompt, "
-            f"not {max_tokens}",
+            f"not {shown(max_tokens)}",
         )
 
 
@@ -85,7 +86,7 @@ def check_sampling_fits(request: GenerateRequest, model: Model) -> None:
     if request.sampling.top_k > model.vocabulary_size:
         raise FieldError(
             "sampling.top_k",
-            f"must be at most the vocabulary size {model.vocabulary_size}, not {request.sampling.top_k}",
+            f"must be at most the vocabulary size {model.vocabulary_size}, not {shown(request.sampling.top_k)}",
         )
     check_ids("stop_token_ids", request.stop_token_ids, model)
 

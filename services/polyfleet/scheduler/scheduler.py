@@ -21,6 +21,7 @@ from polyfleet.scheduler.registry import Registry
 from polyfleet.scheduler.store import STATE_NAME, Store
 from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import check_bind, fleet_token, split_host_port
+from polyfleet.wire.decoding import DecodeInterceptor
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
 
 SERVICE_NAME = "polyfleet.v1.Fleet"
@@ -56,7 +57,7 @@ class Scheduler:
         self._controller = Controller(config, self._store, self._registry, self._feed, cluster, token)
         keys_file = Path(config.keys_file) if config.keys_file else None
         auth = FleetAuth(config.listen, token, keys_file)
-        self._server: Any = grpc.aio.server(options=_OPTIONS, interceptors=[auth])
+        self._server: Any = grpc.aio.server(options=_OPTIONS, interceptors=[auth, DecodeInterceptor()])
         self._health = _HEALTH.aio.HealthServicer()
         service = FleetService(self._store, self._registry, self._feed, self._controller)
         fleet_pb2_grpc.add_FleetServicer_to_server(service, self._server)

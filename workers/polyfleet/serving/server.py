@@ -11,6 +11,7 @@ from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2_grpc
 from polyfleet.wire.auth import may_call
+from polyfleet.wire.decoding import DecodeInterceptor
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
 
 SERVICE_NAME = "polyfleet.v1.Worker"
@@ -68,7 +69,8 @@ class WorkerServer:
     def __init__(self, worker: Worker, listen: str, token: str | None) -> None:
         """Bind. Raises BindError."""
         self._worker = worker
-        self._server: Any = grpc.aio.server(options=OPTIONS, interceptors=[TokenInterceptor(listen, token)])
+        interceptors: Any = [TokenInterceptor(listen, token), DecodeInterceptor()]
+        self._server: Any = grpc.aio.server(options=OPTIONS, interceptors=interceptors)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(worker), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

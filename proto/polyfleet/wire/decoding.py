@@ -1,0 +1,97 @@
+"""Requests that can't be decoded end as INVALID_ARGUMENT. Left alone, gRPC answers UNKNOWN and logs a traceback.
+
+grpc.aio.server(interceptors=[auth, DecodeInterceptor()])  # behind authentication, which comes first
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+Refuse = Callable[[str, Any, str], Awaitable[None]]
+_Interceptor: Any = grpc.aio.ServerInterceptor  # typed or not, as the stubs that happen to be installed have it
+
+
+class Undecodable(Exception):
+    """A message is not what its method takes. `str()` is one sentence for the caller."""
+
+
+async def refuse_undecodable(method: str, context: Any, problem: str) -> None:
+    """End the call with INVALID_ARGUMENT; raises, as every abort does."""
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+
+
+class DecodeInterceptor(_Interceptor):  # type: ignore[misc]
+    """Guards every method of a server. `refuse(method, context, problem)` ends a call: `method` is its full path."""
+
+    def __init__(self, refuse: Refuse = refuse_undecodable) -> None:
+        self._refuse = refuse
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        """The method's own handler, guarded."""
+        handler = await continuation(call)
+        return handler and guarded(handler, partial(self._refuse, call.method))
+
+
+def guarded(handler: Any, refuse: Callable[[Any, str], Awaitable[None]]) -> Any:
+    """A handler whose method never sees what can't be decoded.
+
+    It reads its messages itself, also for a method that takes one: gRPC would leave a call without any unanswered.
+    """
+    arity = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
+    method = getattr(handler, "_".join(arity))
+    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
+
+    async def taken(messages: AsyncIterator[Any]) -> Any:
+        return _all(messages) if handler.request_streaming else await _only(messages)
+
+    async def run(messages: AsyncIterator[Any], context: Any) -> Any:
+        try:
+            return await method(await taken(messages), context)
+        except Undecodable as error:
+            await refuse(context, str(error))
+
+    async def generate(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(method(await taken(messages), context)) as responses:
+                async for response in responses:
+                    yield response
+        except Undecodable as error:
+            await refuse(context, str(error))
+
+    return make(
+        generate if inspect.isasyncgenfunction(method) else run,
+        request_deserializer=handler.request_deserializer and partial(_decode, handler.request_deserializer),
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _decode(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
+    """The message, or the Undecodable in its stead: gRPC gives nobody the chance to catch what is raised here."""
+    try:
+        return deserialize(data)
+    except DecodeError:
+        return Undecodable("The request is no valid protobuf message of this method.")
+
+
+async def _all(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield _valid(message)
+
+
+async def _only(messages: AsyncIterator[Any]) -> Any:
+    """The first message; more are not looked at."""
+    first = await anext(aiter(messages), None)
+    if first is None:
+        raise Undecodable("The request ended without a message.")
+    return _valid(first)
+
+
+def _valid(message: Any) -> Any:
+    if isinstance(message, Undecodable):
+        raise message
+    return message
