@@ -49,6 +49,42 @@ def sentencepiece_like_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+@cache
+def metaspace_tokenizer() -> Tokenizer:
+    """Words with a leading U+2581 that the decoder itself turns into spaces; the first one is dropped."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    for word in ["▁", "▁the", "▁fox", "▁日本", *"abcdefgh日本é."]:
+        vocab.setdefault(word, len(vocab))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return tokenizer
+
+
+@cache
+def wordpiece_tokenizer() -> Tokenizer:
+    """Words, and parts of words behind `##`; punctuation loses the space before it."""
+    vocab = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}
+    for word in ["the", "fox", "##es", "##y", "é", "日", ".", ",", "'", "s", "n't", "do", "a"]:
+        vocab.setdefault(word, len(vocab))
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
+    return tokenizer
+
+
+@cache
+def suffix_tokenizer() -> Tokenizer:
+    """Words end with `</w>`, which is a space everywhere but at the end of the text."""
+    vocab = {"<unk>": 0, "<s>": 1} | {word: 2 + i for i, word in enumerate(["the</w>", "fo", "x</w>", "é", "a</w>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.decoder = decoders.BPEDecoder()
+    tokenizer.add_special_tokens(["<s>"])
+    return tokenizer
+
+
 def assets_document(tokenizer: Tokenizer | None = None, **changes: Any) -> bytes:
     """A tokenizer assets document around `tokenizer` (default: the byte-level one); `changes` replace its keys."""
     chosen = tokenizer or byte_level_tokenizer()

@@ -43,8 +43,7 @@ def generate_offline(
         raise CliError(sentence(error), ExitCode.BAD_INPUT) from None
     except RuntimeError as error:
         raise CliError(sentence(error)) from None
-    decoded = model_text.decode(token_ids) if model_text else ""
-    return {"token_ids": token_ids, "text": decoded, "finish_reason": finish_reason}
+    return {"token_ids": token_ids, "text": decode(model_text, ids, token_ids), "finish_reason": finish_reason}
 
 
 def text_of(engine: "Engine") -> "ModelText | None":
@@ -61,6 +60,14 @@ def encode(model_text: "ModelText | None", text: str) -> tuple[int, ...]:
     if model_text is None:
         raise CliError("This model has no tokenizer: give --prompt-ids 1,2,3 instead of --prompt.", ExitCode.BAD_INPUT)
     return tuple(model_text.encode(text))
+
+
+def decode(model_text: "ModelText | None", prompt_ids: tuple[int, ...], token_ids: list[int]) -> str:
+    """The text of an answer behind its prompt; empty without a tokenizer."""
+    if model_text is None:
+        return ""
+    detokenizer = model_text.detokenizer(prompt_ids)
+    return detokenizer.add(token_ids) + detokenizer.finish()
 
 
 def run(engine: "Engine", request: "SequenceRequest") -> tuple[list[int], str]:

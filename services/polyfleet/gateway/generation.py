@@ -62,7 +62,7 @@ class Generation:
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
             served, specs = await self._generate_specs(request, record)
             stops = StopStrings(request.stop) if request.stop else None
-            choices = [ChoiceOutput(spec.choice, served.text, stops) for spec in specs]
+            choices = [ChoiceOutput(spec.choice, served.text, stops, spec.prompt_ids) for spec in specs]
             output = RequestOutput(choices, len(specs[0].prompt_ids), record)
             async with self._sequences(specs, record) as sequences:
                 while not output.finished:

@@ -19,13 +19,16 @@ _REASONS = {
 class ChoiceOutput:
     """Takes the parcels of one choice in order. `text` None: a model without a tokenizer, whose output is ids alone.
 
-    Ids and logprobs of the tokens that completed a stop string come out; their matched text does not.
+    The text goes on behind `prompt_ids`. Stop strings are sought in it with special tokens spelled out, which it does
+    not show. Ids and logprobs of the tokens that completed a stop string come out; their matched text does not.
     """
 
-    def __init__(self, choice: int, text: ModelText | None, stops: StopStrings | None) -> None:
+    def __init__(
+        self, choice: int, text: ModelText | None, stops: StopStrings | None, prompt_ids: Sequence[int] = ()
+    ) -> None:
         self._choice = choice
         self._text = text
-        self._detokenizer = text.detokenizer() if text else None
+        self._detokenizer = text.detokenizer(prompt_ids) if text else None
         self._matcher = StopMatcher(stops) if stops else None
 
     def take(self, parcel: Parcel) -> Delta:
@@ -48,12 +51,13 @@ class ChoiceOutput:
 
     def _add(self, token_ids: list[int]) -> tuple[str, int]:
         """The text that these tokens make safe to show, and how many of them count: all, or those up to the stop."""
-        if self._detokenizer is None:
+        if self._text is None or self._detokenizer is None:
             return "", len(token_ids)
         if self._matcher is None:
             return self._detokenizer.add(token_ids), len(token_ids)
         text = ""
         for count, token_id in enumerate(token_ids, 1):
+            text += self._matcher.add(self._text.special_text(token_id), visible=False)
             text += self._matcher.add(self._detokenizer.add((token_id,)))
             if self._matcher.matched:
                 return text, count

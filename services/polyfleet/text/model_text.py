@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from polyfleet.text.chat_template import ChatTemplate
-from polyfleet.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_pieces
+from polyfleet.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_piece
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.wire.limits import FieldError
 
@@ -23,7 +23,8 @@ class ModelText:
     def __init__(self, document: bytes) -> None:
         assets = _parse(document)
         self._tokenizer = _tokenizer(assets["tokenizer"])
-        self._special_ids = frozenset(t["id"] for t in assets["tokenizer"].get("added_tokens", ()) if t.get("special"))
+        self._added = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items()}
+        self._special_ids = frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
         self._bos_id = self._first_id(assets)
         self.end_token_ids = tuple(assets.get("end_token_ids") or ())
         self._template = None
@@ -33,22 +34,36 @@ class ModelText:
                 self._template = ChatTemplate(assets["chat_template"], assets.get("bos_token"), assets.get("eos_token"))
             except TextAssetsError as error:
                 self._template_problem = str(error)
-        self._byte_pieces = self._read_byte_pieces(assets["tokenizer"])
+        self._byte_pieces = self._read_byte_pieces(assets["tokenizer"].get("decoder"))
+        self._anchor = self._find_anchor()
 
     def _first_id(self, assets: Mapping[str, Any]) -> int | None:
         """The id that every text has to begin with, if any."""
         bos = assets.get("bos_token") if assets.get("add_bos") else None
         return self._tokenizer.token_to_id(bos) if bos else None
 
-    def _read_byte_pieces(self, tokenizer: Mapping[str, Any]) -> tuple[bytes, ...] | None:
-        """The bytes of each token when the vocabulary is byte-level, else None."""
-        if (tokenizer.get("decoder") or {}).get("type") != "ByteLevel":
+    def _read_byte_pieces(self, decoder: Mapping[str, Any] | None) -> tuple[bytes, ...] | None:
+        """The bytes of each token when the vocabulary is byte-level, else None. Added tokens are spelled as they are.
+
+        Special tokens and ids without a token have none.
+        """
+        if not _is_byte_level(decoder):
             return None
         size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         if size > MAX_VOCABULARY:
             raise TextAssetsError(f"The tokenizer assets hold token id {size - 1}, beyond {MAX_VOCABULARY}.")
-        spell = self._tokenizer.id_to_token
-        return byte_pieces(None if i in self._special_ids else spell(i) for i in range(size))
+
+        def piece(token_id: int) -> bytes:
+            if token_id in self._added:
+                return b"" if token_id in self._special_ids else self._added[token_id].encode()
+            return byte_piece(self._tokenizer.id_to_token(token_id) or "")
+
+        return tuple(map(piece, range(size)))
+
+    def _find_anchor(self) -> tuple[int, ...]:
+        """Ids of some plain text: behind it a token shows the text that it has within a sentence."""
+        ids: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
+        return tuple(ids) if self.decode(ids) else ()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the model's own first token when asked for. Raises FieldError on `text`."""
@@ -69,24 +84,42 @@ class ModelText:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The whole text of these ids, special tokens left out."""
+        if self._byte_pieces is not None:
+            detokenizer = ByteDetokenizer(self._byte_pieces)
+            return detokenizer.add(token_ids) + detokenizer.finish()
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh incremental detokeniser."""
-        return ByteDetokenizer(self._byte_pieces) if self._byte_pieces is not None else WindowDetokenizer(self.decode)
+    def detokenizer(self, prompt_ids: Sequence[int] = ()) -> Detokenizer:
+        """A fresh incremental detokeniser of an answer to this prompt."""
+        if self._byte_pieces is not None:
+            return ByteDetokenizer(self._byte_pieces, prompt_ids)
+        return WindowDetokenizer(self.decode, prompt_ids, self._special_ids)
+
+    def special_text(self, token_id: int) -> str:
+        """How a special token is spelled, which no decoded text shows; empty for every other id."""
+        return self._added[token_id] if token_id in self._special_ids else ""
 
     def token_text(self, token_id: int) -> str:
-        """One token alone, U+FFFD where it is part of a character; special tokens as they are spelled."""
-        if token_id in self._special_ids or self._byte_pieces is None:
-            text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
-            return text
-        in_vocabulary = token_id < len(self._byte_pieces)
-        return self._byte_pieces[token_id].decode("utf-8", "replace") if in_vocabulary else ""
+        """One token as it reads within a text, U+FFFD where it is part of a character; special tokens as spelled."""
+        if token_id in self._special_ids:
+            return self._added[token_id]
+        if self._byte_pieces is not None:
+            in_vocabulary = token_id < len(self._byte_pieces)
+            return self._byte_pieces[token_id].decode("utf-8", "replace") if in_vocabulary else ""
+        return self.decode((*self._anchor, token_id)).removeprefix(self.decode(self._anchor))
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Each id as the vocabulary spells it; empty for an id without a token."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+
+def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
+    """Whether a decoder only turns the byte alphabet into bytes."""
+    if not decoder:
+        return False
+    parts = decoder.get("decoders") or [{}] if decoder.get("type") == "Sequence" else [decoder]
+    return all(part.get("type") == "ByteLevel" for part in parts if part.get("type") != "Fuse")
 
 
 def _parse(document: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ a stop string, which is exactly what has to be held back.
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import compress
 
 
 class StopStrings:
@@ -66,32 +67,39 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Watches one text. `matched` is True once a stop string was completed; nothing comes out after that."""
+    """Watches one text. `matched` is True once a stop string was completed; nothing comes out after that.
+
+    Parts of the text may be invisible (special tokens): they are matched like the others and never come out.
+    """
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
         self._state = 0
         self._held = ""
+        self._visible: list[bool] = []  # parallel to the characters held
         self.matched = False
 
-    def add(self, piece: str) -> str:
+    def add(self, piece: str, visible: bool = True) -> str:
         """The text that `piece` makes safe to show: all but the shortest tail that may yet become a stop string."""
         if self.matched or (not self._state and self._stops.can_skip(piece)):
-            return "" if self.matched else piece
-        text = self._held + piece
-        state = self._state
-        for end, character in enumerate(piece, len(self._held) + 1):
-            state = self._stops.step(state, character)
-            if length := self._stops.match(state):
+            return piece if visible and not self.matched else ""
+        start = len(self._held)
+        self._held += piece
+        self._visible += [visible] * len(piece)
+        for end, character in enumerate(piece, start + 1):
+            self._state = self._stops.step(self._state, character)
+            if length := self._stops.match(self._state):
                 self.matched = True
-                self._held = ""
-                return text[: end - length]
-        self._state = state
-        safe = len(text) - self._stops.depth(state)
-        self._held = text[safe:]
-        return text[:safe]
+                return self._release(end - length)
+        return self._release(len(self._held) - self._stops.depth(self._state))
+
+    def _release(self, count: int) -> str:
+        """What is visible of the first `count` characters held."""
+        text = "".join(compress(self._held[:count], self._visible))
+        self._held, self._visible = self._held[count:], self._visible[count:]
+        return text
 
     def finish(self) -> str:
         """The tail that was held back, when the text ends without a match."""
-        held, self._held, self._state = self._held, "", 0
-        return held
+        self._state = 0
+        return "" if self.matched else self._release(len(self._held))

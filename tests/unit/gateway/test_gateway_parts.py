@@ -62,6 +62,34 @@ async def test_an_error_comes_behind_the_news_and_the_first_one_counts() -> None
             await inbox.take()
 
 
+@pytest.mark.parametrize("size", [1, 3, 40])
+@pytest.mark.parametrize(
+    ("stop", "shown", "num_ids"),
+    [
+        ("<|im_end|>", "the fox", 3),
+        ("<|im_end|>\n", "the fox", 4),
+        ("fox<|im_end|>", "the ", 3),
+        ("nd|>\n<|im_start|>t", "the fox", 6),
+        ("<|im_start|>", "the fox\n", 5),
+        ("<|im_end|>x", "the fox\nthe", 6),
+        ("fox\n", "the fox\nthe", 6),
+    ],
+)
+def test_stop_strings_of_special_tokens(stop: str, shown: str, num_ids: int, size: int) -> None:
+    start, end = 1, 2
+    ids = [*TEXT.encode("the"), *TEXT.encode(" fox"), end, *TEXT.encode("\n"), start, *TEXT.encode("the")]
+    output, deltas = ChoiceOutput(0, TEXT, StopStrings([stop])), list[Delta]()
+    for at in range(0, len(ids), size):
+        last = pb.FINISH_REASON_LENGTH if at + size >= len(ids) else pb.FINISH_REASON_UNSPECIFIED
+        deltas.append(output.take(Parcel(0, token_ids=ids[at : at + size], finish_reason=last)))
+        if deltas[-1].finish_reason:
+            break
+    reason = FinishReason.STOP if stop in "the fox<|im_end|>\n<|im_start|>the" else FinishReason.LENGTH
+    assert "".join(delta.text for delta in deltas) == shown
+    assert [i for delta in deltas for i in delta.token_ids] == ids[:num_ids]
+    assert deltas[-1].finish_reason is reason
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 40])
 def test_output_does_not_depend_on_how_tokens_are_parcelled(size: int) -> None:
     whole = TEXT.decode(IDS)

@@ -5,13 +5,37 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.text_assets import assets_document, byte_level_tokenizer, sentencepiece_like_tokenizer
+from tests.support.text_assets import (
+    assets_document,
+    byte_level_tokenizer,
+    metaspace_tokenizer,
+    sentencepiece_like_tokenizer,
+    suffix_tokenizer,
+    wordpiece_tokenizer,
+)
+from tokenizers import AddedToken, Tokenizer
 
 from polyfleet.text.detokenize import MAX_HELD_TOKENS, WindowDetokenizer, byte_alphabet
 from polyfleet.text.model_text import ModelText
 
 BYTE_LEVEL = ModelText(assets_document())
 SENTENCEPIECE = ModelText(assets_document(sentencepiece_like_tokenizer()))
+SP_BYTE = 3  # the token of byte 0; those of the others follow
+KINDS = {
+    "byte level": BYTE_LEVEL,
+    "sentencepiece": SENTENCEPIECE,
+    "metaspace": ModelText(assets_document(metaspace_tokenizer())),
+    "wordpiece": ModelText(assets_document(wordpiece_tokenizer())),
+    "suffix": ModelText(assets_document(suffix_tokenizer())),
+}
+WORDS = {
+    "byte level": range(byte_level_tokenizer().get_vocab_size()),
+    "sentencepiece": [*range(3), *range(SP_BYTE + 256, sentencepiece_like_tokenizer().get_vocab_size())],
+    "metaspace": range(metaspace_tokenizer().get_vocab_size()),
+    "wordpiece": range(wordpiece_tokenizer().get_vocab_size()),
+    "suffix": range(suffix_tokenizer().get_vocab_size()),
+}
+ADDED = ["é", "été", "£¬", "日本", "▁x", "ĠthÄ", "😀", "<tool é>"]
 SIZE = byte_level_tokenizer().get_vocab_size()
 
 
@@ -92,3 +116,95 @@ def test_byte_alphabet_spells_every_byte_once() -> None:
     assert alphabet["Ġ"] == 0x20
     assert alphabet["Ċ"] == 0x0A
     assert alphabet["a"] == 0x61
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_an_answer_is_the_whole_text_less_that_of_its_prompt(kind: str, data: st.DataObject) -> None:
+    """Whatever the prompt, and however the answer's tokens are cut into parcels."""
+    text, ids = KINDS[kind], st.lists(st.sampled_from(WORDS[kind]), max_size=24)
+    prompt, answer, cut = data.draw(ids), data.draw(ids), data.draw(st.integers(1, 5))
+    detokenizer = text.detokenizer(prompt)
+    parts = [detokenizer.add(answer[start : start + cut]) for start in range(0, len(answer), cut)]
+    shown = "".join(parts) + detokenizer.finish()
+    before, whole = text.decode(prompt), text.decode(prompt + answer)
+    if not before.endswith("\ufffd"):
+        assert before + shown == whole
+    elif "\ufffd" not in shown:
+        assert whole.endswith(shown)
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "metaspace"])
+@pytest.mark.parametrize("between", [[], [2], [2, 1, 1, 2]])
+@pytest.mark.parametrize("words_before", [1, 12])
+@pytest.mark.parametrize("specials_before", [0, 1, 40])
+def test_words_keep_their_space_behind_a_prompt_and_behind_special_tokens(
+    kind: str, between: list[int], words_before: int, specials_before: int
+) -> None:
+    text = KINDS[kind]
+    vocab = {"sentencepiece": sentencepiece_like_tokenizer, "metaspace": metaspace_tokenizer}[kind]().get_vocab()
+    the, fox = [vocab["▁the"]], [vocab["▁fox"]]
+    detokenizer = text.detokenizer([1, *the * words_before, *[2] * specials_before])
+    shown = [detokenizer.add([token_id]) for token_id in [*fox, *between, *the]]
+    assert "".join(shown) + detokenizer.finish() == " fox the"
+
+
+@pytest.mark.parametrize("prompt", [[], [1], [1] * 40])
+def test_the_first_word_of_all_has_no_space(prompt: list[int]) -> None:
+    vocab = sentencepiece_like_tokenizer().get_vocab()
+    detokenizer = SENTENCEPIECE.detokenizer(prompt)
+    assert [detokenizer.add([vocab[word]]) for word in ("▁the", "▁fox")] == ["the", " fox"]
+
+
+@pytest.mark.parametrize("character", ["é", "日", "🦊"])
+@pytest.mark.parametrize("text", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte level", "sentencepiece"])
+@pytest.mark.parametrize("before", ["", "the "])
+def test_a_character_that_the_prompt_left_half_is_completed(character: str, text: ModelText, before: str) -> None:
+    alphabet = {byte: spelling for spelling, byte in byte_alphabet().items()}
+    vocab = byte_level_tokenizer().get_vocab()
+    spelled = character.encode()
+    ids = [vocab[alphabet[b]] if text is BYTE_LEVEL else SP_BYTE + b for b in spelled]
+    start = text.encode(before, add_special_tokens=False) if before else []
+    plain = text.encode("fox", add_special_tokens=False)[-1:]
+    for cut in range(1, len(ids)):
+        detokenizer = text.detokenizer([*start, *ids[:cut]])
+        assert "".join(detokenizer.add([i]) for i in [*ids[cut:], *plain]) == character + text.decode([*plain]).strip()
+        detokenizer = text.detokenizer([*start, *ids[:cut]])
+        assert detokenizer.add(plain) + detokenizer.finish() == text.decode(plain).strip()
+        assert text.detokenizer([*start, *ids[:cut]]).finish() == ""
+
+
+def with_added(special: bool) -> tuple[ModelText, dict[str, int]]:
+    tokenizer = Tokenizer.from_str(byte_level_tokenizer().to_str())
+    added = [AddedToken(content, normalized=False, special=special) for content in ADDED]
+    tokenizer.add_special_tokens(added) if special else tokenizer.add_tokens(added)
+    return ModelText(assets_document(tokenizer)), tokenizer.get_vocab()
+
+
+def test_added_tokens_are_spelled_as_they_are_whatever_their_characters() -> None:
+    text, vocab = with_added(special=False)
+    for content in ADDED:
+        token_id = vocab[content]
+        around = [*text.encode("un "), token_id, *text.encode(" ici")]
+        assert text.decode(around) == "".join(pieces(text, around)) == f"un {content} ici"
+        assert text.token_text(token_id) == content
+        assert text.pieces([token_id]) == [content]
+        assert text.special_text(token_id) == ""
+    assert text.decode(text.encode("un été ici")) == "un été ici"
+
+
+def test_special_tokens_are_spelled_as_they_are_where_they_are_shown() -> None:
+    text, vocab = with_added(special=True)
+    for content in ADDED:
+        token_id = vocab[content]
+        assert text.decode([token_id]) == ""
+        assert text.token_text(token_id) == text.special_text(token_id) == content
+
+
+def test_a_token_reads_as_within_a_text() -> None:
+    vocab = sentencepiece_like_tokenizer().get_vocab()
+    assert SENTENCEPIECE.token_text(vocab["▁the"]) == " the"
+    assert SENTENCEPIECE.token_text(vocab["é"]) == "é"
+    assert SENTENCEPIECE.token_text(SP_BYTE + 0x41) == "A"
+    assert KINDS["wordpiece"].token_text(wordpiece_tokenizer().get_vocab()["##es"]) == "es"

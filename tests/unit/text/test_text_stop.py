@@ -77,3 +77,15 @@ def test_the_held_tail_comes_out_at_the_end() -> None:
     matcher = StopMatcher(StopStrings(["END"]))
     assert matcher.add("the EN") == "the "
     assert matcher.finish() == "EN"
+
+
+@given(
+    stops=st.lists(st.text(LETTERS, min_size=1, max_size=4), min_size=1, max_size=4),
+    parts=st.lists(st.tuples(st.text(LETTERS, max_size=4), st.booleans()), max_size=12),
+)
+def test_invisible_parts_are_matched_and_never_come_out(stops: list[str], parts: list[tuple[str, bool]]) -> None:
+    matcher = StopMatcher(StopStrings(stops))
+    shown = "".join(matcher.add(part, visible) for part, visible in parts) + matcher.finish()
+    kept, matched = oracle(stops, "".join(part for part, _ in parts))
+    visible = [flag for part, flag in parts for _ in part]
+    assert (shown, matcher.matched) == ("".join(c for c, flag in zip(kept, visible, strict=False) if flag), matched)
