@@ -1,7 +1,8 @@
 """Who may call whom inside a fleet: the fleet token, its constant-time check, and what counts as loopback. Pure.
 
-The rule: a server bound to loopback takes every call; bound to anything else it refuses to start without a token and
-then wants `authorization: Bearer <fleet token>` on each call. gRPC health checks are exempt: probes carry no metadata.
+The rule: a server that has a token wants `authorization: Bearer <fleet token>` on each call, wherever it is bound. One
+without a token starts on loopback only, and takes every call of every process of this machine. gRPC health checks are
+exempt: probes carry no metadata.
 """
 
 import hmac
@@ -79,10 +80,10 @@ def same_secret(presented: str | None, expected: str) -> bool:
 
 
 def may_call(bound: str, metadata: Metadata | None, token: str | None) -> bool:
-    """Whether a server bound to `bound` takes a call with this metadata: on loopback always, else with the token."""
-    if is_loopback(bound):
-        return True
-    return token is not None and same_secret(bearer_in(metadata), token)
+    """Whether a server bound to `bound` takes a call with this metadata: with its token; without one on loopback."""
+    if token is None:
+        return is_loopback(bound)
+    return same_secret(bearer_in(metadata), token)
 
 
 def is_loopback(address: str) -> bool:

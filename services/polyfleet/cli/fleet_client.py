@@ -8,6 +8,7 @@ import grpc
 
 from polyfleet.cli.errors import calling
 from polyfleet.cli.options import check_address, read_secret
+from polyfleet.cli.state_folder import known_token
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1.fleet_pb2_grpc import FleetStub
 from polyfleet.wire.auth import bearer_metadata
@@ -45,8 +46,11 @@ class FleetClient:
 
 @contextmanager
 def open_fleet(fleet: str, token_file: Path | None) -> Iterator[FleetClient]:
-    """A client of the scheduler at `fleet`; failures of its calls become CliErrors."""
+    """A client of the scheduler at `fleet`; failures of its calls become CliErrors.
+
+    Without a token file, that of this user's `polyfleet serve` on this machine is used.
+    """
     check_address(fleet)
-    token = read_secret(token_file, "fleet token")
+    token = read_secret(token_file or known_token(fleet), "fleet token")
     with calling(fleet), grpc.insecure_channel(fleet, [("grpc.enable_http_proxy", 0)]) as channel:
         yield FleetClient(channel, token)

@@ -67,7 +67,7 @@ def fleet_options(command: _F) -> _F:
             "--fleet-token-file",
             type=FILE,
             envvar="POLYFLEET_FLEET_TOKEN_FILE",
-            help="File whose first line is the fleet token (or an operator's key).",
+            help="First line: the fleet token or an operator's key.  [default: the token of your `polyfleet serve`]",
         ),
         click.option(
             "--fleet",

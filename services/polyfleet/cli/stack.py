@@ -33,8 +33,7 @@ class Stack:
         self._gateway: subprocess.Popen[bytes] | None = None
         self._scheduler: LocalScheduler | None = None
         self._processes: set[psutil.Process] = set()
-        token_file = settings.config.scheduler.fleet_token_file
-        token = read_secret(Path(token_file) if token_file else None, "fleet token")
+        token = read_secret(settings.fleet_token_file, "fleet token")
         self._channel = grpc.insecure_channel(settings.fleet_address, [("grpc.enable_http_proxy", 0)])
         self._fleet = FleetClient(self._channel, token)
 
@@ -97,13 +96,13 @@ class Stack:
             time.sleep(0.05)
 
     def _gateway_command(self) -> list[str]:
-        gateway, scheduler = self._settings.config.gateway, self._settings.config.scheduler
+        gateway = self._settings.config.gateway
         command = [sys.executable, "-m", "polyfleet.gateway"]
         if self._settings.config_file:
             command += ["--config", str(self._settings.config_file)]
         command += ["--grpc-listen", gateway.grpc_listen, "--http-listen", gateway.http_listen]
         command += ["--metrics-listen", gateway.metrics_listen, "--fleet", gateway.fleet]
-        token_file = gateway.fleet_token_file or scheduler.fleet_token_file
+        token_file = gateway.fleet_token_file
         return [*command, "--fleet-token-file", token_file] if token_file else command
 
 

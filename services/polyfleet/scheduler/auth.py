@@ -1,4 +1,4 @@
-"""Who may call Fleet: anybody on loopback; elsewhere holders of the fleet token, and operators for its writes."""
+"""Who may call Fleet: holders of the fleet token, and operators for its writes; without a token, all of loopback."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -58,7 +58,7 @@ def default_places() -> dict[str, int]:
 @click.option("--metrics-listen", help="Of /metrics.  [default: 127.0.0.1:9102]")
 @click.option("--advertise", help="host:port at which workers reach the Fleet service.  [default: as --listen]")
 @click.option("--state-dir", help="Folder for all state.  [default: ~/.local/state/polyfleet]")
-@click.option("--fleet-token-file", help="First line: the token that callers need beyond loopback.")
+@click.option("--fleet-token-file", help="First line: the token that callers need; none: loopback only.")
 @click.option("--keys-file", help="The gateway's keys; operators' keys in it may deploy, undeploy and drain.")
 @click.option("--log-level", type=click.Choice(LEVELS), help="[default: info]")
 @click.option("--stop-at-eof", is_flag=True, hidden=True, help="Stop when standard input ends: with the parent.")

@@ -1,4 +1,4 @@
-"""Who may call the real worker process: everybody on loopback, beyond it only those with the fleet token."""
+"""Who may call the real worker process: those with the fleet token, on loopback too; without one all of loopback."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,16 +36,16 @@ CALLS: dict[str, Call] = {
 }
 
 
-def open_to_all(folder: Path) -> WorkerProcess:
+def with_token(folder: Path, listen: str) -> WorkerProcess:
     secret = folder / "token"
     secret.write_text("right\n")
-    return WorkerProcess(
-        folder, "--listen", "0.0.0.0:0", "--advertise-host", "127.0.0.1", "--fleet-token-file", str(secret)
-    )
+    where = ("--listen", listen, "--advertise-host", "127.0.0.1")
+    return WorkerProcess(folder, *where, "--fleet-token-file", str(secret))
 
 
-async def test_beyond_loopback_every_call_needs_the_token_but_health(tmp_path: Path) -> None:
-    async with open_to_all(tmp_path) as worker:
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "127.0.0.1:0"])
+async def test_every_call_needs_the_token_but_health(tmp_path: Path, listen: str) -> None:
+    async with with_token(tmp_path, listen) as worker:
         async with grpc.aio.insecure_channel(worker.address, options=OWN_CONNECTION) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
             for name, call in CALLS.items():

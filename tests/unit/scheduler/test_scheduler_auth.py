@@ -1,4 +1,4 @@
-"""Fleet's door: open on loopback, the fleet token beyond, operators' keys for writes, health always."""
+"""Fleet's door: the fleet token where there is one, operators' keys for writes, health always."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -27,12 +27,13 @@ def keys_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_loopback_is_open() -> None:
+def test_loopback_is_open_without_a_token() -> None:
     assert FleetAuth("127.0.0.1:1", None).allows(DEPLOY, ())
 
 
-def test_beyond_loopback_the_token_opens_everything_and_nothing_else_does() -> None:
-    auth = FleetAuth("0.0.0.0:1", "token")
+@pytest.mark.parametrize("bound", ["0.0.0.0:1", "127.0.0.1:1"])
+def test_the_token_opens_everything_and_nothing_else_does(bound: str) -> None:
+    auth = FleetAuth(bound, "token")
     for method in (LIST, DEPLOY, REGISTER):
         assert auth.allows(method, bearer("token"))
         assert not auth.allows(method, bearer("tokem"))

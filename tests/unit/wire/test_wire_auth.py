@@ -75,17 +75,20 @@ def test_beyond_loopback_needs_a_token_to_bind() -> None:
         auth.check_bind("0.0.0.0:7", None)
 
 
-def test_calls_beyond_loopback_need_the_right_bearer() -> None:
-    right = auth.bearer_metadata("secret")
-    assert auth.may_call("127.0.0.1:1", (), "secret")
-    assert auth.may_call("0.0.0.0:1", right, "secret")
-    assert auth.may_call("0.0.0.0:1", (("Authorization", b"bearer secret"),), "secret")
+@pytest.mark.parametrize("bound", ["0.0.0.0:1", "127.0.0.1:1", "[::1]:1", "unix:/tmp/x"])
+def test_where_there_is_a_token_calls_need_it(bound: str) -> None:
+    assert auth.may_call(bound, auth.bearer_metadata("secret"), "secret")
+    assert auth.may_call(bound, (("Authorization", b"bearer secret"),), "secret")
     for wrong in (
         (),
         (("authorization", "secret"),),
         (("authorization", "Bearer secre"),),
         (("authorization", "Basic x"),),
     ):
-        assert not auth.may_call("0.0.0.0:1", wrong, "secret")
-    assert not auth.may_call("0.0.0.0:1", right, None)
+        assert not auth.may_call(bound, wrong, "secret")
+
+
+def test_without_a_token_loopback_is_open_and_nothing_else() -> None:
+    assert auth.may_call("127.0.0.1:1", (), None)
+    assert not auth.may_call("0.0.0.0:1", auth.bearer_metadata("secret"), None)
     assert auth.bearer_metadata(None) == ()

@@ -93,7 +93,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     type=click.Path(path_type=Path),
     envvar=FLEET_TOKEN_FILE,
     show_envvar=True,
-    help="First line: the token that callers need beyond loopback, and that Fleet is shown.",
+    help="First line: the token that callers need, and that Fleet is shown; none: loopback only.",
 )
 @click.option("--drain-timeout", type=click.FloatRange(0), default=300.0, help="Seconds that draining may take.")
 @click.option(

@@ -33,7 +33,7 @@ class BindError(Exception):
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses calls without the fleet token, health checks apart, when the server is bound beyond loopback."""
+    """Refuses calls without the fleet token, health checks apart; a server that has none takes every call."""
 
     def __init__(self, bound: str, token: str | None) -> None:
         self._bound = bound
