@@ -111,7 +111,9 @@ def test_digits_are_split_from_white_space_as_the_file_says(tokenizer: Tokenizer
 def test_document(document: dict[str, Any], theirs: Any) -> None:
     assert (document["bos_token"], document["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     assert document["add_bos"] is False
-    assert document["end_token_ids"] == [2]
+    assert document["end_token_ids"] == [2, 0]  # <|im_end|> and, by its spelling, <|endoftext|>
+    assert document["special_tokens"]["unk_token"] == "<|endoftext|>"
+    assert document["sampling_defaults"] == {"temperature": 0.2, "top_p": 0.9}
     assert document["chat_template"] == theirs.chat_template
 
 

@@ -84,9 +84,9 @@ def test_older_files_state_rope_and_leave_out_what_is_usual(folder: Path) -> Non
     assert config.inverse_frequencies == pytest.approx([500 ** (-i / 8) / 2 for i in range(8)])
 
 
-def test_end_tokens_of_the_generation_config_come_first(folder: Path) -> None:
+def test_end_tokens_are_those_of_both_configurations(folder: Path) -> None:
     edit(folder / "generation_config.json", {"eos_token_id": [5, 7, 5]})
-    assert load_model(folder).config.end_token_ids == (5, 7)
+    assert load_model(folder).config.end_token_ids == (5, 7, 2)
     edit(folder / "generation_config.json", {"eos_token_id": None})
     assert load_model(folder).config.end_token_ids == (2,)
     edit(folder / "config.json", {"eos_token_id": None})
@@ -118,7 +118,7 @@ def test_tokenizer(folder: Path) -> None:
     found = document(folder)
     assert found["chat_template"] == "from the settings"
     assert (found["bos_token"], found["eos_token"], found["add_bos"]) == ("<|start|>", "<|end|>", True)
-    assert found["end_token_ids"] == [2]
+    assert found["end_token_ids"] == [2, 1]  # of config.json, of the tokenizer
     tokenizer = Tokenizer.from_str(json.dumps(found["tokenizer"]))
     ids = tokenizer.encode("longer than the file's truncation", add_special_tokens=True).ids
     assert tokenizer.decode(ids) == "longer than the file's truncation"

@@ -35,7 +35,10 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
 
 def test_document(tmp_path: Path) -> None:
     document = json.loads(assets(tmp_path, byte_level_metadata()).document)
-    assert set(document) == {"tokenizer", "chat_template", "bos_token", "eos_token", "add_bos", "end_token_ids"}
+    old = {"tokenizer", "chat_template", "bos_token", "eos_token", "add_bos", "end_token_ids"}
+    assert set(document) == old | {"special_tokens", "sampling_defaults"}
+    assert document["special_tokens"] == {"bos_token": "<|start|>", "eos_token": "<|end|>"}
+    assert document["sampling_defaults"] == {}
     assert document["chat_template"] == "{{ messages }}"
     assert (document["bos_token"], document["eos_token"]) == ("<|start|>", "<|end|>")
     assert document["add_bos"] is False

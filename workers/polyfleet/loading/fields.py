@@ -41,6 +41,24 @@ class Fields:
             raise self.error(f"{key} must be a finite number over 0, not {value}")
         return float(value)
 
+    def number(self, key: str, low: float, high: float, *, open_low: bool = False) -> float:
+        """A finite number from `low` to `high`, or over `low` when `open_low`."""
+        value = self._value(key, None)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(f"{key} must be a number, not {value!r}")
+        if not low <= value <= high or (open_low and value == low):
+            bound = f"over {low:g} up to {high:g}" if open_low else f"from {low:g} to {high:g}"
+            raise self.error(f"{key} must be {bound}, not {value}")
+        return float(value)
+
+    def token_ids(self, key: str) -> list[int]:
+        """One token id or a list of them; none when the key is missing."""
+        value = self.values.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+            raise self.error(f"{key} must be a whole number or a list of them, not {value!r}")
+        return ids
+
     def text(self, key: str, default: str | None = None) -> str:
         """A string."""
         value = self._value(key, default)
@@ -68,6 +86,11 @@ class Fields:
         if not isinstance(value, Mapping):
             raise self.error(f"{key} must be an object, not {value!r}")
         return Fields(f"{self.path}: {key}", value)
+
+    def sections(self, key: str) -> list["Fields"]:
+        """A list of nested mappings; their keys are reported as `key[number].name`."""
+        named = Fields(self.path, {f"{key}[{number}]": each for number, each in enumerate(self.items(key))})
+        return [named.section(name) for name in named.values]
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key)

@@ -2,8 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
+from polyfleet.loading.end_tokens import union
 from polyfleet.loading.fields import Fields
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.rope import Llama3Scaling, inverse_frequencies, scale_llama3
@@ -25,6 +25,11 @@ def read_json(path: Path) -> Fields:
     if not isinstance(values, dict):
         raise ModelFileError(f"{path}: must hold a JSON object")
     return Fields(str(path), values)
+
+
+def read_optional_json(path: Path) -> Fields:
+    """As `read_json`, without any field when there is no such file."""
+    return read_json(path) if path.is_file() else Fields(str(path), {})
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -91,17 +96,6 @@ def _frequencies(fields: Fields, head_dim: int) -> tuple[float, ...]:
 
 
 def _end_tokens(folder: Path, fields: Fields) -> tuple[int, ...]:
-    """Of generation_config.json if it states them, else of config.json."""
-    generation = folder / "generation_config.json"
-    sources = [read_json(generation)] if generation.is_file() else []
-    for source in (*sources, fields):
-        if source.has("eos_token_id"):
-            return tuple(dict.fromkeys(_ids(source, source.values["eos_token_id"])))
-    return ()
-
-
-def _ids(fields: Fields, value: Any) -> list[int]:
-    ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
-        raise fields.error(f"eos_token_id must be a whole number or a list of them, not {value!r}")
-    return ids
+    """Of generation_config.json and config.json."""
+    generation = read_optional_json(folder / "generation_config.json")
+    return union(generation.token_ids("eos_token_id"), fields.token_ids("eos_token_id"))

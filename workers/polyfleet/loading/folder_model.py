@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -58,8 +59,8 @@ def load_folder(path: str, progress: Progress) -> LoadedModel:
         weights.pop("lm_head", None)
     check_config(path, config, len(weights))
     check_weights(path, config, weights)
-    tokenizer = folder_tokenizer(folder, config.end_token_ids, config.vocabulary_size)
-    return LoadedModel(path, config, weights, tokenizer)
+    tokenizer, end_token_ids = folder_tokenizer(folder, config)
+    return LoadedModel(path, replace(config, end_token_ids=end_token_ids), weights, tokenizer)
 
 
 def weight_files(folder: Path) -> list[Path]:

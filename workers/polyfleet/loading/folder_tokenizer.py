@@ -1,73 +1,90 @@
-"""From tokenizer.json, tokenizer_config.json and chat_template.jinja of a Hugging Face folder to TokenizerAssets."""
+"""From tokenizer.json and the files beside it in a Hugging Face folder to TokenizerAssets."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from polyfleet.loading.assets import make_assets
+from polyfleet.loading.assets import SpecialTokens, make_assets
+from polyfleet.loading.end_tokens import spelled_end_tokens, union
 from polyfleet.loading.fields import Fields
-from polyfleet.loading.folder_config import read_json
+from polyfleet.loading.folder_config import read_json, read_optional_json
+from polyfleet.loading.folder_special import added_tokens, special_tokens, texts
 from polyfleet.loading.model import ModelFileError, TokenizerAssets
+from polyfleet.loading.post_processor import Frame, post_processor, read_frame
+from polyfleet.loading.sampling_defaults import SamplingDefaults, folder_defaults, published_defaults
+from polyfleet.loading.tokenizer_parts import check_added, check_parts, read_added, read_vocabulary
+from polyfleet.models.config import ModelConfig
 
 DEFAULT_TEMPLATE = "default"
 
 
-def folder_tokenizer(folder: Path, end_token_ids: tuple[int, ...], vocabulary_size: int) -> TokenizerAssets | None:
-    """The tokenizer, or None when the folder has none; raises ModelFileError for one that is broken."""
+def folder_tokenizer(folder: Path, config: ModelConfig) -> tuple[TokenizerAssets | None, tuple[int, ...]]:
+    """The tokenizer, None when the folder has none, and all end tokens; raises ModelFileError for a broken one."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return None
-    tokenizer = read_json(path)
-    _check(tokenizer, vocabulary_size)
-    settings_path = folder / "tokenizer_config.json"
-    settings = read_json(settings_path) if settings_path.is_file() else Fields(str(settings_path), {})
-    bos_token = _token(settings, "bos_token")
-    default_bos = bos_token is not None and _starts_with(tokenizer.values.get("post_processor"), bos_token)
+        return None, config.end_token_ids
+    tokenizer, settings = read_json(path), read_optional_json(folder / "tokenizer_config.json")
+    check_parts(tokenizer)
+    frame = read_frame(tokenizer.section("post_processor")) if tokenizer.has("post_processor") else Frame()
+    special = special_tokens(settings, read_optional_json(folder / "special_tokens_map.json"))
+    vocabulary = read_vocabulary(tokenizer)
+    added = added_tokens(read_added(tokenizer), settings, special, vocabulary)
+    check_added(tokenizer, added, vocabulary, config.vocabulary_size)
+    ids = vocabulary | {token["content"]: token["id"] for token in added}
+    spell = _speller(tokenizer, ids, frame)
+    if "bos_token" not in special and "bos_token" not in settings.values:
+        special |= _first_token(special, [spell[token_id] for token_id in frame.before])
+    frame, add_bos = _settle(settings, frame, special, ids)
+    eos = ids.get(str(special.get("eos_token")))
+    added_ids = {token["content"]: token["id"] for token in added}
+    ends = union(config.end_token_ids, () if eos is None else (eos,), spelled_end_tokens(added_ids, added_ids))
+    template = _chat_template(folder, settings)
     return make_assets(
-        tokenizer={**tokenizer.values, "truncation": None, "padding": None, "post_processor": None},
-        chat_template=_chat_template(folder, settings),
-        bos_token=bos_token,
-        eos_token=_token(settings, "eos_token"),
-        add_bos=settings.flag("add_bos_token", default_bos),
-        end_token_ids=end_token_ids,
-    )
+        tokenizer={
+            **tokenizer.values,
+            "added_tokens": added,
+            "truncation": None,
+            "padding": None,
+            "post_processor": post_processor(frame, spell.__getitem__),
+        },
+        chat_template=template,
+        special_tokens=special,
+        add_bos=add_bos,
+        end_token_ids=ends,
+        sampling_defaults=_sampling_defaults(folder, config, template is not None),
+    ), ends
 
 
-def _check(tokenizer: Fields, vocabulary_size: int) -> None:
-    """The parts that every tokenizer has, and that its ids are the model's."""
-    model = tokenizer.section("model")
-    model.text("type", "BPE")
-    vocabulary = model.values.get("vocab")
-    if not isinstance(vocabulary, (dict, list)) or not vocabulary:
-        raise tokenizer.error("model.vocab must hold the vocabulary")
-    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
-    added = tokenizer.items("added_tokens") if tokenizer.has("added_tokens") else []
-    if not all(isinstance(each, dict) and "content" in each for each in added):
-        raise tokenizer.error("added_tokens must be a list of objects with id and content")
-    ids += [each.get("id") for each in added]
-    if not all(isinstance(each, int) and each >= 0 for each in ids):
-        raise tokenizer.error("token ids must be whole numbers from 0")
-    if max(ids) >= vocabulary_size:
-        raise tokenizer.error(f"token id {max(ids)} is outside the model's vocabulary of {vocabulary_size}")
+def _speller(tokenizer: Fields, ids: Mapping[str, int], frame: Frame) -> dict[int, str]:
+    """The texts of a frame's tokens."""
+    needed = {*frame.before, *frame.after}
+    found = {token_id: text for text, token_id in ids.items() if token_id in needed}
+    for token_id in needed - found.keys():
+        raise tokenizer.error(f"post_processor writes the token id {token_id}, which the vocabulary has not")
+    return found
 
 
-def _token(settings: Fields, key: str) -> str | None:
-    """A token's text, stated as a string or as an object with its content."""
-    if not settings.has(key):
-        return None
-    value = settings.values[key]
-    return settings.section(key).text("content") if isinstance(value, dict) else settings.text(key)
+def _first_token(special: SpecialTokens, before: list[str]) -> dict[str, str | list[str]]:
+    """BOS as the post-processor alone states it: the first token that it writes, unless that has another name."""
+    return {"bos_token": before[0]} if before and before[0] not in texts(special) else {}
 
 
-def _starts_with(post_processor: Any, token: str) -> bool:
-    """Whether a post-processor puts `token` before a text."""
-    if not isinstance(post_processor, dict):
-        return False
-    if post_processor.get("type") == "Sequence":
-        return any(_starts_with(each, token) for each in post_processor.get("processors") or ())
-    single = post_processor.get("single") if post_processor.get("type") == "TemplateProcessing" else None
-    first = single[0] if isinstance(single, list) and single else None
-    special = first.get("SpecialToken") if isinstance(first, dict) else None
-    return isinstance(special, dict) and special.get("id") == token
+def _settle(settings: Fields, frame: Frame, special: SpecialTokens, ids: Mapping[str, int]) -> tuple[Frame, bool]:
+    """Whether BOS begins a text, and what else stands around it: tokenizer_config.json may overrule tokenizer.json."""
+    bos, eos = (ids.get(str(special.get(name))) for name in ("bos_token", "eos_token"))
+    begins = bos is not None and frame.before[:1] == (bos,)
+    ends = eos is not None and frame.after[-1:] == (eos,)
+    add_bos = settings.flag("add_bos_token", begins)
+    if add_bos and bos is None and "bos_token" in special:
+        raise settings.error(f"bos_token {special['bos_token']!r} is not in the vocabulary")
+    after = frame.after[:-1] if ends else frame.after
+    if settings.flag("add_eos_token", ends) and eos is not None:
+        after += (eos,)
+    return Frame(frame.before[1:] if begins else frame.before, after), add_bos
+
+
+def _sampling_defaults(folder: Path, config: ModelConfig, chats: bool) -> SamplingDefaults:
+    stated = folder_defaults(read_optional_json(folder / "generation_config.json"), config.vocabulary_size)
+    return stated or (published_defaults(config.name) if chats else {})
 
 
 def _chat_template(folder: Path, settings: Fields) -> str | None:

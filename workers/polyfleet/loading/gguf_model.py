@@ -10,7 +10,8 @@ from polyfleet.kernels.quantisation import DENSE_DTYPES, row_bytes
 from polyfleet.kernels.weights import Weight
 from polyfleet.loading.fields import Fields
 from polyfleet.loading.gguf_file import GgufFile, TensorInfo, read_gguf
-from polyfleet.loading.gguf_tokenizer import gguf_end_tokens, gguf_tokenizer
+from polyfleet.loading.gguf_tokenizer import gguf_tokenizer
+from polyfleet.loading.gguf_vocabulary import gguf_end_tokens
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.rope import inverse_frequencies

@@ -1,33 +1,24 @@
 """From a GGUF file's tokenizer metadata to TokenizerAssets."""
 
-from enum import IntEnum
 from typing import Any
 
 from polyfleet.loading.assets import make_assets
 from polyfleet.loading.fields import Fields
+from polyfleet.loading.gguf_vocabulary import (
+    PREFIX,
+    WHOLE,
+    TokenType,
+    Vocabulary,
+    finite_numbers,
+    gguf_end_tokens,
+    read_vocabulary,
+)
 from polyfleet.loading.model import TokenizerAssets
+from polyfleet.loading.post_processor import Frame, post_processor
 from polyfleet.loading.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from polyfleet.loading.sampling_defaults import SamplingDefaults, gguf_defaults, published_defaults
 
-PREFIX = "tokenizer.ggml."
 SPACE = "▁"  # how SentencePiece writes a space
-END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-
-
-class TokenType(IntEnum):
-    """GGUF's kinds of tokens."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-def gguf_end_tokens(fields: Fields) -> tuple[int, ...]:
-    """Ids behind which an answer ends: end of text, of turn, of message."""
-    keys = [PREFIX + key for key in END_TOKEN_KEYS if fields.has(PREFIX + key)]
-    return tuple(dict.fromkeys(fields.count(key, minimum=0) for key in keys))
 
 
 def gguf_tokenizer(fields: Fields, vocabulary_size: int) -> TokenizerAssets | None:
@@ -35,49 +26,39 @@ def gguf_tokenizer(fields: Fields, vocabulary_size: int) -> TokenizerAssets | No
     model = fields.text(PREFIX + "model", "none")
     if model in ("none", "no_vocab"):
         return None
-    tokens = _tokens(fields, vocabulary_size)
-    types = _types(fields, len(tokens))
+    if model not in ("gpt2", "llama"):
+        raise fields.error(f"the tokenizer model {model!r} is not supported (supported: gpt2, llama)")
+    vocabulary = read_vocabulary(fields, vocabulary_size)
     if model == "gpt2":
         pre = _pre_tokenizer(fields)
-        tokenizer, default_bos = _byte_level_bpe(fields, tokens, types, pre), pre.add_bos
-    elif model == "llama":
-        tokenizer, default_bos = _sentencepiece_bpe(fields, tokens, types), True
+        tokenizer, default_bos = _byte_level_bpe(fields, vocabulary, pre), pre.add_bos
     else:
-        raise fields.error(f"the tokenizer model {model!r} is not supported (supported: gpt2, llama)")
+        tokenizer, default_bos = _sentencepiece_bpe(fields, vocabulary), True
+    add_bos, frame = _frame(fields, vocabulary, default_bos)
+    template = fields.text("tokenizer.chat_template") if fields.has("tokenizer.chat_template") else None
     return make_assets(
-        tokenizer=tokenizer,
-        chat_template=fields.text("tokenizer.chat_template") if fields.has("tokenizer.chat_template") else None,
-        bos_token=_named(fields, "bos_token_id", tokens),
-        eos_token=_named(fields, "eos_token_id", tokens),
-        add_bos=fields.flag(PREFIX + "add_bos_token", default_bos),
+        tokenizer=tokenizer | {"post_processor": post_processor(frame, vocabulary.tokens.__getitem__)},
+        chat_template=template,
+        special_tokens=vocabulary.special_texts,
+        add_bos=add_bos,
         end_token_ids=gguf_end_tokens(fields),
+        sampling_defaults=_sampling_defaults(fields, vocabulary_size, template is not None),
     )
 
 
-def _tokens(fields: Fields, vocabulary_size: int) -> list[str]:
-    tokens = fields.items(PREFIX + "tokens")
-    if not tokens or not all(isinstance(token, str) for token in tokens):
-        raise fields.error("tokenizer.ggml.tokens must be a list of strings")
-    if len(tokens) > vocabulary_size:
-        raise fields.error(f"the tokenizer has {len(tokens)} tokens, the model only {vocabulary_size}")
-    if len(set(tokens)) != len(tokens):
-        raise fields.error("tokenizer.ggml.tokens holds a token twice")
-    return tokens
+def _frame(fields: Fields, vocabulary: Vocabulary, default_bos: bool) -> tuple[bool, Frame]:
+    """Whether BOS begins a text, and what stands around it besides."""
+    wanted = {"bos": fields.flag(PREFIX + "add_bos_token", default_bos)}
+    wanted["eos"] = fields.flag(PREFIX + "add_eos_token", False)
+    for name, add in wanted.items():
+        if add and fields.has(f"{PREFIX}add_{name}_token") and f"{name}_token" not in vocabulary.special:
+            raise fields.error(f"{PREFIX}add_{name}_token is true, but {PREFIX}{name}_token_id is missing")
+    return wanted["bos"], Frame(after=(vocabulary.special["eos_token"],) if wanted["eos"] else ())
 
 
-def _types(fields: Fields, num_tokens: int) -> list[int]:
-    if not fields.has(PREFIX + "token_type"):
-        return [TokenType.NORMAL] * num_tokens
-    types = fields.items(PREFIX + "token_type")
-    if len(types) != num_tokens:
-        raise fields.error(f"tokenizer.ggml.token_type has {len(types)} entries for {num_tokens} tokens")
-    return types
-
-
-def _named(fields: Fields, key: str, tokens: list[str]) -> str | None:
-    if not fields.has(PREFIX + key):
-        return None
-    return tokens[fields.count(PREFIX + key, minimum=0, maximum=len(tokens) - 1)]
+def _sampling_defaults(fields: Fields, vocabulary_size: int, chats: bool) -> SamplingDefaults:
+    names = [fields.text(key, "") for key in ("general.basename", "general.name")]
+    return gguf_defaults(fields, vocabulary_size) or (published_defaults(*names) if chats else {})
 
 
 def _pre_tokenizer(fields: Fields) -> PreTokenizer:
@@ -88,38 +69,41 @@ def _pre_tokenizer(fields: Fields) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _byte_level_bpe(fields: Fields, tokens: list[str], types: list[int], pre: PreTokenizer) -> dict[str, Any]:
+def _byte_level_bpe(fields: Fields, vocabulary: Vocabulary, pre: PreTokenizer) -> dict[str, Any]:
     """GPT-2's kind: bytes as characters, ranked merges."""
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    merges = [_merge(fields, merge, vocabulary) for merge in fields.items(PREFIX + "merges")]
-    model = _bpe(vocabulary, merges) | {"ignore_merges": pre.ignore_merges}
+    ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
+    merges = [_merge(fields, merge, ids) for merge in fields.items(PREFIX + "merges")]
+    model = _bpe(ids, merges) | {"ignore_merges": pre.ignore_merges}
     steps = list(pre.steps)
     return _tokenizer(
         model,
-        _added_tokens(tokens, types, normalized=False),
+        vocabulary,
         normalizer=pre.normalizer,
         pre_tokenizer=steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps},
         decoder={"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
     )
 
 
-def _merge(fields: Fields, merge: Any, vocabulary: dict[str, int]) -> list[str]:
+def _merge(fields: Fields, merge: Any, ids: dict[str, int]) -> list[str]:
     left, _, right = merge.partition(" ") if isinstance(merge, str) else ("", "", "")
-    if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+    if left not in ids or right not in ids or left + right not in ids:
         raise fields.error(f"tokenizer.ggml.merges holds {merge!r}, which joins no two tokens into a third")
     return [left, right]
 
 
-def _sentencepiece_bpe(fields: Fields, tokens: list[str], types: list[int]) -> dict[str, Any]:
-    """SentencePiece's kind: scores instead of merges, spaces written as ▁, unknown characters as bytes."""
-    scores = fields.items(PREFIX + "scores")
-    if len(scores) != len(tokens):
-        raise fields.error(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    unknown = _named(fields, "unknown_token_id", tokens)
-    unknown = unknown or next((tokens[i] for i, kind in enumerate(types) if kind == TokenType.UNKNOWN), None)
-    model = _bpe(vocabulary, _merges_by_score(tokens, types, scores))
-    model |= {"byte_fallback": True, "fuse_unk": True, "unk_token": unknown}
+def _sentencepiece_bpe(fields: Fields, vocabulary: Vocabulary) -> dict[str, Any]:
+    """SentencePiece's kind: scores instead of merges, spaces written as ▁, unknown characters as bytes.
+
+    A space is put before each stretch of text between added tokens, as llama.cpp and transformers do.
+    """
+    scores = finite_numbers(fields, PREFIX + "scores", len(vocabulary.tokens))
+    ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
+    unknown = [
+        token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind == TokenType.UNKNOWN
+    ]
+    model = _bpe(ids, _merges_by_score(vocabulary, scores))
+    model |= {"byte_fallback": True, "fuse_unk": True}
+    model["unk_token"] = vocabulary.special_texts.get("unk_token", next(iter(unknown), None))
     prefixed = fields.flag(PREFIX + "add_space_prefix", True)
     normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
     normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
@@ -132,17 +116,18 @@ def _sentencepiece_bpe(fields: Fields, tokens: list[str], types: list[int]) -> d
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return _tokenizer(
         model,
-        _added_tokens(tokens, types, normalized=True),
+        vocabulary,
         normalizer={"type": "Sequence", "normalizers": normalizers},
         pre_tokenizer=None,
         decoder={"type": "Sequence", "decoders": decoders},
     )
 
 
-def _merges_by_score(tokens: list[str], types: list[int], scores: list[float]) -> list[list[str]]:
+def _merges_by_score(vocabulary: Vocabulary, scores: list[float]) -> list[list[str]]:
     """All ways to join two mergeable tokens into a third, best score of the third first."""
     mergeable = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
-    ids = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind in mergeable}
+    kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    ids = {token: token_id for token_id, (token, kind) in enumerate(kinds) if kind in mergeable}
     ranked: list[tuple[float, int, int, list[str]]] = []
     for token, token_id in ids.items():
         for cut in range(1, len(token)):
@@ -167,12 +152,11 @@ def _bpe(vocabulary: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
     }
 
 
-def _added_tokens(tokens: list[str], types: list[int], *, normalized: bool) -> list[dict[str, Any]]:
+def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
     """Tokens matched as a whole before any splitting; control tokens are special, those of the user are text.
 
-    `normalized`: whether the user's tokens are written as the normaliser leaves text.
+    They are matched in the text as it is: a normaliser that puts a space before text must not put it before them.
     """
-    whole = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
     return [
         {
             "id": token_id,
@@ -180,17 +164,17 @@ def _added_tokens(tokens: list[str], types: list[int], *, normalized: bool) -> l
             "single_word": False,
             "lstrip": False,
             "rstrip": False,
-            "normalized": normalized and kind == TokenType.USER_DEFINED,
+            "normalized": False,
             "special": kind != TokenType.USER_DEFINED,
         }
-        for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind in whole
+        for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if kind in WHOLE and token
     ]
 
 
 def _tokenizer(
     model: dict[str, Any],
-    added_tokens: list[dict[str, Any]],
+    vocabulary: Vocabulary,
     *,
     normalizer: dict[str, Any] | None,
     pre_tokenizer: dict[str, Any] | None,
@@ -200,7 +184,7 @@ def _tokenizer(
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added_tokens,
+        "added_tokens": _added_tokens(vocabulary),
         "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,

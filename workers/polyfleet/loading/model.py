@@ -15,7 +15,8 @@ class TokenizerAssets:
     """Everything that text needs, as one canonical JSON document (see docs/models.md) and its sha256 in hex.
 
     Keys: `tokenizer` (a `tokenizers` JSON object), `chat_template` (str or null), `bos_token`, `eos_token` (str or
-    null), `add_bos` (bool), `end_token_ids` (list of int).
+    null), `add_bos` (bool), `end_token_ids` (list of int), `special_tokens` (object of str, or of list of str),
+    `sampling_defaults` (object of numbers).
     """
 
     hash: str
