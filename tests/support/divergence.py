@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.engine.philox import uniforms
+from polyfleet.sampling.philox import uniforms
 from polyfleet.wire.sampling import SamplingParams
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}  # of one logit, by computing dtype

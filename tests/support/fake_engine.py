@@ -26,7 +26,6 @@ from typing import Any
 
 from tests.support.fake_tokens import fake_embedding, fake_token, fake_tokens
 
-from polyfleet.engine.batch import SampledToken
 from polyfleet.engine.canary import Canary, CanaryReference
 from polyfleet.engine.checks import check_request
 from polyfleet.engine.request import (
@@ -37,6 +36,7 @@ from polyfleet.engine.request import (
     SequenceRequest,
     SequenceUpdate,
 )
+from polyfleet.sampling.draw import SampledToken
 from polyfleet.serving.engine_process import Progress
 from polyfleet.wire.limits import FieldError
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.engine.batch import Draw, Executor, SequenceSlice, SliceResult, StepBatch
+from polyfleet.engine.batch import Executor, SequenceSlice, SliceResult, StepBatch
+from polyfleet.sampling.draw import Draw
 from polyfleet.wire.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -14,7 +15,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 def logprob_draw(vocabulary: int) -> Draw:
     """A greedy draw that reports the logprob of every token."""
-    return Draw(GREEDY, 0, (), (), num_logprobs=vocabulary)
+    return Draw(GREEDY, num_logprobs=vocabulary)
 
 
 def logprobs_of(result: SliceResult) -> NDArray[np.float64]:

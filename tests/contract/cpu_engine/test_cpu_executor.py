@@ -12,20 +12,21 @@ from tests.support.cpu_graphs import available_sets, needs_library
 from tests.support.stepping import GREEDY, Run, Tables, logprob_draw, logprobs_of, step
 from tests.support.tiny_models import TinyShape, write_folder
 
-from polyfleet.engine.batch import Draw, Executor, PoolingKind, SequenceSlice, StepBatch
+from polyfleet.engine.batch import Executor, PoolingKind, SequenceSlice, StepBatch
 from polyfleet.engine.eager import NOT_FINITE, EagerExecutor
 from polyfleet.engine.persistent import PersistentKernel
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.sampling.draw import Draw
 from polyfleet.wire.sampling import SamplingParams
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 
 VOCABULARY = 96
 POISON = 90  # a token whose embedding is not finite
-DRAW = Draw(GREEDY, 0, (), ())
+DRAW = Draw(GREEDY)
 
 SHAPES: Mapping[str, TinyShape] = {
     "grouped": TinyShape(),
@@ -133,8 +134,8 @@ def test_tokens_do_not_depend_on_chunks_or_company(models: Mapping[str, LoadedMo
 
 
 def test_results_are_those_of_the_eager_executor(models: Mapping[str, LoadedModel], instruction_set: str) -> None:
-    sampled = Draw(SamplingParams(seed=3, temperature=0.8, top_k=20), 0, (4, 5, 6), ())
-    penalised = Draw(SamplingParams(temperature=0.0, repetition_penalty=1.9), 0, (7, 8), (8, 8))
+    sampled = Draw.behind((4, 5, 6), (), SamplingParams(seed=3, temperature=0.8, top_k=20))
+    penalised = Draw.behind((7, 8), (8, 8), SamplingParams(temperature=0.0, repetition_penalty=1.9))
     batch = StepBatch(
         (
             SequenceSlice([1, 2], 0, [0], None),
@@ -142,7 +143,7 @@ def test_results_are_those_of_the_eager_executor(models: Mapping[str, LoadedMode
             SequenceSlice([4, 5, 6], 0, [2], sampled, pooling=PoolingKind.LAST),
             SequenceSlice([7, 8], 0, [3], penalised),
             SequenceSlice([9, 9, 9, 9], 0, [4], pooling=PoolingKind.MEAN),
-            SequenceSlice([11, 12], 0, [5], Draw(GREEDY, 0, (), (), num_logprobs=3)),
+            SequenceSlice([11, 12], 0, [5], Draw(GREEDY, num_logprobs=3)),
         )
     )
     model = models["grouped"]
@@ -177,7 +178,7 @@ def test_only_the_sequence_that_is_not_finite_fails(models: Mapping[str, LoadedM
             SequenceSlice([1, 2, 3], 0, [1], DRAW),
             SequenceSlice([4, POISON], 0, [3], pooling=PoolingKind.MEAN),
             SequenceSlice([4, 5], 0, [4], pooling=PoolingKind.MEAN),
-            SequenceSlice([POISON], 0, [5], Draw(SamplingParams(seed=1), 0, (), ())),
+            SequenceSlice([POISON], 0, [5], Draw(SamplingParams(seed=1))),
         )
     )
     failed, fine, failed_pool, fine_pool, failed_draw = persistent(poisoned, instruction_set, num_blocks=8).step(batch)

@@ -11,7 +11,7 @@ from tests.support.cpu_graphs import needs_library
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from polyfleet.engine.batch import Draw, SequenceSlice, StepBatch
+from polyfleet.engine.batch import SequenceSlice, StepBatch
 from polyfleet.engine.eager import EagerExecutor, make_step
 from polyfleet.engine.persistent import choose_instruction_set, choose_threads, step_rows
 from polyfleet.kernels.cpu.engine import CpuEngine
@@ -19,6 +19,7 @@ from polyfleet.kernels.quantisation import dequantise
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.sampling.draw import Draw
 from polyfleet.wire.sampling import SamplingParams
 
 TEXT = Path(__file__).parents[2] / "data" / "perplexity.txt"
@@ -67,7 +68,7 @@ def engine_logits(model: LoadedModel, token_ids: list[int], chunk: int) -> Tenso
         threads=choose_threads(0),
         instruction_set=choose_instruction_set("auto"),
     )
-    draw, parts = Draw(SamplingParams(temperature=0.0), 0, (), ()), []
+    draw, parts = Draw(SamplingParams(temperature=0.0)), []
     for start in range(0, len(token_ids), chunk):
         places = range(start, min(start + chunk, len(token_ids)))
         batch = StepBatch(tuple(SequenceSlice([token_ids[place]], place, TABLE, draw) for place in places))

@@ -9,9 +9,10 @@ import pytest
 from tests.support.tiny_models import TinyShape, random_tensors, write_folder
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyfleet.engine.batch import Draw, PoolingKind, SequenceSlice, StepBatch
+from polyfleet.engine.batch import PoolingKind, SequenceSlice, StepBatch
 from polyfleet.engine.eager import EagerExecutor
 from polyfleet.loading.load import load_model
+from polyfleet.sampling.draw import Draw
 from polyfleet.wire.sampling import SamplingParams
 
 wgpu = pytest.importorskip("wgpu", reason="the vulkan extra is not installed")
@@ -41,7 +42,7 @@ def pair(folder: Path, shape: TinyShape, num_blocks: int = 64) -> tuple[EagerExe
 
 
 def draw(prompt: list[int], generated: list[int], params: SamplingParams = GREEDY, logprobs: int | None = 5) -> Draw:
-    return Draw(params, 0, prompt, generated, logprobs)
+    return Draw.behind(prompt, generated, params, num_logprobs=logprobs)
 
 
 @pytest.mark.parametrize("name", SHAPES)

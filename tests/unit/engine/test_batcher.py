@@ -6,9 +6,10 @@ import pytest
 from tests.support.batching import Outcomes, assert_right, make_batcher, prompt, request, run_all
 from tests.support.fake_executor import FakeExecutor, expected_tokens, next_token
 
-from polyfleet.engine.batch import Draw, PoolingKind, SequenceSlice, StepBatch
+from polyfleet.engine.batch import PoolingKind, SequenceSlice, StepBatch
 from polyfleet.engine.batcher import Batcher, BatchLimits
 from polyfleet.engine.request import GREEDY, FinishReason, SequenceRequest
+from polyfleet.sampling.draw import Draw
 from polyfleet.wire.limits import FieldError
 
 
@@ -208,14 +209,18 @@ class TestEnds:
         token_ids, _ = expected_tokens(whole, 256)
         for cut in (1, 5, 11):
             batcher, executor = make_batcher(step_tokens=8, max_sequences=4)
-            batcher.add(replace(whole, generated_ids=tuple(token_ids[:cut])))
+            batcher.add(
+                replace(whole, params=replace(whole.params, presence_penalty=1.0), generated_ids=tuple(token_ids[:cut]))
+            )
             outcome = run_all(batcher)["s1"]
             assert outcome.token_ids == token_ids[cut:]
             assert outcome.finish_reason is FinishReason.LENGTH
             last = executor.batches[-1].slices[0]
             assert last.draw is not None
-            assert list(last.draw.prompt_ids) == list(whole.prompt_ids)
-            assert list(last.draw.generated_ids)[:cut] == token_ids[:cut]
+            assert last.draw.position == len(whole.prompt_ids) + len(token_ids) - 1
+            assert last.draw.counts is not None
+            counted = dict(zip(last.draw.counts.ids.tolist(), last.draw.counts.generated.tolist(), strict=True))
+            assert counted == {each: token_ids.count(each) for each in (*whole.prompt_ids, *token_ids)}
 
     def test_cancelling_frees_blocks_at_once(self) -> None:
         batcher, _ = make_batcher(step_tokens=8, max_sequences=2)
@@ -254,10 +259,13 @@ class TestEnds:
 
 def test_the_fake_executor_notices_a_wrong_block() -> None:
     executor = FakeExecutor(num_blocks=4, block_size=2)
-    draw = Draw(GREEDY, 0, (5, 6, 7), ())
+    draw = Draw(GREEDY, position=3)
     executor.step(StepBatch((SequenceSlice((5, 6), 0, [0, 1]), SequenceSlice((8, 9), 0, [3, 2]))))
     (result,) = executor.step(StepBatch((SequenceSlice((7,), 2, [0, 1], draw),)))
     assert result.token is not None
     assert result.token.token_id == next_token([5, 6, 7])
-    with pytest.raises(AssertionError, match="another sequence's tokens"):
-        executor.step(StepBatch((SequenceSlice((7,), 2, [3, 1], draw),)))
+    (result,) = executor.step(StepBatch((SequenceSlice((7,), 2, [3, 1], draw),)))
+    assert result.token is not None
+    assert result.token.token_id != next_token([5, 6, 7])
+    with pytest.raises(AssertionError, match="position"):
+        executor.step(StepBatch((SequenceSlice((7,), 2, [0, 1], Draw(GREEDY, position=2)),)))

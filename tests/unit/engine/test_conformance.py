@@ -12,12 +12,13 @@ from polyfleet.backends.cpu import CpuBackend
 from polyfleet.backends.protocol import DeviceTelemetry, Health
 from polyfleet.cli.main import cli
 from polyfleet.engine import executors
-from polyfleet.engine.batch import SampledToken, SliceResult, StepBatch
+from polyfleet.engine.batch import SliceResult, StepBatch
 from polyfleet.engine.conformance import checks
 from polyfleet.engine.conformance.__main__ import check
 from polyfleet.engine.conformance.checks import Failed, Skipped, Subject
 from polyfleet.engine.conformance.collectives import collectives
 from polyfleet.engine.conformance.report import CheckResult, ConformanceReport, Outcome
+from polyfleet.sampling.draw import SampledToken
 
 
 @pytest.fixture(scope="module")

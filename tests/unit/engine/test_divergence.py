@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 from tests.support.divergence import assert_same_tokens, reachable
 
-from polyfleet.engine.philox import uniforms
 from polyfleet.engine.request import GREEDY
+from polyfleet.sampling.philox import uniforms
 from polyfleet.wire.sampling import SamplingParams
 
 ROW: NDArray[np.float64] = np.log(np.array([0.5, 0.3, 0.1999, 0.0001]))

@@ -8,15 +8,16 @@ import torch
 from tests.support.stepping import GREEDY
 from tests.support.tiny_models import TinyShape, write_folder
 
-from polyfleet.engine.batch import Draw, PoolingKind, SequenceSlice, StepBatch
+from polyfleet.engine.batch import PoolingKind, SequenceSlice, StepBatch
 from polyfleet.engine.eager import NOT_FINITE, EagerExecutor, make_step
 from polyfleet.kernels.weights import Weight
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
+from polyfleet.sampling.draw import Draw
 from polyfleet.wire.sampling import SamplingParams
 
 POISON = 90  # a token whose embedding is not finite
-DRAW = Draw(GREEDY, 0, (), ())
+DRAW = Draw(GREEDY)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_make_step_lays_out_rows() -> None:
 
 def test_results_are_parallel_to_slices(model: LoadedModel) -> None:
     executor = EagerExecutor(model, num_blocks=12, block_size=4)
-    sampled = Draw(SamplingParams(seed=1), 0, (), (), num_logprobs=2)
+    sampled = Draw(SamplingParams(seed=1), num_logprobs=2)
     batch = StepBatch(
         (
             SequenceSlice([1, 2], 0, [0], None),
@@ -142,7 +143,7 @@ def test_blocks_of_a_failed_sequence_do_not_harm_their_next_owner(model: LoadedM
 def test_sampled_tokens_do_not_depend_on_the_batch(model: LoadedModel) -> None:
     executor = EagerExecutor(model, num_blocks=32, block_size=4)
     prompts = [[number, 5, number + 3] for number in range(8)]
-    draws = [Draw(SamplingParams(seed=number, temperature=1.3), 0, prompts[number], ()) for number in range(8)]
+    draws = [Draw.behind(prompts[number], (), SamplingParams(seed=number, temperature=1.3)) for number in range(8)]
     slices = [SequenceSlice(prompts[number], 0, [number], draws[number]) for number in range(8)]
     together = [result.token for result in executor.step(StepBatch(tuple(slices)))]
     alone = [executor.step(StepBatch((each,)))[0].token for each in slices]

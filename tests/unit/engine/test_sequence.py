@@ -4,10 +4,12 @@ import itertools
 
 import pytest
 
-from polyfleet.engine.batch import PoolingKind, SampledToken
+from polyfleet.engine.batch import PoolingKind
 from polyfleet.engine.request import FinishReason, SequenceRequest
 from polyfleet.engine.sequence import TRANSITIONS, Sequence, SequenceState
+from polyfleet.sampling.draw import SampledToken
 from polyfleet.wire.hashing import chain_hashes
+from polyfleet.wire.sampling import SamplingParams
 
 ENDS = frozenset({2})
 
@@ -91,3 +93,19 @@ def test_last_pooling_keeps_the_row() -> None:
     sequence.add_pooled((1.0, 2.0))
     assert sequence.embedding() == (1.0, 2.0)
     assert sequence.reads_prefix
+
+
+def test_counts_for_penalties_outlive_preemption_and_follow_the_answer() -> None:
+    sequence = make(generated_ids=(20,), params=SamplingParams(temperature=0.0, presence_penalty=1.0))
+    counts = sequence.draw().counts
+    assert counts is not None
+    sequence.accept(SampledToken(11), 100, ENDS)
+    sequence.forget_computed()
+    again = sequence.draw()
+    assert again.counts is counts
+    assert again.position == 5
+    assert dict(zip(counts.ids.tolist(), counts.generated.tolist(), strict=True)) == {10: 0, 11: 1, 12: 0, 20: 1}
+
+
+def test_draws_without_penalties_count_nothing() -> None:
+    assert make().draw().counts is None

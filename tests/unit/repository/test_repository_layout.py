@@ -78,6 +78,7 @@ def test_generated_code_is_not_committed() -> None:
         "polyfleet.cli.main",
         "polyfleet.client",
         "polyfleet.placement.fleet",
+        "polyfleet.serving.server",
         "polyfleet.wire.sampling",
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyfleet.engine.batch import PoolingKind, SampledToken
+from polyfleet.engine.batch import PoolingKind
 from polyfleet.engine.request import (
     EngineFacts,
     EngineOptions,
@@ -13,6 +13,7 @@ from polyfleet.engine.request import (
     SequenceRequest,
     SequenceUpdate,
 )
+from polyfleet.sampling.draw import SampledToken
 from polyfleet.serving.messages import (
     HEADER_BYTES,
     Add,

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyfleet.engine.batch import PoolingKind, SampledToken
+    from polyfleet.engine.batch import PoolingKind
     from polyfleet.engine.engine import Engine
     from polyfleet.engine.offline import OfflineResult, generate_offline
     from polyfleet.engine.persistent import PersistentKernel
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         SequenceRequest,
         SequenceUpdate,
     )
+    from polyfleet.sampling.draw import SampledToken
 
 _MODULES = {
     "Engine": "engine",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, unique
 from typing import Protocol
 
-from polyfleet.wire.sampling import SamplingParams
+from polyfleet.sampling.draw import Draw, SampledToken
 
 
 @unique
@@ -14,17 +14,6 @@ class PoolingKind(str, Enum):
 
     MEAN = "mean"
     LAST = "last"
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """The token wanted behind a slice. The token drawn has position `len(prompt_ids) + len(generated_ids)`."""
-
-    params: SamplingParams
-    choice: int
-    prompt_ids: Sequence[int]
-    generated_ids: Sequence[int]
-    num_logprobs: int | None = None  # alternatives reported beside the token; None: no logprobs at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +40,6 @@ class StepBatch:
     def num_tokens(self) -> int:
         """Rows of the forward pass."""
         return sum(len(each.token_ids) for each in self.slices)
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """A drawn token. Logprobs are natural logs of the model's own distribution, before penalties and temperature."""
-
-    token_id: int
-    logprob: float = 0.0
-    top_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 
-from polyfleet.engine.batch import Draw, Executor, PoolingKind, SampledToken, SequenceSlice, SliceResult, StepBatch
+from polyfleet.engine.batch import Executor, PoolingKind, SequenceSlice, SliceResult, StepBatch
 from polyfleet.engine.ledger import Ledger
 from polyfleet.engine.request import FinishReason, SequenceRequest, SequenceUpdate
 from polyfleet.engine.sequence import Sequence, SequenceState
 from polyfleet.kvcache.pool import BlockPool
 from polyfleet.kvcache.prefix import PrefixIndex
+from polyfleet.sampling.draw import SampledToken
 from polyfleet.wire.hashing import ROOT_HASH
 from polyfleet.wire.limits import FieldError
 
@@ -209,8 +210,7 @@ class Batcher:
         last = size == sequence.num_uncomputed
         draw, pooling = None, None
         if request.pooling is None and last:
-            prompt, generated = request.prompt_ids, sequence.generated_ids
-            draw = Draw(request.params, request.choice, prompt, generated, request.num_logprobs)
+            draw = sequence.draw()
         if request.pooling is PoolingKind.MEAN or last:
             pooling = request.pooling
         return SequenceSlice(sequence.tokens(start, start + size), start, sequence.blocks, draw, pooling)

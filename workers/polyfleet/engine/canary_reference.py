@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from polyfleet.backends.cpu import CpuBackend
-from polyfleet.engine.batch import Draw, SampledToken, SequenceSlice, StepBatch
+from polyfleet.engine.batch import SequenceSlice, StepBatch
 from polyfleet.engine.canary import (
     NUM_TOKENS,
     Canary,
@@ -26,6 +26,7 @@ from polyfleet.engine.eager import EagerExecutor
 from polyfleet.engine.request import GREEDY
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import Progress, silent
+from polyfleet.sampling.draw import Draw, SampledToken
 
 SHIPPED = Path(__file__).parent / "canaries.json"
 MEMORY_SHARE = 0.5  # of the host's free memory that the reference may take
@@ -73,7 +74,7 @@ def compute_references(
             ids = generated[-1:] or prompt
             table = range(index * blocks, (index + 1) * blocks)
             start = len(prompt) + len(generated) - len(ids)
-            slices.append(SequenceSlice(ids, start, table, Draw(GREEDY, 0, prompt, generated, num_logprobs=2)))
+            slices.append(SequenceSlice(ids, start, table, Draw(GREEDY, num_logprobs=2)))
         results = executor.step(StepBatch(tuple(slices)))
         if any(result.token is None for result in results):
             break

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from polyfleet.engine.batch import PoolingKind, SequenceSlice, SliceResult, StepBatch
-from polyfleet.engine.sampler import sample
 from polyfleet.kernels.batched import steady_attention
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel, Target, choose
@@ -19,6 +18,7 @@ from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.models.registry import record
+from polyfleet.sampling.host import sample
 
 NOT_FINITE = "the model's output is not finite; check the weights, or choose float32"
 

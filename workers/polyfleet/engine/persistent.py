@@ -9,13 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from polyfleet.backends.cpu import usable_cores
-from polyfleet.engine.batch import PoolingKind, SampledToken, SliceResult, StepBatch
+from polyfleet.engine.batch import PoolingKind, SliceResult, StepBatch
 from polyfleet.engine.eager import NOT_FINITE
-from polyfleet.engine.sampler import sample
 from polyfleet.kernels.cpu.engine import CpuEngine, StepRows, implementations, linear_formats
 from polyfleet.kernels.cpu.library import instruction_sets
 from polyfleet.kernels.graph import KernelGraph
 from polyfleet.kernels.weights import Weights
+from polyfleet.sampling.draw import SampledToken
+from polyfleet.sampling.host import sample
 
 log = logging.getLogger(__name__)
 

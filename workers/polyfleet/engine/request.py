@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum, unique
 
-from polyfleet.engine.batch import PoolingKind, SampledToken
+from polyfleet.engine.batch import PoolingKind
+from polyfleet.sampling.draw import SampledToken
 from polyfleet.wire.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)

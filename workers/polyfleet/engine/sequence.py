@@ -5,8 +5,10 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field, replace
 from enum import Enum, unique
 
-from polyfleet.engine.batch import PoolingKind, SampledToken
+from polyfleet.engine.batch import PoolingKind
 from polyfleet.engine.request import FinishReason, SequenceRequest, SequenceUpdate
+from polyfleet.sampling.counts import TokenCounts
+from polyfleet.sampling.draw import Draw, SampledToken
 from polyfleet.wire.hashing import ROOT_HASH, grain_hash
 
 
@@ -49,10 +51,13 @@ class Sequence:
     pooled: tuple[float, ...] = ()
     cached_tokens: int = 0  # prompt tokens that the first step found computed
     queue_seconds: float | None = None  # from arrival to the first step
+    counts: TokenCounts | None = None  # where its draws are penalised
     reported: bool = False  # whether its first update has left
 
     def __post_init__(self) -> None:
         self.generated_ids.extend(self.request.generated_ids)
+        if self.request.params.penalised:
+            self.counts = TokenCounts(self.request.prompt_ids, self.generated_ids)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -97,12 +102,19 @@ class Sequence:
             self.hashes.append(grain_hash(parent, self.tokens(start, start + block_size)))
         return self.hashes[:num_blocks]
 
+    def draw(self) -> Draw:
+        """What to draw behind its present tokens."""
+        request = self.request
+        return Draw(request.params, request.choice, self.num_tokens, request.num_logprobs, self.counts)
+
     def accept(self, token: SampledToken, context_length: int, end_token_ids: frozenset[int]) -> FinishReason | None:
         """Append a drawn token and say whether the sequence has ended. A stop or end token is not appended."""
         request = self.request
         if token.token_id in request.stop_token_ids or (not request.ignore_eos and token.token_id in end_token_ids):
             return FinishReason.STOP
         self.generated_ids.append(token.token_id)
+        if self.counts is not None:
+            self.counts.add(token.token_id)
         if len(self.generated_ids) >= request.max_tokens or self.num_tokens >= context_length:
             return FinishReason.LENGTH
         return None

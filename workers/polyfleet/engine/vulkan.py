@@ -9,13 +9,14 @@ from functools import partial
 
 import numpy as np
 
-from polyfleet.engine.batch import Draw, PoolingKind, SampledToken, SliceResult, StepBatch
-from polyfleet.engine.sampler import sample
+from polyfleet.engine.batch import PoolingKind, SliceResult, StepBatch
 from polyfleet.kernels.graph import OpKind
 from polyfleet.kernels.vulkan.device import VulkanDevice
 from polyfleet.kernels.vulkan.program import StepInputs, VulkanProgram
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.sampling.draw import Draw, SampledToken
+from polyfleet.sampling.host import sample
 
 NOT_FINITE = 0xFFFFFFFF
 NOT_FINITE_MESSAGE = "the model computed logits that are not finite"

@@ -2,8 +2,9 @@
 
 from dataclasses import fields
 
-from polyfleet.engine.batch import PoolingKind, SampledToken
+from polyfleet.engine.batch import PoolingKind
 from polyfleet.engine.request import EngineOptions, EngineStatus, FinishReason, SequenceRequest, SequenceUpdate
+from polyfleet.sampling.draw import SampledToken
 from polyfleet.serving.messages import Loaded
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import inference_pb2 as inference

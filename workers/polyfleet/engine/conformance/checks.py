@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polyfleet.backends.protocol import DeviceInfo, HardwareBackend, Health, KernelCapabilities
-from polyfleet.engine.batch import Draw, Executor, SampledToken, SequenceSlice, StepBatch
+from polyfleet.engine.batch import Executor, SequenceSlice, StepBatch
 from polyfleet.engine.conformance.synthetic import synthetic_model
 from polyfleet.engine.eager import EagerExecutor, make_step
 from polyfleet.engine.executors import DTYPES, build_executor, kernel_facts
@@ -24,6 +24,7 @@ from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.table import implementations
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.models.registry import record
+from polyfleet.sampling.draw import Draw, SampledToken
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 16, 16, 20
@@ -223,7 +224,7 @@ def _batch() -> StepBatch:
     """A decode-sized slice, a chunk over block borders, and a whole prompt."""
     ids = [list(range(index, index + length)) for index, length in ((3, 1), (40, 33), (90, 7))]
     tables = ([4], [9, 1, 6], [11])
-    draws = [Draw(GREEDY, 0, each, []) for each in ids]
+    draws = [Draw(GREEDY) for each in ids]
     return StepBatch(tuple(SequenceSlice(a, 0, b, c) for a, b, c in zip(ids, tables, draws, strict=True)))
 
 
@@ -237,7 +238,7 @@ def _generate(executor: Executor, num_logprobs: int | None = None) -> list[list[
         for prompt, table, tokens in zip(prompts, tables, drawn, strict=True):
             generated = tuple(token.token_id for token in tokens)
             ids, start = (generated[-1:], len(prompt) + len(tokens) - 1) if tokens else (prompt, 0)
-            slices.append(SequenceSlice(ids, start, table, Draw(GREEDY, 0, prompt, generated, num_logprobs)))
+            slices.append(SequenceSlice(ids, start, table, Draw(GREEDY, num_logprobs=num_logprobs)))
         for tokens, result in zip(drawn, executor.step(StepBatch(tuple(slices))), strict=True):
             if result.token is None:
                 raise Failed(f"a step failed: {result.error}")

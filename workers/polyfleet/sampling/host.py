@@ -8,7 +8,8 @@
                  is left exceeds the uniform of `philox`
 
 Greedy rows take the lowest id among the maxima. The device finds the likeliest candidates of each row, the draw is
-done in float64 on the host; rows that the candidates don't settle try again with more, at last with all.
+done in float64 on the host; rows that the candidates don't settle are ranked whole (see `ranking`): the cost of a row
+is bounded whatever its parameters.
 """
 
 from collections.abc import Sequence
@@ -17,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfleet.engine.batch import Draw, SampledToken
-from polyfleet.engine.filters import UNSETTLED, Filters, Floats, ranked
+from polyfleet.sampling.candidates import UNSETTLED, Filters, Floats, ranked
+from polyfleet.sampling.draw import Draw, SampledToken
+from polyfleet.sampling.ranking import Ranking
 
-CANDIDATES = 256  # at first
-MORE_CANDIDATES = 16  # times as many when they don't settle a draw
+CANDIDATES = 256  # of a row, among which most draws fall
 COLUMNS = 16  # rows are searched for candidates by the maxima of so many tokens
 MIN_TEMPERATURE = 1e-30  # keeps a division finite; far below any effect
 
@@ -69,15 +70,14 @@ def _argmax(logits: Tensor) -> list[int]:
 
 def _penalise(row: Tensor, draw: Draw) -> None:
     """Apply the penalties to one row of logits, in place."""
-    params, limits = draw.params, torch.finfo(row.dtype)
-    seen = torch.tensor([*draw.prompt_ids, *draw.generated_ids], dtype=torch.int64, device=row.device)
-    before = row[seen]
+    params, counts, limits = draw.params, draw.counts, torch.finfo(row.dtype)
+    if counts is None:
+        raise ValueError("a draw with penalties needs the counts of its tokens")
+    ids, generated = (torch.from_numpy(each).to(row.device) for each in (counts.ids, counts.generated))
+    before = row[ids]
     scaled = torch.where(before > 0, before / params.repetition_penalty, before * params.repetition_penalty)
-    row[seen] = scaled.clamp(limits.min, limits.max)
-    if draw.generated_ids:
-        generated = torch.tensor(list(draw.generated_ids), dtype=torch.int64, device=row.device)
-        ids, counts = torch.unique(generated, return_counts=True)
-        row[ids] -= params.presence_penalty + params.frequency_penalty * counts
+    scaled = scaled.clamp(limits.min, limits.max)
+    row[ids] = scaled - (params.presence_penalty * (generated > 0) + params.frequency_penalty * generated)
 
 
 def _with_logprobs(row: Tensor, token_id: int, num_logprobs: int | None) -> SampledToken:
@@ -96,17 +96,13 @@ def _with_logprobs(row: Tensor, token_id: int, num_logprobs: int | None) -> Samp
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """One draw per row of logits [n, V]."""
-    vocabulary = logits.shape[-1]
-    filters = Filters.of(draws, vocabulary, MIN_TEMPERATURE)
-    chosen = [UNSETTLED] * len(draws)
-    open_rows, width = list(range(len(draws))), CANDIDATES
-    while open_rows:
-        width = min(width, vocabulary)
-        picked = _draw_among(width, _rows(logits, open_rows), filters.take(open_rows))
-        for row, token_id in zip(open_rows, picked, strict=True):
-            chosen[row] = token_id
-        open_rows = [row for row in open_rows if chosen[row] == UNSETTLED]
-        width *= MORE_CANDIDATES
+    filters = Filters.of(draws, logits.shape[-1], MIN_TEMPERATURE)
+    chosen = _draw_among(min(CANDIDATES, logits.shape[-1]), logits, filters)
+    for row, token_id in enumerate(chosen):
+        if token_id == UNSETTLED:
+            top_k, top_p, min_p, uniform = filters.of_row(row)
+            ranking = Ranking(logits[row].cpu().numpy(), float(filters.temperature[row, 0]))
+            chosen[row] = ranking.pick(top_k, top_p, min_p, uniform)
     return chosen
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.support import sampling_oracle
 
-from polyfleet.engine.philox import philox, uniforms
+from polyfleet.sampling.philox import philox, uniforms
 
 # Random123's kat_vectors, philox 4x32 10: counter, key, output.
 KNOWN_ANSWERS = [

@@ -9,15 +9,15 @@ import pytest
 import torch
 from tests.support import sampling_oracle
 
-from polyfleet.engine.batch import Draw, SampledToken
-from polyfleet.engine.sampler import CANDIDATES, _likeliest, sample
+from polyfleet.sampling.draw import Draw, SampledToken
+from polyfleet.sampling.host import CANDIDATES, _likeliest, sample
 from polyfleet.wire.sampling import SamplingParams
 
 EDGE = 1e-5  # draws nearer than this to an edge of the cumulated distribution may fall on either side
 
 
 def make_draw(params: SamplingParams, position: int = 3, choice: int = 0, num_logprobs: int | None = None) -> Draw:
-    return Draw(params, choice, prompt_ids=range(position), generated_ids=(), num_logprobs=num_logprobs)
+    return Draw.behind(range(position), (), params, choice, num_logprobs)
 
 
 def ids(tokens: Sequence[SampledToken | None]) -> list[int]:
@@ -44,17 +44,17 @@ def test_draws_equal_the_oracle(vocabulary: int, spread: float) -> None:
     source = random.Random(vocabulary + int(spread * 10))
     generator = torch.Generator().manual_seed(vocabulary)
     logits = spread * torch.randn(60, vocabulary, generator=generator)
-    draws, compared = [], 0
+    draws, contexts, compared = [], [], 0
     for _ in range(len(logits)):
         prompt = [source.randrange(vocabulary) for _ in range(source.randrange(1, 20))]
         generated = [source.randrange(vocabulary) for _ in range(source.randrange(20))]
-        draws.append(Draw(random_params(source), source.randrange(16), prompt, generated))
-    for row, draw, token_id in zip(logits, draws, ids(sample(logits, draws)), strict=True):
+        contexts.append((prompt, generated))
+        draws.append(Draw.behind(prompt, generated, random_params(source), source.randrange(16)))
+    for row, draw, context, token_id in zip(logits, draws, contexts, ids(sample(logits, draws)), strict=True):
         values = row.numpy().astype(np.float64)
-        values = sampling_oracle.penalise(values, draw.params, draw.prompt_ids, draw.generated_ids)
+        values = sampling_oracle.penalise(values, draw.params, *context)
         kept, probabilities = sampling_oracle.distribution(values, draw.params)
-        position = len(draw.prompt_ids) + len(draw.generated_ids)
-        at = sampling_oracle.uniform(draw.params.seed, draw.choice, position)
+        at = sampling_oracle.uniform(draw.params.seed, draw.choice, sum(map(len, context)))
         expected, distance = sampling_oracle.draw(kept, probabilities, at)
         assert token_id in kept
         if distance > EDGE:
@@ -134,7 +134,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     draws = []
     for number in range(24):
         params = random_params(source) if number % 3 else SamplingParams(temperature=0.0)
-        draws.append(Draw(params, number, range(5), range(number), num_logprobs=number if number % 2 else None))
+        draws.append(Draw.behind(range(5), range(number), params, number, number if number % 2 else None))
     together = sample(logits, draws)
     alone = [sample(logits[row : row + 1], [draw])[0] for row, draw in enumerate(draws)]
     order = list(range(24))
@@ -158,7 +158,7 @@ def test_logits_are_left_alone() -> None:
     logits = torch.randn(2, 50)
     before = logits.clone()
     params = SamplingParams(repetition_penalty=1.5, presence_penalty=1.0)
-    sample(logits, [Draw(params, 0, (1, 2), (3, 4))] * 2)
+    sample(logits, [Draw.behind((1, 2), (3, 4), params)] * 2)
     assert torch.equal(logits, before)
 
 
@@ -179,7 +179,7 @@ def test_penalties_by_hand() -> None:
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
         )
-        return ids(sample(logits, [Draw(params, 0, prompt, generated)]))[0]
+        return ids(sample(logits, [Draw.behind(prompt, generated, params)]))[0]
 
     assert greedy((0,), (), repetition_penalty=1.1) == 1
     assert greedy((0,), (1,), repetition_penalty=1.1) == 3
@@ -195,7 +195,7 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, -4.0]])
     expected = torch.log_softmax(logits[0].double(), dim=-1)
     params = SamplingParams(temperature=0.0, repetition_penalty=2.0, presence_penalty=1.0)
-    token = sample(logits, [Draw(params, 0, (1, 3), (), num_logprobs=3)])[0]
+    token = sample(logits, [Draw.behind((1, 3), (), params, num_logprobs=3)])[0]
     assert token is not None
     assert token.token_id == 2  # penalised, 1 and 3 fall to 1.5
     assert token.logprob == pytest.approx(float(expected[2]), abs=1e-6)

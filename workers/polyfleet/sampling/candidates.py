@@ -1,4 +1,4 @@
-"""top_k, top_p, min_p and the draw, over ranked candidates of many rows at once, in float64 on the host."""
+"""top_k, top_p, min_p and the draw over the likeliest candidates of many rows at once, in float64 on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.engine.batch import Draw
-from polyfleet.engine.philox import uniforms
+from polyfleet.sampling.draw import Draw
+from polyfleet.sampling.philox import uniforms
 
 UNSETTLED = -1
 
@@ -30,26 +30,23 @@ class Filters:
     def of(cls, draws: Sequence[Draw], vocabulary: int, min_temperature: float) -> "Filters":
         """The parameters of these draws, each with its uniform."""
         params = [draw.params for draw in draws]
-        positions = [len(draw.prompt_ids) + len(draw.generated_ids) for draw in draws]
+        choices, positions = [draw.choice for draw in draws], [draw.position for draw in draws]
         return cls(
             temperature=np.array([[max(each.temperature, min_temperature)] for each in params]),
             top_k=np.array([[min(each.top_k or vocabulary, vocabulary)] for each in params]),
             top_p=np.array([[each.top_p if each.top_p < 1 else np.inf] for each in params]),
             min_p=np.array([[each.min_p] for each in params]),
-            uniform=uniforms([each.seed for each in params], [draw.choice for draw in draws], positions)[:, None],
+            uniform=uniforms([each.seed for each in params], choices, positions)[:, None],
             vocabulary=vocabulary,
         )
 
-    def take(self, rows: Sequence[int]) -> "Filters":
-        """The parameters of some rows."""
-        index = list(rows)
-        return Filters(
-            self.temperature[index],
-            self.top_k[index],
-            self.top_p[index],
-            self.min_p[index],
-            self.uniform[index],
-            self.vocabulary,
+    def of_row(self, row: int) -> tuple[int, float, float, float]:
+        """top_k, top_p, min_p and the uniform of one row."""
+        return (
+            int(self.top_k[row, 0]),
+            float(self.top_p[row, 0]),
+            float(self.min_p[row, 0]),
+            float(self.uniform[row, 0]),
         )
 
     def need_whole_mass(self, width: int) -> bool:

@@ -1,0 +1,1 @@
+"""From logits to tokens: what sampling parameters mean, once for every executor."""
