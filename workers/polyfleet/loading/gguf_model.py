@@ -10,6 +10,7 @@ from polyfleet.kernels.quantisation import DENSE_DTYPES, row_bytes
 from polyfleet.kernels.weights import Weight
 from polyfleet.loading.fields import Fields
 from polyfleet.loading.gguf_file import GgufFile, TensorInfo, read_gguf
+from polyfleet.loading.gguf_metadata import check_file_metadata, check_model_metadata
 from polyfleet.loading.gguf_tokenizer import gguf_tokenizer
 from polyfleet.loading.gguf_vocabulary import gguf_end_tokens
 from polyfleet.loading.model import LoadedModel
@@ -35,6 +36,7 @@ LAYER_NAMES: Mapping[str, str] = {
     "ffn_down": "down",
 }
 LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
+MAX_ROPE_FACTOR = 2.0**20
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the inverse frequencies: how GGUF states Llama 3's scaling
 
 
@@ -44,6 +46,7 @@ def load_gguf(path: str, progress: Progress) -> LoadedModel:
     fields = Fields(path, file.metadata)
     config = read_config(file, fields)
     check_config(path, config, len(file.tensors))
+    check_model_metadata(fields, config)
     weights: dict[str, Weight] = {}
     for number, info in enumerate(file.tensors.values()):
         if info.name != ROPE_FACTORS:
@@ -56,17 +59,11 @@ def load_gguf(path: str, progress: Progress) -> LoadedModel:
 
 def read_config(file: GgufFile, fields: Fields) -> ModelConfig:
     """The model's configuration from metadata and tensor directory."""
-    architecture = fields.text("general.architecture")
-    if architecture != "llama":
-        raise fields.error(f"the architecture {architecture!r} is not supported (supported: llama)")
-    if fields.count("split.count", 1) > 1:
-        raise fields.error("is one shard of several; merge them with `llama-gguf-split --merge` first")
-    if fields.count("llama.expert_count", 0, minimum=0):
-        raise fields.error("mixture-of-experts models are not supported")
+    check_file_metadata(fields)
     hidden, heads = fields.count("llama.embedding_length"), fields.count("llama.attention.head_count")
     embedding = file.tensors.get("token_embd.weight")
     return ModelConfig(
-        architecture=architecture,
+        architecture="llama",
         name=fields.text("general.name", Path(file.path).stem),
         vocabulary_size=embedding.rows if embedding else fields.count("llama.vocab_size"),
         hidden_size=hidden,
@@ -91,18 +88,24 @@ def _frequencies(file: GgufFile, fields: Fields, default_head_dim: int) -> tuple
     if rotated != head_dim:
         raise fields.error(f"rotating {rotated} of {head_dim} dimensions of a head is not supported")
     frequencies = inverse_frequencies(head_dim, fields.positive("llama.rope.freq_base", 10000.0))
-    scaling = fields.text("llama.rope.scaling.type", "none")
-    if scaling == "linear":
-        factor = fields.positive("llama.rope.scaling.factor")
-        frequencies = tuple(frequency / factor for frequency in frequencies)
-    elif scaling != "none":
-        raise fields.error(f"rope scaling {scaling!r} is not supported (supported: none, linear, rope_freqs)")
+    factor = _linear_factor(fields)
+    frequencies = tuple(frequency / factor for frequency in frequencies)
     if ROPE_FACTORS in file.tensors:
         factors = _tensor(file, file.tensors[ROPE_FACTORS]).flatten().tolist()
         if len(factors) != len(frequencies) or not all(factor > 0 for factor in factors):
             raise fields.error(f"tensor {ROPE_FACTORS!r} must hold {len(frequencies)} numbers over 0")
         frequencies = tuple(frequency / factor for frequency, factor in zip(frequencies, factors, strict=True))
     return frequencies
+
+
+def _linear_factor(fields: Fields) -> float:
+    """What positions are divided by: stated under a new key or an old one, which count unless the type is `none`."""
+    scaling = fields.text("llama.rope.scaling.type", "linear")
+    if scaling not in ("none", "linear"):
+        raise fields.error(f"rope scaling {scaling!r} is not supported (supported: none, linear, rope_freqs)")
+    keys = ("llama.rope.scaling.factor", "llama.rope.scale_linear")
+    stated = [fields.number(key, 0, MAX_ROPE_FACTOR) for key in keys if fields.has(key)]
+    return 1.0 if scaling == "none" or not stated else stated[0] or 1.0  # 0 says: as it is
 
 
 def _weight(file: GgufFile, info: TensorInfo, config: ModelConfig) -> Weight:

@@ -4,6 +4,7 @@ from typing import Any
 
 from polyfleet.loading.assets import make_assets
 from polyfleet.loading.fields import Fields
+from polyfleet.loading.gguf_metadata import check_tokenizer_metadata
 from polyfleet.loading.gguf_vocabulary import (
     PREFIX,
     WHOLE,
@@ -28,6 +29,7 @@ def gguf_tokenizer(fields: Fields, vocabulary_size: int) -> TokenizerAssets | No
         return None
     if model not in ("gpt2", "llama"):
         raise fields.error(f"the tokenizer model {model!r} is not supported (supported: gpt2, llama)")
+    check_tokenizer_metadata(fields, model)
     vocabulary = read_vocabulary(fields, vocabulary_size)
     if model == "gpt2":
         pre = _pre_tokenizer(fields)
