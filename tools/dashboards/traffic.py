@@ -122,6 +122,28 @@ ENDS = Row(
         ),
     ),
 )
+DOORS = Row(
+    "Connections",
+    (
+        Panel(
+            "Open connections",
+            "By the port's protocol. A full HTTP port sends idle ones away before it refuses a newcomer.",
+            "short",
+            (Query("sum by (protocol) (polyfleet_connections{<scope>})", "{{protocol}}"),),
+        ),
+        Panel(
+            "Connections refused",
+            "Not taken, or ended without or before an answer, by why. docs/operations/security.md has the bounds.",
+            "short",
+            (
+                Query(
+                    "sum by (protocol, reason) (rate(polyfleet_connections_refused_total{<scope>}[$__rate_interval]))",
+                    "{{protocol}} {{reason}}",
+                ),
+            ),
+        ),
+    ),
+)
 KEYS = Row(
     "Usage by key",
     (
@@ -179,5 +201,5 @@ REQUESTS = Dashboard(
     "requests",
     "Requests",
     "Latency and its parts, errors by status, usage by key.",
-    (LATENCY, ENDS, KEYS),
+    (LATENCY, ENDS, DOORS, KEYS),
 )

@@ -7,40 +7,49 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from polyfleet.gateway.certificate import ServedCertificate
-from polyfleet.gateway.config import GatewayConfig
+from polyfleet.gateway.config import GatewayConfig, Limits
 from polyfleet.gateway.grpc_service import INFERENCE, InferenceService
 from polyfleet.gateway.listen import ListenError, check_free
 from polyfleet.gateway.state import GatewayState
 from polyfleet.v1 import inference_pb2_grpc
 from polyfleet.wire.decoding import DecodeInterceptor
+from polyfleet.wire.servers import server_options
 
 REFLECTION = "grpc.reflection.v1.ServerReflection"
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 MAX_CONNECTION_AGE_SECONDS = 3600
 
 
-def server_options(config: GatewayConfig) -> list[tuple[str, int]]:
-    """Channel arguments. A connection that is too old gets GOAWAY, and its streams the longest request's time."""
+def channel_arguments(limits: Limits, max_connections: int) -> list[tuple[str, int]]:
+    """A connection that is too old gets GOAWAY, and its streams the longest request's time."""
     return [
-        ("grpc.so_reuseport", 0),  # else a second gateway would share the port silently
-        ("grpc.max_receive_message_length", config.limits.max_message_bytes),
-        ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        *server_options(
+            max_receive_bytes=limits.max_message_bytes,
+            max_send_bytes=MAX_RESPONSE_BYTES,
+            min_ping_seconds=10,
+            max_connections=max_connections,
+            handshake_seconds=limits.header_seconds,
+            idle_seconds=limits.idle_seconds,
+        ),
         ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_SECONDS * 1000),
-        ("grpc.max_connection_age_grace_ms", int(config.limits.max_request_seconds * 1000)),
+        ("grpc.max_connection_age_grace_ms", int(limits.max_request_seconds * 1000)),
     ]
 
 
 class GrpcServer:
     """Binds when made: raises ListenError when the port can't be had."""
 
-    def __init__(self, state: GatewayState, config: GatewayConfig, certificate: ServedCertificate | None) -> None:
+    def __init__(
+        self,
+        state: GatewayState,
+        config: GatewayConfig,
+        certificate: ServedCertificate | None,
+        max_connections: int,
+    ) -> None:
         self._state = state
         service = InferenceService(state)
-        self._server = grpc.aio.server(options=server_options(config), interceptors=[DecodeInterceptor(service.refuse)])
+        options = channel_arguments(config.limits, max_connections)
+        self._server = grpc.aio.server(options=options, interceptors=[DecodeInterceptor(service.refuse)])
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -1,28 +1,60 @@
-"""An HTTP port: uvicorn inside the gateway's own event loop."""
+"""An HTTP port: uvicorn inside the gateway's own event loop, behind the doors."""
 
 import asyncio
 import contextlib
 import ssl
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from polyfleet.gateway.acceptor import Acceptor
 from polyfleet.gateway.certificate import ServedCertificate
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.doors import Doors, Visit
+from polyfleet.gateway.http.protocol import BoundedProtocol
 from polyfleet.gateway.listen import open_socket
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's server with an Acceptor in place of asyncio's server."""
+
+    def __init__(self, config: uvicorn.Config, limits: Limits, doors: Doors) -> None:
+        super().__init__(config)
+        self._limits = limits
+        self._doors = doors
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the process's own business."""
         yield
 
+    async def startup(self, sockets: Any = None) -> None:
+        """Take connections off the one socket."""
+        acceptor = Acceptor(sockets[0], self._doors, self._protocol, self.config.ssl, self._limits.header_seconds)
+        self.servers = [acceptor]  # type: ignore[list-item]
+        self.started = True
+
+    def _protocol(self, visit: Visit) -> BoundedProtocol:
+        return BoundedProtocol(self.config, self.server_state, {}, limits=self._limits, doors=self._doors, visit=visit)
+
 
 class HttpServer:
-    """Serves `app` at `address` (host:port). Binds when made: raises ListenError, which names `flag`, if it can't."""
+    """Serves `app` at `address` (host:port) to those whom `doors` let in.
 
-    def __init__(self, app: ASGIApp, address: str, flag: str, certificate: ServedCertificate | None = None) -> None:
+    Binds when made: raises ListenError, which names `flag`, if it can't.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        address: str,
+        flag: str,
+        limits: Limits,
+        doors: Doors,
+        certificate: ServedCertificate | None = None,
+    ) -> None:
         def tls_context(*_: object) -> ssl.SSLContext:
             assert certificate is not None
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -31,21 +63,21 @@ class HttpServer:
 
         self._socket = open_socket(address, flag)
         self.port: int = self._socket.getsockname()[1]
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=1,
-                ssl_context_factory=tls_context if certificate else None,
-            )
+        self.doors = doors
+        settings = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=1,
+            ssl_context_factory=tls_context if certificate else None,
         )
+        self._server = _Server(settings, limits, doors)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

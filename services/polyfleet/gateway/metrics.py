@@ -111,6 +111,13 @@ class Metrics:
             "polyfleet_migrations_total", "Sequences moved off a lost worker.", ("result",), registry=registry
         )
         self.keys = KeyMetrics(registry)
+        self._refused = Counter(
+            "polyfleet_connections_refused_total",
+            "Connections that the gateway ended or did not take, by why.",
+            ("protocol", "reason"),
+            registry=registry,
+        )
+        self._connections = Gauge("polyfleet_connections", "Open now.", ("protocol",), registry=registry)
         self._placed: set[tuple[str, str]] = set()
         self._ledger = Gauge("polyfleet_ledger_requests", "The ledger.", ("state",), registry=registry)
         self._sessions = Gauge("polyfleet_sessions", "Sessions with workers.", ("state",), registry=registry)
@@ -144,6 +151,14 @@ class Metrics:
         """Show when the certificate that is served expires, in seconds since 1970."""
         name, text = "polyfleet_tls_certificate_expiry_timestamp_seconds", "When the certificate served expires."
         Gauge(name, text, registry=self.registry).set_function(lambda: certificate.expiry)
+
+    def watch_connections(self, protocol: str, count: Callable[[], int]) -> None:
+        """Show `count` as the number of connections over `protocol`."""
+        self._connections.labels(protocol).set_function(lambda: float(count()))
+
+    def refused(self, protocol: str, reason: str) -> None:
+        """A connection over `protocol` was not taken, or ended for this reason."""
+        self._refused.labels(protocol, reason).inc()
 
     def watch_sessions(self, state: str, count: Callable[[], int]) -> None:
         """Show `count` as the number of sessions in `state`."""

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 from polyfleet.gateway.accounts import Accounts
 from polyfleet.gateway.auth import Authenticator, check_listen
 from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import GatewayConfig
+from polyfleet.gateway.doors import Doors
 from polyfleet.gateway.errors import Unavailable
 from polyfleet.gateway.fleet_client import FleetClient
 from polyfleet.gateway.fleet_view import FleetView
@@ -26,8 +28,10 @@ from polyfleet.gateway.texts import Texts
 from polyfleet.placement.place import place
 from polyfleet.wire.auth import fleet_token
 from polyfleet.wire.ids import new_id
+from polyfleet.wire.servers import connection_share, raise_descriptor_limit
 
 HEALTH_SECONDS = 0.1
+MONITORS = 64  # connections of the metrics port
 CERTIFICATE_SECONDS = 10.0  # between looks at its files
 STOP_SECONDS = 1.0  # for calls whose end is on its way to the client
 log = logging.getLogger(__name__)
@@ -55,10 +59,13 @@ class Gateway:
         self._health = Health(self.view.num_ready)
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         state = GatewayState(self._generation, authenticator, self.metrics, self._health, limits)
-        self.http = HttpServer(create_app(state), config.http_listen, "--http-listen", self._certificate)
-        self.grpc = GrpcServer(state, config, self._certificate)
+        share = connection_share(raise_descriptor_limit(), limits.max_connections, ports=2)
+        doors = Doors(share, limits.max_connections_per_address, partial(self.metrics.refused, "http"))
+        self.http = HttpServer(create_app(state), config.http_listen, "--http-listen", limits, doors, self._certificate)
+        self.grpc = GrpcServer(state, config, self._certificate, share)
+        doors = Doors(MONITORS, MONITORS, partial(self.metrics.refused, "metrics"))
         monitoring = create_metrics_app(self._health, self.metrics)
-        self.monitoring = HttpServer(monitoring, config.metrics_listen, "--metrics-listen")
+        self.monitoring = HttpServer(monitoring, config.metrics_listen, "--metrics-listen", limits, doors)
         if self._certificate:
             self.metrics.watch_certificate(self._certificate)
         self._drain_seconds = limits.drain_seconds
@@ -67,6 +74,8 @@ class Gateway:
     async def start(self) -> None:
         """Watch the fleet and serve."""
         self.view.changed.add(lambda: self.metrics.keep_workers(self.view.sessions))
+        self.metrics.watch_connections("http", lambda: len(self.http.doors))
+        self.metrics.watch_connections("metrics", lambda: len(self.monitoring.doors))
         self.metrics.watch_scheduler(lambda: self._fleet.connected)
         self.metrics.watch_sessions("connected", lambda: self.view.num_sessions(connected=True))
         self.metrics.watch_sessions("connecting", lambda: self.view.num_sessions(connected=False))

@@ -23,21 +23,13 @@ from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import check_bind, fleet_token, split_host_port
 from polyfleet.wire.decoding import DecodeInterceptor
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
+from polyfleet.wire.servers import connection_share, raise_descriptor_limit, server_options
 
 SERVICE_NAME = "polyfleet.v1.Fleet"
 BIND_SECONDS = 30.0  # the port of a scheduler that was just killed may take a moment
 SCRAPE_SECONDS = 5.0
 CLOSE_SECONDS = 1.0
 MAX_SNAPSHOT_BYTES = 64 * 1024 * 1024
-_OPTIONS = (
-    ("grpc.so_reuseport", 0),  # a port in use must be an error, not a share
-    ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_SNAPSHOT_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-)
 _HEALTH: Any = health  # stubs, where they are installed, lack its aio
 log = logging.getLogger(__name__)
 
@@ -57,7 +49,13 @@ class Scheduler:
         self._controller = Controller(config, self._store, self._registry, self._feed, cluster, token)
         keys_file = Path(config.keys_file) if config.keys_file else None
         auth = FleetAuth(config.listen, token, keys_file)
-        self._server: Any = grpc.aio.server(options=_OPTIONS, interceptors=[auth, DecodeInterceptor()])
+        options = server_options(
+            max_receive_bytes=GRPC_MAX_MESSAGE_BYTES,
+            max_send_bytes=MAX_SNAPSHOT_BYTES,
+            min_ping_seconds=5,  # workers and gateways may ping this often
+            max_connections=connection_share(raise_descriptor_limit()),
+        )
+        self._server: Any = grpc.aio.server(options=options, interceptors=[auth, DecodeInterceptor()])
         self._health = _HEALTH.aio.HealthServicer()
         service = FleetService(self._store, self._registry, self._feed, self._controller)
         fleet_pb2_grpc.add_FleetServicer_to_server(service, self._server)

@@ -13,19 +13,10 @@ from polyfleet.v1 import worker_pb2_grpc
 from polyfleet.wire.auth import may_call
 from polyfleet.wire.decoding import DecodeInterceptor
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
+from polyfleet.wire.servers import connection_share, raise_descriptor_limit, server_options
 
 SERVICE_NAME = "polyfleet.v1.Worker"
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
-OPTIONS = (
-    ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # a port in use must be an error, not a share
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),  # gateways may ping this often
-)
 
 
 class BindError(Exception):
@@ -70,7 +61,13 @@ class WorkerServer:
         """Bind. Raises BindError."""
         self._worker = worker
         interceptors: Any = [TokenInterceptor(listen, token), DecodeInterceptor()]
-        self._server: Any = grpc.aio.server(options=OPTIONS, interceptors=interceptors)
+        options = server_options(
+            max_receive_bytes=GRPC_MAX_MESSAGE_BYTES,
+            max_send_bytes=GRPC_MAX_MESSAGE_BYTES,
+            min_ping_seconds=5,  # gateways may ping this often
+            max_connections=connection_share(raise_descriptor_limit()),
+        )
+        self._server: Any = grpc.aio.server(options=options, interceptors=interceptors)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(worker), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -98,7 +98,10 @@ class Endpoints:
         if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             raise UnsupportedMediaType("The body must be sent with `Content-Type: application/json`.")
         limit = self._state.limits.max_message_bytes
+        announced = request.headers.get("content-length", "")
         body = bytearray()
+        if announced.isdigit() and int(announced[:20]) > limit:
+            raise BodyTooLarge(f"The body is over this server's limit of {limit} bytes.")
         async for chunk in request.stream():
             body += chunk
             if len(body) > limit:

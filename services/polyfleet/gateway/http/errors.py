@@ -86,8 +86,16 @@ def error_response(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> 
 
 def plain_error(status: int, message: str, code: str) -> Response:
     """A reply for what is no ApiError: an unknown path, a wrong method."""
-    body = ErrorBody(ErrorDetail(message, "invalid_request_error", None, code))
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
+    return Response(_plain_body(message, code), status, media_type="application/json")
+
+
+def plain_error_body(status: int, message: str) -> bytes:
+    """The body of a refusal for which there is no request yet."""
+    return _plain_body(message, "rate_limit_exceeded" if status == 429 else "bad_request")
+
+
+def _plain_body(message: str, code: str) -> bytes:
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, "invalid_request_error", None, code)))
 
 
 def http_field(field: str, renames: Mapping[str, str]) -> str:

@@ -1,0 +1,287 @@
+"""uvicorn's HTTP/1.1 protocol with bounds: on a request's head, its body, the time for each, and on what is unread.
+
+    head ──headers complete──▶ body ──message complete──▶ (answer) ──answer complete──▶ next ──first byte──▶ head
+
+A timer bounds each state, another one the answer, which may overlap with the next request. What goes over a bound
+gets its status where an answer is still possible, and the connection ends.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, unique
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.doors import Doors, Visit
+from polyfleet.gateway.http.refusals import (
+    BODY_LATE,
+    FRAMING,
+    HEAD_LATE,
+    HEAD_SIZE,
+    MALFORMED,
+    MAX_PIPELINED,
+    PIPELINED,
+    Refusal,
+    Refused,
+)
+from polyfleet.gateway.http.transport import LingeringTransport
+
+FRAMING_BYTES = 65_536  # of a chunked body, beside…
+FRAMING_FACTOR = 8  # …so much for each byte of it: chunks of one byte are allowed, extensions without end are not
+GRACE_SECONDS = 1.0  # for the status DEADLINE_EXCEEDED to reach a client that reads
+
+
+@unique
+class Awaiting(Enum):
+    """What the connection waits for its client to send."""
+
+    HEAD = "head"
+    BODY = "body"
+    NEXT = "next"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection, which has come in through `doors` as `visit`."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        *,
+        limits: Limits,
+        doors: Doors,
+        visit: Visit,
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._limits = limits
+        self._doors = doors
+        self._visit = visit
+        self._seconds = {
+            Awaiting.HEAD: limits.header_seconds,
+            Awaiting.BODY: limits.body_seconds,
+            Awaiting.NEXT: limits.idle_seconds,
+        }
+        self._answer_seconds = limits.body_seconds + limits.max_request_seconds + GRACE_SECONDS
+        self._awaiting = Awaiting.HEAD
+        self._timer: asyncio.TimerHandle | None = None  # for what is awaited
+        self._answer_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._incoming = False  # a request has begun and not come whole
+        self._in_head = False  # and its headers neither
+        self._num_heads = 0  # of all requests
+        self._head_bytes = self._num_headers = 0  # parsed, of this one
+        self._raw_head_bytes = 0  # that came while its head stayed unfinished
+        self._raw_bytes = self._body_bytes = 0  # behind its head, with and without framing
+        self._over = False  # nothing is parsed any more
+
+    # The transport's side.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        self._visit.close = transport.abort
+        lingering = LingeringTransport(transport, lambda: self._incoming or self._over)
+        super().connection_made(lingering)  # type: ignore[arg-type]
+        self._await(Awaiting.HEAD)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Everything of it ends."""
+        for timer in (self._timer, self._answer_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        self._over = True
+        self._doors.leave(self._visit)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client takes nothing; it has to, in time."""
+        super().pause_writing()
+        self._watch_stall(0)
+
+    def resume_writing(self) -> None:
+        """It has."""
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        self._rest()
+
+    def _watch_stall(self, before: int) -> None:
+        """`before`: bytes that waited for the client at the last look."""
+        waiting = self.transport.get_write_buffer_size()
+        if before and waiting >= before:
+            self._cut("stalled")
+        else:
+            self._stall_timer = self.loop.call_later(self._limits.stall_seconds, self._watch_stall, waiting)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse it, unless the connection is about to end."""
+        if self._over or self.transport.is_closing():
+            return
+        if self._timer is None or self._awaiting is Awaiting.NEXT:
+            self._await(Awaiting.HEAD)
+        head = self._num_heads + (not self._incoming)  # the one that these bytes belong to from the first on
+        self._raw_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+            if self._in_head and self._num_heads == head:
+                self._raw_head_bytes += len(data)
+                self._check_head(self._raw_head_bytes)
+            self._check_framing()
+        except httptools.HttpParserUpgrade:
+            self.cycle.keep_alive = False  # no other protocol is spoken here: the request is answered, and that's all
+            self._over = True
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause.refusal if isinstance(cause, Refused) else MALFORMED)
+        except Refused as error:
+            self._refuse(error.refusal)
+
+    def shutdown(self) -> None:
+        """The server ends: an answer that has begun may end, everything else is over."""
+        super().shutdown()
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
+
+    # The parser's side.
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._incoming = self._in_head = True
+        self._num_heads += 1
+        self._head_bytes = self._num_headers = self._raw_head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request's line."""
+        self._head_bytes += len(url)
+        self._check_head(self._head_bytes)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer, which nobody wants."""
+        self._num_headers += 1
+        self._head_bytes += len(name) + len(value) + 4
+        self._check_head(self._head_bytes)
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Hand the request to the application."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise Refused(PIPELINED)
+        self._in_head = False
+        self._raw_bytes = self._body_bytes = 0
+        self._await(Awaiting.BODY)
+        self._doors.busy(self._visit)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request has come whole."""
+        self._incoming = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        super().on_message_complete()
+        self._rest()
+
+    # The application's side.
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        async def bounded(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, _send_for(cycle, scope["http_version"] == "1.0"))
+
+        self._answer_timer = self.loop.call_later(self._answer_seconds, self._cut, "deadline")
+        super()._start_asgi_task(cycle, bounded)
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, or wait for it."""
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+        super().on_response_complete()
+        self._unset_keepalive_if_required()  # ours runs instead
+        self._rest()
+
+    def _rest(self) -> None:
+        """Wait for the next request, if none is under way and the client has taken the last answer."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        if answered and not self._incoming and not self.flow.write_paused and not self._over:
+            self._doors.wait(self._visit)
+            self._await(Awaiting.NEXT)
+
+    # Bounds.
+
+    def _check_head(self, num_bytes: int) -> None:
+        if num_bytes > self._limits.max_header_bytes or self._num_headers > self._limits.max_headers:
+            raise Refused(HEAD_SIZE)
+
+    def _check_framing(self) -> None:
+        framing = self._raw_bytes - self._body_bytes
+        if self._incoming and not self._in_head and framing > FRAMING_BYTES + FRAMING_FACTOR * self._body_bytes:
+            raise Refused(FRAMING)
+
+    def _await(self, what: Awaiting) -> None:
+        self._awaiting = what
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(self._seconds[what], self._late)
+
+    def _late(self) -> None:
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self.flow.read_paused or (answering and (self._awaiting is Awaiting.HEAD or self.pipeline)):
+            self._await(self._awaiting)  # it is we who keep the client waiting
+        elif self._awaiting is Awaiting.NEXT:
+            self.transport.close()
+        elif self._in_head:
+            self._refuse(HEAD_LATE)
+        elif self._awaiting is Awaiting.BODY:
+            self._refuse(BODY_LATE)
+        else:
+            self._cut(HEAD_LATE.reason)  # nothing has come, and nothing is to be answered
+
+    def _cut(self, reason: str) -> None:
+        """End the connection without an answer."""
+        self._doors.refuse(reason)
+        self.transport.abort()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer with a status, if no other answer has begun, and end the connection."""
+        self._over = True
+        self._doors.refuse(refusal.reason)
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started or self.pipeline:
+                self.transport.abort()
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.write(refusal.reply(self.server_state.default_headers))
+        self.transport.close()
+
+
+def _send_for(cycle: Any, http_1_0: bool) -> Callable[[Any], Any]:
+    """The application's `send`: a body that still comes when its answer begins is not read, and ends the connection.
+
+    HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
+    """
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            if cycle.more_body:
+                cycle.keep_alive = False
+            if http_1_0:
+                cycle.chunked_encoding = False
+        elif http_1_0:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await cycle.send(message)
+
+    return send

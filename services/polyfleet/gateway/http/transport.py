@@ -1,0 +1,51 @@
+"""A connection's transport that can be closed: the refusal reaches a client which still sends, the rest is bounded."""
+
+import asyncio
+from collections.abc import Callable
+
+LINGER_SECONDS = 5.0
+
+
+class LingeringTransport:
+    """What a protocol needs of `transport`, which it wraps. `unread` tells whether the client may still be sending.
+
+    `close` sends what is written and the end of the stream, then reads on (the protocol throws it away) until the
+    client closes too: closing with unread bytes would reset the connection, and the answer could be lost on its way.
+    A client that takes nothing for LINGER_SECONDS, or has it all and does not close, is cut off.
+    """
+
+    def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._unread = unread
+        self._closing = False
+        self.write = transport.write
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+        self.get_extra_info = transport.get_extra_info
+        self.get_write_buffer_size = transport.get_write_buffer_size
+        self.abort = transport.abort
+
+    def is_closing(self) -> bool:
+        """Whether no answer can be written any more."""
+        return self._closing or self._transport.is_closing()
+
+    def close(self) -> None:
+        """See the class."""
+        if self._closing:
+            return
+        self._closing = True
+        self._cut_when_stuck(0)
+        if not self._unread():
+            self._transport.close()
+            return
+        self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _cut_when_stuck(self, before: int) -> None:
+        """`before`: bytes that waited for the client at the last look; 0: this is the first one."""
+        waiting = self._transport.get_write_buffer_size()
+        if before and waiting in (0, before):
+            self._transport.abort()
+        else:
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, self._cut_when_stuck, waiting or 1)
