@@ -205,6 +205,11 @@ def test_pickles_are_never_read(folder: Path) -> None:
     assert "the weights are in pickle files (pytorch_model.bin)" in refused(folder)
 
 
+def test_adapters_are_not_left_out_in_silence(folder: Path) -> None:
+    edit(folder / "adapter_config.json", {"peft_type": "LORA"})
+    assert "holds an adapter (adapter_config.json), which is not supported" in refused(folder)
+
+
 @pytest.mark.parametrize("size", [0, 4, 100, 5000, -1])
 def test_truncated_weights(folder: Path, size: int) -> None:
     path = folder / "model.safetensors"

@@ -152,9 +152,18 @@ def test_broken_metadata(tmp_path: Path, change: dict[str, Any], reason: str) ->
     assert reason in str(caught.value)
 
 
-def test_sentencepiece_without_scores(tmp_path: Path) -> None:
-    metadata = sentencepiece_metadata()
-    metadata["tokenizer.ggml.scores"] = [0.0]
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("scores", [0.0], "tokenizer.ggml.scores has 1 entries for 272 tokens"),
+        ("scores", ["a"] * 272, "tokenizer.ggml.scores must hold finite numbers"),
+        ("scores", [float("nan")] * 272, "tokenizer.ggml.scores must hold finite numbers"),
+        ("token_type", ["a"] * 272, "tokenizer.ggml.token_type must hold finite numbers"),
+    ],
+)
+def test_sentencepiece_with_broken_lists(tmp_path: Path, key: str, value: list[Any], reason: str) -> None:
+    metadata = sentencepiece_metadata() | {f"tokenizer.ggml.{key}": value}
     write_gguf(tmp_path / "model.gguf", SHAPE, extra=metadata)
-    with pytest.raises(ModelFileError, match=r"tokenizer\.ggml\.scores has 1 entries for 272 tokens"):
+    with pytest.raises(ModelFileError) as caught:
         load_model(tmp_path / "model.gguf")
+    assert str(caught.value) == f"{tmp_path / 'model.gguf'}: {reason}"

@@ -18,6 +18,7 @@ from polyfleet.loading.shapes import check_config, check_weights
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 GLOBAL_NAMES: Mapping[str, str] = {
@@ -46,6 +47,10 @@ def load_folder(path: str, progress: Progress) -> LoadedModel:
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise ModelFileError(f"{folder}: the folder has no config.json, so it is no model folder")
+    if (folder / ADAPTER).is_file():
+        raise ModelFileError(
+            f"{folder}: holds an adapter ({ADAPTER}), which is not supported; merge it into the weights"
+        )
     config = read_config(folder)
     files = weight_files(folder)
     weights: dict[str, Weight] = {}

@@ -30,7 +30,7 @@ def folder_tokenizer(folder: Path, config: ModelConfig) -> tuple[TokenizerAssets
     added = added_tokens(read_added(tokenizer), settings, special, vocabulary)
     check_added(tokenizer, added, vocabulary, config.vocabulary_size)
     ids = vocabulary | {token["content"]: token["id"] for token in added}
-    spell = _speller(tokenizer, ids, frame)
+    spell = _spelled(tokenizer, ids, frame)
     if "bos_token" not in special and "bos_token" not in settings.values:
         special |= _first_token(special, [spell[token_id] for token_id in frame.before])
     frame, add_bos = _settle(settings, frame, special, ids)
@@ -54,12 +54,12 @@ def folder_tokenizer(folder: Path, config: ModelConfig) -> tuple[TokenizerAssets
     ), ends
 
 
-def _speller(tokenizer: Fields, ids: Mapping[str, int], frame: Frame) -> dict[int, str]:
-    """The texts of a frame's tokens."""
-    needed = {*frame.before, *frame.after}
-    found = {token_id: text for text, token_id in ids.items() if token_id in needed}
-    for token_id in needed - found.keys():
-        raise tokenizer.error(f"post_processor writes the token id {token_id}, which the vocabulary has not")
+def _spelled(tokenizer: Fields, ids: Mapping[str, int], frame: Frame) -> dict[int, str]:
+    """The text of each id; raises ModelFileError when the frame has one without."""
+    found = {token_id: text for text, token_id in ids.items()}
+    for token_id in frame.before + frame.after:
+        if token_id not in found:
+            raise tokenizer.error(f"post_processor writes the token id {token_id}, which the vocabulary has not")
     return found
 
 

@@ -16,10 +16,6 @@ class Frame:
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
-    def inside(self, outer: "Frame") -> "Frame":
-        """This frame's text with `outer` written around it."""
-        return Frame(outer.before + self.before, self.after + outer.after)
-
 
 def read_frame(processor: Fields) -> Frame:
     """The frame of one post-processor; raises ModelFileError for a kind that is not known."""
@@ -56,10 +52,11 @@ def post_processor(frame: Frame, spell: Callable[[int], str]) -> dict[str, Any] 
 
 
 def _sequence(processor: Fields) -> Frame:
-    frame = Frame()
-    for each in processor.sections("processors"):
-        frame = frame.inside(read_frame(each))
-    return frame
+    """Of the one member that writes tokens: of several, the library's own result leaves out text."""
+    frames = [frame for frame in map(read_frame, processor.sections("processors")) if frame != Frame()]
+    if len(frames) > 1:
+        raise processor.error("several processors write special tokens, which is not supported")
+    return frames[0] if frames else Frame()
 
 
 def _pair_id(processor: Fields, key: str) -> int:
