@@ -13,7 +13,8 @@ after a resumption on another fake worker.
         worker.set_state(WORKER_STATE_UNHEALTHY, "canary failed")             # reported to Fleet and in sessions
         await worker.kill()             # gone at once: sessions break, port closed, no more reports
 
-`tokens=` replaces `fake_token` by another function (prompt_ids, index, choice) -> id; `end_token_ids` and
+`fingerprint=` says which weights and tokenizer it has (empty: not known). `tokens=` replaces `fake_token` by another
+function (prompt_ids, index, choice) -> id; `end_token_ids` and
 `stop_token_ids` end a sequence as on a real worker. `assets=` is the tokenizer document it gives to the Fleet.
 """
 
@@ -77,10 +78,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         hidden_size: int = 8,
         end_token_ids: Sequence[int] = (),
         assets: bytes = b"",
+        fingerprint: str = "",
         tokens: TokenFunction | None = None,
     ) -> None:
         self.worker_id, self.model, self.accelerator, self.deployment = worker_id, model, accelerator, deployment
         self.fleet, self.fleet_token, self.port, self.assets = fleet, fleet_token, port, assets
+        self.fingerprint = fingerprint
         self.token_seconds, self.first_token_seconds = token_seconds, first_token_seconds
         self.max_sequences, self.context_length = max_sequences, context_length
         self.vocabulary_size, self.hidden_size, self.end_token_ids = vocabulary_size, hidden_size, tuple(end_token_ids)
@@ -147,6 +150,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
             name=self.model, architecture="fake", tokenizer_hash=self.assets_hash, context_length=self.context_length,
             vocabulary_size=self.vocabulary_size, hidden_size=self.hidden_size, block_size=16, num_blocks=1024,
             max_sequences=self.max_sequences, dtype="float32", end_token_ids=self.end_token_ids,
+            fingerprint=self.fingerprint,
         )  # fmt: skip
         return fleet.WorkerInfo(
             worker_id=self.worker_id, address=self.address, deployment=self.deployment, accelerator=self.accelerator,

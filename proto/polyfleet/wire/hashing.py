@@ -1,24 +1,41 @@
-"""Chained hashes of token grains: how a prefix is named, on the worker (per block) and in placement (per 64 tokens)."""
+"""Chained hashes of token grains: how a prefix is named, on the worker (per block) and in placement (per 64 tokens).
+
+A chain begins at a root, which names everything beside tokens that makes two prefixes different: the model that
+computed them and the tenant that they belong to. Chains of different roots have no hash in common.
+"""
 
 from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 PREFIX_GRAIN_TOKENS = 64
-ROOT_HASH = b""
+ROOT_HASH = b""  # of a chain that is nobody's in particular
+
+
+def prefix_root(fingerprint: str, salt: bytes = b"") -> bytes:
+    """The root of the chains of one model (its fingerprint) and one cache salt: 16 bytes, or ROOT_HASH without both."""
+    if not fingerprint and not salt:
+        return ROOT_HASH
+    model = fingerprint.encode()
+    return blake2b(len(model).to_bytes(4, "little") + model + salt, digest_size=16, person=b"prefix root").digest()
+
+
+def cache_salt(tenant: str) -> bytes:
+    """The salt of a tenant's prefixes: the same at every gateway, and no name; empty for callers without keys."""
+    return blake2b(tenant.encode(), digest_size=16, person=b"cache salt").digest() if tenant else b""
 
 
 def grain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """16-byte hash of one full grain behind `parent` (ROOT_HASH for the first); ids count as 32-bit little-endian."""
+    """16-byte hash of one full grain behind `parent` (the root for the first); ids count as 32-bit little-endian."""
     ids = array("I", token_ids)
     if ids.itemsize != 4:  # pragma: no cover - no such platform is supported
         raise RuntimeError("array('I') is not 32 bits wide here")
     return blake2b(parent + ids.tobytes(), digest_size=16).digest()
 
 
-def chain_hashes(token_ids: Sequence[int], grain: int) -> Iterator[bytes]:
+def chain_hashes(token_ids: Sequence[int], grain: int, root: bytes = ROOT_HASH) -> Iterator[bytes]:
     """The hash of each full grain of `grain` tokens, each chained to all before it; a partial tail has none."""
-    parent = ROOT_HASH
+    parent = root
     for start in range(0, len(token_ids) - grain + 1, grain):
         parent = grain_hash(parent, token_ids[start : start + grain])
         yield parent

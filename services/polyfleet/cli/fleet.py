@@ -13,11 +13,25 @@ if TYPE_CHECKING:
     from polyfleet.v1 import fleet_pb2 as pb
 
 
+OUTVOTED = "no new requests: its weights or tokenizer are not those of most ready workers of its model"
+
+
 def state_name(state: int) -> str:
     """`WORKER_STATE_READY` as `ready`."""
     from polyfleet.v1 import fleet_pb2 as pb
 
     return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()  # type: ignore[arg-type]
+
+
+def mark_outvoted(snapshot: "pb.FleetSnapshot") -> None:
+    """Give ready workers the reason why they get no new requests, where other weights prevail among their model's."""
+    from polyfleet.placement.place import outvoted
+    from polyfleet.placement.proto import snapshot_from_proto
+
+    ids = outvoted(snapshot_from_proto(snapshot).workers)
+    for worker in snapshot.workers:
+        if worker.info.worker_id in ids:
+            worker.status.reason = f"{OUTVOTED}. {worker.status.reason}".strip()
 
 
 def worker_state(worker: "pb.FleetWorker") -> str:
@@ -35,6 +49,7 @@ def worker_record(worker: "pb.FleetWorker") -> dict[str, Any]:
         "worker_id": info.worker_id,
         "deployment": info.deployment,
         "model": info.model.name,
+        "fingerprint": info.model.fingerprint,
         "accelerator": info.accelerator,
         "device": info.device_name,
         "host": info.host,
@@ -67,7 +82,9 @@ def workers(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
     from polyfleet.cli.fleet_client import open_fleet
 
     with open_fleet(fleet, fleet_token_file) as client:
-        found = client.snapshot().workers
+        snapshot = client.snapshot()
+    mark_outvoted(snapshot)
+    found = snapshot.workers
     if as_json:
         print_json([worker_record(worker) for worker in found])
     elif found:

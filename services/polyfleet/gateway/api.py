@@ -159,13 +159,15 @@ class Model:
 class Call:
     """What is known of a call beside its request.
 
-    `method` is the label in metrics and logs (`Generate`, `chat.completions`, …), `key_id` names the caller's key,
-    `timeout` is in seconds from now (None: the gateway's own limit alone).
+    `method` is the label in metrics and logs (`Generate`, `chat.completions`, …), `key_id` names the caller's key and
+    `tenant` whom it belongs to (both empty without keys), `timeout` is in seconds from now (None: the gateway's own
+    limit alone).
     """
 
     method: str
     key_id: str = ""
     timeout: float | None = None
+    tenant: str = ""
 
 
 class GenerationApi(Protocol):

@@ -1,21 +1,29 @@
 """The fleet as this gateway sees it: the scheduler's last snapshot, freshened by the gateway's own sessions.
 
 A worker whose session lives stays, whatever a snapshot says: a scheduler that comes back does not know it yet.
+
+Workers of one model name may differ in weights or tokenizer, while a deployment rolls over to another revision say.
+New requests are for the fingerprint that most ready workers have; what
+workers say that are not ready counts for nothing.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 from polyfleet.gateway.api import Model
 from polyfleet.gateway.callbacks import Listeners
 from polyfleet.gateway.session import Session
 from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
+from polyfleet.placement.place import prevailing_fingerprint
 from polyfleet.v1 import fleet_pb2
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model of the fleet. `info` is what a worker said of it: None until one has loaded it."""
+    """A model of the fleet. `info` is what the workers said of it that serve it: None until one was ready."""
 
     model: Model
     info: fleet_pb2.ModelInfo | None
@@ -33,7 +41,8 @@ class FleetView:
         self._epoch, self._version = "", 0
         self._listed: frozenset[str] = frozenset()  # workers of the last snapshot
         self._deployed: dict[str, int] = {}  # model name -> creation time
-        self._infos: dict[str, fleet_pb2.ModelInfo] = {}
+        self._infos: dict[str, fleet_pb2.ModelInfo] = {}  # model name -> what prevails, or did when last one was ready
+        self._mixed: dict[str, frozenset[str]] = {}  # model name -> fingerprints of its ready workers, where several
         self._closing: set[asyncio.Task[None]] = set()
         self.changed.add(self._prune)
 
@@ -49,15 +58,15 @@ class FleetView:
         for each in snapshot.workers:
             if each.info.address:
                 self._report(each.info, each.status)
-        names = self._names()
-        self._infos = {name: info for name, info in self._infos.items() if name in names}
+        self._learn()
         if self._outline() != before:
             self.changed.call()
 
     def _outline(self) -> object:
         """What a change of counts: who serves what in which state, and which models there are. Not the load."""
-        workers = [(s.worker_id, s.info.model.name, s.worker().state) for s in self.sessions.values()]
-        return self.known, self._listed, self._deployed, workers, [*self._infos]
+        workers = [(each.worker_id, each.model, each.fingerprint, each.state) for each in self.snapshot().workers]
+        infos = [(name, info.fingerprint, info.tokenizer_hash) for name, info in self._infos.items()]
+        return self.known, self._listed, self._deployed, workers, infos
 
     def _report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
         session = self.sessions.get(info.worker_id)
@@ -66,10 +75,55 @@ class FleetView:
             self.sessions[info.worker_id] = session
             session.open()
         session.report(info, status)
-        if info.model.name:
-            self._infos[info.model.name] = info.model
+
+    def _learn(self) -> None:
+        """Take what the ready workers of each model say of it; forget models that are gone."""
+        names = self._names()
+        self._infos = {name: info for name, info in self._infos.items() if name in names}
+        for name in names:
+            ready = self._ready(name)
+            fingerprint = prevailing_fingerprint(session.worker() for session in ready)
+            for session in ready:
+                if session.info.model.fingerprint == fingerprint:
+                    self._infos[name] = session.info.model
+                    break
+            self._warn_of_mixture(name, ready)
+
+    def _ready(self, name: str) -> list[Session]:
+        """Sessions with the ready workers of a model, by id; those that can't be reached where there are no others."""
+        sessions = [
+            self.sessions[each] for each in sorted(self.sessions) if self.sessions[each].info.model.name == name
+        ]
+        reached = [session for session in sessions if session.worker().state is WorkerState.READY]
+        return reached or [session for session in sessions if session.says_ready]
+
+    def _warn_of_mixture(self, name: str, ready: list[Session]) -> None:
+        """Log once when ready workers of one name differ."""
+        prints = frozenset(session.info.model.fingerprint for session in ready)
+        if len(prints) < 2:
+            self._mixed.pop(name, None)
+        elif self._mixed.get(name) != prints:
+            self._mixed[name] = prints
+            chosen = self._infos[name].fingerprint
+            others = [each.worker_id for each in ready if each.info.model.fingerprint != chosen]
+            log.warning(
+                "Workers have other weights or another tokenizer than most of their model's; they get no new requests.",
+                extra={"model": name, "workers": others, "fingerprint": chosen},
+            )
+
+    def successor(self, name: str, fingerprint: str, tokenizer_hash: str) -> str:
+        """The fingerprint for a request that has not begun, whose own was `fingerprint`.
+
+        That one while a worker of it is ready, else the one that prevails among those with the request's tokenizer.
+        """
+        ready = [session.worker() for session in self._ready(name)]
+        if any(worker.fingerprint == fingerprint for worker in ready):
+            return fingerprint
+        alike = prevailing_fingerprint(worker for worker in ready if worker.tokenizer_hash == tokenizer_hash)
+        return fingerprint if alike is None else alike
 
     def _prune(self) -> None:
+        self._learn()
         for worker_id, session in list(self.sessions.items()):
             if worker_id not in self._listed and not session.connected:
                 del self.sessions[worker_id]
@@ -106,10 +160,11 @@ class FleetView:
         return self._facts(name) if name in self._names() else None
 
     def _facts(self, name: str) -> ModelFacts:
-        workers = [s.worker() for s in self.sessions.values() if s.info.model.name == name]
-        ready = [worker for worker in workers if worker.state is WorkerState.READY]
         info = self._infos.get(name)
-        lengths = max(map(room, ready or workers), default=0)
+        workers = [each.worker() for each in self._ready(name)]
+        workers = [each for each in workers if info and each.fingerprint == info.fingerprint]
+        ready = [worker for worker in workers if worker.state is WorkerState.READY]
+        lengths = max(map(room, workers), default=0)
         return ModelFacts(
             Model(
                 name=name,

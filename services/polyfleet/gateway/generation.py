@@ -38,6 +38,7 @@ from polyfleet.gateway.validation import (
 )
 from polyfleet.text.stop import StopStrings
 from polyfleet.v1 import inference_pb2
+from polyfleet.wire.hashing import cache_salt
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.sampling import SamplingParams
@@ -60,7 +61,7 @@ class Generation:
     async def generate(self, request: GenerateRequest, call: Call) -> AsyncGenerator[Delta, None]:
         """See GenerationApi."""
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
-            served, specs = await self._generate_specs(request, record)
+            served, specs = await self._generate_specs(request, record, call)
             stops = StopStrings(request.stop) if request.stop else None
             choices = [ChoiceOutput(spec.choice, served.text, stops, spec.prompt_ids) for spec in specs]
             output = RequestOutput(choices, len(specs[0].prompt_ids), record)
@@ -75,7 +76,7 @@ class Generation:
                         yield delta
 
     async def _generate_specs(
-        self, request: GenerateRequest, record: Record
+        self, request: GenerateRequest, record: Record, call: Call
     ) -> tuple[ServedModel, Sequence[SequenceSpec]]:
         """What to compute. Raises ApiError or FieldError."""
         check_generate(request)
@@ -87,11 +88,8 @@ class Generation:
         field = "text" if request.text is not None else "messages" if request.messages else "token_ids"
         check_fit(field, len(prompt_ids), request.max_tokens, served.model)
         seed = secrets.randbits(64) if request.seed is None else request.seed
-        first = SequenceSpec(
-            request_id=record.request_id,
-            model=served.model.name,
-            prompt_ids=prompt_ids,
-            sampling=replace(request.sampling, seed=seed),
+        first = replace(
+            _spec(record, served, call, prompt_ids, replace(request.sampling, seed=seed)),
             max_tokens=request.max_tokens,
             stop_token_ids=request.stop_token_ids,
             ignore_eos=request.ignore_eos,
@@ -103,7 +101,7 @@ class Generation:
     async def embed(self, request: EmbedRequest, call: Call) -> EmbedResult:
         """See GenerationApi."""
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
-            specs = await self._embed_specs(request, record)
+            specs = await self._embed_specs(request, record, call)
             vectors: list[tuple[float, ...]] = [()] * len(specs)
             num_prompt, num_cached = sum(len(spec.prompt_ids) for spec in specs), 0
             async with self._sequences(specs, record) as sequences:
@@ -116,14 +114,14 @@ class Generation:
             record.prompt(num_prompt, num_cached)
             return EmbedResult(tuple(_unit(v) if request.normalize else v for v in vectors), record.usage)
 
-    async def _embed_specs(self, request: EmbedRequest, record: Record) -> list[SequenceSpec]:
+    async def _embed_specs(self, request: EmbedRequest, record: Record, call: Call) -> list[SequenceSpec]:
         check_embed(request)
         served = await self._resolve(request.model, record)
         specs = []
         for index, each in enumerate(request.inputs):
             prompt_ids = await _embed_ids(f"inputs[{index}]", each, served)
-            spec = SequenceSpec(record.request_id, served.model.name, prompt_ids, GREEDY, choice=index, max_tokens=1)
-            specs.append(replace(spec, pooling=POOLING[request.pooling]))
+            spec = _spec(record, served, call, prompt_ids, GREEDY)
+            specs.append(replace(spec, choice=index, max_tokens=1, pooling=POOLING[request.pooling]))
         return specs
 
     async def tokenize(self, request: TokenizeRequest, call: Call) -> TokenizeResult:
@@ -175,6 +173,21 @@ class Generation:
         """End every running request with this error."""
         for inbox in list(self._running):
             inbox.fail(error)
+
+
+def _spec(
+    record: Record, served: ServedModel, call: Call, prompt_ids: tuple[int, ...], sampling: SamplingParams
+) -> SequenceSpec:
+    """A sequence of this caller for the model that it was resolved to."""
+    return SequenceSpec(
+        request_id=record.request_id,
+        model=served.model.name,
+        prompt_ids=prompt_ids,
+        sampling=sampling,
+        cache_salt=cache_salt(call.tenant),
+        fingerprint=served.fingerprint,
+        tokenizer_hash=served.tokenizer_hash,
+    )
 
 
 async def _embed_ids(field: str, each: EmbedInput, served: ServedModel) -> tuple[int, ...]:

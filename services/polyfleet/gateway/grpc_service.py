@@ -78,7 +78,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
         try:
             with self._counting(method):
                 caller = self._state.auth.check(dict(context.invocation_metadata() or ()).get(AUTHORIZATION))
-            yield Call(method, caller.key_id, context.time_remaining())
+            yield Call(method, caller.key_id, context.time_remaining(), caller.tenant)
         except ApiError as error:
             await abort(context, error)
         except FieldError as error:

@@ -16,10 +16,15 @@ from polyfleet.wire.limits import FieldError
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model whose facts are known. `text` None: it has no tokenizer and takes ids only."""
+    """A model whose facts are known, and what the workers that compute it have in common.
+
+    `text` None: it has no tokenizer and takes ids only.
+    """
 
     model: Model
     text: ModelText | None
+    fingerprint: str = ""
+    tokenizer_hash: str = ""
 
 
 class Models:
@@ -73,13 +78,16 @@ class Models:
         facts = self._facts(name)
         if facts.info is None:
             return f"Model {facts.model.name} is being loaded."
-        if not facts.info.tokenizer_hash:
-            return ServedModel(facts.model, None)
+        fingerprint, tokenizer_hash = facts.info.fingerprint, facts.info.tokenizer_hash
+        if not tokenizer_hash:
+            return ServedModel(facts.model, None, fingerprint)
         try:
-            text = self._texts.get(facts.info.tokenizer_hash)
+            text = self._texts.get(tokenizer_hash)
         except TextAssetsError as error:
             raise FailedPrecondition(f"The tokenizer of model {facts.model.name} can't be used: {error}") from None
-        return ServedModel(facts.model, text) if text else f"The tokenizer of model {facts.model.name} is on its way."
+        if text is None:
+            return f"The tokenizer of model {facts.model.name} is on its way."
+        return ServedModel(facts.model, text, fingerprint, tokenizer_hash)
 
     def _facts(self, name: str) -> ModelFacts:
         if name:

@@ -27,10 +27,15 @@ PlaceFunction = Callable[[PlacementRequest, FleetSnapshot], Placement]
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """One request's right to run; its sequences share it. `taken` from the first placement until `give_back`."""
+    """One request's right to run; its sequences share it. `taken` from the first placement until `give_back`.
+
+    Its first placement decides by which weights and tokenizer (`fingerprint`) the request is computed, to its end.
+    """
 
     model: str
     priority: int = 0
+    fingerprint: str | None = None  # None: any
+    tokenizer_hash: str = ""
     taken: bool = False
     waiting: int = 0  # of its sequences
 
@@ -136,6 +141,8 @@ class RequestQueue:
         turn = candidate.turn
         if not turn.taken and self._num_turns >= self._limits.max_concurrent:
             return False
+        if not turn.taken and turn.fingerprint is not None:
+            turn.fingerprint = self._view.successor(turn.model, turn.fingerprint, turn.tokenizer_hash)
         session = self._choose(candidate.needs())
         if waiting is not None:
             waiting.no_worker = session is None

@@ -45,6 +45,9 @@ class SequenceSpec:
     logprobs: int | None = None
     priority: int = 0
     pooling: "inference_pb2.Pooling.ValueType" = inference_pb2.POOLING_UNSPECIFIED
+    cache_salt: bytes = b""
+    fingerprint: str | None = None  # of the model that is to compute it; None: any of that name
+    tokenizer_hash: str = ""  # of the tokenizer that made its prompt
 
 
 @unique
@@ -113,6 +116,7 @@ class SequenceRelay:
             max_tokens=0 if self._spec.pooling else rest,
             excluded=frozenset(worker_id for worker_id, until in self._excluded.items() if until > now),
             key=self._spec.request_id,
+            fingerprint=self.turn.fingerprint,
         )
 
     def granted(self, session: Session) -> None:
@@ -155,6 +159,7 @@ class SequenceRelay:
             priority=spec.priority,
             pooling=spec.pooling,
             request_id=spec.request_id,
+            cache_salt=spec.cache_salt,
         )
 
     # The session's side.

@@ -72,6 +72,11 @@ class Session:
         """Sequences of this gateway that run there."""
         return len(self._sinks)
 
+    @property
+    def says_ready(self) -> bool:
+        """Whether the worker was ready when last heard, by this gateway or by the fleet; it may be out of reach now."""
+        return (self._heard or self._reported).state == fleet_pb2.WORKER_STATE_READY
+
     def open(self) -> None:
         """Dial, and dial again whenever it breaks, until `close`."""
         self._task = asyncio.create_task(self._run())

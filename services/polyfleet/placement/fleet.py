@@ -36,6 +36,8 @@ class Worker:
     waiting_prefill_tokens: int = 0
     prefill_tokens_per_second: float = 0.0
     decode_tokens_per_second: float = 0.0
+    fingerprint: str = ""  # of its model; empty is not known, and equal to empty alone
+    tokenizer_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class PlacementRequest:
 
     `max_tokens` is what must fit behind the prompt: the client's wish, or 1 when it takes as many as fit.
     `key` (the request id, say) decides between workers that are equally good; requests without one all go the same way.
+    `fingerprint` names the weights and tokenizer of the request; None: any worker of `model` will do.
     `cached_tokens` holds, by worker id, how many prompt tokens that worker is known to have in its prefix cache.
     """
 
@@ -62,6 +65,7 @@ class PlacementRequest:
     excluded: frozenset[str] = frozenset()
     key: str = ""
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ the score of a kept worker is the wait for the first token that its last report 
 wait, and among workers that wait about as little, the one that the request's key hashes to.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -42,6 +43,9 @@ _NOT_READY = {
     WorkerState.UNHEALTHY: "unhealthy",
     WorkerState.LOST: "lost",
 }
+
+
+OTHER_FINGERPRINT = "has other weights or another tokenizer of this name"
 
 
 def place(request: PlacementRequest, fleet: FleetSnapshot, policy: Policy | None = None) -> Placement:
@@ -82,6 +86,31 @@ def keep_ready(request: PlacementRequest, workers: Iterable[Worker]) -> Filtered
     return _filtered((w, _NOT_READY.get(w.state, "")) for w in workers)
 
 
+def keep_fingerprint(request: PlacementRequest, workers: Iterable[Worker]) -> Filtered:
+    """Workers whose weights and tokenizer are those of the request."""
+    wanted = request.fingerprint
+    return _filtered((w, OTHER_FINGERPRINT if wanted not in (None, w.fingerprint) else "") for w in workers)
+
+
+def prevailing_fingerprint(workers: Iterable[Worker]) -> str | None:
+    """The fingerprint that most of these workers have, the least of several; None of no workers.
+
+    Given the ready workers of one model name, the one that new requests go to: the same at every gateway.
+    """
+    counts = Counter(worker.fingerprint for worker in workers)
+    return min(counts, key=lambda each: (-counts[each], each)) if counts else None
+
+
+def outvoted(workers: Iterable[Worker]) -> frozenset[str]:
+    """Ids of ready workers that get no new requests, since another fingerprint prevails among those of their model."""
+    ready: dict[str, list[Worker]] = {}
+    for worker in workers:
+        if worker.state is WorkerState.READY:
+            ready.setdefault(worker.model, []).append(worker)
+    chosen = {model: prevailing_fingerprint(alike) for model, alike in ready.items()}
+    return frozenset(w.worker_id for alike in ready.values() for w in alike if w.fingerprint != chosen[w.model])
+
+
 def keep_not_excluded(request: PlacementRequest, workers: Iterable[Worker]) -> Filtered:
     """Workers that have not failed this request before."""
     return _filtered((w, "failed this request before" if w.worker_id in request.excluded else "") for w in workers)
@@ -107,7 +136,7 @@ def keep_roomy(request: PlacementRequest, workers: Iterable[Worker]) -> Filtered
     return _filtered((w, reason(w)) for w in workers)
 
 
-FILTERS = (keep_model, keep_ready, keep_not_excluded, keep_long_enough, keep_roomy)
+FILTERS = (keep_model, keep_ready, keep_fingerprint, keep_not_excluded, keep_long_enough, keep_roomy)
 
 
 def _filtered(judged: Iterable[tuple[Worker, str]]) -> Filtered:

@@ -42,4 +42,6 @@ def worker_from_proto(info: pb.WorkerInfo, status: pb.WorkerStatus) -> Worker:
         waiting_prefill_tokens=status.waiting_prefill_tokens,
         prefill_tokens_per_second=status.prefill_tokens_per_second,
         decode_tokens_per_second=status.decode_tokens_per_second,
+        fingerprint=model.fingerprint,
+        tokenizer_hash=model.tokenizer_hash,
     )

@@ -83,6 +83,39 @@ async def test_keys_are_asked_for_over_both_protocols(tmp_path: Path) -> None:
         assert unauthenticated == 4
 
 
+async def test_each_tenant_has_prefixes_of_its_own(tmp_path: Path) -> None:
+    secrets = {"a": "", "b": "", "a-too": "a"}
+    keys = tmp_path / "keys.yaml"
+    entries = [
+        {"id": name, "hash": hashlib.sha256(name.encode()).hexdigest(), "tenant": tenant}
+        for name, tenant in secrets.items()
+    ]
+    keys.write_text(yaml.safe_dump({"keys": entries}))
+    first, second = text_worker("w-1", token_seconds=0.002), text_worker("w-2")
+    async with GatewayRig(config={"keys_file": str(keys)}) as rig:
+        await rig.add(first)
+        request = pb.GenerateRequest(token_ids=[4, 5], max_tokens=3)
+        for name in secrets:
+            await Stream.read(rig.stub.Generate(request, metadata=bearer(name)))
+            body = json.dumps({"prompt": [4, 5], "max_tokens": 3}).encode()
+            headers = {"content-type": "application/json", **dict(bearer(name))}
+            completion = urllib.request.Request(f"{rig.http}/v1/completions", body, headers)
+            with await asyncio.to_thread(urllib.request.urlopen, completion) as reply:
+                assert reply.status == 200
+        salts = [start.cache_salt for start in first.started]
+        long = pb.GenerateRequest(token_ids=[4, 5], max_tokens=200)
+        reading = asyncio.create_task(Stream.read(rig.stub.Generate(long, metadata=bearer("b"))))
+        await until(lambda: any(each.generated > 20 for each in first.sequences.values()))
+        await rig.add(second)
+        await first.kill()
+        assert (await reading).workers() == ["w-1", "w-2"]
+    assert salts[0] == salts[1] == salts[4] == salts[5]
+    assert salts[2] == salts[3]
+    assert len({b"", salts[0], salts[2]}) == 3
+    assert second.started[0].cache_salt == salts[2]
+    assert b"a" not in (salts[0], salts[2])
+
+
 async def test_a_changed_keys_file_counts_at_once_and_a_broken_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,21 @@ def loading_worker() -> pb.FleetWorker:
     return pb.FleetWorker(info=info, status=status)
 
 
+def test_workers_that_get_no_new_requests_say_why(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    for worker_id, fingerprint in (("w-1", "a"), ("w-2", "a"), ("w-3", "b")):
+        info = pb.WorkerInfo(worker_id=worker_id, model=pb.ModelInfo(name="m", fingerprint=fingerprint))
+        service.workers.append(pb.FleetWorker(info=info, status=pb.WorkerStatus(state=pb.WORKER_STATE_READY)))
+    service.workers[2].status.reason = "canary: no reference"
+    records = json.loads(run("workers", "--fleet", address, "--json").stdout)
+    assert [record["fingerprint"] for record in records] == ["a", "a", "b"]
+    assert [record["reason"] for record in records[:2]] == ["", ""]
+    assert records[2]["reason"] == (
+        "no new requests: its weights or tokenizer are not those of most ready workers of its model. "
+        "canary: no reference"
+    )
+
+
 def test_workers_for_people_and_programs(fleet: tuple[Fleet, str]) -> None:
     service, address = fleet
     assert "No workers." in run("workers", "--fleet", address).stdout

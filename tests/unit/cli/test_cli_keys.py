@@ -33,6 +33,19 @@ def test_keys_are_added_to_those_there(tmp_path: Path) -> None:
     assert Authenticator(path).check(f"Bearer {record['key']}").role is Role.OPERATOR
 
 
+def test_keys_of_one_tenant(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    made = [("team-a",), ("batch", "--tenant", "team-a"), ("team-b",)]
+    keys = [create(*arguments, "--keys-file", str(path)).stdout.strip() for arguments in made]
+    authenticator = Authenticator(path)
+    assert [authenticator.check(f"Bearer {key}").tenant for key in keys] == ["team-a", "team-a", "team-b"]
+    record = json.loads(create("c", "--tenant", "team-b", "--keys-file", str(path), "--json").stdout)
+    assert (record["id"], record["tenant"]) == ("c", "team-b")
+    refused = create("d", "--tenant", "a b", "--keys-file", str(path))
+    assert refused.exit_code == 2
+    assert "is no tenant" in refused.stderr
+
+
 def test_an_id_is_taken_once(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     create("team-a", "--keys-file", str(path))

@@ -132,6 +132,27 @@ class TestPrefix:
         for each in twins:
             assert_right(outcomes, each)
 
+    def test_no_tenant_finds_what_another_one_has_sent(self) -> None:
+        batcher, _ = make_batcher()
+        cached: list[int | None] = []
+        for number, salt in enumerate((b"a", b"b", b"", b"a", b"b", b"")):
+            each = SequenceRequest(f"s{number}", prompt(1, 13), max_tokens=4, cache_salt=salt)
+            batcher.add(each)
+            outcomes = run_all(batcher)
+            assert_right(outcomes, each)
+            cached.append(outcomes[each.sequence_id].cached_tokens)
+        assert cached == [0, 0, 0, 12, 12, 12]
+
+    def test_tenants_at_the_same_time_share_no_block(self) -> None:
+        batcher, _ = make_batcher(step_tokens=64)
+        for salt in (b"a", b"b"):
+            batcher.add(SequenceRequest(salt.hex(), prompt(1, 17), max_tokens=3, cache_salt=salt))
+        outcomes = Outcomes()
+        outcomes.add(batcher.step())
+        batcher.check()
+        assert batcher.pool.num_blocks - batcher.pool.num_free == 2 * 5
+        run_all(batcher, outcomes)
+
     def test_can_be_turned_off(self) -> None:
         batcher, executor = make_batcher(prefix_cache=False)
         for name in ("a", "b"):

@@ -156,6 +156,57 @@ async def test_a_model_is_remembered_while_it_is_deployed(view: FleetView) -> No
     assert view.tokenizer_hashes() == frozenset()
 
 
+def revision(worker_id: str, fingerprint: str, tokenizer: str, state: "pb.WorkerState.ValueType" = READY) -> Any:
+    each = worker(worker_id, state)
+    each.info.model.fingerprint, each.info.model.tokenizer_hash = fingerprint, tokenizer
+    return each
+
+
+async def test_what_an_unready_worker_says_counts_for_nothing(view: FleetView) -> None:
+    others = [LOST, DRAINING, pb.WORKER_STATE_LOADING, pb.WORKER_STATE_UNHEALTHY]
+    fakes = [revision(f"w-{state}", "fake", "h-fake", state) for state in others]
+    view.apply(pb.FleetSnapshot(workers=fakes))
+    facts = view.model("m")
+    assert facts is not None
+    assert (facts.info, facts.model.context_length, view.tokenizer_hashes()) == (None, 0, frozenset())
+    view.apply(pb.FleetSnapshot(version=2, workers=[*fakes, revision("w-9", "real", "h-real")]))
+    view.apply(pb.FleetSnapshot(version=3, workers=[*fakes, revision("w-9", "real", "h-real", DRAINING)]))
+    facts = view.model("m")
+    assert facts is not None
+    assert facts.info is not None
+    assert (facts.info.fingerprint, view.tokenizer_hashes()) == ("real", frozenset({"h-real"}))
+
+
+async def test_new_requests_go_where_most_ready_workers_are(view: FleetView, caplog: pytest.LogCaptureFixture) -> None:
+    def chosen() -> tuple[str, str, int]:
+        facts = view.model("m")
+        assert facts is not None
+        assert facts.info is not None
+        return facts.info.fingerprint, facts.info.tokenizer_hash, facts.model.ready_workers
+
+    def publish(*workers: Any) -> None:
+        view.apply(pb.FleetSnapshot(workers=workers))
+        for session in view.sessions.values():
+            session.connected = True
+            session._worker = None
+        view.changed.call()
+
+    old = [revision("w-3", "old", "h-old"), revision("w-4", "old", "h-old")]
+    new = [revision("w-1", "new", "h-new"), revision("w-2", "new", "h-new"), revision("w-5", "new", "h-new")]
+    publish(*old)
+    assert chosen() == ("old", "h-old", 2)
+    publish(*old, new[0])
+    publish(*old, new[0])
+    assert chosen() == ("old", "h-old", 2)
+    assert [getattr(record, "workers", None) for record in caplog.records] == [["w-1"]]
+    assert view.successor("m", "new", "h-new") == "new"
+    assert view.successor("m", "gone", "h-new") == "new"
+    assert view.successor("m", "gone", "h-old") == "old"
+    assert view.successor("m", "gone", "h-gone") == "gone"
+    publish(*old, *new)
+    assert chosen() == ("new", "h-new", 3)
+
+
 async def test_a_worker_that_left_the_snapshot_stays_while_its_session_lives(view: FleetView) -> None:
     view.apply(pb.FleetSnapshot(scheduler_epoch="a", workers=[worker("w-1"), worker("w-2")]))
     view.sessions["w-1"]._set_connected()

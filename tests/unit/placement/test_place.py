@@ -1,6 +1,7 @@
 """place(): what is dropped and why, who wins, and the properties that hold for every fleet."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Worker, WorkerState
-from polyfleet.placement.place import Policy, expected_wait, place
+from polyfleet.placement.place import Policy, expected_wait, outvoted, place, prevailing_fingerprint
 
 READY = Worker(
     "w-a",
@@ -49,6 +50,37 @@ def test_a_worker_that_cannot_serve_is_dropped_with_the_reason(worker: Worker, r
     placement = place(REQUEST, fleet(worker))
     assert placement.worker is None
     assert [(v.worker_id, v.dropped) for v in placement.verdicts] == [("w-a", reason)]
+
+
+def test_a_request_stays_with_its_fingerprint() -> None:
+    one, other, old = (replace(READY, worker_id=f"w-{each}", fingerprint=each) for each in ("f1", "f2", ""))
+    for wanted, expected in (("f1", one), ("f2", other), ("", old)):
+        placement = place(replace(REQUEST, fingerprint=wanted), fleet(one, other, old))
+        assert placement.worker == expected
+        dropped = [verdict.dropped for verdict in placement.verdicts if verdict.dropped]
+        assert dropped == ["has other weights or another tokenizer of this name"] * 2
+    assert place(replace(REQUEST, fingerprint="f3"), fleet(one, other, old)).worker is None
+    assert place(REQUEST, fleet(other)).worker == other
+
+
+@pytest.mark.parametrize(
+    ("fingerprints", "expected"),
+    [("", None), ("b", "b"), ("bba", "b"), ("baab", "a"), ("cba", "a"), (["", "", "a"], "")],
+)
+def test_most_workers_decide_and_among_equals_the_least(fingerprints: Sequence[str], expected: str | None) -> None:
+    assert prevailing_fingerprint(replace(READY, fingerprint=each) for each in fingerprints) == expected
+
+
+def test_the_outvoted_are_ready_ones_of_the_same_model() -> None:
+    workers = [
+        replace(READY, worker_id="w-1", fingerprint="a"),
+        replace(READY, worker_id="w-2", fingerprint="a"),
+        replace(READY, worker_id="w-3", fingerprint="b"),
+        replace(READY, worker_id="w-4", fingerprint="b", state=WorkerState.LOADING),
+        replace(READY, worker_id="w-5", fingerprint="c", model="other"),
+    ]
+    assert outvoted(workers) == {"w-3"}
+    assert outvoted(workers[2:]) == set()
 
 
 def test_a_worker_that_failed_the_request_is_dropped() -> None:

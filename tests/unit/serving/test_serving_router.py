@@ -78,11 +78,12 @@ def test_a_start_becomes_the_engines_request_whole() -> None:
     start = pb.StartSequence(
         sequence_id="a", prompt_ids=[1, 2], generated_ids=[3], sampling=sampling, choice=4, max_tokens=5,
         stop_token_ids=[6, 7], ignore_eos=True, logprobs=0, priority=-8, pooling=inference.POOLING_LAST,
+        cache_salt=b"salt",
     )  # fmt: skip
     assert request_of(start, "9:a") == SequenceRequest(
         "9:a", (1, 2), SamplingParams(0.5, 0.9, 3, 0.1, 2**64 - 1, 1.1, 0.2, -0.3), max_tokens=5, generated_ids=(3,),
         choice=4, stop_token_ids=frozenset({6, 7}), ignore_eos=True, num_logprobs=0, priority=-8,
-        pooling=PoolingKind.LAST,
+        pooling=PoolingKind.LAST, cache_salt=b"salt",
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from polyfleet.engine.sequence import Sequence, SequenceState
 from polyfleet.kvcache.pool import BlockPool
 from polyfleet.kvcache.prefix import PrefixIndex
 from polyfleet.sampling.draw import SampledToken
-from polyfleet.wire.hashing import ROOT_HASH
+from polyfleet.wire.hashing import ROOT_HASH, prefix_root
 from polyfleet.wire.limits import FieldError
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ class BatchLimits:
     context_length: int  # tokens of one sequence; at most what the whole pool holds
     end_token_ids: frozenset[int] = frozenset()
     prefix_cache: bool = True
+    fingerprint: str = ""  # of the model, part of every prefix's identity
 
 
 @dataclass(slots=True)
@@ -90,7 +91,8 @@ class Batcher:
         longest = self._limits.context_length - (request.pooling is None)
         if not 0 < num_tokens <= longest:
             raise FieldError("prompt_ids", f"must be 1 to {longest} tokens with those generated, not {num_tokens}")
-        self.ledger.admit(Sequence(request, next(self._arrivals), self._clock()))
+        root = prefix_root(self._limits.fingerprint, request.cache_salt)
+        self.ledger.admit(Sequence(request, next(self._arrivals), self._clock(), root=root))
 
     def cancel(self, sequence_id: str) -> bool:
         """End a sequence now and free its blocks; no update follows. False when there is none of that id."""

@@ -37,6 +37,7 @@ class Engine:
         tokenizer: "TokenizerAssets | None" = None,
         clock: Callable[[], float] = time.monotonic,
         canary: Canary | None = None,
+        fingerprint: str = "",
     ) -> None:
         """`options` have nothing left open (see `polyfleet.engine.sizing`). `load` is the usual way here."""
         self.facts = EngineFacts(
@@ -50,6 +51,7 @@ class Engine:
             max_sequences=options.max_sequences,
             dtype=options.dtype,
             end_token_ids=config.end_token_ids,
+            fingerprint=fingerprint,
         )
         self.options = options
         self.tokenizer = tokenizer
@@ -60,6 +62,7 @@ class Engine:
             context_length=options.context_length,
             end_token_ids=frozenset(config.end_token_ids),
             prefix_cache=options.prefix_cache,
+            fingerprint=fingerprint,
         )
         self._executor = executor
         self._batcher = Batcher(executor, limits, clock)
@@ -78,7 +81,14 @@ class Engine:
         from polyfleet.engine.loader import load
 
         loaded = load(path, options or EngineOptions(), progress or (lambda share, phase: None))
-        return cls(loaded.executor, loaded.model.config, loaded.options, loaded.model.tokenizer, canary=loaded.canary)
+        return cls(
+            loaded.executor,
+            loaded.model.config,
+            loaded.options,
+            loaded.model.tokenizer,
+            canary=loaded.canary,
+            fingerprint=loaded.fingerprint,
+        )
 
     @property
     def has_work(self) -> bool:

@@ -12,6 +12,7 @@ from polyfleet.engine.canary_reference import canary_for
 from polyfleet.engine.executors import build_executor
 from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import Machine, resolve
+from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.wire.limits import FieldError
@@ -28,6 +29,7 @@ class LoadedEngine:
     executor: Executor
     options: EngineOptions
     canary: Canary | None = None  # where one was wanted and the context has room for it
+    fingerprint: str = ""
 
 
 def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
@@ -36,6 +38,7 @@ def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
     machine, capabilities = open_machine(options.device)
     progress(0.0, "reading the model")
     model = load_model(path, lambda share: progress(share * READING_SHARE, "reading the model"))
+    identity = fingerprint(model)
     weight_count = sum(weight.rows * weight.columns for weight in model.weights.values())
     resolved = resolve(options, model.config, weight_count, machine)
     canary = None
@@ -57,7 +60,7 @@ def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
         lambda share: progress(READING_SHARE + share * (1 - READING_SHARE), preparing),
     )
     progress(1.0, "ready")
-    return LoadedEngine(model, executor, resolved, canary)
+    return LoadedEngine(model, executor, resolved, canary, identity)
 
 
 def with_user_choice(options: EngineOptions) -> EngineOptions:

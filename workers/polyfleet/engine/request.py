@@ -33,6 +33,7 @@ class SequenceRequest:
     num_logprobs: int | None = None
     priority: int = 0  # higher first
     pooling: PoolingKind | None = None  # set: an embedding of the prompt is wanted, no token
+    cache_salt: bytes = b""  # cached prefixes are shared by requests of one salt alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class EngineFacts:
     max_sequences: int
     dtype: str
     end_token_ids: tuple[int, ...]
+    fingerprint: str = ""  # of configuration, weights and tokenizer, wherever their files lie
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class Sequence:
     generated_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    root: bytes = ROOT_HASH  # of its prefix chain
     hashes: list[bytes] = field(default_factory=list)  # of the full blocks so far, for the PrefixIndex
     num_published: int = 0  # leading blocks that the PrefixIndex knows
     pooled: tuple[float, ...] = ()
@@ -98,7 +99,7 @@ class Sequence:
         """The hashes of the first `num_blocks` blocks, which must be full."""
         while len(self.hashes) < num_blocks:
             start = len(self.hashes) * block_size
-            parent = self.hashes[-1] if self.hashes else ROOT_HASH
+            parent = self.hashes[-1] if self.hashes else self.root
             self.hashes.append(grain_hash(parent, self.tokens(start, start + block_size)))
         return self.hashes[:num_blocks]
 

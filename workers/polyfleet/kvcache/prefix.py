@@ -45,7 +45,7 @@ class PrefixIndex:
         """Offer a block that is full and computed; returns the block that holds these tokens from now on.
 
         That is `block`, or an equal one published before, to which the caller's reference moves. `parent` is the hash
-        of the block before it, published and held by the caller, or ROOT_HASH.
+        of the block before it, published and held by the caller, or ROOT_HASH for the first, whatever its chain's root.
         """
         entry = self._entries.get(chain_hash)
         if entry is None:

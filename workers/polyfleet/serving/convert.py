@@ -43,6 +43,7 @@ def request_of(start: pb.StartSequence, engine_id: str) -> SequenceRequest:
         num_logprobs=start.logprobs if start.HasField("logprobs") else None,
         priority=start.priority,
         pooling=pooling_of(start.pooling),
+        cache_salt=start.cache_salt,
     )
 
 
@@ -115,6 +116,7 @@ def model_info_of(loaded: Loaded, served_name: str) -> fleet.ModelInfo:
         max_sequences=facts.max_sequences,
         dtype=facts.dtype,
         end_token_ids=facts.end_token_ids,
+        fingerprint=facts.fingerprint,
     )
 
 

@@ -78,7 +78,8 @@ class Endpoints:
     def _authenticate(self, request: Request, method: str) -> Call:
         call = Call(method)
         with self._refusals(call):
-            return Call(method, key_id=self._state.auth.check(request.headers.get("authorization")).key_id)
+            caller = self._state.auth.check(request.headers.get("authorization"))
+            return Call(method, key_id=caller.key_id, tenant=caller.tenant)
 
     @contextmanager
     def _refusals(self, call: Call) -> Iterator[None]:
