@@ -84,14 +84,14 @@ def _with_logprobs(row: Tensor, token_id: int, num_logprobs: int | None) -> Samp
     """The token with logprobs of the model's own distribution."""
     if num_logprobs is None:
         return SampledToken(token_id)
-    total = row.logsumexp(dim=-1)
-    logprob = float(row[token_id] - total)
+    total = float(row.amax()) + float(np.log(_mass(row[None], np.ones((1, 1)))).item())
+    logprob = float(row[token_id]) - total
     if num_logprobs == 0:
         return SampledToken(token_id, logprob)
     least = row.topk(min(num_logprobs, len(row))).values[-1]
     ids = (row >= least).nonzero().flatten()
     ids = ids[row[ids].sort(descending=True, stable=True).indices[:num_logprobs]]
-    return SampledToken(token_id, logprob, tuple(ids.tolist()), tuple((row[ids] - total).tolist()))
+    return SampledToken(token_id, logprob, tuple(ids.tolist()), tuple((row[ids].double() - total).tolist()))
 
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
@@ -114,11 +114,24 @@ def _draw_among(width: int, logits: Tensor, filters: Filters) -> list[int]:
     if width == logits.shape[-1]:
         mass = weights.sum(axis=-1, keepdims=True)
     elif filters.need_whole_mass(width):
-        scale = torch.from_numpy(filters.temperature).float().to(logits.device)
-        mass = _host((logits - logits.amax(dim=-1, keepdim=True)).div_(scale).exp_().sum(dim=-1, keepdim=True))
+        mass = _mass(logits, filters.temperature)
     else:
         mass = np.ones_like(filters.temperature)
     return filters.pick(weights, ids, mass)
+
+
+def _mass(logits: Tensor, temperature: Floats) -> Floats:
+    """Weight [n, 1] of all tokens of each row [n, V], where its likeliest has 1.
+
+    On a host the same to the bit in any company: torch would share a row that is alone among threads.
+    """
+    scale = temperature.astype(np.float32)
+    if logits.device.type == "cpu":
+        values = logits.numpy()
+        weights = np.exp((values - values.max(axis=-1, keepdims=True)) / scale)
+        return np.stack([row.sum(keepdims=True) for row in weights]).astype(np.float64)
+    shifted = logits - logits.amax(dim=-1, keepdim=True)
+    return _host(shifted.div_(torch.from_numpy(scale).to(logits.device)).exp_().sum(dim=-1, keepdim=True))
 
 
 def _likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
