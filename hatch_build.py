@@ -16,7 +16,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).parent
 CPU_ENGINE = ROOT / "workers" / "polyfleet" / "kernels" / "cpu"
 
-CXX_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden"]
+CXX_FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden"]
 AVX512_FLAGS = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c"]
 # Objects of x86-64 that need more than its baseline: object -> (source, flags). Everything else keeps to the baseline.
 X86_OBJECTS = {

@@ -4,6 +4,8 @@
 
 extern "C" int scratch_floats(int head_dim, int vectors) { return (int)pf::attention_scratch(head_dim, vectors); }
 
+extern "C" int partial_floats(int head_dim, int vectors) { return (int)pf::attention_partial(head_dim, vectors); }
+
 extern "C" void attend_both(int rows, int heads, int head_dim, int block_size, int position, int begin, int end,
                             const float *query, const uint16_t *keys, const uint16_t *values, const int32_t *table,
                             float *scratch, int partial, float *plain, float *wide) {

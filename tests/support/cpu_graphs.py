@@ -95,6 +95,7 @@ class Rig:
         block_size: int = 16,
         num_blocks: int = 4,
         keep_hidden: bool = True,
+        wide: bool = False,
     ) -> None:
         held = {weight.name: weight for weight in (dense("rows", rows), *weights)}
         counts = {name: weight.rows for name, weight in held.items()}
@@ -111,6 +112,7 @@ class Rig:
             block_size=block_size,
             threads=threads,
             instruction_set=instruction_set,
+            wide=wide,
         )
 
     def run(self, slices: Sequence[tuple[Sequence[int], int, Sequence[int]]], selected: Sequence[int] = ()) -> Floats:

@@ -23,6 +23,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_sequences: Annotated[Count, Meta(description="sequences that run at once")] = 0
     step_tokens: Annotated[Count, Meta(description="token budget of one step")] = 0
     threads: Annotated[Count, Meta(description="CPU threads")] = 0
+    reproducible: Annotated[bool, Meta(description="round long prompts no more than all else, with AMX too")] = False
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

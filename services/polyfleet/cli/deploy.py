@@ -33,6 +33,7 @@ TOKENS = click.IntRange(0, 2**31 - 1)
 @click.option("--max-sequences", type=TOKENS, help="Sequences that run at once.")
 @click.option("--step-tokens", type=TOKENS, help="Token budget of one step.")
 @click.option("--threads", type=TOKENS, help="CPU threads.")
+@click.option("--reproducible", type=bool, help="Round long prompts no more than all else, with AMX too.")
 @fleet_options
 @json_option
 def deploy(

@@ -150,5 +150,6 @@ def to_proto(deployment: Deployment, chosen: tuple[str, ...] = ()) -> pb.ModelDe
             max_sequences=options.max_sequences,
             step_tokens=options.step_tokens,
             threads=options.threads,
+            reproducible=options.reproducible,
         ),
     )

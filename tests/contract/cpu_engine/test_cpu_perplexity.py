@@ -13,18 +13,16 @@ from torch import Tensor
 
 from polyfleet.engine.batch import SequenceSlice, StepBatch
 from polyfleet.engine.eager import EagerExecutor, make_step
-from polyfleet.engine.persistent import choose_instruction_set, choose_threads, step_rows
-from polyfleet.kernels.cpu.engine import CpuEngine
+from polyfleet.engine.persistent import choose_instruction_set, choose_threads
+from polyfleet.kernels.cpu.engine import CpuEngine, StepRows
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
-from polyfleet.sampling.draw import Draw
-from polyfleet.wire.sampling import SamplingParams
 
 TEXT = Path(__file__).parents[2] / "data" / "perplexity.txt"
 TOKENS = 512
-CHUNKS = (48, 256)  # tokens a step; the second is wide where the instruction set has wide steps
+CHUNKS = (48, 256)  # tokens a step; the second is a wide slice where the instruction set has these
 TABLE = range(TOKENS // 16)
 MAX_EXCESS = 0.01  # of perplexity, over the reference's
 MIN_AGREEMENT = 0.93
@@ -59,7 +57,7 @@ def reference_logits(model: LoadedModel, token_ids: list[int]) -> Tensor:
 
 
 def engine_logits(model: LoadedModel, token_ids: list[int], chunk: int) -> Tensor:
-    """Logits of every position: each token is a slice of its own, over one block table."""
+    """Logits of every position, in chunks."""
     engine = CpuEngine(
         record(model.config, model.weights),
         model.weights,
@@ -67,13 +65,13 @@ def engine_logits(model: LoadedModel, token_ids: list[int], chunk: int) -> Tenso
         block_size=16,
         threads=choose_threads(0),
         instruction_set=choose_instruction_set("auto"),
+        wide=True,
     )
-    draw, parts = Draw(SamplingParams(temperature=0.0)), []
+    parts = []
     for start in range(0, len(token_ids), chunk):
-        places = range(start, min(start + chunk, len(token_ids)))
-        batch = StepBatch(tuple(SequenceSlice([token_ids[place]], place, TABLE, draw) for place in places))
-        engine.step(step_rows(batch, 16), keep_hidden=False)
-        parts.append(torch.from_numpy(engine.logits(len(places), keep_hidden=False).copy()))
+        ids = token_ids[start : start + chunk]
+        engine.step(StepRows(ids, [0, len(ids)], [start], [0], TABLE, range(len(ids))), keep_hidden=False)
+        parts.append(torch.from_numpy(engine.logits(len(ids), keep_hidden=False).copy()))
     return torch.cat(parts)
 
 

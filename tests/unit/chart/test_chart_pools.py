@@ -35,7 +35,7 @@ OVERRIDES: dict[str, Any] = {
     "volumes": [{"name": "ca", "configMap": {"name": "ca"}}],
     "volumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}],
     "securityContext": {"capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}},
-    "options": {"dtype": "float16", "kvCacheTokens": 10_000_000, "contextLength": 0},
+    "options": {"dtype": "float16", "kvCacheTokens": 10_000_000, "contextLength": 0, "reproducible": True},
 }
 
 
@@ -176,6 +176,7 @@ def test_a_pool_may_say_otherwise() -> None:
     assert argument("other", "dtype") == "float16"
     assert argument("other", "kv-cache-tokens") == "10000000"
     assert argument("other", "context-length") == "0"
+    assert argument("other", "reproducible") == "true"
 
 
 def test_what_all_pools_share() -> None:

@@ -108,11 +108,17 @@ def test_deploy_sends_every_option(fleet: tuple[Fleet, str], tmp_path: Path, mon
     (tmp_path / "m.gguf").touch()
     arguments = ["--workers", "2", "--model-name", "M", "--accelerator", "cuda", "--accelerator", "cpu"]
     arguments += ["--dtype", "float32", "--context-length", "64", "--kv-cache-tokens", "128", "--max-sequences", "3"]
-    arguments += ["--step-tokens", "32", "--threads", "1"]
+    arguments += ["--step-tokens", "32", "--threads", "1", "--reproducible", "true"]
     done = run("deploy", "small", "m.gguf", "--fleet", address, *arguments)
     assert done.exit_code == 0
     options = pb.WorkerOptions(
-        dtype="float32", context_length=64, kv_cache_tokens=128, max_sequences=3, step_tokens=32, threads=1
+        dtype="float32",
+        context_length=64,
+        kv_cache_tokens=128,
+        max_sequences=3,
+        step_tokens=32,
+        threads=1,
+        reproducible=True,
     )
     assert service.requests[0].deployment == pb.ModelDeployment(
         name="small",

@@ -45,7 +45,13 @@ def test_a_stranger_may_be_unhealthy() -> None:
 
 def test_the_wish_carries_every_key_of_the_file() -> None:
     options = WorkerOptions(
-        dtype="float32", context_length=1, kv_cache_tokens=2, max_sequences=3, step_tokens=4, threads=5
+        dtype="float32",
+        context_length=1,
+        kv_cache_tokens=2,
+        max_sequences=3,
+        step_tokens=4,
+        threads=5,
+        reproducible=True,
     )
     deployment = Deployment(
         name="n", source="/s", model_name="m", accelerators=("cuda", "cpu"), workers=2, options=options
@@ -57,7 +63,13 @@ def test_the_wish_carries_every_key_of_the_file() -> None:
         accelerators=["cuda", "cpu"],
         workers=2,
         options=pb.WorkerOptions(
-            dtype="float32", context_length=1, kv_cache_tokens=2, max_sequences=3, step_tokens=4, threads=5
+            dtype="float32",
+            context_length=1,
+            kv_cache_tokens=2,
+            max_sequences=3,
+            step_tokens=4,
+            threads=5,
+            reproducible=True,
         ),
     )
 

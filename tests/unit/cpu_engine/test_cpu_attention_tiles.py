@@ -1,4 +1,4 @@
-"""Attention of wide steps, on emulated tiles, against attention as it is everywhere else."""
+"""Attention of wide slices, on emulated tiles, against attention as it is everywhere else."""
 
 import ctypes
 import platform
@@ -54,7 +54,7 @@ def both(
     if coarse:
         values = rng.integers(-128, 129, values.shape).astype(np.float16)
     vectors = rows * heads
-    size = vectors * (2 + dim) if partial else vectors * dim
+    size = attention.partial_floats(dim, vectors) if partial else vectors * dim
     plain, wide = np.empty(size, np.float32), np.empty(size, np.float32)
     scratch = aligned(attention.scratch_floats(dim, 16 * heads))
     attention.attend_both(
@@ -65,8 +65,18 @@ def both(
         plain.ctypes.data_as(ctypes.c_void_p),
         wide.ctypes.data_as(ctypes.c_void_p),
     )
-    shaped = (vectors, -1)
-    return plain.reshape(shaped), wide.reshape(shaped)
+    if partial:
+        return of_part(plain, vectors, dim), of_part(wide, vectors, dim)
+    return plain.reshape(vectors, dim), wide.reshape(vectors, dim)
+
+
+def of_part(softmax: Floats, vectors: int, dim: int) -> Floats:
+    """Largest score, sum of weights and weighted values [vectors, 2 + dim] of a part."""
+    padded = -(-vectors // 16) * 16
+    sums, peak, mass = np.split(softmax, (len(softmax) - 2 * padded, len(softmax) - padded))
+    return np.concatenate(
+        (peak[:vectors, None], mass[:vectors, None], sums.reshape(padded, -1)[:vectors, :dim]), axis=1
+    )
 
 
 @pytest.mark.parametrize("partial", [False, True])

@@ -1,5 +1,7 @@
 """Linears of the CPU engine against float64, in every format and on every instruction set of this machine."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,8 @@ ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 64)
 # Error of a result, in units of sum(|x| |w|): float32 sums and scales; Q4_K's products of scales are kept in half
 # precision, and Q6_K's two scales in 32 columns become one.
 EXACT = {WeightFormat.Q4_K: 6e-4, WeightFormat.Q6_K: 8e-3}
+MANY_ROWS = 300
+COMPANIES = (*range(1, 36), 47, 48, 49, 63, 64, 65, 79, 100, *range(126, 131), 191, 193, 255, 256, 257, MANY_ROWS)
 BF16_SETS = ("avx512bf16", "amx")
 
 
@@ -65,16 +69,39 @@ def test_odd_numbers_of_blocks(instruction_set: str, form: WeightFormat, columns
     check(result, rows, weight, 2e-6)
 
 
-@pytest.mark.parametrize("form", [WeightFormat.Q8_0, WeightFormat.Q4_1])
-@pytest.mark.parametrize("columns", [32, 96, 576, 1600])
+@pytest.mark.parametrize(("form", "columns"), [(form, 256) for form in WeightFormat] + [(WeightFormat.Q4_1, 1600)])
 def test_a_row_computes_to_the_same_bits_in_any_company(instruction_set: str, form: WeightFormat, columns: int) -> None:
     """So that a sequence goes on with the same tokens when it was moved or preempted."""
     weight = random_weight("w", form, 40, columns)
-    rows = np.random.default_rng(6).standard_normal((max(ROW_COUNTS), columns), dtype=np.float32)
-    rig = Rig(rows, linear("w"), weight, instruction_set=instruction_set, num_blocks=8)
-    together = rig.all_rows(max(ROW_COUNTS)).copy()
-    for count in ROW_COUNTS:
-        np.testing.assert_array_equal(rig.all_rows(count), together[:count])
+    rows = np.random.default_rng(6).standard_normal((MANY_ROWS, columns), dtype=np.float32)
+    rigs = [
+        Rig(rows, linear("w"), weight, instruction_set=instruction_set, num_blocks=19, threads=threads)
+        for threads in (1, 2, 3)
+    ]
+    together = rigs[0].all_rows(MANY_ROWS)
+    for count in COMPANIES:
+        for rig in rigs:
+            np.testing.assert_array_equal(rig.all_rows(count), together[:count])
+
+
+@pytest.mark.parametrize("form", [WeightFormat.Q4_1, WeightFormat.F32])
+def test_a_wide_slice_changes_no_other_row(instruction_set: str, form: WeightFormat) -> None:
+    """Rows of short slices stand before, between and behind those of long ones."""
+    weight = random_weight("w", form, 40, 96)
+    rows = np.random.default_rng(8).standard_normal((MANY_ROWS, 96), dtype=np.float32)
+    rig = Rig(rows, linear("w"), weight, instruction_set=instruction_set, num_blocks=19, wide=True)
+    narrow = Rig(rows, linear("w"), weight, instruction_set=instruction_set, num_blocks=19).all_rows(MANY_ROWS)
+    cuts = (0, 1, 70, 71, 80, 240, 245, MANY_ROWS - 1, MANY_ROWS)  # the fifth slice has 160 rows
+    blocks = [
+        list(range(2 * at, 2 * at + 2)) if last - first < 33 else list(range(19))
+        for at, (first, last) in enumerate(pairwise(cuts))
+    ]
+    result = rig.run(
+        [(range(first, last), 0, table) for (first, last), table in zip(pairwise(cuts), blocks, strict=True)]
+    )
+    long = np.zeros(MANY_ROWS, dtype=bool)
+    long[80:240] = True
+    np.testing.assert_array_equal(result[~long], narrow[~long])
 
 
 @pytest.mark.parametrize("form", QUANTISED)
@@ -88,10 +115,10 @@ def test_ordinary_rows_lose_no_more_than_int8_does(instruction_set: str, form: W
 
 @pytest.mark.parametrize("form", QUANTISED)
 @pytest.mark.parametrize("columns", [256, 1792])
-def test_wide_steps_lose_no_more_than_bfloat16_does(instruction_set: str, form: WeightFormat, columns: int) -> None:
+def test_wide_slices_lose_no_more_than_bfloat16_does(instruction_set: str, form: WeightFormat, columns: int) -> None:
     weight = random_weight("w", form, 40, columns)
     rows = np.random.default_rng(7).standard_normal((300, columns), dtype=np.float32)
-    rig = Rig(rows, linear("w"), weight, instruction_set=instruction_set, num_blocks=32)
+    rig = Rig(rows, linear("w"), weight, instruction_set=instruction_set, num_blocks=32, wide=True)
     expected = rows.astype(np.float64) @ expand(weight).T
     for count in (128, 141, 300):
         result = rig.all_rows(count)

@@ -106,6 +106,7 @@ def test_every_option_reaches_the_config(parse: Any) -> None:
     visible = {each.name for each in main.params if isinstance(each, click.Option) and each.name != "config"}
     reported = set(WorkerConfig.__dataclass_fields__) | {
         "model", "model_name", "dtype", "context_length", "kv_cache_tokens", "max_sequences", "step_tokens", "threads",
+        "reproducible",
     }  # fmt: skip
     assert visible == reported - {"load"}
     assert config_of.__annotations__["return"] is WorkerConfig

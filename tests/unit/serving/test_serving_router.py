@@ -3,7 +3,7 @@
 import pytest
 
 from polyfleet.engine.batch import PoolingKind
-from polyfleet.engine.request import EngineStatus, FinishReason, SequenceRequest, SequenceUpdate
+from polyfleet.engine.request import EngineOptions, EngineStatus, FinishReason, SequenceRequest, SequenceUpdate
 from polyfleet.sampling.draw import SampledToken
 from polyfleet.serving.convert import delta_of, options_of, request_of, status_of
 from polyfleet.serving.messages import Refusal, StepNews
@@ -132,10 +132,17 @@ def test_status_carries_every_figure_of_the_engine() -> None:
 
 def test_options_of_a_load() -> None:
     wanted = fleet.WorkerOptions(
-        dtype="bfloat16", context_length=1, kv_cache_tokens=2, max_sequences=3, step_tokens=4, threads=5
+        dtype="bfloat16",
+        context_length=1,
+        kv_cache_tokens=2,
+        max_sequences=3,
+        step_tokens=4,
+        threads=5,
+        reproducible=True,
     )
     options = options_of(wanted, "cuda:1")
     assert (options.device, options.dtype) == ("cuda:1", "bfloat16")
     assert (options.context_length, options.kv_cache_tokens) == (1, 2)
     assert (options.max_sequences, options.step_tokens, options.threads) == (3, 4, 5)
-    assert options_of(fleet.WorkerOptions(), "cpu").dtype == "auto"
+    assert options.reproducible
+    assert options_of(fleet.WorkerOptions(), "cpu") == EngineOptions(device="cpu", canary=True)

@@ -20,6 +20,7 @@ OPTION_TYPES: Mapping[str, type] = {
     "block_size": int,
     "prefix_cache": bool,
     "executor": str,
+    "reproducible": bool,
 }
 
 

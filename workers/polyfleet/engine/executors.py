@@ -107,6 +107,7 @@ def _persistent(wanted: _Wanted) -> Executor:
             num_blocks=wanted.num_blocks,
             block_size=wanted.options.block_size,
             threads=wanted.options.threads,
+            reproducible=wanted.options.reproducible,
         )
     except LibraryUnavailable as error:
         raise ValueError(str(error)) from None

@@ -40,6 +40,7 @@ class PersistentKernel:
         block_size: int = 16,
         threads: int = 0,
         instruction_set: str = "auto",
+        reproducible: bool = False,
     ) -> None:
         """`threads` 0 takes all cores that may be used; more than these are not taken, with a warning.
 
@@ -63,6 +64,7 @@ class PersistentKernel:
             block_size=block_size,
             threads=self.threads,
             instruction_set=self.instruction_set,
+            wide=not reproducible,
         )
 
     def implementations(self) -> Mapping[str, str]:
@@ -97,7 +99,7 @@ class PersistentKernel:
 
 def pool(rows: NDArray[np.float32], kind: PoolingKind) -> tuple[float, ...] | None:
     """Pooled hidden states [rows, H] as SliceResult defines them; None when not finite."""
-    pooled = rows.sum(axis=0) if kind is PoolingKind.MEAN else rows[-1]
+    pooled = rows.sum(axis=0, dtype=np.float64) if kind is PoolingKind.MEAN else rows[-1]
     return tuple(pooled.tolist()) if bool(np.isfinite(pooled).all()) else None
 
 

@@ -89,6 +89,9 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
 @click.option("--step-tokens", type=click.IntRange(0), default=0, help="Token budget of a step; 0: the worker chooses.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="CPU threads; 0: the worker chooses.")
 @click.option(
+    "--reproducible", type=bool, default=False, help="Round long prompts no more than all else, with AMX too."
+)
+@click.option(
     "--fleet-token-file",
     type=click.Path(path_type=Path),
     envvar=FLEET_TOKEN_FILE,
@@ -150,7 +153,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
 
 def load_of(options: dict[str, Any]) -> LoadSpec:
     """The model given at the start."""
-    numbers = ("context_length", "kv_cache_tokens", "max_sequences", "step_tokens", "threads")
+    numbers = ("context_length", "kv_cache_tokens", "max_sequences", "step_tokens", "threads", "reproducible")
     name = options["model_name"] or options["deployment"] or Path(options["model"]).stem
     wanted = fleet.WorkerOptions(dtype=options["dtype"], **{key: options[key] for key in numbers})
     return LoadSpec(options["model"], name, options["deployment"] or "", wanted)

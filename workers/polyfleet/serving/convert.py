@@ -130,5 +130,6 @@ def options_of(message: fleet.WorkerOptions, device: str) -> EngineOptions:
         max_sequences=message.max_sequences,
         step_tokens=message.step_tokens,
         threads=message.threads,
+        reproducible=message.reproducible,
         canary=True,
     )

@@ -46,6 +46,7 @@ struct PfModel {
     int32_t num_layers, num_heads, num_kv_heads, head_dim;
     int32_t block_size, num_blocks;
     int32_t num_weights, num_buffers;
+    int32_t wide;  // whether long slices may be rounded to bfloat16; else a row computes to the same bits in any step
     float norm_eps, attention_scale;
     const float *inverse_frequencies;  // [head_dim / 2]
     const PfWeight *weights;

@@ -1,7 +1,4 @@
 // Attention: which thread reads which part of the cache for which rows.
-#include <math.h>
-#include <string.h>
-
 #include <algorithm>
 
 #include "engine.h"
@@ -10,7 +7,8 @@ namespace pf {
 
 namespace {
 
-const int PARTS_PER_THREAD = 4;  // fewer units of work are split by position, so that threads end together
+const int FEW_UNITS_PER_THREAD = 4;      // fewer units of work are split by position, so that threads end together
+const int64_t MAX_PARTIALS = 1 << 24;  // floats: what is beyond is not split
 
 }  // namespace
 
@@ -36,23 +34,23 @@ void Engine::prepare_spans(const PfStep &step) {
     }
 }
 
-// Decides in how many parts each span is computed; returns the floats that partial results take.
+// Decides which spans are computed part by part; returns the floats that partial results take. Results are the same.
 int64_t Engine::split(std::vector<Span> &spans) {
-    const int heads = model_.num_heads / model_.num_kv_heads, units = (int)spans.size() * model_.num_kv_heads;
-    const int wanted = units ? (PARTS_PER_THREAD * pool_.size() + units - 1) / units : 1;
+    const int vectors = model_.num_heads / model_.num_kv_heads, threads = pool_.size();
+    const bool few = threads > 1 && (int64_t)spans.size() * model_.num_kv_heads < FEW_UNITS_PER_THREAD * threads;
     int64_t size = 0;
     for (Span &span : spans) {
-        const int context = state_.position[(size_t)(span.row + span.rows - 1)] + 1;
-        span.parts = pool_.size() == 1 ? 1 : std::max(1, std::min(wanted, context / ATTENTION_CHUNK));
+        const int context = state_.position[(size_t)span.row] + span.rows;
+        span.parts = few ? (context + ATTENTION_PART - 1) / ATTENTION_PART : 1;
         span.partial = size;
-        if (span.parts > 1) size += (int64_t)model_.num_kv_heads * span.parts * span.rows * heads * (2 + model_.head_dim);
+        span.partial_size = (int64_t)attention_partial(model_.head_dim, span.rows * vectors);
+        const int64_t added = span.parts * model_.num_kv_heads * span.partial_size;
+        if (span.parts == 1 || size + added > MAX_PARTIALS)
+            span.parts = 1;
+        else
+            size += added;
     }
     return size;
-}
-
-float *Engine::partial(const Span &span, int kv_head, int part) {
-    const int64_t size = (int64_t)span.rows * (model_.num_heads / model_.num_kv_heads) * (2 + model_.head_dim);
-    return state_.partials.data() + span.partial + ((int64_t)kv_head * span.parts + part) * size;
 }
 
 void Engine::attend(const Stage &stage, std::atomic<int> &claimed, int thread) {
@@ -81,9 +79,8 @@ void Engine::attend_part(const Stage &stage, const Span &span, std::atomic<int> 
     a.out_stride = strides_[(size_t)stage.at.output];
     a.position = state_.position[(size_t)span.row];
     const int context = a.position + span.rows;
-    const int step = (int)round_up((context + span.parts - 1) / span.parts, ATTENTION_CHUNK);
-    a.begin = std::min(context, part * step);
-    a.end = std::min(context, a.begin + step);
+    a.begin = part * ATTENTION_PART;
+    a.end = span.parts > 1 ? std::min(context, a.begin + ATTENTION_PART) : context;
     a.scale = model_.attention_scale;
     a.keys = cache_.keys.as<uint16_t>() + stage.at.layer * cache_.key_layer +
              (int64_t)kv_head * model_.head_dim * cache_.key_stride;
@@ -94,32 +91,16 @@ void Engine::attend_part(const Stage &stage, const Span &span, std::atomic<int> 
     a.key_stride = cache_.key_stride;
     a.value_stride = cache_.value_stride;
     a.block_size = model_.block_size;
-    a.wide = is_wide(state_.in->num_tokens);
+    a.wide = is_wide(state_.in->slice_rows[span.slice + 1] - state_.in->slice_rows[span.slice]);
     a.table = state_.in->block_tables + state_.in->table_offsets[span.slice];
     a.scratch = scratch_[(size_t)thread].attention;
-    a.partial = span.parts > 1 ? partial(span, kv_head, part) : nullptr;
+    float *partials = state_.partials.data() + span.partial + (int64_t)kv_head * span.parts * span.partial_size;
+    a.partial = span.parts > 1 ? partials + part * span.partial_size : nullptr;
     kernels_.attend(a);
     if (span.parts > 1 && finished.fetch_add(1, std::memory_order_acq_rel) == span.parts - 1) {
         finished.store(0, std::memory_order_relaxed);
-        combine(stage, span, kv_head);
-    }
-}
-
-// The softmax over all positions from those over the parts.
-void Engine::combine(const Stage &stage, const Span &span, int kv_head) {
-    const int heads = model_.num_heads / model_.num_kv_heads, dim = model_.head_dim, size = 2 + dim;
-    for (int vector = 0; vector < span.rows * heads; vector++) {
-        float peak = -INFINITY, mass = 0;
-        for (int part = 0; part < span.parts; part++) peak = std::max(peak, partial(span, kv_head, part)[vector * size]);
-        float *out = row(stage.at.output, span.out + vector / heads) + (kv_head * heads + vector % heads) * dim;
-        memset(out, 0, (size_t)dim * sizeof(float));
-        for (int part = 0; part < span.parts; part++) {
-            const float *from = partial(span, kv_head, part) + vector * size;
-            const float weight = from[1] > 0 || from[1] != from[1] ? exp2f(from[0] - peak) : 0;
-            mass += from[1] * weight;
-            for (int d = 0; d < dim; d++) out[d] += from[2 + d] * weight;
-        }
-        for (int d = 0; d < dim; d++) out[d] /= mass;
+        a.partial = partials;
+        kernels_.combine(a, span.parts);
     }
 }
 

@@ -1,4 +1,5 @@
-// Attention over the paged cache, written once against F32: online softmax over chunks of positions.
+// Attention over the paged cache, written once against F32: online softmax over chunks of positions, apart for each part
+// of ATTENTION_PART positions; parts are merged in ascending order. What a row computes depends on its own position only.
 //
 // Keys lie [head_dim][position] in a block, so that lanes are positions and no dot product needs a horizontal sum;
 // values lie [position][head_dim], so that lanes are columns of the output. "Vectors" below are query vectors: one
@@ -58,42 +59,57 @@ void product_vectors(int vectors, const float *left, int left_stride, const T *r
     }
 }
 
-struct State {  // of one unit of work, in its scratch
-    int vectors, dim;  // dim is head_dim rounded up to GROUP
-    float *query, *sum, *score, *peak, *mass, *keys, *values;
+// The softmax over some positions, of each vector: values summed by weight, largest score, sum of weights. A vector that
+// sees none of the positions has a sum of 0.
+struct Softmax {
+    float *sum, *peak, *mass;
 };
 
-// Room is made for a multiple of `padding` vectors, 16 at the most.
-PF_INLINE State make_state(const pf::Attention &a, int padding) {
+struct State {  // of one unit of work, in its scratch
+    int vectors, dim;  // dim is head_dim rounded up to GROUP
+    Softmax total, part;
+    float *query, *score, *keys, *values;
+};
+
+// The `number`th of those that lie behind each other in `memory`.
+PF_INLINE Softmax place_softmax(const pf::Attention &a, float *memory, int number) {
+    const int64_t vectors = pf::round_up(a.rows * a.heads, pf::GROUP), dim = pf::round_up(a.head_dim, pf::GROUP);
+    float *sum = memory + number * (int64_t)pf::attention_partial(a.head_dim, a.rows * a.heads);
+    return {sum, sum + vectors * dim, sum + vectors * dim + vectors};
+}
+
+PF_INLINE State make_state(const pf::Attention &a) {
     State s;
     s.vectors = a.rows * a.heads;
     s.dim = (int)pf::round_up(a.head_dim, pf::GROUP);
-    int64_t padded = pf::round_up(s.vectors, padding);
+    const int64_t padded = pf::round_up(s.vectors, pf::GROUP);
     s.keys = a.scratch;
     s.values = s.keys + (int64_t)s.dim * STRIDE;
     s.query = s.values + (int64_t)s.dim * CHUNK;
-    s.sum = s.query + padded * s.dim;
-    s.score = s.sum + padded * s.dim;
-    s.peak = s.score + padded * STRIDE;
-    s.mass = s.peak + padded;
+    s.score = s.query + padded * s.dim;
+    float *results = s.score + padded * STRIDE;
+    s.total = place_softmax(a, a.partial ? a.partial : results, 0);
+    s.part = place_softmax(a, results, 1);
     return s;
 }
 
-void begin(const pf::Attention &a, State &s) {
+void scale_queries(const pf::Attention &a, const State &s) {
     for (int i = 0; i < s.vectors; i++) {
         const float *from = a.query + (int64_t)(i / a.heads) * a.query_stride + (i % a.heads) * a.head_dim;
         float *to = s.query + (int64_t)i * s.dim;
         for (int d = 0; d < a.head_dim; d++) to[d] = from[d] * (a.scale * LOG2_E);
         for (int d = a.head_dim; d < s.dim; d++) to[d] = 0;
-        memset(s.sum + (int64_t)i * s.dim, 0, sizeof(float) * s.dim);
-        s.peak[i] = -INFINITY;
-        s.mass[i] = 0;
     }
+}
+
+void clear(const State &s, const Softmax &to) {
+    memset(to.sum, 0, sizeof(float) * (size_t)s.vectors * (size_t)s.dim);
+    for (int i = 0; i < s.vectors; i++) to.peak[i] = -INFINITY, to.mass[i] = 0;
 }
 
 // Turns scores (logarithms to base 2) of positions [first, first + count) into weights under the running maximum; those a row may not see
 // become 0. Returns without touching `sum` when the maximum stays.
-void softmax(const pf::Attention &a, State &s, int first, int count) {
+void softmax(const pf::Attention &a, const State &s, const Softmax &to, int first, int count) {
     for (int i = 0; i < s.vectors; i++) {
         float *score = s.score + i * STRIDE;
         int seen = a.position + i / a.heads + 1 - first;
@@ -104,7 +120,7 @@ void softmax(const pf::Attention &a, State &s, int first, int count) {
             continue;
         }
         int lanes = (int)pf::round_up(seen, F32::width);
-        F32 best = broadcast(s.peak[i]);
+        F32 best = broadcast(to.peak[i]);
         for (int p = 0; p < lanes; p += F32::width) best = maximum(best, load(score + p));
         float peak = largest(best);
         F32 mass = broadcast(0);
@@ -114,12 +130,12 @@ void softmax(const pf::Attention &a, State &s, int first, int count) {
             mass = mass + e;
         }
         for (int p = seen; p < count; p++) score[p] = 0;
-        float shrink = s.peak[i] == peak ? 1 : exp2f(s.peak[i] - peak);
-        s.mass[i] = s.mass[i] * shrink + sum(mass);
-        s.peak[i] = peak;
+        float shrink = to.peak[i] == peak ? 1 : exp2f(to.peak[i] - peak);
+        to.mass[i] = to.mass[i] * shrink + sum(mass);
+        to.peak[i] = peak;
         if (shrink != 1)
             for (int d = 0; d < s.dim; d += F32::width)
-                store(s.sum + (int64_t)i * s.dim + d, load(s.sum + (int64_t)i * s.dim + d) * broadcast(shrink));
+                store(to.sum + (int64_t)i * s.dim + d, load(to.sum + (int64_t)i * s.dim + d) * broadcast(shrink));
     }
 }
 
@@ -138,23 +154,23 @@ PF_INLINE void for_pieces(const pf::Attention &a, int first, int count, F piece)
 
 // Few vectors: read the cache's halves as they lie. A piece whose length is no multiple of the lanes spills scores
 // behind it, which the next piece overwrites or softmax masks.
-void attend_direct(const pf::Attention &a, State &s) {
-    for (int first = a.begin; first < a.end; first += CHUNK) {
-        int count = a.end - first < CHUNK ? a.end - first : CHUNK;
+void attend_direct(const pf::Attention &a, const State &s, const Softmax &to, int begin, int end) {
+    for (int first = begin; first < end; first += CHUNK) {
+        int count = end - first < CHUNK ? end - first : CHUNK;
         for_pieces(a, first, count, [&](int at, int length, const uint16_t *keys, const uint16_t *) {
             product_vectors<false>(s.vectors, s.query, s.dim, keys, a.key_stride, a.head_dim, length, s.score + at, STRIDE);
         });
-        softmax(a, s, first, count);
+        softmax(a, s, to, first, count);
         for_pieces(a, first, count, [&](int at, int length, const uint16_t *, const uint16_t *values) {
-            product_vectors<true>(s.vectors, s.score + at, STRIDE, values, a.value_stride, length, s.dim, s.sum, s.dim);
+            product_vectors<true>(s.vectors, s.score + at, STRIDE, values, a.value_stride, length, s.dim, to.sum, s.dim);
         });
     }
 }
 
 // Many vectors share each chunk: convert it to float once.
-void attend_converted(const pf::Attention &a, State &s) {
-    for (int first = a.begin; first < a.end; first += CHUNK) {
-        int count = a.end - first < CHUNK ? a.end - first : CHUNK;
+void attend_converted(const pf::Attention &a, const State &s, const Softmax &to, int begin, int end) {
+    for (int first = begin; first < end; first += CHUNK) {
+        int count = end - first < CHUNK ? end - first : CHUNK;
         for_pieces(a, first, count, [&](int at, int length, const uint16_t *keys, const uint16_t *values) {
             for (int d = 0; d < a.head_dim; d++)
                 for (int p = 0; p < length; p += F32::width)
@@ -164,35 +180,60 @@ void attend_converted(const pf::Attention &a, State &s) {
                     store(s.values + (int64_t)(at + p) * s.dim + d, load(values + (int64_t)p * a.value_stride + d));
         });
         product_vectors<false>(s.vectors, s.query, s.dim, s.keys, STRIDE, a.head_dim, count, s.score, STRIDE);
-        softmax(a, s, first, count);
-        product_vectors<true>(s.vectors, s.score, STRIDE, s.values, s.dim, count, s.dim, s.sum, s.dim);
+        softmax(a, s, to, first, count);
+        product_vectors<true>(s.vectors, s.score, STRIDE, s.values, s.dim, count, s.dim, to.sum, s.dim);
     }
 }
 
-void finish(const pf::Attention &a, const State &s) {
+// Adds a later part to the total.
+void merge(const State &s, const Softmax &total, const Softmax &part) {
     for (int i = 0; i < s.vectors; i++) {
-        const float *from = s.sum + (int64_t)i * s.dim;
-        if (a.partial) {
-            float *to = a.partial + (int64_t)i * (2 + a.head_dim);
-            to[0] = s.peak[i];
-            to[1] = s.mass[i];
-            memcpy(to + 2, from, sizeof(float) * a.head_dim);
-        } else {
-            float *to = a.out + (int64_t)(i / a.heads) * a.out_stride + (i % a.heads) * a.head_dim;
-            float inverse = 1 / s.mass[i];
-            for (int d = 0; d < a.head_dim; d++) to[d] = from[d] * inverse;
-        }
+        if (part.mass[i] == 0) continue;
+        const float peak = total.peak[i] > part.peak[i] ? total.peak[i] : part.peak[i];
+        const float old = exp2f(total.peak[i] - peak), added = exp2f(part.peak[i] - peak);
+        F32 left = broadcast(old), right = broadcast(added);
+        float *sum = total.sum + (int64_t)i * s.dim;
+        const float *more = part.sum + (int64_t)i * s.dim;
+        for (int d = 0; d < s.dim; d += F32::width)
+            store(sum + d, multiply_add(load(more + d), right, load(sum + d) * left));
+        total.peak[i] = peak;
+        total.mass[i] = total.mass[i] * old + part.mass[i] * added;
     }
+}
+
+void finish(const pf::Attention &a, const State &s, const Softmax &total) {
+    for (int i = 0; i < s.vectors; i++) {
+        const float *from = total.sum + (int64_t)i * s.dim;
+        float *to = a.out + (int64_t)(i / a.heads) * a.out_stride + (i % a.heads) * a.head_dim;
+        const float inverse = 1 / total.mass[i];
+        for (int d = 0; d < a.head_dim; d++) to[d] = from[d] * inverse;
+    }
+}
+
+// `compute(softmax, begin, end)` for each part.
+template <typename F>
+PF_INLINE void attend_parts(const pf::Attention &a, const State &s, F compute) {
+    for (int begin = a.begin; begin < a.end; begin += pf::ATTENTION_PART) {
+        const Softmax &to = begin == a.begin ? s.total : s.part;
+        clear(s, to);
+        compute(to, begin, a.end - begin < pf::ATTENTION_PART ? a.end : begin + pf::ATTENTION_PART);
+        if (begin > a.begin) merge(s, s.total, to);
+    }
+    if (!a.partial) finish(a, s, s.total);
 }
 
 void attend(const pf::Attention &a) {
-    State s = make_state(a, 1);
-    begin(a, s);
-    if (s.vectors > TILE)
-        attend_converted(a, s);
-    else
-        attend_direct(a, s);
-    finish(a, s);
+    const State s = make_state(a);
+    scale_queries(a, s);
+    attend_parts(a, s, [&](const Softmax &to, int begin, int end) {
+        (s.vectors > TILE ? attend_converted : attend_direct)(a, s, to, begin, end);
+    });
+}
+
+void combine(const pf::Attention &a, int parts) {
+    const State s = make_state(a);
+    for (int part = 1; part < parts; part++) merge(s, s.total, place_softmax(a, a.partial, part));
+    finish(a, s, s.total);
 }
 
 }  // namespace

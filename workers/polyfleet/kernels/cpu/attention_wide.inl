@@ -1,4 +1,4 @@
-// Attention of wide steps with AMX: queries, keys, weights and values meet as bfloat16, sums and the softmax are float32.
+// Attention of wide slices with AMX: queries, keys, weights and values meet as bfloat16, sums and the softmax are float32.
 // The structure is that of attend_converted in attention.inl, which the including file includes first.
 #include "tiles.h"
 
@@ -94,36 +94,35 @@ PF_INLINE void value_tiles(const float *score, const uint16_t *values, int dim, 
 }
 
 // Rows behind the last vector are computed too, of whatever lies there; nothing reads them.
-void attend_tiles(const pf::Attention &a, State &s) {
-    const AttentionTiles config;
-    _tile_loadconfig(static_cast<const TileConfig *>(&config));
+void attend_tiles(const pf::Attention &a, const State &s, const Softmax &to, int begin, int end) {
     uint16_t *keys = halves(s.keys), *values = halves(s.values);
-    for (int i = 0; i < s.vectors; i++) round_in_place(s.query + (int64_t)i * s.dim, s.dim);
-    for (int first = a.begin; first < a.end; first += CHUNK) {
-        const int count = a.end - first < CHUNK ? a.end - first : CHUNK;
+    for (int first = begin; first < end; first += CHUNK) {
+        const int count = end - first < CHUNK ? end - first : CHUNK;
         convert_keys(a, first, count, keys);
         convert_values(a, first, count, values);
         for (int i = 0; i < s.vectors; i += 16)
             score_tiles(s.query + (int64_t)i * s.dim, s.dim, keys, s.score + (int64_t)i * STRIDE);
-        softmax(a, s, first, count);
+        softmax(a, s, to, first, count);
         for (int i = 0; i < s.vectors; i++) {
             float *score = s.score + (int64_t)i * STRIDE;
             for (int p = count; p < CHUNK; p++) score[p] = 0;
             round_in_place(score, CHUNK);
         }
         for (int i = 0; i < s.vectors; i += 16)
-            value_tiles(s.score + (int64_t)i * STRIDE, values, s.dim, s.sum + (int64_t)i * s.dim);
+            value_tiles(s.score + (int64_t)i * STRIDE, values, s.dim, to.sum + (int64_t)i * s.dim);
     }
-    _tile_release();
 }
 
 void attend_wide(const pf::Attention &a) {
-    const bool fits = a.head_dim % 32 == 0 && a.block_size % 16 == 0 && a.begin % 16 == 0;
+    const bool fits = a.head_dim % 32 == 0 && a.block_size % 16 == 0;
     if (!a.wide || !fits || a.rows * a.heads < 16) return attend(a);
-    State s = make_state(a, 16);
-    begin(a, s);
-    attend_tiles(a, s);
-    finish(a, s);
+    const State s = make_state(a);
+    scale_queries(a, s);
+    for (int i = 0; i < s.vectors; i++) round_in_place(s.query + (int64_t)i * s.dim, s.dim);
+    const AttentionTiles config;
+    _tile_loadconfig(static_cast<const TileConfig *>(&config));
+    attend_parts(a, s, [&](const Softmax &to, int begin, int end) { attend_tiles(a, s, to, begin, end); });
+    _tile_release();
 }
 
 }  // namespace

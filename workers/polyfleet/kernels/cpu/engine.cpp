@@ -158,7 +158,7 @@ void Engine::order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &o
 
 void Engine::make_scratch() {
     const size_t vectors = (size_t)(ATTENTION_ROWS * model_.num_heads / model_.num_kv_heads);
-    const int rows = std::max(ROW_CHUNK, row_chunk(kernels_.wide_rows > 0));
+    const int rows = is_wide(WIDE_CHUNK) ? WIDE_CHUNK : ROW_CHUNK;
     const size_t tile = align((size_t)deepest_unit_ * GROUP * (size_t)rows * sizeof(float));
     const size_t attention = align(attention_scratch(model_.head_dim, (int)vectors) * sizeof(float));
     scratch_.clear();

@@ -51,8 +51,8 @@ struct Cache {
 struct Span {
     int slice, row, rows;
     int out;             // row of the output that its first row goes to
-    int parts = 1;       // the positions it sees are split among so many units of work
-    int64_t partial = 0; // where its partial results begin, [kv head][part][partial_size]
+    int parts = 1;  // units of work, one for each ATTENTION_PART positions that it sees; 1: all of them together
+    int64_t partial = 0, partial_size = 0;  // where its partial results begin, [kv head][part][partial_size]
 };
 
 // The largest logit in one thread's share of a row; `id` is -1 for a share without logits.
@@ -62,12 +62,19 @@ struct Largest {
     bool finite;
 };
 
+// Consecutive rows that go through a linear together; they are rounded to bfloat16 when `wide`.
+struct Run {
+    int first, count;
+    bool wide;
+};
+
 // What a step knows of its rows, made before its first stage.
 struct StepState {
     const PfStep *in;
     std::vector<int> position, slice;           // of each row
     std::vector<int64_t> key_slot, value_slot;  // where each row's key and value of head 0 begin
     std::vector<float> cosine, sine;            // [row][head_dim / 2]
+    std::vector<Run> runs, selected_runs;       // for linears over all rows, over the selected ones
     std::vector<Span> spans, selected_spans;    // for attention of all rows, of the selected ones
     std::vector<float> partials;
     std::unique_ptr<std::atomic<int>[]> finished;  // parts done, per span and key-value head; 0 between stages
@@ -115,6 +122,7 @@ private:
     // A step (step.cpp).
     void prepare(const PfStep &step);
     void prepare_rows(const PfStep &step);
+    void prepare_runs(const PfStep &step);
     void prepare_spans(const PfStep &step);
     int64_t split(std::vector<Span> &spans);
     void run(Program &program, int thread);
@@ -129,8 +137,8 @@ private:
 
     // Linears (linear.cpp).
     void linear(const Stage &stage, std::atomic<int> &claimed, int thread);
-    void linear_by_rows(const Stage &stage, std::atomic<int> &claimed, int chunks, int thread);
-    void linear_by_units(const Stage &stage, std::atomic<int> &claimed, int count, int thread);
+    void linear_by_rows(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread);
+    void linear_by_units(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread);
     Rows entering_rows(const Stage &stage, const Entering &from, int first, bool wide) const;
     void enter_row(const Stage &stage, int index, const Entering &to, int place, bool wide, bool keep_total);
     void run_unit(const Stage &stage, const Rows &rows, int at, int unit, int first, int count, Scratch &scratch);
@@ -139,15 +147,12 @@ private:
     // Attention (attend.cpp).
     void attend(const Stage &stage, std::atomic<int> &claimed, int thread);
     void attend_part(const Stage &stage, const Span &span, std::atomic<int> &finished, int kv_head, int part, int thread);
-    void combine(const Stage &stage, const Span &span, int kv_head);
-    float *partial(const Span &span, int kv_head, int part);
 
     float *row(int buffer, int64_t index) const {
         return buffers_[(size_t)buffer].as<float>() + index * strides_[(size_t)buffer];
     }
     int stage_rows(const Stage &stage) const { return stage.at.selected ? state_.in->num_selected : state_.in->num_tokens; }
-    bool is_wide(int rows) const { return kernels_.wide_rows && rows >= kernels_.wide_rows; }
-    int row_chunk(bool wide) const { return wide ? WIDE_CHUNK : ROW_CHUNK; }
+    bool is_wide(int rows) const { return model_.wide && kernels_.wide_rows && rows >= kernels_.wide_rows; }
     // The share of `count` that belongs to a thread.
     int share(int count, int thread) const { return (int)((int64_t)count * thread / pool_.size()); }
 

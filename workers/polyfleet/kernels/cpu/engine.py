@@ -59,8 +59,12 @@ class CpuEngine:
         block_size: int,
         threads: int,
         instruction_set: str,
+        wide: bool = False,
     ) -> None:
-        """Raises ValueError for a model that the engine can't run, LibraryUnavailable without the library."""
+        """`wide`: whether long slices may be rounded to bfloat16, where the instruction set does.
+
+        Raises ValueError for a model that the engine can't run, LibraryUnavailable without the library.
+        """
         self._library = library.load()
         self._handle: int | None = None
         _check(graph, weights)
@@ -73,7 +77,7 @@ class CpuEngine:
         self._widths = buffers.widths
         self._packing = _Packing(weights)
         stages = {keep: self._packing.program(program) for keep, program in self._programs.items()}
-        self._handle = self._create(graph, num_blocks, block_size, threads, instruction_set)
+        self._handle = self._create(graph, threads, instruction_set, wide)
         self._numbers = {keep: self._add(*each) for keep, each in stages.items()}
         self._packing.release()
 
@@ -122,13 +126,14 @@ class CpuEngine:
         if hasattr(self, "_handle"):
             self.close()
 
-    def _create(self, graph: KernelGraph, num_blocks: int, block_size: int, threads: int, instruction_set: str) -> int:
+    def _create(self, graph: KernelGraph, threads: int, instruction_set: str, wide: bool) -> int:
         params, weights = graph.params, self._packing.weights()
+        _, num_blocks, block_size = self._bounds
         frequencies = np.array(params.inverse_frequencies, dtype=np.float32)
         widths = np.array(self._widths, dtype=np.int32)
         model = PfModel(
             *(params.num_layers, params.num_heads, params.num_kv_heads, params.head_dim, block_size, num_blocks),
-            *(len(weights), len(widths), params.norm_eps, params.attention_scale),
+            *(len(weights), len(widths), wide, params.norm_eps, params.attention_scale),
             frequencies.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
             weights,
             widths.ctypes.data_as(library.Int32s),

@@ -48,11 +48,11 @@ struct Packed {
 struct Rows {
     const float *values;
     int stride;  // of values, in floats
-    const int8_t *codes;  // null in a wide step, where halves are read
+    const int8_t *codes;  // null when rows are wide: halves are read
     const float *scale;   // [row][blocks]
     const float *sum;     // scale * sum of the block's codes
     int columns;          // codes between rows; columns / 32 blocks
-    const uint16_t *halves;  // bfloat16, when a weight is bfloat16 and round_bf16 is there, or in a wide step
+    const uint16_t *halves;  // bfloat16, when a weight is bfloat16 and round_bf16 is there, or when rows are wide
     int halves_stride;       // even; whole tiles of 16 rows may be read
 };
 
@@ -63,7 +63,7 @@ struct Attention {
     int query_stride, out_stride;
     int rows, heads, head_dim;
     int position;  // of the first row; row i sees positions 0 ... position + i
-    int begin, end;  // the part of those positions to read
+    int begin, end;  // those of these positions to read; one part of them, or all from 0 on
     float scale;
     const uint16_t *keys;    // half [block][kv head][head_dim][key_stride]; column = position in block
     const uint16_t *values;  // half [block][kv head][position in block][value_stride]
@@ -73,23 +73,29 @@ struct Attention {
     bool wide;  // see Kernels::wide_rows
     const int32_t *table;
     float *scratch;   // attention_scratch(head_dim, ATTENTION_ROWS * heads) floats, 64-byte aligned
-    float *partial;   // null: out is final. Else [rows * heads][2 + head_dim]: maximum (of base-2 logarithms), sum, weighted values
+    float *partial;   // null: out is final. Else the softmax of one part goes here, attention_partial(…) floats
 };
 
 const int ATTENTION_CHUNK = 64;  // positions handled at a time
+const int ATTENTION_PART = 256;  // positions whose softmax is computed apart, from multiples of it on: a unit of work
 const int ATTENTION_STRIDE = ATTENTION_CHUNK + GROUP;
 const int ATTENTION_ROWS = 16;   // query rows of a unit of work
 
+// Floats that the softmax of one part takes; vectors are rows * heads.
+static inline size_t attention_partial(int head_dim, int vectors) {
+    return (size_t)(round_up(vectors, GROUP) * (round_up(head_dim, GROUP) + 2));
+}
+
 static inline size_t attention_scratch(int head_dim, int vectors) {
-    size_t dim = round_up(head_dim, GROUP);
-    return 2 * dim * ATTENTION_STRIDE + (size_t)vectors * (2 * dim + ATTENTION_STRIDE + 2);
+    size_t dim = round_up(head_dim, GROUP), padded = round_up(vectors, GROUP);
+    return 2 * dim * ATTENTION_STRIDE + padded * (dim + ATTENTION_STRIDE) + 2 * attention_partial(head_dim, vectors);
 }
 
 struct Kernels {
     const char *name;
 
-    // A step of so many rows and more is wide: what meets quantised weights, and these themselves, are rounded to
-    // bfloat16, and attention may round. Rows of other steps compute to the same bits in any company. 0: none is wide.
+    // A slice of so many rows and more may be wide: what meets quantised weights, and these themselves, are rounded to
+    // bfloat16, and attention may round. Other rows compute to the same bits in any company. 0: none is wide.
     int wide_rows;
 
     // y = (x + residual) / rms * weight over n columns; the sum goes to `total` unless null, as `residual` may be.
@@ -111,6 +117,8 @@ struct Kernels {
     void (*rotate)(float *x, const float *cosine, const float *sine, int half_dim);  // half-split pairs (i, i + half_dim)
     void (*store_half)(const float *x, int n, int stride, uint16_t *out);
     void (*attend)(const Attention &attention);
+    // The same result from the softmaxes of all parts, which lie behind each other at `partial`.
+    void (*combine)(const Attention &attention, int parts);
     // Index and value of the largest of n numbers, the first of equal ones; false when not all are finite.
     bool (*largest)(const float *x, int n, int *index, float *value);
 };

@@ -16,5 +16,6 @@ const pf::Kernels pf::avx2_kernels = {
     rotate,
     store_half,
     attend,
+    combine,
     find_largest,
 };

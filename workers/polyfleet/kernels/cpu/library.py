@@ -44,7 +44,7 @@ class PfModel(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "block_size")),
-        *((name, c_int32) for name in ("num_blocks", "num_weights", "num_buffers")),
+        *((name, c_int32) for name in ("num_blocks", "num_weights", "num_buffers", "wide")),
         ("norm_eps", c_float),
         ("attention_scale", c_float),
         ("inverse_frequencies", POINTER(c_float)),

@@ -9,40 +9,43 @@ namespace pf {
 
 // Threads claim work piece by piece, so that one that the system holds up does not hold up the others.
 void Engine::linear(const Stage &stage, std::atomic<int> &claimed, int thread) {
-    const int rows = stage_rows(stage), chunk = row_chunk(is_wide(rows)), chunks = (rows + chunk - 1) / chunk;
-    if (chunks >= CHUNKS_PER_THREAD * pool_.size())
-        linear_by_rows(stage, claimed, chunks, thread);
+    const std::vector<Run> &runs = stage.at.selected ? state_.selected_runs : state_.runs;
+    if ((int)runs.size() >= CHUNKS_PER_THREAD * pool_.size())
+        linear_by_rows(stage, runs, claimed, thread);
     else
-        linear_by_units(stage, claimed, rows, thread);
+        linear_by_units(stage, runs, claimed, thread);
 }
 
-// Many rows: a piece is a chunk of rows, which goes through all weights.
-void Engine::linear_by_rows(const Stage &stage, std::atomic<int> &claimed, int chunks, int thread) {
+// Many rows: a piece is a run of rows, which goes through all weights.
+void Engine::linear_by_rows(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread) {
     Scratch &scratch = scratch_[(size_t)thread];
-    const int num_rows = stage_rows(stage);
-    const bool wide = is_wide(num_rows);
-    for (int chunk; (chunk = claimed.fetch_add(1, std::memory_order_relaxed)) < chunks;) {
-        const int first = chunk * row_chunk(wide), count = std::min(row_chunk(wide), num_rows - first);
-        for (int i = 0; i < count; i++) enter_row(stage, first + i, scratch.entering, i, wide, true);
+    for (size_t i; (i = (size_t)claimed.fetch_add(1, std::memory_order_relaxed)) < runs.size();) {
+        const auto [first, count, wide] = runs[i];
+        for (int place = 0; place < count; place++) enter_row(stage, first + place, scratch.entering, place, wide, true);
         const Rows rows = entering_rows(stage, scratch.entering, first, wide);
         for (int unit = 0; unit < stage.units; unit++) run_unit(stage, rows, 0, unit, first, count, scratch);
     }
 }
 
 // Few rows: a piece is some units of weights, through which all rows go.
-void Engine::linear_by_units(const Stage &stage, std::atomic<int> &claimed, int count, int thread) {
+void Engine::linear_by_units(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread) {
     Scratch &scratch = scratch_[(size_t)thread];
-    const bool own = count <= PRIVATE_ROWS, wide = is_wide(count);
+    const int rows = stage_rows(stage);
+    const bool own = rows <= PRIVATE_ROWS;
     const Entering &to = own ? scratch.entering : entering_;
-    for (int i = own ? 0 : share(count, thread); i < (own ? count : share(count, thread + 1)); i++)
-        enter_row(stage, i, to, i, wide, !own || thread == 0);
+    for (const auto &[first, count, wide] : runs) {
+        const int begin = own ? first : std::max(first, share(rows, thread));
+        const int end = own ? first + count : std::min(first + count, share(rows, thread + 1));
+        for (int i = begin; i < end; i++) enter_row(stage, i, to, i, wide, !own || thread == 0);
+    }
     if (!own) pool_.barrier();
-    const Rows rows = entering_rows(stage, to, 0, wide);
     const int step = std::max(1, stage.units / (UNITS_PER_THREAD * pool_.size()));
     for (int begin; (begin = claimed.fetch_add(step, std::memory_order_relaxed)) < stage.units;)
-        for (int first = 0; first < count; first += row_chunk(wide))
+        for (const auto &[first, count, wide] : runs) {
+            const Rows entering = entering_rows(stage, to, 0, wide);
             for (int unit = begin; unit < std::min(begin + step, stage.units); unit++)
-                run_unit(stage, rows, first, unit, first, std::min(row_chunk(wide), count - first), scratch);
+                run_unit(stage, entering, first, unit, first, count, scratch);
+        }
 }
 
 // Prepared rows as kernels read them; `first` is the row that stands first in `from`.

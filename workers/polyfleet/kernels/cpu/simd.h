@@ -1,6 +1,7 @@
 // F32: as many float32 lanes as the instruction set of this translation unit has, and their elementary operations.
 //
-// Everything here is in an unnamed namespace: kernels are compiled once per instruction set, and no function of one
+// Products and sums are joined only where multiply_add says so (-ffp-contract=off), so that no choice of a compiler makes
+// two copies of one computation differ. Everything here is in an unnamed namespace: kernels are compiled once per instruction set, and no function of one
 // may be merged with that of another by the linker.
 #pragma once
 
@@ -10,6 +11,9 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_FMA) && defined(__ARM_NEON)
+#include <arm_neon.h>
+#define PF_NEON
 #endif
 
 #define PF_INLINE static inline __attribute__((always_inline))
@@ -154,7 +158,13 @@ PF_INLINE F32 operator+(F32 a, F32 b) { return {a.v + b.v}; }
 PF_INLINE F32 operator-(F32 a, F32 b) { return {a.v - b.v}; }
 PF_INLINE F32 operator*(F32 a, F32 b) { return {a.v * b.v}; }
 PF_INLINE F32 operator/(F32 a, F32 b) { return {a.v / b.v}; }
+#if defined(PF_NEON)
+PF_INLINE F32 multiply_add(F32 a, F32 b, F32 c) {
+    return {(Lanes)vfmaq_f32((float32x4_t)c.v, (float32x4_t)a.v, (float32x4_t)b.v)};
+}
+#else
 PF_INLINE F32 multiply_add(F32 a, F32 b, F32 c) { return {a.v * b.v + c.v}; }
+#endif
 PF_INLINE F32 maximum(F32 a, F32 b) { return {a.v > b.v ? a.v : b.v}; }  // b when either is NaN
 PF_INLINE F32 minimum(F32 a, F32 b) { return {a.v < b.v ? a.v : b.v}; }
 PF_INLINE F32 round_even(F32 a) {

@@ -13,6 +13,7 @@ void Engine::step(int program, const PfStep &step) {
     reserve(step.num_tokens);
     state_.in = &step;
     prepare_rows(step);
+    prepare_runs(step);
     prepare_spans(step);
     for (size_t i = 0; i < chosen.stages.size(); i++) chosen.claimed[i].store(0, std::memory_order_relaxed);
     state_.largest.resize((size_t)(step.num_selected * pool_.size()));
@@ -40,6 +41,25 @@ void Engine::prepare_rows(const PfStep &step) {
             state_.value_slot[i] = block * cache_.value_block + inside * cache_.value_stride;
         }
     }
+}
+
+void Engine::prepare_runs(const PfStep &step) {
+    auto cut = [](std::vector<Run> &runs, int first, int end, bool wide) {
+        const int most = wide ? WIDE_CHUNK : ROW_CHUNK;
+        for (; first < end; first += most) runs.push_back({first, std::min(most, end - first), wide});
+    };
+    state_.runs.clear();
+    state_.selected_runs.clear();
+    int narrow = 0;  // the first row of no run yet
+    for (int slice = 0; slice < step.num_slices; slice++) {
+        const int first = step.slice_rows[slice], end = step.slice_rows[slice + 1];
+        if (!is_wide(end - first)) continue;
+        cut(state_.runs, narrow, first, false);
+        cut(state_.runs, first, end, true);
+        narrow = end;
+    }
+    cut(state_.runs, narrow, step.num_tokens, false);
+    cut(state_.selected_runs, 0, step.num_selected, false);
 }
 
 void Engine::run(Program &program, int thread) {

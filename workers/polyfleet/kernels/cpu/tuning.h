@@ -4,7 +4,7 @@
 namespace pf {
 
 const int ROW_CHUNK = 64;    // rows of a linear that are computed together, so that they stay in the second-level cache
-const int WIDE_CHUNK = 256;  // the same in wide steps, where each weight is converted once a chunk
+const int WIDE_CHUNK = 256;  // the same of wide rows, for which each weight is converted once a chunk
 const int PRIVATE_ROWS = 2;  // so few rows entering a linear are prepared by every thread for itself: cheaper than waiting
 const int CHUNKS_PER_THREAD = 2;  // from so many chunks on, threads share rows rather than weights
 const int UNITS_PER_THREAD = 6;   // pieces of work of few rows, by threads
