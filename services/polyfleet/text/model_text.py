@@ -1,15 +1,13 @@
-"""Everything about text that belongs to one model: encode, render chats, decode as tokens come."""
+"""The way out of a model: ids become text as they come. Its other direction is PromptText."""
 
-import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from polyfleet.text.chat_template import ChatTemplate
+from polyfleet.text.assets import make_tokenizer, parse_assets
 from polyfleet.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_piece
 from polyfleet.text.errors import TextAssetsError
-from polyfleet.wire.limits import FieldError
+from polyfleet.text.prompt_text import PromptText
 
 MAX_VOCABULARY = 1 << 22
 
@@ -21,26 +19,19 @@ class ModelText:
     """
 
     def __init__(self, document: bytes) -> None:
-        assets = _parse(document)
-        self._tokenizer = _tokenizer(assets["tokenizer"])
+        self._document = document
+        assets = parse_assets(document)
+        self._tokenizer = make_tokenizer(assets["tokenizer"])
         self._added = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items()}
         self._special_ids = frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
-        self._bos_id = self._first_id(assets)
         self.end_token_ids = tuple(assets.get("end_token_ids") or ())
-        self._template = None
-        self._template_problem = "this model has no chat template; send text instead"
-        if assets.get("chat_template"):
-            try:
-                self._template = ChatTemplate(assets["chat_template"], assets.get("bos_token"), assets.get("eos_token"))
-            except TextAssetsError as error:
-                self._template_problem = str(error)
         self._byte_pieces = self._read_byte_pieces(assets["tokenizer"].get("decoder"))
         self._anchor = self._find_anchor()
 
-    def _first_id(self, assets: Mapping[str, Any]) -> int | None:
-        """The id that every text has to begin with, if any."""
-        bos = assets.get("bos_token") if assets.get("add_bos") else None
-        return self._tokenizer.token_to_id(bos) if bos else None
+    @cached_property
+    def prompts(self) -> PromptText:
+        """The other direction, with a tokenizer of its own; made when first asked for."""
+        return PromptText(self._document)
 
     def _read_byte_pieces(self, decoder: Mapping[str, Any] | None) -> tuple[bytes, ...] | None:
         """The bytes of each token when the vocabulary is byte-level, else None. Added tokens are spelled as they are.
@@ -66,21 +57,12 @@ class ModelText:
         return tuple(ids) if self.decode(ids) else ()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the model's own first token when asked for. Raises FieldError on `text`."""
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise FieldError("text", "holds half a surrogate pair, which is no Unicode text") from None
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
-            ids.insert(0, self._bos_id)
-        return ids
+        """See PromptText."""
+        return self.prompts.encode(text, add_special_tokens)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt of a chat, special tokens spelled out: encode it without adding any. Raises FieldError."""
-        if self._template is None:
-            raise FieldError("messages", self._template_problem)
-        return self._template.render(messages)
+        """See PromptText."""
+        return self.prompts.render_chat(messages)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The whole text of these ids, special tokens left out."""
@@ -120,23 +102,3 @@ def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
         return False
     parts = decoder.get("decoders") or [{}] if decoder.get("type") == "Sequence" else [decoder]
     return all(part.get("type") == "ByteLevel" for part in parts if part.get("type") != "Fuse")
-
-
-def _parse(document: bytes) -> dict[str, Any]:
-    try:
-        assets = json.loads(document)
-    except ValueError as error:
-        raise TextAssetsError(f"The tokenizer assets are not JSON: {error}.") from None
-    if not isinstance(assets, dict) or not isinstance(assets.get("tokenizer"), dict):
-        raise TextAssetsError("The tokenizer assets have no object `tokenizer`.")
-    return assets
-
-
-def _tokenizer(definition: Mapping[str, Any]) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_str(json.dumps(definition))
-    except Exception as error:  # the library raises bare Exception
-        raise TextAssetsError(f"The tokenizer assets are refused: {error}.") from None
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
