@@ -31,10 +31,10 @@ class Pooling(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a chat."""
+    """One turn of a chat; a content of several texts came in parts."""
 
     role: str
-    content: str
+    content: str | tuple[str, ...]
     name: str = ""
 
 

@@ -37,6 +37,12 @@ SIGTERM or Ctrl-C drains: not ready, running requests finish, then it ends. Exit
 @click.option("--insecure-no-keys", is_flag=True, default=None, help="Let anybody in, beyond loopback too.")
 @click.option("--tls-cert", help="PEM certificate chain, for gRPC and the OpenAI API.")
 @click.option("--tls-key", help="Its PEM private key.")
+@click.option(
+    "--allow-special-tokens-in-content",
+    is_flag=True,
+    default=None,
+    help="Let what a chat's contents spell become control tokens.",
+)
 @click.option("--log-level", type=click.Choice(LEVELS), help="[default: info]")
 def main(config: Path | None, **overrides: Any) -> None:
     """Run the gateway: the front door of a fleet."""

@@ -59,6 +59,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     insecure_no_keys: Annotated[bool, Meta(description="allow callers without keys beyond loopback")] = False
     tls_cert: Annotated[str, Meta(description="PEM certificate chain, for gRPC and the OpenAI API")] = ""
     tls_key: Annotated[str, Meta(description="PEM private key of tls_cert")] = ""
+    allow_special_tokens_in_content: Annotated[
+        bool, Meta(description="what a chat's contents spell may become control tokens, as in a raw text")
+    ] = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
     objectives: Objectives = Objectives()

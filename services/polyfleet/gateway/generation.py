@@ -20,15 +20,17 @@ from polyfleet.gateway.api import (
     TokenizeResult,
 )
 from polyfleet.gateway.config import Limits
+from polyfleet.gateway.encoding import encode_chat, encode_prompt, encode_text
 from polyfleet.gateway.errors import ApiError, Unavailable
 from polyfleet.gateway.inbox import Inbox
 from polyfleet.gateway.models import Models, ServedModel
 from polyfleet.gateway.output import ChoiceOutput, RequestOutput
-from polyfleet.gateway.prompts import encode_chat, encode_prompt, encode_text
+from polyfleet.gateway.prompts import Prompt
 from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.gateway.relay import SequenceSpec
 from polyfleet.gateway.sequences import Sequences
 from polyfleet.gateway.validation import (
+    check_context,
     check_embed,
     check_fit,
     check_generate,
@@ -84,14 +86,14 @@ class Generation:
         check_sampling_fits(request, served.model)
         if request.stop and served.text is None:
             raise FieldError("stop", f"model {served.model.name} has no tokenizer to find strings with")
-        prompt_ids = await encode_prompt(served, request.text, request.messages, request.token_ids)
+        prompt = await encode_prompt(served, request.text, request.messages, request.token_ids, record.seconds_left)
         field = "text" if request.text is not None else "messages" if request.messages else "token_ids"
-        check_fit(field, len(prompt_ids), request.max_tokens, served.model)
+        check_fit(field, prompt.num_tokens, request.max_tokens, served.model)
         seed = secrets.randbits(64) if request.seed is None else request.seed
         first = replace(
-            _spec(record, served, call, prompt_ids, replace(request.sampling, seed=seed)),
+            _spec(record, served, call, prompt.token_ids, replace(request.sampling, seed=seed)),
             max_tokens=request.max_tokens,
-            stop_token_ids=request.stop_token_ids,
+            stop_token_ids=_stop_token_ids(request, prompt, served),
             ignore_eos=request.ignore_eos,
             logprobs=request.logprobs,
             priority=request.priority,
@@ -119,7 +121,7 @@ class Generation:
         served = await self._resolve(request.model, record)
         specs = []
         for index, each in enumerate(request.inputs):
-            prompt_ids = await _embed_ids(f"inputs[{index}]", each, served)
+            prompt_ids = await _embed_ids(f"inputs[{index}]", each, served, record.seconds_left)
             spec = _spec(record, served, call, prompt_ids, GREEDY)
             specs.append(replace(spec, choice=index, max_tokens=1, pooling=POOLING[request.pooling]))
         return specs
@@ -132,11 +134,14 @@ class Generation:
     async def _tokenize(self, request: TokenizeRequest, record: Record) -> TokenizeResult:
         check_tokenize(request)
         served = await self._resolve(request.model, record)
+        field, seconds = "messages" if request.text is None else "text", record.seconds_left
         if request.text is None:
-            token_ids = await encode_chat(served, request.messages)
+            prompt = await encode_chat(served, request.messages, seconds, pieces=True)
         else:
-            token_ids = await encode_text(served, "text", request.text, request.add_special_tokens)
-        return TokenizeResult(token_ids, tuple(served.text.pieces(token_ids) if served.text else ()))
+            special = request.add_special_tokens
+            prompt = await encode_text(served, field, request.text, seconds, add_special_tokens=special, pieces=True)
+        check_context(field, prompt.num_tokens, served.model)
+        return TokenizeResult(prompt.token_ids, prompt.pieces)
 
     def models(self) -> tuple[Model, ...]:
         """See GenerationApi."""
@@ -190,14 +195,22 @@ def _spec(
     )
 
 
-async def _embed_ids(field: str, each: EmbedInput, served: ServedModel) -> tuple[int, ...]:
+async def _embed_ids(field: str, each: EmbedInput, served: ServedModel, seconds: float) -> tuple[int, ...]:
     if each.text is None:
         check_ids(f"{field}.token_ids", each.token_ids, served.model)
-        token_ids = each.token_ids
-    else:
-        token_ids = await encode_text(served, f"{field}.text", each.text)
-    check_fit(field, len(token_ids), 0, served.model)
-    return token_ids
+        check_fit(field, len(each.token_ids), 0, served.model)
+        return each.token_ids
+    prompt = await encode_text(served, f"{field}.text", each.text, seconds)
+    check_fit(field, prompt.num_tokens, 0, served.model)
+    return prompt.token_ids
+
+
+def _stop_token_ids(request: GenerateRequest, prompt: Prompt, served: ServedModel) -> tuple[int, ...]:
+    """The caller's, and what ends a turn in the model's chat template where its worker does not know that."""
+    if request.ignore_eos or served.text is None:
+        return request.stop_token_ids
+    known = {*request.stop_token_ids, *served.text.end_token_ids}
+    return (*request.stop_token_ids, *(each for each in prompt.end_token_ids if each not in known))
 
 
 def _unit(vector: tuple[float, ...]) -> tuple[float, ...]:

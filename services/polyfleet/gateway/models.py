@@ -7,6 +7,7 @@ from polyfleet.gateway.api import Model
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from polyfleet.gateway.fleet_view import FleetView, ModelFacts
+from polyfleet.gateway.prompts import Prompts
 from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.gateway.texts import Texts
 from polyfleet.text.errors import TextAssetsError
@@ -18,11 +19,12 @@ from polyfleet.wire.limits import FieldError
 class ServedModel:
     """A model whose facts are known, and what the workers that compute it have in common.
 
-    `text` None: it has no tokenizer and takes ids only.
+    `text` and `prompts` None: it has no tokenizer and takes ids only.
     """
 
     model: Model
     text: ModelText | None
+    prompts: Prompts | None = None
     fingerprint: str = ""
     tokenizer_hash: str = ""
 
@@ -80,14 +82,14 @@ class Models:
             return f"Model {facts.model.name} is being loaded."
         fingerprint, tokenizer_hash = facts.info.fingerprint, facts.info.tokenizer_hash
         if not tokenizer_hash:
-            return ServedModel(facts.model, None, fingerprint)
+            return ServedModel(facts.model, None, None, fingerprint)
         try:
             text = self._texts.get(tokenizer_hash)
         except TextAssetsError as error:
             raise FailedPrecondition(f"The tokenizer of model {facts.model.name} can't be used: {error}") from None
         if text is None:
             return f"The tokenizer of model {facts.model.name} is on its way."
-        return ServedModel(facts.model, text, fingerprint, tokenizer_hash)
+        return ServedModel(facts.model, text.answers, text.prompts, fingerprint, tokenizer_hash)
 
     def _facts(self, name: str) -> ModelFacts:
         if name:

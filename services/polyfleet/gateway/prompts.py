@@ -1,61 +1,100 @@
-"""From the prompt of a request to the ids that its model computes."""
+"""From the prompt of a request to the ids that its model computes, made in processes beside the gateway."""
 
 import asyncio
-from collections.abc import Sequence
+from array import array
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from polyfleet.gateway.api import Message
-from polyfleet.gateway.models import ServedModel
-from polyfleet.gateway.validation import check_ids
-from polyfleet.text.model_text import ModelText
-from polyfleet.wire.limits import FieldError
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.errors import DeadlineExceeded
+from polyfleet.gateway.text_process import TextProcess
+from polyfleet.text.process import Done, EncodeChat, Encoded, EncodeText, Job, PrepareChat
+from polyfleet.text.prompt_text import Turn
 
-LONG_CHARACTERS = 20_000  # beyond, tokenising would hold up the other requests: it goes to a thread
+LONG_CHARACTERS = 100_000  # beyond, encoding would hold up other requests: a second process does it
 MESSAGE_CHARACTERS = 64  # what one message weighs beside its content
+QUICK_IDLE_SECONDS = 600.0
+LONG_IDLE_SECONDS = 20.0
+JOB_SECONDS = 5.0
+SECONDS_PER_MILLION = 15.0  # more, for so many characters
 
 
-async def encode_text(served: ServedModel, field: str, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-    """Ids of raw text. Raises FieldError on `field`."""
-    model_text = _text_of(served, field)
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`token_ids` is empty where there are more than the model's context holds: `num_tokens` tells how many.
+
+    `end_token_ids` end the model's turn in a chat; `pieces`, where asked for, are the ids as the vocabulary has them.
+    """
+
+    token_ids: tuple[int, ...]
+    num_tokens: int
+    end_token_ids: tuple[int, ...] = ()
+    pieces: tuple[str, ...] = ()
+
+
+class Prompts:
+    """Makes the prompts of one model. Long ones wait for each other, and no other model's or short one for them.
+
+    Its methods raise FieldError on `text` or `messages`, DeadlineExceeded, and what TextProcess.run raises.
+    """
+
+    def __init__(self, document: bytes, limits: Limits, *, open_contents: bool = False) -> None:
+        """`open_contents`: what contents of messages spell may become control tokens."""
+        max_waiting = limits.max_concurrent + limits.max_queued
+        self._quick = TextProcess(document, max_waiting, QUICK_IDLE_SECONDS)
+        self._long = TextProcess(document, max_waiting, LONG_IDLE_SECONDS)
+        self._open_contents = open_contents
+
+    async def prepare(self) -> None:
+        """Start, and try the chat template."""
+        await self._quick.run(PrepareChat(JOB_SECONDS))
+
+    async def of_text(
+        self, text: str, max_tokens: int, seconds: float, *, add_special_tokens: bool = True, pieces: bool = False
+    ) -> Prompt:
+        """Of raw text, of which at most `max_tokens` are wanted (0: any number), within so many seconds."""
+        job = EncodeText(_seconds(len(text)), text, add_special_tokens, max_tokens, pieces)
+        return await self._run(job, len(text), seconds)
+
+    async def of_chat(
+        self, messages: Sequence[Message], max_tokens: int, seconds: float, *, pieces: bool = False
+    ) -> Prompt:
+        """Of a chat, rendered with the model's template; the numbers as for `of_text`."""
+        weight = sum(map(_weight, messages))
+        turns = [Turn(each.role, each.content, each.name) for each in messages]
+        job = EncodeChat(_seconds(weight), turns, self._open_contents, max_tokens, pieces)
+        return await self._run(job, weight, seconds)
+
+    async def _run(self, job: Job, weight: int, seconds: float) -> Prompt:
+        process = self._long if weight > LONG_CHARACTERS else self._quick
+        answer = await _within(seconds, process.run(job))
+        assert isinstance(answer, Encoded)
+        token_ids = tuple(array("I", answer.token_ids))
+        return Prompt(token_ids, answer.num_tokens, answer.end_token_ids, answer.pieces)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of its processes, as far as they run now."""
+        return tuple(each.pid for each in (self._quick, self._long) if each.pid is not None)
+
+    async def close(self) -> None:
+        """End its processes."""
+        await asyncio.gather(self._quick.close(), self._long.close())
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, Done | Encoded]) -> Done | Encoded:
     try:
-        if len(text) > LONG_CHARACTERS:
-            return tuple(await asyncio.to_thread(model_text.encode, text, add_special_tokens))
-        return tuple(model_text.encode(text, add_special_tokens))
-    except FieldError as error:
-        raise FieldError(field, error.problem) from None
+        return await asyncio.wait_for(work, max(0.0, seconds))
+    except asyncio.TimeoutError:
+        raise DeadlineExceeded("The request's deadline has passed.") from None
 
 
-async def encode_chat(served: ServedModel, messages: Sequence[Message]) -> tuple[int, ...]:
-    """Ids of a chat, rendered with the model's template. Raises FieldError on `messages`."""
-    model_text = _text_of(served, "messages")
-    weight = sum(len(each.content) + MESSAGE_CHARACTERS for each in messages)
-    if weight > LONG_CHARACTERS:
-        return tuple(await asyncio.to_thread(_encode_chat, model_text, messages))
-    return tuple(_encode_chat(model_text, messages))
+def _weight(message: Message) -> int:
+    texts = (message.content,) if isinstance(message.content, str) else message.content
+    return MESSAGE_CHARACTERS + sum(len(text) + MESSAGE_CHARACTERS for text in texts)
 
 
-async def encode_prompt(
-    served: ServedModel, text: str | None, messages: Sequence[Message], token_ids: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Ids of the one of the three that is set. Raises FieldError on it."""
-    if text is not None:
-        return await encode_text(served, "text", text)
-    if messages:
-        return await encode_chat(served, messages)
-    check_ids("token_ids", token_ids, served.model)
-    return token_ids
-
-
-def _encode_chat(model_text: ModelText, messages: Sequence[Message]) -> list[int]:
-    rendered = model_text.render_chat(
-        [{"role": each.role, "content": each.content} | ({"name": each.name} if each.name else {}) for each in messages]
-    )
-    try:
-        return model_text.encode(rendered, add_special_tokens=False)
-    except FieldError as error:
-        raise FieldError("messages", error.problem) from None
-
-
-def _text_of(served: ServedModel, field: str) -> ModelText:
-    if served.text is None:
-        raise FieldError(field, f"model {served.model.name} has no tokenizer; send token_ids")
-    return served.text
+def _seconds(num_characters: int) -> float:
+    return round(JOB_SECONDS + SECONDS_PER_MILLION * num_characters / 1e6, 1)

@@ -22,6 +22,7 @@ from polyfleet.gateway.ledger import Ledger
 from polyfleet.gateway.listen import split_address
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.models import Models
+from polyfleet.gateway.prompts import Prompts
 from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.gateway.state import GatewayState
 from polyfleet.gateway.texts import Texts
@@ -52,7 +53,8 @@ class Gateway:
         self.metrics = Metrics()
         self.view = FleetView(gateway_id, token)
         self._fleet = FleetClient(config.fleet, gateway_id, token)
-        self._texts = Texts(self._fleet.tokenizer, self.view.changed)
+        make_prompts = partial(Prompts, limits=limits, open_contents=config.allow_special_tokens_in_content)
+        self._texts = Texts(self._fleet.tokenizer, self.view.changed, make_prompts)
         queue = RequestQueue(self.view, place, limits, self.metrics)
         accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives)
         self._generation = Generation(Models(self.view, self._texts, queue, limits), queue, limits, accounts)

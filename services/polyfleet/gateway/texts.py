@@ -1,42 +1,63 @@
-"""The tokenizers of the fleet's models, by content hash: fetched once, kept as long as a model uses them."""
+"""The text of the fleet's models, by content hash of their tokenizers: fetched once, kept as long as it is used."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from polyfleet.gateway.callbacks import Listeners
+from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.fleet_client import AssetError
+from polyfleet.gateway.prompts import Prompts
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText
+from polyfleet.wire.limits import FieldError
 
 RETRY_SECONDS = (0.2, 2.0)  # first and longest pause
 log = logging.getLogger(__name__)
 
 
-class Texts:
-    """Cache of `ModelText`. `fetch` gives the assets document of a hash; `changed` is called when one has come."""
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Both ways of a model's text."""
 
-    def __init__(self, fetch: Callable[[str], Awaitable[bytes]], changed: Listeners) -> None:
+    prompts: Prompts
+    answers: ModelText
+
+
+class Texts:
+    """Cache of `Text`. `fetch` gives the assets document of a hash; `changed` is called when one has come."""
+
+    def __init__(
+        self,
+        fetch: Callable[[str], Awaitable[bytes]],
+        changed: Listeners,
+        make_prompts: Callable[[bytes], Prompts],
+    ) -> None:
         self._fetch = fetch
         self._changed = changed
-        self._ready: dict[str, ModelText] = {}
+        self._make_prompts = make_prompts
+        self._ready: dict[str, Text] = {}
         self._problems: dict[str, str] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._chores: set[asyncio.Task[None]] = set()
 
     def want(self, hashes: Iterable[str]) -> None:
         """Hold exactly these: fetch what is missing, drop what nobody uses."""
         wanted = set(hashes)
         for content_hash in self._fetching.keys() - wanted:
             self._fetching.pop(content_hash).cancel()
-        for held in (self._ready, self._problems):
-            for content_hash in held.keys() - wanted:
-                del held[content_hash]
+        for content_hash in self._problems.keys() - wanted:
+            del self._problems[content_hash]
+        for content_hash in self._ready.keys() - wanted:
+            self._do(self._ready.pop(content_hash).prompts.close())
         for content_hash in wanted - self._ready.keys() - self._problems.keys() - self._fetching.keys():
             self._fetching[content_hash] = asyncio.create_task(self._load(content_hash))
 
-    def get(self, content_hash: str) -> ModelText | None:
+    def get(self, content_hash: str) -> Text | None:
         """The text of this hash, None while it is not here. Raises TextAssetsError when it can't be used."""
         if content_hash in self._problems:
             raise TextAssetsError(self._problems[content_hash])
@@ -47,7 +68,9 @@ class Texts:
         while True:
             try:
                 document = await self._fetch(content_hash)
-                self._ready[content_hash] = await asyncio.to_thread(ModelText, document)
+                answers = await asyncio.to_thread(ModelText, document)
+                text = self._ready[content_hash] = Text(self._make_prompts(document), answers)
+                self._do(_prepare(content_hash, text.prompts))
                 break
             except TextAssetsError as error:
                 log.error("Tokenizer %s can't be used. %s", content_hash, error)
@@ -60,9 +83,23 @@ class Texts:
         del self._fetching[content_hash]
         self._changed.call()
 
+    def _do(self, chore: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(chore)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
     async def close(self) -> None:
-        """Fetch no more."""
-        tasks = list(self._fetching.values())
-        for task in tasks:
+        """Fetch no more; end the processes."""
+        for task in self._fetching.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._fetching.values(), return_exceptions=True)
+        await asyncio.gather(*(text.prompts.close() for text in self._ready.values()))
+        await asyncio.gather(*self._chores, return_exceptions=True)
+
+
+async def _prepare(content_hash: str, prompts: Prompts) -> None:
+    """Find out about the chat template before somebody chats. Requests will hear the same; the log hears it first."""
+    try:
+        await prompts.prepare()
+    except (TextAssetsError, FieldError, ApiError) as error:
+        log.error("No chats with tokenizer %s. %s", content_hash, error)

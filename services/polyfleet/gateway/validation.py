@@ -64,6 +64,12 @@ def check_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
         raise FieldError(field, f"must be below the vocabulary size {model.vocabulary_size}, not {shown(wrong)}")
 
 
+def check_context(field: str, num_tokens: int, model: Model) -> None:
+    """A prompt must fit the model's context, where that is known."""
+    if num_tokens > model.context_length > 0:
+        raise FieldError(field, f"is {num_tokens} tokens long, more than the context of {model.context_length} tokens")
+
+
 def check_fit(field: str, num_prompt: int, max_tokens: int | None, model: Model) -> None:
     """The prompt, and what is to be generated behind it, must fit the model's context. `field` holds the prompt."""
     if num_prompt == 0:

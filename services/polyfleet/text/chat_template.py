@@ -1,7 +1,8 @@
 """Chat templates: jinja2 in a sandbox, with the helpers and settings that model files expect of `transformers`.
 
 A template comes out of a model file, so it is treated as foreign: no attribute of Python's internals, no change of
-what it is given, no huge numbers or repetitions, and output up to a limit.
+what it is given, no huge numbers or repetitions, and output up to a limit. Those limits make good messages; what bounds
+its time and memory for real is the process that it runs in (polyfleet.text.process).
 """
 
 import json
@@ -13,14 +14,20 @@ import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_replace
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from polyfleet.text.errors import TextAssetsError
+from polyfleet.text.shield import Shield
 from polyfleet.wire.limits import FieldError
 
+MAX_SOURCE = 256 * 1024
 MAX_CHARACTERS = 16 * 1024 * 1024
 MAX_BITS = 4096  # of an integer
+MAX_REASON = 500  # characters of a template's own words in an error
+COMPARISONS = {"in": ("is_in", False), "notin": ("is_in", True), "eq": ("is_same", False), "ne": ("is_same", True)}
 
 
 class GenerationTag(Extension):
@@ -34,8 +41,44 @@ class GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Comparisons(NodeTransformer):
+    """Comparisons become calls of the shield's: a template must not see that contents hold stand-ins."""
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:
+        """`a in b`, `a not in b`, `a == b` and `a != b`; others stay."""
+        self.generic_visit(node)
+        if len(node.ops) != 1 or node.ops[0].op not in COMPARISONS:
+            return node
+        name, negated = COMPARISONS[node.ops[0].op]
+        function = nodes.EnvironmentAttribute(name, lineno=node.lineno)
+        call = nodes.Call(function, [node.expr, node.ops[0].expr], [], None, None, lineno=node.lineno)
+        return nodes.Not(call, lineno=node.lineno) if negated else call
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, shield: Shield) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
+        self._shield = shield
+        self.is_in, self.is_same = shield.is_in, shield.is_same
+        self.tests |= dict.fromkeys(("eq", "==", "equalto"), shield.is_same) | {"in": shield.is_in}
+        self.tests |= dict.fromkeys(("ne", "!="), lambda left, right: not shield.is_same(left, right))
+        self.filters["tojson"] = self._to_json
+        self.filters["replace"] = self._replace
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template: nodes.Template = _Comparisons().visit(super()._parse(source, name, filename))
+        return template
+
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """`function(…)`; a method of contents finds what the template spells."""
+        text = getattr(function, "__self__", None)
+        if isinstance(text, str):
+            args = self._shield.arguments(function.__name__, text, args)
+        return super().call(context, function, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """`left operator right`, unless the result would be huge."""
@@ -49,6 +92,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                     raise SecurityError("a repetition is too long")
         return super().call_binop(context, operator, left, right)
 
+    def _to_json(self, value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+        """JSON without jinja2's escapes for HTML, which models were not trained on."""
+        text = json.dumps(value, ensure_ascii=False, indent=indent, **options)
+        return self._shield.escape(text) if ensure_ascii else text
+
+    @jinja2.pass_eval_context
+    def _replace(self, context: Any, text: str, old: str, new: str, count: int | None = None) -> str:
+        old, new = self._shield.arguments("replace", str(text), (old, new))
+        return do_replace(context, text, old, new, count)
+
 
 def _raise_exception(message: object) -> NoReturn:
     raise jinja2.TemplateError(str(message))
@@ -58,37 +111,33 @@ def _strftime_now(format_string: str) -> str:
     return datetime.now().strftime(format_string)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """JSON without jinja2's escapes for HTML, which models were not trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
 class ChatTemplate:
-    """One compiled template. Raises TextAssetsError when it is no valid jinja2."""
+    """One compiled template. `special` are variables beside the messages. Raises TextAssetsError when it is invalid."""
 
-    def __init__(self, source: str, bos_token: str | None, eos_token: str | None) -> None:
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+    def __init__(self, source: str, special: Mapping[str, str], shield: Shield) -> None:
+        self._special = special
+        self._shield = shield
+        if len(source) > MAX_SOURCE:
+            raise TextAssetsError(f"The model's chat template is longer than {MAX_SOURCE} characters.")
         try:
-            self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+            self._template = _Sandbox(shield).from_string(source)
+        except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             raise TextAssetsError(f"The model's chat template is not valid: {error}.") from None
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt that ends where the assistant's answer begins. Raises FieldError on `messages`."""
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The prompt, up to where the assistant's answer begins unless told otherwise. Raises FieldError."""
         pieces: list[str] = []
         length = 0
+        values = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt, **self._special}
         try:
-            for piece in self._template.generate(
-                messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._special
-            ):
+            for piece in self._template.generate(messages=list(messages), **values):
                 length += len(piece)
                 if length > MAX_CHARACTERS:
                     raise SecurityError(f"its output is longer than {MAX_CHARACTERS} characters")
                 pieces.append(piece)
+        except MemoryError:
+            raise FieldError("messages", "the model's chat template took too much memory") from None
         except Exception as error:  # a template may fail in any way that Python code can
-            raise FieldError("messages", f"the model's chat template refuses them: {error}") from None
+            reason = self._shield.show(str(error)[:MAX_REASON])
+            raise FieldError("messages", f"the model's chat template refuses them: {reason}") from None
         return "".join(pieces)

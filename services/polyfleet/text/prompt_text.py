@@ -1,49 +1,201 @@
 """The way into a model: texts and chats become the ids of its prompt."""
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken
 
 from polyfleet.text.assets import make_tokenizer, parse_assets
+from polyfleet.text.chat_format import ChatFormat, find_format
 from polyfleet.text.chat_template import ChatTemplate
+from polyfleet.text.control_tokens import ControlTokens
 from polyfleet.text.errors import TextAssetsError
+from polyfleet.text.shield import Shield
+from polyfleet.text.span import max_token_bytes
 from polyfleet.wire.limits import FieldError
+
+MAX_CUTS = 8  # times that text is cut again where the model reads it as a control token
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A message of a chat; a content of several texts is what a client sent in parts."""
+
+    role: str
+    content: str | tuple[str, ...]
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat's ids, and the ids that end the model's turn in this template."""
+
+    token_ids: list[int]
+    end_token_ids: tuple[int, ...] = ()
 
 
 class PromptText:
-    """Built from a tokenizer assets document; raises TextAssetsError for one that can't be used."""
+    """Built from a tokenizer assets document; raises TextAssetsError for one that can't be used. Not thread-safe.
+
+    The chat template is compiled and tried when it is first asked for: it may fail, or take for ever.
+    """
 
     def __init__(self, document: bytes) -> None:
         assets = parse_assets(document)
-        self._tokenizer: Tokenizer = make_tokenizer(assets["tokenizer"])
+        self._source: str = assets.get("chat_template") or ""
+        self._control = ControlTokens(assets["tokenizer"], self._source)
+        self._shield = Shield(self._control.spellings)
+        self._tokenizer = make_tokenizer(self._control.declare(assets["tokenizer"]))
+        self._max_token_bytes = max_token_bytes(assets["tokenizer"])
+        self._mark = f"\ufdd0{secrets.token_hex(16)}"  # nobody can know it, so no text holds it
+        self._tokenizer.add_tokens([AddedToken(self._mark, normalized=False)])
+        model = assets["tokenizer"].get("model") or {}
+        unknown_id = model.get("unk_id", self._tokenizer.token_to_id(model.get("unk_token") or ""))
+        self._harmful_ids = self._control.ids - {unknown_id}
         self._bos_id = self._first_id(assets)
-        self._template = None
-        self._template_problem = "this model has no chat template; send text instead"
-        if assets.get("chat_template"):
-            try:
-                self._template = ChatTemplate(assets["chat_template"], assets.get("bos_token"), assets.get("eos_token"))
-            except TextAssetsError as error:
-                self._template_problem = str(error)
+        self._special = _special(assets)
 
     def _first_id(self, assets: Mapping[str, Any]) -> int | None:
         """The id that every text has to begin with, if any."""
         bos = assets.get("bos_token") if assets.get("add_bos") else None
         return self._tokenizer.token_to_id(bos) if bos else None
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the model's own first token when asked for. Raises FieldError on `text`."""
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise FieldError("text", "holds half a surrogate pair, which is no Unicode text") from None
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, add_special_tokens: bool = True, max_tokens: int = 0) -> list[int]:
+        """Token ids of `text`, control tokens where it spells them, with the model's own first token when asked for.
+
+        Raises FieldError on `text`, also when it is so long that it can't be `max_tokens` (0: any number) or fewer.
+        """
+        self._check_length("text", text, max_tokens)
+        ids = self._encode(text, plain=False, add_special_tokens=add_special_tokens)
         if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
         return ids
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt of a chat, special tokens spelled out: encode it without adding any. Raises FieldError."""
-        if self._template is None:
-            raise FieldError("messages", self._template_problem)
-        return self._template.render(messages)
+    def encode_chat(self, turns: Sequence[Turn], max_tokens: int = 0, *, open_contents: bool = False) -> ChatPrompt:
+        """The prompt of a chat; what contents and names spell is text, unless `open_contents`. Raises FieldError."""
+        rendered = self._render(turns, (lambda text: text) if open_contents else self._shield.hide)
+        self._check_length("messages", self._shield.show(rendered), max_tokens)
+        ids: list[int] = []
+        if open_contents:
+            ids = self._encode(rendered, plain=False)
+        else:
+            done = 0
+            for found in self._control.find(rendered):
+                ids += self._plain(self._shield.show(rendered[done : found.start]), first=done == 0)
+                ids.append(found.token_id)
+                done = found.end
+            ids += self._plain(self._shield.show(rendered[done:]), first=done == 0)
+        return ChatPrompt(ids, self._end_of_turn)
+
+    def render_chat(self, turns: Sequence[Turn]) -> str:
+        """The prompt of a chat as text, special tokens spelled out. Raises FieldError."""
+        return self._shield.show(self._render(turns, self._shield.hide))
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Each id as the vocabulary spells it; empty for an id without a token."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def prepare_chat(self) -> None:
+        """Compile and try the template, if there is one. Raises TextAssetsError when it can't be used."""
+        if self._source:
+            self._chat  # noqa: B018 - made when first asked for
+
+    @cached_property
+    def _chat(self) -> tuple[ChatTemplate, ChatFormat]:
+        template = ChatTemplate(self._source, self._special, self._shield)
+        return template, find_format(template)
+
+    @cached_property
+    def _end_of_turn(self) -> tuple[int, ...]:
+        """The control token that the template writes right behind an answer, if it does."""
+        found = next(self._control.find(self._chat[1].behind_answer), None)
+        return (found.token_id,) if found and found.start == 0 else ()
+
+    def _render(self, turns: Sequence[Turn], hide: Callable[[str], str]) -> str:
+        if not self._source:
+            raise FieldError("messages", "this model has no chat template; send text instead")
+        try:
+            template, form = self._chat
+        except TextAssetsError as error:
+            raise FieldError("messages", str(error).rstrip(".")) from None
+        messages: list[dict[str, Any]] = []
+        for index, turn in enumerate(turns):
+            texts = (turn.content,) if isinstance(turn.content, str) else turn.content
+            for text in (*texts, turn.name):
+                _check_unicode(f"messages[{index}]", text)
+            if turn.role in form.left_out and any(text.strip() for text in texts):
+                raise FieldError(
+                    f"messages[{index}].role", f"the model's chat template leaves out messages of role {turn.role}"
+                )
+            messages.append({"role": turn.role, "content": form.content(tuple(map(hide, texts)))})
+            if turn.name:
+                messages[-1]["name"] = hide(turn.name)
+        return template.render(messages)
+
+    def _check_length(self, field: str, text: str, max_tokens: int) -> None:
+        _check_unicode(field, text)
+        if not max_tokens or self._max_token_bytes is None:
+            return
+        size, room = len(text.encode()), max_tokens * self._max_token_bytes
+        if size > room:
+            raise FieldError(
+                field,
+                f"is {size} bytes long, but the context of {max_tokens} tokens holds at most {room} bytes: "
+                f"no token of this model stands for more than {self._max_token_bytes}",
+            )
+
+    def _encode(self, text: str, *, plain: bool, add_special_tokens: bool = False) -> list[int]:
+        self._tokenizer.encode_special_tokens = plain
+        # Without offsets, which are half of the work.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    def _plain(self, text: str, *, first: bool, cuts: int = MAX_CUTS) -> list[int]:
+        """Ids of a piece of a prompt that holds no control token, whatever it spells. `first`: the prompt's first.
+
+        Behind the mark the tokenizer treats it as what it is, something that stands behind an added token.
+        """
+        if not text:
+            return []
+        ids = self._encode(text, plain=True) if first else self._encode(self._mark + text, plain=True)[1:]
+        if not self._leaks(ids):
+            return ids
+        if not cuts:
+            return [each for each in ids if not self._leaks((each,))]
+        pieces = self._cut(text)
+        return [
+            each
+            for index, piece in enumerate(pieces)
+            for each in self._plain(piece, first=first and index == 0, cuts=cuts - 1)
+        ]
+
+    def _leaks(self, ids: Sequence[int]) -> bool:
+        """Whether plain text was read as a control token: vocabularies of SentencePiece hold their spellings."""
+        return not self._harmful_ids.isdisjoint(ids)
+
+    def _cut(self, text: str) -> list[str]:
+        """`text` in pieces, cut within each stretch that was read as a control token."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        cuts = [
+            start + 1
+            for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if end - start > 1 and self._leaks((token_id,))
+        ]
+        return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def _check_unicode(field: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise FieldError(field, "holds half a surrogate pair, which is no Unicode text") from None
+
+
+def _special(assets: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of templates that hold special tokens; those of an absent `bos_token` or `eos_token` are empty."""
+    named = assets.get("special_tokens") or {}
+    found = {name: text for name, text in named.items() if isinstance(text, str)}
+    return {**found, "bos_token": assets.get("bos_token") or "", "eos_token": assets.get("eos_token") or ""}

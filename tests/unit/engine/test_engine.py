@@ -97,7 +97,7 @@ def test_end_tokens_of_the_model_end_a_sequence() -> None:
         ({"prompt_ids": (1,) * 100}, "prompt_ids: must be 1 to 99 tokens with those generated, not 100"),
         ({"generated_ids": (200,)}, "generated_ids: must be below the vocabulary size 97, not 200"),
         ({"stop_token_ids": frozenset({97})}, "stop_token_ids: must be below the vocabulary size 97, not 97"),
-        ({"stop_token_ids": frozenset(range(65))}, "stop_token_ids: must be at most 64, not 65"),
+        ({"stop_token_ids": frozenset(range(66))}, "stop_token_ids: must be at most 65, not 66"),
         ({"max_tokens": 0}, "max_tokens: must be 1 or more, not 0"),
         ({"max_tokens": 2, "generated_ids": (1, 2)}, "max_tokens: must be over the 2 tokens generated already, not 2"),
         ({"params": SamplingParams(temperature=float("nan"))}, "sampling.temperature: must be a finite number"),

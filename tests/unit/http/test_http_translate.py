@@ -147,7 +147,7 @@ def test_messages() -> None:
     )
     assert wanted.messages == (
         Message("system", "be brief"),
-        Message("user", "one\ntwo", "ann"),
+        Message("user", ("one", "two"), "ann"),
         Message("assistant", "yes"),
         Message("tool", "42"),
     )

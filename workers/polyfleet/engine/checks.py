@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from polyfleet.engine.request import SequenceRequest
-from polyfleet.wire.limits import MAX_PRIORITY, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, FieldError, check_range
+from polyfleet.wire.limits import MAX_PRIORITY, MAX_SEQUENCE_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, FieldError, check_range
 
 
 def check_request(request: SequenceRequest, vocabulary_size: int) -> None:
@@ -14,8 +14,8 @@ def check_request(request: SequenceRequest, vocabulary_size: int) -> None:
         raise FieldError("prompt_ids", "must hold at least one token")
     for field in ("prompt_ids", "generated_ids", "stop_token_ids"):
         _check_ids(field, getattr(request, field), vocabulary_size)
-    if len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise FieldError("stop_token_ids", f"must be at most {MAX_STOP_TOKEN_IDS}, not {len(request.stop_token_ids)}")
+    if (count := len(request.stop_token_ids)) > MAX_SEQUENCE_STOP_TOKEN_IDS:
+        raise FieldError("stop_token_ids", f"must be at most {MAX_SEQUENCE_STOP_TOKEN_IDS}, not {count}")
     request.params.check()
     check_range("choice", request.choice, 0, 2**32 - 1)
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)

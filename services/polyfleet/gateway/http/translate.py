@@ -118,8 +118,8 @@ def _message(message: MessageBody, path: str) -> Message:
     return Message(role=role, content=_text(message.content, f"{path}.content"), name=message.name or "")
 
 
-def _text(content: str | Sequence[ContentPart] | None, path: str) -> str:
-    """A message's text; several text parts are joined by line breaks."""
+def _text(content: str | Sequence[ContentPart] | None, path: str) -> str | tuple[str, ...]:
+    """A message's text, or its parts' when there are not one."""
     if content is None:
         raise FieldError(path, "must be a string or a list of text parts")
     if isinstance(content, str):
@@ -129,7 +129,8 @@ def _text(content: str | Sequence[ContentPart] | None, path: str) -> str:
             raise FieldError(f"{path}[{index}].type", f"must be text, not {part.type:.40}")
         if part.text is None:
             raise FieldError(f"{path}[{index}].text", "is missing")
-    return "\n".join(part.text or "" for part in content)
+    texts = tuple(part.text or "" for part in content)
+    return texts[0] if len(texts) == 1 else texts
 
 
 def _check_stream_options(body: GenerateBody) -> None:

@@ -1,0 +1,62 @@
+"""The prompt of a request, whichever form it came in, as ids of its model."""
+
+from collections.abc import Awaitable, Sequence
+
+from polyfleet.gateway.api import Message
+from polyfleet.gateway.errors import FailedPrecondition
+from polyfleet.gateway.models import ServedModel
+from polyfleet.gateway.prompts import Prompt, Prompts
+from polyfleet.gateway.validation import check_ids
+from polyfleet.text.errors import TextAssetsError
+from polyfleet.wire.limits import FieldError
+
+
+async def encode_text(
+    served: ServedModel,
+    field: str,
+    text: str,
+    seconds: float,
+    *,
+    add_special_tokens: bool = True,
+    pieces: bool = False,
+) -> Prompt:
+    """Of raw text, within so many seconds. Raises FieldError on `field`, and the ApiErrors of Prompts."""
+    prompts, room = _prompts_of(served, field), served.model.context_length
+    work = prompts.of_text(text, room, seconds, add_special_tokens=add_special_tokens, pieces=pieces)
+    return await _made(field, work, served)
+
+
+async def encode_chat(
+    served: ServedModel, messages: Sequence[Message], seconds: float, *, pieces: bool = False
+) -> Prompt:
+    """Of a chat, rendered with the model's template. Raises as `encode_text`, on `messages`."""
+    prompts, room = _prompts_of(served, "messages"), served.model.context_length
+    return await _made("", prompts.of_chat(messages, room, seconds, pieces=pieces), served)
+
+
+async def encode_prompt(
+    served: ServedModel, text: str | None, messages: Sequence[Message], token_ids: tuple[int, ...], seconds: float
+) -> Prompt:
+    """Of the one of the three that is set. Raises as `encode_text`, on that one."""
+    if text is not None:
+        return await encode_text(served, "text", text, seconds)
+    if messages:
+        return await encode_chat(served, messages, seconds)
+    check_ids("token_ids", token_ids, served.model)
+    return Prompt(token_ids, len(token_ids))
+
+
+async def _made(field: str, work: Awaitable[Prompt], served: ServedModel) -> Prompt:
+    """The prompt, its errors put on `field` (empty: on the one that they name)."""
+    try:
+        return await work
+    except FieldError as error:
+        raise FieldError(field or error.field, error.problem) from None
+    except TextAssetsError as error:
+        raise FailedPrecondition(f"The tokenizer of model {served.model.name} can't be used: {error}") from None
+
+
+def _prompts_of(served: ServedModel, field: str) -> Prompts:
+    if served.prompts is None:
+        raise FieldError(field, f"model {served.model.name} has no tokenizer; send token_ids")
+    return served.prompts

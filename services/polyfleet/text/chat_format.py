@@ -1,0 +1,88 @@
+"""What a chat template does with messages, found by rendering some: no model file tells."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polyfleet.text.chat_template import ChatTemplate
+from polyfleet.text.errors import TextAssetsError
+from polyfleet.wire.limits import FieldError
+
+MARK = "Zq7markXw"  # a content that no template holds
+LAYOUTS: Mapping[str, tuple[tuple[str, ...], ...]] = {  # by role: conversations in which a message of it may stand
+    "user": (("user",), ("system", "user")),
+    "system": (("system", "user"),),
+    "assistant": (("user", "assistant", "user"), ("user", "assistant")),
+    "tool": (("user", "assistant", "tool"), ("user", "assistant", "tool", "assistant")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """`parts`: contents have to be lists of parts. `left_out`: roles whose messages it drops without a word.
+
+    `behind_answer`: what it writes behind an assistant's content.
+    """
+
+    parts: bool
+    left_out: frozenset[str]
+    behind_answer: str
+
+    def content(self, content: str | Sequence[str]) -> Any:
+        """A content, one text or several, in the form that the template wants; texts are joined by line breaks."""
+        if self.parts:
+            return [{"type": "text", "text": text} for text in ([content] if isinstance(content, str) else content)]
+        return content if isinstance(content, str) else "\n".join(content)
+
+
+def find_format(template: ChatTemplate) -> ChatFormat:
+    """The template's format. Raises TextAssetsError when what a user says reaches the prompt in no form."""
+    for parts in (False, True):
+        if any(_reaches(text) for text in _rendered(template, "user", parts)):
+            break
+    else:
+        if any(text is not None for form in (False, True) for text in _rendered(template, "user", form)):
+            raise TextAssetsError(
+                "The model's chat template leaves out what the user says, be it given as text or as a list of parts."
+            )
+        parts = False  # it refuses everything here: let it tell each caller why
+    left_out = frozenset(role for role in LAYOUTS if role != "user" and _leaves_out(template, role, parts))
+    return ChatFormat(parts, left_out, _behind_answer(template, parts))
+
+
+def _rendered(template: ChatTemplate, role: str, parts: bool) -> list[str | None]:
+    """Each layout of the role, MARK being the role's last content; None where the template refuses it."""
+    return [_render(template, _messages(layout, role, parts), True) for layout in LAYOUTS[role]]
+
+
+def _messages(layout: Sequence[str], role: str, parts: bool) -> list[dict[str, Any]]:
+    form = ChatFormat(parts, frozenset(), "")
+    marked = len(layout) - 1 - layout[::-1].index(role)
+    return [{"role": each, "content": form.content(MARK if i == marked else "a")} for i, each in enumerate(layout)]
+
+
+def _render(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str | None:
+    try:
+        return template.render(messages, add_generation_prompt)
+    except FieldError:
+        return None
+
+
+def _reaches(text: str | None) -> bool:
+    """Whether MARK is in the prompt, and not as Python or JSON spell a list of parts."""
+    return text is not None and MARK in text and "'type'" not in text and '"type": "text"' not in text
+
+
+def _leaves_out(template: ChatTemplate, role: str, parts: bool) -> bool:
+    found = [text for text in _rendered(template, role, parts) if text is not None]
+    return bool(found) and not any(MARK in text for text in found)
+
+
+def _behind_answer(template: ChatTemplate, parts: bool) -> str:
+    """Behind the last message if there is anything, else before the next user's: some end only one of them."""
+    for layout in (("user", "assistant"), ("user", "assistant", "user")):
+        text = _render(template, _messages(layout, "assistant", parts), False)
+        behind = text.rpartition(MARK)[2].lstrip() if text and MARK in text else ""
+        if behind:
+            return behind
+    return ""

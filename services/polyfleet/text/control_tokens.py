@@ -1,0 +1,67 @@
+"""The tokens that steer a model: which they are, and where a prompt spells them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A control token in a text: its id, and the part of the text that it stands for."""
+
+    token_id: int
+    start: int
+    end: int
+
+
+class ControlTokens:
+    """A tokenizer's special tokens, and the added ones that its chat template spells, however they are declared.
+
+    `definition` is the `tokenizers` JSON object. An added token without punctuation that is not special is a word.
+    """
+
+    def __init__(self, definition: Mapping[str, Any], template: str) -> None:
+        added = definition.get("added_tokens") or ()
+        self._tokens = {
+            token["content"]: token
+            for token in added
+            if token["content"]
+            and (token.get("special") or (_is_marker(token["content"]) and token["content"] in template))
+        }
+        self.ids = frozenset(token["id"] for token in self._tokens.values())
+        self.spellings = tuple(sorted(self._tokens, key=len, reverse=True))
+        self._pattern = re.compile("|".join(map(re.escape, self.spellings)) or r"(?!)")
+
+    def declare(self, definition: Mapping[str, Any]) -> dict[str, Any]:
+        """The definition with every control token declared special: then its spelling can be read as plain text."""
+        added = [
+            {**token, "special": token.get("special") or token["content"] in self._tokens}
+            for token in definition.get("added_tokens") or ()
+        ]
+        return {**definition, "added_tokens": added}
+
+    def find(self, text: str) -> Iterator[Found]:
+        """Every control token that `text` spells, from left to right, with the space that it takes up."""
+        done = 0
+        for match in self._pattern.finditer(text):
+            token, start, end = self._tokens[match[0]], match.start(), match.end()
+            if start < done or (token.get("single_word") and (_word_at(text, start - 1) or _word_at(text, end))):
+                continue
+            if token.get("lstrip"):
+                start = max(done, len(text[done:start].rstrip()) + done)
+            if token.get("rstrip") and (space := _SPACE.match(text, end)):
+                end = space.end()
+            yield Found(token["id"], start, end)
+            done = end
+
+
+def _is_marker(spelling: str) -> bool:
+    """Whether it has punctuation, U+2581 for a space aside."""
+    return any(not each.isalnum() and not each.isspace() and each != "\u2581" for each in spelling)
+
+
+def _word_at(text: str, index: int) -> bool:
+    return 0 <= index < len(text) and (text[index].isalnum() or text[index] == "_")

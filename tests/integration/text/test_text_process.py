@@ -1,0 +1,175 @@
+"""The process that makes prompts: bounded in time and memory, and started again when one of them breaks it."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+from tests.support.text_assets import assets_document
+
+from polyfleet.gateway.api import Message
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.errors import DeadlineExceeded, ResourceExhausted
+from polyfleet.gateway.prompts import LONG_CHARACTERS, Prompts
+from polyfleet.gateway.text_process import TextProcess
+from polyfleet.text.errors import TextAssetsError
+from polyfleet.text.process import EncodeChat, Encoded, EncodeText
+from polyfleet.text.prompt_text import PromptText, Turn
+from polyfleet.wire.limits import FieldError
+
+LATER = "{% if messages[0].content == 'now' %}HOSTILE{% endif %}{{ messages[0].content }}"  # harmless when it is tried
+FOREVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
+FOREVER += "{% endfor %}"
+HUNGRY = [
+    "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{{ 'x'.ljust(10**10) }}",
+    "{{ 'x'.center(3 * 10**9) | length }}",
+    "{{ '%4000000000d' % 1 }}",
+    "{{ '{:4000000000}'.format(1) }}",
+    "{{ ('x' * 10**7).replace('x', 'y' * 1000) | length }}",
+    "{{ (['x' * 10**6] * 10**4) | join('y') | length }}",
+    "{{ range(99999) | map('string') | batch(10**9, 'x' * 10**6) | list | length }}",
+    "{{ ('x\n' * 10**6) | indent(10**4) | length }}",
+    "{% macro m(x) %}{{ m(x ~ x) }}{% endmacro %}{{ m('x' * 10**6) }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+]
+
+
+@asynccontextmanager
+async def text_process(idle_seconds: float = 60, max_waiting: int = 9, **assets: Any) -> AsyncIterator[TextProcess]:
+    process = TextProcess(assets_document(**assets), max_waiting, idle_seconds)
+    try:
+        yield process
+    finally:
+        await process.close()
+
+
+def chat(content: str, seconds: float = 20.0) -> EncodeChat:
+    return EncodeChat(seconds, [Turn("user", content)])
+
+
+async def encoded(process: TextProcess, text: str) -> list[int]:
+    answer = await process.run(EncodeText(20.0, text))
+    assert isinstance(answer, Encoded)
+    return list(array("I", answer.token_ids))
+
+
+async def test_it_gives_what_the_model_text_gives() -> None:
+    here = PromptText(assets_document())
+    async with text_process() as process:
+        for text in ("The quick fox", "é😀 <|im_end|>", ""):
+            assert await encoded(process, text) == here.encode(text)
+        answer = await process.run(EncodeChat(20.0, [Turn("user", ("a", "<|im_end|>"), "me")], pieces=True))
+        expected = here.encode_chat([Turn("user", ("a", "<|im_end|>"), "me")])
+        assert isinstance(answer, Encoded)
+        assert list(array("I", answer.token_ids)) == expected.token_ids
+        assert list(answer.pieces) == here.pieces(expected.token_ids)
+        assert answer.end_token_ids == expected.end_token_ids == (2,)
+        for bad in (EncodeText(20.0, "a\ud800"), chat("a\ud800")):
+            with pytest.raises(FieldError, match="surrogate"):
+                await process.run(bad)
+
+
+async def test_more_tokens_than_wanted_are_counted() -> None:
+    async with text_process() as process:
+        answer = await process.run(EncodeText(20.0, "dog " * 10, max_tokens=5, pieces=True))
+    assert isinstance(answer, Encoded)
+    assert (answer.num_tokens > 5, answer.token_ids, answer.pieces) == (True, b"", ())
+
+
+@pytest.mark.parametrize("hostile", HUNGRY)
+async def test_a_template_that_wants_all_memory_is_stopped(hostile: str) -> None:
+    async with text_process(chat_template=LATER.replace("HOSTILE", hostile)) as process:
+        before = await encoded(process, "fox")
+        with pytest.raises(FieldError) as caught:
+            await process.run(chat("now"))
+        assert caught.value.field == "messages"
+        assert len(caught.value.problem) < 300
+        assert await encoded(process, "fox") == before
+
+
+async def test_a_template_that_never_ends_is_stopped() -> None:
+    async with text_process(chat_template=LATER.replace("HOSTILE", FOREVER)) as process:
+        before, pid = await encoded(process, "fox"), process.pid
+        with pytest.raises(FieldError, match=r"took longer than 0\.3 s in the model's chat template"):
+            await process.run(chat("now", seconds=0.3))
+        assert await encoded(process, "fox") == before
+        assert process.pid != pid
+
+
+async def test_a_template_that_never_ends_when_tried_leaves_the_tokenizer() -> None:
+    async with text_process(chat_template=FOREVER) as process:
+        with pytest.raises(FieldError, match=r"took longer than 0\.3 s"):
+            await process.run(chat("now", seconds=0.3))
+        assert await encoded(process, "fox")
+
+
+async def test_a_killed_process_costs_one_request() -> None:
+    async with text_process(chat_template=LATER.replace("HOSTILE", FOREVER)) as process:
+        before = await encoded(process, "fox")
+        running = asyncio.create_task(process.run(chat("now")))
+        waiting = asyncio.create_task(process.run(EncodeText(20.0, "fox")))
+        await asyncio.sleep(0.1)
+        assert process.pid is not None
+        psutil.Process(process.pid).kill()
+        with pytest.raises(FieldError, match="messages"):
+            await running
+        assert list(array("I", (await waiting).token_ids)) == before  # type: ignore[union-attr]
+
+
+async def test_a_caller_who_leaves_gives_the_process_back() -> None:
+    async with text_process(chat_template=LATER.replace("HOSTILE", FOREVER)) as process:
+        await encoded(process, "fox")
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(process.run(chat("now", seconds=600.0)), 0.1)
+        assert await asyncio.wait_for(encoded(process, "fox"), 30)
+
+
+async def test_waiting_jobs_are_bounded_and_may_leave() -> None:
+    async with text_process(chat_template=LATER.replace("HOSTILE", FOREVER), max_waiting=2) as process:
+        await encoded(process, "fox")
+        running = asyncio.create_task(process.run(chat("now", seconds=600.0)))
+        waiting = [asyncio.create_task(process.run(EncodeText(20.0, "fox"))) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(ResourceExhausted, match="Too many prompts"):
+            await process.run(EncodeText(20.0, "fox"))
+        waiting[0].cancel()
+        await asyncio.sleep(0.05)
+        waiting.append(asyncio.create_task(process.run(EncodeText(20.0, "fox"))))
+        await asyncio.sleep(0.05)
+        running.cancel()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [asyncio.CancelledError, Encoded, Encoded]
+
+
+async def test_an_idle_process_ends_and_comes_back() -> None:
+    async with text_process(idle_seconds=0.05) as process:
+        before = await encoded(process, "fox")
+        while process.pid is not None:
+            await asyncio.sleep(0.01)
+        assert await encoded(process, "fox") == before
+
+
+async def test_assets_that_cannot_be_used_are_named() -> None:
+    process = TextProcess(b"{}", 9, 60)
+    with pytest.raises(TextAssetsError, match="no object `tokenizer`"):
+        await process.run(EncodeText(20.0, "fox"))
+    await process.close()
+
+
+async def test_a_long_prompt_keeps_no_short_one_waiting() -> None:
+    prompts = Prompts(assets_document(chat_template=LATER.replace("HOSTILE", FOREVER)), Limits())
+    try:
+        short = (await prompts.of_text("fox", 0, 20.0)).token_ids
+        long = asyncio.create_task(prompts.of_text("dog " * LONG_CHARACTERS, 0, 60.0))
+        assert (await prompts.of_text("fox", 0, 20.0)).token_ids == short
+        assert not long.done()
+        assert len(prompts.pids) == 2 or not long.done()
+        assert (await long).num_tokens > LONG_CHARACTERS
+        with pytest.raises(DeadlineExceeded):
+            await prompts.of_chat([Message("user", "now")], 0, 0.05)
+    finally:
+        await prompts.close()
