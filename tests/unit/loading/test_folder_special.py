@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.support.tiny_models import TinyShape, write_folder, write_gguf
-from tests.support.tiny_tokenizers import byte_level_metadata, sentencepiece_metadata, tokenizer_json
+from tests.support.tiny_tokenizers import NORMAL, byte_level_metadata, sentencepiece_metadata, tokenizer_json
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -210,6 +210,23 @@ def test_special_tokens_of_a_gguf_file(tmp_path: Path) -> None:
     expected = {"bos_token": START, "eos_token": END, "pad_token": END, "unk_token": START, "sep_token": END}
     assert document["special_tokens"] == expected
     assert encode(document, "")[-1:] == [1]
+
+
+def test_first_and_last_token_of_a_gguf_file_are_control_tokens_whatever_their_types(tmp_path: Path) -> None:
+    metadata = byte_level_metadata()
+    metadata["tokenizer.ggml.token_type"] = [NORMAL] * len(metadata["tokenizer.ggml.tokens"])
+    write_gguf(tmp_path / "model.gguf", SHAPE, extra=metadata)
+    document = document_of(load_model(tmp_path / "model.gguf"))
+    added = document["tokenizer"]["added_tokens"]
+    assert [(token["content"], token["special"]) for token in added] == [(START, True), (END, True)]
+
+
+def test_merges_are_never_left_to_chance(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    content = tokenizer_json()
+    content["model"]["dropout"] = 0.5
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert document_of(load_model(folder))["tokenizer"]["model"]["dropout"] is None
 
 
 def test_sentencepiece_names_that_a_gguf_file_leaves_out(tmp_path: Path) -> None:

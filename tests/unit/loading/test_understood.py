@@ -170,6 +170,9 @@ CONFIG_REFUSED: dict[str, Any] = {
     "quantization": {"group_size": 64, "bits": 4},
     "compression_config": {"format": "int-quantized"},
     "text_config": {"hidden_size": 64},
+    "num_sink_tokens": 4,
+    "activation": "gelu",
+    "norm_eps": 1e-6,
     "something_new": 1,
 }
 CONFIG_NEUTRAL: dict[str, Any] = {
@@ -186,6 +189,8 @@ CONFIG_NEUTRAL: dict[str, Any] = {
     "num_local_experts": 0,
     "rope_interleaved": False,
     "rope_scaling": None,
+    "activation": "swiglu",
+    "norm_eps": 1e-5,
     "pretraining_tp": 2,
     "attention_dropout": 0.1,
 }

@@ -19,19 +19,22 @@ READ = frozenset({
 })  # fmt: skip
 HARMLESS = re.compile(
     r"_.*"  # private to transformers
-    r"|.*_tokens?(_ids?|_index)?"  # bos_token_id, pad_token …: their texts come from the tokenizer
-    r"|.*(_version|_path|_name|_file|dropout|dropout_prob|pdrop|_class)"
-    r"|(torch_|compute_|param_)?dtype|torchscript|use_bfloat16|tf_legacy_loss|auto_map|task_specific_params|transformers\..*"
+    r"|.*_token(_ids?|_index)?"  # bos_token_id, pad_token …: their texts come from the tokenizer
+    r"|.*(_version|dropout|dropout_prob|pdrop)|(model|base_model|tokenizer|dataset|vocab|run)_(name|path|file|id|size).*"
+    r"|model_(max_length|parallel)|(tokenizer|processor)_class"
+    r"|(torch_|compute_|param_)?dtype|torchscript|use_bfloat16|tf_legacy_loss|auto_map|task_specific_params"
     r"|initializer_(range|factor)|init_(std|method|device).*|pretraining_tp|use_cache|is_decoder|is_llama_config"
-    r"|(gradient_checkpointing|use_recompute|recompute_granularity|neftune_noise_alpha|label_smoothing.*)"
+    r"|gradient_checkpointing|use_recompute|recompute_granularity|neftune_noise_alpha|label_smoothing.*"
     r"|(use_)?(fused?|flash|sdpa|xformers)(_.*)?|attn_implementation|(tensor|virtual|pipeline|sequence)_.*parallel.*"
     r"|virtual_pp_degree|output_(hidden_states|attentions|scores|router_logits)|return_dict.*|keys_to_ignore.*"
-    r"|(id2label|label2id|num_labels|problem_type|prefix|finetuning_task|unsloth.*)"
-    r"|(max_|model_max_|original_max_)?(seq_len|seq_length|sequence_length|length|position_embeddings)|max_window_layers"
-    r"|(name|license|author|description|tags|language|languages|base_model|datasets?|revision|pipeline_tag|task|date)"
+    r"|id2label|label2id|num_labels|problem_type|prefix|finetuning_task|unsloth.*|transformers\..*|multiple_of"
+    r"|ffn_dim_multiplier|(num|total)_params|parameter_count"
+    r"|(max_|original_max_)?(seq_len|seq_length|sequence_length|length|position_embeddings|model_len)|max_window_layers"
+    r"|name|license|author|description|tags|languages?|base_model|datasets?|revision|pipeline_tag|task|date"
     # what a generation_config.json states today
     r"|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|top_k|top_p|typical_p"
-    r"|(repetition|length)_penalty|(encoder_)?no_repeat_ngram_size|num_return_sequences|remove_invalid_values|max_new_tokens"
+    r"|(repetition|length)_penalty|(encoder_)?no_repeat_ngram_size|num_return_sequences|remove_invalid_values"
+    r"|max_new_tokens|(begin_)?suppress_tokens"
 )
 SCALE = re.compile(r".*(_scale|_scaling|_multiplier|_scaling_factor|_ratio)|scale_emb|rotary_pct|rope_pct")
 EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
@@ -76,6 +79,10 @@ def _neutral(config: ModelConfig) -> Mapping[str, Iterable[Any]]:
         "is_causal": (True,),
         "hidden_activation": ("silu", "swish"),
         "activation_function": ("silu", "swish"),
+        "activation": ("silu", "swish", "swiglu"),
+        "norm_eps": (config.norm_eps,),
+        "layer_norm_eps": (config.norm_eps,),
+        "layer_norm_epsilon": (config.norm_eps,),
         "position_embedding_type": ("rope", "rotary"),
     }
 

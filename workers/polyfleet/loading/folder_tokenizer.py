@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from polyfleet.loading.assets import SpecialTokens, make_assets
 from polyfleet.loading.end_tokens import spelled_end_tokens, union
@@ -45,6 +46,7 @@ def folder_tokenizer(folder: Path, config: ModelConfig) -> tuple[TokenizerAssets
             "truncation": None,
             "padding": None,
             "post_processor": post_processor(frame, spell.__getitem__),
+            "model": _without_chance(tokenizer.section("model").values),
         },
         chat_template=template,
         special_tokens=special,
@@ -52,6 +54,11 @@ def folder_tokenizer(folder: Path, config: ModelConfig) -> tuple[TokenizerAssets
         end_token_ids=ends,
         sampling_defaults=_sampling_defaults(folder, config, template is not None),
     ), ends
+
+
+def _without_chance(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the random merges that are for training."""
+    return {key: None if key == "dropout" else value for key, value in model.items()}
 
 
 def _spelled(tokenizer: Fields, ids: Mapping[str, int], frame: Frame) -> dict[int, str]:

@@ -21,6 +21,7 @@ SPECIAL_KEYS: Mapping[str, str] = {  # as chat templates name them -> as GGUF do
     "eot_token": "eot_token_id",
     "eom_token": "eom_token_id",
 }
+AROUND = ("bos_token", "eos_token", "eot_token", "eom_token")  # no text that a model was trained on has them in it
 NEEDED = ("bos_token", "eos_token")
 UNSTATED: Mapping[str, int] = {"bos_token": 1, "eos_token": 2, "unk_token": 0}  # of `llama` vocabularies, as llama.cpp
 
@@ -57,7 +58,10 @@ def read_vocabulary(fields: Fields, vocabulary_size: int) -> Vocabulary:
     """Raises ModelFileError for one that is broken."""
     tokens = _tokens(fields, vocabulary_size)
     types = _types(fields, tokens)
-    return Vocabulary(tokens, types, _special(fields, types))
+    special = _special(fields, types)
+    for token_id in (special[name] for name in AROUND if name in special):
+        types[token_id] = TokenType.CONTROL if types[token_id] == TokenType.NORMAL else types[token_id]
+    return Vocabulary(tokens, types, special)
 
 
 def gguf_end_tokens(fields: Fields) -> tuple[int, ...]:
