@@ -6,7 +6,9 @@ from hashlib import sha256
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.limits import ASSET_CHUNK_BYTES, FieldError
 
-MAX_ASSET_BYTES = 256 * 1024 * 1024  # far above the largest vocabularies in use; bounds what one worker can send
+MAX_ASSET_BYTES = 128 * 1024 * 1024  # far above the largest vocabularies in use; bounds what one worker can send
+MAX_UPLOADS = 4  # received at a time, in memory
+UPLOAD_SECONDS = 120.0  # for one; then another worker is asked
 
 
 class AssetUpload:
@@ -38,3 +40,31 @@ def chunks(content_hash: str, data: bytes) -> Iterator[pb.AssetChunk]:
     for start in range(0, len(data) or 1, ASSET_CHUNK_BYTES):
         part = data[start : start + ASSET_CHUNK_BYTES]
         yield pb.AssetChunk(hash=content_hash, total_bytes=len(data), data=part)
+
+
+class Uploads:
+    """Which assets come in on which stream: each of them once at a time, MAX_UPLOADS in all."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[AssetUpload, float]] = {}
+
+    def begin(self, wanted: str, stream: int, now: float) -> bool:
+        """Whether `stream` is to send these assets; else another does, or too many do at the moment."""
+        self._open = {s: (u, since) for s, (u, since) in self._open.items() if now - since < UPLOAD_SECONDS}
+        if len(self._open) >= MAX_UPLOADS or any(upload.wanted == wanted for upload, _ in self._open.values()):
+            return False
+        self._open[stream] = AssetUpload(wanted), now
+        return True
+
+    def add(self, chunk: pb.AssetChunk, stream: int) -> bytes | None:
+        """As AssetUpload.add; a chunk on a stream that is asked for nothing is dropped."""
+        if stream not in self._open:
+            return None
+        data = self._open[stream][0].add(chunk)
+        if data is not None:
+            self.end(stream)
+        return data
+
+    def end(self, stream: int) -> None:
+        """What came in on `stream` is whole, or won't be."""
+        self._open.pop(stream, None)

@@ -1,4 +1,8 @@
-"""Looking after a worker that stands beside the launcher and is started by others: find it, load it, watch it."""
+"""Looking after a worker that stands beside the launcher and is started by others: find it, load it, watch it.
+
+Only a worker without a model, or with one of this launcher's own deployment, is loaded or unloaded. Any other has an
+owner, and is waited for.
+"""
 
 import asyncio
 import contextlib
@@ -46,6 +50,10 @@ class AttachedWorker:
     async def _look_after(self, client: WorkerClient) -> None:
         """Load what is wanted, then watch until the worker serves it no more."""
         status = await client.status()
+        if owner := self._other_owner(status.info, status.status.state):
+            reason = f"The worker at {self._spec.launch.address} {owner}; it is left alone until it is free."
+            self._news.publish(Phase.STARTING, worker_id="", reason=reason)
+            return
         if not self._serves(status):
             await self._load_into(client, status)
         while not self._stop.is_set():
@@ -62,7 +70,7 @@ class AttachedWorker:
         again = self._loaded_before
         self._news.publish(Phase.WATCHING, worker_id=found.info.worker_id, restarted=again)
         if found.status.state != fleet.WORKER_STATE_STARTING:
-            await client.unload()  # what it serves is not wanted here
+            await client.unload()  # the deployment's model of before
         log.info("The worker is told to load its model.", extra={"attached_worker_id": found.info.worker_id})
         load = asyncio.create_task(client.load(self._load))
         stop = asyncio.create_task(self._stop.wait())
@@ -73,10 +81,18 @@ class AttachedWorker:
             return
         load.result()
 
+    def _other_owner(self, info: fleet.WorkerInfo, state: int) -> str:
+        """What it does for somebody else, as the end of a sentence; empty when it is free or this launcher's own."""
+        if info.own_model:
+            return f"was started with its own model, {info.model.name or 'which it loads'}"
+        if state != fleet.WORKER_STATE_STARTING and info.deployment != self._load.deployment:
+            return f"serves the deployment {info.deployment!r}"
+        return ""
+
     def _serves(self, found: pb.StatusResponse) -> bool:
         """Whether the worker has, or is loading, what this launcher is to keep there."""
         info, state = found.info, found.status.state
-        if info.deployment != self._load.deployment:
+        if info.own_model or info.deployment != self._load.deployment:
             return False
         named = info.model.name in ("", self._load.model_name)
         return state == fleet.WORKER_STATE_LOADING or (state != fleet.WORKER_STATE_STARTING and named)

@@ -1,9 +1,10 @@
 """The Fleet service: gRPC at the edge of registry, store and feed."""
 
+import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, NoReturn, Protocol
 
@@ -12,15 +13,17 @@ from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from polyfleet.scheduler.assets import AssetUpload, chunks
+from polyfleet.scheduler.assets import Uploads, chunks
 from polyfleet.scheduler.feed import SnapshotFeed
-from polyfleet.scheduler.registry import Registry
-from polyfleet.scheduler.store import Store
-from polyfleet.scheduler.validate import check_deployment
+from polyfleet.scheduler.registry import MAX_WORKERS, FullError, Registry, TakenError
+from polyfleet.scheduler.store import Store, StoreFullError
+from polyfleet.scheduler.validate import check_deployment, check_info, check_status
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
-from polyfleet.wire.limits import REQUEST_ID, FieldError
+from polyfleet.wire.limits import FieldError
 
+MAX_STREAMS = 2 * MAX_WORKERS  # of Register; a worker that dials again may have an old one
+FIRST_SECONDS, SILENT_SECONDS = 10.0, 60.0  # without the first message, without another one: the stream is ended
 log = logging.getLogger(__name__)
 
 
@@ -44,58 +47,103 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         feed: SnapshotFeed,
         steering: Steering,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        loopback: bool = False,
     ) -> None:
+        """`loopback`: workers of this machine alone may register."""
         self._store, self._registry, self._feed, self._steering = store, registry, feed, steering
-        self._clock = clock
+        self._clock, self._loopback = clock, loopback
         self._streams = itertools.count()
+        self._num_streams = 0
+        self._uploads = Uploads()
 
     async def Register(
         self, requests: AsyncIterator[pb.RegisterRequest], context: Any
     ) -> AsyncIterator[pb.RegisterResponse]:
         """Follow one worker for as long as its stream lives."""
-        stream = next(self._streams)
-        worker_id, upload = "", None
+        self._num_streams += 1
         try:
-            async for request in requests:
+            if self._num_streams > MAX_STREAMS:
+                raise FullError(f"The scheduler follows {MAX_STREAMS} registrations already: no more are taken.")
+            async with aclosing(self._follow(requests)) as answers:
+                async for answer in answers:
+                    yield answer
+        except FieldError as error:
+            log.warning("A registration was refused: %s.", error)
+            await abort_invalid(context, error)
+        except (TakenError, FullError) as error:
+            log.warning("A registration was refused: %s", error)
+            taken = isinstance(error, TakenError)
+            code = grpc.StatusCode.ALREADY_EXISTS if taken else grpc.StatusCode.RESOURCE_EXHAUSTED
+            await context.abort(code, str(error))
+        except asyncio.TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "The worker said nothing for too long.")
+        finally:
+            self._num_streams -= 1
+
+    async def _follow(self, requests: AsyncIterator[pb.RegisterRequest]) -> AsyncGenerator[pb.RegisterResponse, None]:
+        """The answers to one stream. Raises FieldError, TakenError, FullError, TimeoutError."""
+        stream = next(self._streams)
+        worker_id, wanted = "", ""
+        try:
+            async for request in _patiently(requests):
                 kind = request.WhichOneof("message")
                 if kind == "info":
                     worker_id = self._register(request.info, worker_id, stream)
-                    answer = self._answer(request.info)
-                    upload = AssetUpload(answer.want_asset) if answer.want_asset else None
-                    yield answer
-                elif kind == "status" and worker_id:
-                    self._registry.report(worker_id, request.status, stream, self._clock())
-                elif kind == "asset" and upload and (data := upload.add(request.asset)) is not None:
-                    self._store.put_asset(upload.wanted, data)
-                    upload = None
+                    wanted = self._still_wanted(request.info.model.tokenizer_hash)
+                    asked = self._ask(wanted, stream)
+                    yield self._answer(request.info, asked)
+                    wanted = "" if asked else wanted
                 elif not worker_id:
                     raise FieldError("info", "must be the first message")
+                elif kind == "status":
+                    check_status(request.status)
+                    self._registry.report(worker_id, request.status, stream, self._clock())
+                    wanted = self._still_wanted(wanted)
+                    if asked := self._ask(wanted, stream):
+                        yield pb.RegisterResponse(scheduler_epoch=self._registry.epoch, want_asset=asked)
+                        wanted = ""
+                elif kind == "asset":
+                    self._receive(request.asset, stream)
                 self._feed.poke()
-        except FieldError as error:
-            log.warning("A registration was refused: %s.", error, extra={"worker_id": worker_id})
-            await abort_invalid(context, error)
         finally:
+            self._uploads.end(stream)
             self._registry.closed(worker_id, stream)
             self._feed.poke()
 
     def _register(self, info: pb.WorkerInfo, known_as: str, stream: int) -> str:
-        if not REQUEST_ID.fullmatch(info.worker_id):
-            raise FieldError("info.worker_id", "must be 1 to 128 of A-Z, a-z, 0-9, '.', '_', ':' and '-'")
+        check_info(info, loopback=self._loopback)
         if known_as not in ("", info.worker_id):
             raise FieldError("info.worker_id", f"must stay {known_as!r} on one stream, not {info.worker_id!r}")
         self._registry.register(info, stream, self._clock())
-        fields = {"worker_id": info.worker_id, "deployment": info.deployment, "worker_pid": info.pid}
-        log.info("A worker registered.", extra=fields)
+        if not known_as:
+            fields = {"worker_id": info.worker_id, "deployment": info.deployment, "worker_pid": info.pid}
+            log.info("A worker registered.", extra=fields)
         return info.worker_id
 
-    def _answer(self, info: pb.WorkerInfo) -> pb.RegisterResponse:
-        wanted = info.model.tokenizer_hash
-        serves = info.deployment if info.HasField("model") else ""  # an attached worker may stay, without a model
-        return pb.RegisterResponse(
-            scheduler_epoch=self._registry.epoch,
-            want_asset=wanted if wanted and not self._store.has_asset(wanted) else "",
-            stop=bool(serves) and self._store.was_removed(serves),
-        )
+    def _answer(self, info: pb.WorkerInfo, asked: str) -> pb.RegisterResponse:
+        """`asked`: the assets that it is to send."""
+        managed = info.HasField("model") and not info.own_model  # an attached one may stay, without a model
+        stop = managed and bool(info.deployment) and self._store.was_removed(info.deployment)
+        return pb.RegisterResponse(scheduler_epoch=self._registry.epoch, want_asset=asked, stop=stop)
+
+    def _still_wanted(self, content_hash: str) -> str:
+        """The hash of assets that are not held; empty when they are."""
+        return content_hash if content_hash and not self._store.has_asset(content_hash) else ""
+
+    def _ask(self, wanted: str, stream: int) -> str:
+        """`wanted`, where this stream is the one to send it."""
+        return wanted if wanted and self._uploads.begin(wanted, stream, self._clock()) else ""
+
+    def _receive(self, chunk: pb.AssetChunk, stream: int) -> None:
+        """A piece of assets. Those that find no room are left out: the worker still serves token ids."""
+        if (data := self._uploads.add(chunk, stream)) is None:
+            return
+        in_use = {record.announced.model.tokenizer_hash for record in self._registry.records}
+        try:
+            self._store.put_asset(chunk.hash, data, in_use)
+        except StoreFullError as error:
+            log.error("Tokenizer %s is not kept: %s", chunk.hash, error)
 
     async def WatchFleet(self, request: pb.WatchFleetRequest, context: Any) -> AsyncIterator[pb.FleetSnapshot]:
         """Snapshots for as long as the caller listens."""
@@ -155,6 +203,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         self._registry.set_deployments(self._store.deployments())
         self._feed.poke()
         self._steering.poke()
+
+
+async def _patiently(requests: AsyncIterator[pb.RegisterRequest]) -> AsyncIterator[pb.RegisterRequest]:
+    """The requests. Raises TimeoutError when the next one is too long in coming."""
+    source, seconds = aiter(requests), FIRST_SECONDS
+    while (request := await asyncio.wait_for(anext(source, None), seconds)) is not None:
+        yield request
+        seconds = SILENT_SECONDS
 
 
 async def abort_invalid(context: Any, error: FieldError) -> NoReturn:

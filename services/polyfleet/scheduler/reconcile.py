@@ -1,7 +1,8 @@
 """From the wish to the next actions: desired deployments, known launchers and workers in, a Plan out. Pure.
 
 Called again and again with fresh facts; each Plan moves the fleet one step towards the wish. It starts replacements
-before it stops what they replace, unless there is no room for both.
+before it stops what they replace, unless there is no room for both. A worker that was started with its own model
+belongs to whoever did that: it fulfils no deployment's wish, and no plan touches it.
 """
 
 from collections import defaultdict
@@ -14,6 +15,7 @@ from polyfleet.scheduler.registry import Record
 from polyfleet.v1 import fleet_pb2 as pb
 
 _LEAVING = (pb.WORKER_STATE_DRAINING, pb.WORKER_STATE_LOST)
+_COUNTED = (pb.WORKER_STATE_READY, pb.WORKER_STATE_LOADING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +74,13 @@ class _Room:
     """Free places for workers, per node and accelerator."""
 
     def __init__(
-        self, nodes: Sequence[Node], launchers: Iterable[LauncherReport], orphans: Iterable[pb.WorkerInfo]
+        self, nodes: Sequence[Node], launchers: Iterable[LauncherReport], others: Iterable[pb.WorkerInfo]
     ) -> None:
         self._nodes = nodes
         self._used = defaultdict[tuple[str, str], list[int]](list)  # places by node and family
         for report in launchers:
             self._used[report.spec.node_id, report.spec.accelerator].append(report.spec.place)
-        for info in orphans:
+        for info in others:  # workers without launcher
             for node in nodes:
                 if info.host in node.hosts:
                     self._used[node.node_id, info.accelerator].append(info.device_index)
@@ -109,15 +111,17 @@ def reconcile(
     records: Sequence[Record],
     nodes: Sequence[Node],
     removed: Collection[str] = (),
+    attach: Collection[str] = (),
 ) -> Plan:
     """The next actions.
 
     `launchers` are all that exist, those already told to stop included (`stopping`). Workers of a deployment that is
     neither in `deployments` nor in `removed` are left alone: this scheduler may have lost its state, they serve.
+    `attach` are the families whose workers stand on their nodes already, where one that has its own model is no place.
     """
     plan = Plan()
     alive = {node.node_id for node in nodes}
-    states = {record.info.worker_id: record.shown.state for record in records}
+    states: dict[str, int] = {record.info.worker_id: record.shown.state for record in records}
     wishes = sorted(deployments, key=lambda wish: (wish.created_unix_seconds, wish.name))
     names = {wish.name for wish in wishes}
     present = []
@@ -130,11 +134,12 @@ def reconcile(
             present.append(report)
     orphans = _orphans(launchers, records)
     plan.actions.extend(DrainWorker(info.worker_id) for info in orphans if info.deployment in removed)
-    room = _Room(nodes, launchers, orphans)
+    owned = [r.info for r in records if r.info.own_model and r.info.accelerator in attach]
+    room = _Room(nodes, launchers, orphans + owned)
     for wish in wishes:
         mine = [report for report in launchers if report.spec.deployment == wish.name]
         staying = [r for r in mine if r in present and states.get(r.watched_id) != pb.WORKER_STATE_DRAINING]
-        alone = [info for info in orphans if info.deployment == wish.name]
+        alone = [o.worker_id for o in orphans if o.deployment == wish.name and states[o.worker_id] in _COUNTED]
         _reconcile_one(_Have(wish, staying, len(mine) > len(staying), alone, states), room, plan)
     return plan
 
@@ -146,30 +151,47 @@ class _Have:
     wish: pb.ModelDeployment
     staying: Sequence[LauncherReport]
     some_leave: bool
-    orphans: Sequence[pb.WorkerInfo]
+    orphans: Sequence[str]
     states: Mapping[str, int]
 
     def is_ready(self, report: LauncherReport) -> bool:
         """Whether the launcher's worker serves."""
-        return self.states.get(report.watched_id) == pb.WORKER_STATE_READY
+        return self._serves(report.watched_id)
+
+    def _serves(self, worker_id: str) -> bool:
+        return self.states.get(worker_id) == pb.WORKER_STATE_READY
+
+    def num_ready(self, reports: Sequence[LauncherReport]) -> int:
+        """How many of these workers serve, with those that have no launcher."""
+        return sum(map(self.is_ready, reports)) + sum(map(self._serves, self.orphans))
 
     def least_useful(self, reports: Sequence[LauncherReport]) -> list[LauncherReport]:
         """Those that are not ready first."""
         return sorted(reports, key=lambda report: (self.is_ready(report), report.spec.worker_id))
+
+    def endings(self, reports: Sequence[LauncherReport]) -> list[Action]:
+        """How each of these workers and of those without launcher would end: first those that are not ready."""
+        ways: list[tuple[bool, bool, str, Action]] = [
+            (self._serves(worker_id), False, worker_id, DrainWorker(worker_id)) for worker_id in self.orphans
+        ]
+        ways += [(self.is_ready(r), True, r.spec.worker_id, Retire(r.spec.worker_id)) for r in reports]
+        return [action for *_, action in sorted(ways, key=lambda way: way[:3])]
 
 
 def _orphans(launchers: Iterable[LauncherReport], records: Iterable[Record]) -> list[pb.WorkerInfo]:
     """Workers that serve a deployment, or load for it, and that no launcher looks after: Ray lost their launchers.
 
     A worker without a model serves none, whatever it served before: an attached one after its deployment has gone.
+    One that is not ready and does not load is nobody's replacement; an unhealthy one still holds its place.
     """
     watched = {report.watched_id for report in launchers}
     return [
         record.info
         for record in records
         if record.info.deployment
+        and not record.info.own_model
         and record.info.worker_id not in watched
-        and record.shown.state not in _LEAVING
+        and record.shown.state not in (*_LEAVING, pb.WORKER_STATE_STARTING, pb.WORKER_STATE_UNSPECIFIED)
         and (record.info.HasField("model") or record.shown.state == pb.WORKER_STATE_LOADING)
     ]
 
@@ -188,13 +210,14 @@ def _reconcile_one(have: _Have, room: _Room, plan: Plan) -> None:
             plan.problems[wish.name] = room.problem(families)
             break
         plan.actions.append(Launch(wish, *place))
-    ready = sum(map(have.is_ready, current)) + len(orphans)
+    ready = have.num_ready(current)
     spare = have.least_useful(outdated)[: max(0, len(outdated) - max(0, wish.workers - ready))]
     all_ready = ready == len(current) + len(orphans)
     if not spare and wish.name in plan.problems and all_ready and not have.some_leave:
         # No room for both: one old worker has to make way for the next new one, where its place is of use.
         spare = have.least_useful([r for r in outdated if r.spec.accelerator in families])[:1]
     plan.actions.extend(Retire(report.spec.worker_id) for report in spare)
-    excess = max(0, -missing)
-    plan.actions.extend(Retire(report.spec.worker_id) for report in have.least_useful(current)[:excess])
-    plan.actions.extend(DrainWorker(info.worker_id) for info in orphans[: max(0, excess - len(current))])
+    plan.actions.extend(have.endings(current)[: max(0, -missing)])
+    waiting = [r.reason for r in current if r.phase is Phase.STARTING and r.reason]
+    if waiting:
+        plan.problems.setdefault(wish.name, waiting[0])

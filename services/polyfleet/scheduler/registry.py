@@ -1,7 +1,8 @@
 """Who is in the fleet and how they are: registrations, reports, silence, launchers' news. Pure; times are given.
 
 A worker is LOST after 3 s without a report and forgotten a minute later, unless a launcher still looks after it. Its
-own reports say how it is, except where only its launcher can know: not started yet, crashed, could not load.
+own reports say how it is, except where only its launcher can know: not started yet, crashed, could not load. What it
+says of its model counts once it is READY with it. One open stream speaks for an id, until it falls silent.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,16 @@ from polyfleet.v1 import fleet_pb2 as pb
 LOST_AFTER_SECONDS = 3.0
 FORGOTTEN_AFTER_SECONDS = 60.0
 DEAF_AFTER_SECONDS = 1.0
+MAX_WORKERS = 4096
 _SERVING = (pb.WORKER_STATE_READY, pb.WORKER_STATE_DRAINING)
+
+
+class TakenError(ValueError):
+    """The id belongs to another process. The message is one sentence."""
+
+
+class FullError(RuntimeError):
+    """The fleet has as many workers as it can hold. The message is one sentence."""
 
 
 def _starting() -> pb.WorkerStatus:
@@ -29,7 +39,29 @@ class Record:
     heard: float = 0.0
     stream: int = -1
     lost: bool = False
+    is_open: bool = False  # the stream has not ended
+    proven: bool = False  # it was READY with the model that it announces
     launcher: LauncherReport | None = None
+
+    @property
+    def announced(self) -> pb.WorkerInfo:
+        """What it is, without a model that it was never READY with."""
+        if self.proven or not self.info.HasField("model"):
+            return self.info
+        bare = pb.WorkerInfo()
+        bare.CopyFrom(self.info)
+        bare.ClearField("model")
+        return bare
+
+    def taken(self, info: pb.WorkerInfo, stream: int, now: float) -> str:
+        """Why another process than the one that registers as `info` owns the id; empty when it may have it."""
+        launched = self.launcher.pid if self.launcher and self.launcher.phase is Phase.WATCHING else 0
+        if launched and launched != info.pid:
+            return f"its launcher runs it as process {launched}"
+        silent = self.lost or now - self.heard > LOST_AFTER_SECONDS
+        if not self.is_open or stream == self.stream or silent or (launched and launched != self.info.pid):
+            return ""
+        return f"process {self.info.pid} on {self.info.host or 'an unnamed host'} reports under it"
 
     @property
     def shown(self) -> pb.WorkerStatus:
@@ -74,14 +106,25 @@ class Registry:
         return self._records.get(worker_id)
 
     def register(self, info: pb.WorkerInfo, stream: int, now: float) -> None:
-        """A worker announced itself on `stream`; an earlier stream of the same id is not listened to any more."""
+        """A worker announced itself on `stream`; an earlier stream of the same id is not listened to any more.
+
+        Raises TakenError when the id is another process's, FullError when there is no room for one more worker.
+        """
         record = self._records.get(info.worker_id)
         if record is None:
+            if len(self._records) >= MAX_WORKERS:
+                raise FullError(f"The fleet has {MAX_WORKERS} workers already: no more can register.")
             record = self._records[info.worker_id] = Record(info)
+        elif reason := record.taken(info, stream, now):
+            raise TakenError(f"The worker id {info.worker_id!r} is taken: {reason}.")
         if record.stream != stream and record.info.pid != info.pid:
-            record.status = _starting()
+            record.status, record.proven = _starting(), False
+        record.proven = record.proven and record.info.model == info.model
+        before = (record.info, record.stream, record.lost)
         record.info, record.stream, record.heard, record.lost = info, stream, now, False
-        self._changed()
+        record.is_open = True
+        if before != (info, stream, False):
+            self._changed()
 
     def report(self, worker_id: str, status: pb.WorkerStatus, stream: int, now: float) -> None:
         """A worker's status came in on `stream`; ignored unless that stream speaks for it."""
@@ -90,6 +133,7 @@ class Registry:
             return
         before = record.shown
         record.status, record.heard, record.lost = status, now, False
+        record.proven = record.proven or status.state == pb.WORKER_STATE_READY
         if _visible(before) != _visible(record.shown):
             self._changed()
 
@@ -98,6 +142,8 @@ class Registry:
         it is LOST to come back.
         """
         record = self._records.get(worker_id)
+        if record is not None and record.stream == stream:
+            record.is_open = False
         alone = record is not None and record.stream == stream and record.launcher is None
         if record and alone and record.status.state == pb.WORKER_STATE_DRAINING:
             self.forget(worker_id)
@@ -162,7 +208,7 @@ class Registry:
     def snapshot(self) -> pb.FleetSnapshot:
         """The fleet now. Callers must not change it: it is built once per version."""
         if self._snapshot.version != self.version:
-            workers = [pb.FleetWorker(info=record.info, status=record.shown) for record in self.records]
+            workers = [pb.FleetWorker(info=record.announced, status=record.shown) for record in self.records]
             self._snapshot = pb.FleetSnapshot(
                 scheduler_epoch=self.epoch, version=self.version, workers=workers, deployments=self._deployments
             )

@@ -57,7 +57,7 @@ class Scheduler:
         )
         self._server: Any = grpc.aio.server(options=options, interceptors=[auth, DecodeInterceptor()])
         self._health = _HEALTH.aio.HealthServicer()
-        service = FleetService(self._store, self._registry, self._feed, self._controller)
+        service = FleetService(self._store, self._registry, self._feed, self._controller, loopback=token is None)
         fleet_pb2_grpc.add_FleetServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._metrics: MetricsServer | None = None

@@ -6,13 +6,14 @@ Store is used by one thread.
 
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from polyfleet.v1 import fleet_pb2 as pb
 
 STATE_NAME = "fleet.sqlite"
 SCHEMA_VERSION = 1
+MAX_ASSETS_BYTES = 1024 * 1024 * 1024  # of all tokenizers together
 REMOVED_KEPT_SECONDS = 30 * 24 * 3600  # how long a removed deployment's name is remembered
 _SCHEMA = """
 CREATE TABLE deployments (name TEXT PRIMARY KEY, message BLOB NOT NULL);
@@ -20,6 +21,10 @@ CREATE TABLE removed_deployments (name TEXT PRIMARY KEY, removed_unix_seconds IN
 CREATE TABLE assets (hash TEXT PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE workers (worker_id TEXT PRIMARY KEY);
 """
+
+
+class StoreFullError(RuntimeError):
+    """There is no room for more assets. The message is one sentence."""
 
 
 class StoreError(RuntimeError):
@@ -76,9 +81,24 @@ class Store:
         query = "SELECT 1 FROM removed_deployments WHERE name = ?"
         return self._db.execute(query, (name,)).fetchone() is not None
 
-    def put_asset(self, content_hash: str, data: bytes) -> None:
-        """Keep tokenizer assets under their hash, which the caller has checked."""
-        self._db.execute("INSERT OR IGNORE INTO assets VALUES (?, ?)", (content_hash, data))
+    def put_asset(self, content_hash: str, data: bytes, in_use: Collection[str] = ()) -> None:
+        """Keep tokenizer assets under their hash, which the caller has checked.
+
+        Where MAX_ASSETS_BYTES would be passed, those that are not `in_use` make way. Raises StoreFullError when that
+        is not enough.
+        """
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            if self._assets_bytes() + len(data) > MAX_ASSETS_BYTES:
+                idle = [(each,) for (each,) in self._db.execute("SELECT hash FROM assets") if each not in in_use]
+                self._db.executemany("DELETE FROM assets WHERE hash = ?", idle)
+            if self._assets_bytes() + len(data) > MAX_ASSETS_BYTES:
+                raise StoreFullError(f"The fleet's tokenizers may take {MAX_ASSETS_BYTES} bytes in all.")
+            self._db.execute("INSERT OR IGNORE INTO assets VALUES (?, ?)", (content_hash, data))
+
+    def _assets_bytes(self) -> int:
+        (size,) = self._db.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM assets").fetchone()
+        return int(size)
 
     def has_asset(self, content_hash: str) -> bool:
         """Whether assets of that hash are held."""

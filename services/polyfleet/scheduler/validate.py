@@ -1,15 +1,19 @@
-"""What a deployment may look like. Pure."""
+"""What a deployment, and a worker's word about itself, may look like. Pure."""
 
 import re
 
 from polyfleet.scheduler.config import ACCELERATORS
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.wire.limits import FieldError
+from polyfleet.wire.auth import is_loopback, split_host_port
+from polyfleet.wire.limits import REQUEST_ID, FieldError
 
 MAX_WORKERS = 1000
+MAX_INFO_BYTES = MAX_STATUS_BYTES = 16 * 1024  # of a worker's messages; one takes less than 1 KiB
 MAX_MODEL_NAME = 256
 DTYPES = ("", "auto", "float32", "float16", "bfloat16")
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.%]{2,64}")
+_HASH = re.compile(r"[0-9a-f]{64}|")
 
 
 def check_deployment(deployment: pb.ModelDeployment) -> None:
@@ -27,3 +31,28 @@ def check_deployment(deployment: pb.ModelDeployment) -> None:
         raise FieldError("deployment.workers", f"must be at most {MAX_WORKERS}, not {deployment.workers}")
     if deployment.options.dtype not in DTYPES:
         raise FieldError("deployment.options.dtype", f"{deployment.options.dtype!r} is none of {', '.join(DTYPES[1:])}")
+
+
+def check_info(info: pb.WorkerInfo, *, loopback: bool) -> None:
+    """Raise FieldError for what no worker says of itself; `loopback`: only this machine's workers may register."""
+    if not REQUEST_ID.fullmatch(info.worker_id):
+        raise FieldError("info.worker_id", "must be 1 to 128 of A-Z, a-z, 0-9, '.', '_', ':' and '-'")
+    if (size := info.ByteSize()) > MAX_INFO_BYTES:
+        raise FieldError("info", f"must be at most {MAX_INFO_BYTES} bytes, not {size}")
+    for field, address in (("address", info.address), ("metrics_address", info.metrics_address)):
+        host, port = split_host_port(address)
+        if address and not (_HOST.fullmatch(host) and port.isdecimal() and 0 < int(port) < 65536):
+            raise FieldError(f"info.{field}", f"must be host:port with a port from 1 to 65535, not {address!r}")
+        if address and loopback and not is_loopback(address):
+            raise FieldError(f"info.{field}", f"must be on loopback where no fleet token is configured, not {address}")
+    texts = (info.deployment, info.accelerator, info.device_name, info.host, info.version, info.model.name)
+    if not all(text.isprintable() for text in texts):
+        raise FieldError("info", "must have printable names only")
+    if not _HASH.fullmatch(info.model.tokenizer_hash):
+        raise FieldError("info.model.tokenizer_hash", "must be a sha256 in 64 hexadecimal digits")
+
+
+def check_status(status: pb.WorkerStatus) -> None:
+    """Raise FieldError for a status that no worker sends."""
+    if (size := status.ByteSize()) > MAX_STATUS_BYTES:
+        raise FieldError("status", f"must be at most {MAX_STATUS_BYTES} bytes, not {size}")

@@ -60,7 +60,7 @@ def _is_alive(pid: int, started: float) -> bool:
 def worker_command(spec: LaunchSpec) -> list[str]:
     """The command line of a spawned worker. Ports are free ones: the worker announces them itself."""
     load = spec.load_request
-    command = [spec.launch.interpreter or sys.executable, "-m", "polyfleet.serving"]
+    command = [spec.launch.interpreter or sys.executable, "-m", "polyfleet.serving", "--launched"]
     flags = {
         "--worker-id": spec.worker_id,
         "--deployment": load.deployment,

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests.support.worker_process import WorkerProcess
 
 from polyfleet.scheduler.attached import AttachedWorker
@@ -12,6 +13,7 @@ from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
 from polyfleet.scheduler.news import News
 from polyfleet.scheduler.ports import free_address
+from polyfleet.scheduler.worker_client import WorkerClient
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 
@@ -59,7 +61,7 @@ async def test_it_waits_for_the_worker_loads_it_and_loads_it_again_after_a_crash
 
 
 async def test_a_worker_that_serves_the_wish_already_is_left_as_it_is(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, "--deployment", "fake", model="fake:") as worker:
+    async with WorkerProcess(tmp_path, "--deployment", "fake", "--launched", model="fake:") as worker:
         before = worker.engine().pid
         looking = Looking(worker.address, deployment="fake")
         await looking.until(lambda r: r.phase is Phase.WATCHING)
@@ -67,14 +69,45 @@ async def test_a_worker_that_serves_the_wish_already_is_left_as_it_is(tmp_path: 
         await looking.worker.stop(grace=5.0)
 
 
-async def test_a_worker_that_serves_something_else_is_loaded_anew(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, "--deployment", "old", model="fake:") as worker:
+async def test_another_model_of_the_same_deployment_is_replaced(tmp_path: Path) -> None:
+    flags = ("--deployment", "d", "--model-name", "old", "--launched")
+    async with WorkerProcess(tmp_path, *flags, model="fake:") as worker:
         looking = Looking(worker.address)
         await looking.until(lambda r: r.phase is Phase.WATCHING)
-        while (status := await worker.status()).info.model.name != "d":
+        while (await worker.status()).info.model.name != "d":
             await asyncio.sleep(0.02)
-        assert status.info.deployment == "d"
         await looking.worker.stop(grace=5.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "owner"),
+    [
+        (("--deployment", "other", "--launched"), "serves the deployment 'other'"),
+        (("--deployment", "d"), "was started with its own model, "),
+    ],
+)
+async def test_another_owners_worker_is_left_alone_until_it_is_free(
+    tmp_path: Path, flags: tuple[str, ...], owner: str
+) -> None:
+    async with WorkerProcess(tmp_path, *flags, model="fake:") as worker:
+        before = worker.engine().pid
+        looking = Looking(worker.address)
+        waiting = await looking.until(lambda r: owner in r.reason)
+        assert (waiting.phase, waiting.worker_id) == (Phase.STARTING, "")
+        assert waiting.reason.endswith("it is left alone until it is free.")
+        assert worker.engine().pid == before
+        async with WorkerClient(worker.address, None) as client:
+            await client.unload()  # by its owner
+        await looking.until(lambda r: r.phase is Phase.WATCHING)
+        await looking.worker.stop(grace=5.0)
+
+
+async def test_stopping_leaves_another_owners_worker_alone(tmp_path: Path) -> None:
+    async with WorkerProcess(tmp_path, "--deployment", "d", model="fake:") as worker:
+        looking = Looking(worker.address)
+        await looking.until(lambda r: "own model" in r.reason)
+        await looking.worker.stop(grace=5.0)
+        assert (await worker.status()).status.state == fleet.WORKER_STATE_READY
 
 
 async def test_a_model_that_cannot_be_served_is_reported_and_the_worker_left_running(tmp_path: Path) -> None:
@@ -87,7 +120,7 @@ async def test_a_model_that_cannot_be_served_is_reported_and_the_worker_left_run
 
 
 async def test_stopping_waits_for_running_sequences(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, "--deployment", "fake", model="fake:step_seconds=0.02") as worker:
+    async with WorkerProcess(tmp_path, "--deployment", "fake", "--launched", model="fake:step_seconds=0.02") as worker:
         looking = Looking(worker.address, "fake:step_seconds=0.02", deployment="fake")
         await looking.until(lambda r: r.phase is Phase.WATCHING)
         async with worker.session() as session:

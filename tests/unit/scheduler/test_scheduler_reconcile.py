@@ -173,6 +173,50 @@ def test_surplus_workers_without_launcher_are_drained() -> None:
     assert reconcile([wish], [], [record("w-1"), record("w-2")], [node(cpu=4)]).actions == [DrainWorker("w-1")]
 
 
+ONE = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
+
+
+@pytest.mark.parametrize("state", ["UNSPECIFIED", "STARTING", "LOADING", "UNHEALTHY", "DRAINING", "LOST"])
+def test_a_ready_worker_never_goes_for_one_that_is_not(state: str) -> None:
+    forged = record("w-0", state)
+    forged.info.model.name = "d"
+    plan = reconcile([ONE], [launcher("w-1")], [forged, record("w-1")], [node(cpu=4)])
+    assert all(action == DrainWorker("w-0") for action in plan.actions)
+    assert reconcile([ONE], [launcher("w-1")], [record("w-1")], [node(cpu=4)]).actions == []
+
+
+def test_only_what_serves_or_loads_fulfils_a_wish_without_a_launcher() -> None:
+    for state in ("UNSPECIFIED", "STARTING", "UNHEALTHY"):
+        forged = record("w-0", state)
+        forged.info.model.name = "d"
+        assert launches(reconcile([ONE], [], [forged], [node(cpu=4)]).actions) == [("cpu", "n-1")]
+
+
+def own(worker_id: str, deployment: str = "d") -> Record:
+    found = record(worker_id, deployment=deployment)
+    found.info.own_model = True
+    return found
+
+
+def test_a_worker_with_its_own_model_fulfils_no_wish_and_is_left_alone() -> None:
+    plan = reconcile([ONE], [], [own("w-own")], [node(cpu=4)])
+    assert launches(plan.actions) == [("cpu", "n-1")]
+    assert len(plan.actions) == 1
+    assert reconcile([ONE], [launcher("w-1")], [own("w-own"), record("w-1")], [node(cpu=4)]).actions == []
+    assert reconcile([], [], [own("w-own", "gone")], [node(cpu=4)], removed={"gone"}).actions == []
+
+
+def test_a_wish_that_finds_only_workers_with_their_own_models_waits() -> None:
+    plan = reconcile([ONE], [], [own("w-own", "pool")], [node(cpu=1)], attach={"cpu"})
+    assert plan.actions == []
+    assert plan.problems == {"d": "All places for cpu workers are taken."}
+
+
+def test_what_a_launcher_waits_for_is_the_deployments_problem() -> None:
+    waiting = replace(launcher("w-1"), phase=Phase.STARTING, reason="It waits for a worker at 127.0.0.1:1.")
+    assert reconcile([ONE], [waiting], [], [node(cpu=1)]).problems == {"d": "It waits for a worker at 127.0.0.1:1."}
+
+
 def test_workers_of_a_removed_deployment_are_drained_and_of_an_unknown_one_left_alone() -> None:
     records = [
         record("w-1", deployment="gone"),

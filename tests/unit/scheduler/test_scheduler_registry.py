@@ -6,7 +6,7 @@ import pytest
 
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
-from polyfleet.scheduler.registry import Registry
+from polyfleet.scheduler.registry import MAX_WORKERS, FullError, Registry, TakenError
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import worker_pb2
 
@@ -107,12 +107,64 @@ def test_a_lost_worker_is_forgotten_after_a_minute_unless_a_launcher_has_it(regi
 
 def test_an_old_stream_speaks_for_nobody(registry: Registry) -> None:
     registry.register(info(), stream=1, now=0.0)
-    registry.register(info(pid=11), stream=2, now=1.0)
-    registry.report("w-1", READY, stream=1, now=1.1)
+    registry.register(info(pid=11), stream=2, now=4.0)  # the first one has been silent for too long
+    registry.report("w-1", READY, stream=1, now=4.1)
     assert shown(registry)[0] == "STARTING"
     registry.closed("w-1", stream=1)
-    registry.report("w-1", READY, stream=2, now=1.2)
+    registry.report("w-1", READY, stream=2, now=4.2)
     assert shown(registry)[0] == "READY"
+
+
+@pytest.mark.parametrize("pid", [10, 11])
+def test_an_id_that_reports_is_nobody_elses(registry: Registry, pid: int) -> None:
+    registry.register(info(), stream=1, now=0.0)
+    registry.report("w-1", READY, stream=1, now=2.0)
+    with pytest.raises(TakenError, match="'w-1' is taken: process 10 on an unnamed host reports under it"):
+        registry.register(info(pid=pid), stream=2, now=3.0)
+    registry.closed("w-1", stream=2)  # the stream that was refused
+    registry.report("w-1", pb.WorkerStatus(state=pb.WORKER_STATE_UNHEALTHY), stream=2, now=3.1)
+    assert shown(registry)[0] == "READY"
+    registry.closed("w-1", stream=1)
+    registry.register(info(pid=pid), stream=3, now=3.2)  # its own stream has ended: it dials again
+    assert shown(registry)[0] == ("READY" if pid == 10 else "STARTING")
+
+
+def test_a_launched_id_belongs_to_the_process_that_its_launcher_started(registry: Registry) -> None:
+    registry.register(info(pid=66), stream=1, now=0.0)  # before the launcher said which process it started
+    registry.observe([launcher(Phase.WATCHING, pid=10)])
+    registry.register(info(pid=10), stream=2, now=0.1)
+    with pytest.raises(TakenError, match="its launcher runs it as process 10"):
+        registry.register(info(pid=66), stream=3, now=60.0)
+    registry.report("w-1", READY, stream=2, now=60.1)
+    assert shown(registry)[0] == "READY"
+
+
+def test_a_model_counts_once_its_worker_was_ready_with_it(registry: Registry) -> None:
+    def model() -> str:
+        return str(registry.snapshot().workers[0].info.model.name)
+
+    def serving(name: str) -> pb.WorkerInfo:
+        return pb.WorkerInfo(worker_id="w-1", pid=10, model=pb.ModelInfo(name=name))
+
+    registry.register(serving("m"), stream=1, now=0.0)
+    registry.report("w-1", pb.WorkerStatus(state=pb.WORKER_STATE_LOADING), stream=1, now=0.1)
+    assert model() == ""
+    registry.report("w-1", READY, stream=1, now=0.2)
+    assert model() == "m"
+    registry.report("w-1", pb.WorkerStatus(state=pb.WORKER_STATE_UNHEALTHY), stream=1, now=0.3)
+    assert model() == "m"
+    registry.register(serving("other"), stream=1, now=0.4)
+    assert model() == ""
+
+
+def test_a_fleet_has_room_for_so_many_and_says_the_same_thing_once(registry: Registry) -> None:
+    for number in range(MAX_WORKERS):
+        registry.register(info(f"w-{number}"), stream=number, now=0.0)
+    with pytest.raises(FullError, match="4096 workers"):
+        registry.register(info("w-more"), stream=MAX_WORKERS, now=0.0)
+    version = registry.version
+    registry.register(info("w-0"), stream=0, now=0.1)
+    assert registry.version == version
 
 
 def test_a_draining_worker_has_gone_when_its_stream_ends_and_a_ready_one_has_not(registry: Registry) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfleet.scheduler.store import Store, StoreError
+from polyfleet.scheduler.store import Store, StoreError, StoreFullError
 from polyfleet.v1 import fleet_pb2 as pb
 
 WISH = pb.ModelDeployment(name="a", source="/m.gguf", workers=2, accelerators=["cpu"], created_unix_seconds=7)
@@ -56,6 +56,18 @@ def test_assets_are_kept_by_hash(path: Path) -> None:
     store.put_asset("h", b"\0data")
     assert store.asset("h") == b"\0data"
     assert store.has_asset("h")
+
+
+def test_assets_that_nobody_uses_make_way_and_the_file_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfleet.scheduler.store.MAX_ASSETS_BYTES", 10)
+    store = Store(path)
+    store.put_asset("used", b"12345")
+    store.put_asset("idle", b"12345")
+    store.put_asset("new", b"12345", in_use={"used"})
+    assert [store.has_asset(each) for each in ("used", "idle", "new")] == [True, False, True]
+    with pytest.raises(StoreFullError, match="may take 10 bytes"):
+        store.put_asset("more", b"1", in_use={"used", "new"})
+    assert not store.has_asset("more")
 
 
 def test_workers_are_replaced_as_a_whole(path: Path) -> None:

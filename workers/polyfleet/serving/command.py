@@ -112,6 +112,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     help="Seconds between readings of the device (health, temperature, memory).",
 )
 @click.option("--log-level", type=click.Choice(LEVELS), default="info")
+@click.option("--launched", is_flag=True, hidden=True, help="A launcher started it, and may stop it.")
 @click.option("--engine", default="", hidden=True, help="module:callable that loads the engine, for tests.")
 def main(**options: Any) -> None:
     """Run one worker: it serves one model on one device to gateways.
@@ -141,6 +142,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         place=options["place"],
         deployment=options["deployment"] or "",
         lock_file=options["lock_file"],
+        launched=options["launched"],
         load=load,
         fleet_token_file=options["fleet_token_file"],
         drain_timeout=options["drain_timeout"],

@@ -26,4 +26,5 @@ class WorkerConfig:
     canary_interval: float
     telemetry_interval: float
     log_level: str
+    launched: bool = False  # by a launcher, which may stop it
     engine: str = ""  # module:callable instead of the real engine's factory

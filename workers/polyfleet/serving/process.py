@@ -209,6 +209,7 @@ def describe(config: WorkerConfig) -> fleet.WorkerInfo:
         host=socket.gethostname(),
         pid=os.getpid(),
         version=version("polyfleet"),
+        own_model=config.load is not None and not config.launched,
     )
 
 

@@ -46,7 +46,7 @@ class Registration:
 
     async def run(self) -> None:
         """Dial, report, dial again; until cancelled, or told to leave."""
-        pause = FIRST_REDIAL_SECONDS
+        pause, known = FIRST_REDIAL_SECONDS, ""
         while True:
             self._heard = False
             reason = await self._dial()
@@ -54,7 +54,9 @@ class Registration:
                 self._left.set()
                 return
             pause = FIRST_REDIAL_SECONDS if self._heard else pause
-            log.log(logging.WARNING if self._heard else logging.DEBUG, "The Fleet at %s left: %s", self._fleet, reason)
+            level = logging.WARNING if self._heard or reason != known else logging.DEBUG
+            log.log(level, "The Fleet at %s left: %s", self._fleet, reason)
+            known = reason
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, LAST_REDIAL_SECONDS)
 

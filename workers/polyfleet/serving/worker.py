@@ -179,6 +179,7 @@ class Worker:
             self.drain(leave=False)
             await self.close()
             self._info.ClearField("model")
+            self._info.own_model = False
             self.load_progress = 0.0
             if self.state == fleet.WORKER_STATE_DRAINING and not self.ending.is_set():
                 self._condition.enter(fleet.WORKER_STATE_STARTING)
