@@ -69,8 +69,11 @@ def test_bos_of_a_post_processor_that_says_it_by_id(tmp_path: Path) -> None:
     assert (document["bos_token"], document["add_bos"]) == (START, True)
 
 
-def test_bos_that_is_said_to_be_none_is_still_written_before_text(tmp_path: Path) -> None:
-    document = document_of(load_model(folder_with(tmp_path, tokenizer_config={"bos_token": None})))
+@pytest.mark.parametrize("none", [None, ""])
+def test_bos_that_is_said_to_be_none_is_still_written_before_text(tmp_path: Path, none: Any) -> None:
+    settings = {"bos_token": none, "additional_special_tokens": []}
+    document = document_of(load_model(folder_with(tmp_path, tokenizer_config=settings)))
+    assert document["special_tokens"] == {}
     assert (document["bos_token"], document["add_bos"]) == (None, False)
     assert encode(document, "a")[0] == 0
 

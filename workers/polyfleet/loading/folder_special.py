@@ -44,7 +44,9 @@ def texts(special: SpecialTokens) -> Iterator[str]:
 
 def _stated(fields: Fields) -> Iterable[tuple[str, str | list[str]]]:
     for name, value in fields.values.items():
-        if name in NAMES and value is not None:
+        if not value and not isinstance(value, (int, float)):
+            continue  # null or empty: none
+        if name in NAMES:
             yield name, _text(fields, name)
         elif name.endswith("_token") and (isinstance(value, str) or (isinstance(value, dict) and "content" in value)):
             yield name, _text(fields, name)  # one of the model's own
