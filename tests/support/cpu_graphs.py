@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import gguf
 import numpy as np
@@ -9,13 +10,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from polyfleet.graph.kernel_graph import GraphBuilder
+from polyfleet.graph.ops import Norm, Op, OpKind, Rope, RopeCache
 from polyfleet.kernels.cpu import library
 from polyfleet.kernels.cpu.engine import CpuEngine, StepRows
-from polyfleet.kernels.graph import GraphBuilder, GraphParams
 from polyfleet.kernels.weights import Weight, WeightFormat
 
 Floats = NDArray[np.float32]
-Record = Callable[[GraphBuilder, int], int]  # records ops behind the embedding of rows, returns the result
+Record = Callable[["FusedBuilder", int], int]  # records ops behind the embedding of rows, returns the result
 
 # Where float16 numbers stand in a block, and the block's weights and bytes.
 HALVES = {
@@ -75,10 +77,57 @@ def expand(weight: Weight) -> NDArray[np.float64]:
     return np.asarray(gguf.quants.dequantize(weight.data.numpy(), kind), dtype=np.float64)
 
 
-def make_params(heads: int = 1, kv_heads: int = 1, head_dim: int = 16, layers: int = 1) -> GraphParams:
-    """Parameters whose rotation turns at different speeds."""
-    frequencies = tuple(10.0 ** (-2 * i / head_dim) for i in range(head_dim // 2))
-    return GraphParams(layers, heads, kv_heads, head_dim, 1e-5, frequencies, head_dim**-0.5)
+@dataclass(frozen=True)
+class Params:
+    """Heads of every layer; their rotation turns at different speeds."""
+
+    num_heads: int = 1
+    num_kv_heads: int = 1
+    head_dim: int = 16
+    num_layers: int = 1
+
+    @property
+    def inverse_frequencies(self) -> tuple[float, ...]:
+        return tuple(10.0 ** (-2 * i / self.head_dim) for i in range(self.head_dim // 2))
+
+    @property
+    def attention_scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+
+class FusedBuilder(GraphBuilder):
+    """Records the ops that the engine runs, fused ones included, for heads of one shape."""
+
+    def __init__(self, params: Params, row_counts: Mapping[str, int], column_counts: Mapping[str, int]) -> None:
+        super().__init__(row_counts, column_counts)
+        self.params = params
+        for _ in range(params.num_layers):
+            self.cache(params.num_kv_heads, params.head_dim)
+
+    def norm(self, x: int, weight: str) -> int:
+        """x -> y."""
+        return self.rms_norm(x, weight, 1e-5)
+
+    def add_rms_norm(self, x: int, residual: int, weight: str) -> tuple[int, int]:
+        """x, residual -> y, residual'."""
+        outputs = (self.value(self.widths[x]), self.value(self.widths[x]))
+        self.ops.append(Op(OpKind.ADD_RMS_NORM, (x, residual), outputs, (weight,), attributes=Norm(1e-5)))
+        return outputs
+
+    def rope_cache(self, qkv: int, layer: int) -> int:
+        """qkv -> q."""
+        params = self.params
+        rope = Rope(params.head_dim, params.inverse_frequencies)
+        attributes = RopeCache(layer, params.num_heads, params.num_kv_heads, rope)
+        return self.record(OpKind.ROPE_CACHE, (qkv,), params.num_heads * params.head_dim, attributes=attributes)
+
+    def attention(self, q: int, layer: int) -> int:
+        """q -> y."""
+        return self.paged_attention(q, layer, self.params.num_heads, self.params.attention_scale)
+
+    def silu_mul(self, gate_up: int) -> int:
+        """gate_up -> y."""
+        return self.record(OpKind.SILU_MUL, (gate_up,), self.widths[gate_up] // 2)
 
 
 class Rig:
@@ -90,7 +139,7 @@ class Rig:
         record: Record,
         *weights: Weight,
         instruction_set: str,
-        params: GraphParams | None = None,
+        params: Params | None = None,
         threads: int = 2,
         block_size: int = 16,
         num_blocks: int = 4,
@@ -100,7 +149,7 @@ class Rig:
         held = {weight.name: weight for weight in (dense("rows", rows), *weights)}
         counts = {name: weight.rows for name, weight in held.items()}
         columns = {name: weight.columns for name, weight in held.items()}
-        graph = GraphBuilder(params or make_params(), counts, columns)
+        graph = FusedBuilder(params or Params(), counts, columns)
         source = graph.embedding("rows")
         result = record(graph, source)
         self.keep_hidden = keep_hidden

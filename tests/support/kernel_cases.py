@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from polyfleet.graph.ops import Attention, Rope, RopeCache
 from polyfleet.kernels.context import KernelContext
-from polyfleet.kernels.graph import GraphParams
 from polyfleet.kernels.step import SliceRows, Step
 from polyfleet.kernels.weights import Weight, WeightFormat
 
@@ -17,20 +17,27 @@ NUM_BLOCKS = 64
 def make_context(
     dtype: torch.dtype = torch.float32,
     *,
-    heads: int = 6,
     kv_heads: int = 2,
     head_dim: int = 8,
     block_size: int = 4,
     weights: Mapping[str, Tensor] | None = None,
 ) -> KernelContext:
-    """Two layers whose cache holds random numbers everywhere."""
+    """Two caches that hold random numbers everywhere."""
     generator = torch.Generator().manual_seed(7)
-    frequencies = tuple(100.0 ** (-2 * i / head_dim) for i in range(head_dim // 2))
-    params = GraphParams(2, heads, kv_heads, head_dim, 1e-5, frequencies, head_dim**-0.5)
     shape = (2, NUM_BLOCKS, kv_heads, block_size, head_dim)
-    keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    keys, values = (list(torch.randn(shape, generator=generator).to(dtype)) for _ in range(2))
     held = {name: _weight(name, data) for name, data in (weights or {}).items()}
-    return KernelContext(params, held, torch.device("cpu"), dtype, keys, values)
+    return KernelContext(held, torch.device("cpu"), dtype, keys, values, block_size)
+
+
+def attention_over(cache: int = 0, heads: int = 6, kv_heads: int = 2, width: int = 8) -> Attention:
+    """Attributes of an attention that fits make_context."""
+    return Attention(cache, heads, kv_heads, width, width**-0.5)
+
+
+def rope_into(cache: int = 0, heads: int = 6, kv_heads: int = 2, width: int = 8) -> RopeCache:
+    """Attributes of a rope_cache that fits make_context."""
+    return RopeCache(cache, heads, kv_heads, Rope(width, tuple(100.0 ** (-2 * i / width) for i in range(width // 2))))
 
 
 def make_step(parts: Sequence[tuple[int, int]], block_size: int = 4) -> Step:

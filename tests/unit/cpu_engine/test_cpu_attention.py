@@ -5,9 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from tests.support.cpu_graphs import Floats, Rig, available_sets, make_params, needs_library, shuffled
+from tests.support.cpu_graphs import (
+    Floats,
+    FusedBuilder,
+    Params,
+    Rig,
+    available_sets,
+    needs_library,
+    shuffled,
+)
 
-from polyfleet.kernels.graph import GraphBuilder, GraphParams
 from polyfleet.kernels.reference import attend, rotate
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
@@ -18,16 +25,16 @@ TOLERANCE = 2e-3  # keys and values are kept in half precision
 SHAPES = [(1, 1, 16), (9, 3, 64), (4, 4, 24), (6, 2, 80), (2, 1, 2), (8, 1, 128), (3, 1, 36)]
 
 
-def record(graph: GraphBuilder, qkv: int) -> int:
-    return graph.paged_attention(graph.rope_cache(qkv, 0), 0)
+def record(graph: FusedBuilder, qkv: int) -> int:
+    return graph.attention(graph.rope_cache(qkv, 0), 0)
 
 
-def make_rows(params: GraphParams, count: int, seed: int = 0) -> Floats:
+def make_rows(params: Params, count: int, seed: int = 0) -> Floats:
     width = (params.num_heads + 2 * params.num_kv_heads) * params.head_dim
     return np.random.default_rng(seed).standard_normal((count, width), dtype=np.float32)
 
 
-def reference(params: GraphParams, rows: Floats, ids: Sequence[int]) -> Floats:
+def reference(params: Params, rows: Floats, ids: Sequence[int]) -> Floats:
     """Attention of all positions of one sequence."""
     heads, kv_heads, dim = params.num_heads, params.num_kv_heads, params.head_dim
     qkv = torch.from_numpy(rows[list(ids)]).view(len(ids), -1, dim)
@@ -41,7 +48,7 @@ def reference(params: GraphParams, rows: Floats, ids: Sequence[int]) -> Floats:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("block_size", [1, 5, 16, 100])
 def test_a_prompt_and_its_continuation(instruction_set: str, shape: tuple[int, int, int], block_size: int) -> None:
-    params = make_params(*shape)
+    params = Params(*shape)
     rows, ids = make_rows(params, 100), list(range(100))
     num_blocks = -(-100 // block_size)
     table = shuffled(num_blocks)
@@ -58,7 +65,7 @@ def test_a_prompt_and_its_continuation(instruction_set: str, shape: tuple[int, i
 
 
 def test_slices_do_not_see_each_other(instruction_set: str) -> None:
-    params = make_params(9, 3, 64)
+    params = Params(9, 3, 64)
     rows, blocks = make_rows(params, 90), shuffled(40)
     rig = Rig(rows, record, instruction_set=instruction_set, params=params, block_size=8, num_blocks=40)
     sequences = [list(range(5, 60)), list(range(20)), list(range(89, 40, -1))]
@@ -76,7 +83,7 @@ def test_slices_do_not_see_each_other(instruction_set: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_long_contexts_are_split_among_threads(instruction_set: str, threads: int) -> None:
-    params = make_params(6, 2, 32)
+    params = Params(6, 2, 32)
     length = 700
     rows, table = make_rows(params, length), shuffled(44)
     rig = Rig(rows, record, instruction_set=instruction_set, params=params, threads=threads, num_blocks=44)
@@ -90,11 +97,11 @@ def test_long_contexts_are_split_among_threads(instruction_set: str, threads: in
 def test_only_selected_rows_attend(instruction_set: str) -> None:
     """Without hidden states the engine finishes selected rows only; the cache is filled all the same."""
 
-    def select(graph: GraphBuilder, qkv: int) -> int:
-        attended = graph.paged_attention(graph.rope_cache(qkv, 0), 0)
+    def select(graph: FusedBuilder, qkv: int) -> int:
+        attended = graph.attention(graph.rope_cache(qkv, 0), 0)
         return graph.silu_mul(graph.select_rows(graph.silu_mul(attended)))
 
-    params = make_params(4, 2, 16)
+    params = Params(4, 2, 16)
     rows, table = make_rows(params, 50), shuffled(4)
     for keep_hidden in (False, True):
         rig = Rig(rows, select, instruction_set=instruction_set, params=params, keep_hidden=keep_hidden)
@@ -109,7 +116,7 @@ def test_only_selected_rows_attend(instruction_set: str) -> None:
 
 
 def test_large_scores_do_not_overflow(instruction_set: str) -> None:
-    params = make_params(2, 1, 16)
+    params = Params(2, 1, 16)
     rows, ids = make_rows(params, 40) * np.float32(60), list(range(40))
     rig = Rig(rows, record, instruction_set=instruction_set, params=params)
     np.testing.assert_allclose(rig.all_rows(40), reference(params, rows, ids), rtol=2e-2, atol=0.5)
@@ -117,7 +124,7 @@ def test_large_scores_do_not_overflow(instruction_set: str) -> None:
 
 def test_what_a_block_held_before_is_not_seen(instruction_set: str) -> None:
     """Not even when it was not a number: a sequence that failed leaves such blocks behind."""
-    params = make_params(2, 1, 16)
+    params = Params(2, 1, 16)
     rows, ids = make_rows(params, 20), list(range(20))
     rows[19] = np.nan
     rig = Rig(rows, record, instruction_set=instruction_set, params=params)

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from tests.support.cpu_graphs import Rig, available_sets, expand, needs_library
+from tests.support.cpu_graphs import FusedBuilder, Rig, available_sets, expand, needs_library
 
 from polyfleet.kernels.cpu.groups import pack_int4_groups, pack_int8_groups
-from polyfleet.kernels.graph import GraphBuilder
 from polyfleet.kernels.weights import WeightFormat
 
 ROWS, COLUMNS = 24, 256
@@ -60,7 +59,7 @@ def test_the_engine_computes_with_them(instruction_set: str) -> None:
     weight = pack_int8_groups("w", codes, scales(64))
     rows = np.random.default_rng(0).choice(np.array([-1, 1], dtype=np.float32), (5, COLUMNS))
 
-    def record(graph: GraphBuilder, x: int) -> int:
+    def record(graph: FusedBuilder, x: int) -> int:
         return graph.linear(x, "w")
 
     result = Rig(rows, record, weight, instruction_set=instruction_set).all_rows(5)

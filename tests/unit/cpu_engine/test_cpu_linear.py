@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.support.cpu_graphs import Floats, Record, Rig, available_sets, dense, expand, needs_library, random_weight
+from tests.support.cpu_graphs import (
+    Floats,
+    FusedBuilder,
+    Record,
+    Rig,
+    available_sets,
+    dense,
+    expand,
+    needs_library,
+    random_weight,
+)
 
-from polyfleet.kernels.graph import GraphBuilder
 from polyfleet.kernels.weights import Weight, WeightFormat
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
@@ -35,7 +44,7 @@ def exact_rows(count: int, columns: int, seed: int = 1) -> Floats:
 
 
 def linear(*weights: str, biases: tuple[str, ...] = ()) -> Record:
-    def record(graph: GraphBuilder, x: int) -> int:
+    def record(graph: FusedBuilder, x: int) -> int:
         return graph.linear(x, *weights, biases=biases)
 
     return record

@@ -4,19 +4,21 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.support.cpu_graphs import FusedBuilder, Params
 
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.graph.lowering import fuse, select_early
+from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.cpu.program import (
     NONE,
     Buffers,
     Program,
     Stage,
     StageKind,
-    fuse,
     place,
     plan,
-    select_early,
+    to_stages,
 )
-from polyfleet.kernels.graph import GraphBuilder, GraphParams, KernelGraph, OpKind
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.llama import record, weight_shapes
@@ -76,45 +78,45 @@ def test_only_selected_rows_are_finished_unless_hidden_states_are_kept() -> None
 
 
 def test_heads_and_gates_off_the_grid_are_not_fused() -> None:
-    params = GraphParams(1, 2, 1, 24, 1e-5, (1.0,) * 12, 1.0)
-    graph = GraphBuilder(params, {"q": 48, "k": 24, "v": 24, "a": 8, "b": 16}, {"rows": 32})
+    params = Params(2, 1, 24)
+    graph = FusedBuilder(params, {"q": 48, "k": 24, "v": 24, "a": 8, "b": 16}, {"rows": 32})
     x = graph.embedding("rows")
-    graph.paged_attention(graph.rope_cache(graph.linear(x, "q", "k", "v"), 0), 0)
+    graph.attention(graph.rope_cache(graph.linear(x, "q", "k", "v"), 0), 0)
     graph.silu_mul(graph.linear(x, "a", "b"))
-    stages = fuse(graph.finish(x, x), lambda name: graph.row_counts[name], ())
+    stages = to_stages(graph.finish(x, x), lambda name: graph.row_counts[name], ())
     assert [stage.kind.name for stage in stages] == [
         *("EMBEDDING", "LINEAR", "ROPE_CACHE", "ATTENTION", "LINEAR", "SILU_MUL")
     ]
 
 
 def test_a_value_with_two_readers_is_not_fused_away() -> None:
-    graph = GraphBuilder(GraphParams(1, 1, 1, 16, 1e-5, (1.0,) * 8, 1.0), {"a": 16, "b": 16}, {"rows": 32})
-    normed = graph.rms_norm(graph.embedding("rows"), "n")
+    graph = FusedBuilder(Params(1, 1, 16), {"a": 16, "b": 16}, {"rows": 32})
+    normed = graph.norm(graph.embedding("rows"), "n")
     gate_up = graph.linear(normed, "a", "b")
     gated, read_again = graph.silu_mul(gate_up), graph.silu_mul(gate_up)
     other = graph.linear(normed, "a")
-    stages = fuse(graph.finish(other, gated), lambda name: graph.row_counts[name], (gated, read_again, other))
+    stages = to_stages(graph.finish(other, gated), lambda name: graph.row_counts[name], (gated, read_again, other))
     assert [stage.kind.name for stage in stages] == ["EMBEDDING", "NORM", "LINEAR", "SILU_MUL", "SILU_MUL", "LINEAR"]
     assert not any(stage.epilogue for stage in stages)
 
 
 def test_selecting_early_needs_row_wise_ops() -> None:
-    graph = GraphBuilder(GraphParams(1, 1, 1, 16, 1e-5, (1.0,) * 8, 1.0), {"a": 16}, {"rows": 48})
+    graph = FusedBuilder(Params(1, 1, 16), {"a": 16}, {"rows": 48})
     x = graph.embedding("rows")
     selected = graph.select_rows(x)
     recorded = graph.finish(x, graph.linear(selected, "a"))
     assert select_early(recorded) is recorded  # no attention
-    whole, _ = llama()
+    whole = fuse(llama()[0])
     assert [op.kind for op in select_early(whole).ops].count(OpKind.SELECT_ROWS) == 2  # attention and residual
 
 
 @pytest.mark.parametrize("keep_hidden", [False, True])
 def test_no_buffer_is_overwritten_while_it_is_needed(keep_hidden: bool) -> None:
     graph, rows = llama()
-    kept = {graph.logits, graph.hidden} if keep_hidden else {graph.logits}
-    source = graph if keep_hidden else select_early(graph)
-    stages = fuse(source, rows, kept)
-    buffers = Buffers([source.widths[graph.logits]])  # another program's
+    source = fuse(graph) if keep_hidden else select_early(fuse(graph))
+    kept = {source.logits, source.hidden} if keep_hidden else {source.logits}
+    stages = to_stages(source, rows, kept)
+    buffers = Buffers([source.widths[source.logits]])  # another program's
     placed_stages, placed = place(stages, source.widths, kept, buffers)
     holder: dict[int, int] = {}  # buffer -> value
     for stage, put in zip(stages, placed_stages, strict=True):

@@ -6,17 +6,17 @@ import torch
 from numpy.typing import NDArray
 from tests.support.cpu_graphs import (
     Floats,
+    FusedBuilder,
+    Params,
     Rig,
     available_sets,
     dense,
     expand,
-    make_params,
     needs_library,
     random_weight,
 )
 
 from polyfleet.kernels.cpu.engine import CpuEngine, StepRows
-from polyfleet.kernels.graph import GraphBuilder
 from polyfleet.kernels.weights import WeightFormat
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
@@ -42,7 +42,7 @@ def silu_mul(x: NDArray[np.float64]) -> NDArray[np.float64]:
 @pytest.mark.parametrize("form", list(WeightFormat))
 def test_embedding_in_every_format(instruction_set: str, form: WeightFormat) -> None:
     table = random_weight("table", form, 10, 512)
-    graph = GraphBuilder(make_params(), {"table": 10}, {"table": 512})
+    graph = FusedBuilder(Params(), {"table": 10}, {"table": 512})
     value = graph.embedding("table")
     engine = CpuEngine(
         graph.finish(hidden=value, logits=value),
@@ -60,7 +60,7 @@ def test_embedding_in_every_format(instruction_set: str, form: WeightFormat) -> 
 @pytest.mark.parametrize("columns", [1, 7, 64, 579])
 def test_rms_norm(instruction_set: str, columns: int) -> None:
     rows, weight = random_rows(3, columns), random_rows(1, columns, seed=1)[0]
-    rig = Rig(rows, lambda graph, x: graph.rms_norm(x, "n"), dense("n", weight), instruction_set=instruction_set)
+    rig = Rig(rows, lambda graph, x: graph.norm(x, "n"), dense("n", weight), instruction_set=instruction_set)
     np.testing.assert_allclose(rig.all_rows(3), norm(rows.astype(np.float64), weight), rtol=2e-5, atol=1e-6)
 
 
@@ -72,7 +72,7 @@ def test_add_rms_norm_before_a_linear(instruction_set: str, read_sum: bool, form
     rows, weight = random_rows(count, 40), random_rows(1, 40, seed=1)[0]
     first, second = random_weight("a", form, 40, 40, seed=2), random_weight("b", form, 24, 40, seed=3)
 
-    def record(graph: GraphBuilder, x: int) -> int:
+    def record(graph: FusedBuilder, x: int) -> int:
         normed, total = graph.add_rms_norm(x, x, "n")
         normed, _ = graph.add_rms_norm(graph.linear(normed, "a"), total if read_sum else x, "n")
         return graph.linear(normed, "b")
@@ -107,7 +107,7 @@ def test_gated_linears(instruction_set: str, biased: bool, inner: int, count: in
     biases = [dense(f"{w.name}.bias", random_rows(1, inner, seed=9)[0]) for w in weights]
     names = tuple(bias.name for bias in biases) if biased else ()
 
-    def record(graph: GraphBuilder, x: int) -> int:
+    def record(graph: FusedBuilder, x: int) -> int:
         return graph.silu_mul(graph.linear(x, "gate", "up", biases=names))
 
     rig = Rig(rows, record, *weights, *biases, instruction_set=instruction_set, num_blocks=5)
@@ -148,10 +148,10 @@ def test_half_precision_round_trip(instruction_set: str) -> None:
     """Values go through the cache: with one position, attention gives them back as float16 rounds them."""
     numbers = np.array([1.0, -1.0009765, 65504, 6.1e-5, 5.9e-8, 2e-8, -3.14159, 0], dtype=np.float32)
     rows = np.concatenate([np.zeros(16, dtype=np.float32), numbers])[None]
-    params = make_params(1, 1, 8)
+    params = Params(1, 1, 8)
 
-    def record(graph: GraphBuilder, qkv: int) -> int:
-        return graph.paged_attention(graph.rope_cache(qkv, 0), 0)
+    def record(graph: FusedBuilder, qkv: int) -> int:
+        return graph.attention(graph.rope_cache(qkv, 0), 0)
 
     result = Rig(rows, record, instruction_set=instruction_set, params=params).all_rows(1)[0]
     np.testing.assert_array_equal(result, torch.from_numpy(numbers).half().float().numpy())

@@ -9,9 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from tests.support.cpu_graphs import Floats, Rig, available_sets, make_params, needs_library, shuffled
-
-from polyfleet.kernels.graph import GraphBuilder
+from tests.support.cpu_graphs import Floats, FusedBuilder, Params, Rig, available_sets, needs_library, shuffled
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 
@@ -22,8 +20,8 @@ COMPANIES = (0, 1, 2, 7, 8, 15, 31)
 Slices = list[tuple[Sequence[int], int, Sequence[int]]]
 
 
-def record(graph: GraphBuilder, qkv: int) -> int:
-    return graph.paged_attention(graph.rope_cache(qkv, 0), 0)
+def record(graph: FusedBuilder, qkv: int) -> int:
+    return graph.attention(graph.rope_cache(qkv, 0), 0)
 
 
 @lru_cache
@@ -40,7 +38,7 @@ def make_rig(instruction_set: str, shape: tuple[int, int, int], threads: int, bl
         make_rows(*shape),
         record,
         instruction_set=instruction_set,
-        params=make_params(*shape),
+        params=Params(*shape),
         threads=threads,
         block_size=block_size,
         num_blocks=-(-LENGTH // block_size),

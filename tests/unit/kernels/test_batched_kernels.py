@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.kernel_cases import make_context, make_step
+from tests.support.kernel_cases import attention_over, make_context, make_step, rope_into
 
+from polyfleet.graph.ops import Norm, Op, OpKind
 from polyfleet.kernels import batched
 from polyfleet.kernels.batched import BATCHED
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation
-from polyfleet.kernels.graph import Op, OpKind
 from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.step import Step
 
@@ -38,16 +38,14 @@ class Shape:
     block_size: int
 
     def context(self, dtype: torch.dtype) -> KernelContext:
-        return make_context(
-            dtype, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, block_size=self.block_size
-        )
+        return make_context(dtype, kv_heads=self.kv_heads, head_dim=self.head_dim, block_size=self.block_size)
 
 
 SHAPES = [Shape(6, 2, 8, 4), Shape(4, 4, 16, 1), Shape(8, 1, 6, 3)]
 
 
 def run(implementation: Implementation, op: Op, context: KernelContext, step: Step, *inputs: Any) -> Any:
-    return implementation.bind(op, context)(implementation.plan(context, step), *inputs)
+    return implementation.bind(op, context)(implementation.plan(context, step, op.attributes), *inputs)
 
 
 def of(op: OpKind) -> Implementation:
@@ -74,7 +72,8 @@ def check_attention(parts: Sequence[tuple[int, int]], shape: Shape, dtype: torch
     context = shape.context(dtype)
     step = make_step([(rows, start // 4 * shape.block_size) for rows, start in parts], shape.block_size)
     q = torch.randn(len(step.positions), shape.heads * shape.head_dim).to(dtype)
-    op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), layer=1)
+    over = attention_over(1, shape.heads, shape.kv_heads, shape.head_dim)
+    op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), attributes=over)
     expected = run(REFERENCES[op.kind], op, context, step, q)
     assert_close(run(of(op.kind), op, context, step, q), expected)
 
@@ -82,9 +81,9 @@ def check_attention(parts: Sequence[tuple[int, int]], shape: Shape, dtype: torch
 def test_attention_with_tables_of_very_different_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batched, "SMALL_TABLE", 2)
     context, step = make_context(), make_step([(1, 2), (1, 90), (1, 9), (1, 14), (3, 5), (1, 45)])
-    assert len(batched.plan_attention(context, step).decodes) > 2
+    assert len(batched.plan_attention(context, step, attention_over()).decodes) > 2
     q = torch.randn(8, 48)
-    op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), layer=0)
+    op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), attributes=attention_over())
     assert_close(run(of(op.kind), op, context, step, q), run(REFERENCES[op.kind], op, context, step, q))
 
 
@@ -92,12 +91,12 @@ def test_attention_of_a_batch_never_reads_anothers_blocks() -> None:
     """NaN in every block that no sequence owns, and behind every end, changes nothing for the owners of others."""
     context, step = make_context(), make_step([(1, 3), (1, 18), (1, 7)])
     q = torch.randn(3, 48)
-    op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), layer=0)
+    op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), attributes=attention_over())
     expected = run(of(op.kind), op, context, step, q)
     owned = [block for each in step.slices for block in each.blocks]
-    foreign = [block for block in range(context.key_cache.shape[1]) if block not in owned]
-    for cache in (context.key_cache, context.value_cache):
-        cache[:, foreign] = float("nan")
+    foreign = [block for block in range(len(context.keys[0])) if block not in owned]
+    for cache in (*context.keys, *context.values):
+        cache[foreign] = float("nan")
     assert torch.equal(run(of(op.kind), op, context, step, q), expected)
 
 
@@ -106,13 +105,16 @@ def test_attention_of_a_batch_never_reads_anothers_blocks() -> None:
 def test_rope_and_cache(shape: Shape, dtype: torch.dtype) -> None:
     step = make_step([(1, 11), (5, 0), (3, 40)], shape.block_size)
     qkv = torch.randn(9, (shape.heads + 2 * shape.kv_heads) * shape.head_dim).to(dtype)
-    op = Op(OpKind.ROPE_CACHE, (1,), (2,), layer=1)
+    into = rope_into(1, shape.heads, shape.kv_heads, shape.head_dim)
+    op = Op(OpKind.ROPE_CACHE, (1,), (2,), attributes=into)
     contexts = shape.context(dtype), shape.context(dtype)
     found = run(of(op.kind), op, contexts[0], step, qkv)
     expected = run(REFERENCES[op.kind], op, contexts[1], step, qkv)
     assert_close(found, expected)
-    assert_close(contexts[0].key_cache, contexts[1].key_cache)
-    assert torch.equal(contexts[0].value_cache, contexts[1].value_cache)
+    for mine, theirs in zip(contexts[0].keys, contexts[1].keys, strict=True):
+        assert_close(mine, theirs)
+    for mine, theirs in zip(contexts[0].values, contexts[1].values, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -121,9 +123,9 @@ def test_norms(rows: int, dtype: torch.dtype) -> None:
     context = make_context(dtype, weights={"n": 1 + 0.3 * torch.randn(48)})
     x, residual = torch.randn(rows, 48).to(dtype), 3 * torch.randn(rows, 48).to(dtype)
     step = make_step([(1, 0)])
-    op = Op(OpKind.RMS_NORM, (1,), (2,), ("n",))
+    op = Op(OpKind.RMS_NORM, (1,), (2,), ("n",), attributes=Norm(1e-5))
     assert_close(run(of(op.kind), op, context, step, x), run(REFERENCES[op.kind], op, context, step, x))
-    op = Op(OpKind.ADD_RMS_NORM, (1, 2), (3, 4), ("n",))
+    op = Op(OpKind.ADD_RMS_NORM, (1, 2), (3, 4), ("n",), attributes=Norm(1e-5))
     found, expected = (
         run(each[op.kind], op, context, step, x, residual) for each in ({op.kind: of(op.kind)}, REFERENCES)
     )

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from polyfleet.graph.ops import Op, OpKind
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel, Target, choose
-from polyfleet.kernels.graph import Op, OpKind
 from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.table import implementations
 

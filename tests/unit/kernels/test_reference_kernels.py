@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from tests.support.kernel_cases import make_context, make_step
+from tests.support.kernel_cases import attention_over, make_context, make_step, rope_into
 
-from polyfleet.kernels.graph import Op, OpKind
+from polyfleet.graph.ops import CacheWrite, Norm, Op, OpKind, Rope
 from polyfleet.kernels.reference import REFERENCE
 
 BIND = {each.op: each.bind for each in REFERENCE}
@@ -21,7 +21,7 @@ def test_embedding_looks_up_rows() -> None:
 
 def test_rms_norm_by_hand() -> None:
     context = make_context(weights={"n": torch.tensor([1.0, 2.0, -1.0])})
-    kernel = BIND[OpKind.RMS_NORM](Op(OpKind.RMS_NORM, (1,), (2,), ("n",)), context)
+    kernel = BIND[OpKind.RMS_NORM](Op(OpKind.RMS_NORM, (1,), (2,), ("n",), attributes=Norm(1e-5)), context)
     size = math.sqrt((9 + 16 + 0) / 3 + 1e-5)
     expected = torch.tensor([[3 / size, 8 / size, 0.0]])
     torch.testing.assert_close(kernel(None, torch.tensor([[3.0, 4.0, 0.0]])), expected)
@@ -29,8 +29,8 @@ def test_rms_norm_by_hand() -> None:
 
 def test_add_rms_norm_gives_norm_and_sum() -> None:
     context = make_context(weights={"n": torch.randn(6)})
-    norm = BIND[OpKind.RMS_NORM](Op(OpKind.RMS_NORM, (1,), (2,), ("n",)), context)
-    both = BIND[OpKind.ADD_RMS_NORM](Op(OpKind.ADD_RMS_NORM, (1, 2), (3, 4), ("n",)), context)
+    norm = BIND[OpKind.RMS_NORM](Op(OpKind.RMS_NORM, (1,), (2,), ("n",), attributes=Norm(1e-5)), context)
+    both = BIND[OpKind.ADD_RMS_NORM](Op(OpKind.ADD_RMS_NORM, (1, 2), (3, 4), ("n",), attributes=Norm(1e-5)), context)
     x, residual = torch.randn(4, 6), torch.randn(4, 6)
     normed, total = both(None, x, residual)
     assert torch.equal(total, x + residual)
@@ -62,11 +62,11 @@ def test_select_rows() -> None:
 
 def test_rope_rotates_pairs_and_writes_the_layers_cache() -> None:
     context, step = make_context(), make_step([(3, 2), (1, 9)])
-    before = context.key_cache.clone(), context.value_cache.clone()
+    before = [[cache.clone() for cache in caches] for caches in (context.keys, context.values)]
     qkv = torch.randn(4, (6 + 2 + 2) * 8)
-    kernel = BIND[OpKind.ROPE_CACHE](Op(OpKind.ROPE_CACHE, (1,), (2,), layer=1), context)
+    kernel = BIND[OpKind.ROPE_CACHE](Op(OpKind.ROPE_CACHE, (1,), (2,), attributes=rope_into(1)), context)
     rows = qkv.double().view(4, 10, 8)
-    angles = torch.outer(torch.tensor([2, 3, 4, 9]), torch.tensor(context.params.inverse_frequencies).double())
+    angles = torch.outer(torch.tensor([2, 3, 4, 9]), torch.tensor(rope_into().rope.frequencies).double())
     # A pair (i, i + 4) is one complex number, turned by its angle.
     turned = torch.view_as_complex(torch.stack((rows[..., :4], rows[..., 4:]), -1)) * torch.polar(
         torch.ones_like(angles), angles
@@ -77,12 +77,12 @@ def test_rope_rotates_pairs_and_writes_the_layers_cache() -> None:
     torch.testing.assert_close(query.double(), expected[:, :6].flatten(1), atol=1e-5, rtol=1e-5)
     for row, slot in enumerate(step.slots.tolist()):
         torch.testing.assert_close(
-            context.key_cache[1, slot // 4, :, slot % 4].double(), expected[row, 6:8], atol=1e-5, rtol=1e-5
+            context.keys[1][slot // 4, :, slot % 4].double(), expected[row, 6:8], atol=1e-5, rtol=1e-5
         )
-        assert torch.equal(context.value_cache[1, slot // 4, :, slot % 4], qkv[row].view(10, 8)[8:])
+        assert torch.equal(context.values[1][slot // 4, :, slot % 4], qkv[row].view(10, 8)[8:])
     untouched = torch.ones(64 * 4, dtype=torch.bool)
     untouched[step.slots] = False
-    for cache, old in zip((context.key_cache, context.value_cache), before, strict=True):
+    for cache, old in zip((context.keys, context.values), before, strict=True):
         assert torch.equal(cache[0], old[0])
         flat, old_flat = cache[1].transpose(1, 2).flatten(0, 1), old[1].transpose(1, 2).flatten(0, 1)
         assert torch.equal(flat[untouched], old_flat[untouched])
@@ -91,14 +91,35 @@ def test_rope_rotates_pairs_and_writes_the_layers_cache() -> None:
 def test_attention_is_causal_over_the_block_table() -> None:
     context, step = make_context(), make_step([(1, 6), (5, 0), (4, 7)])
     q = torch.randn(10, 6 * 8)
-    kernel = BIND[OpKind.PAGED_ATTENTION](Op(OpKind.PAGED_ATTENTION, (1,), (2,), layer=1), context)
+    kernel = BIND[OpKind.PAGED_ATTENTION](Op(OpKind.PAGED_ATTENTION, (1,), (2,), attributes=attention_over(1)), context)
     found = kernel(step, q).view(10, 6, 8).double()
     for each in step.slices:
         for row in range(each.count):
             places = [(each.blocks[p // 4], p % 4) for p in range(each.start + row + 1)]
             for head in range(6):
-                keys = torch.stack([context.key_cache[1, b, head // 3, o] for b, o in places]).double()
-                values = torch.stack([context.value_cache[1, b, head // 3, o] for b, o in places]).double()
+                keys = torch.stack([context.keys[1][b, head // 3, o] for b, o in places]).double()
+                values = torch.stack([context.values[1][b, head // 3, o] for b, o in places]).double()
                 scores = keys @ q[each.first + row].view(6, 8)[head].double() / math.sqrt(8)
                 expected = torch.softmax(scores, 0) @ values
                 torch.testing.assert_close(found[each.first + row, head], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_add_mul_and_silu() -> None:
+    context, x, y = make_context(), torch.randn(3, 4), torch.randn(3, 4)
+    assert torch.equal(BIND[OpKind.ADD](Op(OpKind.ADD, (1, 2), (3,)), context)(None, x, y), x + y)
+    assert torch.equal(BIND[OpKind.MUL](Op(OpKind.MUL, (1, 2), (3,)), context)(None, x, y), x * y)
+    silu = BIND[OpKind.SILU](Op(OpKind.SILU, (1,), (2,)), context)(None, x)
+    torch.testing.assert_close(silu, (x.double() / (1 + (-x.double()).exp())).float())
+
+
+def test_rope_and_cache_write_are_what_rope_cache_does_at_once() -> None:
+    step, qkv, both = make_step([(3, 2), (1, 9)]), torch.randn(4, (6 + 2 + 2) * 8), rope_into(1)
+    fused, plain = make_context(), make_context()
+    expected = BIND[OpKind.ROPE_CACHE](Op(OpKind.ROPE_CACHE, (1,), (2,), attributes=both), fused)(step, qkv)
+    rope = BIND[OpKind.ROPE](Op(OpKind.ROPE, (1,), (2,), attributes=Rope(8, both.rope.frequencies)), plain)
+    write = BIND[OpKind.CACHE_WRITE](Op(OpKind.CACHE_WRITE, (3, 4), (), attributes=CacheWrite(1)), plain)
+    q, k, v = torch.split(qkv, [48, 16, 16], dim=1)
+    assert torch.equal(rope(step, q), expected)
+    assert write(step, rope(step, k), v) == ()
+    for mine, theirs in zip((*plain.keys, *plain.values), (*fused.keys, *fused.values), strict=True):
+        assert torch.equal(mine, theirs)

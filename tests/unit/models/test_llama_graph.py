@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
-from polyfleet.kernels.graph import KernelGraph, OpKind
+from polyfleet.graph.kernel_graph import KernelGraph, PerToken
+from polyfleet.graph.ops import Attention, OpKind, of
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import ARCHITECTURES, record
@@ -38,35 +38,20 @@ def graph_of(config: ModelConfig) -> KernelGraph:
 
 def test_program_of_one_layer() -> None:
     graph = graph_of(replace(CONFIG, num_layers=1))
-    assert [op.kind for op in graph.ops] == [
-        OpKind.EMBEDDING,
-        OpKind.RMS_NORM,
-        OpKind.LINEAR,
-        OpKind.ROPE_CACHE,
-        OpKind.PAGED_ATTENTION,
-        OpKind.LINEAR,
-        OpKind.ADD_RMS_NORM,
-        OpKind.LINEAR,
-        OpKind.SILU_MUL,
-        OpKind.LINEAR,
-        OpKind.ADD_RMS_NORM,
-        OpKind.SELECT_ROWS,
-        OpKind.LINEAR,
-    ]
-    assert graph.ops[2].weights == ("layers.0.q", "layers.0.k", "layers.0.v")
-    assert graph.ops[10].weights == ("norm",)
-    assert graph.hidden == graph.ops[10].outputs[0]
+    attention = "rms_norm linear rope linear rope linear cache_write paged_attention linear add"
+    mlp = "rms_norm linear silu linear mul linear add"
+    assert [op.kind.value for op in graph.ops] == f"embedding {attention} {mlp} rms_norm select_rows linear".split()
+    assert graph.ops[2].weights == ("layers.0.q",)
+    assert graph.hidden == graph.ops[-3].outputs[0]
     assert graph.logits == graph.ops[-1].outputs[0]
 
 
-def test_widths() -> None:
+def test_widths_and_caches() -> None:
     graph = graph_of(CONFIG)
-    widths = {op.kind: graph.widths[op.outputs[0]] for op in graph.ops[:9]}
-    assert widths[OpKind.EMBEDDING] == 16
-    assert widths[OpKind.ROPE_CACHE] == 16
-    assert widths[OpKind.SILU_MUL] == 24
-    assert graph.widths[graph.ops[2].outputs[0]] == 16 + 2 * 8
+    widths = [graph.widths[op.outputs[0]] for op in graph.ops[:9] if op.outputs]
+    assert widths == [16, 16, 16, 16, 8, 8, 8, 16]
     assert graph.widths[graph.logits] == 50
+    assert graph.caches == (PerToken(2, 4), PerToken(2, 4))
 
 
 def test_every_value_is_made_before_it_is_read_and_every_weight_is_used() -> None:
@@ -83,8 +68,7 @@ def test_every_value_is_made_before_it_is_read_and_every_weight_is_used() -> Non
 
 
 def test_layers_have_their_own_cache() -> None:
-    layers = [op.layer for op in graph_of(CONFIG).ops if op.kind in (OpKind.ROPE_CACHE, OpKind.PAGED_ATTENTION)]
-    assert layers == [0, 0, 1, 1]
+    assert [op.cache for op in graph_of(CONFIG).ops if op.cache is not None] == [0, 0, 1, 1]
 
 
 def test_tied_embeddings_are_the_head() -> None:
@@ -94,10 +78,12 @@ def test_tied_embeddings_are_the_head() -> None:
 
 def test_biases_stand_beside_their_weights() -> None:
     ops = graph_of(replace(CONFIG, attention_bias=True)).ops
-    assert ops[2].biases == ("layers.0.q.bias", "layers.0.k.bias", "layers.0.v.bias")
-    assert ops[5].biases == ("layers.0.o.bias",)
-    assert ops[7].biases == ()
+    biases = {op.weights: op.biases for op in ops if op.kind is OpKind.LINEAR}
+    assert biases["layers.0.q",] == ("layers.0.q.bias",)
+    assert biases["layers.0.o",] == ("layers.0.o.bias",)
+    assert biases["layers.0.gate",] == ()
 
 
-def test_attention_scale() -> None:
-    assert graph_of(CONFIG).params.attention_scale == pytest.approx(0.5)
+def test_attention_has_heads_and_scale() -> None:
+    op = next(op for op in graph_of(CONFIG).ops if op.kind is OpKind.PAGED_ATTENTION)
+    assert of(op, Attention) == Attention(cache=0, heads=4, kv_heads=2, width=4, scale=0.5)

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from polyfleet.engine.batch import PoolingKind, SequenceSlice, SliceResult, StepBatch
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.graph.lowering import fuse
+from polyfleet.graph.ops import Op, without_cache
 from polyfleet.kernels.batched import steady_attention
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel, Target, choose
-from polyfleet.kernels.graph import KernelGraph, OpKind
 from polyfleet.kernels.step import SliceRows, Step
 from polyfleet.kernels.table import implementations
 from polyfleet.kvcache.storage import KvStorage
@@ -25,10 +27,10 @@ NOT_FINITE = "the model's output is not finite; check the weights, or choose flo
 
 @dataclass(frozen=True, slots=True)
 class _Instruction:
-    """One op, bound. `dead` are the values that no later instruction reads."""
+    """One op, bound. `plan` numbers what it shares with others; `dead` are values that no later one reads."""
 
-    kind: OpKind
     kernel: Kernel
+    plan: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     dead: tuple[int, ...]
@@ -52,19 +54,18 @@ class EagerExecutor:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._device = torch.device(device)
-        self._graph = record(model.config, model.weights)
-        params = self._graph.params
-        self._storage = KvStorage.allocate(params, num_blocks, block_size, dtype, self._device)
-        self._context = KernelContext(
-            params, model.weights, self._device, dtype, self._storage.keys, self._storage.values
-        )
+        self._graph = fuse(record(model.config, model.weights))
+        self._storage = KvStorage.allocate(self._graph.caches, num_blocks, block_size, dtype, self._device)
+        keys, values = self._storage.keys, self._storage.values
+        self._context = KernelContext(model.weights, self._device, dtype, keys, values, block_size)
+        self._plans: list[Op] = []  # the first op of each plan
         self._chosen = choose(implementations(), Target(self._device.type, dtype, capabilities))
         with torch.inference_mode():
             self._program = self._bind(self._graph, progress)
 
     def implementations(self) -> Mapping[str, str]:
         """The name of the implementation of each op."""
-        return {op.value: each.name for op, each in self._chosen.items()}
+        return {op.kind.value: self._chosen[op.kind].name for op in self._graph.ops}
 
     def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
         """Compute one step; results are parallel to the slices."""
@@ -89,11 +90,11 @@ class EagerExecutor:
 
     def _run(self, step: Step) -> tuple[Tensor, Tensor]:
         """Final hidden states [T, H] and logits [S, V]."""
-        plans = {op: each.plan(self._context, step) for op, each in self._chosen.items()}
+        plans = [self._chosen[op.kind].plan(self._context, step, op.attributes) for op in self._plans]
         values: list[Any] = [None] * len(self._graph.widths)
         values[0] = step.token_ids
         for each in self._program:
-            result = each.kernel(plans[each.kind], *[values[value] for value in each.inputs])
+            result = each.kernel(plans[each.plan], *[values[value] for value in each.inputs])
             if len(each.outputs) == 1:
                 values[each.outputs[0]] = result
             else:
@@ -110,9 +111,17 @@ class EagerExecutor:
         for number, op in enumerate(graph.ops):
             kernel = self._chosen[op.kind].bind(op, self._context)
             dead = tuple(value for value in set(op.inputs) if last_reader.get(value) == number)
-            instructions.append(_Instruction(op.kind, kernel, op.inputs, op.outputs, dead))
+            instructions.append(_Instruction(kernel, self._plan_of(op), op.inputs, op.outputs, dead))
             progress((number + 1) / len(graph.ops))
         return tuple(instructions)
+
+    def _plan_of(self, op: Op) -> int:
+        """The plan that `op` shares with all of its kind whose attributes differ in nothing but the cache."""
+        for number, first in enumerate(self._plans):
+            if first.kind is op.kind and without_cache(first) == without_cache(op):
+                return number
+        self._plans.append(op)
+        return len(self._plans) - 1
 
 
 def make_step(batch: StepBatch, block_size: int, device: torch.device) -> Step:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.batch import PoolingKind, SliceResult, StepBatch
 from polyfleet.engine.eager import NOT_FINITE
+from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.cpu.engine import CpuEngine, StepRows, implementations, linear_formats
 from polyfleet.kernels.cpu.library import instruction_sets
-from polyfleet.kernels.graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.sampling.draw import SampledToken
 from polyfleet.sampling.host import sample

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from polyfleet.engine.batch import PoolingKind, SliceResult, StepBatch
-from polyfleet.kernels.graph import OpKind
+from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.vulkan.device import VulkanDevice
 from polyfleet.kernels.vulkan.program import StepInputs, VulkanProgram
 from polyfleet.loading.model import LoadedModel
@@ -29,7 +29,7 @@ class VulkanExecutor:
         """Opens the device and uploads the model; raises VulkanError with one sentence."""
         self.block_size, self.num_blocks = block_size, num_blocks
         self._device = VulkanDevice.open()
-        self._graph = record(model.config, model.weights)
+        self._graph = fuse(record(model.config, model.weights))
         self._program = VulkanProgram(self._device, self._graph, model.weights, num_blocks, block_size)
 
     def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
@@ -47,7 +47,7 @@ class VulkanExecutor:
 
     def implementations(self) -> Mapping[str, str]:
         """Every op is a shader."""
-        return {op.value: f"vulkan ({self._device.name})" for op in OpKind}
+        return {op.kind.value: f"vulkan ({self._device.name})" for op in self._graph.ops}
 
     def _tokens(self, draws: list[Draw]) -> list[SampledToken | None]:
         if not draws:

@@ -1,7 +1,7 @@
 """Implementations in plain torch that launch few ops a layer, on any device.
 
-N heads, K KV heads, G = N / K heads a group, D dimensions of a head, T rows, B sequences, W blocks of a block table.
-A layer's cache [num_blocks, K, block_size, D] is read as [num_blocks * K, block_size * D], one row per block and
+N heads, K KV heads, G = N / K heads a group, D columns of a head, T rows, B sequences, W blocks of a block table.
+A cache [num_blocks, K, block_size, D] is read as [num_blocks * K, block_size * D], one row per block and
 head, so that one index_select gathers a whole batch in attention's own layout [B, K, W * block_size, D].
 """
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from polyfleet.graph.ops import Attention, Norm, Op, OpKind, RopeCache, of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
-from polyfleet.kernels.graph import Op, OpKind
 from polyfleet.kernels.step import SliceRows, Step
 
 SMALL_TABLE = 16  # blocks; shorter tables are padded to this many rather than split into more groups
@@ -59,21 +59,22 @@ class AttentionPlan:
     prefills: tuple[PrefillRun, ...]
 
 
-def plan_attention(context: KernelContext, step: Step) -> AttentionPlan:
+def plan_attention(context: KernelContext, step: Step, attention: Attention) -> AttentionPlan:
     """Group the one-row slices by the length of their tables to within a factor of 2; others run one by one."""
     groups: dict[int, list[SliceRows]] = {}
     for each in step.slices:
         if each.count == 1:
             groups.setdefault(max(SMALL_TABLE, len(each.blocks) - 1).bit_length(), []).append(each)
-    prefills = tuple(_plan_prefill(context, each) for each in step.slices if each.count > 1)
-    return AttentionPlan(tuple(_plan_decodes(context, step, group) for group in groups.values()), prefills)
+    heads = attention.kv_heads
+    prefills = tuple(_plan_prefill(context, heads, each) for each in step.slices if each.count > 1)
+    return AttentionPlan(tuple(_plan_decodes(context, heads, step, group) for group in groups.values()), prefills)
 
 
-def _plan_decodes(context: KernelContext, step: Step, group: Sequence[SliceRows]) -> DecodeGroup:
+def _plan_decodes(context: KernelContext, kv_heads: int, step: Step, group: Sequence[SliceRows]) -> DecodeGroup:
     width = max(len(each.blocks) for each in group)
     # A table is padded with its own last block: whatever stands behind a sequence's end can only be its own.
     tables = [each.blocks + each.blocks[-1:] * (width - len(each.blocks)) for each in group]
-    gather = _cache_rows(context, tables)
+    gather = _cache_rows(context, kv_heads, tables)
     everything = len(group) == len(step.slices)
     rows = None if everything else torch.tensor([each.first for each in group], device=context.device)
     if len(group) == 1:
@@ -85,18 +86,17 @@ def _plan_decodes(context: KernelContext, step: Step, group: Sequence[SliceRows]
     return DecodeGroup(rows, gather, mask[:, None, None], span)
 
 
-def _plan_prefill(context: KernelContext, each: SliceRows) -> PrefillRun:
+def _plan_prefill(context: KernelContext, kv_heads: int, each: SliceRows) -> PrefillRun:
     mask = None
     if each.start:
         positions = torch.arange(each.length, device=context.device)
         mask = positions <= positions[each.start :, None]
-    gather = _cache_rows(context, [each.blocks])
+    gather = _cache_rows(context, kv_heads, [each.blocks])
     return PrefillRun(each.first, each.first + each.count, gather, each.length, mask)
 
 
-def _cache_rows(context: KernelContext, tables: Sequence[tuple[int, ...]]) -> Tensor:
+def _cache_rows(context: KernelContext, kv_heads: int, tables: Sequence[tuple[int, ...]]) -> Tensor:
     """Rows [B * K * W] of the cache for the block tables [B][W], ordered by sequence, head, block."""
-    kv_heads = context.params.num_kv_heads
     blocks = torch.tensor(tables, dtype=torch.int64, device=context.device)
     heads = torch.arange(kv_heads, device=context.device)
     return (blocks[:, None] * kv_heads + heads[:, None]).flatten()
@@ -104,11 +104,11 @@ def _cache_rows(context: KernelContext, tables: Sequence[tuple[int, ...]]) -> Te
 
 def bind_attention(op: Op, context: KernelContext) -> Kernel:
     """q -> y by scaled_dot_product_attention, all decodes of a group at once."""
-    params, block_size = context.params, context.block_size
-    kv_heads, head_dim, scale = params.num_kv_heads, params.head_dim, params.attention_scale
-    group = params.num_heads // kv_heads
-    keys = context.key_cache[op.layer].view(-1, block_size * head_dim)
-    values = context.value_cache[op.layer].view(-1, block_size * head_dim)
+    attention = of(op, Attention)
+    kv_heads, head_dim, scale = attention.kv_heads, attention.width, attention.scale
+    group = attention.heads // kv_heads
+    keys = context.keys[attention.cache].view(-1, context.block_size * head_dim)
+    values = context.values[attention.cache].view(-1, context.block_size * head_dim)
 
     def decode(each: DecodeGroup, q: Tensor) -> Tensor:
         k = keys.index_select(0, each.gather).view(len(q), kv_heads, -1, head_dim)[:, :, : each.length]
@@ -151,24 +151,24 @@ class RopePlan:
     places: Tensor  # [T * K] rows of the cache read as [num_blocks * K * block_size, D]
 
 
-def plan_rope(context: KernelContext, step: Step) -> RopePlan:
+def plan_rope(context: KernelContext, step: Step, both: RopeCache) -> RopePlan:
     """One table of angles and one of places for all layers."""
-    params, block_size = context.params, context.block_size
-    frequencies = torch.tensor(params.inverse_frequencies, dtype=torch.float32, device=context.device)
+    block_size = context.block_size
+    frequencies = torch.tensor(both.rope.frequencies, dtype=torch.float32, device=context.device)
     angles = step.positions.float()[:, None, None] * frequencies
     cosine, sine = angles.cos(), angles.sin()
     blocks = torch.div(step.slots, block_size, rounding_mode="floor")
-    heads = torch.arange(params.num_kv_heads, device=context.device)
-    places = (blocks[:, None] * params.num_kv_heads + heads) * block_size + (step.slots % block_size)[:, None]
+    heads = torch.arange(both.kv_heads, device=context.device)
+    places = (blocks[:, None] * both.kv_heads + heads) * block_size + (step.slots % block_size)[:, None]
     return RopePlan(torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1), places.flatten())
 
 
 def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
     """Rotates q and k together, in float32, and writes the cache by row."""
-    params = context.params
-    heads, kv_heads, head_dim = params.num_heads, params.num_kv_heads, params.head_dim
+    both = of(op, RopeCache)
+    heads, kv_heads, head_dim = both.heads, both.kv_heads, both.rope.width
     rotated_heads, half = heads + kv_heads, head_dim // 2
-    keys, values = context.key_cache[op.layer].view(-1, head_dim), context.value_cache[op.layer].view(-1, head_dim)
+    keys, values = context.keys[both.cache].view(-1, head_dim), context.values[both.cache].view(-1, head_dim)
 
     def kernel(plan: RopePlan, qkv: Tensor) -> Tensor:
         rows = qkv.view(len(qkv), rotated_heads + kv_heads, head_dim)
@@ -183,14 +183,14 @@ def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
 
 def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
     """x -> y in one call; accumulates in float32 in every dtype."""
-    weight, eps = context.vector(*op.weights), context.params.norm_eps
+    weight, eps = context.vector(*op.weights), of(op, Norm).eps
     shape = (len(weight),)
     return lambda step, x: F.rms_norm(x, shape, weight, eps)
 
 
 def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
     """x, residual -> y, residual'."""
-    weight, eps = context.vector(*op.weights), context.params.norm_eps
+    weight, eps = context.vector(*op.weights), of(op, Norm).eps
     shape = (len(weight),)
 
     def kernel(step: Step, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,31 +1,26 @@
 """What implementations are bound to: the model's weights in the executor's dtype, and the KV cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.graph import GraphParams
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class KernelContext:
-    """Fixed for the life of an executor. Caches are [num_layers, num_blocks, num_kv_heads, block_size, head_dim]."""
+    """Fixed for the life of an executor. Each of the graph's caches is [num_blocks, kv heads, block_size, width]."""
 
-    params: GraphParams
     weights: Weights
     device: torch.device
     dtype: torch.dtype
-    key_cache: Tensor
-    value_cache: Tensor
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    block_size: int  # tokens a block
     prepared: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
-
-    @property
-    def block_size(self) -> int:
-        """Tokens a block."""
-        return self.key_cache.shape[3]
 
     def dense(self, *names: str) -> Tensor:
         """The weights dequantised and stacked along rows: [Σ rows, columns] in the context's dtype, made once."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from polyfleet.graph.ops import Attributes, Op, OpKind
 from polyfleet.kernels.context import KernelContext
-from polyfleet.kernels.graph import Op, OpKind
 from polyfleet.kernels.step import Step
 
 # Called once a step and op of the graph: (plan, *inputs) -> output, or a tuple of outputs.
@@ -23,7 +23,7 @@ class Target:
     capabilities: frozenset[str] = frozenset()
 
 
-def step_itself(context: KernelContext, step: Step) -> Any:
+def step_itself(context: KernelContext, step: Step, attributes: Attributes | None) -> Any:
     """The plan of implementations that need none."""
     return step
 
@@ -32,13 +32,14 @@ def step_itself(context: KernelContext, step: Step) -> Any:
 class Implementation:
     """One way to compute an op. None means "any"; `capabilities` must all be among the target's.
 
-    `bind` makes the kernel of one op of the graph. `plan` computes, once a step, what its kernels share over layers.
+    `bind` makes the kernel of one op of the graph. `plan` computes, once a step,
+    what kernels of equal attributes share over layers.
     """
 
     op: OpKind
     name: str
     bind: Callable[[Op, KernelContext], Kernel]
-    plan: Callable[[KernelContext, Step], Any] = step_itself
+    plan: Callable[[KernelContext, Step, Any], Any] = step_itself
     device_types: frozenset[str] | None = None
     dtypes: frozenset[torch.dtype] | None = None
     capabilities: frozenset[str] = frozenset()

@@ -1,16 +1,16 @@
 """Reference implementations: each op as its definition says, in torch, right on any device and in any dtype.
 
-Norms, rotations and softmax are computed in float32 whatever the dtype. N heads, K KV heads, D dimensions of a head,
-T rows, S selected rows; a KV block of one layer is [K, block_size, D].
+Norms, rotations and softmax are computed in float32 whatever the dtype. N heads, K KV heads, D columns of a head,
+T rows, S selected rows; a block of a cache is [K, block_size, D].
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfleet.graph.ops import Attention, CacheWrite, Norm, Op, OpKind, Rope, RopeCache, of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
-from polyfleet.kernels.graph import Op, OpKind
 from polyfleet.kernels.step import SliceRows, Step
 
 
@@ -29,13 +29,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
     """x -> y."""
-    weight, eps = context.vector(*op.weights), context.params.norm_eps
+    weight, eps = context.vector(*op.weights), of(op, Norm).eps
     return lambda step, x: rms_norm(x, weight, eps)
 
 
 def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
     """x, residual -> y, residual'."""
-    weight, eps = context.vector(*op.weights), context.params.norm_eps
+    weight, eps = context.vector(*op.weights), of(op, Norm).eps
 
     def kernel(step: Step, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         total = x + residual
@@ -59,19 +59,41 @@ def rotate(x: Tensor, positions: Tensor, inverse_frequencies: Tensor) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
+def write_cache(context: KernelContext, cache: int, step: Step, k: Tensor, v: Tensor) -> None:
+    """Store keys and values [T, K, D] of the step's rows."""
+    blocks, offsets = step.slots // context.block_size, step.slots % context.block_size
+    context.keys[cache][blocks, :, offsets] = k
+    context.values[cache][blocks, :, offsets] = v
+
+
+def bind_rope(op: Op, context: KernelContext) -> Kernel:
+    """x -> y."""
+    rope = of(op, Rope)
+    frequencies = torch.tensor(rope.frequencies, dtype=torch.float32, device=context.device)
+    return lambda step, x: rotate(x.view(len(x), -1, rope.width), step.positions, frequencies).flatten(1)
+
+
+def bind_cache_write(op: Op, context: KernelContext) -> Kernel:
+    """k, v -> nothing."""
+    cache = of(op, CacheWrite).cache
+    width = context.keys[cache].shape[-1]
+
+    def kernel(step: Step, k: Tensor, v: Tensor) -> tuple[()]:
+        write_cache(context, cache, step, k.view(len(k), -1, width), v.view(len(v), -1, width))
+        return ()
+
+    return kernel
+
+
 def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
-    """qkv -> q; k and v go to the cache of the op's layer."""
-    params, block_size = context.params, context.block_size
-    heads, kv_heads, head_dim = params.num_heads, params.num_kv_heads, params.head_dim
-    frequencies = torch.tensor(params.inverse_frequencies, dtype=torch.float32, device=context.device)
-    keys, values = context.key_cache[op.layer], context.value_cache[op.layer]
+    """qkv -> q; k and v go to the cache."""
+    both = of(op, RopeCache)
+    frequencies = torch.tensor(both.rope.frequencies, dtype=torch.float32, device=context.device)
 
     def kernel(step: Step, qkv: Tensor) -> Tensor:
-        rows = qkv.view(len(qkv), -1, head_dim)
-        q, k, v = rows[:, :heads], rows[:, heads : heads + kv_heads], rows[:, heads + kv_heads :]
-        blocks, offsets = step.slots // block_size, step.slots % block_size
-        keys[blocks, :, offsets] = rotate(k, step.positions, frequencies)
-        values[blocks, :, offsets] = v
+        rows = qkv.view(len(qkv), -1, both.rope.width)
+        q, k, v = torch.split(rows, [both.heads, both.kv_heads, both.kv_heads], dim=1)
+        write_cache(context, both.cache, step, rotate(k, step.positions, frequencies), v)
         return rotate(q, step.positions, frequencies).flatten(1)
 
     return kernel
@@ -89,25 +111,41 @@ def attend(q: Tensor, k: Tensor, v: Tensor, start: int, scale: float) -> Tensor:
 
 
 def gather(cache: Tensor, rows: SliceRows) -> Tensor:
-    """All positions of one sequence out of a layer's cache: [K, L, D]."""
+    """All positions of one sequence out of a cache: [K, L, D]."""
     blocks = cache[list(rows.blocks)].transpose(0, 1)
     return blocks.reshape(len(blocks), -1, cache.shape[-1])[:, : rows.length]
 
 
 def bind_paged_attention(op: Op, context: KernelContext) -> Kernel:
     """q -> y, one sequence after the other."""
-    params, keys, values = context.params, context.key_cache[op.layer], context.value_cache[op.layer]
+    attention = of(op, Attention)
+    keys, values = context.keys[attention.cache], context.values[attention.cache]
 
     def kernel(step: Step, q: Tensor) -> Tensor:
         out = torch.empty_like(q)
         for each in step.slices:
             rows = slice(each.first, each.first + each.count)
-            queries = q[rows].view(each.count, params.num_heads, params.head_dim)
-            attended = attend(queries, gather(keys, each), gather(values, each), each.start, params.attention_scale)
+            queries = q[rows].view(each.count, attention.heads, attention.width)
+            attended = attend(queries, gather(keys, each), gather(values, each), each.start, attention.scale)
             out[rows] = attended.flatten(1)
         return out
 
     return kernel
+
+
+def bind_add(op: Op, context: KernelContext) -> Kernel:
+    """x, y -> x + y."""
+    return lambda step, x, y: x + y
+
+
+def bind_mul(op: Op, context: KernelContext) -> Kernel:
+    """x, y -> x * y."""
+    return lambda step, x, y: x * y
+
+
+def bind_silu(op: Op, context: KernelContext) -> Kernel:
+    """x -> x * sigmoid(x)."""
+    return lambda step, x: F.silu(x)
 
 
 def bind_silu_mul(op: Op, context: KernelContext) -> Kernel:
@@ -126,6 +164,11 @@ def bind_select_rows(op: Op, context: KernelContext) -> Kernel:
 
 
 REFERENCE = (
+    Implementation(OpKind.ADD, "reference", bind_add),
+    Implementation(OpKind.MUL, "reference", bind_mul),
+    Implementation(OpKind.SILU, "reference", bind_silu),
+    Implementation(OpKind.ROPE, "reference", bind_rope),
+    Implementation(OpKind.CACHE_WRITE, "reference", bind_cache_write),
     Implementation(OpKind.EMBEDDING, "reference", bind_embedding),
     Implementation(OpKind.RMS_NORM, "reference", bind_rms_norm),
     Implementation(OpKind.ADD_RMS_NORM, "reference", bind_add_rms_norm),

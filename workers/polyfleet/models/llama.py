@@ -1,42 +1,36 @@
 """The Llama architecture: grouped-query attention with rotary positions, gated MLP, RMS norms before each."""
 
-from polyfleet.kernels.graph import GraphBuilder, GraphParams, KernelGraph
+from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
+from polyfleet.graph.ops import Rope
 from polyfleet.kernels.weights import Weights
 from polyfleet.models.config import ModelConfig
 
 
 def record(config: ModelConfig, weights: Weights) -> KernelGraph:
     """The forward pass as a KernelGraph. `weights` are named and shaped as `weight_shapes` says."""
-    params = GraphParams(
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        norm_eps=config.norm_eps,
-        inverse_frequencies=config.inverse_frequencies,
-        attention_scale=config.head_dim**-0.5,
-    )
     rows = {name: weight.rows for name, weight in weights.items()}
     columns = {name: weight.columns for name, weight in weights.items()}
-    graph = GraphBuilder(params, rows, columns)
-
-    def linear(x: int, layer: int, *names: str) -> int:
-        matrices = tuple(f"layers.{layer}.{name}" for name in names)
-        biases = tuple(f"{matrix}.bias" for matrix in matrices if f"{matrix}.bias" in weights)
-        return graph.linear(x, *matrices, biases=biases)
-
+    graph, rope = GraphBuilder(rows, columns), Rope(config.head_dim, config.inverse_frequencies)
     residual = graph.embedding("embedding")
-    normed = graph.rms_norm(residual, "layers.0.attention_norm")
     for layer in range(config.num_layers):
-        query = graph.rope_cache(linear(normed, layer, "q", "k", "v"), layer)
-        attended = linear(graph.paged_attention(query, layer), layer, "o")
-        normed, residual = graph.add_rms_norm(attended, residual, f"layers.{layer}.mlp_norm")
-        gated = graph.silu_mul(linear(normed, layer, "gate", "up"))
-        last = layer == config.num_layers - 1
-        norm = "norm" if last else f"layers.{layer + 1}.attention_norm"
-        normed, residual = graph.add_rms_norm(linear(gated, layer, "down"), residual, norm)
-    logits = graph.linear(graph.select_rows(normed), "embedding" if config.tied_embeddings else "lm_head")
-    return graph.finish(hidden=normed, logits=logits)
+        names = f"layers.{layer}."
+
+        def linear(x: int, name: str, names: str = names) -> int:
+            bias = f"{names}{name}.bias"
+            return graph.linear(x, names + name, biases=(bias,) if bias in weights else ())
+
+        normed = graph.rms_norm(residual, f"{names}attention_norm", config.norm_eps)
+        query, key = graph.rope(linear(normed, "q"), rope), graph.rope(linear(normed, "k"), rope)
+        cache = graph.cache(config.num_kv_heads, config.head_dim)
+        graph.cache_write(key, linear(normed, "v"), cache)
+        attended = graph.paged_attention(query, cache, config.num_heads, scale=config.head_dim**-0.5)
+        residual = graph.add(linear(attended, "o"), residual)
+        normed = graph.rms_norm(residual, f"{names}mlp_norm", config.norm_eps)
+        gated = graph.mul(graph.silu(linear(normed, "gate")), linear(normed, "up"))
+        residual = graph.add(linear(gated, "down"), residual)
+    hidden = graph.rms_norm(residual, "norm", config.norm_eps)
+    logits = graph.linear(graph.select_rows(hidden), "embedding" if config.tied_embeddings else "lm_head")
+    return graph.finish(hidden=hidden, logits=logits)
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:

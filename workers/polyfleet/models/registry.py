@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from polyfleet.kernels.graph import KernelGraph
+from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.models import llama
 from polyfleet.models.config import ModelConfig

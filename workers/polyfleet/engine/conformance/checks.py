@@ -4,7 +4,7 @@ Tolerances are relative to the largest reference value: float32 1e-4 (order of s
 4e-2 (8 resp. 11 bits of mantissa, through a layer of sums).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,11 @@ from polyfleet.engine.conformance.synthetic import synthetic_model
 from polyfleet.engine.eager import EagerExecutor, make_step
 from polyfleet.engine.executors import DTYPES, build_executor, kernel_facts
 from polyfleet.engine.request import GREEDY, EngineOptions
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.graph.lowering import fuse
+from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.context import KernelContext
-from polyfleet.kernels.dispatch import Target, choose
-from polyfleet.kernels.graph import OpKind
+from polyfleet.kernels.dispatch import Implementation, Target, choose
 from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.table import implementations
 from polyfleet.kvcache.storage import KvStorage
@@ -192,28 +194,36 @@ def _operator_errors(subject: Subject, dtype: torch.dtype) -> dict[str, float]:
     graph = record(model.config, model.weights)
     sides = []
     for device, kind in ((host, torch.float32), (torch.device(subject.device), dtype)):
-        storage = KvStorage.allocate(graph.params, NUM_BLOCKS, BLOCK_SIZE, kind, device)
-        sides.append(KernelContext(graph.params, model.weights, device, kind, storage.keys, storage.values))
+        storage = KvStorage.allocate(graph.caches, NUM_BLOCKS, BLOCK_SIZE, kind, device)
+        sides.append(KernelContext(model.weights, device, kind, storage.keys, storage.values, BLOCK_SIZE))
     chosen = choose(implementations(), Target(sides[1].device.type, dtype, kernel_facts(subject.capabilities)))
-    reference = choose(REFERENCE, Target("cpu", torch.float32))
-    steps = [make_step(_batch(), BLOCK_SIZE, each.device) for each in sides]
-    tables: tuple[Any, Any] = (reference, chosen)
-    plans = [{op: each.plan(sides[side], steps[side]) for op, each in tables[side].items()} for side in range(2)]
-    values: dict[int, Tensor] = {0: steps[0].token_ids}
+    tables = (choose(REFERENCE, Target("cpu", torch.float32)), chosen)
     errors: dict[str, float] = {}
     with torch.inference_mode():
-        for op in graph.ops:
-            inputs = [values[value] for value in op.inputs]
-            kernels = [tables[side][op.kind].bind(op, sides[side]) for side in range(2)]
-            moved = inputs if op.kind is OpKind.EMBEDDING else [each.to(sides[1].device, dtype) for each in inputs]
-            moved = [each.to(sides[1].device) for each in moved]
-            expected = _outputs(kernels[0](plans[0][op.kind], *inputs))
-            actual = _outputs(kernels[1](plans[1][op.kind], *moved))
-            for value, theirs, mine in zip(op.outputs, expected, actual, strict=True):
-                values[value] = theirs
-                error = _within(mine, theirs, dtype, op.kind.value)
-                errors[op.kind.value] = max(error, errors.get(op.kind.value, 0.0))
+        for form in (graph, fuse(graph)):  # as it is recorded, and as executors run it
+            for name, error in _graph_errors(form, tables, sides):
+                errors[name] = max(error, errors.get(name, 0.0))
     return errors
+
+
+def _graph_errors(
+    graph: KernelGraph, tables: Sequence[Mapping[OpKind, Implementation]], sides: Sequence[KernelContext]
+) -> Iterator[tuple[str, float]]:
+    """The relative error of each op's outputs."""
+    steps = [make_step(_batch(), BLOCK_SIZE, each.device) for each in sides]
+    values: dict[int, Tensor] = {0: steps[0].token_ids}
+    for op in graph.ops:
+        inputs = [values[value] for value in op.inputs]
+        moved = inputs if op.kind is OpKind.EMBEDDING else [each.to(sides[1].device, sides[1].dtype) for each in inputs]
+        results = []
+        for table, side, step, operands in zip(tables, sides, steps, (inputs, moved), strict=True):
+            implementation = table[op.kind]
+            plan = implementation.plan(side, step, op.attributes)
+            operands = [each.to(side.device) for each in operands]
+            results.append(_outputs(implementation.bind(op, side)(plan, *operands)))
+        for value, theirs, mine in zip(op.outputs, *results, strict=True):
+            values[value] = theirs
+            yield op.kind.value, _within(mine, theirs, sides[1].dtype, op.kind.value)
 
 
 def _outputs(result: Any) -> tuple[Tensor, ...]:

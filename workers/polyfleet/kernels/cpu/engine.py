@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.graph.lowering import fuse
+from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.cpu import library
+from polyfleet.kernels.cpu.geometry import Geometry
 from polyfleet.kernels.cpu.library import PfModel, PfStage, PfStep, PfWeight
 from polyfleet.kernels.cpu.program import GROUP, NONE, Buffers, Program, StageKind, plan
-from polyfleet.kernels.graph import KernelGraph, OpKind
 from polyfleet.kernels.weights import Weight, WeightFormat, Weights
 
 FORMATS = {form: number for number, form in enumerate(WeightFormat)}  # PfFormat of abi.h, in the same order
-MAX_HEAD_DIM = 1024
 COLUMN_MULTIPLE = 32  # of quantised weights
 
 Int32s = NDArray[np.int32]
@@ -127,13 +129,13 @@ class CpuEngine:
             self.close()
 
     def _create(self, graph: KernelGraph, threads: int, instruction_set: str, wide: bool) -> int:
-        params, weights = graph.params, self._packing.weights()
-        _, num_blocks, block_size = self._bounds
-        frequencies = np.array(params.inverse_frequencies, dtype=np.float32)
+        geometry, weights = Geometry.of(fuse(graph)), self._packing.weights()
+        attention, (_, num_blocks, block_size) = geometry.attention, self._bounds
+        frequencies = np.array(geometry.rope.frequencies, dtype=np.float32)
         widths = np.array(self._widths, dtype=np.int32)
         model = PfModel(
-            *(params.num_layers, params.num_heads, params.num_kv_heads, params.head_dim, block_size, num_blocks),
-            *(len(weights), len(widths), wide, params.norm_eps, params.attention_scale),
+            *(geometry.num_caches, attention.heads, attention.kv_heads, attention.width, block_size, num_blocks),
+            *(len(weights), len(widths), wide, geometry.norm.eps, attention.scale),
             frequencies.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
             weights,
             widths.ctypes.data_as(library.Int32s),
@@ -209,9 +211,10 @@ class _Packing:
 
 def unsupported(graph: KernelGraph, weights: Weights) -> str:
     """Why the engine can't run the graph, in words; empty when it can."""
-    dim = graph.params.head_dim
-    if dim % 2 or dim > MAX_HEAD_DIM:
-        return f"heads of {dim} columns are not even or over {MAX_HEAD_DIM}"
+    try:
+        Geometry.of(fuse(graph))
+    except ValueError as error:
+        return str(error)
     for op in graph.ops:
         for weight in (weights[name] for name in op.weights):
             if problem := _problem(weight):

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, unique
 
-from polyfleet.kernels.graph import KernelGraph, Op, OpKind
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.graph.lowering import fuse, select_early
+from polyfleet.graph.ops import Op, OpKind, RopeCache, of
 
 GROUP = 16  # rows of a weight that are computed together, as in kernels.h
 NONE = -1
@@ -86,43 +88,13 @@ class Buffers:
 
 def plan(graph: KernelGraph, rows: RowCount, buffers: Buffers, *, keep_hidden: bool) -> Program:
     """The program of a graph; without `keep_hidden` it finishes only the rows whose logits are wanted."""
-    kept = {graph.logits, graph.hidden}
-    if not keep_hidden:
-        graph, kept = select_early(graph), {graph.logits}
-    stages, placed = place(fuse(graph, rows, kept), graph.widths, kept, buffers)
+    graph = fuse(graph) if keep_hidden else select_early(fuse(graph))
+    kept = {graph.logits, graph.hidden} if keep_hidden else {graph.logits}
+    stages, placed = place(to_stages(graph, rows, kept), graph.widths, kept, buffers)
     return Program(stages, placed[graph.logits], placed[graph.hidden] if keep_hidden else NONE)
 
 
-_ROW_WISE = (OpKind.RMS_NORM, OpKind.ADD_RMS_NORM, OpKind.LINEAR, OpKind.SILU_MUL)
-
-
-def select_early(graph: KernelGraph) -> KernelGraph:
-    """The same logits with rows selected right behind the last attention; the graph itself if that can't be done.
-
-    `hidden` of the result has selected rows only.
-    """
-    ops = graph.ops
-    last = max((i for i, op in enumerate(ops) if op.kind is OpKind.PAGED_ATTENTION), default=None)
-    selects = [op for op in ops if op.kind is OpKind.SELECT_ROWS]
-    if last is None or len(selects) != 1:
-        return graph
-    tail = [op for op in ops[last + 1 :] if op is not selects[0]]
-    made = {value for op in tail for value in op.outputs}
-    if any(op.kind not in _ROW_WISE for op in tail) or selects[0].inputs[0] not in made:
-        return graph
-    entering = sorted({value for op in tail for value in op.inputs} - made - set(selects[0].outputs))
-    widths = list(graph.widths)
-    renamed = {selects[0].outputs[0]: selects[0].inputs[0]}
-    early = []
-    for value in entering:
-        renamed[value] = len(widths)
-        widths.append(widths[value])
-        early.append(Op(OpKind.SELECT_ROWS, (value,), (renamed[value],)))
-    moved = [replace(op, inputs=tuple(renamed.get(value, value) for value in op.inputs)) for op in tail]
-    return replace(graph, ops=(*ops[: last + 1], *early, *moved), widths=tuple(widths))
-
-
-def fuse(graph: KernelGraph, rows: RowCount, kept: Iterable[int]) -> list[Stage]:
+def to_stages(graph: KernelGraph, rows: RowCount, kept: Iterable[int]) -> list[Stage]:
     """Stages over the graph's values; `kept` values must be there at the end."""
     readers: dict[int, list[Op | None]] = {value: [None] for value in kept}
     for op in graph.ops:
@@ -145,31 +117,33 @@ def fuse(graph: KernelGraph, rows: RowCount, kept: Iterable[int]) -> list[Stage]
             continue
         if norm := norms.pop(stage.input, None):
             stage = replace(norm, kind=stage.kind, output=stage.output, weights=stage.weights, biases=stage.biases)
-        if after is not None and (joined := _joined(stage, after, graph, rows)):
+        if after is not None and (joined := _joined(stage, after, rows)):
             stage = joined
             skipped.add(stage.output)
         stages.append(stage)
     return stages
 
 
-def _joined(stage: Stage, after: Op, graph: KernelGraph, rows: RowCount) -> Stage | None:
+def _joined(stage: Stage, after: Op, rows: RowCount) -> Stage | None:
     """The stage with the op behind it done as its results come, where that can be."""
     output = after.outputs[0]
     if stage.kind is StageKind.ATTENTION and after.kind is OpKind.SELECT_ROWS:
         return replace(stage, output=output, selected=True)
     if stage.kind is not StageKind.LINEAR:
         return None
-    counts, dim = [rows(weight) for weight in stage.weights], graph.params.head_dim
+    counts = [rows(weight) for weight in stage.weights]
     if after.kind is OpKind.SILU_MUL and len(counts) == 2 and counts[0] == counts[1]:
         return replace(stage, output=output, epilogue=Epilogue.SILU_MUL)
-    if after.kind is OpKind.ROPE_CACHE and dim % GROUP == 0 and all(count % dim == 0 for count in counts):
-        return replace(stage, output=output, epilogue=Epilogue.ROPE_CACHE, layer=after.layer)
+    if after.kind is OpKind.ROPE_CACHE:
+        both = of(after, RopeCache)
+        if both.rope.width % GROUP == 0 and all(count % both.rope.width == 0 for count in counts):
+            return replace(stage, output=output, epilogue=Epilogue.ROPE_CACHE, layer=both.cache)
     return None
 
 
 def _stage(op: Op) -> Stage:
     """One op alone."""
-    source, output = op.inputs[0], op.outputs[0]
+    source, output, layer = op.inputs[0], op.outputs[0], NONE if op.cache is None else op.cache
     match op.kind:
         case OpKind.EMBEDDING:
             return Stage(StageKind.EMBEDDING, NONE, output, weights=op.weights)
@@ -180,13 +154,14 @@ def _stage(op: Op) -> Stage:
         case OpKind.LINEAR:
             return Stage(StageKind.LINEAR, source, output, weights=op.weights, biases=op.biases)
         case OpKind.ROPE_CACHE:
-            return Stage(StageKind.ROPE_CACHE, source, output, layer=op.layer)
+            return Stage(StageKind.ROPE_CACHE, source, output, layer=layer)
         case OpKind.PAGED_ATTENTION:
-            return Stage(StageKind.ATTENTION, source, output, layer=op.layer)
+            return Stage(StageKind.ATTENTION, source, output, layer=layer)
         case OpKind.SILU_MUL:
             return Stage(StageKind.SILU_MUL, source, output)
         case OpKind.SELECT_ROWS:
             return Stage(StageKind.SELECT, source, output)
+    raise ValueError(f"the CPU engine has no {op.kind.value}")
 
 
 def place(

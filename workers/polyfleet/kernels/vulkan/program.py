@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfleet.kernels.graph import KernelGraph, Op, OpKind
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.graph.ops import Attention, Norm, Op, OpKind, Rope, RopeCache, of
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.vulkan.device import WORKGROUP, Dispatch, VulkanDevice, VulkanError
 from polyfleet.kernels.weights import Weights
@@ -36,18 +37,18 @@ class VulkanProgram:
         self, device: VulkanDevice, graph: KernelGraph, weights: Weights, num_blocks: int, block_size: int
     ) -> None:
         """Uploads all weights as float32; raises VulkanError for a model that the device can't hold."""
-        if graph.params.head_dim > MAX_HEAD_DIM:
-            raise VulkanError(f"heads of {graph.params.head_dim} dimensions are too wide: {MAX_HEAD_DIM} at most")
+        widest = max((each.width for each in graph.caches), default=0)
+        if widest > MAX_HEAD_DIM:
+            raise VulkanError(f"heads of {widest} dimensions are too wide: {MAX_HEAD_DIM} at most")
         self.device, self.graph, self.block_size = device, graph, block_size
         self._weights = {op.weights: self._upload(op.weights, weights) for op in graph.ops if op.weights}
         self._row_counts = {op.weights: sum(weights[name].rows for name in op.weights) for op in graph.ops}
         self._biases = {op.biases: self._upload(op.biases, weights) for op in graph.ops if op.biases}
-        params = graph.params
-        size = num_blocks * params.num_kv_heads * block_size * params.head_dim * FLOAT_BYTES
-        layers = range(params.num_layers)
-        self._caches = [(device.buffer(size, "the key cache"), device.buffer(size, "the value cache")) for _ in layers]
-        self._frequencies = device.buffer(params.head_dim // 2 * FLOAT_BYTES, "the rope frequencies")
-        device.write(self._frequencies, np.asarray(params.inverse_frequencies, dtype=np.float32))
+        sizes = [num_blocks * each.heads * block_size * each.width * FLOAT_BYTES for each in graph.caches]
+        names = ("the key cache", "the value cache")
+        self._caches = [tuple(device.buffer(size, name) for name in names) for size in sizes]
+        ropes = {of(op, RopeCache).rope for op in graph.ops if op.kind is OpKind.ROPE_CACHE}
+        self._frequencies = {rope: self._upload_frequencies(rope) for rope in ropes}
         self._rows, self._selected, self._table = (device.uniform() for _ in range(3))
         self._no_bias = device.buffer(FLOAT_BYTES, "an absent bias")
         self.rows = self.sequences = self.table_width = 0
@@ -120,6 +121,11 @@ class VulkanProgram:
         self.device.write(buffer, dense.contiguous().numpy())
         return buffer
 
+    def _upload_frequencies(self, rope: Rope) -> Any:
+        buffer = self.device.buffer(len(rope.frequencies) * FLOAT_BYTES, "the rope frequencies")
+        self.device.write(buffer, np.asarray(rope.frequencies, dtype=np.float32))
+        return buffer
+
     def _selected_values(self) -> set[int]:
         found: set[int] = set()
         for op in self.graph.ops:
@@ -130,7 +136,7 @@ class VulkanProgram:
     def _dispatch(self, op: Op, selected: bool) -> Dispatch:
         inputs = [self.values[value] for value in op.inputs]
         outputs = [self.values[value] for value in op.outputs]
-        columns, params = self.graph.widths[op.outputs[0]], self.graph.params
+        columns = self.graph.widths[op.outputs[0]]
         shader, step = op.kind.value, self._inputs
         if op.kind is OpKind.LINEAR:
             inner = self.graph.widths[op.inputs[0]]
@@ -142,7 +148,7 @@ class VulkanProgram:
             many = self._bound(shader, constants, _groups(columns), LINEAR_ROWS, selected, *buffers, count)
             return replace(many, few=few)
         if op.kind in (OpKind.RMS_NORM, OpKind.ADD_RMS_NORM):
-            norm = {"COLUMNS": columns, "EPS": params.norm_eps}
+            norm = {"COLUMNS": columns, "EPS": of(op, Norm).eps}
             return self._bound(shader, norm, 1, 1, selected, *inputs, self._weights[op.weights], *outputs)
         if op.kind is OpKind.EMBEDDING:
             buffers = (*inputs, self._weights[op.weights], *outputs)
@@ -153,24 +159,25 @@ class VulkanProgram:
             return self._bound(shader, {"COLUMNS": columns}, _groups(columns), 1, True, *rows)
         if op.kind is OpKind.SILU_MUL:
             return self._bound(shader, {"COLUMNS": columns}, _groups(columns), 1, selected, *inputs, *outputs)
-        return self._cache_dispatch(op, inputs[0], outputs[0])
-
-    def _cache_dispatch(self, op: Op, value: Any, output: Any) -> Dispatch:
-        params, step = self.graph.params, self._inputs
-        keys, values = self._caches[op.layer]
-        shape: dict[str, float] = {
-            "HEADS": params.num_heads,
-            "KV_HEADS": params.num_kv_heads,
-            "DIMENSIONS": params.head_dim,
-            "BLOCK_SIZE": self.block_size,
-        }
         if op.kind is OpKind.ROPE_CACHE:
-            width = _groups((params.num_heads + 2 * params.num_kv_heads) * params.head_dim // 2)
-            buffers = (value, step["positions"], step["slots"], self._frequencies, keys, values, output)
-            return self._bound(op.kind.value, shape, width, 1, False, *buffers)
-        shape["SCALE"] = params.attention_scale
-        rows = (value, step["positions"], step["sequences"], step["tables"])
-        return self._bound(op.kind.value, shape, params.num_heads, 1, False, *rows, keys, values, output, self._table)
+            return self._rope_cache(of(op, RopeCache), inputs[0], outputs[0])
+        return self._attention(of(op, Attention), inputs[0], outputs[0])
+
+    def _rope_cache(self, both: RopeCache, value: Any, output: Any) -> Dispatch:
+        step, (keys, values) = self._inputs, self._caches[both.cache]
+        shape = self._heads(both.heads, both.kv_heads, both.rope.width)
+        width = _groups((both.heads + 2 * both.kv_heads) * both.rope.width // 2)
+        buffers = (value, step["positions"], step["slots"], self._frequencies[both.rope], keys, values, output)
+        return self._bound("rope_cache", shape, width, 1, False, *buffers)
+
+    def _attention(self, attention: Attention, value: Any, output: Any) -> Dispatch:
+        step, (keys, values) = self._inputs, self._caches[attention.cache]
+        shape = self._heads(attention.heads, attention.kv_heads, attention.width) | {"SCALE": attention.scale}
+        rows = (value, step["positions"], step["sequences"], step["tables"], keys, values, output, self._table)
+        return self._bound("paged_attention", shape, attention.heads, 1, False, *rows)
+
+    def _heads(self, heads: int, kv_heads: int, width: int) -> dict[str, float]:
+        return {"HEADS": heads, "KV_HEADS": kv_heads, "DIMENSIONS": width, "BLOCK_SIZE": self.block_size}
 
     def _bound(
         self, shader: str, constants: Mapping[str, float], width: int, rows: int, selected: bool, *buffers: Any

@@ -1,0 +1,123 @@
+"""The op vocabulary. Every value is a matrix whose rows are the step's tokens (T) or, behind `select_rows`, the rows
+whose logits are wanted (S); its columns are fixed by the model.
+
+What models record:
+
+    embedding(ids)          -> x[T, H]         row lookup in weights[0]
+    rms_norm(x)             -> y               x / sqrt(mean(x²) + eps) * weights[0]
+    linear(x)               -> y[., Σ rows]    x @ Wᵀ for each weight, results side by side (+ biases)
+    add(x, y)               -> x + y
+    mul(x, y)               -> x * y           element by element
+    silu(x)                 -> x * sigmoid(x)
+    rope(x)                 -> y               rotates each head by its row's position
+    cache_write(k, v)                          stores the rows' keys and values in a cache
+    paged_attention(q)      -> y[T, N·D]       causal attention over a cache, the rows' own positions included
+    select_rows(x)          -> y[S, .]         the last row of each slice that samples
+
+What lowerings make of them where an executor has it:
+
+    add_rms_norm(x, y)      -> z, x + y        z = rms_norm(x + y)
+    rope_cache(qkv)         -> q[T, N·D]       rope of q and k, and cache_write of k and v, which lie side by side
+    silu_mul(gate_up)       -> y[., F]         silu(left half) * right half
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum, unique
+from typing import TypeVar
+
+
+@unique
+class OpKind(str, Enum):
+    """The op vocabulary; the meaning of each stands in this module's docstring."""
+
+    EMBEDDING = "embedding"
+    RMS_NORM = "rms_norm"
+    LINEAR = "linear"
+    ADD = "add"
+    MUL = "mul"
+    SILU = "silu"
+    ROPE = "rope"
+    CACHE_WRITE = "cache_write"
+    PAGED_ATTENTION = "paged_attention"
+    SELECT_ROWS = "select_rows"
+    ADD_RMS_NORM = "add_rms_norm"
+    ROPE_CACHE = "rope_cache"
+    SILU_MUL = "silu_mul"
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Of rms_norm and add_rms_norm."""
+
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Of rope: pairs (i, i + width / 2) of each head turn by position * frequencies[i], any scaling applied already."""
+
+    width: int  # columns of a head, all of which rotate
+    frequencies: tuple[float, ...]  # width / 2 of them, radians a position
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWrite:
+    """Of cache_write."""
+
+    cache: int  # index into KernelGraph.caches
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Of paged_attention. `heads` queries share `kv_heads` keys and values, equally many each."""
+
+    cache: int  # index into KernelGraph.caches
+    heads: int
+    kv_heads: int
+    width: int  # columns of a head
+    scale: float  # of the products of queries and keys
+
+
+@dataclass(frozen=True, slots=True)
+class RopeCache:
+    """Of rope_cache: what its parts have."""
+
+    cache: int
+    heads: int
+    kv_heads: int
+    rope: Rope
+
+
+AnyAttributes = TypeVar("AnyAttributes")
+Attributes = Norm | Rope | CacheWrite | Attention | RopeCache
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One instruction: reads values `inputs` and `weights`, writes values `outputs`."""
+
+    kind: OpKind
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...] = ()
+    weights: tuple[str, ...] = ()
+    biases: tuple[str, ...] = ()  # none, or one for each weight
+    attributes: Attributes | None = None
+
+    @property
+    def cache(self) -> int | None:
+        """The cache that it reads or writes."""
+        return getattr(self.attributes, "cache", None)
+
+
+def of(op: Op, kind: type[AnyAttributes]) -> AnyAttributes:
+    """The op's attributes, which must be of this kind; raises TypeError."""
+    if not isinstance(op.attributes, kind):
+        raise TypeError(f"{op.kind.value} needs {kind.__name__}, not {op.attributes!r}")
+    return op.attributes
+
+
+def without_cache(op: Op) -> Attributes | None:
+    """The op's attributes, whichever cache they name."""
+    if isinstance(op.attributes, CacheWrite | Attention | RopeCache):
+        return replace(op.attributes, cache=0)
+    return op.attributes
