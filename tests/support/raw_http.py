@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 
@@ -11,6 +12,17 @@ class RawConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+
+    @classmethod
+    async def open_narrow(cls, port: int, data: bytes) -> "RawConnection":
+        """As `open`, over a connection that holds few bytes on their way, and reads none before it is asked to."""
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=client, limit=1024)
+        writer.write(data)
+        return cls(reader, writer)
 
     @classmethod
     async def open(cls, port: int, data: bytes = b"", **options: Any) -> "RawConnection":

@@ -1,5 +1,6 @@
 """ApiErrors as gRPC statuses with google.rpc details."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -11,14 +12,21 @@ from polyfleet.gateway.errors import ApiError
 STATUSES = {status.value[0]: status for status in grpc.StatusCode}
 MAX_MESSAGE_CHARACTERS = 1024  # trailers have to stay below 8 KB
 MAX_VIOLATIONS = 8
+STATUS_SECONDS = 1.0
 
 
 async def abort(context: Any, error: ApiError) -> None:
-    """End the call with the error's status; raises, as every abort does."""
+    """End the call with the error's status; raises, as every abort does.
+
+    A client that is gone gets none, and one that does not read loses the call after STATUS_SECONDS: CancelledError.
+    """
     text = error.message[:MAX_MESSAGE_CHARACTERS]
     status = status_pb2.Status(code=int(error.code), message=text, details=[_packed(each) for each in _details(error)])
     trailers = (("grpc-status-details-bin", status.SerializeToString()),) if status.details else ()
-    await context.abort(STATUSES[int(error.code)], text, trailers)
+    try:
+        await asyncio.wait_for(context.abort(STATUSES[int(error.code)], text, trailers), STATUS_SECONDS)
+    except (asyncio.TimeoutError, grpc.aio.InternalError, grpc.aio.UsageError):
+        raise asyncio.CancelledError from None
 
 
 def _details(error: ApiError) -> list[message.Message]:

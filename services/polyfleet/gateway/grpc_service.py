@@ -1,13 +1,16 @@
 """`polyfleet.v1.Inference` over gRPC: authenticate, convert, hand to the core, convert back."""
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
+import grpc
+
 from polyfleet.gateway import convert
-from polyfleet.gateway.api import Call
-from polyfleet.gateway.errors import ApiError, Code, Internal, InvalidArgument
+from polyfleet.gateway.api import Call, Delta
+from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
 from polyfleet.gateway.grpc_errors import abort
 from polyfleet.gateway.state import GatewayState
 from polyfleet.v1 import inference_pb2 as pb
@@ -17,6 +20,7 @@ from polyfleet.wire.decoding import refuse_undecodable
 from polyfleet.wire.limits import FieldError
 
 INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+GRACE_SECONDS = 1.0  # behind the deadline, for its status to reach a client that reads
 log = logging.getLogger(__name__)
 
 
@@ -26,14 +30,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
     def __init__(self, state: GatewayState) -> None:
         self._state = state
         self._generation = state.generation
+        self._seconds = state.limits.max_request_seconds + GRACE_SECONDS
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         """Stream deltas; a client that leaves cancels this coroutine, which closes the core's generator."""
         async with self._guarded("Generate", context) as call:
             deltas = self._generation.generate(convert.generate_request(request), call)
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    await context.write(convert.generate_response(delta))
+            try:
+                await asyncio.wait_for(_write_all(deltas, context), self._seconds)
+            except asyncio.TimeoutError:  # the core has ended the request; it is the client who does not read
+                raise DeadlineExceeded("The request's deadline has passed.") from None
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         """One vector per input."""
@@ -79,6 +85,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
             with self._counting(method):
                 caller = self._state.auth.check(dict(context.invocation_metadata() or ()).get(AUTHORIZATION))
             yield Call(method, caller.key_id, context.time_remaining(), caller.tenant)
+        except (grpc.aio.InternalError, grpc.aio.UsageError):  # of a write
+            raise asyncio.CancelledError from None  # the client has left
         except ApiError as error:
             await abort(context, error)
         except FieldError as error:
@@ -101,3 +109,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
 
     def _count(self, method: str, code: Code) -> None:
         self._state.metrics.requests.labels("", method, code.name).inc()
+
+
+async def _write_all(deltas: AsyncGenerator[Delta, None], context: Any) -> None:
+    async with aclosing(deltas):
+        async for delta in deltas:
+            await context.write(convert.generate_response(delta))

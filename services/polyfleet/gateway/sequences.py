@@ -13,7 +13,7 @@ from polyfleet.gateway.relay import SequenceRelay, SequenceSpec
 
 
 class Sequences:
-    """`async with` starts them; leaving it, however that happens, cancels what still runs and gives the turn back.
+    """`async with` starts them; leaving it, or the deadline, cancels what still runs and gives the turn back.
 
     `running` holds the inboxes of all requests of the gateway. Entering raises ResourceExhausted when the queue is
     full; `take` raises what ends the request, its deadline included.
@@ -38,7 +38,7 @@ class Sequences:
 
     async def __aenter__(self) -> "Sequences":
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._record.seconds_left, self._inbox.fail, self._record.deadline_error())
+        self._timer = loop.call_later(self._record.seconds_left, self._expire)
         self._running.add(self._inbox)
         try:
             for relay in self._relays:
@@ -57,6 +57,11 @@ class Sequences:
     def cancel(self, choice: int) -> None:
         """The rest of this choice is not wanted."""
         self._relays[choice].cancel()
+
+    def _expire(self) -> None:
+        """The time is up: whoever waits for a turn or a worker gets them now, whether or not the client reads."""
+        self._inbox.fail(self._record.deadline_error())
+        self._end()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -67,7 +67,6 @@ class BoundedProtocol(HttpToolsProtocol):
             Awaiting.BODY: limits.body_seconds,
             Awaiting.NEXT: limits.idle_seconds,
         }
-        self._answer_seconds = limits.body_seconds + limits.max_request_seconds + GRACE_SECONDS
         self._awaiting = Awaiting.HEAD
         self._timer: asyncio.TimerHandle | None = None  # for what is awaited
         self._answer_timer: asyncio.TimerHandle | None = None
@@ -192,6 +191,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
         super().on_message_complete()
+        if not self.pipeline and not self.cycle.response_complete:
+            self._time_answer(self._limits.max_request_seconds)
         self._rest()
 
     # The application's side.
@@ -200,8 +201,14 @@ class BoundedProtocol(HttpToolsProtocol):
         async def bounded(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, _send_for(cycle, scope["http_version"] == "1.0"))
 
-        self._answer_timer = self.loop.call_later(self._answer_seconds, self._cut, "deadline")
+        self._time_answer(self._limits.body_seconds + self._limits.max_request_seconds)
         super()._start_asgi_task(cycle, bounded)
+
+    def _time_answer(self, seconds: float) -> None:
+        """The client has to take the whole answer within so much from now."""
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+        self._answer_timer = self.loop.call_later(seconds + GRACE_SECONDS, self._cut, "deadline")
 
     def on_response_complete(self) -> None:
         """Go on with the next request, or wait for it."""
