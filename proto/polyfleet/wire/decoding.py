@@ -3,6 +3,7 @@
 grpc.aio.server(interceptors=[auth, DecodeInterceptor()])  # behind authentication, which comes first
 """
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+MESSAGE_SECONDS = 60.0
 Refuse = Callable[[str, Any, str], Awaitable[None]]
 _Interceptor: Any = grpc.aio.ServerInterceptor  # typed or not, as the stubs that happen to be installed have it
 
@@ -26,18 +28,24 @@ async def refuse_undecodable(method: str, context: Any, problem: str) -> None:
 
 
 class DecodeInterceptor(_Interceptor):  # type: ignore[misc]
-    """Guards every method of a server. `refuse(method, context, problem)` ends a call: `method` is its full path."""
+    """Guards every method of a server. `refuse(method, context, problem)` ends a call: `method` is its full path.
 
-    def __init__(self, refuse: Refuse = refuse_undecodable) -> None:
+    A method's one message has to come within `message_seconds`.
+    """
+
+    def __init__(self, refuse: Refuse = refuse_undecodable, message_seconds: float = MESSAGE_SECONDS) -> None:
         self._refuse = refuse
+        self._message_seconds = message_seconds
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
         """The method's own handler, guarded."""
         handler = await continuation(call)
-        return handler and guarded(handler, partial(self._refuse, call.method))
+        return handler and guarded(handler, partial(self._refuse, call.method), self._message_seconds)
 
 
-def guarded(handler: Any, refuse: Callable[[Any, str], Awaitable[None]]) -> Any:
+def guarded(
+    handler: Any, refuse: Callable[[Any, str], Awaitable[None]], message_seconds: float = MESSAGE_SECONDS
+) -> Any:
     """A handler whose method never sees what can't be decoded.
 
     It reads its messages itself, also for a method that takes one: gRPC would leave a call without any unanswered.
@@ -47,7 +55,7 @@ def guarded(handler: Any, refuse: Callable[[Any, str], Awaitable[None]]) -> Any:
     make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
 
     async def taken(messages: AsyncIterator[Any]) -> Any:
-        return _all(messages) if handler.request_streaming else await _only(messages)
+        return _all(messages) if handler.request_streaming else await _only(messages, message_seconds)
 
     async def run(messages: AsyncIterator[Any], context: Any) -> Any:
         try:
@@ -83,12 +91,19 @@ async def _all(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield _valid(message)
 
 
-async def _only(messages: AsyncIterator[Any]) -> Any:
+async def _only(messages: AsyncIterator[Any], seconds: float) -> Any:
     """The first message; more are not looked at."""
-    first = await anext(aiter(messages), None)
+    try:
+        first = await asyncio.wait_for(_first(messages), seconds)
+    except asyncio.TimeoutError:
+        raise Undecodable(f"The request's message did not come within {seconds:g} s.") from None
     if first is None:
         raise Undecodable("The request ended without a message.")
     return _valid(first)
+
+
+async def _first(messages: AsyncIterator[Any]) -> Any:
+    return await anext(aiter(messages), None)
 
 
 def _valid(message: Any) -> Any:

@@ -31,11 +31,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_pending_tokens: Annotated[Positive, Meta(description="held for a client that does not read")] = 2048
     drain_seconds: Annotated[Seconds, Meta(description="for running requests after SIGTERM")] = 60.0
     max_connections: Annotated[Positive, Meta(description="open at once, of each port")] = 4096
-    max_connections_per_address: Annotated[Positive, Meta(description="of them from one address, over HTTP")] = 2048
+    max_connections_per_address: Annotated[Positive, Meta(description="of them from one address")] = 2048
     max_header_bytes: Annotated[Positive, Meta(description="of one HTTP request: its line and headers")] = 65_536
     max_headers: Annotated[Positive, Meta(description="of one HTTP request")] = 128
     header_seconds: Annotated[Patience, Meta(description="from connecting to a request's last header")] = 10.0
-    body_seconds: Annotated[Patience, Meta(description="from the last header to the body's end, over HTTP")] = 60.0
+    body_seconds: Annotated[Patience, Meta(description="from the last header to the end of body or message")] = 60.0
     idle_seconds: Annotated[Patience, Meta(description="a connection may stay open without a request")] = 300.0
     stall_seconds: Annotated[Patience, Meta(description="an HTTP client may take nothing of its answer")] = 300.0
 

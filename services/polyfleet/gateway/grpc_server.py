@@ -1,5 +1,7 @@
 """The gRPC port: Inference, health, reflection; message sizes, keepalive, TLS."""
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -8,10 +10,13 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import GatewayConfig, Limits
+from polyfleet.gateway.errors import Unauthenticated
+from polyfleet.gateway.grpc_connections import GrpcConnections
 from polyfleet.gateway.grpc_service import INFERENCE, InferenceService
 from polyfleet.gateway.listen import ListenError, check_free
 from polyfleet.gateway.state import GatewayState
 from polyfleet.v1 import inference_pb2_grpc
+from polyfleet.wire.auth import AUTHORIZATION
 from polyfleet.wire.decoding import DecodeInterceptor
 from polyfleet.wire.servers import server_options
 
@@ -36,6 +41,28 @@ def channel_arguments(limits: Limits, max_connections: int) -> list[tuple[str, i
     ]
 
 
+class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses calls of Inference without a valid key before a byte of their message is waited for."""
+
+    def __init__(self, state: GatewayState, service: InferenceService) -> None:
+        self._auth = state.auth
+        self._service = service
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        """The method's own handler, or one that answers UNAUTHENTICATED."""
+        handler = await continuation(call)
+        if handler is None or not call.method.startswith(f"/{INFERENCE}/"):
+            return handler
+        try:
+            self._auth.check(dict(call.invocation_metadata or ()).get(AUTHORIZATION))
+        except Unauthenticated as error:
+            return grpc.stream_stream_rpc_method_handler(partial(self._refuse, call.method, str(error)))
+        return handler
+
+    async def _refuse(self, method: str, problem: str, _: Any, context: Any) -> None:
+        await self._service.refuse(method, context, problem)  # which finds the same, and counts it
+
+
 class GrpcServer:
     """Binds when made: raises ListenError when the port can't be had."""
 
@@ -47,15 +74,20 @@ class GrpcServer:
         max_connections: int,
     ) -> None:
         self._state = state
-        service = InferenceService(state)
-        options = channel_arguments(config.limits, max_connections)
-        self._server = grpc.aio.server(options=options, interceptors=[DecodeInterceptor(service.refuse)])
+        limits = config.limits
+        service = InferenceService(state, lambda peer: self.connections.heard(peer))
+        self._server = grpc.aio.server(
+            options=channel_arguments(limits, max_connections),
+            interceptors=[KeyInterceptor(state, service), DecodeInterceptor(service.refuse, limits.body_seconds)],
+        )
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._serving: bool | None = None
         _add_reflection(self._server)
         self.port = self._bind(config, certificate)
+        refused = partial(state.metrics.refused, "grpc")
+        self.connections = GrpcConnections(self.port, max_connections, limits.max_connections_per_address, refused)
 
     def _bind(self, config: GatewayConfig, certificate: ServedCertificate | None) -> int:
         address, flag = config.grpc_listen, "--grpc-listen"

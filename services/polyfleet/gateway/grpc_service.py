@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -25,10 +25,14 @@ log = logging.getLogger(__name__)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[misc]
-    """The public service. Whatever happens inside a call ends as a status of that call."""
+    """The public service. Whatever happens inside a call ends as a status of that call.
 
-    def __init__(self, state: GatewayState) -> None:
+    `heard` is told the peer of each call that is let in.
+    """
+
+    def __init__(self, state: GatewayState, heard: Callable[[str], None]) -> None:
         self._state = state
+        self._heard = heard
         self._generation = state.generation
         self._seconds = state.limits.max_request_seconds + GRACE_SECONDS
 
@@ -70,7 +74,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
             return convert.model_message(model)
 
     async def refuse(self, method: str, context: Any, problem: str) -> None:
-        """Answer a call, whose message can't be decoded, as any other bad request; `method` is its full path."""
+        """Answer a call without a usable message as any other bad request: a missing key comes first.
+
+        `method` is its full path.
+        """
         service, _, name = method[1:].partition("/")
         if service != INFERENCE:
             await refuse_undecodable(method, context, problem)
@@ -84,6 +91,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
         try:
             with self._counting(method):
                 caller = self._state.auth.check(dict(context.invocation_metadata() or ()).get(AUTHORIZATION))
+            self._heard(context.peer())
             yield Call(method, caller.key_id, context.time_remaining(), caller.tenant)
         except (grpc.aio.InternalError, grpc.aio.UsageError):  # of a write
             raise asyncio.CancelledError from None  # the client has left

@@ -77,11 +77,17 @@ class Gateway:
         """Watch the fleet and serve."""
         self.view.changed.add(lambda: self.metrics.keep_workers(self.view.sessions))
         self.metrics.watch_connections("http", lambda: len(self.http.doors))
+        self.metrics.watch_connections("grpc", lambda: len(self.grpc.connections))
         self.metrics.watch_connections("metrics", lambda: len(self.monitoring.doors))
         self.metrics.watch_scheduler(lambda: self._fleet.connected)
         self.metrics.watch_sessions("connected", lambda: self.view.num_sessions(connected=True))
         self.metrics.watch_sessions("connecting", lambda: self.view.num_sessions(connected=False))
-        jobs = (self._fleet.watch(self.view.apply), self._follow_health(), self._follow_certificate())
+        jobs = (
+            self._fleet.watch(self.view.apply),
+            self._follow_health(),
+            self._follow_certificate(),
+            self.grpc.connections.watch(),
+        )
         self._tasks = [asyncio.create_task(job) for job in jobs]
         await self.monitoring.start()
         await self.grpc.start()

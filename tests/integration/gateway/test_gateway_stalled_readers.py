@@ -87,9 +87,7 @@ async def test_cancelling_it_is_no_fault(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("reason", "limits"), [("deadline", {"max_request_seconds": 4.0}), ("stalled", {"stall_seconds": 0.5})]
 )
-async def test_a_stream_of_events_is_cut(
-    caplog: pytest.LogCaptureFixture, reason: str, limits: dict[str, float]
-) -> None:
+async def test_a_stream_of_events_is_cut(caplog: pytest.LogCaptureFixture, reason: str, limits: dict[str, Any]) -> None:
     worker = flooding()
     body = json.dumps({"prompt": "Hi", "max_tokens": 16_000, "logprobs": 20, "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
