@@ -33,6 +33,7 @@ from polyfleet.gateway.http.transport import LingeringTransport
 
 FRAMING_BYTES = 65_536  # of a chunked body, beside…
 FRAMING_FACTOR = 8  # …so much for each byte of it: chunks of one byte are allowed, extensions without end are not
+UNREAD_BYTES = 1 << 20  # that a client may send behind the answer which ends its connection
 GRACE_SECONDS = 1.0  # for the status DEADLINE_EXCEEDED to reach a client that reads
 
 
@@ -78,6 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._raw_head_bytes = 0  # that came while its head stayed unfinished
         self._raw_bytes = self._body_bytes = 0  # behind its head, with and without framing
         self._over = False  # nothing is parsed any more
+        self._unread_bytes = 0  # that came since
 
     # The transport's side.
 
@@ -120,6 +122,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse it, unless the connection is about to end."""
         if self._over or self.transport.is_closing():
+            self._unread_bytes += len(data)
+            if self._unread_bytes > UNREAD_BYTES:
+                self.transport.abort()
             return
         if self._timer is None or self._awaiting is Awaiting.NEXT:
             self._await(Awaiting.HEAD)
