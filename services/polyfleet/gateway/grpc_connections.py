@@ -54,21 +54,15 @@ class GrpcConnections:
         """Look every second, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            found = await asyncio.to_thread(lambda: dict(connections_of(self._port)))
-            try:
-                self._look(found)
-            finally:
-                for connection in found.values():
-                    connection.close()
+            self._look(await asyncio.to_thread(lambda: dict(connections_of(self._port))))
 
-    def _look(self, found: dict[Peer, socket.socket]) -> None:
+    def _look(self, found: dict[Peer, int]) -> None:
         kept = [peer for peer in self._open if peer in found]
         self._open = dict.fromkeys([*kept, *found])
         self._heard &= self._open.keys()
         for peer, reason in surplus(list(self._open), self._heard, self._most, self._most_per_address):
             self._refused(reason)
-            with suppress(OSError):
-                found[peer].shutdown(socket.SHUT_RDWR)
+            shut_down(found[peer], peer)
 
 
 def surplus(
@@ -90,21 +84,34 @@ def peer_of(text: str) -> Peer:
     return Peer(_plain(host), int(port))
 
 
-def connections_of(port: int) -> Iterator[tuple[Peer, socket.socket]]:
-    """This process's connections that came in at `port`, each as a duplicate for the caller to close."""
+def connections_of(port: int) -> Iterator[tuple[Peer, int]]:
+    """This process's connections that came in at `port`, with their descriptors. Opens none: they may be scarce."""
     for name in os.listdir(DESCRIPTORS):
         with suppress(OSError, ValueError):  # closed meanwhile, no socket, not connected, or not TCP
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            connection = socket.socket(fileno=os.dup(int(name)))
-            try:
-                here, there = connection.getsockname(), connection.getpeername()
-                if isinstance(here, tuple) and here[1] == port:
-                    yield Peer(_plain(str(there[0])), int(there[1])), connection
-                    continue
-            except OSError:
-                pass
-            connection.close()
+            number = int(name)
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                here, peer = _ends(number)
+                if here == port:
+                    yield peer, number
+
+
+def shut_down(number: int, peer: Peer) -> None:
+    """End the connection that `number` is, if it still leads to `peer`."""
+    with suppress(OSError, ValueError), socket.socket(fileno=os.dup(number)) as connection:
+        if _ends(connection.fileno())[1] == peer:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _ends(number: int) -> tuple[int, Peer]:
+    """The near end's port and the far end of a TCP connection. Raises OSError or ValueError for anything else."""
+    borrowed = socket.socket(fileno=number)
+    try:
+        here, there = borrowed.getsockname(), borrowed.getpeername()
+    finally:
+        borrowed.detach()
+    if not isinstance(here, tuple):
+        raise ValueError("no TCP connection")
+    return int(here[1]), Peer(_plain(str(there[0])), int(there[1]))
 
 
 def _plain(address: str) -> str:
