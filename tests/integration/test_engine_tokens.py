@@ -15,6 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.support.batching import Outcome
+from tests.support.cpu_graphs import needs_library
 from tests.support.divergence import TOLERANCE, assert_same_tokens
 from tokenizers import Tokenizer
 
@@ -243,3 +244,35 @@ def next_logits(reference: Any, token_ids: list[int]) -> NDArray[np.float64]:
     with torch.inference_mode():
         row: torch.Tensor = reference(torch.tensor([token_ids])).logits[0, -1]
     return row.double().numpy()
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("reproducible", "params"),
+    [(False, SamplingParams(temperature=0.0)), (True, SamplingParams(temperature=0.8, seed=5))],
+)
+def test_equal_requests_get_equal_tokens_of_the_cpu_engine(
+    model_path: Path, prompts: list[tuple[int, ...]], reproducible: bool, params: SamplingParams
+) -> None:
+    """Far past the lengths at which attention is split, with prompts of others computed meanwhile."""
+    options = EngineOptions(device="cpu", executor="persistent", kv_cache_tokens=POOL_TOKENS, reproducible=reproducible)
+    loaded, words = load(str(model_path), options, lambda share, phase: None), sum(prompts, ())
+    request = SequenceRequest("a", words[:38], params, max_tokens=310, ignore_eos=True)
+    others = [
+        SequenceRequest(f"s{number}", prompt[:100], SamplingParams(seed=number), max_tokens=120, ignore_eos=True)
+        for number, prompt in enumerate(prompts[:7])
+    ]
+    long = [SequenceRequest(f"t{number}", (number, *words * 4)[:300], max_tokens=20) for number in range(3)]
+
+    def tokens(requests: list[SequenceRequest], **options: Any) -> list[int]:
+        return compute(loaded, requests, **options).outcomes["a"].token_ids
+
+    alone = tokens([request], prefix_cache=False)
+    assert len(alone) == 310
+    assert tokens([request, *others], max_sequences=8) == alone
+    assert tokens([request, *long], apart=40, max_sequences=8, step_tokens=200) == alone
+    if not reproducible:
+        return  # what follows computes prompts of over 128 tokens, which AMX may round
+    assert tokens([request], rounds=2, step_tokens=48) == alone
+    resumed = replace(request, generated_ids=tuple(alone[:170]))
+    assert tokens([*others[:3], resumed], apart=2, max_sequences=8, step_tokens=60) == alone[170:]
