@@ -1,5 +1,6 @@
 """`polyfleet serve`: everything on this machine with one command."""
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ def serve(once: bool, api_key_file: Path | None, ca_file: Path | None, **flags: 
 
     Without a configuration it serves the small model that comes along, on the best accelerator there is.
     """
+    os.umask(0o077)  # state and logs are for this user alone
     settings = resolve(Flags(**flags))
     key = self_check_key(settings, api_key_file)
     check_ports(settings)

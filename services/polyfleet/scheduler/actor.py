@@ -1,5 +1,6 @@
 """The scheduler as a Ray actor: named, detached, on the head node, restarted by Ray for ever."""
 
+import asyncio
 import contextlib
 import logging
 from typing import Any
@@ -8,6 +9,7 @@ import ray
 from ray.exceptions import RayError
 
 from polyfleet.scheduler.config import ConfigError, SchedulerConfig
+from polyfleet.scheduler.log_files import keep_small
 from polyfleet.scheduler.ray_cluster import NAMESPACE, SCHEDULER_NAME, RayCluster
 from polyfleet.scheduler.scheduler import Scheduler
 from polyfleet.wire.logs import set_up_logging
@@ -24,6 +26,7 @@ class SchedulerActor:
     async def __init__(self, config: SchedulerConfig) -> None:  # type: ignore[misc]  # Ray awaits it
         log_to_file(config)
         self._config = config
+        self._logs = asyncio.create_task(keep_small(config.state_path / "logs"))
         self._scheduler = Scheduler(config, RayCluster())
         await self._scheduler.start()
 

@@ -1,5 +1,6 @@
 """The command line of `python -m polyfleet.scheduler`."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,10 +15,17 @@ import click
 from polyfleet.scheduler.config import ACCELERATORS, ConfigError, SchedulerConfig, load_config
 from polyfleet.scheduler.ports import check_ports
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
-from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token
+from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, is_loopback
 from polyfleet.wire.logs import LEVELS
 
 CANNOT_START = 2
+LOOPBACK_RAY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's name for: this machine's address is 127.0.0.1
+LOCAL_ENVIRONMENT = {  # of a Ray of our own; read when Ray is imported
+    **LOOPBACK_RAY,
+    "RAY_AUTH_MODE": "token",
+    "RAY_ROTATION_MAX_BYTES": str(8 * 1024 * 1024),  # of each of Ray's logs
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+}
 EPILOG = """\b
 Examples:
   python -m polyfleet.scheduler
@@ -86,7 +94,11 @@ def main(
 
 
 def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof: bool) -> None:
-    """Serve until told to stop, then stop everything."""
+    """Serve until told to stop, then stop everything. What it and Ray write is for this user alone."""
+    os.umask(0o077)
+    os.environ.update(LOCAL_ENVIRONMENT)
+    with contextlib.suppress(OSError):  # absent: Ray makes one
+        (Path.home() / ".ray" / "auth_token").chmod(0o600)
     from polyfleet.scheduler.actor import find_or_create, shut_down
     from polyfleet.scheduler.local_ray import local_ray
 
@@ -112,6 +124,8 @@ def _wait_for_eof(told: threading.Event) -> None:
 def _create_in(config: SchedulerConfig, address: str) -> None:
     """Create or find the actor in a running cluster."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when Ray is imported; only a local start has it on anyway
+    if is_loopback(address):
+        os.environ.update(LOOPBACK_RAY)
     from ray.exceptions import AuthenticationError
 
     from polyfleet.scheduler.actor import find_or_create

@@ -28,6 +28,16 @@ SILENCE_SECONDS = 10.0  # a cluster that has not listed its nodes for so long co
 log = logging.getLogger(__name__)
 
 
+def worker_host(fleet_address: str, node_address: str) -> str:
+    """Where a spawned worker listens: on loopback for a fleet of this machine, else on its node's own address.
+
+    A local Ray knows its node as 127.0.0.1; for a fleet that others reach the worker then listens on all addresses.
+    """
+    if is_loopback(fleet_address):
+        return "127.0.0.1"
+    return "0.0.0.0" if is_loopback(node_address) else node_address
+
+
 class Controller:
     """Drives the fleet towards the store's deployments, from `run` until `shutdown`."""
 
@@ -162,7 +172,7 @@ class Controller:
             state_dir=str(config.state_path),
             node_id=action.node.node_id,
             place=action.place,
-            worker_host="127.0.0.1" if is_loopback(config.fleet_address) else action.node.address,
+            worker_host=worker_host(config.fleet_address, action.node.address),
             fleet_token_file=config.fleet_token_file,
             drain_seconds=config.drain_seconds,
             log_level=config.log_level,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from polyfleet.scheduler.attached import AttachedWorker
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
+from polyfleet.scheduler.log_files import keep_small
 from polyfleet.scheduler.news import News
 from polyfleet.scheduler.spawned import SpawnedWorker
 from polyfleet.wire.auth import fleet_token
@@ -21,6 +22,7 @@ class Launcher:
 
     async def __init__(self, spec: LaunchSpec) -> None:  # type: ignore[misc]  # Ray awaits it
         _log_to_file(spec)
+        self._logs = asyncio.create_task(keep_small(Path(spec.state_dir) / "logs"))
         self._news = News(spec)
         token = fleet_token(spec.fleet_token_file or None)
         attach = spec.launch.mode == "attach"
