@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from polyfleet.wire.limits import FieldError, check_range, shown
 
+# What a model's own files may state for requests that leave it out.
+DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

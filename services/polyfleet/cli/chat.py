@@ -20,7 +20,7 @@ HELP = "Ctrl-C stops an answer, Ctrl-D ends the chat, /clear forgets it."
 @click.option("--model", default="", help="Served name; the only model when there is one.")
 @click.option("--system", metavar="TEXT", help="What the model is told first.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens of one answer; default: as many as fit.")
-@click.option("--temperature", type=FiniteRange(0, 2), help="0 is greedy; default: the gateway's 1.")
+@click.option("--temperature", type=FiniteRange(0, 2), help="0 is greedy; default: the model's own, else 1.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the draws.")
 @gateway_options
 def chat(

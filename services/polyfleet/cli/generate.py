@@ -40,7 +40,9 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
 @click.option("--prompt-ids", type=TokenIds(), metavar="1,2,3", help="Token ids to continue, instead of a text.")
 @click.option("--model", default="", help="Served name; the only model when there is one.  [gateway only]")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=50, show_default=True, help="Tokens to generate.")
-@click.option("--temperature", type=FiniteRange(0, 2), help="0 is greedy. Default: offline 0, the gateway's 1.")
+@click.option(
+    "--temperature", type=FiniteRange(0, 2), help="0 is greedy. Default: offline 0, else the model's own or 1."
+)
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the draws when the temperature is over 0.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens.")
 @click.option("--offline", type=click.Path(path_type=Path), metavar="PATH", help="GGUF file or Hugging Face folder.")
@@ -48,6 +50,11 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
     "--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Computing type.  [offline only]"
 )
 @click.option("--device", metavar="NAME", help="An accelerator family, or one of its devices as cpu:0.  [offline only]")
+@click.option(
+    "--generation-config",
+    type=click.Choice(["auto", "none"]),
+    help="auto: the model's own sampling defaults, temperature included.  [offline only; default: none]",
+)
 @gateway_options
 @json_option
 def generate(
@@ -57,6 +64,7 @@ def generate(
     offline: Path | None,
     dtype: str | None,
     device: str | None,
+    generation_config: str | None,
     as_json: bool,
     gateway: str,
     api_key_file: Path | None,
@@ -74,14 +82,17 @@ def generate(
             raise click.UsageError("--model names a model of a gateway; --offline names the file itself.")
         from polyfleet.cli.offline import generate_offline
 
-        result = generate_offline(offline, text, prompt_ids, dtype or "auto", device or "auto", **sampling)
+        own_defaults = generation_config == "auto"
+        result = generate_offline(
+            offline, text, prompt_ids, dtype or "auto", device or "auto", own_defaults=own_defaults, **sampling
+        )
         print_json(result, indent=0) if as_json else click.echo(
             result["text"] or ",".join(map(str, result["token_ids"]))
         )
         return
-    if dtype is not None or device is not None:
-        option = "--dtype" if dtype is not None else "--device"
-        raise click.UsageError(f"{option} belongs to --offline: a gateway's workers have chosen theirs.")
+    offline_only = {"--dtype": dtype, "--device": device, "--generation-config": generation_config}
+    for option in (name for name, value in offline_only.items() if value is not None):
+        raise click.UsageError(f"{option} belongs to --offline: a gateway and its workers have chosen theirs.")
     with open_client(gateway, api_key_file, tls, ca_file) as client:
         answer(client, text, prompt_ids, as_json, {"model": model, **sampling})
 

@@ -1,11 +1,22 @@
 """`polyfleet models`: what the gateway serves."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from polyfleet.cli.options import examples, gateway_options, json_option, open_client
 from polyfleet.cli.output import out, print_json, print_table
+
+if TYPE_CHECKING:
+    from polyfleet.client import Model
+
+
+def model_row(model: "Model") -> tuple[str, ...]:
+    """One model for people."""
+    numbers = (model.ready_workers, model.context_length, model.vocabulary_size)
+    defaults = ", ".join(f"{name} {value:g}" for name, value in model.sampling_defaults.items())
+    return model.name, *map(str, numbers), ", ".join(model.accelerators), defaults
 
 
 @click.command(epilog=examples("polyfleet models --gateway 127.0.0.1:50051 --json"))
@@ -18,11 +29,7 @@ def models(gateway: str, api_key_file: Path | None, tls: bool, ca_file: Path | N
     if as_json:
         print_json(found)
     elif found:
-        columns = ("MODEL", "READY WORKERS", "CONTEXT", "VOCABULARY", "ACCELERATORS")
-        rows = [
-            (m.name, str(m.ready_workers), str(m.context_length), str(m.vocabulary_size), ", ".join(m.accelerators))
-            for m in found
-        ]
-        print_table(columns, rows)
+        columns = ("MODEL", "READY WORKERS", "CONTEXT", "VOCABULARY", "ACCELERATORS", "SAMPLING DEFAULTS")
+        print_table(columns, [model_row(model) for model in found])
     else:
         out.print("No models. `polyfleet deploy NAME PATH` serves one.")

@@ -22,9 +22,11 @@ def generate_offline(
     temperature: float | None,
     seed: int | None,
     ignore_eos: bool,
+    own_defaults: bool = False,
 ) -> dict[str, Any]:
     """Continue a text or ids with the model at `path`, greedily without a temperature; `--json` prints the result.
 
+    `own_defaults`: how tokens are drawn is what the model's files state, as far as it is not given here.
     Raises CliError: bad file, option or prompt, or a computation that failed.
     """
     from polyfleet.backends import BackendUnavailable
@@ -36,7 +38,9 @@ def generate_offline(
         engine = Engine.load(str(path), EngineOptions(device=device, dtype=dtype, max_sequences=1))
         model_text = text_of(engine)
         ids = prompt_ids if prompt_ids is not None else encode(model_text, text or "")
-        params = SamplingParams(temperature=temperature or 0.0, seed=seed or 0)
+        defaults = model_text.sampling_defaults if model_text and own_defaults else {}
+        given = {"temperature": temperature} if temperature is not None else {}
+        params = SamplingParams(**{"temperature": 0.0, **defaults, **given}, seed=seed or 0)  # type: ignore[arg-type]
         request = SequenceRequest("offline", ids, params, max_tokens, ignore_eos=ignore_eos)
         token_ids, finish_reason = run(engine, request)
     except (ValueError, BackendUnavailable) as error:  # model files, fields and options: all one sentence

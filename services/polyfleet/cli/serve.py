@@ -39,6 +39,11 @@ WATCH_SECONDS = 0.5
 @click.option("--gateway-metrics-listen", metavar="HOST:PORT", help="Metrics of the gateway; default: 127.0.0.1:9101.")
 @click.option("--fleet-listen", metavar="HOST:PORT", help="Fleet of the scheduler; default: 127.0.0.1:50052.")
 @click.option("--metrics-listen", metavar="HOST:PORT", help="Metrics of the scheduler; default: 127.0.0.1:9102.")
+@click.option(
+    "--generation-config",
+    type=click.Choice(["auto", "none"]),
+    help="Whether a model's own sampling defaults hold for what requests leave out; default: auto.",
+)
 @click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where state and logs live.")
 @click.option("--api-key-file", type=FILE, help="Key for the self-check, when the configuration asks for keys.")
 @click.option("--ca-file", type=FILE, help="PEM roots for the self-check, when the configuration turns TLS on.")

@@ -32,6 +32,7 @@ class Flags:
     http_listen: str | None = None
     fleet_listen: str | None = None
     gateway_metrics_listen: str | None = None
+    generation_config: str | None = None
     metrics_listen: str | None = None
     state_dir: Path | None = None
 
@@ -100,6 +101,7 @@ def resolve(flags: Flags) -> ServeSettings:
         grpc_listen=flags.grpc_listen,
         http_listen=flags.http_listen,
         metrics_listen=flags.gateway_metrics_listen,
+        generation_config=flags.generation_config,
     )
     state_dir = str(flags.state_dir.absolute()) if flags.state_dir else None
     scheduler = _replace(

@@ -102,6 +102,7 @@ class Stack:
             command += ["--config", str(self._settings.config_file)]
         command += ["--grpc-listen", gateway.grpc_listen, "--http-listen", gateway.http_listen]
         command += ["--metrics-listen", gateway.metrics_listen, "--fleet", gateway.fleet]
+        command += ["--generation-config", gateway.generation_config]
         token_file = gateway.fleet_token_file
         return [*command, "--fleet-token-file", token_file] if token_file else command
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polyfleet.v1 import inference_pb2 as pb
 
@@ -142,7 +142,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A served model; `context_length` counts prompt and output tokens together."""
+    """A served model; `context_length` counts prompt and output tokens together.
+
+    `sampling_defaults` (temperature, top_p, …) are its own, which hold for what a request leaves out.
+    """
 
     name: str
     context_length: int
@@ -150,6 +153,7 @@ class Model:
     ready_workers: int
     accelerators: tuple[str, ...]
     created_unix_seconds: int
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_proto(cls, message: pb.Model) -> Model:
@@ -161,4 +165,5 @@ class Model:
             message.ready_workers,
             tuple(message.accelerators),
             message.created_unix_seconds,
+            {field.name: value for field, value in message.sampling_defaults.ListFields()},
         )

@@ -5,7 +5,7 @@ The meanings and limits of the fields stand in `polyfleet/v1/inference.proto`; `
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Protocol
@@ -42,7 +42,8 @@ class Message:
 class GenerateRequest:
     """A prompt (exactly one of text, messages, token_ids) and how to continue it.
 
-    None means absent. `seed` replaces `sampling.seed`; without one the gateway draws it.
+    None means absent. `seed` replaces `sampling.seed`; without one the gateway draws it. `left_out` names the fields of
+    `sampling` that the client did not state: the model's own defaults hold for them, where it has any.
     """
 
     model: str = ""
@@ -50,6 +51,7 @@ class GenerateRequest:
     messages: tuple[Message, ...] = ()
     token_ids: tuple[int, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    left_out: frozenset[str] = field(default=frozenset(), compare=False)  # requests that ask for the same are equal
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -145,7 +147,10 @@ class TokenizeResult:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A served model. `context_length` is the largest that a ready worker offers (0: none has said so yet)."""
+    """A served model. `context_length` is the largest that a ready worker offers (0: none has said so yet).
+
+    `sampling_defaults` are those of its files that requests get here, by field of SamplingParams.
+    """
 
     name: str
     context_length: int = 0
@@ -153,6 +158,7 @@ class Model:
     ready_workers: int = 0
     accelerators: tuple[str, ...] = ()
     created_unix_seconds: int = 0
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,11 @@ SIGTERM or Ctrl-C drains: not ready, running requests finish, then it ends. Exit
     default=None,
     help="Let what a chat's contents spell become control tokens.",
 )
+@click.option(
+    "--generation-config",
+    type=click.Choice(["auto", "none"]),
+    help="Whether a model's own sampling defaults hold for what requests leave out.  [default: auto]",
+)
 @click.option("--log-level", type=click.Choice(LEVELS), help="[default: info]")
 def main(config: Path | None, **overrides: Any) -> None:
     """Run the gateway: the front door of a fleet."""

@@ -62,6 +62,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     allow_special_tokens_in_content: Annotated[
         bool, Meta(description="what a chat's contents spell may become control tokens, as in a raw text")
     ] = False
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        Meta(description="auto: a model's own sampling defaults hold for what requests leave out; none: they don't"),
+    ] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
     objectives: Objectives = Objectives()

@@ -19,7 +19,7 @@ from polyfleet.gateway.api import (
 )
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.sampling import SamplingParams
+from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 
 _POOLING = {
     pb.POOLING_UNSPECIFIED: Pooling.MEAN,
@@ -34,7 +34,7 @@ _REASONS = {
 
 
 def generate_request(message: pb.GenerateRequest) -> GenerateRequest:
-    """From the wire; absent fields get the defaults that inference.proto names."""
+    """From the wire; absent fields get the defaults that inference.proto names, or are the model's to choose."""
     has = message.HasField
     return GenerateRequest(
         model=message.model,
@@ -42,6 +42,7 @@ def generate_request(message: pb.GenerateRequest) -> GenerateRequest:
         messages=_messages(message.messages),
         token_ids=tuple(message.token_ids),
         sampling=_sampling(message.sampling),
+        left_out=frozenset(name for name in DEFAULTABLE if not message.sampling.HasField(name)),  # type: ignore[arg-type]
         seed=message.sampling.seed if message.sampling.HasField("seed") else None,
         max_tokens=message.max_tokens if has("max_tokens") else None,
         stop=tuple(message.stop),
@@ -133,6 +134,7 @@ def tokenize_response(result: TokenizeResult) -> pb.TokenizeResponse:
 
 def model_message(model: Model) -> pb.Model:
     """To the wire."""
+    defaults = pb.SamplingParams(**model.sampling_defaults) if model.sampling_defaults else None  # type: ignore[arg-type]
     return pb.Model(
         name=model.name,
         context_length=model.context_length,
@@ -140,4 +142,5 @@ def model_message(model: Model) -> pb.Model:
         ready_workers=model.ready_workers,
         accelerators=model.accelerators,
         created_unix_seconds=model.created_unix_seconds,
+        sampling_defaults=defaults,
     )

@@ -89,9 +89,11 @@ class Generation:
         prompt = await encode_prompt(served, request.text, request.messages, request.token_ids, record.seconds_left)
         field = "text" if request.text is not None else "messages" if request.messages else "token_ids"
         check_fit(field, prompt.num_tokens, request.max_tokens, served.model)
+        defaults = {name: value for name, value in served.model.sampling_defaults.items() if name in request.left_out}
         seed = secrets.randbits(64) if request.seed is None else request.seed
+        sampling = replace(request.sampling, **defaults, seed=seed)  # type: ignore[arg-type]
         first = replace(
-            _spec(record, served, call, prompt.token_ids, replace(request.sampling, seed=seed)),
+            _spec(record, served, call, prompt.token_ids, sampling),
             max_tokens=request.max_tokens,
             stop_token_ids=_stop_token_ids(request, prompt, served),
             ignore_eos=request.ignore_eos,

@@ -1,7 +1,7 @@
 """The models that callers may name, and the text of each: resolved at once, or waited for while they are loading."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfleet.gateway.api import Model
 from polyfleet.gateway.config import Limits
@@ -30,22 +30,36 @@ class ServedModel:
 
 
 class Models:
-    """The catalogue. Fetches tokenizers as models appear in the view."""
+    """The catalogue. Fetches tokenizers as models appear in the view.
 
-    def __init__(self, view: FleetView, texts: Texts, queue: RequestQueue, limits: Limits) -> None:
+    `own_defaults`: requests get the sampling defaults that a model's files state.
+    """
+
+    def __init__(
+        self, view: FleetView, texts: Texts, queue: RequestQueue, limits: Limits, *, own_defaults: bool = True
+    ) -> None:
         self._view = view
         self._texts = texts
         self._queue = queue
         self._limits = limits
+        self._own_defaults = own_defaults
         view.changed.add(lambda: texts.want(view.tokenizer_hashes()))
 
     def all(self) -> tuple[Model, ...]:
         """Every model that is served or being loaded, by name."""
-        return tuple(facts.model for facts in self._view.models())
+        return tuple(map(self._described, self._view.models()))
 
     def get(self, name: str) -> Model:
         """The model of that name. Raises NotFound."""
-        return self._facts(name).model
+        return self._described(self._facts(name))
+
+    def _described(self, facts: ModelFacts) -> Model:
+        """The model with its own sampling defaults, as far as they hold here and its tokenizer's document has come."""
+        try:
+            text = self._texts.get(facts.info.tokenizer_hash) if facts.info and self._own_defaults else None
+        except TextAssetsError:
+            text = None
+        return replace(facts.model, sampling_defaults=text.answers.sampling_defaults) if text else facts.model
 
     async def resolve(self, name: str, seconds_left: float) -> ServedModel:
         """The model of that name (empty: the only one), waiting up to `queue_timeout` for what is on its way.
@@ -89,7 +103,7 @@ class Models:
             raise FailedPrecondition(f"The tokenizer of model {facts.model.name} can't be used: {error}") from None
         if text is None:
             return f"The tokenizer of model {facts.model.name} is on its way."
-        return ServedModel(facts.model, text.answers, text.prompts, fingerprint, tokenizer_hash)
+        return ServedModel(self._described(facts), text.answers, text.prompts, fingerprint, tokenizer_hash)
 
     def _facts(self, name: str) -> ModelFacts:
         if name:

@@ -57,7 +57,12 @@ class Gateway:
         self._texts = Texts(self._fleet.tokenizer, self.view.changed, make_prompts)
         queue = RequestQueue(self.view, place, limits, self.metrics)
         accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives)
-        self._generation = Generation(Models(self.view, self._texts, queue, limits), queue, limits, accounts)
+        self._generation = Generation(
+            Models(self.view, self._texts, queue, limits, own_defaults=config.generation_config == "auto"),
+            queue,
+            limits,
+            accounts,
+        )
         self._health = Health(self.view.num_ready)
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         state = GatewayState(self._generation, authenticator, self.metrics, self._health, limits)

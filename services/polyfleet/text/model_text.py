@@ -8,6 +8,8 @@ from polyfleet.text.assets import make_tokenizer, parse_assets
 from polyfleet.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_piece
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.prompt_text import PromptText, Turn
+from polyfleet.wire.limits import FieldError
+from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 
 MAX_VOCABULARY = 1 << 22
 
@@ -25,6 +27,7 @@ class ModelText:
         self._added = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items()}
         self._special_ids = frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
         self.end_token_ids = tuple(assets.get("end_token_ids") or ())
+        self.sampling_defaults = _sampling_defaults(assets.get("sampling_defaults") or {})
         self._byte_pieces = self._read_byte_pieces(assets["tokenizer"].get("decoder"))
         self._anchor = self._find_anchor()
 
@@ -95,6 +98,17 @@ class ModelText:
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Each id as the vocabulary spells it; empty for an id without a token."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+
+def _sampling_defaults(stated: Mapping[str, Any]) -> Mapping[str, float]:
+    """What the model's files state of how tokens are drawn, by field of SamplingParams."""
+    try:
+        SamplingParams(**{name: stated[name] for name in DEFAULTABLE if name in stated}).check("")
+        if unknown := sorted(stated.keys() - set(DEFAULTABLE)):
+            raise FieldError(unknown[0], f"is none of {', '.join(DEFAULTABLE)}")
+    except (AttributeError, TypeError, FieldError) as error:
+        raise TextAssetsError(f"The tokenizer assets' sampling defaults are refused: {error}.") from None
+    return {name: stated[name] for name in DEFAULTABLE if name in stated}
 
 
 def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.text_assets import assets_document
 from tests.support.tiny_models import TinyShape, write_folder
 
+from polyfleet.cli import offline
 from polyfleet.cli.main import cli
 from polyfleet.cli.settings import bundled_model
 from polyfleet.engine.offline import generate_offline
+from polyfleet.text.model_text import ModelText
 
 PROMPT = (5, 6, 7, 8)
 
@@ -54,6 +57,16 @@ def test_a_seed_repeats_a_draw(folder: Path) -> None:
     first = answer(folder, *draw, "--seed", "7")["token_ids"]
     assert first == answer(folder, *draw, "--seed", "7")["token_ids"]
     assert first != answer(folder, *draw, "--seed", "8")["token_ids"]
+
+
+def test_the_models_own_defaults_hold_when_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ModelText(assets_document(sampling_defaults={"temperature": 2.0}))
+    monkeypatch.setattr(offline, "text_of", lambda engine: own)
+    common = ("--ignore-eos", "--dtype", "float32", "--seed", "7")
+    greedy, auto = answer(folder, *common), answer(folder, *common, "--generation-config", "auto")
+    assert auto == answer(folder, *common, "--temperature", "2") != greedy
+    assert answer(folder, *common, "--generation-config", "none") == greedy
+    assert answer(folder, *common, "--generation-config", "auto", "--temperature", "0") == greedy
 
 
 def test_ids_are_printed_where_there_is_no_text(folder: Path) -> None:

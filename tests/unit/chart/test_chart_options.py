@@ -179,6 +179,7 @@ def test_settings_of_the_gateway_arrive() -> None:
         "objectives": {"time_to_first_token": 5},
         "service": {"type": "LoadBalancer", "annotations": {"a/b": "c"}},
         "preStopSeconds": 0,
+        "generationConfig": "none",
         "env": {"HTTPS_PROXY": "http://proxy:3128"},
         "podLabels": {"team": "llm"},
         "podAnnotations": {"x": "y"},
@@ -193,6 +194,7 @@ def test_settings_of_the_gateway_arrive() -> None:
     }
     assert config["objectives"] == {"time_to_first_token": 5}
     assert config["log_level"] == "debug"
+    assert config["generation_config"] == "none"
     service = find(objects, "Service", "polyfleet-gateway")
     assert (service["spec"]["type"], service["metadata"]["annotations"]) == ("LoadBalancer", {"a/b": "c"})
     template = find(objects, "Deployment", "polyfleet-gateway")["spec"]["template"]

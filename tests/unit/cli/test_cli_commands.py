@@ -139,6 +139,20 @@ def listed(request: Any, context: Any) -> pb.ListModelsResponse:
     return pb.ListModelsResponse(models=[model])
 
 
+def test_models_show_their_sampling_defaults() -> None:
+    sampling = pb.SamplingParams(temperature=0.2, top_p=0.9)
+
+    def step(request: Any, context: Any) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=[pb.Model(name="small", sampling_defaults=sampling)])
+
+    with serve(step) as script:
+        table = run("models", "--gateway", script.address).stdout
+    with serve(step) as script:
+        (record,) = json.loads(run("models", "--gateway", script.address, "--json").stdout)
+    assert table.splitlines()[1].endswith("temperature 0.2, top_p 0.9")
+    assert record["sampling_defaults"] == {"temperature": 0.2, "top_p": 0.9}
+
+
 def test_models_for_people_and_programs() -> None:
     with serve(listed) as script:
         table = run("models", "--gateway", script.address)

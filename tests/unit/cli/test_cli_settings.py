@@ -18,6 +18,7 @@ from polyfleet.cli.settings import (
     dialable,
     resolve,
 )
+from polyfleet.cli.stack import Stack
 
 FILE = """
 gateway: {grpc_listen: "127.0.0.1:7000", http_listen: "127.0.0.1:7001"}
@@ -63,8 +64,10 @@ def test_flags_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         grpc_listen="127.0.0.1:7100",
         fleet_listen="127.0.0.1:7102",
         state_dir=tmp_path / "state",
+        generation_config="none",
     )
     settings = resolve(flags)
+    assert settings.config.gateway.generation_config == "none"
     (deployment,) = settings.config.deployments
     assert (deployment.name, deployment.model_name, deployment.workers) == ("my-model", "My Model", 2)
     assert deployment.source == str(tmp_path / "My Model.gguf")
@@ -72,6 +75,13 @@ def test_flags_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert settings.config.gateway.fleet == "127.0.0.1:7102"
     assert settings.state_dir == tmp_path / "state"
     assert settings.config.scheduler.fleet_token_file == "/etc/token"
+
+
+def test_the_gateway_is_told_whose_sampling_defaults_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POLYFLEET_FLEET_TOKEN_FILE", raising=False)
+    for chosen in ("auto", "none"):
+        command = Stack(resolve(Flags(generation_config=chosen)))._gateway_command()
+        assert command[command.index("--generation-config") + 1] == chosen
 
 
 def test_keys_of_the_gateway_hold_at_the_scheduler(tmp_path: Path) -> None:

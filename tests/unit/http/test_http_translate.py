@@ -36,6 +36,13 @@ def test_nulls_are_defaults() -> None:
     assert chat(**dict.fromkeys(names)) == chat()
 
 
+def test_what_is_left_out_or_null_is_the_models_to_choose() -> None:
+    everything = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+    assert chat().left_out == everything
+    assert chat(temperature=1, top_k=None, min_p=0).left_out == everything - {"temperature", "min_p"}
+    assert complete("hi", top_p=1)[0].left_out == everything - {"top_p"}
+
+
 def test_every_sampling_field_lands() -> None:
     fields = {
         "temperature": 0.5,

@@ -115,5 +115,18 @@ def test_unusable_assets_are_named(document: bytes) -> None:
         ModelText(document)
 
 
+def test_sampling_defaults_are_those_stated() -> None:
+    stated = {"temperature": 0.2, "top_p": 0.9, "top_k": 50, "min_p": 0.0, "repetition_penalty": 1.1}
+    assert ModelText(assets_document(sampling_defaults=stated)).sampling_defaults == stated
+    assert ModelText(assets_document(sampling_defaults={"top_p": 0.5})).sampling_defaults == {"top_p": 0.5}
+    assert ModelText(assets_document()).sampling_defaults == {}
+
+
+@pytest.mark.parametrize("stated", [{"temperature": 9}, {"top_p": "much"}, {"beams": 4}, {"seed": 1}, [1]])
+def test_sampling_defaults_that_no_request_could_state_are_refused(stated: Any) -> None:
+    with pytest.raises(TextAssetsError, match="sampling defaults"):
+        ModelText(assets_document(sampling_defaults=stated))
+
+
 def test_end_tokens_are_kept() -> None:
     assert ModelText(assets_document(end_token_ids=[0, 2])).end_token_ids == (0, 2)

@@ -109,13 +109,14 @@ class Reply(msgspec.Struct):
 
 
 class ModelReply(msgspec.Struct):
-    """A model; the last three fields are extensions."""
+    """A model; the fields from `context_length` to `sampling_defaults` are extensions."""
 
     id: str
     created: int
     context_length: int
     ready_workers: int
     accelerators: list[str]
+    sampling_defaults: dict[str, float]
     object: Literal["model"] = "model"
     owned_by: Literal["polyfleet"] = "polyfleet"
 
@@ -188,6 +189,7 @@ def model_reply(model: Model) -> ModelReply:
         context_length=model.context_length,
         ready_workers=model.ready_workers,
         accelerators=list(model.accelerators),
+        sampling_defaults=dict(model.sampling_defaults),
     )
 
 

@@ -13,11 +13,11 @@ from polyfleet.gateway.http.bodies import (
     refuse_unsupported,
 )
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.sampling import SamplingParams
+from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for text completions; chat has none
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_SAMPLING = (*DEFAULTABLE, "presence_penalty", "frequency_penalty")
 
 Input = str | tuple[int, ...]
 
@@ -92,14 +92,15 @@ def _request(
     max_tokens: int | None,
     logprobs: int | None,
 ) -> GenerateRequest:
-    given = {name: getattr(body, name) for name in _SAMPLING}
+    given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return GenerateRequest(
         model=body.model or "",
         text=prompt if isinstance(prompt, str) else None,
         messages=messages,
         token_ids=prompt if isinstance(prompt, tuple) else (),
-        sampling=SamplingParams(**{name: value for name, value in given.items() if value is not None}),
+        sampling=SamplingParams(**given),
+        left_out=frozenset(DEFAULTABLE) - given.keys(),
         seed=body.seed,
         max_tokens=max_tokens,
         stop=stop,
