@@ -250,6 +250,18 @@ async def test_an_address_has_its_share(tmp_path: Path) -> None:
         assert (await other.reply())[0] == 200
 
 
+async def test_unfinished_tls_handshakes_take_little_memory(tmp_path: Path) -> None:
+    cert, key = write_tls_files(tmp_path)
+    async with Rig(config={"tls_cert": str(cert), "tls_key": str(key)}) as rig:
+        process = psutil.Process(os.getpid())
+        before = process.memory_info().rss
+        unfinished = [await rig.open(b"\x16\x03\x01") for _ in range(200)]
+        await until(lambda: rig.connections() == 200)
+        assert process.memory_info().rss - before < 30_000_000  # asyncio's own buffers alone would be 52 MB
+        for connection in unfinished:
+            connection.abort()
+
+
 async def test_a_tls_handshake_ends_in_time_or_when_its_place_is_wanted(tmp_path: Path) -> None:
     cert, key = write_tls_files(tmp_path)
     config = {"keys_file": keys_file(tmp_path), "tls_cert": str(cert), "tls_key": str(key)}
