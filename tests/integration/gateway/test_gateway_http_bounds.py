@@ -143,8 +143,8 @@ async def test_an_announced_body_over_the_limit_is_413_before_it_comes(rig: Rig)
 
 async def test_the_answer_reaches_a_client_that_goes_on_sending(rig: Rig) -> None:
     connection = await rig.open(POST + b"Content-Length: 90000000\r\n\r\n")
-    for _ in range(9):
-        await connection.send(b"a" * 100_000)
+    for _ in range(20):
+        await connection.send(b"a" * 10_000)
     assert (await connection.rest()).startswith(b"HTTP/1.1 401 ")
 
 
@@ -154,6 +154,20 @@ async def test_not_everything_behind_an_answer_is_taken(rig: Rig) -> None:
     while await connection.send(b"a" * 100_000):
         sent += 1
     assert sent < 200  # 20 MB, most of it on its way
+
+
+async def test_bodies_without_a_key_take_no_memory(rig: Rig) -> None:
+    async def body() -> None:
+        connection = await rig.open(POST + b"Content-Length: 90000000\r\n\r\n")
+        while await connection.send(b"a" * 100_000):
+            pass
+
+    await body()
+    process = psutil.Process(os.getpid())
+    before = process.memory_info().rss
+    for _ in range(20):
+        await asyncio.gather(*(body() for _ in range(10)))
+    assert process.memory_info().rss - before < 20_000_000
 
 
 async def test_a_continue_is_sent_to_those_who_wait_for_it(rig: Rig) -> None:

@@ -33,7 +33,7 @@ from polyfleet.gateway.http.transport import LingeringTransport
 
 FRAMING_BYTES = 65_536  # of a chunked body, beside…
 FRAMING_FACTOR = 8  # …so much for each byte of it: chunks of one byte are allowed, extensions without end are not
-UNREAD_BYTES = 1 << 20  # that a client may send behind the answer which ends its connection
+UNREAD_BYTES = 1 << 18  # that a client may send behind the answer which ends its connection
 GRACE_SECONDS = 1.0  # for the status DEADLINE_EXCEEDED to reach a client that reads
 
 
@@ -74,6 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._incoming = False  # a request has begun and not come whole
         self._in_head = False  # and its headers neither
+        self._unasked = False  # its headers have come just now, and its body not
         self._num_heads = 0  # of all requests
         self._head_bytes = self._num_headers = 0  # parsed, of this one
         self._raw_head_bytes = 0  # that came while its head stayed unfinished
@@ -86,8 +87,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         self._visit.close = transport.abort
-        lingering = LingeringTransport(transport, lambda: self._incoming or self._over)
-        super().connection_made(lingering)  # type: ignore[arg-type]
+        self._lingering = LingeringTransport(transport, lambda: self._incoming or self._over)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]
         self._await(Awaiting.HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -96,6 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._over = True
+        self._lingering.closed()
         self._doors.leave(self._visit)
         super().connection_lost(exc)
 
@@ -136,6 +138,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._raw_head_bytes += len(data)
                 self._check_head(self._raw_head_bytes)
             self._check_framing()
+            if self._unasked:
+                self._unasked = False
+                self.flow.pause_reading()  # until the application, which looks for a key first, wants the body
         except httptools.HttpParserUpgrade:
             self.cycle.keep_alive = False  # no other protocol is spoken here: the request is answered, and that's all
             self._over = True
@@ -178,7 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Hand the request to the application."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise Refused(PIPELINED)
-        self._in_head = False
+        self._in_head, self._unasked = False, True
         self._raw_bytes = self._body_bytes = 0
         self._await(Awaiting.BODY)
         self._doors.busy(self._visit)
@@ -191,7 +196,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request has come whole."""
-        self._incoming = False
+        self._incoming = self._unasked = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

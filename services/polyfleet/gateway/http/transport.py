@@ -18,6 +18,7 @@ class LingeringTransport:
         self._transport = transport
         self._unread = unread
         self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
         self.write = transport.write
         self.pause_reading = transport.pause_reading
         self.resume_reading = transport.resume_reading
@@ -42,10 +43,15 @@ class LingeringTransport:
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
+    def closed(self) -> None:
+        """The connection is gone: forget it."""
+        if self._timer is not None:
+            self._timer.cancel()
+
     def _cut_when_stuck(self, before: int) -> None:
         """`before`: bytes that waited for the client at the last look; 0: this is the first one."""
         waiting = self._transport.get_write_buffer_size()
         if before and waiting in (0, before):
             self._transport.abort()
         else:
-            asyncio.get_running_loop().call_later(LINGER_SECONDS, self._cut_when_stuck, waiting or 1)
+            self._timer = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._cut_when_stuck, waiting or 1)
