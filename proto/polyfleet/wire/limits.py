@@ -10,6 +10,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_SEQUENCE_STOP_TOKEN_IDS = MAX_STOP_TOKEN_IDS + 1  # a chat template's end of turn joins the client's
 MAX_TOP_LOGPROBS = 20
 MAX_EMBED_INPUTS = 64
+MAX_MESSAGES = 4096
 MAX_PRIORITY = 100
 ROLES = ("system", "user", "assistant", "tool")
 GRPC_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -24,6 +25,12 @@ class FieldError(ValueError):
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
+
+
+def check_count(field: str, count: int, most: int) -> None:
+    """Raise FieldError when a list is longer than it may be: before anything is made of its items."""
+    if count > most:
+        raise FieldError(field, f"must be at most {most}, not {count}")
 
 
 def check_range(field: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

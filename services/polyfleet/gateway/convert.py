@@ -1,4 +1,4 @@
-"""Between the public API's messages and the core's dataclasses. Pure; nothing is checked here."""
+"""Between the public API's messages and the core's dataclasses. Pure; only how many there are is checked here."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from polyfleet.gateway.api import (
     Usage,
 )
 from polyfleet.v1 import inference_pb2 as pb
-from polyfleet.wire.limits import FieldError
+from polyfleet.wire.limits import MAX_EMBED_INPUTS, MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 
 _POOLING = {
@@ -69,6 +69,7 @@ def _sampling(message: pb.SamplingParams) -> SamplingParams:
 
 
 def _messages(messages: Sequence[pb.ChatMessage]) -> tuple[Message, ...]:
+    check_count("messages", len(messages), MAX_MESSAGES)
     return tuple(Message(each.role, each.content, each.name) for each in messages)
 
 
@@ -104,6 +105,7 @@ def embed_request(message: pb.EmbedRequest) -> EmbedRequest:
     """From the wire. Raises FieldError for a pooling that does not exist."""
     if message.pooling not in _POOLING:
         raise FieldError("pooling", f"must be a value of polyfleet.v1.Pooling, not {message.pooling}")
+    check_count("inputs", len(message.inputs), MAX_EMBED_INPUTS)
     inputs = tuple(
         EmbedInput(each.text if each.HasField("text") else None, tuple(each.token_ids)) for each in message.inputs
     )

@@ -42,7 +42,8 @@ async def encode_prompt(
         return await encode_text(served, "text", text, seconds)
     if messages:
         return await encode_chat(served, messages, seconds)
-    check_ids("token_ids", token_ids, served.model)
+    if len(token_ids) <= served.model.context_length:
+        check_ids("token_ids", token_ids, served.model)
     return Prompt(token_ids, len(token_ids))
 
 

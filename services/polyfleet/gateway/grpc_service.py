@@ -39,7 +39,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         """Stream deltas; a client that leaves cancels this coroutine, which closes the core's generator."""
         async with self._guarded("Generate", context) as call:
-            deltas = self._generation.generate(convert.generate_request(request), call)
+            with self._counting("Generate"):
+                wanted = convert.generate_request(request)
+            deltas = self._generation.generate(wanted, call)
             try:
                 await asyncio.wait_for(_write_all(deltas, context), self._seconds)
             except asyncio.TimeoutError:  # the core has ended the request; it is the client who does not read
@@ -55,8 +57,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         """Ids and pieces of a prompt."""
         async with self._guarded("Tokenize", context) as call:
-            result = await self._generation.tokenize(convert.tokenize_request(request), call)
-            return convert.tokenize_response(result)
+            with self._counting("Tokenize"):
+                wanted = convert.tokenize_request(request)
+            return convert.tokenize_response(await self._generation.tokenize(wanted, call))
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         """All models."""

@@ -12,7 +12,7 @@ from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.process import LENGTH, Done, Encoded, Job, Load, Refused, Unusable, frame, read_answer
 from polyfleet.wire.limits import FieldError
 
-MEMORY_BYTES = 512 * 1024 * 1024  # that a job may take
+MEMORY_BYTES = 256 * 1024 * 1024  # that a job may take
 LOAD_SECONDS = 120.0
 GRACE_SECONDS = 1.0  # for the job of a client who has left: starting the process again takes about as long
 RETRY_SECONDS = 1.0

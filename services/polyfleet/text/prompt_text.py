@@ -12,6 +12,7 @@ from polyfleet.text.assets import make_tokenizer, parse_assets
 from polyfleet.text.chat_format import ChatFormat, find_format
 from polyfleet.text.chat_template import ChatTemplate
 from polyfleet.text.control_tokens import ControlTokens
+from polyfleet.text.cuts import cut
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.shield import Shield
 from polyfleet.text.span import max_token_bytes
@@ -57,6 +58,9 @@ class PromptText:
         self._harmful_ids = self._control.ids - {unknown_id}
         self._bos_id = self._first_id(assets)
         self._special = _special(assets)
+        bare, around = (self._tokenizer.encode(self._mark, add_special_tokens=each).ids for each in (False, True))
+        middle = around.index(bare[0])
+        self._before, self._behind = around[:middle], around[middle + 1 :]  # what the tokenizer itself puts there
 
     def _first_id(self, assets: Mapping[str, Any]) -> int | None:
         """The id that every text has to begin with, if any."""
@@ -69,7 +73,9 @@ class PromptText:
         Raises FieldError on `text`, also when it is so long that it can't be `max_tokens` (0: any number) or fewer.
         """
         self._check_length("text", text, max_tokens)
-        ids = self._encode(text, plain=False, add_special_tokens=add_special_tokens)
+        ids = self._encode(text, plain=False)
+        if add_special_tokens:
+            ids = [*self._before, *ids, *self._behind]
         if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
         return ids
@@ -147,20 +153,31 @@ class PromptText:
                 f"no token of this model stands for more than {self._max_token_bytes}",
             )
 
-    def _encode(self, text: str, *, plain: bool, add_special_tokens: bool = False) -> list[int]:
+    def _encode(self, text: str, *, plain: bool, first: bool = True) -> list[int]:
+        """Ids without those that the tokenizer adds. `first`: nothing stands before it.
+
+        Behind the mark the tokenizer treats text as what it is, something that stands behind an added token.
+        """
         self._tokenizer.encode_special_tokens = plain
-        # Without offsets, which are half of the work.
-        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        ids: list[int] = []
+        for piece in cut(text, self._same):
+            ids += self._ids(piece) if first and not ids else self._ids(self._mark + piece)[1:]
         return ids
 
-    def _plain(self, text: str, *, first: bool, cuts: int = MAX_CUTS) -> list[int]:
-        """Ids of a piece of a prompt that holds no control token, whatever it spells. `first`: the prompt's first.
+    def _ids(self, text: str) -> list[int]:
+        # Without offsets, which are half of the work.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
 
-        Behind the mark the tokenizer treats it as what it is, something that stands behind an added token.
-        """
+    def _same(self, text: str, at: int) -> bool:
+        """Whether cutting a text there changes none of its ids."""
+        return self._ids(text) == self._ids(text[:at]) + self._ids(self._mark + text[at:])[1:]
+
+    def _plain(self, text: str, *, first: bool, cuts: int = MAX_CUTS) -> list[int]:
+        """Ids of a piece of a prompt that holds no control token, whatever it spells. `first`: the prompt's first."""
         if not text:
             return []
-        ids = self._encode(text, plain=True) if first else self._encode(self._mark + text, plain=True)[1:]
+        ids = self._encode(text, plain=True, first=first)
         if not self._leaks(ids):
             return ids
         if not cuts:

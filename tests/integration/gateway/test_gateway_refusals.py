@@ -92,6 +92,20 @@ async def test_bad_requests_name_field_and_limit() -> None:
         ledger.check()
 
 
+async def test_lists_are_counted_before_anything_is_made_of_them() -> None:
+    async with GatewayRig() as rig:
+        await rig.add(text_worker("w-1"))
+        many = [pb.ChatMessage(role="user", content="x")] * 4097
+        for call, field, count in (
+            (rig.stub.Generate(pb.GenerateRequest(messages=many)), "messages", 4097),
+            (rig.stub.Tokenize(pb.TokenizeRequest(messages=many)), "messages", 4097),
+            (rig.stub.Embed(pb.EmbedRequest(inputs=[pb.EmbedInput(text="x")] * 9999)), "inputs", 9999),
+        ):
+            failure = await failure_of(call)
+            assert (failure.code, [*failure.fields]) == (INVALID, [field])
+            assert failure.fields[field].endswith(f", not {count}")
+
+
 async def test_a_template_may_refuse_messages() -> None:
     assets = assets_document(chat_template="{{ raise_exception('roles must alternate') }}")
     async with GatewayRig() as rig:

@@ -7,7 +7,7 @@ import pytest
 
 from polyfleet.gateway.api import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
 from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody, decode
-from polyfleet.gateway.http.translate import chat_request, completion_requests, embed_request
+from polyfleet.gateway.http.translate import chat_request, completion_requests, embed_request, split_inputs
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.sampling import SamplingParams
 
@@ -137,6 +137,16 @@ def test_chat_contradictions_name_the_field(fields: dict[str, Any], field: str) 
     with pytest.raises(FieldError) as caught:
         chat(**fields)
     assert caught.value.field == field
+
+
+def test_lists_are_counted_before_anything_is_made_of_them() -> None:
+    with pytest.raises(FieldError, match="messages: must be at most 4096, not 4097"):
+        chat(messages=[{"role": "user", "content": "x"}] * 4097)
+    for field in ("prompt", "input"):
+        for item in ("x", [1]):
+            with pytest.raises(FieldError, match=f"{field}: must be at most 64, not 65"):
+                split_inputs([item] * 65, field)
+    assert split_inputs([1] * 65, "input") == [(1,) * 65]
 
 
 def test_messages() -> None:

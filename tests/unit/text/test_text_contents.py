@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.text_assets import CHATML, assets_document, byte_level_tokenizer, sentencepiece_like_tokenizer
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
+from polyfleet.text import cuts
 from polyfleet.text.prompt_text import PromptText, Turn
 from polyfleet.wire.limits import FieldError
 
@@ -211,3 +212,22 @@ def test_the_default_template_is_what_it_was() -> None:
     turns = [Turn("system", "a"), Turn("user", "b")]
     assert text.encode_chat(turns).token_ids == text.encode(text.render_chat(turns), add_special_tokens=False)
     assert CHATML.count("<|im_end|>") == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(words=st.lists(st.one_of(hostile_text, st.sampled_from(["The quick", " fox", "\n\n", "x" * 300])), max_size=200))
+def test_a_long_text_has_the_same_ids_in_pieces(kind: str, words: list[str]) -> None:
+    text = "".join(words)
+    whole = prompts(kind).encode(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuts, "PIECE_CHARACTERS", 2 * cuts.AROUND)
+        assert prompts(kind).encode(text) == whole == tokenizer_of(kind).encode(text).ids
+
+
+def test_a_long_text_is_cut() -> None:
+    text = "The quick brown fox. " * 20_000
+    pieces = list(cuts.cut(text, lambda part, at: True))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= 2 * cuts.PIECE_CHARACTERS
+    assert list(cuts.cut(text, lambda part, at: False)) == [text]

@@ -1,6 +1,7 @@
 """From request bodies to what the gateway's core takes. Pure; ranges are the core's to judge."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from polyfleet.gateway.api import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
 from polyfleet.gateway.http.bodies import (
@@ -12,7 +13,7 @@ from polyfleet.gateway.http.bodies import (
     MessageBody,
     refuse_unsupported,
 )
-from polyfleet.wire.limits import FieldError
+from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 
 MAX_PROMPTS = 64
@@ -31,6 +32,7 @@ def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
         raise FieldError("top_logprobs", "needs logprobs to be true")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    check_count("messages", len(body.messages), MAX_MESSAGES)
     messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(body.messages))
     if not messages:
         raise FieldError("messages", "must hold at least one message")
@@ -72,12 +74,15 @@ def split_inputs(value: str | Sequence[str | int | Sequence[int]], field: str) -
     """OpenAI's four shapes (text, ids, list of texts, list of id lists) as a list. Raises FieldError for a mixture."""
     if isinstance(value, str):
         return [value]
-    if value and all(isinstance(item, int) for item in value):
-        return [tuple(item for item in value if isinstance(item, int))]
-    if value and all(isinstance(item, str) for item in value):
-        return [item for item in value if isinstance(item, str)]
-    if value and all(isinstance(item, list) and item for item in value):
-        return [tuple(item) for item in value if isinstance(item, list)]
+    kinds = set(map(type, value))  # there may be millions
+    if kinds == {int}:
+        return [tuple(cast("Sequence[int]", value))]
+    if len(kinds) == 1:
+        check_count(field, len(value), MAX_PROMPTS)
+    if kinds == {str}:
+        return list(cast("Sequence[str]", value))
+    if kinds == {list} and all(value):
+        return [tuple(item) for item in cast("Sequence[list[int]]", value)]
     raise FieldError(
         field, "must be a string, a list of token ids, or a list of several of one kind; no list may be empty"
     )
