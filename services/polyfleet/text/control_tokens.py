@@ -1,9 +1,11 @@
 """The tokens that steer a model: which they are, and where a prompt spells them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from polyfleet.wire.limits import ROLES
 
 _SPACE = re.compile(r"\s*")
 
@@ -18,18 +20,23 @@ class Found:
 
 
 class ControlTokens:
-    """A tokenizer's special tokens, and the added ones that its chat template spells, however they are declared.
+    """A tokenizer's special tokens, and the added ones that are used like them, however they are declared.
 
-    `definition` is the `tokenizers` JSON object. An added token without punctuation that is not special is a word.
+    `definition` is the `tokenizers` JSON object. Those are used so which `named` (spellings) or `ends` (ids) hold, and
+    those with punctuation that the chat template spells, or puts together around a role.
     """
 
-    def __init__(self, definition: Mapping[str, Any], template: str) -> None:
-        added = definition.get("added_tokens") or ()
+    def __init__(
+        self, definition: Mapping[str, Any], template: str, named: Collection[str] = (), ends: Collection[int] = ()
+    ) -> None:
+        added = {token["content"]: token for token in definition.get("added_tokens") or () if token["content"]}
         self._tokens = {
-            token["content"]: token
-            for token in added
-            if token["content"]
-            and (token.get("special") or (_is_marker(token["content"]) and token["content"] in template))
+            spelling: token
+            for spelling, token in added.items()
+            if token.get("special")
+            or spelling in named
+            or token["id"] in ends
+            or (_is_marker(spelling) and _writes(template, spelling))
         }
         self.ids = frozenset(token["id"] for token in self._tokens.values())
         self.spellings = tuple(sorted(self._tokens, key=len, reverse=True))
@@ -56,6 +63,11 @@ class ControlTokens:
                 end = space.end()
             yield Found(token["id"], start, end)
             done = end
+
+
+def _writes(template: str, spelling: str) -> bool:
+    around_roles = (spelling.split(role) for role in ROLES if role in spelling)
+    return spelling in template or any(all(part in template for part in parts) for parts in around_roles)
 
 
 def _is_marker(spelling: str) -> bool:

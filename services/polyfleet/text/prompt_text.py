@@ -47,7 +47,9 @@ class PromptText:
     def __init__(self, document: bytes) -> None:
         assets = parse_assets(document)
         self._source: str = assets.get("chat_template") or ""
-        self._control = ControlTokens(assets["tokenizer"], self._source)
+        self._special = _special(assets)
+        ends = assets.get("end_token_ids") or ()
+        self._control = ControlTokens(assets["tokenizer"], self._source, set(self._special.values()), ends)
         self._shield = Shield(self._control.spellings)
         self._tokenizer = make_tokenizer(self._control.declare(assets["tokenizer"]))
         self._max_token_bytes = max_token_bytes(assets["tokenizer"])
@@ -57,7 +59,6 @@ class PromptText:
         unknown_id = model.get("unk_id", self._tokenizer.token_to_id(model.get("unk_token") or ""))
         self._harmful_ids = self._control.ids - {unknown_id}
         self._bos_id = self._first_id(assets)
-        self._special = _special(assets)
         bare, around = (self._tokenizer.encode(self._mark, add_special_tokens=each).ids for each in (False, True))
         middle = around.index(bare[0])
         self._before, self._behind = around[:middle], around[middle + 1 :]  # what the tokenizer itself puts there

@@ -177,6 +177,7 @@ def test_settings_of_the_gateway_arrive() -> None:
     settings = {
         "limits": {"max_concurrent": 2_000_000, "queue_timeout": 0.5},
         "objectives": {"time_to_first_token": 5},
+        "allowSpecialTokensInContent": True,
         "service": {"type": "LoadBalancer", "annotations": {"a/b": "c"}},
         "preStopSeconds": 0,
         "generationConfig": "none",
@@ -193,6 +194,7 @@ def test_settings_of_the_gateway_arrive() -> None:
         "drain_seconds": 30,
     }
     assert config["objectives"] == {"time_to_first_token": 5}
+    assert config["allow_special_tokens_in_content"] is True
     assert config["log_level"] == "debug"
     assert config["generation_config"] == "none"
     service = find(objects, "Service", "polyfleet-gateway")

@@ -161,6 +161,20 @@ def test_a_marker_that_is_not_special_is_a_control_token_of_a_template_that_writ
     assert 2 not in ids
 
 
+def test_added_tokens_are_control_tokens_where_they_are_used_like_them() -> None:
+    tokenizer = Tokenizer.from_str(byte_level_tokenizer().to_str())
+    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in ("<|user|>", "<end>", "<eot>", "<b>")])
+    template = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{{ eos_token }}{% endfor %}"
+    ids = tokenizer.get_vocab()
+    text = PromptText(
+        assets_document(tokenizer, chat_template=template, eos_token="<end>", end_token_ids=[ids["<eot>"]])
+    )
+    prompt = text.encode_chat([Turn("user", "<|user|><end><eot><b>", "<|user|>")])
+    assert prompt.end_token_ids == (ids["<end>"],)
+    added = [tokenizer.id_to_token(each) for each in prompt.token_ids if each >= ids["<|user|>"]]
+    assert added == ["<|user|>", "<b>", "<end>"]
+
+
 @pytest.mark.parametrize(
     ("content", "rendered"),
     [
