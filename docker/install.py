@@ -53,7 +53,7 @@ def install(folder: Path, wheels: Path, extra: str) -> None:
     index = os.environ.get("TORCH_INDEX")
     command += [f"--extra-index-url={index}"] if index and extra == "cpu" else []
     flags = {"PIP_CONSTRAINT": "", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
-    subprocess.run([*command, f"{polyfleet}[{extra}]"], check=True, env={**os.environ, **flags})
+    subprocess.run([*command, f"{polyfleet}[{extra},image]"], check=True, env={**os.environ, **flags})
 
 
 def main() -> None:

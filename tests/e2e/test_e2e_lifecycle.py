@@ -1,16 +1,22 @@
 """`polyfleet serve` starts whole or not at all, and leaves nothing behind."""
 
+import os
+import pty
 import signal
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from tests.support.serve_process import ServeProcess, wait_for
+from tests.support.serve_process import POLYFLEET, ServeProcess, wait_for
 
 from polyfleet.cli.settings import Flags, resolve
 
 ROOT = Path(__file__).parents[2]
+# Takes the terminal as its own and becomes the command.
+TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def assert_nothing_is_left(serve: ServeProcess) -> None:
@@ -47,6 +53,48 @@ def test_interrupted_while_starting_leaves_nothing(tmp_path: Path, number: int, 
     assert serve.stop(number) == 130, serve.output
     assert "Interrupted while starting; all that had started is stopped." in serve.output
     assert_nothing_is_left(serve)
+
+
+@pytest.mark.parametrize(
+    ("number", "delay"),
+    [(signal.SIGTERM, delay) for delay in (0.0, 0.5, 1.0, 1.5, 2.5, 5.0)]
+    + [(signal.SIGHUP, delay) for delay in (1.0, 4.0)]
+    + [(signal.SIGKILL, delay) for delay in (1.0, 1.5, 3.0)],
+)
+def test_a_signal_at_any_moment_of_the_start_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, delay: float
+) -> None:
+    serve = ServeProcess(tmp_path).start()
+    deadline = time.monotonic() + delay
+    while time.monotonic() < deadline:
+        serve.processes()
+        time.sleep(0.05)
+    assert serve.stop(number) in (130, -number), serve.output
+    wait_for(lambda: not serve.processes(), "every process to end")
+    assert "Traceback" not in serve.output
+    assert serve.locks() == []
+
+
+def test_a_terminal_that_goes_away_takes_everything_along(tmp_path: Path) -> None:
+    serve = ServeProcess(tmp_path)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", TERMINAL, *POLYFLEET, "serve", *serve.flags]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, text=True, start_new_session=True)
+    os.close(theirs)
+    serve.process = process  # for its family
+    wait_for(lambda: serve.find("raylet"), "Ray to be there")
+    os.close(ours)
+    wait_for(lambda: (process.poll(), not serve.processes())[1], "every process to end")
+
+
+def test_nohup_is_heeded(tmp_path: Path) -> None:
+    serve = ServeProcess(tmp_path)
+    serve.start(["nohup", *POLYFLEET, "serve", *serve.flags])
+    wait_for(lambda: serve.find(r"polyfleet\.gateway"), "the gateway to be there")
+    assert serve.process
+    serve.process.send_signal(signal.SIGHUP)
+    serve.wait_ready()
+    assert serve.stop(signal.SIGINT) == 0, serve.output
 
 
 def test_a_killed_serve_takes_everything_along(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         self.want_assets = want_assets
         self.infos: list[pb.WorkerInfo] = []
         self.statuses: list[pb.WorkerStatus] = []
+        self.registered = 0  # streams that are open
         self.asset = b""
         self.asset_chunks = 0
         self.tokens: list[str] = []  # authorization metadata of each registration
@@ -49,6 +50,7 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         self.tokens.append(metadata.get("authorization", ""))
         stopper = asyncio.create_task(self._send_stop(context))
         wanted = False
+        self.registered += 1
         try:
             await context.write(pb.RegisterResponse(scheduler_epoch="e-1"))
             async for request in requests:
@@ -65,6 +67,8 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
                     self.asset_chunks += 1
                 self._heard.set()
         finally:
+            self.registered -= 1
+            self._heard.set()
             stopper.cancel()
 
     async def _send_stop(self, context: Any) -> None:

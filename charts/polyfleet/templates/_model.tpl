@@ -90,7 +90,7 @@ path: {{ list "/models" $where.path | compact | join "/" }}
 - name: fetch
   image: {{ include "polyfleet.image" (dict "ctx" .ctx "name" "scheduler") }}
   imagePullPolicy: {{ .ctx.Values.image.pullPolicy }}
-  command: [python, /etc/polyfleet/fetch/fetch_model.py]
+  command: [{{ include "polyfleet.init" . }}, python, /etc/polyfleet/fetch/fetch_model.py]
   args:
     {{- toYaml .model.fetch | nindent 4 }}
   env:

@@ -70,6 +70,11 @@ app.kubernetes.io/part-of: polyfleet
       fieldPath: status.podIP
 {{- end -}}
 
+{{/* Process 1 of every container, as the images' entrypoint: it passes signals on, also while the program starts. */}}
+{{- define "polyfleet.init" -}}
+dumb-init, --single-child, --
+{{- end -}}
+
 {{/*
 A container of the scheduler's image that runs a script of files/ around `ray start`: {ctx, name, script, args, env,
 resources}. It ends with its volumeMounts, so that whoever includes it can add to these, then further keys.
@@ -78,7 +83,7 @@ resources}. It ends with its volumeMounts, so that whoever includes it can add t
 - name: {{ .name }}
   image: {{ include "polyfleet.image" (dict "ctx" .ctx "name" "scheduler") }}
   imagePullPolicy: {{ .ctx.Values.image.pullPolicy }}
-  command: [/bin/sh, -c]
+  command: [{{ include "polyfleet.init" . }}, /bin/sh, -c]
   args:
     - |
       {{- .ctx.Files.Get (printf "files/%s.sh" .script) | trim | nindent 6 }}

@@ -11,7 +11,7 @@ containers:
   - name: worker
     image: {{ $pool.image | default (include "polyfleet.image" (dict "ctx" .ctx "name" (printf "worker-%s" $pool.accelerator))) }}
     imagePullPolicy: {{ .ctx.Values.image.pullPolicy }}
-    command: [python, -m, polyfleet.serving]
+    command: [{{ include "polyfleet.init" . }}, python, -m, polyfleet.serving]
     args:
       {{- include "polyfleet.workerArgs" $parts | nindent 6 }}
     env:

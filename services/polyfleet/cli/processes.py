@@ -22,19 +22,26 @@ class Stopped(BaseException):
 
 @contextmanager
 def stop_on_signals(first: Callable[[], None]) -> Iterator[None]:
-    """At the first signal call `first` and raise Stopped in the main thread; later ones don't disturb the end."""
+    """At the first signal call `first` and raise Stopped in the main thread; later ones don't disturb the end.
+
+    SIGHUP is left ignored where it is, as under nohup.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         ignore_signals()
         first()
         raise Stopped
 
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    before = {number: signal.signal(number, stop) for number in SIGNALS if not _left_to_nohup(number)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _left_to_nohup(number: signal.Signals) -> bool:
+    return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 def ignore_signals() -> None:
@@ -79,10 +86,16 @@ def descendants() -> "list[psutil.Process]":
 
 
 def end_all(processes: "Iterable[psutil.Process]", seconds: float = TERMINATE_SECONDS) -> None:
-    """Give these some time to end by themselves, then SIGKILL; returns when none is left."""
+    """Give these some time to end by themselves, then SIGKILL; returns when none is left.
+
+    Children of this process are ended with them: one whose start a signal interrupted is known to nobody.
+    """
     import psutil
 
-    _, alive = psutil.wait_procs(list(processes), timeout=seconds)
+    children = psutil.Process().children()
+    for child in children:
+        child.terminate()
+    _, alive = psutil.wait_procs({*processes, *children}, timeout=seconds)
     for process in alive:
         with suppress(psutil.NoSuchProcess):  # a pid that somebody else has now is left alone
             process.kill()

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,8 @@ def run(settings: ServeSettings, once: bool, key: str | None, ca_file: Path | No
                     announce(settings)
                     stay(stack)
             finally:
-                err.print("Stopping.", style="dim")
+                with suppress(OSError):  # the terminal may have gone
+                    err.print("Stopping.", style="dim")
                 stack.stop()
     except Stopped:
         if not ready:

@@ -1,5 +1,8 @@
 """`python -m polyfleet.gateway`."""
 
-from polyfleet.gateway.command import main
+from polyfleet.wire.signals import end_at_signals
+
+end_at_signals()  # while the rest is imported, too
+from polyfleet.gateway.command import main  # noqa: E402
 
 main(prog_name="python -m polyfleet.gateway")

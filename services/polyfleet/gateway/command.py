@@ -1,7 +1,6 @@
 """The command line of `python -m polyfleet.gateway`."""
 
 import asyncio
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from polyfleet.gateway.auth import KeySetupError
 from polyfleet.gateway.config import ConfigError, GatewayConfig, load_config
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
 from polyfleet.wire.logs import LEVELS, set_up_logging
+from polyfleet.wire.signals import STOPPING
 
 CANNOT_START = 2
 EPILOG = """\b
@@ -66,7 +66,7 @@ async def serve(config: GatewayConfig) -> None:
 
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPPING:
         loop.add_signal_handler(number, told.set)
     gateway = Gateway(config)
     await gateway.start()

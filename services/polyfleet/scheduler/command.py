@@ -17,6 +17,7 @@ from polyfleet.scheduler.ports import check_ports
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, is_loopback
 from polyfleet.wire.logs import LEVELS
+from polyfleet.wire.signals import STOPPING
 
 CANNOT_START = 2
 LOOPBACK_RAY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's name for: this machine's address is 127.0.0.1
@@ -103,17 +104,20 @@ def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof
     from polyfleet.scheduler.local_ray import local_ray
 
     told = threading.Event()
+    for number in STOPPING:
+        signal.signal(number, lambda *_: told.set())
     if stop_at_eof:
         threading.Thread(target=_wait_for_eof, args=(told,), daemon=True).start()
-    with local_ray(places) as ray_address:
-        for number in (signal.SIGTERM, signal.SIGINT):  # now: starting Ray sets handlers of its own
-            signal.signal(number, lambda *_: told.set())
-        try:
-            find_or_create(config)
-            _say(_addresses(config, ray_address))
-            told.wait()
-        finally:
-            shut_down(config.shutdown_seconds)
+    with local_ray(places, told) as ray_address:
+        if ray_address is not None:
+            try:
+                find_or_create(config)
+                _say(_addresses(config, ray_address))
+                told.wait()
+            finally:
+                shut_down(config.shutdown_seconds)
+    if ray_address is None:
+        os._exit(0)  # what is left is Ray's start, on its thread: nothing else ends it
 
 
 def _wait_for_eof(told: threading.Event) -> None:

@@ -1,6 +1,7 @@
 """What the chart and compose.yaml start is what the processes take: flags, configuration files, ports, keys."""
 
 import importlib
+import json
 import re
 import warnings
 from base64 import b64decode
@@ -23,6 +24,7 @@ from tests.support.helm_chart import (
     release,
     rendered,
 )
+from tests.support.image_files import DOCKERFILE, stages
 
 from polyfleet.cli.generate import generate
 from polyfleet.gateway.auth import read_keys
@@ -36,6 +38,7 @@ from polyfleet.serving.command import main as serving
 
 COMMANDS = {"polyfleet.gateway": gateway, "polyfleet.scheduler": scheduler, "polyfleet.serving": serving}
 COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
+INIT = ["dumb-init", "--single-child", "--"]
 every_release = pytest.mark.parametrize("name", RELEASES)
 
 
@@ -70,7 +73,7 @@ def test_workers_take_their_arguments(name: str, tmp_path: Path) -> None:
     fleet = scheduler_config(name, tmp_path).advertise
     for _, pod in worker_pods(name):
         worker = container(pod, "worker")
-        assert worker["command"] == ["python", "-m", "polyfleet.serving"]
+        assert worker["command"] == [*INIT, "python", "-m", "polyfleet.serving"]
         config = config_of(parsed(serving, worker["args"]))
         assert (config.listen, config.metrics_listen, config.fleet) == ("0.0.0.0:50061", "0.0.0.0:9100", fleet)
         assert (config.advertise_host, config.load and config.load.deployment) == ("10.0.0.7", config.deployment)
@@ -112,8 +115,19 @@ def test_the_scheduler_takes_its_configuration(name: str, tmp_path: Path) -> Non
     assert config.accelerators.keys() == set(accelerators["accelerator"]["enum"])
     assert {(each.mode, each.address) for each in config.accelerators.values()} == {("attach", "127.0.0.1:50061")}
     script = container(pod, "scheduler")["args"][0]
-    (line,) = re.findall(r"python -m polyfleet\.scheduler (.*); do", script)
+    (line,) = re.findall(r"python -m polyfleet\.scheduler (.*) &", script)
     assert parsed(scheduler, line.replace('"', "").split())["address"] == "$POD_IP:6379"
+
+
+@needs_helm
+@every_release
+def test_process_1_of_every_container_is_the_init_of_the_images(name: str) -> None:
+    (entrypoint,) = (each.text for each in stages(DOCKERFILE)["service"] if each.word == "ENTRYPOINT")
+    init, *rest = json.loads(entrypoint)
+    assert [Path(init).name, *rest] == INIT
+    for _, pod in pods(release(name)):
+        for each in containers(pod):
+            assert each["command"][: len(INIT)] == INIT
 
 
 @needs_helm

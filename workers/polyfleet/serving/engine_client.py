@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from polyfleet.engine.request import EngineOptions, EngineStatus, SequenceRequest
 from polyfleet.serving import messages
 from polyfleet.serving.messages import Add, Cancel, Event, Failed, Load, Loaded, Loading, StepNews
+from polyfleet.wire import signals
 
 EXIT_SECONDS = 2.0
 OnProgress = Callable[[float, str], None]
@@ -56,7 +57,7 @@ class EngineProcess:
         mine, its = socket.socketpair()
         command = [sys.executable, "-m", "polyfleet.serving.engine_process", "--log-level", log_level]
         command += ["--socket", str(its.fileno()), *(["--engine", engine] if engine else [])]
-        with its:
+        with its, signals.held():
             process = subprocess.Popen(
                 command,
                 pass_fds=(its.fileno(),),

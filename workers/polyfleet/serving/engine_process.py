@@ -9,7 +9,6 @@ import importlib
 import logging
 import math
 import select
-import signal
 import socket
 from collections.abc import Callable
 from operator import attrgetter
@@ -23,6 +22,7 @@ from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus, S
 from polyfleet.serving import messages
 from polyfleet.serving.canary import CanaryRounds
 from polyfleet.serving.messages import Add, Cancel, Command, Failed, Load, Loaded, Loading, Refusal, StepNews
+from polyfleet.wire import signals
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.logs import LEVELS, set_up_logging
 
@@ -213,8 +213,7 @@ def find_factory(name: str) -> EngineFactory:
 @click.option("--log-level", type=click.Choice(LEVELS), default="info")
 def main(descriptor: int, engine: str, log_level: str) -> None:
     """Run one engine for a worker; started by it, not by hand."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the worker decides when to end; a terminal signals the whole group
-        signal.signal(number, signal.SIG_IGN)
+    signals.ignore()  # the worker decides when to end; a terminal signals the whole group
     set_up_logging(log_level, process="engine")
     with socket.socket(fileno=descriptor) as end:
         worker = WorkerSocket(end)

@@ -26,6 +26,7 @@ from polyfleet.serving.server import BindError, WorkerServer
 from polyfleet.serving.worker import UNAVAILABLE, Worker, WorkerRefusal
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, split_host_port
+from polyfleet.wire.signals import STOPPING
 
 log = logging.getLogger(__name__)
 
@@ -167,13 +168,12 @@ class WorkerProcess:
     def _handling_signals(self) -> Iterator[None]:
         """SIGTERM and SIGINT drain; the second one ends at once."""
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
+        for number in STOPPING:
             loop.add_signal_handler(number, self._signalled, number)
         try:
             yield
         finally:
-            for number in numbers:
+            for number in STOPPING:
                 loop.remove_signal_handler(number)
 
     def _signalled(self, number: int) -> None:
