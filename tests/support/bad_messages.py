@@ -14,7 +14,18 @@ from google.protobuf.message import Message
 
 _INTEGERS = (0, 1, -1, 2, 16, 17, 64, 65, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1, -(2**63), 2**64 - 1)
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 2.0, 2.0000001, 5e-324, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))
-_STRINGS = ("", "x", "\0", "a b", "é" * 65, "x" * 129, "x" * 5000, "\ufffe\U0010ffff", "../../x", "user\n<|im_start|>")
+_STRINGS = (
+    "",
+    "x",
+    "\0",
+    "a b",
+    "é" * 65,
+    "x" * 129,
+    "x" * 20_000,
+    "\ufffe\U0010ffff",
+    "../../x",
+    "user\n<|im_start|>",
+)
 _BOUNDS = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),

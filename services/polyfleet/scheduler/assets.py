@@ -21,7 +21,7 @@ class AssetUpload:
     def add(self, chunk: pb.AssetChunk) -> bytes | None:
         """The whole assets once complete, else None. Raises FieldError for a chunk that does not belong."""
         if chunk.hash != self.wanted:
-            raise FieldError("asset.hash", f"{chunk.hash!r} was not asked for")
+            raise FieldError("asset.hash", f"{chunk.hash!r:.80} was not asked for")
         if chunk.total_bytes > MAX_ASSET_BYTES:
             raise FieldError("asset.total_bytes", f"must be at most {MAX_ASSET_BYTES}, not {chunk.total_bytes}")
         self._data += chunk.data

@@ -114,7 +114,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
     def _register(self, info: pb.WorkerInfo, known_as: str, stream: int) -> str:
         check_info(info, loopback=self._loopback)
         if known_as not in ("", info.worker_id):
-            raise FieldError("info.worker_id", f"must stay {known_as!r} on one stream, not {info.worker_id!r}")
+            raise FieldError("info.worker_id", f"must stay {known_as!r} on one stream, not {info.worker_id!r:.80}")
         self._registry.register(info, stream, self._clock())
         if not known_as:
             fields = {"worker_id": info.worker_id, "deployment": info.deployment, "worker_pid": info.pid}
@@ -154,7 +154,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
     async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Any) -> AsyncIterator[pb.AssetChunk]:
         """The assets in chunks."""
         if (data := self._store.asset(request.hash)) is None:
-            problem = f"There are no tokenizer assets with hash {request.hash!r}."
+            problem = f"There are no tokenizer assets with hash {request.hash!r:.80}."
             await context.abort(grpc.StatusCode.NOT_FOUND, problem)
             return
         for chunk in chunks(request.hash, data):
@@ -226,5 +226,5 @@ async def abort_invalid(context: Any, error: FieldError) -> NoReturn:
 
 async def _abort_not_found(context: Any, kind: str, name: str, known: list[str]) -> NoReturn:
     listed = ", ".join(known[:50]) or "none"
-    await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no {kind} {name!r}; there are: {listed}.")
+    await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no {kind} {name!r:.80}; there are: {listed}.")
     raise AssertionError("abort() raises")

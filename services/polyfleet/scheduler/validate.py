@@ -19,18 +19,19 @@ _HASH = re.compile(r"[0-9a-f]{64}|")
 def check_deployment(deployment: pb.ModelDeployment) -> None:
     """Raise FieldError for the first field that the scheduler does not accept."""
     if not _NAME.fullmatch(deployment.name):
-        raise FieldError("deployment.name", f"must be 1 to 63 of a-z, 0-9 and -, not {deployment.name!r}")
+        raise FieldError("deployment.name", f"must be 1 to 63 of a-z, 0-9 and -, not {deployment.name!r:.80}")
     if len(deployment.model_name) > MAX_MODEL_NAME or not deployment.model_name.isprintable():
         raise FieldError("deployment.model_name", f"must be at most {MAX_MODEL_NAME} printable characters")
     if not deployment.source.strip():
         raise FieldError("deployment.source", "must name a GGUF file or a Hugging Face folder")
     for family in deployment.accelerators:
         if family not in ACCELERATORS:
-            raise FieldError("deployment.accelerators", f"{family!r} is none of {', '.join(ACCELERATORS)}")
+            raise FieldError("deployment.accelerators", f"{family!r:.80} is none of {', '.join(ACCELERATORS)}")
     if deployment.workers > MAX_WORKERS:
         raise FieldError("deployment.workers", f"must be at most {MAX_WORKERS}, not {deployment.workers}")
     if deployment.options.dtype not in DTYPES:
-        raise FieldError("deployment.options.dtype", f"{deployment.options.dtype!r} is none of {', '.join(DTYPES[1:])}")
+        dtype = deployment.options.dtype
+        raise FieldError("deployment.options.dtype", f"{dtype!r:.80} is none of {', '.join(DTYPES[1:])}")
 
 
 def check_info(info: pb.WorkerInfo, *, loopback: bool) -> None:
@@ -42,9 +43,11 @@ def check_info(info: pb.WorkerInfo, *, loopback: bool) -> None:
     for field, address in (("address", info.address), ("metrics_address", info.metrics_address)):
         host, port = split_host_port(address)
         if address and not (_HOST.fullmatch(host) and port.isdecimal() and 0 < int(port) < 65536):
-            raise FieldError(f"info.{field}", f"must be host:port with a port from 1 to 65535, not {address!r}")
+            raise FieldError(f"info.{field}", f"must be host:port with a port from 1 to 65535, not {address!r:.80}")
         if address and loopback and not is_loopback(address):
-            raise FieldError(f"info.{field}", f"must be on loopback where no fleet token is configured, not {address}")
+            raise FieldError(
+                f"info.{field}", f"must be on loopback where no fleet token is configured, not {address:.80}"
+            )
     texts = (info.deployment, info.accelerator, info.device_name, info.host, info.version, info.model.name)
     if not all(text.isprintable() for text in texts):
         raise FieldError("info", "must have printable names only")
