@@ -27,7 +27,7 @@ BUILD_FLAGS = $(if $(BASE),--base=$(BASE)) $(if $(TOOLS_BASE),--tools-base=$(TOO
 	$(if $(TORCH_INDEX),--torch-index=$(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint dashboards bench bench-serving lock proto images image-smoke sbom clean
+.PHONY: help serve test test-all lint dashboards bench bench-serving soak lock proto images image-smoke sbom clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -37,7 +37,7 @@ help: ## Show this list
 	@echo
 	@echo "Variables:"
 	@echo "  ONCE=1        serve: stop after the self-check"
-	@echo "  ARGS='…'      serve: more arguments of \`polyfleet serve\`; test: of pytest; bench: of the benchmarks"
+	@echo "  ARGS='…'      serve: more arguments of \`polyfleet serve\`; test: of pytest; bench, soak: of the benchmarks"
 	@echo "  TORCH_INDEX=  package index for torch; empty: pip's own. On Linux x86-64 PyPI's torch brings gigabytes of CUDA,"
 	@echo "                https://download.pytorch.org/whl/cpu has the CPU build"
 	@echo "  REGISTRY=     images: where they go; localhost: nowhere (now: $(REGISTRY)); PUSH=0 or 1 decides otherwise"
@@ -71,6 +71,9 @@ bench: $(VENV)/.installed-dev ## Benchmark of the engine alone; ARGS="--peers tr
 
 bench-serving: $(VENV)/.installed-dev ## Benchmark of the stack that runs at the default addresses (`make serve`)
 	$(BIN)/python bench/serving.py $(ARGS)
+
+soak: $(VENV)/.installed-dev ## Soak of a stack of its own, 8 minutes: every token compared; ARGS="--attack all"
+	$(BIN)/python bench/soak.py $(ARGS)
 
 lock: $(VENV)/.installed-dev ## Write requirements.lock anew
 	@$(PIP_INSTALL) uv

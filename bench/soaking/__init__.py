@@ -1,0 +1,1 @@
+"""The parts of `bench/soak.py`: cases and their answers, streams, the stack, health probe, attackers, rows."""
