@@ -111,7 +111,7 @@ def test_optimize_applies_saves_and_loads(tmp_path: Path) -> None:
         ('{"colour": 1}', "colour is no option: choose from backend, dtype"),
         ('{"threads": "two"}', "threads must be of type int, not 'two'"),
         ('{"threads": -1}', "threads must be 0 (let the engine choose) or more, not -1"),
-        ('{"block_size": 0}', "block_size must be 1 or more, not 0"),
+        ('{"block_size": -1}', "block_size must be 0 (let the engine choose) or more, not -1"),
         ('{"backend": "tpu"}', "there is no backend 'tpu'"),
     ],
 )

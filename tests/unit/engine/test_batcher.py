@@ -213,6 +213,16 @@ class TestPreemption:
             Batcher(executor, BatchLimits(max_sequences=8, step_tokens=8, context_length=16))
 
 
+def test_a_static_cache_runs_as_many_sequences_as_it_has_blocks() -> None:
+    """A block that holds a whole context never has to grow: none is kept back."""
+    batcher, executor = make_batcher(num_blocks=4, block_size=64, max_sequences=4, step_tokens=64, context_length=64)
+    for number in range(4):
+        batcher.add(request(number, 5, 10))
+    run_all(batcher)
+    assert len(executor.batches[0].slices) == 4
+    assert batcher.counters.preemptions == 0
+
+
 class TestEnds:
     def test_stop_tokens_are_not_returned(self) -> None:
         plain = request(1, 5, 20)

@@ -1,6 +1,7 @@
 """Which executor and dtype the operator's options mean."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,25 @@ import torch
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.batch import Executor
 from polyfleet.engine.eager import EagerExecutor
-from polyfleet.engine.executors import build_executor, computing_dtype, kernel_facts
+from polyfleet.engine.executors import (
+    EXECUTORS,
+    ExecutorKind,
+    Wanted,
+    build_executor,
+    computing_dtype,
+    first_that_works,
+    kernel_facts,
+)
 from polyfleet.engine.persistent import PersistentKernel
 from polyfleet.engine.request import EngineOptions
 from polyfleet.kernels.cpu import library
+from polyfleet.kernels.cpu.footprint import packed_bytes
+from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
+from polyfleet.wire.limits import FieldError
 
 CPU = KernelCapabilities(
     frozenset({"float32", "bfloat16", "int8"}),
@@ -89,3 +102,30 @@ def test_facts_of_the_device_as_words() -> None:
     assert kernel_facts(CPU) == {"avx2"}
     card = KernelCapabilities(frozenset({"float32"}), "float32", graph_capture=True, triton=True)
     assert kernel_facts(card) == {"graph_capture", "triton"}
+
+
+def test_an_executor_that_fails_to_build_makes_way_for_the_next(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(wanted: Wanted) -> Executor:
+        raise ValueError("it is Monday")
+
+    monkeypatch.setitem(EXECUTORS, "persistent", replace(EXECUTORS["persistent"], build=fails))
+    assert isinstance(build_executor(model, EngineOptions(), "cpu", 3, CPU), EagerExecutor)
+    assert "the eager executor is used, which is slower: it is Monday" in caplog.text
+
+
+def test_what_the_operator_asked_for_is_not_settled_by_another_executor(model: LoadedModel) -> None:
+    def attempt(kind: ExecutorKind) -> None:
+        raise FieldError("kv_cache_tokens", "is too large")
+
+    with pytest.raises(FieldError, match="kv_cache_tokens: is too large"):
+        first_that_works(("eager", "vulkan"), model, attempt)
+
+
+@pytest.mark.parametrize("form", [WeightFormat.F32, WeightFormat.F16, WeightFormat.Q4_1, WeightFormat.Q8_0])
+def test_packed_weights_take_what_their_format_does(form: WeightFormat) -> None:
+    """4 bits a weight and two half-precision numbers for 32 of them; rows are padded to 16."""
+    weight = Weight("w", form, 1000, 4096, torch.empty(0))
+    per_weight = {"F32": 4.0, "F16": 2.0, "Q4_1": 0.625, "Q8_0": 1.0625}[form.value]
+    assert packed_bytes(weight) == 1008 * 4096 * per_weight

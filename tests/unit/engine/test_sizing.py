@@ -1,12 +1,18 @@
 """Sizing: what is chosen when nothing is said, and what is refused."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
+from polyfleet.engine.executors import EXECUTORS
 from polyfleet.engine.request import EngineOptions
-from polyfleet.engine.sizing import Machine, kv_bytes_per_token, resolve
+from polyfleet.engine.sizing import DTYPE_BYTES, Footprint, Machine, kv_bytes_per_token, resolve
+from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.registry import ARCHITECTURES
 from polyfleet.wire.limits import FieldError
 
 GIB = 2**30
@@ -30,30 +36,35 @@ CARD = Machine("cuda:0", frozenset({"float32", "float16", "bfloat16"}), "bfloat1
 EACH = 2 * 4 * 2 * 16 * 4  # keys and values, layers, KV heads, head size, bytes of float32
 
 
+def weights(count: int) -> Callable[[str], Footprint]:
+    """What an executor takes that keeps so many weights, and the KV cache, in the computing dtype."""
+    return lambda dtype: Footprint(count * DTYPE_BYTES[dtype], kv_bytes_per_token(CONFIG, dtype))
+
+
 def test_a_position_takes_keys_and_values_of_every_layer() -> None:
     assert kv_bytes_per_token(CONFIG, "float32") == EACH
     assert kv_bytes_per_token(CONFIG, "bfloat16") == EACH // 2
 
 
 def test_nothing_is_left_open() -> None:
-    for machine, num_contexts in ((HOST, 4), (CARD, 16)):
-        resolved = resolve(EngineOptions(), CONFIG, 1000, machine)
+    for machine, num_contexts in ((HOST, 4), (replace(CARD, unified_memory=True), 16)):
+        resolved = resolve(EngineOptions(), CONFIG, weights(1000), machine)
         assert resolved.device == machine.device
         assert resolved.dtype == machine.preferred_dtype
         assert resolved.context_length == 4096
         assert resolved.kv_cache_tokens == num_contexts * 4096
         assert resolved.threads == machine.cores
         assert 0 < resolved.max_sequences < resolved.step_tokens
-        assert resolve(resolved, CONFIG, 1000, machine) == resolved
+        assert resolve(resolved, CONFIG, weights(1000), machine) == resolved
 
 
 def test_few_sequences_need_few_contexts() -> None:
-    assert resolve(EngineOptions(max_sequences=2), CONFIG, 1000, HOST).kv_cache_tokens == 2 * 4096
+    assert resolve(EngineOptions(max_sequences=2), CONFIG, weights(1000), HOST).kv_cache_tokens == 2 * 4096
 
 
 def test_a_pool_takes_a_quarter_of_a_hosts_memory_at_most() -> None:
     machine = replace(HOST, free_bytes=4000 * EACH + 4000)
-    resolved = resolve(EngineOptions(), CONFIG, 1000, machine)  # 1,000 weights of 4 bytes
+    resolved = resolve(EngineOptions(), CONFIG, weights(1000), machine)  # 1,000 weights of 4 bytes
     assert resolved.kv_cache_tokens == 992  # 1,000 in whole blocks of 16
     assert resolved.context_length == 992
     assert resolved.max_sequences == 992 // 256
@@ -63,25 +74,25 @@ def test_what_was_said_is_kept() -> None:
     said = EngineOptions(
         dtype="bfloat16", context_length=1000, kv_cache_tokens=2001, max_sequences=5, step_tokens=64, threads=2
     )
-    resolved = resolve(said, CONFIG, 1000, HOST)
-    assert resolved == replace(said, device="cpu", kv_cache_tokens=2016)
+    resolved = resolve(said, CONFIG, weights(1000), HOST)
+    assert resolved == replace(said, device="cpu", kv_cache_tokens=2016, block_size=16)
 
 
 def test_a_pool_smaller_than_the_models_context_shortens_it() -> None:
-    assert resolve(EngineOptions(kv_cache_tokens=512), CONFIG, 1000, HOST).context_length == 512
+    assert resolve(EngineOptions(kv_cache_tokens=512), CONFIG, weights(1000), HOST).context_length == 512
 
 
 def test_many_sequences_get_a_step_that_holds_them() -> None:
-    resolved = resolve(EngineOptions(max_sequences=400), CONFIG, 1000, HOST)
+    resolved = resolve(EngineOptions(max_sequences=400), CONFIG, weights(1000), HOST)
     assert (resolved.max_sequences, resolved.step_tokens) == (400, 800)
 
 
 def test_few_tokens_a_step_allow_few_sequences() -> None:
-    assert resolve(EngineOptions(step_tokens=8), CONFIG, 1000, HOST).max_sequences == 4
+    assert resolve(EngineOptions(step_tokens=8), CONFIG, weights(1000), HOST).max_sequences == 4
 
 
 def test_more_threads_than_cores_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
-    assert resolve(EngineOptions(threads=9), CONFIG, 1000, HOST).threads == 4
+    assert resolve(EngineOptions(threads=9), CONFIG, weights(1000), HOST).threads == 4
     assert "9 threads were asked for, 4 cores may be used: taking 4" in caplog.text
 
 
@@ -102,15 +113,74 @@ def test_more_threads_than_cores_are_not_taken(caplog: pytest.LogCaptureFixture)
         (EngineOptions(max_sequences=8, step_tokens=8), "step_tokens: must be over max_sequences (8), not 8"),
         (EngineOptions(step_tokens=-3), "step_tokens: must be 1 or more, or 0 for a good choice, not -3"),
         (EngineOptions(threads=-1), "threads: must be 1 or more, or 0 for a good choice, not -1"),
-        (EngineOptions(block_size=0), "block_size: must be 1 or more, not 0"),
+        (EngineOptions(block_size=-1), "block_size: must be 1 or more, or 0 for a good choice, not -1"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(options: EngineOptions, message: str) -> None:
     with pytest.raises(FieldError) as raised:
-        resolve(options, CONFIG, 1000, HOST)
+        resolve(options, CONFIG, weights(1000), HOST)
     assert str(raised.value).startswith(message)
 
 
 def test_no_memory_for_a_pool_is_said() -> None:
     with pytest.raises(FieldError, match="no memory is left on cpu for a KV pool beside the model"):
-        resolve(EngineOptions(), CONFIG, 2**31, HOST)
+        resolve(EngineOptions(), CONFIG, weights(2**31), HOST)
+
+
+@pytest.mark.parametrize("size", [20, 40, 80, 192])
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5])
+def test_a_card_is_used_to_85_to_90_percent(size: int, share: float) -> None:
+    """Whatever part of it the weights take: the rest is for activations."""
+    card = replace(CARD, free_bytes=size * GIB)
+    held = int(share * card.free_bytes)
+    resolved = resolve(EngineOptions(), CONFIG, weights(held // 2), card)
+    used = held + resolved.kv_cache_tokens * kv_bytes_per_token(CONFIG, "bfloat16")
+    assert 0.85 <= used / card.free_bytes <= 0.90
+
+
+def test_a_small_card_keeps_a_gibibyte_for_activations() -> None:
+    card = replace(CARD, free_bytes=4 * GIB)
+    resolved = resolve(EngineOptions(), CONFIG, weights(GIB // 2), card)
+    used = GIB + resolved.kv_cache_tokens * kv_bytes_per_token(CONFIG, "bfloat16")
+    assert 2.9 * GIB < used <= 3 * GIB
+
+
+def test_blocks_are_of_a_size_that_the_device_accepts() -> None:
+    ascend = replace(CARD, block_sizes=(128,))
+    resolved = resolve(EngineOptions(), CONFIG, weights(1000), ascend)
+    assert resolved.block_size == 128
+    assert resolved.kv_cache_tokens % 128 == 0
+    assert resolve(EngineOptions(), CONFIG, weights(1000), CARD).block_size == 16
+    assert resolve(EngineOptions(block_size=48), CONFIG, weights(1000), CARD).block_size == 48
+    with pytest.raises(FieldError, match="block_size: must be 16 or 64 on cuda:0, not 48"):
+        resolve(EngineOptions(block_size=48), CONFIG, weights(1000), replace(CARD, block_sizes=(16, 64)))
+
+
+def test_a_static_cache_runs_as_many_sequences_as_it_has_blocks() -> None:
+    """One block holds a whole context."""
+    options = EngineOptions(block_size=4096, kv_cache_tokens=6 * 4096)
+    resolved = resolve(options, CONFIG, weights(1000), HOST)
+    assert (resolved.context_length, resolved.max_sequences) == (4096, 6)
+
+
+def test_eight_billion_4_bit_weights_leave_a_host_with_30_gib_room_to_serve() -> None:
+    """From the file's headers alone: no data is read."""
+    model = llama_8b(WeightFormat.Q4_K)
+    kind = EXECUTORS["persistent"]
+    assert kind.footprint(model, "float32").weights < 5.5 * GIB
+    host = replace(HOST, free_bytes=30 * GIB)
+    resolved = resolve(EngineOptions(), model.config, lambda dtype: kind.footprint(model, dtype), host)
+    assert resolved.context_length >= 8192
+    assert resolved.max_sequences >= 8
+    assert EXECUTORS["eager"].footprint(model, "float32").weights > 29 * GIB
+
+
+def llama_8b(form: WeightFormat) -> LoadedModel:
+    """Llama-3-8B's shape, without its weights' data; vectors are float32."""
+    rope = (1.0,) * 64
+    config = ModelConfig("llama", "8b", 128256, 4096, 32, 32, 8, 128, 14336, 1e-5, rope, 131072, False)
+    held = {
+        name: Weight(name, form if rows > 1 else WeightFormat.F32, rows, columns, torch.empty(0))
+        for name, (rows, columns) in ARCHITECTURES["llama"].weight_shapes(config).items()
+    }
+    return LoadedModel("8b.gguf", config, held, None)

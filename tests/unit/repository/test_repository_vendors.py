@@ -22,7 +22,6 @@ ALLOWED = {
     ("workers/polyfleet/kernels/vulkan/", ""): "shaders for one programming interface",
     ("workers/polyfleet/engine/vulkan.py", ""): "the executor of those shaders, named after them",
     ("workers/polyfleet/engine/executors.py", "EXECUTORS"): "the list of executors' names",
-    ("workers/polyfleet/engine/executors.py", "build_executor"): "looks an executor up by its name",
     ("workers/polyfleet/engine/executors.py", "_vulkan"): "imports that executor when it is chosen",
     ("workers/polyfleet/engine/conformance/report.py", "software_versions"): "packages whose versions a report lists",
     ("services/polyfleet/scheduler/config.py", "ACCELERATORS"): "the families that a configuration may name",

@@ -42,9 +42,8 @@ def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{key} is no option: choose from backend, {', '.join(OPTION_TYPES)}")
         if type(value) is not wanted or not isinstance(value, str | int | bool):
             raise ConfigError(f"{key} must be of type {wanted.__name__}, not {value!r}")
-        least, meaning = (1, "1") if key == "block_size" else (0, "0 (let the engine choose)")
-        if isinstance(value, int) and value < least:
-            raise ConfigError(f"{key} must be {meaning} or more, not {value}")
+        if isinstance(value, int) and value < 0:
+            raise ConfigError(f"{key} must be 0 (let the engine choose) or more, not {value}")
     backend = config.get("backend", "auto")
     if backend != "auto" and backend not in BackendRegistry.names():
         raise ConfigError(

@@ -50,6 +50,7 @@ class MpsBackend(AcceleratorBackend):
         return KernelCapabilities(
             dtypes=frozenset({"float32", "float16", "int8"} | ({"bfloat16"} if silicon else set())),
             preferred_dtype="float16",
+            unified_memory=True,
         )
 
     def activate(self, index: int = 0) -> str:

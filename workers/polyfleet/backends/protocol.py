@@ -82,7 +82,8 @@ class KernelCapabilities:
     streams: bool = False
     triton: bool = False
     flash_attention: bool = False
-    block_sizes: tuple[int, ...] = (16, 32, 64, 128)  # KV blocks that its kernels accept
+    block_sizes: tuple[int, ...] = ()  # KV blocks that its kernels accept; empty: any
+    unified_memory: bool = False  # whether its memory is the host's
     executors: tuple[str, ...] = ("eager",)  # that run on it, best first; without "eager" it is no device of torch's
     instruction_sets: tuple[str, ...] = ()
 

@@ -88,7 +88,7 @@ def configure(
     if backend == BackendType.CPU:  # a CPU's step must stay short: prompts would hold up decodes
         step_tokens = min(step_tokens, 128 * max(1, device.cores or 1))
         sequences = min(sequences, 16 * max(1, device.cores or 1), step_tokens // 2)
-    block_size = min(capabilities.block_sizes, key=lambda size: (abs(size - 16), size))
+    block_size = min(capabilities.block_sizes or (16,), key=lambda size: (abs(size - 16), size))
     threads = max(1, round((device.cores or 1) * template.cores_share)) if backend == BackendType.CPU else 0
     return {
         "backend": family,

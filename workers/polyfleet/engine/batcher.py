@@ -175,12 +175,13 @@ class Batcher:
         self.counters.preemptions += 1
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Start a waiting sequence if the pool has blocks for all its tokens and one to grow for each that runs."""
+        """Start a waiting sequence if the pool has blocks for its tokens and one for each running one that grows."""
         block_size = self._executor.block_size
         hits = self._find_prefix(sequence)
         needed = -(-sequence.num_tokens // block_size) - len(hits)
         revived = sum(not self.pool.references(block) for block in hits)
-        if needed + revived + len(self.ledger.running) > self.pool.num_free:
+        growing = sum(self._grows(each) for each in self.ledger.running)
+        if needed + revived + growing > self.pool.num_free:
             return False
         for block in hits:
             self.pool.share(block)
@@ -191,6 +192,12 @@ class Batcher:
         if sequence.queue_seconds is None:
             self._count_prompt(sequence)
         return True
+
+    def _grows(self, sequence: Sequence) -> bool:
+        """Whether a running sequence will want more blocks than it has: never where a block holds a whole context."""
+        request = sequence.request
+        longest = min(len(request.prompt_ids) + request.max_tokens, self._limits.context_length)
+        return longest > len(sequence.blocks) * self._executor.block_size
 
     def _find_prefix(self, sequence: Sequence) -> list[int]:
         """Computed blocks of its beginning; at least one token is left to compute, for something must be drawn."""

@@ -1,8 +1,10 @@
 """Which executor runs a model: chosen once, from the operator's options and the facts of the device."""
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 
@@ -10,14 +12,16 @@ from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.batch import Executor
 from polyfleet.engine.eager import EagerExecutor
 from polyfleet.engine.request import EngineOptions
+from polyfleet.engine.sizing import BLOCK_SIZE, DTYPE_BYTES, Footprint, kv_bytes_per_token
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.models.registry import record
+from polyfleet.wire.limits import FieldError
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-EXECUTORS = ("auto", "eager", "persistent", "vulkan")
+Result = TypeVar("Result")
 
 
 def computing_dtype(options: EngineOptions, capabilities: KernelCapabilities) -> torch.dtype:
@@ -29,6 +33,67 @@ def computing_dtype(options: EngineOptions, capabilities: KernelCapabilities) ->
     return DTYPES[name]
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an executor is built from."""
+
+    model: LoadedModel
+    options: EngineOptions  # `dtype` as it was asked for
+    device: str  # torch's name
+    num_blocks: int
+    block_size: int
+    capabilities: KernelCapabilities
+    progress: Progress = silent
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorKind:
+    """One way to run models on a device.
+
+    `refuses` says in a sentence why a model can't be run, "" when it can; `footprint` what it will take, for a
+    computing dtype. Both need the shapes and formats of the weights alone. `build` raises ValueError where it fails.
+    """
+
+    refuses: Callable[[LoadedModel], str]
+    footprint: Callable[[LoadedModel, str], Footprint]
+    build: Callable[[Wanted], Executor]
+
+
+def candidates(options: EngineOptions, device: str, capabilities: KernelCapabilities) -> tuple[str, ...]:
+    """The executors that `options` mean on torch's `device` (of which `capabilities` speak), the best first.
+
+    `auto` means the device's own, or the eager one where a dtype is asked for: others may compute in int8 where
+    weights are quantised, that one exactly in the dtype. Raises ValueError for options that can't be met here.
+    """
+    if options.executor not in ("auto", *EXECUTORS):
+        raise ValueError(f"there is no executor {options.executor!r}: choose one of auto, {', '.join(EXECUTORS)}")
+    possible = capabilities.executors
+    if options.executor != "auto" and options.executor not in possible:
+        choices = " or ".join(("auto", *possible))
+        raise ValueError(f"the {options.executor} executor can't run on {device}: choose {choices}")
+    if options.executor != "auto":
+        return (options.executor,)
+    return ("eager",) if options.dtype != "auto" and "eager" in possible else possible
+
+
+def first_that_works(names: Sequence[str], model: LoadedModel, attempt: Callable[[ExecutorKind], Result]) -> Result:
+    """What `attempt` makes with the first executor that neither refuses the model nor raises ValueError.
+
+    Raises the last one's ValueError; a FieldError is the operator's to settle, and ends the search.
+    """
+    for name, after in pairwise((*names, "")):
+        kind = EXECUTORS[name]
+        try:
+            if reason := kind.refuses(model):
+                raise ValueError(reason)
+            return attempt(kind)
+        except ValueError as error:
+            if not after or isinstance(error, FieldError):
+                raise
+            log.warning("the %s executor is used, which is slower: %s", after, error)
+    raise ValueError("this device has no executor")
+
+
 def build_executor(
     model: LoadedModel,
     options: EngineOptions,
@@ -37,30 +102,11 @@ def build_executor(
     capabilities: KernelCapabilities,
     progress: Progress = silent,
 ) -> Executor:
-    """The executor of `options` on torch's `device` (of which `capabilities` speak), with its KV cache.
-
-    `auto` takes the first of the device's own executors that can run the model, or the eager one where a dtype is
-    asked for: others may compute in int8 where weights are quantised, that one exactly in the dtype. Raises ValueError
-    for options that can't be met here.
-    """
-    if options.executor not in EXECUTORS:
-        raise ValueError(f"there is no executor {options.executor!r}: choose one of {', '.join(EXECUTORS)}")
-    possible = capabilities.executors
-    if options.executor != "auto" and options.executor not in possible:
-        choices = " or ".join(("auto", *possible))
-        raise ValueError(f"the {options.executor} executor can't run on {device}: choose {choices}")
-    if options.executor != "auto":
-        possible = (options.executor,)
-    elif options.dtype != "auto" and "eager" in possible:
-        possible = ("eager",)
-    build = {"eager": _eager, "persistent": _persistent, "vulkan": _vulkan}
-    wanted = _Wanted(model, options, device, num_blocks, capabilities, progress)
-    for name, after in pairwise(possible):
-        try:
-            return build[name](wanted)
-        except ValueError as error:
-            log.warning("the %s executor is used, which is slower: %s", after, error)
-    return build[possible[-1]](wanted)
+    """The first executor of `candidates` that works, with a KV cache of so many blocks."""
+    block_size = options.block_size or BLOCK_SIZE
+    wanted = Wanted(model, options, device, num_blocks, block_size, capabilities, progress)
+    names = candidates(options, device, capabilities)
+    return first_that_works(names, model, lambda kind: kind.build(wanted))
 
 
 def kernel_facts(capabilities: KernelCapabilities) -> frozenset[str]:
@@ -69,19 +115,13 @@ def kernel_facts(capabilities: KernelCapabilities) -> frozenset[str]:
     return frozenset(flags | set(capabilities.instruction_sets))
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What `build_executor` was asked for."""
-
-    model: LoadedModel
-    options: EngineOptions
-    device: str
-    num_blocks: int
-    capabilities: KernelCapabilities
-    progress: Progress
+def _dense(model: LoadedModel, dtype: str) -> Footprint:
+    """Every weight in the computing dtype, once for each way that ops stack it."""
+    count = sum(weight.rows * weight.columns for weight in model.weights.values())
+    return Footprint(count * DTYPE_BYTES[dtype], kv_bytes_per_token(model.config, dtype))
 
 
-def _eager(wanted: _Wanted) -> Executor:
+def _eager(wanted: Wanted) -> Executor:
     if wanted.options.threads:
         torch.set_num_threads(wanted.options.threads)
     return EagerExecutor(
@@ -89,33 +129,59 @@ def _eager(wanted: _Wanted) -> Executor:
         device=wanted.device,
         dtype=computing_dtype(wanted.options, wanted.capabilities),
         num_blocks=wanted.num_blocks,
-        block_size=wanted.options.block_size,
+        block_size=wanted.block_size,
         capabilities=kernel_facts(wanted.capabilities),
         progress=wanted.progress,
     )
 
 
-def _persistent(wanted: _Wanted) -> Executor:
-    """Raises ValueError where it can't run."""
-    from polyfleet.engine.persistent import PersistentKernel
-    from polyfleet.kernels.cpu.library import LibraryUnavailable
+def _not_persistent(model: LoadedModel) -> str:
+    from polyfleet.kernels.cpu import library
+    from polyfleet.kernels.cpu.engine import unsupported
 
     try:
-        return PersistentKernel(
-            record(wanted.model.config, wanted.model.weights),
-            weights=wanted.model.weights,
-            num_blocks=wanted.num_blocks,
-            block_size=wanted.options.block_size,
-            threads=wanted.options.threads,
-            reproducible=wanted.options.reproducible,
-        )
-    except LibraryUnavailable as error:
-        raise ValueError(str(error)) from None
+        library.load()
+    except library.LibraryUnavailable as error:
+        return str(error)
+    return unsupported(record(model.config, model.weights), model.weights)
 
 
-def _vulkan(wanted: _Wanted) -> Executor:
+def _packed(model: LoadedModel, dtype: str) -> Footprint:
+    """The CPU engine keeps quantised weights quantised, and its cache in float16 whatever the dtype."""
+    from polyfleet.kernels.cpu.footprint import weight_bytes
+
+    packed = weight_bytes(record(model.config, model.weights), model.weights)
+    return Footprint(packed, kv_bytes_per_token(model.config, "float16"))
+
+
+def _persistent(wanted: Wanted) -> Executor:
+    from polyfleet.engine.persistent import PersistentKernel
+
+    return PersistentKernel(
+        record(wanted.model.config, wanted.model.weights),
+        weights=wanted.model.weights,
+        num_blocks=wanted.num_blocks,
+        block_size=wanted.block_size,
+        threads=wanted.options.threads,
+        reproducible=wanted.options.reproducible,
+    )
+
+
+def _vulkan(wanted: Wanted) -> Executor:
     """Raises ValueError for another dtype, VulkanError where the device fails."""
     from polyfleet.engine.vulkan import VulkanExecutor
 
     computing_dtype(wanted.options, wanted.capabilities)
-    return VulkanExecutor(wanted.model, num_blocks=wanted.num_blocks, block_size=wanted.options.block_size)
+    return VulkanExecutor(wanted.model, num_blocks=wanted.num_blocks, block_size=wanted.block_size)
+
+
+def _nothing(model: LoadedModel) -> str:
+    """Refuses no model."""
+    return ""
+
+
+EXECUTORS = {
+    "eager": ExecutorKind(_nothing, _dense, _eager),
+    "persistent": ExecutorKind(_not_persistent, _packed, _persistent),
+    "vulkan": ExecutorKind(_nothing, lambda model, dtype: _dense(model, "float32"), _vulkan),
+}

@@ -9,7 +9,7 @@ from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.batch import Executor
 from polyfleet.engine.canary import Canary
 from polyfleet.engine.canary_reference import canary_for
-from polyfleet.engine.executors import build_executor
+from polyfleet.engine.executors import ExecutorKind, Wanted, candidates, first_that_works
 from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import Machine, resolve
 from polyfleet.loading.fingerprint import fingerprint
@@ -39,28 +39,49 @@ def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
     progress(0.0, "reading the model")
     model = load_model(path, lambda share: progress(share * READING_SHARE, "reading the model"))
     identity = fingerprint(model)
-    weight_count = sum(weight.rows * weight.columns for weight in model.weights.values())
-    resolved = resolve(options, model.config, weight_count, machine)
-    canary = None
-    if options.canary:
-        computing = "computing the canary's answer in float32"
-        canary = canary_for(
-            model,
-            resolved.context_length,
-            threads=options.threads,
-            progress=lambda _: progress(READING_SHARE, computing),
-        )
-    preparing = f"preparing the weights on {machine.device} in {resolved.dtype}"
-    executor = build_executor(
-        model,
-        replace(resolved, dtype=options.dtype),  # which executor "auto" means depends on whether a dtype was asked for
-        machine.device,
-        resolved.kv_cache_tokens // resolved.block_size,
-        capabilities,
-        lambda share: progress(READING_SHARE + share * (1 - READING_SHARE), preparing),
-    )
+    reading = _Reading(model, options, machine, capabilities, progress)
+    names = candidates(options, machine.device, capabilities)
+    executor, resolved = first_that_works(names, model, reading.build)
     progress(1.0, "ready")
-    return LoadedEngine(model, executor, resolved, canary, identity)
+    return LoadedEngine(model, executor, resolved, reading.canary, identity)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A model that was read, on its way to an executor; each one tried is sized by its own footprint."""
+
+    model: LoadedModel
+    options: EngineOptions
+    machine: Machine
+    capabilities: KernelCapabilities
+    progress: Progress
+    canary: Canary | None = None
+
+    def build(self, kind: ExecutorKind) -> tuple[Executor, EngineOptions]:
+        """The executor, and the options with nothing left open. Raises ValueError, FieldError where it can't be."""
+        model, machine = self.model, self.machine
+        resolved = resolve(self.options, model.config, lambda dtype: kind.footprint(model, dtype), machine)
+        if self.options.canary and self.canary is None:
+            self.canary = self._canary(resolved.context_length)
+        preparing = f"preparing the weights on {machine.device} in {resolved.dtype}"
+        wanted = Wanted(
+            model,
+            replace(resolved, dtype=self.options.dtype),  # whether one was asked for decides what is computed in int8
+            machine.device,
+            resolved.kv_cache_tokens // resolved.block_size,
+            resolved.block_size,
+            self.capabilities,
+            lambda share: self.progress(READING_SHARE + share * (1 - READING_SHARE), preparing),
+        )
+        return kind.build(wanted), resolved
+
+    def _canary(self, context_length: int) -> Canary | None:
+        return canary_for(
+            self.model,
+            context_length,
+            threads=self.options.threads,
+            progress=lambda _: self.progress(READING_SHARE, "computing the canary's answer in float32"),
+        )
 
 
 def with_user_choice(options: EngineOptions) -> EngineOptions:
@@ -88,5 +109,9 @@ def open_machine(device: str) -> tuple[Machine, KernelCapabilities]:
     capabilities = backend.capabilities(found)
     name = backend.activate(found.index)
     free = backend.memory(found.index).free_bytes
-    machine = Machine(name, capabilities.dtypes, capabilities.preferred_dtype, free, usable_cores())
+    machine = Machine(
+        *(name, capabilities.dtypes, capabilities.preferred_dtype, free, usable_cores()),
+        block_sizes=capabilities.block_sizes,
+        unified_memory=capabilities.unified_memory,
+    )
     return machine, capabilities

@@ -60,7 +60,7 @@ class EngineOptions:
     max_sequences: int = 0
     step_tokens: int = 0  # token budget of one step
     threads: int = 0  # CPU threads
-    block_size: int = 16  # tokens a KV block
+    block_size: int = 0  # tokens a KV block
     prefix_cache: bool = True
     executor: str = "auto"  # eager, persistent, or whatever else the device has
     reproducible: bool = False  # never round long prompts more than other tokens, as the CPU engine does with AMX

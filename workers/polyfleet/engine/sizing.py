@@ -1,6 +1,7 @@
 """Sizing: every option that was left open, chosen from the device and the model in one pure function."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from polyfleet.engine.request import EngineOptions
@@ -11,6 +12,8 @@ log = logging.getLogger(__name__)
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 TOKENS_PER_SEQUENCE = 256  # of pool, below which running one more sequence would only preempt another
+BLOCK_SIZE = 16  # tokens a block, where the device accepts it
+SPARE_BYTES = 2**30  # of an accelerator, for activations, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,40 +25,53 @@ class Machine:
     preferred_dtype: str
     free_bytes: int
     cores: int
+    block_sizes: tuple[int, ...] = ()  # KV blocks that its kernels accept; empty: any
+    unified_memory: bool = False  # whether the memory is the host's
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What an executor takes for a model, from the shapes and formats of its weights alone. Bytes."""
+
+    weights: int  # as it keeps them
+    kv_per_token: int  # keys and values of one position over all layers
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What fits a kind of device."""
 
-    memory_share: float  # of what is free, for the KV pool at most
-    pool_contexts: int  # whole contexts in the KV pool at most
+    memory_share: float  # of what the weights leave free, for the KV pool at most
+    pool_contexts: int  # whole contexts in the KV pool at most; 0: as many as fit
     step_tokens: int
     max_sequences: int
 
 
 # A host's memory is other programs' too, and its steps must stay short enough not to hold up decodes.
 HOST = Defaults(memory_share=0.25, pool_contexts=4, step_tokens=256, max_sequences=32)
-ACCELERATOR = Defaults(memory_share=0.85, pool_contexts=16, step_tokens=2048, max_sequences=256)
+UNIFIED = Defaults(memory_share=0.85, pool_contexts=16, step_tokens=2048, max_sequences=256)
+# An accelerator's own memory is there to be used: weights and pool take this share of it together.
+ACCELERATOR = Defaults(memory_share=0.88, pool_contexts=0, step_tokens=2048, max_sequences=256)
 
 
-def resolve(options: EngineOptions, config: ModelConfig, weight_count: int, machine: Machine) -> EngineOptions:
+def resolve(
+    options: EngineOptions, config: ModelConfig, footprint: Callable[[str], Footprint], machine: Machine
+) -> EngineOptions:
     """The same options with no 0 and no "auto" left but `executor`. Raises FieldError for what can't be had.
 
-    `weight_count` is the number of weights: the memory they will take in the computing dtype is set aside.
+    `footprint` gives, for a computing dtype, what the executor takes that is to run the model.
     """
-    for field in ("context_length", "kv_cache_tokens", "max_sequences", "step_tokens", "threads"):
+    for field in ("context_length", "kv_cache_tokens", "max_sequences", "step_tokens", "threads", "block_size"):
         if (value := getattr(options, field)) < 0:
             raise FieldError(field, f"must be 1 or more, or 0 for a good choice, not {value}")
-    if options.block_size < 1:
-        raise FieldError("block_size", f"must be 1 or more, not {options.block_size}")
-    defaults = HOST if machine.device == "cpu" else ACCELERATOR
+    defaults = HOST if machine.device == "cpu" else UNIFIED if machine.unified_memory else ACCELERATOR
     dtype = _dtype(options, machine)
-    tokens = _pool_tokens(options, config, machine, defaults, weight_count * DTYPE_BYTES[dtype], dtype)
+    options = replace(options, block_size=_block_size(options, machine))
+    tokens = _pool_tokens(options, config, machine, defaults, footprint(dtype))
     capacity = tokens // options.block_size * options.block_size
     step_tokens = options.step_tokens or max(defaults.step_tokens, 2 * options.max_sequences)
-    most = max(1, min(defaults.max_sequences, step_tokens // 2, capacity // TOKENS_PER_SEQUENCE))
-    max_sequences = options.max_sequences or most
+    room = capacity // max(TOKENS_PER_SEQUENCE, options.block_size)
+    max_sequences = options.max_sequences or max(1, min(defaults.max_sequences, step_tokens // 2, room))
     if step_tokens <= max_sequences:
         raise FieldError("step_tokens", f"must be over max_sequences ({max_sequences}), not {step_tokens}")
     return replace(
@@ -84,24 +100,43 @@ def _dtype(options: EngineOptions, machine: Machine) -> str:
     return options.dtype
 
 
+def _block_size(options: EngineOptions, machine: Machine) -> int:
+    possible = machine.block_sizes
+    if not options.block_size:
+        return min(possible or (BLOCK_SIZE,), key=lambda size: (abs(size - BLOCK_SIZE), size))
+    if possible and options.block_size not in possible:
+        names = " or ".join(map(str, possible))
+        raise FieldError("block_size", f"must be {names} on {machine.device}, not {options.block_size}")
+    return options.block_size
+
+
 def _pool_tokens(
-    options: EngineOptions, config: ModelConfig, machine: Machine, defaults: Defaults, weight_bytes: int, dtype: str
+    options: EngineOptions, config: ModelConfig, machine: Machine, defaults: Defaults, footprint: Footprint
 ) -> int:
-    each = kv_bytes_per_token(config, dtype)
-    free = max(0, machine.free_bytes - weight_bytes)
+    each, block_size = footprint.kv_per_token, options.block_size
+    free = max(0, machine.free_bytes - footprint.weights)
     if options.kv_cache_tokens:
-        tokens = -(-options.kv_cache_tokens // options.block_size) * options.block_size
+        tokens = -(-options.kv_cache_tokens // block_size) * block_size
         if tokens * each > free:
             problem = f"{tokens} tokens take {tokens * each / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
             raise FieldError("kv_cache_tokens", f"{problem} beside the model on {machine.device}")
         return tokens
-    context = options.context_length or config.context_length
-    whole_contexts = min(defaults.pool_contexts, options.max_sequences or defaults.pool_contexts)
-    wanted = -(-context // options.block_size) * options.block_size * whole_contexts
-    tokens = min(wanted, int(free * defaults.memory_share) // each)
-    if tokens < options.block_size:
+    tokens = _pool_bytes(machine, defaults, free, footprint.weights) // each
+    if defaults.pool_contexts:
+        context = options.context_length or config.context_length
+        whole_contexts = min(defaults.pool_contexts, options.max_sequences or defaults.pool_contexts)
+        tokens = min(tokens, -(-context // block_size) * block_size * whole_contexts)
+    if tokens < block_size:
         raise FieldError("kv_cache_tokens", f"no memory is left on {machine.device} for a KV pool beside the model")
     return tokens
+
+
+def _pool_bytes(machine: Machine, defaults: Defaults, free: int, weights: int) -> int:
+    """What the KV pool may take at most."""
+    if defaults is not ACCELERATOR:
+        return int(free * defaults.memory_share)
+    total = machine.free_bytes
+    return min(int(total * defaults.memory_share), total - SPARE_BYTES) - weights
 
 
 def _context_length(options: EngineOptions, config: ModelConfig, capacity: int) -> int:
