@@ -8,6 +8,7 @@ from typing import Any
 from polyfleet.wire.limits import ROLES
 
 _SPACE = re.compile(r"\s*")
+_STEERING = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)  # no text that a model was trained on spells a token like this
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,8 @@ class Found:
 class ControlTokens:
     """A tokenizer's special tokens, and the added ones that are used like them, however they are declared.
 
-    `definition` is the `tokenizers` JSON object. Those are used so which `named` (spellings) or `ends` (ids) hold, and
-    those with punctuation that the chat template spells, or puts together around a role.
+    `definition` is the `tokenizers` JSON object. Those are used so which `named` (spellings) or `ends` (ids) hold,
+    those spelled `<|…|>`, and those with punctuation that the chat template spells, or puts together around a role.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ControlTokens:
             if token.get("special")
             or spelling in named
             or token["id"] in ends
+            or _STEERING.fullmatch(spelling)
             or (_is_marker(spelling) and _writes(template, spelling))
         }
         self.ids = frozenset(token["id"] for token in self._tokens.values())

@@ -89,12 +89,22 @@ class WindowDetokenizer:
         self._shown = decode(self._context + self._held)  # the prompt's, broken end included
 
     def _prompt_window(self, prompt_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The shortest end of the prompt that has text, and behind it the tokens of a character that it left half."""
+        """The shortest end of the prompt that has text, and behind it the tokens of a character that it left half.
+
+        It does not begin within a character: decoders show none of the bytes behind one that they can't read.
+        """
         size = SHORTEST_CONTEXT
-        visible = [token_id for token_id in prompt_ids[-size:] if token_id not in self._hidden]
-        while size < len(prompt_ids) and not self._decode(visible):
+        while size < len(prompt_ids) and not self._decode(self._visible(prompt_ids[-size:])):
             size *= 4
-            visible = [token_id for token_id in prompt_ids[-size:] if token_id not in self._hidden]
+        windows = [self._split(self._visible(prompt_ids[-size - more :])) for more in range(LONGEST_CHARACTER)]
+        whole = (window for window in windows if not self._decode(window[0]).startswith(REPLACEMENT))
+        return next(whole, windows[0])
+
+    def _visible(self, token_ids: Sequence[int]) -> list[int]:
+        return [token_id for token_id in token_ids if token_id not in self._hidden]
+
+    def _split(self, visible: list[int]) -> tuple[list[int], list[int]]:
+        """Before and behind the beginning of a character that these tokens leave half."""
         if self._decode(visible).endswith(REPLACEMENT):
             for cut in range(len(visible) - 1, max(0, len(visible) - LONGEST_CHARACTER) - 1, -1):
                 if not self._decode(visible[:cut]).endswith(REPLACEMENT):

@@ -11,6 +11,7 @@ from tests.support.text_assets import CHATML, assets_document, byte_level_tokeni
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from polyfleet.text import cuts
+from polyfleet.text.model_text import ModelText
 from polyfleet.text.prompt_text import PromptText, Turn
 from polyfleet.wire.limits import FieldError
 
@@ -173,6 +174,18 @@ def test_added_tokens_are_control_tokens_where_they_are_used_like_them() -> None
     assert prompt.end_token_ids == (ids["<end>"],)
     added = [tokenizer.id_to_token(each) for each in prompt.token_ids if each >= ids["<|user|>"]]
     assert added == ["<|user|>", "<b>", "<end>"]
+
+
+@pytest.mark.parametrize("spelling", ["<|fim_prefix|>", "<｜fim▁hole｜>", "<|a\nb|>"])
+def test_a_steering_token_is_one_though_neither_special_nor_in_the_template(spelling: str) -> None:
+    tokenizer = Tokenizer.from_str(byte_level_tokenizer().to_str())
+    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in (spelling, "<b>")])
+    text = PromptText(assets_document(tokenizer))
+    steering, bold = tokenizer.token_to_id(spelling), tokenizer.token_to_id("<b>")
+    ids = text.encode_chat([Turn("user", f"a{spelling}b <b>")]).token_ids
+    assert (ids.count(steering), bold in ids) == (0, True)
+    assert steering in text.encode(f"a{spelling}b")
+    assert ModelText(assets_document(tokenizer)).decode([steering]) == spelling
 
 
 @pytest.mark.parametrize(

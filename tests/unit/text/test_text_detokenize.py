@@ -175,6 +175,22 @@ def test_a_character_that_the_prompt_left_half_is_completed(character: str, text
         assert text.detokenizer([*start, *ids[:cut]]).finish() == ""
 
 
+@pytest.mark.parametrize("character", ["é", "日", "🦊"])
+@pytest.mark.parametrize("length", range(1, 5))
+def test_a_prompt_that_ends_in_many_characters_spelled_by_bytes(character: str, length: int) -> None:
+    """The last tokens of the prompt alone may begin within one of them."""
+    prompt, answer = [SP_BYTE + byte for byte in (character * 20).encode()], (character * length + "1").encode()
+    for cut in range(len(character.encode()) * 8):
+        detokenizer = SENTENCEPIECE.detokenizer(prompt[cut:])
+        shown = "".join(detokenizer.add([SP_BYTE + byte]) for byte in answer)
+        if not cut % len(character.encode()):
+            assert shown + detokenizer.finish() == answer.decode()
+        half = SENTENCEPIECE.detokenizer([*prompt, *(SP_BYTE + byte for byte in answer[: cut + 1])])
+        rest = "".join(half.add([SP_BYTE + byte]) for byte in answer[cut + 1 :])
+        assert answer.decode().endswith(rest)
+        assert len(rest.encode()) >= len(answer) - cut - 1
+
+
 def with_added(special: bool) -> tuple[ModelText, dict[str, int]]:
     tokenizer = Tokenizer.from_str(byte_level_tokenizer().to_str())
     added = [AddedToken(content, normalized=False, special=special) for content in ADDED]
