@@ -242,3 +242,10 @@ def test_unsupported_quantisation(good: Path, tmp_path: Path) -> None:
 def test_a_shard_of_several(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", SHAPE, extra={"split.count": 3})
     assert "is one shard of several" in refused(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_merged_file_is_whole(tmp_path: Path, count: int) -> None:
+    """`llama-gguf-split --merge` leaves a count of 0."""
+    write_gguf(tmp_path / "model.gguf", SHAPE, extra={"split.no": 0, "split.count": count, "split.tensors.count": 21})
+    assert load_model(tmp_path / "model.gguf").config.num_layers == SHAPE.layers

@@ -181,7 +181,7 @@ def test_a_steering_token_is_one_though_neither_special_nor_in_the_template(spel
     tokenizer = Tokenizer.from_str(byte_level_tokenizer().to_str())
     tokenizer.add_tokens([AddedToken(each, normalized=False) for each in (spelling, "<b>")])
     text = PromptText(assets_document(tokenizer))
-    steering, bold = tokenizer.token_to_id(spelling), tokenizer.token_to_id("<b>")
+    steering, bold = (tokenizer.get_vocab()[each] for each in (spelling, "<b>"))
     ids = text.encode_chat([Turn("user", f"a{spelling}b <b>")]).token_ids
     assert (ids.count(steering), bold in ids) == (0, True)
     assert steering in text.encode(f"a{spelling}b")

@@ -32,7 +32,7 @@ def check_file_metadata(fields: Fields) -> None:
     architecture = fields.text("general.architecture")
     if architecture != "llama":
         raise fields.error(f"the architecture {architecture!r} is not supported (supported: llama)")
-    if fields.count("split.count", 1) > 1:
+    if fields.count("split.count", 0, minimum=0) > 1:
         raise fields.error("is one shard of several; merge them with `llama-gguf-split --merge` first")
     if fields.count("llama.expert_count", 0, minimum=0):
         raise fields.error("llama.expert_count is not 0: mixture-of-experts models are not supported")
