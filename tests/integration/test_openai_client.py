@@ -104,7 +104,7 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     assert (first.token, first.logprob, first.bytes) == ("Hello", -0.5, list(b"Hello"))
     assert [(t.token, t.bytes) for t in first.top_logprobs] == [
         ("Hello", list(b"Hello")),
-        ("\ufffd", None),
+        ("\ufffd", [0xF0]),
     ]
     with client.chat.completions.create(model=MODEL, messages=HI, logprobs=True, stream=True) as stream:
         streamed = [c.choices[0].logprobs.content for c in stream if c.choices[0].logprobs]

@@ -32,7 +32,7 @@ MODEL = Model("org/fake", 2048, 1000, 1, ("cpu",), 1700000000)
 
 def logprob_of(position: int) -> TokenLogprob:
     """The logprob of the word number `position`."""
-    other = TokenLogprob(50 + position, "\ufffd", -3.0)
+    other = TokenLogprob(50 + position, "\ufffd", -3.0, partial=b"\xf0")
     chosen = TokenLogprob(position, WORDS[position], -0.5)
     return TokenLogprob(position, WORDS[position], -0.5, (chosen, other))
 

@@ -65,12 +65,16 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with the natural log of its probability; `top` holds the likeliest alternatives, likeliest first."""
+    """A token with the natural log of its probability; `top` holds the likeliest alternatives, likeliest first.
+
+    `partial` are the token's bytes where they are no whole characters, so that `text` has U+FFFD; else it is empty.
+    """
 
     token_id: int
     text: str
     logprob: float
     top: tuple[TokenLogprob, ...] = ()
+    partial: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,13 +70,14 @@ class ChoiceOutput:
 
     def _logprob(self, token_id: int, sampled: worker_pb2.SampledLogprobs) -> TokenLogprob:
         top = tuple(
-            TokenLogprob(each, self._token_text(each), logprob)
-            for each, logprob in zip(sampled.top_ids, sampled.top_logprobs, strict=False)
+            self._token(each, logprob) for each, logprob in zip(sampled.top_ids, sampled.top_logprobs, strict=False)
         )
-        return TokenLogprob(token_id, self._token_text(token_id), sampled.logprob, top)
+        return self._token(token_id, sampled.logprob, top)
 
-    def _token_text(self, token_id: int) -> str:
-        return self._text.token_text(token_id) if self._text else ""
+    def _token(self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        if self._text is None:
+            return TokenLogprob(token_id, "", logprob, top)
+        return TokenLogprob(token_id, self._text.token_text(token_id), logprob, top, self._text.partial_bytes(token_id))
 
 
 class RequestOutput:

@@ -8,7 +8,7 @@ from polyfleet.text.chat_template import ChatTemplate
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.wire.limits import FieldError
 
-MARK = "Zq7markXw"  # a content that no template holds
+MARK = "80719254361"  # a content that no template holds, and that stays as it is in whatever case it is put
 LAYOUTS: Mapping[str, tuple[tuple[str, ...], ...]] = {  # by role: conversations in which a message of it may stand
     "user": (("user",), ("system", "user")),
     "system": (("system", "user"),),

@@ -1,17 +1,19 @@
 """The way out of a model: ids become text as they come. Its other direction is PromptText."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from polyfleet.text.assets import make_tokenizer, parse_assets
-from polyfleet.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_piece
+from polyfleet.text.detokenize import REPLACEMENT, ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_piece
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.prompt_text import PromptText, Turn
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 
 MAX_VOCABULARY = 1 << 22
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # as SentencePiece spells them
 
 
 class ModelText:
@@ -94,6 +96,15 @@ class ModelText:
             in_vocabulary = token_id < len(self._byte_pieces)
             return self._byte_pieces[token_id].decode("utf-8", "replace") if in_vocabulary else ""
         return self.decode((*self._anchor, token_id)).removeprefix(self.decode(self._anchor))
+
+    def partial_bytes(self, token_id: int) -> bytes:
+        """A token's bytes where they are no whole characters, so that its text has U+FFFD; else none."""
+        if REPLACEMENT not in self.token_text(token_id):
+            return b""
+        if self._byte_pieces is not None:
+            return self._byte_pieces[token_id]
+        byte = BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "")
+        return bytes.fromhex(byte[1]) if byte else b""
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Each id as the vocabulary spells it; empty for an id without a token."""

@@ -26,7 +26,7 @@ from polyfleet.gateway.http.errors import BodyTooLarge, UnsupportedMediaType, er
 from polyfleet.gateway.http.replies import chat_logprobs, completion_logprobs, embeddings_reply, usage_reply
 from polyfleet.gateway.http.shapes import ChatShape, CompletionShape, Shape
 
-TOP = (TokenLogprob(1, "é", -0.25), TokenLogprob(2, "\ufffd", -2.0))
+TOP = (TokenLogprob(1, "é", -0.25), TokenLogprob(2, "\ufffd", -2.0, partial=b"\xe6\x97"))
 LOGPROBS = (TokenLogprob(1, "é", -0.25, TOP), TokenLogprob(3, " b", -4.0, TOP))
 
 
@@ -37,7 +37,7 @@ def plain(value: Any) -> Any:
 def test_chat_logprobs() -> None:
     top = [
         {"token": "é", "logprob": -0.25, "bytes": [0xC3, 0xA9]},
-        {"token": "\ufffd", "logprob": -2.0, "bytes": None},
+        {"token": "\ufffd", "logprob": -2.0, "bytes": [0xE6, 0x97]},
     ]
     assert plain(chat_logprobs(LOGPROBS)) == {
         "content": [

@@ -163,3 +163,10 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
         text.encode("x" * (room * 4 + 1), max_tokens=4)
     with pytest.raises(FieldError, match=r"messages: is .* bytes long"):
         text.encode_chat([Turn("user", "x" * room * 9)], max_tokens=9)
+
+
+@pytest.mark.parametrize("name", ["upper", "lower", "title", "capitalize"])
+def test_a_template_may_put_contents_into_another_case(name: str) -> None:
+    template = "{% for m in messages %}{{ m.content | NAME }}{% endfor %}".replace("NAME", name)
+    expected = getattr("hi THERE", name)()
+    assert PromptText(assets_document(chat_template=template)).render_chat([Turn("user", "hi THERE")]) == expected

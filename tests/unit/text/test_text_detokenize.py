@@ -224,3 +224,11 @@ def test_a_token_reads_as_within_a_text() -> None:
     assert SENTENCEPIECE.token_text(vocab["é"]) == "é"
     assert SENTENCEPIECE.token_text(SP_BYTE + 0x41) == "A"
     assert KINDS["wordpiece"].token_text(wordpiece_tokenizer().get_vocab()["##es"]) == "es"
+
+
+@pytest.mark.parametrize("text", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte level", "sentencepiece"])
+def test_tokens_that_share_a_character_have_its_bytes(text: ModelText) -> None:
+    ids = text.encode("a🦊", add_special_tokens=False)
+    parts = [text.partial_bytes(token_id) for token_id in ids]
+    assert b"".join(parts) == "🦊".encode()
+    assert [bool(part) for part in parts] == ["\ufffd" in text.token_text(token_id) for token_id in ids]

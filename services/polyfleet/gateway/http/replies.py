@@ -32,7 +32,7 @@ class ChatToken(msgspec.Struct):
 
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: list[int]
     top_logprobs: list[ChatToken] | UnsetType = UNSET
 
 
@@ -204,8 +204,7 @@ def embeddings_reply(result: EmbedResult, model: str, encoding: str) -> Embeddin
 
 
 def _chat_token(item: TokenLogprob, top: list[ChatToken] | UnsetType = UNSET) -> ChatToken:
-    characters = None if "\ufffd" in item.text else list(item.text.encode())
-    return ChatToken(item.text, item.logprob, characters, top)
+    return ChatToken(item.text, item.logprob, list(item.partial or item.text.encode()), top)
 
 
 def _base64(vector: tuple[float, ...]) -> str:
