@@ -7,7 +7,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from asyncio import sslproto
+from asyncio import selector_events, sslproto
 from collections.abc import Callable
 
 from polyfleet.gateway.doors import Doors, Visit
@@ -17,6 +17,8 @@ PAUSE_SECONDS = 0.1  # when the system gives no more connections
 # Each TLS connection has a buffer of this size from its first byte on. With asyncio's 256 KiB, a thousand handshakes
 # that never end would take 300 MB. A TLS record has up to 16 KiB.
 sslproto.SSLProtocol.max_size = 32 * 1024  # type: ignore[attr-defined]
+# What is read of a connection at once bounds how long it holds the event loop. asyncio's 256 KiB are 40,000 chunks.
+selector_events._SelectorSocketTransport.max_size = 32 * 1024  # type: ignore[attr-defined]
 log = logging.getLogger(__name__)
 
 

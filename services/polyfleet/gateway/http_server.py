@@ -15,6 +15,7 @@ from polyfleet.gateway.config import Limits
 from polyfleet.gateway.doors import Doors, Visit
 from polyfleet.gateway.http.protocol import BoundedProtocol
 from polyfleet.gateway.listen import open_socket
+from polyfleet.gateway.pace import Pace
 
 
 class _Server(uvicorn.Server):
@@ -24,6 +25,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._limits = limits
         self._doors = doors
+        self._pace = Pace()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -37,7 +39,9 @@ class _Server(uvicorn.Server):
         self.started = True
 
     def _protocol(self, visit: Visit) -> BoundedProtocol:
-        return BoundedProtocol(self.config, self.server_state, {}, limits=self._limits, doors=self._doors, visit=visit)
+        return BoundedProtocol(
+            self.config, self.server_state, {}, limits=self._limits, doors=self._doors, visit=visit, pace=self._pace
+        )
 
 
 class HttpServer:

@@ -1,11 +1,15 @@
 """Bodies: malformed JSON, wrong types, unknown and unsupported fields; what is ignored or neutral passes."""
 
+import contextlib
+import gc
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody, Strict, decode
+from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody, Strict, decode, decode_inputs
 from polyfleet.wire.limits import FieldError
 
 USER = {"role": "user", "content": "hi"}
@@ -132,7 +136,6 @@ def test_ignored_fields_pass() -> None:
         (CompletionBody, {"prompt": "a", "echo": True}, "echo"),
         (CompletionBody, {"prompt": "a", "suffix": "b"}, "suffix"),
         (CompletionBody, {"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias"),
-        (CompletionBody, {"prompt": ["a", 1.5]}, "prompt[1]"),
         (EmbeddingsBody, {"input": "a", "dimensions": 64}, "dimensions"),
         (EmbeddingsBody, {"input": "a", "encoding_format": "int8"}, "encoding_format"),
     ],
@@ -141,3 +144,49 @@ def test_other_endpoints_refuse_by_name_too(kind: type[Strict], body: dict[str, 
     with pytest.raises(FieldError) as caught:
         decode(msgspec.json.encode(body), kind)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("item", [b"[]", b"{}", b"[1]", b'""'])
+@pytest.mark.parametrize("field", ["metadata", "tools", "user", "prediction"])
+def test_what_is_not_looked_into_is_not_made(field: str, item: bytes) -> None:
+    body = b'{"messages":[{"role":"user","content":"hi"}],"%s":[%s]}' % (field.encode(), b",".join([item] * 200_000))
+    assert _peak(lambda: decode(body, ChatBody)) < 2 * len(body)
+
+
+@pytest.mark.parametrize("first", [b"[]", b"1", b'""'])
+def test_lists_of_inputs_are_not_made_when_they_are_too_many(first: bytes) -> None:
+    body = msgspec.Raw(b"[%s,%s]" % (first, b",".join([b"[]"] * 200_000)))
+    assert _peak(lambda: decode_inputs(body, "prompt", 64)) < 3 * len(bytes(body))
+
+
+@pytest.mark.parametrize("value", [b"[ [1], [2] ]", b' [\n"a" , "b"]'])
+def test_inputs_may_be_laid_out_freely(value: bytes) -> None:
+    body = decode(b'{"prompt": %s}' % value, CompletionBody)
+    assert len(decode_inputs(body.prompt, "prompt", 2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "field"), [(b'["a", 1.5]', "prompt[1]"), (b'[[1], ["a"]]', "prompt[1][0]"), (b'["a", [1]]', "prompt")]
+)
+def test_inputs_of_a_wrong_type_name_the_field(value: bytes, field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        decode_inputs(msgspec.Raw(value), "prompt", 64)
+    assert caught.value.field == field
+
+
+def test_the_collector_runs_behind_every_body() -> None:
+    for body in (b"{", b'{"messages": []}', b"\xff"):
+        with contextlib.suppress(FieldError):
+            decode(body, ChatBody)
+        assert gc.isenabled()
+
+
+def _peak(work: Callable[[], object]) -> int:
+    """Bytes that `work`, which may refuse, had at most at once."""
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(FieldError):
+            work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from polyfleet.gateway.api import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
-from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody, decode
-from polyfleet.gateway.http.translate import chat_request, completion_requests, embed_request, split_inputs
+from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody, decode, decode_inputs
+from polyfleet.gateway.http.translate import chat_request, completion_requests, embed_request
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.sampling import SamplingParams
 
@@ -145,8 +145,8 @@ def test_lists_are_counted_before_anything_is_made_of_them() -> None:
     for field in ("prompt", "input"):
         for item in ("x", [1]):
             with pytest.raises(FieldError, match=f"{field}: must be at most 64, not 65"):
-                split_inputs([item] * 65, field)
-    assert split_inputs([1] * 65, "input") == [(1,) * 65]
+                decode_inputs(msgspec.Raw(msgspec.json.encode([item] * 65)), field, 64)
+    assert embed([1] * 65).inputs[0].token_ids == (1,) * 65
 
 
 def test_messages() -> None:

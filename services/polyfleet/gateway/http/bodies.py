@@ -7,16 +7,22 @@ only speak of OpenAI's own service); and those that would change the result but 
 
 from __future__ import annotations
 
+import gc
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from polyfleet.wire.limits import FieldError
+from polyfleet.wire.limits import FieldError, check_count
 
-Ignored = Any
-Unsupported = Any
+# What isn't looked into stays JSON: made into objects, 4 MB of `[[],[],…` would hold the event loop for half a second.
+Ignored = msgspec.Raw
+Unsupported = msgspec.Raw
 TokenIds = list[int]
+Inputs = msgspec.Raw  # a text, token ids, or several of either: `decode_inputs`
+NOTHING = msgspec.Raw(b"null")
+LONGEST_NEUTRAL_BYTES = 1024  # of what asks for nothing, however it is laid out
 
 # The unsupported fields, each with the values (None aside) with which it asks for nothing.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -54,7 +60,7 @@ class StreamOptions(Strict, frozen=True, kw_only=True):
     """`stream_options`; obfuscation is padding against eavesdroppers that we leave to TLS."""
 
     include_usage: bool | None = None
-    include_obfuscation: Ignored = None
+    include_obfuscation: Ignored = NOTHING
 
 
 class GenerateBody(Strict, frozen=True, kw_only=True):
@@ -79,9 +85,9 @@ class GenerateBody(Strict, frozen=True, kw_only=True):
     stop_token_ids: TokenIds | None = None
     priority: int | None = None
     # Without effect.
-    user: Ignored = None
+    user: Ignored = NOTHING
     # Not supported.
-    logit_bias: Unsupported = None
+    logit_bias: Unsupported = NOTHING
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,11 +103,11 @@ class MessageBody(Strict, frozen=True, kw_only=True):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_call_id: Ignored = None
-    refusal: Ignored = None
-    audio: Unsupported = None
-    tool_calls: Unsupported = None
-    function_call: Unsupported = None
+    tool_call_id: Ignored = NOTHING
+    refusal: Ignored = NOTHING
+    audio: Unsupported = NOTHING
+    tool_calls: Unsupported = NOTHING
+    function_call: Unsupported = NOTHING
 
 
 class ChatBody(GenerateBody, frozen=True, kw_only=True):
@@ -112,79 +118,123 @@ class ChatBody(GenerateBody, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     # Without effect.
-    metadata: Ignored = None
-    parallel_tool_calls: Ignored = None
-    prediction: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
-    safety_identifier: Ignored = None
-    service_tier: Ignored = None
+    metadata: Ignored = NOTHING
+    parallel_tool_calls: Ignored = NOTHING
+    prediction: Ignored = NOTHING
+    prompt_cache_key: Ignored = NOTHING
+    prompt_cache_options: Ignored = NOTHING
+    prompt_cache_retention: Ignored = NOTHING
+    safety_identifier: Ignored = NOTHING
+    service_tier: Ignored = NOTHING
     # Not supported.
-    audio: Unsupported = None
-    function_call: Unsupported = None
-    functions: Unsupported = None
-    modalities: Unsupported = None
-    moderation: Unsupported = None
-    reasoning_effort: Unsupported = None
-    response_format: Unsupported = None
-    store: Unsupported = None
-    tool_choice: Unsupported = None
-    tools: Unsupported = None
-    verbosity: Unsupported = None
-    web_search_options: Unsupported = None
+    audio: Unsupported = NOTHING
+    function_call: Unsupported = NOTHING
+    functions: Unsupported = NOTHING
+    modalities: Unsupported = NOTHING
+    moderation: Unsupported = NOTHING
+    reasoning_effort: Unsupported = NOTHING
+    response_format: Unsupported = NOTHING
+    store: Unsupported = NOTHING
+    tool_choice: Unsupported = NOTHING
+    tools: Unsupported = NOTHING
+    verbosity: Unsupported = NOTHING
+    web_search_options: Unsupported = NOTHING
 
 
 class CompletionBody(GenerateBody, frozen=True, kw_only=True):
     """Body of `POST /v1/completions`. The prompt is a text, token ids, or several of either."""
 
-    prompt: str | list[str | int | TokenIds]
+    prompt: Inputs
     logprobs: int | None = None
     best_of: int | None = None  # supported where it equals n
     # Not supported.
-    echo: Unsupported = None
-    suffix: Unsupported = None
+    echo: Unsupported = NOTHING
+    suffix: Unsupported = NOTHING
 
 
 class EmbeddingsBody(Strict, frozen=True, kw_only=True):
     """Body of `POST /v1/embeddings`. `pooling` and `normalize` are extensions."""
 
-    input: str | list[str | int | TokenIds]
+    input: Inputs
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Literal["mean", "last"] | None = None
     normalize: bool | None = None
-    user: Ignored = None
-    dimensions: Unsupported = None
+    user: Ignored = NOTHING
+    dimensions: Unsupported = NOTHING
 
 
 BodyT = TypeVar("BodyT", bound=Strict)
+ReadT = TypeVar("ReadT")
+_OPENING = re.compile(rb"(\[?)\s*(.?)", re.DOTALL)  # of a list, its first item's too
+_MIXED = re.compile("expected `(int|str|array)`, got `(int|str|array)`")
+ANY_INPUTS = "must be a string, a list of token ids, or a list of several of one kind; no list may be empty"
 
 
 def decode(body: bytes, kind: type[BodyT]) -> BodyT:
     """The body as `kind`. Raises FieldError, with the field's path (empty: the body as a whole)."""
     try:
-        decoded = msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _field_error(str(error)) from None
-    except (ValueError, RecursionError) as error:  # msgspec.DecodeError and UnicodeDecodeError are ValueErrors
+        decoded = _read(str(body, "utf-8"), kind)
+    except UnicodeDecodeError as error:
         raise FieldError("", f"the body is no valid JSON ({error})") from None
     refuse_unsupported(decoded)
     return decoded
 
 
+def decode_inputs(value: Inputs, field: str, most: int) -> list[str] | list[TokenIds]:
+    """OpenAI's four shapes (text, ids, list of either) as a list of up to `most`. Raises FieldError."""
+    data = bytes(value)
+    opening = b"".join(_OPENING.match(data).groups())  # type: ignore[union-attr]
+    try:
+        if opening[:1] == b'"':
+            return [_read(data, str, field)]
+        if opening == b'["':
+            texts = _read(data, list[str], field)
+            check_count(field, len(texts), most)
+            return texts
+        if opening == b"[[":
+            check_count(field, data.count(b"[") - 1, most)  # before a list is made of each
+            lists = _read(data, list[TokenIds], field)
+            if all(lists):
+                return lists
+        elif opening[:1] == b"[" != opening and opening != b"[]":
+            return [_read(data, TokenIds, field)]
+    except FieldError as error:
+        if not (error.field.count("[") == 1 and _MIXED.match(error.problem)):
+            raise
+    raise FieldError(field, ANY_INPUTS)
+
+
+def _read(data: str | bytes, kind: type[ReadT], field: str = "") -> ReadT:
+    """The JSON as `kind`. Raises FieldError with a path that begins with `field`."""
+    gc.disable()  # which would look through all of the process's objects, several times a body of many small ones
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error), field) from None
+    except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
+        raise FieldError("", f"the body is no valid JSON ({error})") from None
+    finally:
+        gc.enable()
+
+
 def refuse_unsupported(body: Strict, prefix: str = "") -> None:
     """Raise FieldError for a field that asks for something that is not supported; its name gets `prefix`."""
     for name, neutral in UNSUPPORTED.items():
-        value = getattr(body, name, None)
-        if value is not None and value not in neutral:
+        value = getattr(body, name, NOTHING)
+        if value is not NOTHING and not _is_one_of(value, neutral):
             raise FieldError(f"{prefix}{name}", "is not supported by this server; leave it out")
 
 
-def _field_error(message: str) -> FieldError:
-    """msgspec's message as path and problem; it puts the name of a missing or unknown field into the problem."""
+def _is_one_of(value: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
+    """Whether the JSON means null or one of these."""
+    return len(value) <= LONGEST_NEUTRAL_BYTES and msgspec.json.decode(value) in (None, *neutral)
+
+
+def _field_error(message: str, field: str) -> FieldError:
+    """msgspec's message as path, behind `field`, and problem; the latter names a missing or unknown field."""
     problem, _, path = message.partition(" - at `$")
-    path = path.rstrip("`").lstrip(".")
+    path = field + path.rstrip("`") if field else path.rstrip("`").lstrip(".")
     for opening, said in SHAPE_PROBLEMS.items():
         if problem.startswith(opening):
             name = problem.removeprefix(opening).strip("`")

@@ -18,9 +18,11 @@ from polyfleet.gateway.http.errors import BodyTooLarge, UnsupportedMediaType, er
 from polyfleet.gateway.http.relay import merge, until_disconnect
 from polyfleet.gateway.http.replies import ModelList, embeddings_reply, model_reply
 from polyfleet.gateway.http.shapes import ChatShape, CompletionShape, Shape
+from polyfleet.gateway.pace import Pace
 from polyfleet.gateway.state import GatewayState
 from polyfleet.wire.limits import FieldError
 
+QUICK_BYTES = 65_536  # a body of this size is decoded within a millisecond
 EMBEDDING_RENAMES: Mapping[str, str] = {"inputs": "input"}
 
 
@@ -30,6 +32,7 @@ class Endpoints:
     def __init__(self, state: GatewayState) -> None:
         self._state = state
         self._generation = state.generation
+        self._pace = Pace()
 
     async def chat(self, request: Request) -> ASGIApp:
         """POST /v1/chat/completions."""
@@ -98,6 +101,8 @@ class Endpoints:
     async def _read(self, request: Request, kind: type[BodyT]) -> BodyT:
         if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             raise UnsupportedMediaType("The body must be sent with `Content-Type: application/json`.")
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise UnsupportedMediaType("The body must be sent as it is, without `Content-Encoding`.")
         limit = self._state.limits.max_message_bytes
         announced = request.headers.get("content-length", "")
         body = bytearray()
@@ -107,7 +112,9 @@ class Endpoints:
             body += chunk
             if len(body) > limit:
                 raise BodyTooLarge(f"The body is over this server's limit of {limit} bytes.")
-        return decode(bytes(body), kind)
+        if len(body) <= QUICK_BYTES:
+            return decode(bytes(body), kind)
+        return await self._pace.run(lambda: decode(bytes(body), kind))
 
     def _answer(
         self, request: Request, body: GenerateBody, wanted: list[GenerateRequest], shape: Shape, call: Call

@@ -7,6 +7,7 @@ gets its status where an answer is still possible, and the connection ends.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from enum import Enum, unique
 from typing import Any
@@ -30,10 +31,12 @@ from polyfleet.gateway.http.refusals import (
     Refused,
 )
 from polyfleet.gateway.http.transport import LingeringTransport
+from polyfleet.gateway.pace import Pace
 
 FRAMING_BYTES = 65_536  # of a chunked body, beside…
 FRAMING_FACTOR = 8  # …so much for each byte of it: chunks of one byte are allowed, extensions without end are not
 UNREAD_BYTES = 1 << 18  # that a client may send behind the answer which ends its connection
+QUICK_SECONDS = 0.0005  # what takes longer to parse, as chunks of one byte do, is paced
 GRACE_SECONDS = 1.0  # for the status DEADLINE_EXCEEDED to reach a client that reads
 
 
@@ -58,11 +61,13 @@ class BoundedProtocol(HttpToolsProtocol):
         limits: Limits,
         doors: Doors,
         visit: Visit,
+        pace: Pace,
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._limits = limits
         self._doors = doors
         self._visit = visit
+        self._pace = pace
         self._seconds = {
             Awaiting.HEAD: limits.header_seconds,
             Awaiting.BODY: limits.body_seconds,
@@ -130,6 +135,12 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._timer is None or self._awaiting is Awaiting.NEXT:
             self._await(Awaiting.HEAD)
+        begin = time.thread_time()
+        self._take(data)
+        if (took := time.thread_time() - begin) > QUICK_SECONDS and not self.transport.is_closing():
+            self._lingering.rest(self._pace.spend(took))
+
+    def _take(self, data: bytes) -> None:
         head = self._num_heads + (not self._incoming)  # the one that these bytes belong to from the first on
         self._raw_bytes += len(data)
         try:
@@ -254,7 +265,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _late(self) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete
-        if self.flow.read_paused or (answering and (self._awaiting is Awaiting.HEAD or self.pipeline)):
+        if (
+            self._lingering.resting
+            or self.flow.read_paused
+            or (answering and (self._awaiting is Awaiting.HEAD or self.pipeline))
+        ):
             self._await(self._awaiting)  # it is we who keep the client waiting
         elif self._awaiting is Awaiting.NEXT:
             self.transport.close()

@@ -1,7 +1,6 @@
 """From request bodies to what the gateway's core takes. Pure; ranges are the core's to judge."""
 
 from collections.abc import Sequence
-from typing import cast
 
 from polyfleet.gateway.api import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
 from polyfleet.gateway.http.bodies import (
@@ -11,6 +10,7 @@ from polyfleet.gateway.http.bodies import (
     EmbeddingsBody,
     GenerateBody,
     MessageBody,
+    decode_inputs,
     refuse_unsupported,
 )
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
@@ -19,8 +19,6 @@ from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for text completions; chat has none
 _SAMPLING = (*DEFAULTABLE, "presence_penalty", "frequency_penalty")
-
-Input = str | tuple[int, ...]
 
 
 def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
@@ -44,9 +42,7 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[GenerateR
     _check_stream_options(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise FieldError("best_of", "is not supported by this server; leave it out or set it to n")
-    prompts = split_inputs(body.prompt, "prompt")
-    if len(prompts) > MAX_PROMPTS:
-        raise FieldError("prompt", f"must be at most {MAX_PROMPTS} prompts, not {len(prompts)}")
+    prompts: Sequence[str | list[int]] = decode_inputs(body.prompt, "prompt", MAX_PROMPTS)
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     ids = [request_id] if len(prompts) == 1 else [f"{request_id[:120]}-{index}" for index in range(len(prompts))]
     return [
@@ -58,8 +54,8 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[GenerateR
 def embed_request(body: EmbeddingsBody, request_id: str) -> EmbedRequest:
     """The request of an embeddings call; vectors have length 1 unless `normalize` is false. Raises FieldError."""
     inputs = tuple(
-        EmbedInput(text=item) if isinstance(item, str) else EmbedInput(token_ids=item)
-        for item in split_inputs(body.input, "input")
+        EmbedInput(text=item) if isinstance(item, str) else EmbedInput(token_ids=tuple(item))
+        for item in decode_inputs(body.input, "input", MAX_PROMPTS)
     )
     return EmbedRequest(
         model=body.model or "",
@@ -70,29 +66,11 @@ def embed_request(body: EmbeddingsBody, request_id: str) -> EmbedRequest:
     )
 
 
-def split_inputs(value: str | Sequence[str | int | Sequence[int]], field: str) -> list[Input]:
-    """OpenAI's four shapes (text, ids, list of texts, list of id lists) as a list. Raises FieldError for a mixture."""
-    if isinstance(value, str):
-        return [value]
-    kinds = set(map(type, value))  # there may be millions
-    if kinds == {int}:
-        return [tuple(cast("Sequence[int]", value))]
-    if len(kinds) == 1:
-        check_count(field, len(value), MAX_PROMPTS)
-    if kinds == {str}:
-        return list(cast("Sequence[str]", value))
-    if kinds == {list} and all(value):
-        return [tuple(item) for item in cast("Sequence[list[int]]", value)]
-    raise FieldError(
-        field, "must be a string, a list of token ids, or a list of several of one kind; no list may be empty"
-    )
-
-
 def _request(
     body: GenerateBody,
     request_id: str,
     *,
-    prompt: Input | None = None,
+    prompt: str | list[int] | None = None,
     messages: tuple[Message, ...] = (),
     max_tokens: int | None,
     logprobs: int | None,
@@ -103,7 +81,7 @@ def _request(
         model=body.model or "",
         text=prompt if isinstance(prompt, str) else None,
         messages=messages,
-        token_ids=prompt if isinstance(prompt, tuple) else (),
+        token_ids=tuple(prompt) if isinstance(prompt, list) else (),
         sampling=SamplingParams(**given),
         left_out=frozenset(DEFAULTABLE) - given.keys(),
         seed=body.seed,

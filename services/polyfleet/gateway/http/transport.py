@@ -19,12 +19,35 @@ class LingeringTransport:
         self._unread = unread
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
+        self._paused = False  # by the protocol
+        self._rest_timer: asyncio.TimerHandle | None = None
         self.write = transport.write
-        self.pause_reading = transport.pause_reading
-        self.resume_reading = transport.resume_reading
         self.get_extra_info = transport.get_extra_info
         self.get_write_buffer_size = transport.get_write_buffer_size
         self.abort = transport.abort
+
+    @property
+    def resting(self) -> bool:
+        """Whether `rest` has not ended yet."""
+        return self._rest_timer is not None
+
+    def rest(self, seconds: float) -> None:
+        """Read nothing for so long, or until the protocol resumes, whichever is later."""
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+        self._transport.pause_reading()
+        self._rest_timer = asyncio.get_running_loop().call_later(seconds, self._rested)
+
+    def pause_reading(self) -> None:
+        """As transports have it."""
+        self._paused = True
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """As transports have it."""
+        self._paused = False
+        if not self.resting:
+            self._transport.resume_reading()
 
     def is_closing(self) -> bool:
         """Whether no answer can be written any more."""
@@ -39,14 +62,20 @@ class LingeringTransport:
         if not self._unread():
             self._transport.close()
             return
-        self._transport.resume_reading()
+        self.resume_reading()
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
     def closed(self) -> None:
         """The connection is gone: forget it."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._rest_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def _rested(self) -> None:
+        self._rest_timer = None
+        if not self._paused:
+            self._transport.resume_reading()
 
     def _cut_when_stuck(self, before: int) -> None:
         """`before`: bytes that waited for the client at the last look; 0: this is the first one."""
