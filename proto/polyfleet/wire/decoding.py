@@ -5,8 +5,9 @@ grpc.aio.server(interceptors=[auth, DecodeInterceptor()])  # behind authenticati
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -59,15 +60,21 @@ def guarded(
 
     async def run(messages: AsyncIterator[Any], context: Any) -> Any:
         try:
-            return await method(await taken(messages), context)
+            with _forgetting():
+                call = method(await taken(messages), context)
+                del messages
+                return await call
         except Undecodable as error:
             await refuse(context, str(error))
 
     async def generate(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         try:
-            async with aclosing(method(await taken(messages), context)) as responses:
-                async for response in responses:
-                    yield response
+            with _forgetting():
+                call = method(await taken(messages), context)
+                del messages
+                async with aclosing(call) as responses:
+                    async for response in responses:
+                        yield response
         except Undecodable as error:
             await refuse(context, str(error))
 
@@ -76,6 +83,17 @@ def guarded(
         request_deserializer=handler.request_deserializer and partial(_decode, handler.request_deserializer),
         response_serializer=handler.response_serializer,
     )
+
+
+@contextmanager
+def _forgetting() -> Iterator[None]:
+    """Let an aborted call's message go: gRPC keeps the error as long as the connection, and its frames with it."""
+    try:
+        yield
+    except grpc.aio.AbortError as error:
+        error.__cause__ = error.__context__ = None
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def _decode(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
@@ -92,18 +110,20 @@ async def _all(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 async def _only(messages: AsyncIterator[Any], seconds: float) -> Any:
-    """The first message; more are not looked at."""
+    """The first message; more are not looked at, and gRPC's generator, which would keep it, is closed."""
+    stream = aiter(messages)
     try:
-        first = await asyncio.wait_for(_first(messages), seconds)
+        first = await asyncio.wait_for(_first(stream), seconds)
     except asyncio.TimeoutError:
         raise Undecodable(f"The request's message did not come within {seconds:g} s.") from None
+    await stream.aclose()  # type: ignore[attr-defined]
     if first is None:
         raise Undecodable("The request ended without a message.")
     return _valid(first)
 
 
-async def _first(messages: AsyncIterator[Any]) -> Any:
-    return await anext(aiter(messages), None)
+async def _first(stream: AsyncIterator[Any]) -> Any:
+    return await anext(stream, None)
 
 
 def _valid(message: Any) -> Any:

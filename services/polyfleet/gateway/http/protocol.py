@@ -34,7 +34,7 @@ from polyfleet.gateway.http.transport import LingeringTransport
 from polyfleet.gateway.pace import Pace
 
 FRAMING_BYTES = 65_536  # of a chunked body, beside…
-FRAMING_FACTOR = 8  # …so much for each byte of it: chunks of one byte are allowed, extensions without end are not
+FRAMING_FACTOR = 1  # …so much for each byte of it: thousands of chunks of one byte are allowed, no million of them
 UNREAD_BYTES = 1 << 18  # that a client may send behind the answer which ends its connection
 QUICK_SECONDS = 0.0005  # what takes longer to parse, as chunks of one byte do, is paced
 GRACE_SECONDS = 1.0  # for the status DEADLINE_EXCEEDED to reach a client that reads

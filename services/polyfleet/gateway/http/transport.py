@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 LINGER_SECONDS = 5.0
+SMALL_BYTES = 4096
 
 
 class LingeringTransport:
@@ -32,7 +33,8 @@ class LingeringTransport:
         return self._rest_timer is not None
 
     def rest(self, seconds: float) -> None:
-        """Read nothing for so long, or until the protocol resumes, whichever is later."""
+        """Read nothing for so long, or until the protocol resumes, whichever is later; then in small pieces."""
+        self._transport.max_size = SMALL_BYTES  # type: ignore[attr-defined]
         if self._rest_timer is not None:
             self._rest_timer.cancel()
         self._transport.pause_reading()
