@@ -18,7 +18,14 @@ from polyfleet.gateway.api import (
     Usage,
 )
 from polyfleet.v1 import inference_pb2 as pb
-from polyfleet.wire.limits import MAX_EMBED_INPUTS, MAX_MESSAGES, FieldError, check_count
+from polyfleet.wire.limits import (
+    MAX_EMBED_INPUTS,
+    MAX_MESSAGES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    FieldError,
+    check_count,
+)
 from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 
 _POOLING = {
@@ -34,8 +41,10 @@ _REASONS = {
 
 
 def generate_request(message: pb.GenerateRequest) -> GenerateRequest:
-    """From the wire; absent fields get the defaults that inference.proto names, or are the model's to choose."""
+    """From the wire; absent fields get inference.proto's defaults, or are the model's own. Raises FieldError."""
     has = message.HasField
+    check_count("stop", len(message.stop), MAX_STOP_STRINGS)
+    check_count("stop_token_ids", len(message.stop_token_ids), MAX_STOP_TOKEN_IDS)
     return GenerateRequest(
         model=message.model,
         text=message.text if has("text") else None,

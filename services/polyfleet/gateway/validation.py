@@ -17,6 +17,7 @@ from polyfleet.wire.limits import (
     REQUEST_ID,
     ROLES,
     FieldError,
+    check_count,
     check_range,
     shown,
 )
@@ -123,15 +124,13 @@ def _check_messages(messages: Iterable[Message]) -> None:
 
 
 def _check_stops(request: GenerateRequest) -> None:
-    if len(request.stop) > MAX_STOP_STRINGS:
-        raise FieldError("stop", f"must be at most {MAX_STOP_STRINGS} strings, not {len(request.stop)}")
+    check_count("stop", len(request.stop), MAX_STOP_STRINGS)
     for index, stop in enumerate(request.stop):
         if not 1 <= len(stop) <= MAX_STOP_STRING_CHARACTERS:
             raise FieldError(
                 f"stop[{index}]", f"must be 1 to {MAX_STOP_STRING_CHARACTERS} characters long, not {len(stop)}"
             )
-    if len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise FieldError("stop_token_ids", f"must be at most {MAX_STOP_TOKEN_IDS}, not {len(request.stop_token_ids)}")
+    check_count("stop_token_ids", len(request.stop_token_ids), MAX_STOP_TOKEN_IDS)
 
 
 def _check_embed_input(field: str, each: EmbedInput) -> None:
