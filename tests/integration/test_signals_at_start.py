@@ -16,12 +16,12 @@ from tests.support.starting import INIT, NAMESPACE, Starting, needs_init, needs_
 from tests.support.worker_process import ENGINE, ROOT
 
 NOBODY = "127.0.0.1:1"
-TERM, INT = signal.SIGTERM, signal.SIGINT
+TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 GATEWAY = [sys.executable, "-m", "polyfleet.gateway", "--fleet", NOBODY]
 GATEWAY += [word for port in ("grpc", "http", "metrics") for word in (f"--{port}-listen", "127.0.0.1:0")]
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.4)
-SIGNALS = [(TERM, delay) for delay in DELAYS] + [(INT, delay) for delay in (0.2, 0.8, 1.6)]
+SIGNALS = [(TERM, delay) for delay in DELAYS] + [(number, delay) for number in (INT, HUP) for delay in (0.2, 0.8, 1.6)]
 
 
 def worker(fleet: str, *more: str) -> list[str]:
@@ -75,7 +75,7 @@ def folder() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("delay", [0.3, 1.5, 5.0])
-@pytest.mark.parametrize("told", [TERM, INT, "the end of its input"])
+@pytest.mark.parametrize("told", [TERM, INT, HUP, "the end of its input"])
 def test_scheduler(tmp_path: Path, folder: str, told: signal.Signals | str, delay: float) -> None:
     from polyfleet.scheduler.ports import free_address
 

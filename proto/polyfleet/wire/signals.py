@@ -1,20 +1,26 @@
-"""SIGTERM and SIGINT between a process's first instruction and the moment that it has something to drain."""
+"""The signals that stop a process: which they are, and what they do before it has something to drain."""
 
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def stopping() -> tuple[signal.Signals, ...]:
+    """Those that stop this process: all of STOPPING, but for a SIGHUP that is ignored, as under nohup."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(number for number in STOPPING if not (ignored and number is signal.SIGHUP))
 
 
 def end_at_signals() -> None:
-    """Let both end this process at once, without a stack trace: for the start, before there is anything to drain.
+    """Let them end this process at once, without a stack trace: for the start, before there is anything to drain.
 
     Process 1 of a container needs a handler for it, since the kernel spares it what is a signal's default. Its exit
     status is then 128 + the signal's number.
     """
-    for number in STOPPING:
+    for number in stopping():
         signal.signal(number, _exit if os.getpid() == 1 else signal.SIG_DFL)
 
 
@@ -24,7 +30,7 @@ def _exit(number: int, _: object) -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Let both wait. A process that is started meanwhile has them waiting until it calls `ignore`."""
+    """Let them wait. A process that is started meanwhile has them waiting until it calls `ignore`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
@@ -33,7 +39,12 @@ def held() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """Ignore both, those that wait included: for a process that ends by other means."""
+    """Ignore them, those that wait included: for a process that ends by other means."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def ignore_hangups() -> None:
+    """Ignore SIGHUP from here on: a terminal that goes may send two, and the second one is nobody's wish to hurry."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)

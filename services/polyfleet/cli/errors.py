@@ -39,18 +39,22 @@ class CliError(click.ClickException):
         self.exit_code: int = int(code)  # type: ignore[misc]  # click declares it on the class
 
 
-def status_error(status: str, message: str, address: str, retry_after: float | None = None) -> CliError:
-    """The failure that a gRPC status of the server at `address` means."""
+def status_error(
+    status: str, message: str, address: str, secret_option: str, retry_after: float | None = None
+) -> CliError:
+    """The failure that a gRPC status of the server at `address` means; `secret_option` gives it its key or token."""
     code = _BY_STATUS.get(status, ExitCode.FAILED)
     if status == "UNAVAILABLE" and "failed to connect" in message.lower():
         message = f"Nothing answers at {address}: start it with `polyfleet serve`, or name another address."
+    if status == "UNAUTHENTICATED":
+        message = f"{message.rstrip('.')}; {secret_option} names the file that has it."
     if retry_after is not None:
         message = f"{message.rstrip('.')}. Try again in {retry_after:g} s."
     return CliError(message, code)
 
 
 @contextmanager
-def calling(address: str) -> Iterator[None]:
+def calling(address: str, secret_option: str = "--api-key-file") -> Iterator[None]:
     """Turn the failures of calls to `address`, by the client or by a bare stub, into CliErrors."""
     import grpc
 
@@ -59,6 +63,7 @@ def calling(address: str) -> Iterator[None]:
     try:
         yield
     except PolyfleetError as error:
-        raise status_error(error.status, error.message, address, error.retry_after) from None
+        raise status_error(error.status, error.message, address, secret_option, error.retry_after) from None
     except grpc.RpcError as error:
-        raise status_error(error.code().name, error.details() or error.code().name, address) from None
+        code, details = error.code().name, error.details()
+        raise status_error(code, details or code, address, secret_option) from None

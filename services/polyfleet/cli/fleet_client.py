@@ -52,5 +52,5 @@ def open_fleet(fleet: str, token_file: Path | None) -> Iterator[FleetClient]:
     """
     check_address(fleet)
     token = read_secret(token_file or known_token(fleet), "fleet token")
-    with calling(fleet), grpc.insecure_channel(fleet, [("grpc.enable_http_proxy", 0)]) as channel:
+    with calling(fleet, "--fleet-token-file"), grpc.insecure_channel(fleet, [("grpc.enable_http_proxy", 0)]) as channel:
         yield FleetClient(channel, token)

@@ -9,11 +9,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from polyfleet.wire.signals import STOPPING, stopping
+
 if TYPE_CHECKING:
     import psutil
 
 TERMINATE_SECONDS = 10.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
@@ -32,7 +33,7 @@ def stop_on_signals(first: Callable[[], None]) -> Iterator[None]:
         first()
         raise Stopped
 
-    before = {number: signal.signal(number, stop) for number in SIGNALS if not _left_to_nohup(number)}
+    before = {number: signal.signal(number, stop) for number in stopping()}
     try:
         yield
     finally:
@@ -40,13 +41,9 @@ def stop_on_signals(first: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _left_to_nohup(number: signal.Signals) -> bool:
-    return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
-
-
 def ignore_signals() -> None:
     """From here on nothing interrupts."""
-    for number in SIGNALS:
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -12,7 +12,7 @@ from polyfleet.gateway.auth import KeySetupError
 from polyfleet.gateway.config import ConfigError, GatewayConfig, load_config
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
 from polyfleet.wire.logs import LEVELS, set_up_logging
-from polyfleet.wire.signals import STOPPING
+from polyfleet.wire.signals import ignore_hangups, stopping
 
 CANNOT_START = 2
 EPILOG = """\b
@@ -23,7 +23,7 @@ Examples:
   python -m polyfleet.gateway --grpc-listen 0.0.0.0:50051 --http-listen 0.0.0.0:8000 --fleet scheduler:50052 \\
       --keys-file keys.yaml --tls-cert tls.crt --tls-key tls.key
 
-SIGTERM or Ctrl-C drains: not ready, running requests finish, then it ends. Exit status: 0 well, 2 can't start.
+SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it ends. Exit status: 0 well, 2 can't start.
 """
 
 
@@ -62,18 +62,19 @@ def main(config: Path | None, **overrides: Any) -> None:
 
 
 async def serve(config: GatewayConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal cuts the draining short."""
+    """Serve until SIGTERM, SIGINT or SIGHUP, then drain; a second one of the first two cuts the draining short."""
     from polyfleet.gateway.server import Gateway
 
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in STOPPING:
+    for number in stopping():
         loop.add_signal_handler(number, told.set)
     gateway = Gateway(config)
     await gateway.start()
     gc.freeze()  # what is there now stays: to look through it each time would hold the event loop for 40 ms
     await told.wait()
     told.clear()
+    ignore_hangups()
     draining, again = asyncio.create_task(gateway.drain()), asyncio.create_task(told.wait())
     await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
     draining.cancel()

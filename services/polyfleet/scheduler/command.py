@@ -13,11 +13,12 @@ from typing import Any
 import click
 
 from polyfleet.scheduler.config import ACCELERATORS, ConfigError, SchedulerConfig, load_config
+from polyfleet.scheduler.local import made_ray_folder
 from polyfleet.scheduler.ports import check_ports
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, is_loopback
 from polyfleet.wire.logs import LEVELS
-from polyfleet.wire.signals import STOPPING
+from polyfleet.wire.signals import stopping
 
 CANNOT_START = 2
 LOOPBACK_RAY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's name for: this machine's address is 127.0.0.1
@@ -30,7 +31,7 @@ LOCAL_ENVIRONMENT = {  # of a Ray of our own; read when Ray is imported
 EPILOG = """\b
 Examples:
   python -m polyfleet.scheduler
-      starts a Ray of this machine, serves until SIGTERM or Ctrl-C, then stops every worker
+      starts a Ray of this machine, serves until SIGTERM, SIGHUP or Ctrl-C, then stops every worker
   python -m polyfleet.scheduler --address auto --config /etc/polyfleet.yaml
       creates the scheduler in the Ray that runs here, or finds it, and returns
 
@@ -71,11 +72,13 @@ def default_places() -> dict[str, int]:
 @click.option("--keys-file", help="The gateway's keys; operators' keys in it may deploy, undeploy and drain.")
 @click.option("--log-level", type=click.Choice(LEVELS), help="[default: info]")
 @click.option("--stop-at-eof", is_flag=True, hidden=True, help="Stop when standard input ends: with the parent.")
+@click.option("--ray-folder", hidden=True, help="Of Ray's files; the parent made it.")
 def main(
     config: Path | None,
     address: str,
     places: Mapping[str, int] | None,
     stop_at_eof: bool,
+    ray_folder: str | None,
     **overrides: str | None,
 ) -> None:
     """Run the scheduler: it keeps as many workers as the deployments want and tells gateways about them."""
@@ -85,7 +88,7 @@ def main(
         if address == "local":
             check_ports(settings)
             Store(settings.state_path / STATE_NAME).close()  # what can't be used is told now, not after Ray's start
-            _run_locally(settings, places or default_places(), stop_at_eof)
+            _run_locally(settings, places or default_places(), stop_at_eof, ray_folder or made_ray_folder())
         else:
             _create_in(settings, address)
     except (ConfigError, StoreError, AuthSetupError) as error:
@@ -94,7 +97,7 @@ def main(
         sys.exit(CANNOT_START)
 
 
-def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof: bool) -> None:
+def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof: bool, ray_folder: str) -> None:
     """Serve until told to stop, then stop everything. What it and Ray write is for this user alone."""
     os.umask(0o077)
     os.environ.update(LOCAL_ENVIRONMENT)
@@ -104,11 +107,11 @@ def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof
     from polyfleet.scheduler.local_ray import local_ray
 
     told = threading.Event()
-    for number in STOPPING:
+    for number in stopping():
         signal.signal(number, lambda *_: told.set())
     if stop_at_eof:
         threading.Thread(target=_wait_for_eof, args=(told,), daemon=True).start()
-    with local_ray(places, told) as ray_address:
+    with local_ray(places, told, ray_folder) as ray_address:
         if ray_address is not None:
             try:
                 find_or_create(config)

@@ -9,12 +9,12 @@ The caller imports no Ray, and sees nothing of its output.
 import json
 import os
 import selectors
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from polyfleet.scheduler.ports import check_ports, free_address
 START_SECONDS = 90.0
 STOP_MARGIN_SECONDS = 60.0
 OUTPUT_NAME = "scheduler-process.log"
+LONGEST_FOLDER = 24  # Ray's sockets lie below, and their paths may have 103 characters
 
 
 class LocalScheduler:
@@ -42,6 +43,7 @@ class LocalScheduler:
         )
         self._places = places
         self._process: subprocess.Popen[bytes] | None = None
+        self._ray_folder = ""
         self.ray_address = ""
 
     @property
@@ -79,11 +81,14 @@ class LocalScheduler:
             logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"The folder {logs} can't be made: {error.strerror}.") from None
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file, (logs / OUTPUT_NAME).open("ab") as output:
+        # A file without a name: none is left behind, however this process ends.
+        with tempfile.TemporaryFile("w+") as file, (logs / OUTPUT_NAME).open("ab") as output:
             yaml.safe_dump({"scheduler": msgspec.to_builtins(self.config)}, file)
-            file.flush()
+            file.seek(0)
+            self._ray_folder = made_ray_folder()
             self._process = subprocess.Popen(
-                self._command(Path(file.name)),
+                self._command(f"/dev/fd/{file.fileno()}"),
+                pass_fds=(file.fileno(),),
                 stdin=subprocess.PIPE,  # its end tells the process that we are gone
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -95,8 +100,9 @@ class LocalScheduler:
                 self.shutdown()
                 raise
 
-    def _command(self, config_file: Path) -> list[str]:
-        command = [sys.executable, "-m", "polyfleet.scheduler", "--config", str(config_file), "--stop-at-eof"]
+    def _command(self, config_file: str) -> list[str]:
+        command = [sys.executable, "-m", "polyfleet.scheduler", "--config", config_file, "--stop-at-eof"]
+        command += ["--ray-folder", self._ray_folder]
         if self._places:
             command += ["--places", ",".join(f"{family}={count}" for family, count in self._places.items())]
         return command
@@ -129,6 +135,13 @@ class LocalScheduler:
             process.kill()
             process.wait()
         process.stdout.close()
+        shutil.rmtree(self._ray_folder, ignore_errors=True)  # still there when it was killed
+
+
+def made_ray_folder() -> str:
+    """A new folder of this user's alone for what Ray writes, with a path that is short enough for Ray."""
+    usual = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="polyfleet-", dir=usual if len(usual) <= LONGEST_FOLDER else "/tmp")
 
 
 def _read_line(descriptor: int, seconds: float) -> bytes:

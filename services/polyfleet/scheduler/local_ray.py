@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-import tempfile
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,34 +15,32 @@ import ray
 from polyfleet.scheduler.config import RESOURCE_PREFIX
 from polyfleet.scheduler.ray_cluster import NAMESPACE
 
-LONGEST_FOLDER = 24  # Ray's sockets lie below, and their paths may have 103 characters
 POLL_SECONDS = 0.05
 END_SECONDS = 2.0
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray refuses less than 75 MiB; nothing of ours lives there
 
 
 @contextmanager
-def local_ray(places: Mapping[str, int], told: threading.Event) -> Iterator[str | None]:
-    """Start Ray with room for `places` workers of each accelerator; gives the cluster's address.
+def local_ray(places: Mapping[str, int], told: threading.Event, folder: str) -> Iterator[str | None]:
+    """Start Ray in `folder` with room for `places` workers of each accelerator; gives the cluster's address.
 
     None when `told` to end before Ray is up. However the block ends, it leaves no process below this one and no folder.
     Ray starts on a thread: on the main one it would replace the handler of SIGTERM and could not be left.
     `command.LOCAL_ENVIRONMENT` must have been set before this module was imported.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    short = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_FOLDER else "/tmp"
     outcome: Future[str] = Future()
     over = threading.Event()
-    with tempfile.TemporaryDirectory(prefix="polyfleet-", dir=short, ignore_cleanup_errors=True) as folder:
-        own = os.path.join(folder, "ray")  # which Ray opens to all; the folder above is closed
-        threading.Thread(target=_keep, args=(places, own, outcome, over), daemon=True).start()
-        try:
-            while not outcome.done() and not told.wait(POLL_SECONDS):
-                pass
-            yield outcome.result() if outcome.done() else None
-        finally:
-            _end(outcome)
-            over.set()
+    own = os.path.join(folder, "ray")  # which Ray opens to all; the folder above is closed
+    threading.Thread(target=_keep, args=(places, own, outcome, over), daemon=True).start()
+    try:
+        while not outcome.done() and not told.wait(POLL_SECONDS):
+            pass
+        yield outcome.result() if outcome.done() else None
+    finally:
+        _end(outcome)
+        over.set()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _keep(places: Mapping[str, int], folder: str, outcome: "Future[str]", over: threading.Event) -> None:

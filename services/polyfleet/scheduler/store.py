@@ -41,6 +41,8 @@ class Store:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._migrate(path)
+        except sqlite3.OperationalError as error:  # the file may be well: a full disk, a folder that can't be written
+            raise StoreError(f"The state file {path} can't be opened: {error}.") from None
         except sqlite3.Error as error:
             raise StoreError(f"The state file {path} can't be used ({error}): move it away or restore it.") from None
 

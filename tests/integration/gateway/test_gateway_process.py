@@ -55,7 +55,8 @@ async def running(*arguments: str) -> AsyncIterator[tuple[Process, int]]:
         await process.communicate()
 
 
-async def test_serves_in_little_memory_and_drains_at_sigterm() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_serves_in_little_memory_and_drains(number: signal.Signals) -> None:
     worker = text_worker("w-1", token_seconds=0.005)
     async with SnapshotFleet() as fleet, worker:
         fleet.add_assets(worker.assets)
@@ -72,7 +73,7 @@ async def test_serves_in_little_memory_and_drains_at_sigterm() -> None:
                 assert memory.memory_info().rss < 300e6
                 loaded = {Path(each.path).name for each in memory.memory_maps()}
                 assert not any("libtorch" in name or "_raylet" in name for name in loaded)
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(number)
                 assert (await reading).ids() == fake_tokens([4, 5], 150, 0, VOCABULARY)
             assert await process.wait() == 0
 

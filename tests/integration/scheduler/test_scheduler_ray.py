@@ -1,5 +1,6 @@
 """The scheduler on a real local Ray: workers come up, and survive kill -9 of themselves, launchers and scheduler."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import urllib.request
 import venv
@@ -239,6 +241,21 @@ def test_when_its_parent_is_killed_the_whole_fleet_stops(tmp_path: Path) -> None
     parent.stdout.close()
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
+
+
+def test_when_its_process_is_killed_no_file_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a path short enough for Ray
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        with LocalScheduler(replace(ANY_PORTS, state_dir=str(tmp_path))) as local:
+            assert local.pid
+            assert len(os.listdir(folder)) == 1
+            family = psutil.Process(local.pid).children(recursive=True)
+            os.kill(local.pid, signal.SIGKILL)
+            for each in family:  # Ray's agents would stay for minutes
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(family)
+        assert os.listdir(folder) == []
 
 
 def test_a_port_in_use_is_named_before_anything_is_started(tmp_path: Path) -> None:

@@ -208,6 +208,21 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         assert await worker.exit_status() == 128 + signal.SIGTERM
 
 
+async def test_a_terminal_that_goes_drains_however_often_it_says_so(tmp_path: Path) -> None:
+    async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
+        await session.start(start("running", 1, max_tokens=100))
+        while (await session.event()).status.running_sequences != 1:
+            pass
+        worker.signal(signal.SIGHUP)
+        while (await session.event()).status.state != fleet.WORKER_STATE_DRAINING:
+            pass
+        worker.signal(signal.SIGHUP)
+        seen = await session.run_to_end()
+        assert tokens_of(seen["running"])[-10:] == fake_tokens([1], 100)[-10:]
+        assert await worker.exit_status() == 0
+        assert not worker.lock_path.exists()
+
+
 async def test_the_drain_timeout_hands_the_rest_back(tmp_path: Path) -> None:
     options = ("--drain-timeout", "0.2")
     async with WorkerProcess(tmp_path, *options, model="fake:step_seconds=0.01") as worker:

@@ -23,10 +23,13 @@ class Fleet(FleetServicer):  # type: ignore[misc]
         self.tokens: list[Any] = []
         self.workers: list[pb.FleetWorker] = []
         self.deployments: list[pb.ModelDeployment] = []
+        self.wants_token = False
 
     def _note(self, request: Any, context: Any) -> None:
         self.requests.append(request)
         self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
+        if self.wants_token and not self.tokens[-1]:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "Send `authorization: Bearer <fleet token>`.")
 
     def ListWorkers(self, request: Any, context: Any) -> pb.FleetSnapshot:
         self._note(request, context)
@@ -170,3 +173,11 @@ def test_the_fleet_token_is_presented(fleet: tuple[Fleet, str], tmp_path: Path) 
     (tmp_path / "token").write_text("t0ken\n")
     run("workers", "--fleet", address, "--fleet-token-file", str(tmp_path / "token"))
     assert service.tokens == ["Bearer t0ken"]
+
+
+def test_a_refusal_names_the_option_that_takes_the_token(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    service.wants_token = True
+    refused = run("workers", "--fleet", address)
+    said = "Error: Send `authorization: Bearer <fleet token>`; --fleet-token-file names the file that has it.\n"
+    assert (refused.exit_code, refused.stderr) == (4, said)

@@ -100,6 +100,12 @@ def test_a_file_that_is_no_database_is_refused_in_words(path: Path) -> None:
         Store(path)
 
 
+def test_a_file_that_can_not_be_opened_is_refused_without_blaming_the_file(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"fleet\.sqlite can't be opened: unable to open database file\.$"):
+        Store(path)
+
+
 def test_a_newer_file_is_refused_in_words(path: Path) -> None:
     Store(path).close()
     with sqlite3.connect(path) as database:

@@ -25,7 +25,7 @@ Examples:
 
 \b
 Exit status: 0 drained, 1 the engine ended by itself, 2 can't start, 3 the model can't be served.
-SIGTERM or SIGINT drains; a second one ends at once.
+SIGTERM, SIGINT or SIGHUP drains; a second one, but for SIGHUP, ends at once.
 """
 
 

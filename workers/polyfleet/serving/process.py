@@ -26,7 +26,7 @@ from polyfleet.serving.server import BindError, WorkerServer
 from polyfleet.serving.worker import UNAVAILABLE, Worker, WorkerRefusal
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, split_host_port
-from polyfleet.wire.signals import STOPPING
+from polyfleet.wire.signals import ignore_hangups, stopping
 
 log = logging.getLogger(__name__)
 
@@ -166,18 +166,19 @@ class WorkerProcess:
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT drain; the second one ends at once."""
-        loop = asyncio.get_running_loop()
-        for number in STOPPING:
+        """SIGTERM, SIGINT and SIGHUP drain; a second one of the first two ends at once."""
+        loop, numbers = asyncio.get_running_loop(), stopping()
+        for number in numbers:
             loop.add_signal_handler(number, self._signalled, number)
         try:
             yield
         finally:
-            for number in STOPPING:
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     def _signalled(self, number: int) -> None:
         self._signals.append(number)
+        ignore_hangups()
         if len(self._signals) > 1:
             self._second_signal.set()
         log.info("%s received: %s.", signal.Signals(number).name, "draining" if len(self._signals) == 1 else "ending")
