@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polyfleet.cli.config import Deployment
-from polyfleet.cli.errors import CliError, calling
+from polyfleet.cli.errors import CliError, ExitCode, calling
 from polyfleet.cli.fleet import state_name
 from polyfleet.cli.output import out
 from polyfleet.cli.progress import LoadingView
@@ -69,11 +69,14 @@ def fleet_ready(snapshot: "pb.FleetSnapshot", deployments: list[Deployment], vie
 
 
 def gateway_ready(client: "Client", names: list[str]) -> bool:
-    """Whether the gateway answers and knows a ready worker for each model."""
+    """Whether the gateway answers and knows a ready worker for each model; CliError if its certificate is no good."""
     from polyfleet.client import UnavailableError
 
     try:
         ready = {model.name for model in client.models(timeout=5) if model.ready_workers}
-    except UnavailableError:
+    except UnavailableError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in error.message:
+            problem = "The self-check can't trust the gateway's certificate: name its roots with --ca-file."
+            raise CliError(problem, ExitCode.BAD_INPUT) from None
         return False
     return ready >= set(names)

@@ -103,10 +103,11 @@ def test_generate_refuses_bad_arguments(arguments: tuple[str, ...], problem: str
     ],
 )
 def test_a_status_becomes_one_sentence_and_an_exit_code(code: int, exit_code: ExitCode) -> None:
+    hint = "; --api-key-file names the file that has it" if code == 16 else ""
     with serve(fail(code, "The gateway says no.")) as script:
         result = run("generate", "--gateway", script.address, "--prompt", "a")
     assert result.exit_code == exit_code
-    assert result.stderr == "Error: The gateway says no.\n"
+    assert result.stderr == f"Error: The gateway says no{hint}.\n"
 
 
 def test_a_retry_hint_is_shown() -> None:
