@@ -8,16 +8,16 @@ from pathlib import Path
 from polyfleet.cli.settings import ServeSettings
 
 PYTHON = """\
-from polyfleet.client import Client
-with Client("{grpc}") as client:
+from polyfleet.client import Client{python_import}
+with Client("{grpc}"{python_access}) as client:
     for delta in client.stream(messages=[{{"role": "user", "content": "Hello!"}}]):
         print(delta.text, end="", flush=True)"""
 
 CURL = """\
-curl -N http://{http}/v1/chat/completions -H 'Content-Type: application/json' -d \\
+curl -N {scheme}://{http}/v1/chat/completions{curl_access} -H 'Content-Type: application/json' -d \\
   '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'"""
 
-COMMAND = "{polyfleet} chat --gateway {grpc}"
+COMMAND = "{polyfleet} chat --gateway {grpc}{shell_access}"
 
 
 def endpoints(settings: ServeSettings) -> str:
@@ -26,7 +26,7 @@ def endpoints(settings: ServeSettings) -> str:
     return "\n".join(
         (
             f"gRPC     {settings.grpc_address}   polyfleet.v1.Inference",
-            f"HTTP     http://{settings.http_address}/v1   OpenAI-compatible; /healthz /readyz",
+            f"HTTP     {scheme(settings)}://{settings.http_address}/v1   OpenAI-compatible; /healthz /readyz",
             f"Fleet    {settings.fleet_address}   for `polyfleet workers` and `polyfleet deploy`",
             f"Metrics  http://{gateway_metrics}/metrics   the gateway's",
             f"         http://{metrics}/metrics   the scheduler's; /targets: where the workers' are",
@@ -43,9 +43,31 @@ def calls(settings: ServeSettings) -> dict[str, str]:
         "grpc": settings.grpc_address,
         "http": settings.http_address,
         "model": deployment.model_name or deployment.name,
+        "scheme": scheme(settings),
+        **access(settings),
     }
     python = f"Python ({sys.executable})"
     return {"Shell": COMMAND.format(**values), "curl": CURL.format(**values), python: PYTHON.format(**values)}
+
+
+def scheme(settings: ServeSettings) -> str:
+    """Of the gateway's HTTP."""
+    return "https" if settings.config.gateway.tls_cert else "http"
+
+
+def access(settings: ServeSettings) -> dict[str, str]:
+    """What the calls need besides, by kind of call, with KEY, KEY_FILE and CA_FILE for what only the caller has."""
+    found = {"shell_access": "", "curl_access": "", "python_access": "", "python_import": ""}
+    if settings.config.gateway.keys_file:
+        found["shell_access"] += " --api-key-file KEY_FILE"
+        found["curl_access"] += " -H 'Authorization: Bearer KEY'"
+        found["python_access"] += ', api_key="KEY"'
+    if settings.config.gateway.tls_cert:
+        found["shell_access"] += " --ca-file CA_FILE"
+        found["curl_access"] += " --cacert CA_FILE"
+        found["python_import"] = ", Tls"
+        found["python_access"] += ', tls=Tls(ca_file="CA_FILE")'
+    return found
 
 
 def command_name() -> str:

@@ -1,10 +1,12 @@
 """What `polyfleet serve` decides before it starts anything."""
 
+import dataclasses
 import shlex
 import socket
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from polyfleet.cli import hints
@@ -153,3 +155,15 @@ def test_hints_name_the_addresses_and_the_model(tmp_path: Path, monkeypatch: pyt
     assert "http://127.0.0.1:7103/metrics" in said
     compile(calls[f"Python ({sys.executable})"], "hint", "exec")
     assert "127.0.0.1:7101" in hints.endpoints(settings)
+
+
+def test_calls_to_copy_speak_tls_and_name_keys_where_they_are_asked_for() -> None:
+    settings = resolve(Flags())
+    gateway = msgspec.structs.replace(settings.config.gateway, keys_file="k", tls_cert="c", tls_key="k")
+    secured = dataclasses.replace(settings, config=msgspec.structs.replace(settings.config, gateway=gateway))
+    shell, curl, python = hints.calls(secured).values()
+    assert shell.endswith(" --api-key-file KEY_FILE --ca-file CA_FILE")
+    assert "https://127.0.0.1:8000/v1/chat/completions -H 'Authorization: Bearer KEY' --cacert CA_FILE" in curl
+    assert 'Client("127.0.0.1:50051", api_key="KEY", tls=Tls(ca_file="CA_FILE"))' in python
+    assert "https://127.0.0.1:8000/v1" in hints.endpoints(secured)
+    assert "https" not in "".join((hints.endpoints(settings), *hints.calls(settings).values()))
