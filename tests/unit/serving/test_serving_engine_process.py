@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support import fake_engine
 from tests.support.fake_tokens import fake_tokens
 
 from polyfleet.engine.canary import CanaryResult, CanaryVerdict
 from polyfleet.engine.request import EngineOptions, EngineStatus, SequenceRequest
 from polyfleet.serving import engine_process
-from polyfleet.serving.engine_process import EngineFactory, WorkerSocket, find_factory, run, sentence
+from polyfleet.serving.engine_process import EngineFactory, Overtaking, WorkerSocket, find_factory, run, sentence
 from polyfleet.serving.messages import (
     HEADER_BYTES,
     Add,
@@ -33,12 +35,18 @@ from polyfleet.serving.messages import (
 class Peer:
     """The worker's side, blocking."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, urgent: socket.socket) -> None:
         self._stream = end.makefile("rwb")
+        self._urgent = urgent
+        self._num_adds = 0
 
     def send(self, *commands: Command) -> None:
+        self._num_adds += sum(isinstance(command, Add) for command in commands)
         self._stream.write(b"".join(map(frame, commands)))
         self._stream.flush()
+
+    def cancel(self, *names: str) -> None:
+        self._urgent.sendall(b"".join(frame(Cancel(name, self._num_adds)) for name in names))
 
     def event(self) -> Event:
         header = self._stream.read(HEADER_BYTES)
@@ -64,21 +72,22 @@ class Result:
 
 @contextmanager
 def engine_at_work(factory: EngineFactory = fake_engine.load) -> Iterator[tuple[Peer, Result]]:
-    mine, its = socket.socketpair()
+    (mine, its), (my_urgent, its_urgent) = socket.socketpair(), socket.socketpair()
     result = Result()
 
     def work() -> None:
-        with its:
-            result.status = run(WorkerSocket(its), factory)
+        with its, its_urgent:
+            result.status = run(WorkerSocket(its, its_urgent), factory)
 
     thread = threading.Thread(target=work)
     thread.start()
-    peer = Peer(mine)
+    peer = Peer(mine, my_urgent)
     try:
         yield peer, result
     finally:
         peer._stream.close()
         mine.close()
+        my_urgent.close()
         thread.join()
 
 
@@ -161,10 +170,62 @@ def test_cancel_is_answered_with_a_status_even_when_nothing_runs() -> None:
         peer.load("fake:step_seconds=0.01")
         peer.send(request("a", tokens=10_000))
         assert peer.news().status.running_sequences == 1
-        peer.send(Cancel("a"), Cancel("unknown"))
+        peer.cancel("a", "unknown")
         while (status := peer.news().status).running_sequences:
             pass
         assert (status.cancelled, status.free_blocks) == (1, fake_engine.BLOCKS)
+
+
+def test_a_cancel_overtakes_a_burst_of_prompts() -> None:
+    """It is carried out before the next step, though megabytes of prompts wait to be read before it."""
+    with engine_at_work() as (peer, _):
+        peer.load("fake:step_seconds=0.05,max_sequences=1,canary=0")
+        peer.send(request("a", tokens=10_000))
+        assert peer.news().status.running_sequences == 1
+        prompt = (1, 2) * 15_000
+        burst = [Add(SequenceRequest(f"b{number}", prompt, max_tokens=1)) for number in range(40)]
+        sender = threading.Thread(target=peer.send, args=burst)
+        sender.start()
+        before = peer.news().status
+        peer.cancel("a", "b39")
+        news = [peer.news(), peer.news()]  # that of the step under way, and the next one
+        assert before.cancelled == 0
+        assert news[1].status.cancelled == 1
+        assert news[1].status.admitted - news[1].status.finished < 40  # most of the burst has not been read yet
+        while news[-1].status.finished < 39:
+            news.append(peer.news())
+        sender.join()
+        seen = {update.sequence_id for each in news for update in each.updates}
+        assert "b39" not in seen
+        assert "b38" in seen
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=30), st.data())
+def test_whatever_overtakes_what_is_cancelled_never_stays(names: list[str], data: st.DataObject) -> None:
+    """Adds and Cancels each keep their own order; a Cancel may be read at any time behind its sending."""
+    overtaking, sent = Overtaking(), 0
+    alive: set[str] = set()
+    adds: list[Command] = []
+    cancels: list[Command] = []
+    open_names: set[str] = set()
+    for number, name in enumerate(names):
+        unique = f"{name}{number}"
+        if open_names and data.draw(st.booleans()):
+            cancelled = data.draw(st.sampled_from(sorted(open_names)))
+            open_names.discard(cancelled)
+            cancels.append(Cancel(cancelled, sent))
+        else:
+            sent += 1
+            open_names.add(unique)
+            adds.append(Add(SequenceRequest(unique, (1,))))
+    while adds or cancels:
+        read = [cancels.pop(0) for _ in range(data.draw(st.integers(0, len(cancels))))]
+        read += [adds.pop(0) for _ in range(data.draw(st.integers(0 if cancels else 1, len(adds))) if adds else 0)]
+        for command in overtaking.sort(read):
+            alive |= {command.request.sequence_id} if isinstance(command, Add) else set()
+            alive -= {command.sequence_id} if isinstance(command, Cancel) else set()
+    assert alive == open_names
+    assert not overtaking.num_early
 
 
 def test_an_idle_engine_checks_its_books_and_a_leak_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

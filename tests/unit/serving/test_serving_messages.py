@@ -46,7 +46,7 @@ COMMANDS: list[Command] = [
             pooling=PoolingKind.LAST,
         )
     ),
-    Cancel("1:a"),
+    Cancel("1:a", 3),
 ]
 UPDATE = SequenceUpdate(
     "1:a", (SampledToken(5, -0.5, (1, 2), (-0.1, -0.2)),), FinishReason.STOP, "", 3, 0.25, (1.0, 2.0)

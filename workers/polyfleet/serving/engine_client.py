@@ -29,10 +29,18 @@ class EngineProcess:
     process ends; `reason` then says why in one sentence.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        urgent: asyncio.StreamWriter,
+    ) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._urgent = urgent
+        self._num_adds = 0
         self.loaded: Loaded
         self.status = EngineStatus()
         self.reason = ""
@@ -54,20 +62,22 @@ class EngineProcess:
 
         `environment` adds variables to its own; `engine` replaces the factory.
         """
-        mine, its = socket.socketpair()
+        (mine, its), (my_urgent, its_urgent) = socket.socketpair(), socket.socketpair()
         command = [sys.executable, "-m", "polyfleet.serving.engine_process", "--log-level", log_level]
-        command += ["--socket", str(its.fileno()), *(["--engine", engine] if engine else [])]
-        with its, signals.held():
+        command += ["--socket", str(its.fileno()), "--urgent", str(its_urgent.fileno())]
+        command += ["--engine", engine] if engine else []
+        with its, its_urgent, signals.held():
             process = subprocess.Popen(
                 command,
-                pass_fds=(its.fileno(),),
+                pass_fds=(its.fileno(), its_urgent.fileno()),
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **(environment or {})},
             )
         reader, writer = await asyncio.open_connection(sock=mine)
-        self = cls(process, reader, writer)
+        _, urgent = await asyncio.open_connection(sock=my_urgent)
+        self = cls(process, reader, writer, urgent)
         try:
-            self._send(Load(path, options, canary_interval))
+            self._send(writer, Load(path, options, canary_interval))
             await self._loaded(on_progress)
         except BaseException:
             await self.stop()
@@ -92,11 +102,12 @@ class EngineProcess:
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a sequence; a refusal comes with the news."""
-        self._send(Add(request))
+        self._num_adds += 1
+        self._send(self._writer, Add(request))
 
     def cancel(self, sequence_id: str) -> None:
         """End a sequence; nothing follows but what was under way."""
-        self._send(Cancel(sequence_id))
+        self._send(self._urgent, Cancel(sequence_id, self._num_adds))
 
     async def news(self) -> AsyncIterator[StepNews]:
         """Each step's news until the process ends."""
@@ -110,16 +121,17 @@ class EngineProcess:
 
     async def stop(self) -> None:
         """End the process: ask by closing the socket, insist after 2 s. Its memory and device are free afterwards."""
-        self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        for writer in (self._writer, self._urgent):
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
         if await self._wait(EXIT_SECONDS) is None:
             self._process.kill()
             await self._wait(None)
 
-    def _send(self, command: messages.Command) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(messages.frame(command))
+    def _send(self, writer: asyncio.StreamWriter, command: messages.Command) -> None:
+        if not writer.is_closing():
+            writer.write(messages.frame(command))
 
     async def _receive(self) -> Event | None:
         """The next event; None at the end."""

@@ -1,8 +1,8 @@
 """The engine's own process: loads one model and steps it, so that no token waits for the gRPC server's GIL.
 
-Started as `python -m polyfleet.serving.engine_process --socket FD`; talks `polyfleet.serving.messages` over that
-socket and imports neither gRPC nor Ray. It lives as long as its model: it ends when the worker closes the socket, when
-the worker dies (which closes it too), when loading fails, and when the engine breaks down.
+Started as `python -m polyfleet.serving.engine_process --socket FD --urgent FD`; talks `polyfleet.serving.messages` over
+these sockets and imports neither gRPC nor Ray. It lives as long as its model: it ends when the worker closes a socket,
+when the worker dies (which closes both), when loading fails, and when the engine breaks down.
 """
 
 import importlib
@@ -96,30 +96,64 @@ EngineFactory = Callable[[str, EngineOptions, Progress], EngineLike]
 
 
 class WorkerSocket:
-    """This process's end of the socket. EOFError or BrokenPipeError: the worker is gone."""
+    """This process's ends of the sockets. EOFError or BrokenPipeError: the worker is gone."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, urgent: socket.socket) -> None:
         self._socket = end
-        self._buffer = bytearray()
+        self._buffers = {each.fileno(): (each, bytearray()) for each in (urgent, end)}  # what is urgent is read first
         self._poll = select.poll()
-        self._poll.register(end, select.POLLIN)
+        for descriptor in self._buffers:
+            self._poll.register(descriptor, select.POLLIN)
 
     def send(self, event: messages.Event) -> None:
         """Send, waiting while the worker is behind."""
         self._socket.sendall(messages.frame(event))
 
     def receive(self, timeout: float | None) -> list[Command]:
-        """Commands that have come; waits up to `timeout` seconds (None: for ever) for the first. May raise EOFError."""
+        """Commands that have come, Cancels first; waits up to `timeout` seconds (None: for ever) for the first.
+
+        May raise EOFError.
+        """
         wait = None if timeout is None else math.ceil(timeout * 1000)
-        while self._poll.poll(wait):
-            data = self._socket.recv(1 << 18)
-            if not data:
-                raise EOFError
-            self._buffer += data
-            commands = list(messages.take_commands(self._buffer))
+        while ready := {descriptor for descriptor, _ in self._poll.poll(wait)}:
+            commands: list[Command] = []
+            for descriptor, (end, buffer) in self._buffers.items():
+                if descriptor in ready:
+                    data = end.recv(1 << 18)
+                    if not data:
+                        raise EOFError
+                    buffer += data
+                    commands += messages.take_commands(buffer)
             if commands:
                 return commands
         return []
+
+
+class Overtaking:
+    """Lets Cancels overtake Adds: a sequence that is cancelled before its Add has come ends as soon as it is added."""
+
+    def __init__(self) -> None:
+        self._num_adds = 0
+        self._early: dict[str, int] = {}  # cancelled sequences whose Add may be on its way: the Cancel's `after`
+
+    @property
+    def num_early(self) -> int:
+        """Cancelled sequences whose Add may still come."""
+        return len(self._early)
+
+    def sort(self, commands: list[Command]) -> list[Command]:
+        """What to carry out of these commands, in the order in which they were read."""
+        wanted: list[Command] = []
+        for command in commands:
+            wanted.append(command)
+            if isinstance(command, Cancel) and command.after > self._num_adds:
+                self._early[command.sequence_id] = command.after
+            elif isinstance(command, Add):
+                self._num_adds += 1
+                if (after := self._early.pop(command.request.sequence_id, None)) is not None:
+                    wanted.append(Cancel(command.request.sequence_id, after))
+        self._early = {each: after for each, after in self._early.items() if after > self._num_adds}
+        return wanted
 
 
 def serve(engine: EngineLike, worker: WorkerSocket, rounds: CanaryRounds) -> None:
@@ -128,6 +162,7 @@ def serve(engine: EngineLike, worker: WorkerSocket, rounds: CanaryRounds) -> Non
     After a second of idleness the engine checks its books once; AssertionError ends the process, and so the worker.
     """
     unchecked = False
+    overtaking = Overtaking()
     while True:
         pause = rounds.until_next(IDLE_CHECK_SECONDS if unchecked else None)
         commands = worker.receive(0 if engine.has_work else pause)
@@ -136,6 +171,7 @@ def serve(engine: EngineLike, worker: WorkerSocket, rounds: CanaryRounds) -> Non
             engine.check()
             unchecked = False
             continue
+        commands = overtaking.sort(commands)
         refusals = [refusal for command in commands if (refusal := apply(engine, command)) is not None]
         updates = engine.step() if engine.has_work else []
         worker.send(StepNews(rounds.take(updates), refusals, engine.status(), rounds.verdict()))
@@ -209,14 +245,15 @@ def find_factory(name: str) -> EngineFactory:
 
 @click.command()
 @click.option("--socket", "descriptor", type=int, required=True, help="Inherited socket to the worker.")
+@click.option("--urgent", type=int, required=True, help="Another one, for what overtakes the rest.")
 @click.option("--engine", default=DEFAULT_ENGINE, help="module:callable that loads the engine; tests give their own.")
 @click.option("--log-level", type=click.Choice(LEVELS), default="info")
-def main(descriptor: int, engine: str, log_level: str) -> None:
+def main(descriptor: int, urgent: int, engine: str, log_level: str) -> None:
     """Run one engine for a worker; started by it, not by hand."""
     signals.ignore()  # the worker decides when to end; a terminal signals the whole group
     set_up_logging(log_level, process="engine")
-    with socket.socket(fileno=descriptor) as end:
-        worker = WorkerSocket(end)
+    with socket.socket(fileno=descriptor) as end, socket.socket(fileno=urgent) as express:
+        worker = WorkerSocket(end, express)
         raise SystemExit(run(worker, lambda *arguments: find_factory(engine)(*arguments)))
 
 

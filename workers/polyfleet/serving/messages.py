@@ -1,6 +1,6 @@
 """What the worker process and its engine process say to each other: plain data, encoded with msgpack.
 
-    worker → engine:  Load once, then Add and Cancel
+    worker → engine:  Load once, then Add; Cancel on a socket of its own, so that it overtakes them
     engine → worker:  Loading…, then Loaded or Failed; then one StepNews per step; Failed when the engine breaks down
 
 Each message is a frame: its length in 4 bytes, big-endian, and that many bytes. No pickle.
@@ -35,9 +35,13 @@ class Add(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """End a sequence; no update follows. Unknown ids are ignored: it may just have ended."""
+    """End a sequence; no update follows. Unknown ids are ignored: it may just have ended.
+
+    `after` counts the Adds sent before it, so that the engine knows whether the sequence's own may still be on its way.
+    """
 
     sequence_id: str
+    after: int
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True, array_like=True):
