@@ -48,6 +48,8 @@ def gateway(python: Path, stack: ServeProcess, tmp_path: Path) -> Iterator[str]:
         http,
         "--metrics-listen",
         metrics,
+        "--fleet-token-file",
+        str(stack.state_dir / "fleet.token"),
     ]
     with (tmp_path / "gateway.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)

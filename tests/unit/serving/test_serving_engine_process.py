@@ -210,7 +210,7 @@ def test_whatever_overtakes_what_is_cancelled_never_stays(names: list[str], data
     open_names: set[str] = set()
     for number, name in enumerate(names):
         unique = f"{name}{number}"
-        if open_names and data.draw(st.booleans()):
+        if len(open_names) > 0 and data.draw(st.booleans()):
             cancelled = data.draw(st.sampled_from(sorted(open_names)))
             open_names.discard(cancelled)
             cancels.append(Cancel(cancelled, sent))
