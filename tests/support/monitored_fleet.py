@@ -20,6 +20,7 @@ from tests.support.vendor_workers import MACHINES
 from polyfleet.cli.settings import MODEL_NAME
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceStub
+from polyfleet.wire.auth import FLEET_TOKEN_FILE
 
 ROOT = Path(__file__).parents[2]
 KEY_ID = "team-a"
@@ -91,11 +92,12 @@ class MonitoredFleet:
 
 
 @contextmanager
-def vendor_workers(fleet: str, folder: Path) -> Iterator[None]:
-    """A worker of every vendor, as long as the block lasts."""
-    command = [sys.executable, "-m", "tests.support.vendor_workers", fleet, str(folder)]
+def vendor_workers(stack: ServeProcess, folder: Path) -> Iterator[None]:
+    """A worker of every vendor in the stack's fleet, as long as the block lasts."""
+    command = [sys.executable, "-m", "tests.support.vendor_workers", stack.fleet, str(folder)]
+    environment = {**os.environ, FLEET_TOKEN_FILE: str(stack.state_dir / "fleet.token")}
     with (folder / "workers.log").open("w") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
         try:
             yield
         finally:
@@ -128,7 +130,7 @@ def monitored_fleet(folder: Path) -> Iterator[MonitoredFleet]:
         exits.callback(stack.stop)
         config = configuration(stack.gateway_metrics, stack.metrics)
         prometheus = exits.enter_context(PrometheusProcess(folder / "prometheus", config))
-        exits.enter_context(vendor_workers(stack.fleet, folder / "vendors"))
+        exits.enter_context(vendor_workers(stack, folder / "vendors"))
         stack.wait_ready()
         fleet = MonitoredFleet(stack, prometheus, key, roots)
         exits.callback(fleet.close)
