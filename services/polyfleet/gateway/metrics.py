@@ -13,6 +13,7 @@ from polyfleet.gateway.ledger import Ledger
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 PLACEMENT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.005, 0.01, 0.1)
+PROTOCOLS = ("http", "grpc", "metrics")
 LEDGER_STATES = ("admitted", "finished", "failed", "cancelled", "running")
 
 
@@ -117,6 +118,8 @@ class Metrics:
             ("protocol", "reason"),
             registry=registry,
         )
+        for protocol in PROTOCOLS:  # a rate needs its series to be there before the first of them is counted
+            self._refused.labels(protocol, "full")
         self._connections = Gauge("polyfleet_connections", "Open now.", ("protocol",), registry=registry)
         self._placed: set[tuple[str, str]] = set()
         self._ledger = Gauge("polyfleet_ledger_requests", "The ledger.", ("state",), registry=registry)
