@@ -74,21 +74,42 @@ def published(fleet: str, token_file: Path) -> Iterator[None]:
     Where the default state folder can't be written they have to be told; nothing else is lost.
     """
     link = _link(fleet)
-    with contextlib.suppress(OSError):
-        link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        link.unlink(missing_ok=True)
-        link.symlink_to(token_file.absolute())
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as exits:
         with contextlib.suppress(OSError):
-            link.unlink()
+            link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            alive = exits.enter_context(_alive(link).open("a"))
+            fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            link.unlink(missing_ok=True)
+            link.symlink_to(token_file.absolute())
+        try:
+            yield
+        finally:
+            for path in (link, _alive(link)):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def known_token(fleet: str) -> Path | None:
-    """The file with the token of the Fleet at `fleet`, when this user's `polyfleet serve` runs it on this machine."""
+    """The file with the token of the Fleet at `fleet`, when this user's `polyfleet serve` runs it on this machine.
+
+    What a killed one left behind counts for nothing: whoever has its port now must not be shown the token.
+    """
     link = _link(fleet)
-    return link if is_loopback(fleet) and link.is_file() else None
+    if not is_loopback(fleet) or not link.is_file():
+        return None
+    try:
+        with _alive(link).open() as alive:
+            fcntl.flock(alive, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+    except BlockingIOError:
+        return link
+    except OSError:
+        return None
+
+
+def _alive(link: Path) -> Path:
+    """A file that is locked for as long as the link is true; however its process ends, the lock ends too."""
+    return link.with_name(f"{link.name}.lock")
 
 
 def _link(fleet: str) -> Path:

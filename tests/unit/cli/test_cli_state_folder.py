@@ -19,6 +19,15 @@ with claimed(Path(sys.argv[1])):
     sys.stdin.read()
 """
 
+PUBLISH = """
+import sys
+from pathlib import Path
+from polyfleet.cli.state_folder import published
+with published("127.0.0.1:7001", Path(sys.argv[1])):
+    print("published", flush=True)
+    sys.stdin.read()
+"""
+
 
 def test_a_folder_has_one_holder_at_a_time(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet"
@@ -96,6 +105,22 @@ def test_commands_of_this_user_find_the_token_by_port_while_it_is_served(
         file.unlink()
         assert known_token("127.0.0.1:7001") is None
     assert list((tmp_path / "home" / "polyfleet" / "tokens").iterdir()) == []
+
+
+def test_the_token_that_a_killed_one_left_is_not_shown_to_whoever_has_its_port_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    command = [sys.executable, "-c", PUBLISH, str(made_token(tmp_path))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as publisher:
+        assert publisher.stdout is not None
+        assert publisher.stdout.readline() == b"published\n"
+        assert known_token("127.0.0.1:7001") is not None
+        publisher.kill()
+    assert (tmp_path / "home" / "polyfleet" / "tokens" / "7001").is_symlink()
+    assert known_token("127.0.0.1:7001") is None
+    with published("127.0.0.1:7001", made_token(tmp_path)):
+        assert known_token("127.0.0.1:7001") is not None
 
 
 def test_a_default_folder_that_cannot_be_written_is_no_obstacle(
