@@ -236,6 +236,7 @@ def test_model_extensions(http: httpx.Client) -> None:
                 "context_length": 2048,
                 "ready_workers": 1,
                 "accelerators": ["cpu"],
+                "sampling_defaults": {},
                 "object": "model",
                 "owned_by": "polyfleet",
             }
