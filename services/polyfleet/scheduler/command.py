@@ -88,7 +88,7 @@ def main(
         if address == "local":
             check_ports(settings)
             Store(settings.state_path / STATE_NAME).close()  # what can't be used is told now, not after Ray's start
-            _run_locally(settings, places or default_places(), stop_at_eof, ray_folder or made_ray_folder())
+            _run_locally(settings, places or default_places(), stop_at_eof, ray_folder)
         else:
             _create_in(settings, address)
     except (ConfigError, StoreError, AuthSetupError) as error:
@@ -97,7 +97,7 @@ def main(
         sys.exit(CANNOT_START)
 
 
-def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof: bool, ray_folder: str) -> None:
+def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof: bool, ray_folder: str | None) -> None:
     """Serve until told to stop, then stop everything. What it and Ray write is for this user alone."""
     os.umask(0o077)
     os.environ.update(LOCAL_ENVIRONMENT)
@@ -111,7 +111,7 @@ def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof
         signal.signal(number, lambda *_: told.set())
     if stop_at_eof:
         threading.Thread(target=_wait_for_eof, args=(told,), daemon=True).start()
-    with local_ray(places, told, ray_folder) as ray_address:
+    with local_ray(places, told, ray_folder or made_ray_folder()) as ray_address:  # made when no signal can leave it
         if ray_address is not None:
             try:
                 find_or_create(config)
