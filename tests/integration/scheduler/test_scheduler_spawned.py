@@ -204,8 +204,8 @@ def test_the_command_names_what_is_set_and_nothing_else(tmp_path: Path) -> None:
     )
     spec = LaunchSpec("worker-1", "cpu", load.SerializeToString(), LaunchConfig(), "127.0.0.1:5", str(tmp_path))
     command = worker_command(spec)
-    assert command[:3] == [sys.executable, "-m", "polyfleet.serving"]
-    flags = dict(zip(command[3::2], command[4::2], strict=True))
+    assert command[:4] == [sys.executable, "-m", "polyfleet.serving", "--launched"]
+    flags = dict(zip(command[4::2], command[5::2], strict=True))
     assert flags["--dtype"] == "float32"
     assert flags["--threads"] == "2"
     assert flags["--fleet"] == "127.0.0.1:5"
