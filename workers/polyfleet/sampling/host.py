@@ -7,8 +7,9 @@
     draw         the first token, in order of descending probability, ties by lower id, whose cumulated share of what
                  is left exceeds the uniform of `philox`
 
-Greedy rows take the lowest id among the maxima. The device finds the likeliest candidates of each row, the draw is
-done in float64 on the host; rows that the candidates don't settle are ranked whole (see `ranking`): the cost of a row
+Greedy rows take the lowest id among the maxima. On an accelerator that computes in float64 draws are its own business
+(see `device`). Elsewhere the likeliest candidates of each row are found first, and the draw is done in float64 on the
+host; rows that the candidates don't settle are ranked whole (see `ranking`): the cost of a row
 is bounded whatever its parameters.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfleet.sampling import device
 from polyfleet.sampling.candidates import UNSETTLED, Filters, Floats, ranked
 from polyfleet.sampling.draw import Draw, SampledToken
 from polyfleet.sampling.ranking import Ranking
@@ -97,6 +99,8 @@ def _with_logprobs(row: Tensor, token_id: int, num_logprobs: int | None) -> Samp
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """One draw per row of logits [n, V]."""
     filters = Filters.of(draws, logits.shape[-1], MIN_TEMPERATURE)
+    if logits.device.type != "cpu" and device.can_draw(logits.device):
+        return device.draw(logits, filters)
     chosen = _draw_among(min(CANDIDATES, logits.shape[-1]), logits, filters)
     for row, token_id in enumerate(chosen):
         if token_id == UNSETTLED:
