@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody, Strict, decode, decode_inputs
+from polyfleet.gateway.http.bodies import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingsBody,
+    Strict,
+    decode,
+    decode_inputs,
+    decode_messages,
+)
 from polyfleet.wire.limits import FieldError
 
 USER = {"role": "user", "content": "hi"}
@@ -55,7 +63,7 @@ def test_what_is_no_json(body: bytes) -> None:
 )
 def test_wrong_type_names_the_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(FieldError) as caught:
-        chat(**fields)
+        decode_messages(chat(**fields).messages, 10)
     assert caught.value.field == field
 
 
@@ -112,7 +120,16 @@ def test_unsupported_fields_that_ask_for_nothing_pass() -> None:
         web_search_options=None,
         store=False,
     )
-    assert body.messages[0].content == "hi"
+    assert decode_messages(body.messages, 10)[0].content == "hi"
+
+
+def test_messages_are_counted_before_they_are_made() -> None:
+    """Braces in texts are no messages; what is no message counts as well, since it is not looked into."""
+    braces = {"role": "user", "content": "{" * 50}
+    assert len(decode_messages(chat(messages=[braces] * 10).messages, 10)) == 10
+    with pytest.raises(FieldError, match="at most 10") as caught:
+        decode_messages(chat(messages=[{"no": "message"}] * 11).messages, 10)
+    assert caught.value.field == "messages"
 
 
 def test_ignored_fields_pass() -> None:

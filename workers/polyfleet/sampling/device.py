@@ -25,8 +25,8 @@ def can_draw(device: torch.device) -> bool:
 def draw(logits: Tensor, filters: Filters) -> list[int]:
     """One token per row of finite logits [n, V] in float32."""
     columns = (filters.temperature, filters.top_k, filters.top_p, filters.min_p, filters.uniform)
-    moved = [torch.from_numpy(each).to(logits.device).split(ROWS) for each in columns]
-    parts = zip(logits.split(ROWS), *moved, strict=True)
+    moved = [torch.split(torch.from_numpy(each).to(logits.device), ROWS) for each in columns]
+    parts = zip(torch.split(logits, ROWS), *moved, strict=True)
     ids: list[int] = torch.cat([_draw(*each) for each in parts]).tolist()
     return ids
 

@@ -20,6 +20,7 @@ from polyfleet.wire.limits import FieldError, check_count
 Ignored = msgspec.Raw
 Unsupported = msgspec.Raw
 TokenIds = list[int]
+Messages = msgspec.Raw  # list[MessageBody]: `decode_messages`
 Inputs = msgspec.Raw  # a text, token ids, or several of either: `decode_inputs`
 NOTHING = msgspec.Raw(b"null")
 LONGEST_NEUTRAL_BYTES = 1024  # of what asks for nothing, however it is laid out
@@ -113,7 +114,7 @@ class MessageBody(Strict, frozen=True, kw_only=True):
 class ChatBody(GenerateBody, frozen=True, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[MessageBody]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -179,6 +180,14 @@ def decode(body: bytes, kind: type[BodyT]) -> BodyT:
         raise FieldError("", f"the body is no valid JSON ({error})") from None
     refuse_unsupported(decoded)
     return decoded
+
+
+def decode_messages(value: Messages, most: int) -> list[MessageBody]:
+    """Up to `most` messages, counted before an object is made of each. Raises FieldError."""
+    data = bytes(value)
+    if data.count(b"{") > most:  # else there are no more; some may stand in texts
+        check_count("messages", len(_read(data, list[msgspec.Raw], "messages")), most)
+    return _read(data, list[MessageBody], "messages")
 
 
 def decode_inputs(value: Inputs, field: str, most: int) -> list[str] | list[TokenIds]:

@@ -11,9 +11,10 @@ from polyfleet.gateway.http.bodies import (
     GenerateBody,
     MessageBody,
     decode_inputs,
+    decode_messages,
     refuse_unsupported,
 )
-from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
+from polyfleet.wire.limits import MAX_MESSAGES, FieldError
 from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 
 MAX_PROMPTS = 64
@@ -30,8 +31,8 @@ def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
         raise FieldError("top_logprobs", "needs logprobs to be true")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    check_count("messages", len(body.messages), MAX_MESSAGES)
-    messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(body.messages))
+    bodies = decode_messages(body.messages, MAX_MESSAGES)
+    messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(bodies))
     if not messages:
         raise FieldError("messages", "must hold at least one message")
     return _request(body, request_id, messages=messages, max_tokens=max_tokens, logprobs=logprobs)
