@@ -105,6 +105,13 @@ def test_unsupported_field_is_refused_by_name(name: str, value: Any) -> None:
     assert caught.value.field == name
 
 
+@pytest.mark.parametrize("value", [b"1e999", b"-1e400", b"[" * 500 + b"]" * 500, b'{"a":' * 200 + b"1" + b"}" * 200])
+def test_what_an_unsupported_field_holds_need_not_be_readable(value: bytes) -> None:
+    with pytest.raises(FieldError, match="not supported") as caught:
+        decode(b'{"messages": [], "tools": ' + value + b"}", ChatBody)
+    assert caught.value.field == "tools"
+
+
 def test_unsupported_fields_that_ask_for_nothing_pass() -> None:
     body = chat(
         tools=[],

@@ -236,8 +236,11 @@ def refuse_unsupported(body: Strict, prefix: str = "") -> None:
 
 
 def _is_one_of(value: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
-    """Whether the JSON means null or one of these."""
-    return len(value) <= LONGEST_NEUTRAL_BYTES and msgspec.json.decode(value) in (None, *neutral)
+    """Whether the JSON means null or one of these; what can't be read (1e999, a thousand brackets) means none."""
+    try:
+        return len(value) <= LONGEST_NEUTRAL_BYTES and msgspec.json.decode(value) in (None, *neutral)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _field_error(message: str, field: str) -> FieldError:
