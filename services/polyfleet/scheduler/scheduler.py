@@ -1,7 +1,6 @@
 """Scheduler: store, registry, feed, controller, Fleet server and metrics, wired together. Free of Ray."""
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from pathlib import Path
@@ -29,6 +28,7 @@ SERVICE_NAME = "polyfleet.v1.Fleet"
 BIND_SECONDS = 30.0  # the port of a scheduler that was just killed may take a moment
 SCRAPE_SECONDS = 5.0
 CLOSE_SECONDS = 1.0
+CANCEL_SECONDS = 1.0  # between attempts
 MAX_SNAPSHOT_BYTES = 64 * 1024 * 1024
 _HEALTH: Any = health  # stubs, where they are installed, lack its aio
 log = logging.getLogger(__name__)
@@ -115,11 +115,10 @@ class Scheduler:
         self._store.close()
 
     async def _end_loop(self) -> None:
-        if self._loop:
-            self._loop.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._loop
-            self._loop = None
+        while self._loop and not self._loop.done():
+            self._loop.cancel()  # more than once: before Python 3.12 asyncio.wait_for may swallow it
+            await asyncio.wait((self._loop,), timeout=CANCEL_SECONDS)
+        self._loop = None
 
 
 async def _retry_bind(bind: Any) -> None:
