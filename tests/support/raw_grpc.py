@@ -2,7 +2,12 @@
 
 import asyncio
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tests.support.raw_http import RawConnection
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
@@ -40,28 +45,13 @@ def _string(text: bytes) -> bytes:
     return encoded + bytes((rest,)) + text
 
 
-class RawHttp2:
+class RawHttp2(RawConnection):
     """One connection to `port` of loopback, with its preface and settings sent."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
     @classmethod
-    async def open(cls, port: int, data: bytes = PREFACE + frame(SETTINGS), **options: Any) -> "RawHttp2":
+    async def open(cls, port: int, data: bytes = PREFACE + frame(SETTINGS), **options: Any) -> "Self":
         """Connect and send `data`."""
-        connection = cls(*await asyncio.open_connection("127.0.0.1", port, **options))
-        connection.writer.write(data)
-        return connection
-
-    async def send(self, data: bytes) -> bool:
-        """Whether the server still took it."""
-        try:
-            self.writer.write(data)
-            await self.writer.drain()
-        except OSError:
-            return False
-        return True
+        return await super().open(port, data, **options)
 
     async def frames_until(self, kind: int, stream: int) -> bytes:
         """The payload of the first such frame; b"" when the connection ends without."""

@@ -3,7 +3,10 @@
 import asyncio
 import json
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class RawConnection:
@@ -25,7 +28,7 @@ class RawConnection:
         return cls(reader, writer)
 
     @classmethod
-    async def open(cls, port: int, data: bytes = b"", **options: Any) -> "RawConnection":
+    async def open(cls, port: int, data: bytes = b"", **options: Any) -> "Self":
         """Connect and send `data`."""
         connection = cls(*await asyncio.open_connection("127.0.0.1", port, **options))
         connection.writer.write(data)
