@@ -11,6 +11,11 @@ from polyfleet.v1 import inference_pb2 as pb
 _FINISH_REASONS: Mapping[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 
+def _finish_reason(value: int) -> str | None:
+    """None while it goes on; `unknown` for a reason of a newer gateway."""
+    return _FINISH_REASONS.get(value, "unknown") if value else None
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a chat. `role` is system, user, assistant or tool; `name` is optional."""
@@ -73,7 +78,7 @@ class Delta:
             text=message.text,
             token_ids=tuple(message.token_ids),
             logprobs=tuple(map(TokenLogprobs.from_proto, message.logprobs)),
-            finish_reason=_FINISH_REASONS.get(message.finish_reason),
+            finish_reason=_finish_reason(message.finish_reason),
             usage=Usage.from_proto(message.usage) if message.HasField("usage") else None,
         )
 

@@ -35,7 +35,8 @@ class ChoiceOutput:
         """What the parcel lets the client see. The choice has ended when it carries a finish reason."""
         text, num_used = self._add(parcel.token_ids)
         token_ids, logprobs = parcel.token_ids[:num_used], parcel.logprobs[:num_used]
-        reason = _REASONS.get(parcel.finish_reason)
+        # Whatever else a newer worker may call it, its sequence has ended.
+        reason = _REASONS.get(parcel.finish_reason, FinishReason.STOP) if parcel.finish_reason else None
         if reason is not None:
             text += self._finish()
         if self._matcher is not None and self._matcher.matched:

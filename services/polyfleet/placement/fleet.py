@@ -15,6 +15,7 @@ class WorkerState(str, Enum):
     DRAINING = "draining"
     UNHEALTHY = "unhealthy"
     LOST = "lost"
+    UNKNOWN = "unknown"  # not told, or by a name that this version does not know
 
 
 @dataclass(frozen=True, slots=True)

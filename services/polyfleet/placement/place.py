@@ -42,6 +42,7 @@ _NOT_READY = {
     WorkerState.DRAINING: "draining",
     WorkerState.UNHEALTHY: "unhealthy",
     WorkerState.LOST: "lost",
+    WorkerState.UNKNOWN: "in a state that this version does not know",
 }
 
 

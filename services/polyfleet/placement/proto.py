@@ -1,10 +1,11 @@
 """From the wire's fleet to placement's: what a gateway or the scheduler knows as frozen dataclasses."""
 
+from collections.abc import Mapping
+
 from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
 from polyfleet.v1 import fleet_pb2 as pb
 
-# A state that this version does not know is no state to send requests to.
-_STATES = {
+_STATES: Mapping[int, WorkerState] = {
     pb.WORKER_STATE_STARTING: WorkerState.STARTING,
     pb.WORKER_STATE_LOADING: WorkerState.LOADING,
     pb.WORKER_STATE_READY: WorkerState.READY,
@@ -12,6 +13,11 @@ _STATES = {
     pb.WORKER_STATE_UNHEALTHY: WorkerState.UNHEALTHY,
     pb.WORKER_STATE_LOST: WorkerState.LOST,
 }
+
+
+def state_from_proto(state: int) -> WorkerState:
+    """The state; UNKNOWN where none is told, or one of a newer version, which is no state to send requests to."""
+    return _STATES.get(state, WorkerState.UNKNOWN)
 
 
 def snapshot_from_proto(message: pb.FleetSnapshot) -> FleetSnapshot:
@@ -24,14 +30,14 @@ def snapshot_from_proto(message: pb.FleetSnapshot) -> FleetSnapshot:
 
 
 def worker_from_proto(info: pb.WorkerInfo, status: pb.WorkerStatus) -> Worker:
-    """One worker from its registration and its last report. An unset or unknown state counts as starting."""
+    """One worker from its registration and its last report."""
     model = info.model
     return Worker(
         worker_id=info.worker_id,
         address=info.address,
         model=model.name,
         accelerator=info.accelerator,
-        state=_STATES.get(status.state, WorkerState.STARTING),
+        state=state_from_proto(status.state),
         context_length=model.context_length,
         block_size=model.block_size or 1,
         num_blocks=model.num_blocks,

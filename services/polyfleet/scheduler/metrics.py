@@ -14,6 +14,7 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from polyfleet.placement.proto import state_from_proto
 from polyfleet.scheduler.launch import LauncherReport
 from polyfleet.v1 import fleet_pb2 as pb
 
@@ -75,7 +76,7 @@ class SchedulerMetrics:
 
 def _workers(snapshot: pb.FleetSnapshot) -> GaugeMetricFamily:
     counts = Counter(
-        (worker.info.model.name, worker.info.accelerator, state_name(worker.status.state))
+        (worker.info.model.name, worker.info.accelerator, state_from_proto(worker.status.state).value)
         for worker in snapshot.workers
     )
     family = GaugeMetricFamily("polyfleet_workers", "Known workers", labels=["model", "accelerator", "state"])
@@ -97,11 +98,6 @@ def _deployments(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:
         have.add_metric([deployment.name], ready[deployment.name])
     yield desired
     yield have
-
-
-def state_name(state: "pb.WorkerState.ValueType") -> str:
-    """`WORKER_STATE_READY` as `ready`."""
-    return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
 
 
 class MetricsServer:

@@ -40,5 +40,6 @@ def test_every_state_has_a_meaning_and_only_ready_is_ready(state: pb.WorkerState
     message = pb.FleetSnapshot(workers=[pb.FleetWorker(status=pb.WorkerStatus(state=state))])
     (worker,) = snapshot_from_proto(message).workers
     assert (worker.state is WorkerState.READY) == (state == pb.WORKER_STATE_READY)
-    if state in pb.WorkerState.values() and state != pb.WORKER_STATE_UNSPECIFIED:
-        assert worker.state.value == pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
+    known = state in pb.WorkerState.values() and state != pb.WORKER_STATE_UNSPECIFIED
+    name = pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower() if known else "unknown"
+    assert worker.state.value == name

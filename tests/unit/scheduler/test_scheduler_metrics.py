@@ -42,6 +42,13 @@ def values(metrics: SchedulerMetrics) -> dict[str, float]:
     }
 
 
+def test_a_state_of_a_newer_version_is_counted_as_unknown() -> None:
+    info = pb.WorkerInfo(accelerator="cpu")
+    newer = [pb.FleetWorker(info=info, status=pb.WorkerStatus(state=state)) for state in (99, -1, 0)]  # type: ignore[arg-type]
+    found = values(SchedulerMetrics(lambda: SchedulerState(pb.FleetSnapshot(workers=newer), 0, (), 1)))
+    assert found["polyfleet_workers accelerator=cpu model= state=unknown"] == 3
+
+
 def test_every_series_has_its_value(state: SchedulerState) -> None:
     assert values(SchedulerMetrics(lambda: state)) == {
         "polyfleet_workers accelerator=cpu model=m state=ready": 2,
