@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -267,6 +268,34 @@ def test_health(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert http.get("/healthz").status_code == 200
 
 
+def test_a_browser_at_the_root_gets_a_page_and_others_text(http: httpx.Client) -> None:
+    page = http.get("/", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert '<a href="/v1/models">' in page.text
+    assert "org/fake" in page.text
+    text = http.get("/")
+    assert text.headers["content-type"] == "text/plain; charset=utf-8"
+    assert f"base URL {http.base_url}/v1" in text.text.replace("//v1", "/v1")
+    assert '"model": "org/fake"' in text.text
+    assert http.head("/").status_code == 200
+
+
+def test_the_page_takes_no_markup_from_the_host_header(http: httpx.Client) -> None:
+    page = http.get("/", headers={"accept": "text/html", "host": "a<script>alert(1)</script>"})
+    assert "<script>" not in page.text
+
+
+def test_the_page_of_a_gateway_with_keys_names_no_model(generation: FakeGeneration, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f"keys: [{{id: me, hash: {'a' * 64}}}]")
+    with serve_http(create_app(gateway_state(generation, keys_file=keys, ready_workers=0))) as url:
+        shown = httpx.get(url).text
+    assert "org/fake" not in shown
+    assert "Authorization: Bearer KEY" in shown
+    assert "It is not ready: No worker is ready." in shown
+
+
 def test_metrics_are_not_behind_the_callers_door(http: httpx.Client) -> None:
     for path in ("/metrics", "/metrics/", "/v1/metrics", "/targets"):
         response = http.get(path, follow_redirects=True)
@@ -279,6 +308,7 @@ def test_metrics_port(generation: FakeGeneration, http: httpx.Client, monkeypatc
     with serve_http(create_metrics_app(STATE.health, STATE.metrics)) as url:
         response = httpx.get(f"{url}/metrics")
         assert httpx.get(f"{url}/healthz").status_code == httpx.get(f"{url}/readyz").status_code == 200
+        assert "/metrics for Prometheus" in httpx.get(url).text
         monkeypatch.setattr(STATE.health, "draining", True)
         assert httpx.get(f"{url}/readyz").status_code == 503
         assert httpx.get(f"{url}/v1/models").status_code == 404

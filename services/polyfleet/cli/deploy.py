@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import examples, fleet_options, json_option
-from polyfleet.cli.output import out, print_json
+from polyfleet.cli.options import TEXT, examples, fleet_options, json_option
+from polyfleet.cli.output import command_name, out, print_json
 
 if TYPE_CHECKING:
     from polyfleet.cli.fleet_client import FleetClient
@@ -22,11 +22,13 @@ TOKENS = click.IntRange(0, 2**31 - 1)
         "polyfleet deploy smollm2 --workers 3",
     )
 )
-@click.argument("name")
-@click.argument("source", required=False)
+@click.argument("name", type=TEXT)
+@click.argument("source", type=TEXT, required=False)
 @click.option("--workers", type=click.IntRange(0, 1000), help="How many workers.  [default: 1]")
-@click.option("--model-name", help="Served name.  [default: NAME]")
-@click.option("--accelerator", "accelerators", multiple=True, help="Family, in order of preference; repeat it.")
+@click.option("--model-name", type=TEXT, help="Served name.  [default: NAME]")
+@click.option(
+    "--accelerator", "accelerators", type=TEXT, multiple=True, help="Family, in order of preference; repeat it."
+)
 @click.option("--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Computing type.")
 @click.option("--context-length", type=TOKENS, help="Tokens, prompt and output together.")
 @click.option("--kv-cache-tokens", type=TOKENS, help="Size of the KV pool.")
@@ -45,14 +47,19 @@ def deploy(
     worker, or stays as it was. Other options than --workers replace the deployment's workers one by one.
     """
     from polyfleet.cli.fleet_client import open_fleet
+    from polyfleet.cli.settings import check_model
+    from polyfleet.cli.state_folder import known_token
 
+    if source and known_token(fleet):  # its workers see this machine's files
+        check_model(source)
     with open_fleet(fleet, fleet_token_file) as client:
         wanted = new_deployment(name, source) if source else known_deployment(client, name)
         stored = client.deploy(changed(wanted, changes))
     if as_json:
         print_json({"name": stored.name, "model": stored.model_name or stored.name, "workers": stored.workers})
     else:
-        out.print(f"{stored.name}: {stored.workers} worker(s) wanted. `polyfleet workers` shows how they come up.")
+        see = f"`{command_name()} workers` shows how they come up."
+        out.print(f"{stored.name}: {stored.workers} worker(s) wanted. {see}", markup=False)
 
 
 def new_deployment(name: str, source: str) -> "pb.ModelDeployment":

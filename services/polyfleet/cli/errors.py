@@ -6,6 +6,8 @@ from enum import IntEnum, unique
 
 import click
 
+from polyfleet.cli.output import command_name
+
 
 @unique
 class ExitCode(IntEnum):
@@ -45,7 +47,7 @@ def status_error(
     """The failure that a gRPC status of the server at `address` means; `secret_option` gives it its key or token."""
     code = _BY_STATUS.get(status, ExitCode.FAILED)
     if status == "UNAVAILABLE" and "failed to connect" in message.lower():
-        message = f"Nothing answers at {address}: start it with `polyfleet serve`, or name another address."
+        message = f"Nothing answers at {address}: start it with `{command_name()} serve`, or name another address."
     if status == "UNAUTHENTICATED":
         message = f"{message.rstrip('.')}; {secret_option} names the file that has it."
     if retry_after is not None:

@@ -7,7 +7,7 @@ import click
 
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import examples, fleet_options, json_option
-from polyfleet.cli.output import out, print_json, print_table
+from polyfleet.cli.output import command_name, out, print_json, print_table
 
 if TYPE_CHECKING:
     from polyfleet.v1 import fleet_pb2 as pb
@@ -17,10 +17,10 @@ OUTVOTED = "no new requests: its weights or tokenizer are not those of most read
 
 
 def state_name(state: int) -> str:
-    """`WORKER_STATE_READY` as `ready`."""
-    from polyfleet.v1 import fleet_pb2 as pb
+    """`WORKER_STATE_READY` as `ready`, and what this version does not know as `unknown`."""
+    from polyfleet.placement.proto import state_from_proto
 
-    return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()  # type: ignore[arg-type]
+    return state_from_proto(state).value
 
 
 def mark_outvoted(snapshot: "pb.FleetSnapshot") -> None:
@@ -91,7 +91,7 @@ def workers(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
         columns = ("WORKER", "DEPLOYMENT", "STATE", "LOAD", "DEVICE", "HOST", "PID")
         print_table(columns, [worker_row(worker) for worker in found])
     else:
-        out.print("No workers. `polyfleet deploy NAME PATH` starts one.")
+        out.print(f"No workers. `{command_name()} deploy NAME PATH` starts one.", markup=False)
 
 
 @click.command(epilog=examples("polyfleet undeploy smollm2"))
@@ -114,7 +114,7 @@ def drain(worker_id: str, fleet: str, fleet_token_file: Path | None) -> None:
     from polyfleet.cli.fleet_client import open_fleet
 
     if not worker_id:
-        raise CliError("The worker's id is empty: `polyfleet workers` lists them.", ExitCode.BAD_INPUT)
+        raise CliError(f"The worker's id is empty: `{command_name()} workers` lists them.", ExitCode.BAD_INPUT)
     with open_fleet(fleet, fleet_token_file) as client:
         client.drain(worker_id)
     out.print(f"{worker_id} takes no new requests and stops once it has finished.")

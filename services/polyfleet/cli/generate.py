@@ -1,13 +1,20 @@
 """`polyfleet generate`: one continuation, from a gateway or, with --offline, by the engine in this very process."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FiniteRange, examples, gateway_options, json_option, open_client
+from polyfleet.cli.options import (
+    FiniteRange,
+    GivenPath,
+    examples,
+    gateway_options,
+    json_option,
+    model_option,
+    open_client,
+    read_text,
+)
 from polyfleet.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -32,20 +39,21 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
 
 @click.command(
     epilog=examples(
-        "polyfleet generate --prompt 'The capital of France is' --max-tokens 20",
+        "polyfleet generate 'The capital of France is' --max-tokens 20",
         "polyfleet generate --offline ./model.gguf --prompt-ids 1,2,3 --dtype float32 --json",
     )
 )
-@click.option("--prompt", metavar="TEXT", help="Raw text to continue; `-` or nothing reads stdin.")
+@click.argument("text", required=False)
+@click.option("--prompt", metavar="TEXT", help="The same as TEXT.")
 @click.option("--prompt-ids", type=TokenIds(), metavar="1,2,3", help="Token ids to continue, instead of a text.")
-@click.option("--model", default="", help="Served name; the only model when there is one.  [gateway only]")
+@model_option
 @click.option("--max-tokens", type=click.IntRange(min=1), default=50, show_default=True, help="Tokens to generate.")
 @click.option(
     "--temperature", type=FiniteRange(0, 2), help="0 is greedy. Default: offline 0, else the model's own or 1."
 )
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the draws when the temperature is over 0.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens.")
-@click.option("--offline", type=click.Path(path_type=Path), metavar="PATH", help="GGUF file or Hugging Face folder.")
+@click.option("--offline", type=GivenPath(path_type=Path), metavar="PATH", help="GGUF file or Hugging Face folder.")
 @click.option(
     "--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Computing type.  [offline only]"
 )
@@ -58,9 +66,10 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
 @gateway_options
 @json_option
 def generate(
+    text: str | None,
     prompt: str | None,
     prompt_ids: tuple[int, ...] | None,
-    model: str,
+    model: str | None,
     offline: Path | None,
     dtype: str | None,
     device: str | None,
@@ -72,11 +81,11 @@ def generate(
     ca_file: Path | None,
     **sampling: Any,
 ) -> None:
-    """Continue a prompt.
+    """Continue TEXT, raw as it is; `-` or nothing reads stdin.
 
     A gateway's answer is streamed as it comes; --json prints it whole, with token ids and finish reason.
     """
-    text = read_prompt(prompt, prompt_ids)
+    text = read_prompt(text, prompt, prompt_ids)
     if offline is not None:
         if model:
             raise click.UsageError("--model names a model of a gateway; --offline names the file itself.")
@@ -94,21 +103,16 @@ def generate(
     for option in (name for name, value in offline_only.items() if value is not None):
         raise click.UsageError(f"{option} belongs to --offline: a gateway and its workers have chosen theirs.")
     with open_client(gateway, api_key_file, tls, ca_file) as client:
-        answer(client, text, prompt_ids, as_json, {"model": model, **sampling})
+        answer(client, text, prompt_ids, as_json, {"model": model or "", **sampling})
 
 
-def read_prompt(prompt: str | None, prompt_ids: tuple[int, ...] | None) -> str | None:
+def read_prompt(text: str | None, prompt: str | None, prompt_ids: tuple[int, ...] | None) -> str | None:
     """The text to continue, from stdin when it is `-` or nothing was given; None when there are ids."""
-    if prompt is not None and prompt_ids is not None:
-        raise click.UsageError("Give --prompt or --prompt-ids, not both.")
+    if sum(each is not None for each in (text, prompt, prompt_ids)) > 1:
+        raise click.UsageError("Give one of TEXT, --prompt and --prompt-ids, not both.")
     if prompt_ids is not None:
         return None
-    if prompt is None and sys.stdin.isatty():
-        raise click.UsageError("Give --prompt TEXT or --prompt-ids 1,2,3.")
-    text = sys.stdin.read() if prompt in (None, "-") else prompt
-    if not text:
-        raise CliError("The prompt is empty: give at least one character.", ExitCode.BAD_INPUT)
-    return text
+    return read_text(prompt if text is None else text, "The prompt")
 
 
 def answer(

@@ -17,6 +17,7 @@ from polyfleet.cli.info import info
 from polyfleet.cli.keys import keys
 from polyfleet.cli.models import models
 from polyfleet.cli.serve import serve
+from polyfleet.cli.texts import embed, tokenize
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 tried and failed; 2 bad argument, file or field; 3 not reachable or not now; "
@@ -37,6 +38,8 @@ for command in (
     serve,
     chat,
     generate,
+    embed,
+    tokenize,
     models,
     info,
     workers,

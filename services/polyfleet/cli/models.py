@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polyfleet.cli.options import examples, gateway_options, json_option, open_client
-from polyfleet.cli.output import out, print_json, print_table
+from polyfleet.cli.output import command_name, out, print_json, print_table
 
 if TYPE_CHECKING:
     from polyfleet.client import Model
@@ -32,4 +32,4 @@ def models(gateway: str, api_key_file: Path | None, tls: bool, ca_file: Path | N
         columns = ("MODEL", "READY WORKERS", "CONTEXT", "VOCABULARY", "ACCELERATORS", "SAMPLING DEFAULTS")
         print_table(columns, [model_row(model) for model in found])
     else:
-        out.print("No models. `polyfleet deploy NAME PATH` serves one.")
+        out.print(f"No models. `{command_name()} deploy NAME PATH` serves one.", markup=False)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.settings import check_model
 
 if TYPE_CHECKING:
     from polyfleet.engine.engine import Engine
@@ -29,6 +30,7 @@ def generate_offline(
     `own_defaults`: how tokens are drawn is what the model's files state, as far as it is not given here.
     Raises CliError: bad file, option or prompt, or a computation that failed.
     """
+    check_model(str(path))  # before torch is imported
     from polyfleet.backends import BackendUnavailable
     from polyfleet.engine.engine import Engine
     from polyfleet.engine.request import EngineOptions, SequenceRequest

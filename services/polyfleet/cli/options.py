@@ -1,6 +1,7 @@
 """Options that several commands share, and what they open."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,33 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 DEFAULT_GATEWAY = "127.0.0.1:50051"
 DEFAULT_FLEET = "127.0.0.1:50052"
-FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class GivenPath(click.Path):
+    """click's Path lets an empty one pass, which would mean the working folder; this one does not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Fails for an empty one."""
+        if str(value) == "":
+            self.fail(EMPTY, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class GivenText(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """Text of at least one character: `--model "$UNSET"` is a mistake, and no wish for the default."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text. Fails for an empty or blank one."""
+        if not str(value).strip():
+            self.fail(EMPTY, param, ctx)
+        return str(value)
+
+
+EMPTY = "it is empty; leave the option out for its default."
+FILE = GivenPath(path_type=Path, dir_okay=False)
+TEXT = GivenText()
 
 
 class FiniteRange(click.FloatRange):
@@ -30,6 +57,7 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+model_option = click.option("--model", type=TEXT, metavar="NAME", help="Served name; the only model when there is one.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
@@ -94,6 +122,16 @@ def read_secret(path: Path | None, what: str) -> str | None:
     if not secret:
         raise CliError(f"The file {path} is empty: its first line must be the {what}.", ExitCode.BAD_INPUT)
     return secret
+
+
+def read_text(text: str | None, what: str) -> str:
+    """The text that was given, or stdin's for `-` and for None. Raises CliError when it is empty."""
+    if text is None and sys.stdin.isatty():
+        raise click.UsageError(f"{what} is missing: give TEXT, or pipe it in.")
+    found = sys.stdin.read() if text in (None, "-") else text
+    if not found:
+        raise CliError(f"{what} is empty: give at least one character.", ExitCode.BAD_INPUT)
+    return found
 
 
 def check_address(address: str) -> None:

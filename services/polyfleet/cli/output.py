@@ -1,6 +1,11 @@
 """What commands print: tables and colours for people, JSON for machines. Results go to stdout, the rest to stderr."""
 
+import contextlib
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 import msgspec
@@ -22,3 +27,17 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for number, row in enumerate((columns, *rows)):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         out.print(line, style="bold" if number == 0 else None, markup=False)
+
+
+def command_name() -> str:
+    """How a shell finds this environment's `polyfleet`: by its name where that is on the PATH, else by its path."""
+    here = Path(sys.executable).with_name("polyfleet")
+    found = shutil.which("polyfleet")
+    return "polyfleet" if found and Path(found).absolute() == here.absolute() else shell_path(here)
+
+
+def shell_path(path: Path) -> str:
+    """A path as one word for a shell, from the working folder where it lies in there."""
+    with contextlib.suppress(OSError, ValueError):
+        path = path.absolute().relative_to(Path.cwd())
+    return shlex.quote(str(path))

@@ -10,10 +10,10 @@ import click
 
 from polyfleet.cli import hints
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FILE, examples, read_secret
+from polyfleet.cli.options import FILE, TEXT, GivenPath, examples, read_secret
 from polyfleet.cli.output import err, out
 from polyfleet.cli.processes import Stopped, stop_on_signals
-from polyfleet.cli.settings import Flags, ServeSettings, check_ports, resolve
+from polyfleet.cli.settings import Flags, ServeSettings, check_models, check_ports, resolve
 from polyfleet.cli.startup import bring_up
 from polyfleet.cli.state_folder import claimed, made_token, published
 
@@ -31,8 +31,10 @@ WATCH_SECONDS = 0.5
     )
 )
 @click.option("--config", type=FILE, help="YAML file; `polyfleet config schema` describes it. Flags override it.")
-@click.option("--model", metavar="PATH", help="GGUF file or Hugging Face folder; default: SmolLM2-135M-Instruct.")
-@click.option("--model-name", help="Served name; default: from the path.")
+@click.option(
+    "--model", type=TEXT, metavar="PATH", help="GGUF file or Hugging Face folder; default: SmolLM2-135M-Instruct."
+)
+@click.option("--model-name", type=TEXT, help="Served name; default: from the path.")
 @click.option("--workers", type=click.IntRange(1, 1000), help="Workers of the model; default: 1.")
 @click.option("--once", is_flag=True, help="Stop after the self-check; exit code 0 when it passed.")
 @click.option("--grpc-listen", metavar="HOST:PORT", help="gRPC of the gateway; default: 127.0.0.1:50051.")
@@ -45,7 +47,7 @@ WATCH_SECONDS = 0.5
     type=click.Choice(["auto", "none"]),
     help="Whether a model's own sampling defaults hold for what requests leave out; default: auto.",
 )
-@click.option("--state-dir", type=click.Path(path_type=Path, file_okay=False), help="Where state and logs live.")
+@click.option("--state-dir", type=GivenPath(path_type=Path, file_okay=False), help="Where state and logs live.")
 @click.option("--api-key-file", type=FILE, help="Key for the self-check, when the configuration asks for keys.")
 @click.option("--ca-file", type=FILE, help="PEM roots for the self-check, when the configuration turns TLS on.")
 def serve(once: bool, api_key_file: Path | None, ca_file: Path | None, **flags: Any) -> None:
@@ -55,18 +57,20 @@ def serve(once: bool, api_key_file: Path | None, ca_file: Path | None, **flags: 
     """
     os.umask(0o077)  # state and logs are for this user alone
     settings = resolve(Flags(**flags))
-    key = self_check_key(settings, api_key_file)
+    self_check_key(settings, api_key_file)
+    check_models(settings)
     check_ports(settings)
     with claimed(settings.state_dir):
         token_file = settings.fleet_token_file or made_token(settings.state_dir)
         with published(settings.fleet_address, token_file):
-            run(settings.with_fleet_token(token_file), once, key, ca_file)
+            run(settings.with_fleet_token(token_file), once, api_key_file, ca_file)
 
 
-def run(settings: ServeSettings, once: bool, key: str | None, ca_file: Path | None) -> None:
+def run(settings: ServeSettings, once: bool, api_key_file: Path | None, ca_file: Path | None) -> None:
     """The stack's life, from the first process to the last. Raises CliError."""
     from polyfleet.cli.stack import Stack
 
+    key = self_check_key(settings, api_key_file)
     began, ready = time.monotonic(), False
     stack = Stack(settings)
     try:
@@ -76,7 +80,7 @@ def run(settings: ServeSettings, once: bool, key: str | None, ca_file: Path | No
                 ready = True
                 out.print(f"[green]Ready[/] after {time.monotonic() - began:.1f} s.")
                 if not once:
-                    announce(settings)
+                    announce(settings, api_key_file, ca_file)
                     stay(stack)
             finally:
                 with suppress(OSError):  # the terminal may have gone
@@ -98,10 +102,10 @@ def self_check_key(settings: ServeSettings, api_key_file: Path | None) -> str | 
     return read_secret(api_key_file, "API key")
 
 
-def announce(settings: ServeSettings) -> None:
+def announce(settings: ServeSettings, api_key_file: Path | None, ca_file: Path | None) -> None:
     """Print endpoints and calls to copy."""
     out.print(f"\n{hints.endpoints(settings)}")
-    for name, call in hints.calls(settings).items():
+    for name, call in hints.calls(settings, api_key_file, ca_file).items():
         out.print(f"\n[bold]{name}[/]")
         out.print(call, markup=False)
     out.print("\nCtrl-C stops everything.")

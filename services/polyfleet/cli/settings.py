@@ -126,13 +126,13 @@ def deployments(config: Config, flags: Flags) -> tuple[Deployment, ...]:
                 ExitCode.BAD_INPUT,
             )
         return config.deployments
-    if flags.model is not None and not Path(flags.model).exists():
-        raise CliError(f"--model {flags.model}: there is no such file or folder.", ExitCode.BAD_INPUT)
     source = flags.model or str(bundled_model())
     name = flags.model_name or (MODEL_NAME if flags.model is None else Path(source).stem)
     identifier = "".join(c if c.isascii() and c.isalnum() else "-" for c in name.lower()).strip("-")[:63] or "model"
     workers = 1 if flags.workers is None else flags.workers
-    return (Deployment(name=identifier, model_name=name, source=str(Path(source).absolute()), workers=workers),)
+    return (
+        Deployment(name=identifier, model_name=name, source=str(Path(source).expanduser().absolute()), workers=workers),
+    )
 
 
 def bundled_model() -> Path:
@@ -146,6 +146,23 @@ def bundled_model() -> Path:
         "with --model PATH.",
         ExitCode.BAD_INPUT,
     )
+
+
+def check_models(settings: ServeSettings) -> None:
+    """Raise CliError for the first deployment whose source can't be a model."""
+    for deployment in settings.config.deployments:
+        check_model(deployment.source)
+
+
+def check_model(source: str) -> None:
+    """Raise CliError for what is no model. All of it is read only once a worker loads it."""
+    from polyfleet.loading.errors import ModelFileError
+    from polyfleet.loading.glance import glance
+
+    try:
+        glance(source)
+    except ModelFileError as error:
+        raise CliError(f"The model {error}.", ExitCode.BAD_INPUT) from None
 
 
 def check_ports(settings: ServeSettings) -> None:

@@ -53,7 +53,13 @@ def test_generate_prints_json() -> None:
     assert (list(request.token_ids), request.ignore_eos, request.HasField("text")) == ([5, 6, 7], True, False)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--prompt", "-")])
+def test_generate_takes_the_text_as_it_stands() -> None:
+    with serve(hello) as script:
+        result = run("generate", "Say [bold]hello", "--gateway", script.address)
+    assert (result.exit_code, result.stdout, script.calls[0].text) == (0, "Hello\n", "Say [bold]hello")
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",), ("--prompt", "-")])
 def test_generate_reads_stdin(arguments: tuple[str, ...]) -> None:
     with serve(hello) as script:
         assert run("generate", "--gateway", script.address, *arguments, stdin="From a pipe").exit_code == 0
@@ -71,6 +77,11 @@ def test_generate_sends_the_key_of_the_file(tmp_path: Path) -> None:
     ("arguments", "problem"),
     [
         (("--prompt", "a", "--prompt-ids", "1"), "not both"),
+        (("a", "--prompt", "b"), "not both"),
+        (("a", "--prompt-ids", "1"), "not both"),
+        (("",), "The prompt is empty"),
+        (("a", "--model", ""), "it is empty; leave the option out"),
+        (("a", "--api-key-file", ""), "it is empty; leave the option out"),
         (("--prompt-ids", "1,x"), "'x' is no token id"),
         (("--prompt-ids", "-1"), "'-1' is no token id"),
         (("--prompt-ids", "4294967296"), "is no token id"),
@@ -133,6 +144,55 @@ def test_chat_answers_stdin_once() -> None:
 def test_chat_refuses_an_empty_pipe() -> None:
     result = run("chat", "--gateway", QUIET_PORT, stdin="\n")
     assert (result.exit_code, result.stderr) == (2, "Error: stdin is empty: pipe a question into it.\n")
+
+
+def embedded(request: Any, context: Any) -> pb.EmbedResponse:
+    vectors = [pb.Embedding(values=[0.5, -0.25]) for _ in request.inputs]
+    return pb.EmbedResponse(embeddings=vectors, usage=pb.Usage(prompt_tokens=3))
+
+
+def test_embed_for_people_and_programs() -> None:
+    with serve(embedded) as script:
+        table = run("embed", "one [b]", "two", "--gateway", script.address, "--pooling", "last", "--normalize")
+        document = run("embed", "--model", "m", "--gateway", script.address, "--json", stdin="From a pipe")
+    assert [line.split() for line in table.stdout.splitlines()[1:]] == [
+        ["'one", "[b]'", "2", "0.5000", "-0.2500"],
+        ["'two'", "2", "0.5000", "-0.2500"],
+    ]
+    first, second = script.calls
+    assert ([each.text for each in first.inputs], first.pooling, first.normalize) == (
+        ["one [b]", "two"],
+        pb.POOLING_LAST,
+        True,
+    )
+    assert (second.model, second.inputs[0].text, second.pooling) == ("m", "From a pipe", pb.POOLING_MEAN)
+    assert json.loads(document.stdout)["embeddings"] == [[0.5, -0.25]]
+
+
+def tokenized(request: Any, context: Any) -> pb.TokenizeResponse:
+    return pb.TokenizeResponse(token_ids=[7, 8], pieces=["[Hel]", "lo"])
+
+
+def test_tokenize_for_people_and_programs() -> None:
+    with serve(tokenized) as script:
+        table = run("tokenize", "Hello", "--gateway", script.address, "--no-special-tokens")
+        document = run("tokenize", "--chat", "--gateway", script.address, "--json", stdin="Hello")
+    assert [line.split() for line in table.stdout.splitlines()] == [
+        ["ID", "PIECE"],
+        ["7", "[Hel]"],
+        ["8", "lo"],
+        ["2", "tokens"],
+    ]
+    assert json.loads(document.stdout) == {"token_ids": [7, 8], "pieces": ["[Hel]", "lo"]}
+    text, chat = script.calls
+    assert (text.text, text.add_special_tokens, len(text.messages)) == ("Hello", False, 0)
+    assert (chat.messages[0].role, chat.messages[0].content, chat.HasField("text")) == ("user", "Hello", False)
+
+
+@pytest.mark.parametrize("command", ["embed", "tokenize"])
+def test_texts_must_not_be_empty(command: str) -> None:
+    assert run(command, "").exit_code == ExitCode.BAD_INPUT
+    assert "is empty: give at least one character" in run(command, stdin="").stderr
 
 
 def listed(request: Any, context: Any) -> pb.ListModelsResponse:

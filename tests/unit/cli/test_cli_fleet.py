@@ -105,6 +105,18 @@ def test_an_unhealthy_worker_says_why(fleet: tuple[Fleet, str]) -> None:
     assert "unhealthy: The file is truncated." in run("workers", "--fleet", address).stdout
 
 
+def test_a_worker_of_a_newer_version_is_listed_beside_the_others(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    newer = pb.FleetWorker(
+        info=pb.WorkerInfo(worker_id="w-2"),
+        status=pb.WorkerStatus(state=99, reason="warming up"),  # type: ignore[arg-type]
+    )
+    service.workers = [loading_worker(), newer]
+    assert "unknown: warming up" in run("workers", "--fleet", address).stdout
+    records = json.loads(run("workers", "--fleet", address, "--json").stdout)
+    assert [record["state"] for record in records] == ["loading", "unknown"]
+
+
 def test_deploy_sends_every_option(fleet: tuple[Fleet, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service, address = fleet
     monkeypatch.chdir(tmp_path)

@@ -3,19 +3,24 @@
 import dataclasses
 import shlex
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from polyfleet.cli import hints
 from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.main import cli
 from polyfleet.cli.settings import (
     MODEL_FILE,
     MODEL_NAME,
     Flags,
+    ServeSettings,
     bundled_model,
+    check_models,
     check_ports,
     dialable,
     resolve,
@@ -100,9 +105,35 @@ def test_flags_of_the_model_need_a_model_when_the_file_has_its_own(tmp_path: Pat
 
 
 def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(CliError, match=r"--model .*/none\.gguf: there is no such file or folder\.") as refusal:
-        resolve(Flags(model=str(tmp_path / "none.gguf")))
+    with pytest.raises(CliError, match=r"The model .*/none\.gguf: there is no such file or folder\.") as refusal:
+        check_models(resolve(Flags(model=str(tmp_path / "none.gguf"))))
     assert refusal.value.exit_code == ExitCode.BAD_INPUT
+    with pytest.raises(CliError, match=r"The model /models/big: there is no such file or folder\."):
+        check_models(resolve(Flags(config=config_file(tmp_path))))
+    check_models(resolve(Flags()))
+
+
+def test_a_file_that_is_no_model_is_refused_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "notes.gguf").write_text("no model at all")
+    script = f"""
+import sys
+from polyfleet.cli.main import cli
+try:
+    cli.main(["serve", "--model", {str(tmp_path / "notes.gguf")!r}], standalone_mode=False)
+except Exception as error:
+    assert not {{"torch", "ray"}} & set(sys.modules)
+    sys.exit(str(error))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
+    assert "notes.gguf: is not a GGUF file" in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("option", ["--model", "--model-name", "--state-dir", "--config"])
+def test_an_empty_value_is_no_wish_for_the_default(option: str) -> None:
+    done = CliRunner().invoke(cli, ["serve", option, ""])
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert "it is empty; leave the option out" in done.stderr
 
 
 def test_a_bad_address_is_refused() -> None:
@@ -145,25 +176,55 @@ def test_hints_name_the_addresses_and_the_model(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", str(here))
     settings = resolve(Flags(grpc_listen="127.0.0.1:7100", http_listen="127.0.0.1:7101", model="m.gguf"))
     calls = hints.calls(settings)
-    assert calls["Shell"] == "polyfleet chat --gateway 127.0.0.1:7100"
+    assert calls["Shell"] == "polyfleet chat --gateway 127.0.0.1:7100 --model m"
     monkeypatch.setenv("PATH", "")
-    assert hints.calls(settings)["Shell"] == f"{shlex.quote(str(here / 'polyfleet'))} chat --gateway 127.0.0.1:7100"
+    path = shlex.quote(str(here / "polyfleet"))
+    assert hints.calls(settings)["Shell"] == f"{path} chat --gateway 127.0.0.1:7100 --model m"
+    monkeypatch.chdir(here.parents[1])
+    assert hints.calls(settings)["Shell"].startswith(f"{Path(*here.parts[-2:]) / 'polyfleet'} chat")
+    assert f"`{Path(*here.parts[-2:]) / 'polyfleet'} workers`" in hints.endpoints(settings)
+    monkeypatch.chdir(tmp_path)
     assert "http://127.0.0.1:7101/v1/chat/completions" in calls["curl"]
     assert '"model": "m"' in calls["curl"]
     said = hints.endpoints(resolve(Flags(gateway_metrics_listen="127.0.0.1:7102", metrics_listen="127.0.0.1:7103")))
     assert "http://127.0.0.1:7102/metrics" in said
     assert "http://127.0.0.1:7103/metrics" in said
-    compile(calls[f"Python ({sys.executable})"], "hint", "exec")
+    python = calls[f"Python ({sys.executable})"]
+    compile(python, "hint", "exec")
+    assert "model='m'" in python
     assert "127.0.0.1:7101" in hints.endpoints(settings)
 
 
-def test_calls_to_copy_speak_tls_and_name_keys_where_they_are_asked_for() -> None:
+def secured_settings(**gateway: str) -> ServeSettings:
     settings = resolve(Flags())
-    gateway = msgspec.structs.replace(settings.config.gateway, keys_file="k", tls_cert="c", tls_key="k")
-    secured = dataclasses.replace(settings, config=msgspec.structs.replace(settings.config, gateway=gateway))
-    shell, curl, python = hints.calls(secured).values()
-    assert shell.endswith(" --api-key-file KEY_FILE --ca-file CA_FILE")
-    assert "https://127.0.0.1:8000/v1/chat/completions -H 'Authorization: Bearer KEY' --cacert CA_FILE" in curl
-    assert 'Client("127.0.0.1:50051", api_key="KEY", tls=Tls(ca_file="CA_FILE"))' in python
-    assert "https://127.0.0.1:8000/v1" in hints.endpoints(secured)
-    assert "https" not in "".join((hints.endpoints(settings), *hints.calls(settings).values()))
+    section = msgspec.structs.replace(settings.config.gateway, **gateway)
+    return dataclasses.replace(settings, config=msgspec.structs.replace(settings.config, gateway=section))
+
+
+def test_calls_to_copy_pass_the_key_and_the_roots_that_serve_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    secured = secured_settings(keys_file="k", tls_cert="c", tls_key="k")
+    key, roots = Path("secrets/me.key"), Path("/etc/my roots.pem")
+    shell, curl, python = hints.calls(secured, key, roots).values()
+    assert shell.endswith(" --api-key-file secrets/me.key --ca-file '/etc/my roots.pem'")
+    assert "https://127.0.0.1:8000/v1/chat/completions" in curl
+    assert """ -H "Authorization: Bearer $(head -n 1 secrets/me.key)" --cacert '/etc/my roots.pem'""" in curl
+    path = str(tmp_path / "secrets/me.key")
+    assert f"api_key=open({path!r}).readline().strip(), tls=Tls(ca_file='/etc/my roots.pem')" in python
+    compile(python, "hint", "exec")
+    said = hints.endpoints(secured)
+    assert "polyfleet.v1.Inference, with TLS, with a key" in said
+    assert "https://127.0.0.1:8000/v1" in said
+
+
+def test_calls_to_copy_name_only_what_is_asked_for() -> None:
+    plain = resolve(Flags())
+    assert "https" not in "".join((hints.endpoints(plain), *hints.calls(plain).values()))
+    assert "with" not in hints.endpoints(plain)
+    shell, curl, python = hints.calls(secured_settings(tls_cert="c", tls_key="k")).values()
+    assert shell.endswith(" --tls")
+    assert "https://" in curl
+    assert "cacert" not in curl
+    assert python.splitlines()[1].endswith(", tls=True) as client:")

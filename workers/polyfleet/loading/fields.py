@@ -1,11 +1,13 @@
 """Reading typed values out of the untyped metadata of a model file; every complaint names file, key and reason."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from polyfleet.loading.model import ModelFileError
+from polyfleet.loading.errors import ModelFileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +101,21 @@ class Fields:
         if value is None:
             raise self.error(f"{key} is missing")
         return value
+
+
+def read_json(path: Path) -> Fields:
+    """A JSON object from a file; raises ModelFileError."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFileError(f"{path}: can't be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path}: is not valid JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ModelFileError(f"{path}: must hold a JSON object")
+    return Fields(str(path), values)
+
+
+def read_optional_json(path: Path) -> Fields:
+    """As `read_json`, without any field when there is no such file."""
+    return read_json(path) if path.is_file() else Fields(str(path), {})

@@ -1,35 +1,15 @@
 """config.json and generation_config.json of a Hugging Face folder: read, checked, put into a ModelConfig."""
 
-import json
 from pathlib import Path
 
 from polyfleet.loading.end_tokens import union
-from polyfleet.loading.fields import Fields
+from polyfleet.loading.fields import Fields, read_json, read_optional_json
 from polyfleet.loading.folder_fields import check_fields
 from polyfleet.loading.folder_rope import read_frequencies
-from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.shapes import MAX_HEAD_DIM
 from polyfleet.models.config import ModelConfig
 
 SUPPORTED = "LlamaForCausalLM"
-
-
-def read_json(path: Path) -> Fields:
-    """A JSON object from a file; raises ModelFileError."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelFileError(f"{path}: can't be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path}: is not valid JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise ModelFileError(f"{path}: must hold a JSON object")
-    return Fields(str(path), values)
-
-
-def read_optional_json(path: Path) -> Fields:
-    """As `read_json`, without any field when there is no such file."""
-    return read_json(path) if path.is_file() else Fields(str(path), {})
 
 
 def read_config(folder: Path) -> ModelConfig:

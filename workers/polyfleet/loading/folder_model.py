@@ -10,16 +10,12 @@ from safetensors import SafetensorError, safe_open
 
 from polyfleet.kernels.quantisation import DENSE_DTYPES
 from polyfleet.kernels.weights import Weight, WeightFormat
-from polyfleet.loading.folder_config import read_config, read_json
+from polyfleet.loading.folder_config import read_config
+from polyfleet.loading.folder_files import check_is_model, weight_files
 from polyfleet.loading.folder_tokenizer import folder_tokenizer
 from polyfleet.loading.model import LoadedModel, ModelFileError
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.shapes import check_config, check_weights
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-ADAPTER = "adapter_config.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 GLOBAL_NAMES: Mapping[str, str] = {
     "model.embed_tokens.weight": "embedding",
@@ -45,12 +41,7 @@ FORMATS: Mapping[torch.dtype, WeightFormat] = {dtype: form for form, dtype in DE
 def load_folder(path: str, progress: Progress) -> LoadedModel:
     """Load the folder; raises ModelFileError."""
     folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise ModelFileError(f"{folder}: the folder has no config.json, so it is no model folder")
-    if (folder / ADAPTER).is_file():
-        raise ModelFileError(
-            f"{folder}: holds an adapter ({ADAPTER}), which is not supported; merge it into the weights"
-        )
+    check_is_model(folder)
     config = read_config(folder)
     files = weight_files(folder)
     weights: dict[str, Weight] = {}
@@ -66,27 +57,6 @@ def load_folder(path: str, progress: Progress) -> LoadedModel:
     check_weights(path, config, weights)
     tokenizer, end_token_ids = folder_tokenizer(folder, config)
     return LoadedModel(path, replace(config, end_token_ids=end_token_ids), weights, tokenizer)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the folder, in the index's order if it has one."""
-    if (folder / INDEX).is_file():
-        index = read_json(folder / INDEX)
-        names = list(dict.fromkeys(index.section("weight_map").values.values()))
-        for name in names:
-            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-                raise index.error(f"weight_map names {name!r}, which is no safetensors file of this folder")
-            if not (folder / name).is_file():
-                raise index.error(f"the file {name} of weight_map is missing")
-        return [folder / name for name in names]
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    pickles = sorted(each.name for pattern in PICKLES for each in folder.glob(pattern))
-    if pickles:
-        raise ModelFileError(
-            f"{folder}: the weights are in pickle files ({pickles[0]}), which could run code; use safetensors"
-        )
-    raise ModelFileError(f"{folder}: the folder has neither {SINGLE} nor {INDEX}")
 
 
 def _read_weights(file: Path) -> Iterator[Weight]:

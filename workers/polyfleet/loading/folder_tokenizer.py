@@ -6,8 +6,7 @@ from typing import Any
 
 from polyfleet.loading.assets import SpecialTokens, make_assets
 from polyfleet.loading.end_tokens import spelled_end_tokens, union
-from polyfleet.loading.fields import Fields
-from polyfleet.loading.folder_config import read_json, read_optional_json
+from polyfleet.loading.fields import Fields, read_json, read_optional_json
 from polyfleet.loading.folder_special import added_tokens, special_tokens, texts
 from polyfleet.loading.model import ModelFileError, TokenizerAssets
 from polyfleet.loading.post_processor import Frame, post_processor, read_frame

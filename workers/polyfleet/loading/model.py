@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 
 from polyfleet.kernels.weights import Weights
+from polyfleet.loading.errors import ModelFileError as ModelFileError
 from polyfleet.models.config import ModelConfig
-
-
-class ModelFileError(ValueError):
-    """A model file can't be used. The message is one sentence that names the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)

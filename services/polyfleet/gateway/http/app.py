@@ -12,6 +12,7 @@ from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.endpoints import Endpoints
 from polyfleet.gateway.http.errors import error_response, internal_error, plain_error
 from polyfleet.gateway.http.monitoring import health_routes
+from polyfleet.gateway.http.welcome import Welcome
 from polyfleet.gateway.state import GatewayState
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import REQUEST_ID
@@ -27,6 +28,7 @@ def create_app(state: GatewayState) -> Starlette:
             Route("/v1/embeddings", to.embeddings, methods=["POST"]),
             Route("/v1/models", to.models, methods=["GET"]),
             Route("/v1/models/{name:path}", to.model, methods=["GET"]),
+            Route("/", Welcome(state).show, methods=["GET"]),
             *health_routes(state.health),
         ],
         middleware=[Middleware(Outermost)],

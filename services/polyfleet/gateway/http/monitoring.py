@@ -19,7 +19,16 @@ def create_metrics_app(health: Health, metrics: Metrics) -> Starlette:
     async def show(request: Request) -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    return Starlette(routes=[*health_routes(health), Route("/metrics", show, methods=["GET"])])
+    async def guide(request: Request) -> Response:
+        return PlainTextResponse("A Polyfleet gateway's own port: /metrics for Prometheus, /healthz, /readyz\n")
+
+    return Starlette(
+        routes=[
+            *health_routes(health),
+            Route("/metrics", show, methods=["GET"]),
+            Route("/", guide, methods=["GET"]),
+        ]
+    )
 
 
 def health_routes(health: Health) -> list[Route]:

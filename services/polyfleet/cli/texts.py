@@ -1,0 +1,79 @@
+"""`polyfleet embed | tokenize`: what a model makes of texts, other than more text."""
+
+from pathlib import Path
+
+import click
+
+from polyfleet.cli.options import examples, gateway_options, json_option, model_option, open_client, read_text
+from polyfleet.cli.output import out, print_json, print_table
+
+SHOWN_VALUES = 6  # of a vector, for people
+
+
+@click.command(epilog=examples("polyfleet embed 'first text' 'second text'", "polyfleet embed --json < page.txt"))
+@click.argument("texts", metavar="[TEXT]...", nargs=-1)
+@model_option
+@click.option("--pooling", type=click.Choice(["mean", "last"]), default="mean", show_default=True, help="Over tokens.")
+@click.option("--normalize", is_flag=True, help="Scale each vector to length 1.")
+@gateway_options
+@json_option
+def embed(
+    texts: tuple[str, ...],
+    model: str | None,
+    pooling: str,
+    normalize: bool,
+    as_json: bool,
+    gateway: str,
+    api_key_file: Path | None,
+    tls: bool,
+    ca_file: Path | None,
+) -> None:
+    """Turn each TEXT into a vector; `-` or nothing reads one from stdin. --json prints all their values."""
+    inputs = [read_text(text, "A text") for text in texts or (None,)]
+    with open_client(gateway, api_key_file, tls, ca_file) as client:
+        done = client.embed(inputs, model=model or "", pooling=pooling, normalize=normalize)
+    if as_json:
+        print_json({"embeddings": done.vectors, "usage": done.usage}, indent=0)
+        return
+    rows = [
+        (repr(text[:40]), str(len(vector)), " ".join(f"{value:.4f}" for value in vector[:SHOWN_VALUES]))
+        for text, vector in zip(inputs, done.vectors, strict=True)
+    ]
+    print_table(("TEXT", "VALUES", "BEGINNING"), rows)
+
+
+@click.command(epilog=examples("polyfleet tokenize 'Hello, world'", "polyfleet tokenize --chat --json 'Hello!'"))
+@click.argument("text", required=False)
+@model_option
+@click.option("--chat", is_flag=True, help="TEXT is a user's message in the model's chat template.")
+@click.option("--special-tokens/--no-special-tokens", default=None, help="Around a text, as `generate` does.")
+@gateway_options
+@json_option
+def tokenize(
+    text: str | None,
+    model: str | None,
+    chat: bool,
+    special_tokens: bool | None,
+    as_json: bool,
+    gateway: str,
+    api_key_file: Path | None,
+    tls: bool,
+    ca_file: Path | None,
+) -> None:
+    """Show the tokens of TEXT as the model reads them; `-` or nothing reads stdin."""
+    if chat and special_tokens is not None:
+        raise click.UsageError("--chat's template writes its own special tokens: leave --special-tokens out.")
+    found = read_text(text, "The text")
+    with open_client(gateway, api_key_file, tls, ca_file) as client:
+        tokens = client.tokenize(
+            None if chat else found,
+            messages=[{"role": "user", "content": found}] if chat else None,
+            model=model or "",
+            add_special_tokens=special_tokens,
+        )
+    if as_json:
+        print_json({"token_ids": tokens.token_ids, "pieces": tokens.pieces}, indent=0)
+        return
+    print_table(("ID", "PIECE"), [(str(i), piece) for i, piece in zip(tokens.token_ids, tokens.pieces, strict=True)])
+    count = len(tokens.token_ids)
+    out.print(f"{count} token{'s' * (count != 1)}", style="dim")

@@ -1,0 +1,60 @@
+"""Whether a path can be a model at all, told within milliseconds and without torch: before anything is started for it.
+
+What passes here may still be refused by `load_model`, which reads all of it.
+"""
+
+from pathlib import Path
+
+from polyfleet.loading.errors import ModelFileError
+from polyfleet.loading.fields import read_json
+from polyfleet.loading.folder_files import check_is_model, weight_files
+
+GGUF_MAGIC = b"GGUF"
+LFS_POINTER = b"version https://git-lfs"
+KINDS = "a model is a GGUF file or a Hugging Face folder"
+
+
+def glance(path: str | Path) -> None:
+    """Raise ModelFileError for what is neither a GGUF file nor a folder with config.json and safetensors."""
+    path = Path(path).expanduser()
+    try:
+        if path.is_dir():
+            check_is_model(path)
+            read_json(path / "config.json")
+            for file in weight_files(path):
+                _glance_at_weights(file)
+        elif path.is_file():
+            _glance_at_file(path)
+        elif path.exists():
+            raise ModelFileError(f"{path}: is neither a file nor a folder")
+        else:
+            raise ModelFileError(f"{path}: there is no such file or folder")
+    except (OSError, ValueError) as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(f"{path}: can't be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _glance_at_file(path: Path) -> None:
+    if _beginning(path).startswith(GGUF_MAGIC):
+        return
+    if path.suffix in (".safetensors", ".json"):
+        raise ModelFileError(f"{path}: is one file of a Hugging Face folder; name the folder")
+    raise ModelFileError(f"{path}: is not a GGUF file (its first bytes are not 'GGUF'); {KINDS}")
+
+
+def _glance_at_weights(path: Path) -> None:
+    """A safetensors file begins with the length of its header, in 8 bytes."""
+    length = int.from_bytes(_beginning(path)[:8], "little")
+    if not 0 < length <= path.stat().st_size - 8:
+        raise ModelFileError(f"{path}: is truncated or no safetensors file")
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        beginning = file.read(len(LFS_POINTER))
+    if not beginning:
+        raise ModelFileError(f"{path}: the file is empty")
+    if beginning == LFS_POINTER:
+        raise ModelFileError(f"{path}: is Git's note of a large file, not the file: fetch it with `git lfs pull`")
+    return beginning
