@@ -79,8 +79,12 @@ def test_chat_stream(client: openai.OpenAI) -> None:
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts == {0: "Hello there friend 0", 1: "Hello there friend 1"}
-    assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant", "assistant", None, None, None, None]
-    assert [chunk.choices[0].finish_reason for chunk in chunks[-2:]] == ["stop", "stop"]
+    assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant"] * 2 + [None] * 6
+    ended = [chunk.choices[0] for chunk in chunks if chunk.choices[0].finish_reason]
+    assert [(each.index, each.finish_reason, each.delta.content) for each in ended] == [
+        (0, "stop", None),
+        (1, "stop", None),
+    ]
     assert len({(chunk.id, chunk.created, chunk.model, chunk.object) for chunk in chunks}) == 1
 
 
@@ -93,6 +97,24 @@ def test_stream_usage_comes_last_and_alone(client: openai.OpenAI) -> None:
     assert last.choices == []
     assert last.usage is not None
     assert last.usage.total_tokens == 8
+
+
+def test_continuous_usage(client: openai.OpenAI, generation: FakeGeneration) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    with client.chat.completions.create(model=MODEL, messages=HI, stream=True, stream_options=options) as stream:
+        *chunks, last = stream
+    assert [chunk.usage and chunk.usage.completion_tokens for chunk in chunks] == [1, 2, 3, 3]
+    assert last.usage is not None
+    assert (last.choices, last.usage.completion_tokens) == ([], 3)
+    prompts = ["one", "two"]
+    with client.completions.create(model=MODEL, prompt=prompts, stream=True, stream_options=options) as texts:
+        usages = [each.usage for each in texts]
+    counted = [usage.completion_tokens for usage in usages if usage]
+    assert (len(counted), counted) == (len(usages), sorted(counted))
+    assert counted[-1] == 6
+    options = {"continuous_usage_stats": True}
+    with pytest.raises(openai.BadRequestError, match="include_usage"):
+        client.chat.completions.create(model=MODEL, messages=HI, stream=True, stream_options=options)
 
 
 def test_chat_logprobs(client: openai.OpenAI) -> None:
@@ -121,7 +143,7 @@ def test_completion_with_several_prompts_and_choices(client: openai.OpenAI, gene
     assert logprobs.tokens == ["Hello", " there", " friend"]
     assert logprobs.token_logprobs == [-0.5, -0.5, -0.5]
     assert logprobs.text_offset == [0, 5, 11]
-    assert logprobs.top_logprobs == [{t: -0.5, "\ufffd": -3.0} for t in logprobs.tokens]
+    assert logprobs.top_logprobs == [{t: -0.5, r"bytes:\xf0": -3.0} for t in logprobs.tokens]
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (10, 12)
     assert sorted(w.text or "" for w in generation.requests if isinstance(w, GenerateRequest)) == ["one", "two"]

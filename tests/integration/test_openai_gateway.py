@@ -1,17 +1,20 @@
 """The official `openai` client and our own against a whole gateway with fake workers: HTTP, core, sessions."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import httpx2 as httpx
 import openai
 import pytest
 from tests.support.fake_worker import FakeWorker, fake_tokens
-from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig, text_worker, until
+from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig, Stream, text_worker, until
 from tests.support.text_assets import byte_level_tokenizer
 
 from polyfleet import client as pf
+from polyfleet.v1 import inference_pb2 as pb
 
 HI: Any = [{"role": "user", "content": "hi"}]
 
@@ -112,7 +115,7 @@ async def test_models(client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "long " * 3000}]}, "messages"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -2}, "seed"),
         ({"extra_body": {"top_k": -2}}, "top_k"),
         ({"extra_body": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
     ],
@@ -123,7 +126,83 @@ async def test_bad_values_name_the_field_of_this_api(
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(**{"model": MODEL, "messages": HI, **fields})
     assert caught.value.param == param
+    too_long = param == "messages" or fields.get("max_tokens", 0) > 1
+    assert (caught.value.code == "context_length_exceeded") is too_long
+    assert ("this model's maximum context length is" in str(caught.value)) is too_long
     assert worker.started == []
+
+
+async def test_a_stream_begins_before_its_first_token(rig: GatewayRig, worker: FakeWorker) -> None:
+    """Headers and comments come while the worker is silent, and behind them the whole answer."""
+    worker.first_token_seconds = 3600.0
+    body = {"model": MODEL, "messages": HI, "stream": True, "max_tokens": 3, "temperature": 0}
+    async with (
+        httpx.AsyncClient(base_url=rig.http, timeout=30, trust_env=False) as http,
+        http.stream("POST", "/v1/chat/completions", json=body) as reply,
+    ):
+        assert reply.status_code == 200
+        lines = reply.aiter_lines()
+        assert (await anext(lines)).startswith(":")
+        worker.first_token_seconds = 0.0
+        for sequence in worker.sequences.values():
+            sequence.ready_at = 0.0
+        data = [line.removeprefix("data: ") async for line in lines if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    assert "".join(json.loads(each)["choices"][0]["delta"].get("content", "") for each in data[:-1]) != ""
+
+
+async def test_what_is_wrong_with_a_request_is_a_status_of_streams_too(rig: GatewayRig, worker: FakeWorker) -> None:
+    worker.refusal = (grpc.StatusCode.FAILED_PRECONDITION.value[0], "no")
+    async with httpx.AsyncClient(base_url=rig.http, timeout=30, trust_env=False) as http:
+        for fields, status in (
+            ({"messages": [{"role": "user", "content": "long " * 3000}]}, 400),
+            ({"model": "nobody"}, 404),
+            ({}, 400),  # the worker's refusal
+        ):
+            body = {"model": MODEL, "messages": HI, "stream": True, **fields}
+            reply = await http.post("/v1/chat/completions", json=body)
+            assert (reply.status_code, reply.headers["content-type"]) == (status, "application/json")
+
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+
+
+async def test_a_trace_goes_on_to_the_worker_and_into_the_log(
+    rig: GatewayRig, worker: FakeWorker, client: openai.AsyncOpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    headers = {"traceparent": PARENT, "tracestate": "a=1,b=2"}
+    await client.chat.completions.create(model=MODEL, messages=HI, max_tokens=2, extra_headers=headers)
+    request = pb.GenerateRequest(model=MODEL, text="hi", max_tokens=2)
+    await Stream.read(rig.stub.Generate(request, metadata=tuple(headers.items())))
+    await client.chat.completions.create(model=MODEL, messages=HI, max_tokens=2, extra_headers={"traceparent": "no"})
+    assert [(each.traceparent, each.tracestate) for each in worker.started] == [(PARENT, "a=1,b=2")] * 2 + [("", "")]
+    lines = [vars(record) for record in caplog.records if record.message == "Request ended."]
+    assert [(line.get("trace_id"), line.get("span_id")) for line in lines] == [(TRACE, SPAN)] * 2 + [(None, None)]
+
+
+async def test_pages_of_listed_origins_may_call() -> None:
+    headers = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    headers |= {"access-control-request-headers": "authorization,content-type,traceparent"}
+    async with (
+        GatewayRig(config={"cors_origins": ("https://app.example",)}) as rig,
+        httpx.AsyncClient(base_url=rig.http, trust_env=False) as http,
+    ):
+        asked = await http.request("OPTIONS", "/v1/chat/completions", headers=headers)
+        assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, "https://app.example")
+        assert "authorization" in asked.headers["access-control-allow-headers"]
+        refused = await http.post("/v1/chat/completions", json={}, headers={"origin": "https://app.example"})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (400, "https://app.example")
+        assert "x-request-id" in refused.headers["access-control-expose-headers"]
+        other = await http.get("/v1/models", headers={"origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers
+        forbidden = await http.request("OPTIONS", "/v1/models", headers=headers | {"origin": "https://evil.example"})
+        assert forbidden.status_code == 400
+    async with GatewayRig() as rig, httpx.AsyncClient(base_url=rig.http, trust_env=False) as http:
+        assert (await http.request("OPTIONS", "/v1/chat/completions", headers=headers)).status_code == 405
+        answer = await http.get("/v1/models", headers={"origin": "https://app.example"})
+        assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 @pytest.mark.parametrize(("prompt", "param"), [("", "prompt"), ([10**6], "prompt")])

@@ -151,6 +151,7 @@ def test_stream_on_the_wire(http: httpx.Client) -> None:
         {"role": "assistant", "content": "Hello"},
         {"content": " there"},
         {"content": " friend 0"},
+        {},
     ]
 
 

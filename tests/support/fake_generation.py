@@ -66,6 +66,7 @@ class FakeGeneration:
                 raise self.error
             if self.stall_at_once:
                 await asyncio.Event().wait()
+            call.admitted()
             for number, delta in enumerate(self._deltas(request)):
                 if self.error and number == self.error_after:
                     raise self.error
@@ -81,9 +82,11 @@ class FakeGeneration:
         if self.flood:
             return [Delta(0, "x" * 65536)] * self.flood + [Delta(0, finish_reason=FinishReason.STOP, usage=Usage(1))]
         deltas: list[Delta] = []
+        said = 0
         for position in range(len(WORDS)):
             for choice in range(request.n):
                 last = position == len(WORDS) - 1
+                said += 1
                 deltas.append(
                     Delta(
                         choice=choice,
@@ -92,6 +95,7 @@ class FakeGeneration:
                         logprobs=() if request.logprobs is None else (logprob_of(position),),
                         finish_reason=FinishReason.STOP if last and not self.truncated else None,
                         request_id=request.request_id if not deltas else "",
+                        usage=Usage(5, 2, said) if request.continuous_usage else None,
                     )
                 )
         usage = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=3 * request.n)

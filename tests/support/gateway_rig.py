@@ -134,6 +134,7 @@ class Failure:
     fields: dict[str, str] = field(default_factory=dict)  # of BadRequest
     retry_seconds: float | None = None  # of RetryInfo
     quotas: list[str] = field(default_factory=list)  # subjects of QuotaFailure
+    reason: str = ""  # of ErrorInfo
 
     @classmethod
     def of(cls, error: Any) -> "Failure":
@@ -146,10 +147,13 @@ class Failure:
                 assert status.code == error.code().value[0]
         for detail in status.details:
             bad, retry, quota = details_pb2.BadRequest(), details_pb2.RetryInfo(), details_pb2.QuotaFailure()
+            info = details_pb2.ErrorInfo()
             if detail.Unpack(bad):
                 failure.fields |= {each.field: each.description for each in bad.field_violations}
             elif detail.Unpack(retry):
                 failure.retry_seconds = retry.retry_delay.ToTimedelta().total_seconds()
+            elif detail.Unpack(info):
+                failure.reason = info.reason
             elif detail.Unpack(quota):
                 failure.quotas += [each.subject for each in quota.violations]
         return failure

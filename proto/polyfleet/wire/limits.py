@@ -18,13 +18,24 @@ ASSET_CHUNK_BYTES = 1024 * 1024
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-class FieldError(ValueError):
-    """A request's field is missing, malformed or out of range. `str()` reads: `field: problem`."""
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # as OpenAI calls it, and clients look for it
 
-    def __init__(self, field: str, problem: str) -> None:
+
+class FieldError(ValueError):
+    """A request's field is missing, malformed or out of range. `str()` reads: `field: problem`.
+
+    `reason` is a code for programs where one has to tell this problem from others; else it is empty.
+    """
+
+    def __init__(self, field: str, problem: str, reason: str = "") -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
+        self.reason = reason
+
+    def on(self, field: str) -> "FieldError":
+        """The same problem of `field`."""
+        return FieldError(field, self.problem, self.reason)
 
 
 def check_count(field: str, count: int, most: int) -> None:

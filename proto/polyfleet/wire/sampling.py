@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from polyfleet.wire.limits import FieldError, check_range, shown
 
 # What a model's own files may state for requests that leave it out.
+NONE = -1  # of `seed` and `top_k`: as clients of other servers say that they state none
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 

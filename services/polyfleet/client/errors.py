@@ -23,7 +23,8 @@ class PolyfleetError(Exception):
     """A call failed. Subclasses tell the kinds apart.
 
     `status` is the gRPC status name (`"NOT_FOUND"`), `retry_after` the seconds after which the gateway says that
-    trying again makes sense (None: it said nothing).
+    trying again makes sense (None: it said nothing). `reason` tells an error from others of its status where programs
+    have to (`"CONTEXT_LENGTH_EXCEEDED"`); else it is empty.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class PolyfleetError(Exception):
         message: str,
         field_violations: tuple[FieldViolation, ...] = (),
         retry_after: float | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
         self.message = message
         self.field_violations = field_violations
         self.retry_after = retry_after
+        self.reason = reason
 
 
 class InvalidArgumentError(PolyfleetError):
@@ -95,6 +98,7 @@ def from_rpc_error(error: grpc.RpcError) -> PolyfleetError:
     message = error.details() or "the gateway gave no message"
     violations: list[FieldViolation] = []
     retry_after: float | None = None
+    reason = ""
     for detail in _details(error):
         if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
             bad_request = error_details_pb2.BadRequest()
@@ -104,7 +108,11 @@ def from_rpc_error(error: grpc.RpcError) -> PolyfleetError:
             retry_info = error_details_pb2.RetryInfo()
             detail.Unpack(retry_info)
             retry_after = retry_info.retry_delay.seconds + retry_info.retry_delay.nanos / 1e9
-    return _CLASSES.get(status, PolyfleetError)(status, message, tuple(violations), retry_after)
+        elif detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo()
+            detail.Unpack(info)
+            reason = info.reason
+    return _CLASSES.get(status, PolyfleetError)(status, message, tuple(violations), retry_after, reason)
 
 
 def invalid_argument(field: str, problem: str) -> InvalidArgumentError:

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from polyfleet.client.errors import invalid_argument
 from polyfleet.client.types import Message
 from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.sampling import NONE
 
 Messages = Sequence[Message | Mapping[str, str]]
 
@@ -57,6 +58,8 @@ def generate_request(
     _set(request, "text", prompt)
     _extend(request, "token_ids", token_ids)
     for name, value in options.items():
+        if name == "seed" and value == NONE:
+            continue
         if name in _SAMPLING_FIELDS:
             _set(request.sampling, name, value, f"sampling.{name}")
         elif name == "stop":

@@ -27,17 +27,22 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A token with the natural log of the model's own probability for it; `top` holds alternatives, likeliest first."""
+    """A token with the natural log of the model's own probability for it; `top` holds alternatives, likeliest first.
+
+    `partial` are its bytes where it is no whole characters, so that `text` has U+FFFD; else it is empty.
+    """
 
     token_id: int
     text: str
     logprob: float
     top: tuple[TokenLogprobs, ...] = ()
+    partial: bytes = b""
 
     @classmethod
     def from_proto(cls, message: pb.TokenLogprobs) -> TokenLogprobs:
         """Build from the wire."""
-        return cls(message.token_id, message.text, message.logprob, tuple(map(cls.from_proto, message.top)))
+        top = tuple(map(cls.from_proto, message.top))
+        return cls(message.token_id, message.text, message.logprob, top, message.partial)
 
 
 @dataclass(frozen=True, slots=True)

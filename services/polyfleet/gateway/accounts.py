@@ -175,6 +175,8 @@ class Record:
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
         }
+        if (trace := self._call.trace) is not None:
+            fields |= {"trace_id": trace.trace_id, "span_id": trace.span_id}
         if code is Code.INTERNAL:
             log.error("Request failed.", extra=fields, exc_info=error)
         else:

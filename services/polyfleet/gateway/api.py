@@ -5,12 +5,13 @@ The meanings and limits of the fields stand in `polyfleet/v1/inference.proto`; `
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Protocol
 
 from polyfleet.wire.sampling import SamplingParams
+from polyfleet.wire.tracing import TraceContext
 
 
 @unique
@@ -44,6 +45,7 @@ class GenerateRequest:
 
     None means absent. `seed` replaces `sampling.seed`; without one the gateway draws it. `left_out` names the fields of
     `sampling` that the client did not state: the model's own defaults hold for them, where it has any.
+    `continuous_usage`: every delta carries usage, so far.
     """
 
     model: str = ""
@@ -61,6 +63,7 @@ class GenerateRequest:
     logprobs: int | None = None
     priority: int = 0
     request_id: str = ""
+    continuous_usage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class Delta:
     """One increment of one choice.
 
     `request_id` is set in the first delta of a stream; `worker_id` in the first of each choice and after each move;
-    `finish_reason` in the last of each choice; `usage` in the last of the stream.
+    `finish_reason` in the last of each choice; `usage` in the last of the stream, or in all with `continuous_usage`.
     """
 
     choice: int
@@ -171,13 +174,16 @@ class Call:
 
     `method` is the label in metrics and logs (`Generate`, `chat.completions`, …), `key_id` names the caller's key and
     `tenant` whom it belongs to (both empty without keys), `timeout` is in seconds from now (None: the gateway's own
-    limit alone).
+    limit alone), `trace` the caller's. `admitted` is called once nothing is wrong with the request itself, and it runs
+    or waits for a worker.
     """
 
     method: str
     key_id: str = ""
     timeout: float | None = None
     tenant: str = ""
+    trace: TraceContext | None = None
+    admitted: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
 
 class GenerationApi(Protocol):

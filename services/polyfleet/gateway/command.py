@@ -39,6 +39,14 @@ SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it en
 @click.option("--tls-cert", help="PEM certificate chain, for gRPC and the OpenAI API.")
 @click.option("--tls-key", help="Its PEM private key.")
 @click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    callback=lambda _context, _option, given: given or None,
+    help="Whose web pages may call the HTTP API: https://app.example, or * for anybody's; may be repeated.",
+)
+@click.option(
     "--allow-special-tokens-in-content",
     is_flag=True,
     default=None,

@@ -1,5 +1,6 @@
 """The gateway's configuration: its section of the one YAML file. Flags override it."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,6 +9,7 @@ from msgspec import Meta
 
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
 
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]+)?")  # as browsers send it
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 Patience = Annotated[float, Meta(gt=0, le=86_400)]
@@ -37,6 +39,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     header_seconds: Annotated[Patience, Meta(description="from connecting to a request's last header")] = 10.0
     body_seconds: Annotated[Patience, Meta(description="from the last header to the end of body or message")] = 60.0
     idle_seconds: Annotated[Patience, Meta(description="a connection may stay open without a request")] = 300.0
+    comment_seconds: Annotated[Patience, Meta(description="without news, behind which a stream gets a comment")] = 10.0
     stall_seconds: Annotated[Patience, Meta(description="an HTTP client may take nothing of its answer")] = 300.0
 
 
@@ -59,6 +62,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     insecure_no_keys: Annotated[bool, Meta(description="allow callers without keys beyond loopback")] = False
     tls_cert: Annotated[str, Meta(description="PEM certificate chain, for gRPC and the OpenAI API")] = ""
     tls_key: Annotated[str, Meta(description="PEM private key of tls_cert")] = ""
+    cors_origins: Annotated[
+        tuple[str, ...], Meta(description="whose pages may call the HTTP API, as https://app.example; * is anybody's")
+    ] = ()
     allow_special_tokens_in_content: Annotated[
         bool, Meta(description="what a chat's contents spell may become control tokens, as in a raw text")
     ] = False
@@ -84,6 +90,11 @@ def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> G
     config = msgspec.structs.replace(config, **given)
     if bool(config.tls_cert) != bool(config.tls_key):
         raise ConfigError("TLS needs both --tls-cert and --tls-key.")
+    for origin in config.cors_origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"cors_origins: must be * or like https://app.example or http://127.0.0.1:3000, not {origin!r}."
+            )
     return config
 
 

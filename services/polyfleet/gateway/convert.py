@@ -26,7 +26,7 @@ from polyfleet.wire.limits import (
     FieldError,
     check_count,
 )
-from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
+from polyfleet.wire.sampling import DEFAULTABLE, NONE, SamplingParams
 
 _POOLING = {
     pb.POOLING_UNSPECIFIED: Pooling.MEAN,
@@ -69,7 +69,7 @@ def _sampling(message: pb.SamplingParams) -> SamplingParams:
     return SamplingParams(
         temperature=message.temperature if has("temperature") else default.temperature,
         top_p=message.top_p if has("top_p") else default.top_p,
-        top_k=message.top_k,
+        top_k=0 if message.top_k == NONE else message.top_k,
         min_p=message.min_p,
         repetition_penalty=message.repetition_penalty if has("repetition_penalty") else default.repetition_penalty,
         presence_penalty=message.presence_penalty,
@@ -98,7 +98,11 @@ def generate_response(delta: Delta) -> pb.GenerateResponse:
 
 def _logprobs(token: TokenLogprob) -> pb.TokenLogprobs:
     return pb.TokenLogprobs(
-        token_id=token.token_id, text=token.text, logprob=token.logprob, top=map(_logprobs, token.top)
+        token_id=token.token_id,
+        text=token.text,
+        logprob=token.logprob,
+        top=map(_logprobs, token.top),
+        partial=token.partial,
     )
 
 

@@ -52,7 +52,7 @@ async def _made(field: str, work: Awaitable[Prompt], served: ServedModel) -> Pro
     try:
         return await work
     except FieldError as error:
-        raise FieldError(field or error.field, error.problem) from None
+        raise error.on(field or error.field) from None
     except TextAssetsError as error:
         raise FailedPrecondition(f"The tokenizer of model {served.model.name} can't be used: {error}") from None
 

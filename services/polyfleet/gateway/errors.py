@@ -38,7 +38,8 @@ class ApiError(Exception):
 
     `violations` name the fields at fault (google.rpc.BadRequest); `retry_after` is in seconds (google.rpc.RetryInfo,
     HTTP's Retry-After), None where coming back does not help; `quota` names the limit that is used up
-    (google.rpc.QuotaFailure).
+    (google.rpc.QuotaFailure); `reason` tells this error
+    from others of its status (google.rpc.ErrorInfo, OpenAI's `code`), empty where nobody has to.
     """
 
     code: ClassVar[Code] = Code.INTERNAL
@@ -50,12 +51,14 @@ class ApiError(Exception):
         violations: tuple[FieldViolation, ...] = (),
         retry_after: float | None = None,
         quota: str = "",
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
         self.violations = violations
         self.retry_after = retry_after
         self.quota = quota
+        self.reason = reason
 
 
 class InvalidArgument(ApiError):
@@ -66,7 +69,8 @@ class InvalidArgument(ApiError):
     @classmethod
     def of(cls, error: FieldError) -> "InvalidArgument":
         """From the wire's FieldError."""
-        return cls(f"{error}.", violations=(FieldViolation(error.field, error.problem),))
+        violations = (FieldViolation(error.field, error.problem),)
+        return cls(f"{error}.", violations=violations, reason=error.reason)
 
 
 class Unauthenticated(ApiError):

@@ -66,8 +66,10 @@ class Generation:
             served, specs = await self._generate_specs(request, record, call)
             stops = StopStrings(request.stop) if request.stop else None
             choices = [ChoiceOutput(spec.choice, served.text, stops, spec.prompt_ids) for spec in specs]
-            output = RequestOutput(choices, len(specs[0].prompt_ids), record)
+            continuous = request.continuous_usage
+            output = RequestOutput(choices, len(specs[0].prompt_ids), record, continuous_usage=continuous)
             async with self._sequences(specs, record) as sequences:
+                call.admitted()
                 while not output.finished:
                     for parcel in await sequences.take():
                         delta = output.take(parcel)
@@ -194,6 +196,7 @@ def _spec(
         cache_salt=cache_salt(call.tenant),
         fingerprint=served.fingerprint,
         tokenizer_hash=served.tokenizer_hash,
+        trace=call.trace,
     )
 
 

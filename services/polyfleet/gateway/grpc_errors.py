@@ -12,6 +12,7 @@ from polyfleet.gateway.errors import ApiError
 STATUSES = {status.value[0]: status for status in grpc.StatusCode}
 MAX_MESSAGE_CHARACTERS = 1024  # trailers have to stay below 8 KB
 MAX_VIOLATIONS = 8
+DOMAIN = "polyfleet"  # whose reasons they are
 STATUS_SECONDS = 1.0
 
 
@@ -41,6 +42,8 @@ def _details(error: ApiError) -> list[message.Message]:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(round(error.retry_after * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if error.reason:
+        details.append(error_details_pb2.ErrorInfo(reason=error.reason.upper(), domain=DOMAIN))
     if error.quota:
         violation = error_details_pb2.QuotaFailure.Violation(subject=error.quota, description=error.message[:256])
         details.append(error_details_pb2.QuotaFailure(violations=[violation]))

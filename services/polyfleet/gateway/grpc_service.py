@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from polyfleet.v1 import inference_pb2_grpc
 from polyfleet.wire.auth import AUTHORIZATION
 from polyfleet.wire.decoding import refuse_undecodable
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.tracing import TRACEPARENT, TRACESTATE, TraceContext, trace_context
 
 INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 GRACE_SECONDS = 1.0  # behind the deadline, for its status to reach a client that reads
@@ -93,9 +94,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
         """The authenticated call; errors inside end it with their status."""
         try:
             with self._counting(method):
-                caller = self._state.auth.check(dict(context.invocation_metadata() or ()).get(AUTHORIZATION))
+                metadata = tuple(context.invocation_metadata() or ())
+                caller = self._state.auth.check(dict(metadata).get(AUTHORIZATION))
             self._heard(context.peer())
-            yield Call(method, caller.key_id, context.time_remaining(), caller.tenant)
+            yield Call(method, caller.key_id, context.time_remaining(), caller.tenant, _trace(metadata))
         except (grpc.aio.InternalError, grpc.aio.UsageError):  # of a write
             raise asyncio.CancelledError from None  # the client has left
         except ApiError as error:
@@ -120,6 +122,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
 
     def _count(self, method: str, code: Code) -> None:
         self._state.metrics.requests.labels("", method, code.name).inc()
+
+
+def _trace(metadata: Sequence[tuple[str, Any]]) -> TraceContext | None:
+    parents, states = ([str(v) for key, v in metadata if key == name] for name in (TRACEPARENT, TRACESTATE))
+    return trace_context(parents, states)
 
 
 async def _write_all(deltas: AsyncGenerator[Delta, None], context: Any) -> None:

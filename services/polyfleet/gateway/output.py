@@ -84,8 +84,11 @@ class ChoiceOutput:
 class RequestOutput:
     """All choices of one request, and the account of what came out."""
 
-    def __init__(self, choices: Sequence[ChoiceOutput], num_prompt: int, record: Record) -> None:
+    def __init__(
+        self, choices: Sequence[ChoiceOutput], num_prompt: int, record: Record, *, continuous_usage: bool = False
+    ) -> None:
         self._choices = choices
+        self._continuous_usage = continuous_usage
         self._num_prompt = num_prompt
         self._record = record
         self._finished: set[int] = set()
@@ -109,10 +112,10 @@ class RequestOutput:
         self._record.generated(len(delta.token_ids))
         if delta.finish_reason is not None:
             self._finished.add(parcel.choice)
-        if first or self.finished:
+        if first or self.finished or self._continuous_usage:
             return replace(
                 delta,
                 request_id=self._record.request_id if first else "",
-                usage=self._record.usage if self.finished else None,
+                usage=self._record.usage if self.finished or self._continuous_usage else None,
             )
         return delta

@@ -24,6 +24,7 @@ from polyfleet.placement.fleet import PlacementRequest
 from polyfleet.v1 import inference_pb2, worker_pb2
 from polyfleet.wire.ids import sequence_id
 from polyfleet.wire.sampling import SamplingParams
+from polyfleet.wire.tracing import TraceContext
 
 EXCLUDED_SECONDS = 1.0  # a worker that failed a sequence is not tried for it again so soon
 MOVES_ON = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED})  # refusals that another worker may not share
@@ -48,6 +49,7 @@ class SequenceSpec:
     cache_salt: bytes = b""
     fingerprint: str | None = None  # of the model that is to compute it; None: any of that name
     tokenizer_hash: str = ""  # of the tokenizer that made its prompt
+    trace: TraceContext | None = None
 
 
 @unique
@@ -160,6 +162,8 @@ class SequenceRelay:
             pooling=spec.pooling,
             request_id=spec.request_id,
             cache_salt=spec.cache_salt,
+            traceparent=spec.trace.parent if spec.trace else "",
+            tracestate=spec.trace.state if spec.trace else "",
         )
 
     # The session's side.

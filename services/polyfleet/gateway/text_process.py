@@ -145,7 +145,7 @@ class TextProcess:
             self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._kill)
             self._turn.release()
         if isinstance(answer, Refused):
-            raise FieldError(answer.field, answer.problem)
+            raise FieldError(answer.field, answer.problem, answer.reason)
         if isinstance(answer, Unusable):
             raise TextAssetsError(answer.problem)
         return answer

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from polyfleet.gateway.api import EmbedInput, EmbedRequest, GenerateRequest, Message, Model, TokenizeRequest
 from polyfleet.wire.limits import (
+    CONTEXT_LENGTH_EXCEEDED,
     MAX_CHOICES,
     MAX_EMBED_INPUTS,
     MAX_PRIORITY,
@@ -68,7 +69,7 @@ def check_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
 def check_context(field: str, num_tokens: int, model: Model) -> None:
     """A prompt must fit the model's context, where that is known."""
     if num_tokens > model.context_length > 0:
-        raise FieldError(field, f"is {num_tokens} tokens long, more than the context of {model.context_length} tokens")
+        raise FieldError(field, f"is {num_tokens} tokens long, but {_context(model)}", CONTEXT_LENGTH_EXCEEDED)
 
 
 def check_fit(field: str, num_prompt: int, max_tokens: int | None, model: Model) -> None:
@@ -77,15 +78,19 @@ def check_fit(field: str, num_prompt: int, max_tokens: int | None, model: Model)
         raise FieldError(field, "must give at least one token")
     room = model.context_length - num_prompt
     if room < 0 or (room == 0 and max_tokens != 0):
-        raise FieldError(
-            field, f"is {num_prompt} tokens long, which leaves no room in the context of {model.context_length} tokens"
-        )
+        problem = f"is {num_prompt} tokens long, which leaves no room: {_context(model)}"
+        raise FieldError(field, problem, CONTEXT_LENGTH_EXCEEDED)
     if max_tokens is not None and max_tokens > room:
         raise FieldError(
             "max_tokens",
-            f"must be at most {room}, the context of {model.context_length} tokens less {num_prompt} of the prompt, "
-            f"not {shown(max_tokens)}",
+            f"must be at most {room}, not {shown(max_tokens)}: {_context(model)}, and the prompt has {num_prompt}",
+            CONTEXT_LENGTH_EXCEEDED,
         )
+
+
+def _context(model: Model) -> str:
+    """In the words that OpenAI uses and that proxies look for."""
+    return f"this model's maximum context length is {model.context_length} tokens"
 
 
 def check_sampling_fits(request: GenerateRequest, model: Model) -> None:

@@ -104,6 +104,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
     field: str
     problem: str
+    reason: str = ""
 
 
 class Unusable(msgspec.Struct, frozen=True, tag=True):
@@ -143,7 +144,7 @@ class Server:
         except TextAssetsError as error:
             return Unusable(str(error))
         except FieldError as error:
-            return Refused(error.field, error.problem)
+            return Refused(error.field, error.problem, error.reason)
         except MemoryError:
             return Refused("" if isinstance(message, Load) else message.field, TOO_MUCH_MEMORY)
 

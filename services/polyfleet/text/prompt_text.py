@@ -16,7 +16,7 @@ from polyfleet.text.cuts import cut
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.shield import Shield
 from polyfleet.text.span import max_token_bytes
-from polyfleet.wire.limits import FieldError
+from polyfleet.wire.limits import CONTEXT_LENGTH_EXCEEDED, FieldError
 
 MAX_CUTS = 8  # times that text is cut again where the model reads it as a control token
 
@@ -150,8 +150,9 @@ class PromptText:
         if size > room:
             raise FieldError(
                 field,
-                f"is {size} bytes long, but the context of {max_tokens} tokens holds at most {room} bytes: "
-                f"no token of this model stands for more than {self._max_token_bytes}",
+                f"is {size} bytes long, but this model's maximum context length is {max_tokens} tokens, which hold at "
+                f"most {room} bytes: no token of this model stands for more than {self._max_token_bytes}",
+                CONTEXT_LENGTH_EXCEEDED,
             )
 
     def _encode(self, text: str, *, plain: bool, first: bool = True) -> list[int]:

@@ -76,7 +76,8 @@ async def test_the_end_of_a_turn_ends_a_chat_and_nothing_else() -> None:
 
 async def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
     span = max_token_bytes(json.loads(byte_level_tokenizer().to_str()))
-    problem = f"is {LARGE} bytes long, but the context of 2048 tokens holds at most {2048 * (span or 0)} bytes"
+    context = "this model's maximum context length is 2048 tokens"
+    problem = f"is {LARGE} bytes long, but {context}, which hold at most {2048 * (span or 0)} bytes"
     large = "x" * LARGE
     async with GatewayRig() as rig, httpx.AsyncClient(base_url=rig.http, timeout=60) as client:
         await rig.add(text_worker("w-1"))
@@ -88,14 +89,16 @@ async def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
             failure = await failure_of(call)
             assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
             assert problem in failure.fields[field]
+            assert failure.reason == "CONTEXT_LENGTH_EXCEEDED"
         failure = await failure_of(rig.stub.Generate(chat(large)))
-        assert "bytes long, but the context of 2048 tokens" in failure.fields["messages"]
+        assert f"bytes long, but {context}" in failure.fields["messages"]
         reply = await client.post("/v1/completions", json={"prompt": large})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
         assert problem in reply.json()["error"]["message"]
         fits = "x " * (2048 * (span or 0) // 2)
         failure = await failure_of(rig.stub.Tokenize(pb.TokenizeRequest(text=fits)))
-        assert "tokens long, more than the context of 2048 tokens" in failure.fields["text"]
+        assert f"tokens long, but {context}" in failure.fields["text"]
 
 
 async def test_health_answers_while_a_huge_prompt_is_in_work() -> None:

@@ -178,6 +178,7 @@ def test_settings_of_the_gateway_arrive() -> None:
         "limits": {"max_concurrent": 2_000_000, "queue_timeout": 0.5},
         "objectives": {"time_to_first_token": 5},
         "allowSpecialTokensInContent": True,
+        "corsOrigins": ["https://app.example", "*"],
         "service": {"type": "LoadBalancer", "annotations": {"a/b": "c"}},
         "preStopSeconds": 0,
         "generationConfig": "none",
@@ -195,6 +196,7 @@ def test_settings_of_the_gateway_arrive() -> None:
     }
     assert config["objectives"] == {"time_to_first_token": 5}
     assert config["allow_special_tokens_in_content"] is True
+    assert config["cors_origins"] == ["https://app.example", "*"]
     assert config["log_level"] == "debug"
     assert config["generation_config"] == "none"
     service = find(objects, "Service", "polyfleet-gateway")

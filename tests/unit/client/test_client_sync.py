@@ -97,6 +97,11 @@ def test_every_option_reaches_its_field(client: pf.Client, script: Script) -> No
     )
 
 
+def test_a_seed_of_minus_one_is_none(client: pf.Client, script: Script) -> None:
+    client.generate("hello", seed=-1, top_k=-1)
+    assert script.calls[0].sampling == pb.SamplingParams(top_k=-1)
+
+
 def test_one_stop_string_is_not_split_into_letters(client: pf.Client, script: Script) -> None:
     client.generate(token_ids=[1, 2], stop="end", temperature=None)
     assert script.calls[0] == pb.GenerateRequest(token_ids=[1, 2], stop=["end"])
@@ -257,7 +262,7 @@ def test_unknown_option_is_a_type_error(client: pf.Client, script: Script) -> No
     ("options", "field"),
     [
         ({"max_tokens": 2**40}, "max_tokens"),
-        ({"seed": -1}, "sampling.seed"),
+        ({"seed": -2}, "sampling.seed"),
         ({"temperature": "hot"}, "sampling.temperature"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"token_ids": [2**32]}, "token_ids"),

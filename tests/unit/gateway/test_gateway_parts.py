@@ -297,3 +297,16 @@ def test_configuration(tmp_path: Path) -> None:
         path.write_text(wrong)
         with pytest.raises(ConfigError, match=r"c\.yaml is not valid"):
             load_config(path)
+
+
+@pytest.mark.parametrize("origin", ["*", "https://app.example", "http://127.0.0.1:3000", "http://[::1]:80", "app://x"])
+def test_origins_are_taken_as_browsers_send_them(origin: str) -> None:
+    assert load_config(None, {"cors_origins": (origin,)}).cors_origins == (origin,)
+
+
+@pytest.mark.parametrize(
+    "origin", ["", "app.example", "https://app.example/", "https://App.example", "https://*", "null"]
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="cors_origins"):
+        load_config(None, {"cors_origins": (origin,)})

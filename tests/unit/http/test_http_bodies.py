@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from polyfleet.gateway.http.bodies import (
+    MOST_COLONS,
     ChatBody,
     CompletionBody,
     EmbeddingsBody,
@@ -18,6 +19,7 @@ from polyfleet.gateway.http.bodies import (
     decode_inputs,
     decode_messages,
 )
+from polyfleet.gateway.http.translate import chat_request
 from polyfleet.wire.limits import FieldError
 
 USER = {"role": "user", "content": "hi"}
@@ -137,6 +139,66 @@ def test_messages_are_counted_before_they_are_made() -> None:
     with pytest.raises(FieldError, match="at most 10") as caught:
         decode_messages(chat(messages=[{"no": "message"}] * 11).messages, 10)
     assert caught.value.field == "messages"
+
+
+def test_unknown_fields_may_be_null_and_nothing_else() -> None:
+    """Typed clients send what they know of, null where it is not set; a misspelt field with a value is told."""
+    assert chat(brand_new=None, temperature=0.5) == chat(temperature=0.5)
+    values: list[Any] = [0, False, "", [], {}]
+    for value in values:
+        with pytest.raises(FieldError, match="brand_new"):
+            chat(brand_new=value, another=None)
+    with pytest.raises(FieldError, match="temprature"):
+        chat(brand_new=None, temprature=1)
+
+
+def test_not_everything_is_looked_through_for_nulls() -> None:
+    """Unknown fields by the million are refused at the first one, in bodies and in messages."""
+    many = b",".join(b'"a%d":null' % each for each in range(MOST_COLONS + 1))
+    with pytest.raises(FieldError, match="a0"):
+        decode(b'{"messages": [], ' + many + b"}", ChatBody)
+    with pytest.raises(FieldError, match=r"messages\[0\]\.a0"):
+        decode_messages(msgspec.Raw(b'[{"role": "user", ' + many + b"}]"), 10)
+
+
+ANSWERS: list[dict[str, Any]] = [
+    {"annotations": None, "audio": None, "function_call": None, "refusal": None, "tool_calls": None},  # openai
+    {"annotations": [], "tool_calls": [], "reasoning_content": "Hm.", "reasoning": "Hm."},  # vLLM
+    {
+        "provider_specific_fields": {"refusal": None},
+        "thinking_blocks": [{"type": "thinking"}],
+        "images": None,
+    },  # LiteLLM
+    {"reasoning_details": [{"type": "reasoning.text"}], "parsed": None, "some_later_field": None},
+    {"annotations": [{"type": "url_citation"}], "refusal": "No.", "tool_call_id": "c-1"},
+]
+
+
+@pytest.mark.parametrize("fields", ANSWERS)
+def test_answers_come_back_as_servers_gave_them(fields: dict[str, Any]) -> None:
+    history = [USER, {"role": "assistant", "content": "hello", **fields}, USER]
+    wanted = chat_request(chat(messages=history), "r")
+    assert [(each.role, each.content) for each in wanted.messages] == [
+        ("user", "hi"),
+        ("assistant", "hello"),
+        ("user", "hi"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"contents": "hi"}, "contents"),
+        ({"reasoning_contents": "Hm."}, "reasoning_contents"),
+        ({"audio": {"id": "a"}}, "audio"),
+        ({"function_call": {"name": "f", "arguments": "{}"}}, "function_call"),
+        ({"tool_calls": [{"id": "c"}], "unknown": None}, "tool_calls"),
+    ],
+)
+def test_what_a_message_asks_beyond_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        chat_request(chat(messages=[USER, {"role": "assistant", "content": "x", **fields}]), "r")
+    assert caught.value.field == f"messages[1].{field}"
 
 
 def test_ignored_fields_pass() -> None:

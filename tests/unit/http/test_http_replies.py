@@ -22,9 +22,17 @@ from polyfleet.gateway.errors import (
     Unauthenticated,
     Unavailable,
 )
-from polyfleet.gateway.http.errors import BodyTooLarge, UnsupportedMediaType, error_response, http_field
+from polyfleet.gateway.http.errors import (
+    BodyTooLarge,
+    UnsupportedMediaType,
+    error_response,
+    http_field,
+    plain_error,
+    plain_error_body,
+)
 from polyfleet.gateway.http.replies import chat_logprobs, completion_logprobs, embeddings_reply, usage_reply
 from polyfleet.gateway.http.shapes import ChatShape, CompletionShape, Shape
+from polyfleet.wire.limits import CONTEXT_LENGTH_EXCEEDED, FieldError
 
 TOP = (TokenLogprob(1, "é", -0.25), TokenLogprob(2, "\ufffd", -2.0, partial=b"\xe6\x97"))
 LOGPROBS = (TokenLogprob(1, "é", -0.25, TOP), TokenLogprob(3, " b", -4.0, TOP))
@@ -52,9 +60,17 @@ def test_completion_logprobs() -> None:
     assert plain(completion_logprobs(LOGPROBS, 10)) == {
         "tokens": ["é", " b"],
         "token_logprobs": [-0.25, -4.0],
-        "top_logprobs": [{"é": -0.25, "\ufffd": -2.0}, {"é": -0.25, "\ufffd": -2.0, " b": -4.0}],
+        "top_logprobs": [{"é": -0.25, r"bytes:\xe6\x97": -2.0}, {"é": -0.25, r"bytes:\xe6\x97": -2.0, " b": -4.0}],
         "text_offset": [10, 11],
     }
+
+
+def test_parts_of_different_characters_are_told_apart() -> None:
+    """In lists by text, where all of them would be the same U+FFFD."""
+    one, other = (TokenLogprob(i, "\ufffd", -i, partial=part) for i, part in ((1, b"\xe2"), (2, b" \xf0\x9f")))
+    reply = plain(completion_logprobs((TokenLogprob(1, "\ufffd", -1, (one, other), b"\xe2"),), 0))
+    assert reply["tokens"] == [r"bytes:\xe2"]
+    assert reply["top_logprobs"] == [{r"bytes:\xe2": -1.0, r"bytes:\x20\xf0\x9f": -2.0}]
 
 
 def test_usage() -> None:
@@ -67,7 +83,7 @@ def test_usage() -> None:
 
 
 def chunks(shape: Shape, *deltas: Delta) -> list[Any]:
-    return [plain(shape.chunk(delta)) for delta in deltas]
+    return [plain(choice) for delta in deltas for choice in shape.chunks(delta)]
 
 
 def test_chat_chunks_name_the_role_once_for_each_choice() -> None:
@@ -82,12 +98,30 @@ def test_chat_chunks_name_the_role_once_for_each_choice() -> None:
     )
     assert said == [
         {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None},
-        None,
         {"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": None},
-        {"index": 1, "delta": {"role": "assistant", "content": "x"}, "logprobs": None, "finish_reason": "length"},
+        {"index": 1, "delta": {"role": "assistant", "content": "x"}, "logprobs": None, "finish_reason": None},
+        {"index": 1, "delta": {}, "logprobs": None, "finish_reason": "length"},
         {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"},
-        None,
     ]
+
+
+@pytest.mark.parametrize("shape", [ChatShape(logprobs=True), CompletionShape(logprobs=True)], ids=["chat", "text"])
+def test_the_finish_reason_has_a_chunk_of_its_own(shape: Shape) -> None:
+    """Also of a choice that ends before it says anything, and behind logprobs of text that stays held back."""
+    said = chunks(shape, Delta(0, finish_reason=FinishReason.STOP), Delta(1, "x", logprobs=LOGPROBS))
+    said += chunks(shape, Delta(1, logprobs=LOGPROBS, finish_reason=FinishReason.STOP))
+    assert [(each["index"], each["finish_reason"]) for each in said] == [
+        (0, None),
+        (0, "stop"),
+        (1, None),
+        (1, None),
+        (1, "stop"),
+    ]
+    assert all(each["finish_reason"] is None or each["logprobs"] is None for each in said)
+    assert [each.get("delta", {}).get("content") or each.get("text") for each in said if each["finish_reason"]] in (
+        [None, None],
+        ["", ""],
+    )
 
 
 def test_held_back_text_does_not_hold_back_its_logprobs() -> None:
@@ -104,13 +138,12 @@ def test_completion_chunks_count_offsets_on() -> None:
         Delta(1, "é", logprobs=LOGPROBS[:1]),
         Delta(0, " b", logprobs=LOGPROBS[1:], finish_reason=FinishReason.STOP),
     )
-    assert said[1] is None
-    said.remove(None)
-    assert [(c["index"], c["text"], c["logprobs"]["text_offset"], c["finish_reason"]) for c in said] == [
+    assert [(c["index"], c["text"], (c["logprobs"] or {}).get("text_offset"), c["finish_reason"]) for c in said] == [
         (0, "", [], None),
         (0, "é", [0], None),
         (1, "é", [0], None),
-        (0, " b", [1], "stop"),
+        (0, " b", [1], None),
+        (0, "", None, "stop"),
     ]
 
 
@@ -153,6 +186,27 @@ def test_each_error_has_its_status(kind: type[ApiError], status: int, error_type
     assert msgspec.json.decode(response.body) == {"error": expected}
     assert "retry-after" not in response.headers
     assert ("www-authenticate" in response.headers) is (status == 401)
+
+
+def test_a_reason_is_the_code() -> None:
+    error = InvalidArgument.of(FieldError("text", "is long", CONTEXT_LENGTH_EXCEEDED))
+    body = msgspec.json.decode(error_response(error, {"text": "prompt"}).body)["error"]
+    assert (body["type"], body["param"], body["code"]) == ("invalid_request_error", "prompt", "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("status", "error_type"),
+    [
+        *((status, "invalid_request_error") for status in (400, 405, 413, 415, 431)),
+        (404, "not_found_error"),
+        (408, "timeout_error"),
+        (429, "rate_limit_error"),
+    ],
+)
+def test_the_type_of_what_is_no_request_does_not_contradict_its_status(status: int, error_type: str) -> None:
+    """LiteLLM takes invalid_request_error for 400 before it looks at the status."""
+    assert msgspec.json.decode(plain_error_body(status, "Because."))["error"]["type"] == error_type
+    assert msgspec.json.decode(plain_error(status, "Because.", "c").body)["error"]["type"] == error_type
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (2.1, "3")])

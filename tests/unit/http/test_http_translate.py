@@ -87,6 +87,17 @@ def test_every_sampling_field_lands() -> None:
     )
 
 
+def test_minus_one_states_no_seed_and_no_top_k() -> None:
+    assert chat(seed=-1) == chat()
+    assert chat(top_k=-1) == chat(top_k=0)
+    assert "top_k" not in chat(top_k=-1).left_out  # it is off, whatever the model's files say
+    assert chat(seed=-2).seed == -2  # for the core to refuse
+
+
+def test_no_logprobs_may_be_asked_for_in_two_ways() -> None:
+    assert chat(logprobs=False, top_logprobs=0) == chat()
+
+
 def test_one_stop_string() -> None:
     assert chat(stop="end").stop == ("end",)
 

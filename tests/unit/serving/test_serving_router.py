@@ -12,6 +12,7 @@ from polyfleet.serving.session import GatewaySession
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import inference_pb2 as inference
 from polyfleet.v1 import worker_pb2 as pb
+from polyfleet.v1.worker_pb2 import StartSequence
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.sampling import SamplingParams
 
@@ -26,7 +27,7 @@ def token(sequence_id: str, value: int, **more: object) -> SequenceUpdate:
 
 def connect(router: SequenceRouter, session: GatewaySession, name: str) -> str:
     engine_id = router.engine_name(name)
-    router.connect(session, name, engine_id, logprobs=False)
+    router.connect(session, StartSequence(sequence_id=name), engine_id)
     return engine_id
 
 

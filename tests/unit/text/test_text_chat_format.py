@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.prompt_text import PromptText, Turn
 from polyfleet.text.span import max_token_bytes
-from polyfleet.wire.limits import FieldError
+from polyfleet.wire.limits import CONTEXT_LENGTH_EXCEEDED, FieldError
 
 PARTS = (
     "{% for m in messages %}{{ m.role }}:{% for c in m['content'] %}"
@@ -158,9 +158,10 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
     text, room = PromptText(assets_document()), max_token_bytes(definition(byte_level_tokenizer())) or 0
     assert text.encode("é" * (room * 4 // 2), max_tokens=4)
     with pytest.raises(
-        FieldError, match=f"is {room * 4 + 1} bytes long, but the context of 4 tokens holds at most {room * 4}"
-    ):
+        FieldError, match=f"is {room * 4 + 1} bytes long, .* context length is 4 tokens, which hold at most {room * 4}"
+    ) as caught:
         text.encode("x" * (room * 4 + 1), max_tokens=4)
+    assert caught.value.reason == CONTEXT_LENGTH_EXCEEDED
     with pytest.raises(FieldError, match=r"messages: is .* bytes long"):
         text.encode_chat([Turn("user", "x" * room * 9)], max_tokens=9)
 

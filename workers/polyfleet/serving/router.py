@@ -1,12 +1,15 @@
 """Which session each sequence of the engine belongs to: names sequences for the engine and brings its news home."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 
 from polyfleet.serving.convert import delta_of
 from polyfleet.serving.messages import StepNews
 from polyfleet.serving.session import GatewaySession
+from polyfleet.v1.worker_pb2 import StartSequence
+from polyfleet.wire.tracing import trace_context
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +23,14 @@ class Route:
     session: GatewaySession
     sequence_id: str
     logprobs: bool
+    fields: Mapping[str, str]  # for logs: whose it is
+
+
+def whose(start: StartSequence) -> dict[str, str]:
+    """What logs say of a sequence."""
+    trace = trace_context([start.traceparent], [start.tracestate])
+    named = {"sequence_id": start.sequence_id, "request_id": start.request_id}
+    return named if trace is None else {**named, "trace_id": trace.trace_id, "span_id": trace.span_id}
 
 
 class SequenceRouter:
@@ -43,10 +54,10 @@ class SequenceRouter:
         """A new name for a sequence, unique in this worker's life."""
         return f"{next(self._serial)}:{sequence_id}"
 
-    def connect(self, session: GatewaySession, sequence_id: str, engine_id: str, *, logprobs: bool) -> None:
-        """From now on news of `engine_id` goes to this session's `sequence_id`."""
-        session.open[sequence_id] = engine_id
-        self._routes[engine_id] = Route(session, sequence_id, logprobs)
+    def connect(self, session: GatewaySession, start: StartSequence, engine_id: str) -> None:
+        """From now on news of `engine_id` goes to the session whose `start` this is."""
+        session.open[start.sequence_id] = engine_id
+        self._routes[engine_id] = Route(session, start.sequence_id, start.HasField("logprobs"), whose(start))
 
     def disconnect(self, session: GatewaySession, sequence_id: str) -> str | None:
         """No more news of it; the engine's name of what has to be cancelled there, None when it is not open."""
@@ -64,7 +75,7 @@ class SequenceRouter:
                 continue
             delta = delta_of(update, route.sequence_id, logprobs=route.logprobs)
             if update.error:
-                log.warning("Sequence failed: %s", update.error, extra={"sequence_id": route.sequence_id})
+                log.warning("Sequence failed: %s", update.error, extra=route.fields)
                 delta.error.code, delta.error.message = INTERNAL, update.error
             if update.error or update.finish_reason is not None:
                 del self._routes[update.sequence_id]
@@ -72,7 +83,7 @@ class SequenceRouter:
         for refusal in news.refusals:
             route = self._routes.pop(refusal.sequence_id, None)
             if route is not None:
-                log.info("Sequence refused: %s", refusal.reason, extra={"sequence_id": route.sequence_id})
+                log.info("Sequence refused: %s", refusal.reason, extra=route.fields)
                 route.session.fail(route.sequence_id, INVALID_ARGUMENT, refusal.reason)
 
     def fail_all(self, code: int, message: str) -> list[str]:

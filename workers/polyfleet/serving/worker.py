@@ -270,7 +270,7 @@ class Worker:
         except FieldError as error:
             session.fail(start.sequence_id, INVALID_ARGUMENT, str(error))
             return
-        self.router.connect(session, start.sequence_id, engine_id, logprobs=start.HasField("logprobs"))
+        self.router.connect(session, start, engine_id)
         self._engine.add(request)
 
     def cancel(self, session: GatewaySession, sequence_id: str) -> None:

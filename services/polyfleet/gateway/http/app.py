@@ -1,8 +1,11 @@
 """`create_app`: the routes, request ids, and errors in OpenAI's shape."""
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,10 +20,23 @@ from polyfleet.gateway.state import GatewayState
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import REQUEST_ID
 
+PREFLIGHT_SECONDS = 600  # a browser need not ask again so soon
 
-def create_app(state: GatewayState) -> Starlette:
-    """The ASGI application over a gateway's shared state. Starts nothing and holds nothing itself."""
+
+def create_app(state: GatewayState, cors_origins: Sequence[str] = ()) -> Starlette:
+    """The ASGI application over a gateway's shared state. Starts nothing and holds nothing itself.
+
+    Browsers let pages of `cors_origins` (`*`: of any) call it; keys travel in a header, so no credentials are allowed.
+    """
     to = Endpoints(state)
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=cors_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("x-request-id", "retry-after"),
+        max_age=PREFLIGHT_SECONDS,
+    )
     return Starlette(
         routes=[
             Route("/v1/chat/completions", to.chat, methods=["POST"]),
@@ -31,7 +47,7 @@ def create_app(state: GatewayState) -> Starlette:
             Route("/", Welcome(state).show, methods=["GET"]),
             *health_routes(state.health),
         ],
-        middleware=[Middleware(Outermost)],
+        middleware=[*([cors] if cors_origins else []), Middleware(Outermost)],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_exception,

@@ -1,4 +1,5 @@
-"""Request bodies of the OpenAI endpoints: every field they define, and our extensions. Unknown fields are refused.
+"""Request bodies of the OpenAI endpoints: every field they define, and our extensions. Unknown fields are refused,
+unless they are null.
 
 Three kinds of fields: those that work; those that are accepted and change nothing (they don't change the result, or
 only speak of OpenAI's own service); and those that would change the result but are not supported, which
@@ -22,7 +23,9 @@ Unsupported = msgspec.Raw
 TokenIds = list[int]
 Messages = msgspec.Raw  # list[MessageBody]: `decode_messages`
 Inputs = msgspec.Raw  # a text, token ids, or several of either: `decode_inputs`
-NOTHING = msgspec.Raw(b"null")
+NULL = b"null"
+NOTHING = msgspec.Raw(NULL)
+MOST_COLONS = 20_000  # of what is looked through for nulls: so many fields take 10 ms
 LONGEST_NEUTRAL_BYTES = 1024  # of what asks for nothing, however it is laid out
 
 # The unsupported fields, each with the values (None aside) with which it asks for nothing.
@@ -47,9 +50,10 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+UNKNOWN = "is not a field of this request"
 SHAPE_PROBLEMS = {  # how msgspec begins, and what we say of the field
     "Object missing required field ": "is missing",
-    "Object contains unknown field ": "is not a field of this request",
+    "Object contains unknown field ": UNKNOWN,
 }
 
 
@@ -58,9 +62,13 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class StreamOptions(Strict, frozen=True, kw_only=True):
-    """`stream_options`; obfuscation is padding against eavesdroppers that we leave to TLS."""
+    """`stream_options`; obfuscation is padding against eavesdroppers that we leave to TLS.
+
+    `continuous_usage_stats` is an extension: with usage in a chunk of its own, each other chunk tells it too, so far.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Ignored = NOTHING
 
 
@@ -99,13 +107,24 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageBody(Strict, frozen=True, kw_only=True):
-    """One turn. `tool_calls` and `function_call` belong to features that are not supported."""
+    """One turn, also as an answer of this or another server comes back with it.
+
+    `tool_calls`, `function_call` and `audio` belong to features that are not supported.
+    """
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    # Without effect.
     tool_call_id: Ignored = NOTHING
+    annotations: Ignored = NOTHING
     refusal: Ignored = NOTHING
+    reasoning: Ignored = NOTHING
+    reasoning_content: Ignored = NOTHING
+    reasoning_details: Ignored = NOTHING
+    thinking_blocks: Ignored = NOTHING
+    provider_specific_fields: Ignored = NOTHING
+    # Not supported.
     audio: Unsupported = NOTHING
     tool_calls: Unsupported = NOTHING
     function_call: Unsupported = NOTHING
@@ -175,7 +194,8 @@ ANY_INPUTS = "must be a string, a list of token ids, or a list of several of one
 def decode(body: bytes, kind: type[BodyT]) -> BodyT:
     """The body as `kind`. Raises FieldError, with the field's path (empty: the body as a whole)."""
     try:
-        decoded = _read(str(body, "utf-8"), kind)
+        str(body, "utf-8")  # of which msgspec checks the texts that it makes alone
+        decoded = _read_object(body, kind)
     except UnicodeDecodeError as error:
         raise FieldError("", f"the body is no valid JSON ({error})") from None
     refuse_unsupported(decoded)
@@ -187,7 +207,13 @@ def decode_messages(value: Messages, most: int) -> list[MessageBody]:
     data = bytes(value)
     if data.count(b"{") > most:  # else there are no more; some may stand in texts
         check_count("messages", len(_read(data, list[msgspec.Raw], "messages")), most)
-    return _read(data, list[MessageBody], "messages")
+    try:
+        return _read(data, list[MessageBody], "messages")
+    except FieldError as error:
+        if error.problem != UNKNOWN or data.count(b":") > MOST_COLONS:
+            raise
+    bodies = _read(data, list[msgspec.Raw], "messages")
+    return [_read_object(bytes(body), MessageBody, f"messages[{index}]") for index, body in enumerate(bodies)]
 
 
 def decode_inputs(value: Inputs, field: str, most: int) -> list[str] | list[TokenIds]:
@@ -214,7 +240,18 @@ def decode_inputs(value: Inputs, field: str, most: int) -> list[str] | list[Toke
     raise FieldError(field, ANY_INPUTS)
 
 
-def _read(data: str | bytes, kind: type[ReadT], field: str = "") -> ReadT:
+def _read_object(data: bytes, kind: type[ReadT], field: str = "") -> ReadT:
+    """As `_read`; fields that `kind` does not know may be null, which asks for nothing."""
+    try:
+        return _read(data, kind, field)
+    except FieldError as error:
+        if error.problem != UNKNOWN or data.count(b":") > MOST_COLONS:
+            raise
+    fields = _read(data, dict[str, msgspec.Raw], field)
+    return _read(msgspec.json.encode({k: v for k, v in fields.items() if bytes(v) != NULL}), kind, field)
+
+
+def _read(data: bytes, kind: type[ReadT], field: str = "") -> ReadT:
     """The JSON as `kind`. Raises FieldError with a path that begins with `field`."""
     gc.disable()  # which would look through all of the process's objects, several times a body of many small ones
     try:

@@ -1,7 +1,8 @@
 """The endpoints: authenticate, read and decode the body, hand over to the gateway's core."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -9,11 +10,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polyfleet.gateway.api import Call, EmbedRequest, GenerateRequest
+from polyfleet.gateway.api import Call, Delta, EmbedRequest, GenerateRequest
 from polyfleet.gateway.errors import ApiError, Code
 from polyfleet.gateway.http import translate
-from polyfleet.gateway.http.answer import Answer
-from polyfleet.gateway.http.bodies import BodyT, ChatBody, CompletionBody, EmbeddingsBody, GenerateBody, decode
+from polyfleet.gateway.http.answer import Admission, Answer
+from polyfleet.gateway.http.bodies import (
+    BodyT,
+    ChatBody,
+    CompletionBody,
+    EmbeddingsBody,
+    GenerateBody,
+    StreamOptions,
+    decode,
+)
 from polyfleet.gateway.http.errors import BodyTooLarge, UnsupportedMediaType, error_response, invalid_field
 from polyfleet.gateway.http.relay import merge, until_disconnect
 from polyfleet.gateway.http.replies import ModelList, embeddings_reply, model_reply
@@ -21,6 +30,7 @@ from polyfleet.gateway.http.shapes import ChatShape, CompletionShape, Shape
 from polyfleet.gateway.pace import Pace
 from polyfleet.gateway.state import GatewayState
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.tracing import TRACEPARENT, TRACESTATE, trace_context
 
 QUICK_BYTES = 65_536  # a body of this size is decoded within a millisecond
 EMBEDDING_RENAMES: Mapping[str, str] = {"inputs": "input"}
@@ -82,7 +92,8 @@ class Endpoints:
         call = Call(method)
         with self._refusals(call):
             caller = self._state.auth.check(request.headers.get("authorization"))
-            return Call(method, key_id=caller.key_id, tenant=caller.tenant)
+            trace = trace_context(request.headers.getlist(TRACEPARENT), request.headers.getlist(TRACESTATE))
+            return Call(method, key_id=caller.key_id, tenant=caller.tenant, trace=trace)
 
     @contextmanager
     def _refusals(self, call: Call) -> Iterator[None]:
@@ -119,15 +130,24 @@ class Endpoints:
     def _answer(
         self, request: Request, body: GenerateBody, wanted: list[GenerateRequest], shape: Shape, call: Call
     ) -> Answer:
+        admission, options = Admission(len(wanted)), body.stream_options or StreamOptions()
+        call = replace(call, admitted=admission.one)
         streams = [partial(self._generation.generate, one, call) for one in wanted]
-        deltas = streams[0] if len(streams) == 1 else lambda: merge([start() for start in streams], wanted[0].n)
+        continuous = bool(options.continuous_usage_stats)
+
+        def merged() -> AsyncGenerator[Delta, None]:
+            return merge([start() for start in streams], wanted[0].n, continuous_usage=continuous)
+
         return Answer(
-            deltas=deltas,
+            deltas=streams[0] if len(streams) == 1 else merged,
+            admission=admission,
             shape=shape,
             request_id=request.scope["request_id"],
             model=self._model_name(body.model),
             stream=bool(body.stream),
-            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            include_usage=bool(options.include_usage),
+            continuous_usage=continuous,
+            comment_seconds=self._state.limits.comment_seconds,
         )
 
     async def _embed(

@@ -27,6 +27,8 @@ _HTTP: Mapping[Code, tuple[int, str, str]] = {
     Code.UNAVAILABLE: (503, "server_error", "unavailable"),
     Code.DEADLINE_EXCEEDED: (504, "server_error", "deadline_exceeded"),
 }
+# OpenAI's `type` of what never became a request; clients take invalid_request_error for 400, whatever the status says.
+_PLAIN_TYPES: Mapping[int, str] = {404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -69,7 +71,7 @@ def error_body(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> byte
         violation = error.violations[0]
         param = http_field(violation.field, renames)
         message = f"{param}: {violation.description.rstrip('.')}."
-    return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, code)))
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, error.reason or code)))
 
 
 def error_response(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> Response:
@@ -86,16 +88,17 @@ def error_response(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> 
 
 def plain_error(status: int, message: str, code: str) -> Response:
     """A reply for what is no ApiError: an unknown path, a wrong method."""
-    return Response(_plain_body(message, code), status, media_type="application/json")
+    return Response(_plain_body(status, message, code), status, media_type="application/json")
 
 
 def plain_error_body(status: int, message: str) -> bytes:
     """The body of a refusal for which there is no request yet."""
-    return _plain_body(message, "rate_limit_exceeded" if status == 429 else "bad_request")
+    return _plain_body(status, message, "rate_limit_exceeded" if status == 429 else "bad_request")
 
 
-def _plain_body(message: str, code: str) -> bytes:
-    return msgspec.json.encode(ErrorBody(ErrorDetail(message, "invalid_request_error", None, code)))
+def _plain_body(status: int, message: str, code: str) -> bytes:
+    kind = _PLAIN_TYPES.get(status, "invalid_request_error")
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, None, code)))
 
 
 def http_field(field: str, renames: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 """Work on behalf of a client who may leave, and several streams of deltas as one."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -26,21 +26,26 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
         task.result()
 
 
-async def merge(streams: Sequence[AsyncGenerator[Delta, None]], n: int) -> AsyncGenerator[Delta, None]:
+async def merge(
+    streams: Sequence[AsyncGenerator[Delta, None]], n: int, *, continuous_usage: bool = False
+) -> AsyncGenerator[Delta, None]:
     """The deltas of several requests with `n` choices each as those of one: choices numbered through, usage summed.
+
+    `continuous_usage`: every delta tells usage so far, of the requests that have begun.
 
     The first error ends it; closing it closes every stream. At most one delta a stream waits for the reader.
     """
     deltas: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue(maxsize=len(streams))
-    usages: list[Usage] = []
+    usages: dict[int, Usage] = {}
 
     async def pump(index: int, stream: AsyncGenerator[Delta, None]) -> None:
         try:
             async with aclosing(stream):
                 async for delta in stream:
                     if delta.usage:
-                        usages.append(delta.usage)
-                    await deltas.put(replace(delta, choice=index * n + delta.choice, usage=None))
+                        usages[index] = delta.usage
+                    so_far = _sum(usages.values()) if continuous_usage else None
+                    await deltas.put(replace(delta, choice=index * n + delta.choice, usage=so_far))
             await deltas.put(None)
         except Exception as error:
             await deltas.put(error)
@@ -56,14 +61,14 @@ async def merge(streams: Sequence[AsyncGenerator[Delta, None]], n: int) -> Async
                 running -= 1
             else:
                 yield item
-        yield Delta(choice=0, usage=_sum(usages))
+        yield Delta(choice=0, usage=_sum(usages.values()))
     finally:
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-def _sum(usages: Sequence[Usage]) -> Usage:
+def _sum(usages: Collection[Usage]) -> Usage:
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),

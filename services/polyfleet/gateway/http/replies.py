@@ -28,7 +28,7 @@ class UsageReply(msgspec.Struct):
 
 
 class ChatToken(msgspec.Struct):
-    """A token with its log probability; `bytes` is null where the token is a part of a character."""
+    """A token with its log probability; `bytes` are its own, also where it is a part of a character."""
 
     token: str
     logprob: float
@@ -44,7 +44,10 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Logprobs of a text choice: parallel lists. Offsets count characters, each token by its own text, from 0."""
+    """Logprobs of a text choice: parallel lists. Offsets count characters, each token by its own text, from 0.
+
+    A token that is no whole characters is spelt as its bytes, as OpenAI does it: `bytes:\\xe6\\x97`.
+    """
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -170,15 +173,19 @@ def completion_logprobs(logprobs: tuple[TokenLogprob, ...], offset: int) -> Comp
     """
     reply = CompletionLogprobs([], [], [], [])
     for item in logprobs:
-        reply.tokens.append(item.text)
+        reply.tokens.append(_spelt(item))
         reply.token_logprobs.append(item.logprob)
         alternatives: dict[str, float] = {}
         for token in (*item.top, item):
-            alternatives.setdefault(token.text, token.logprob)  # of equal texts the likeliest
+            alternatives.setdefault(_spelt(token), token.logprob)  # of equal ones the likeliest
         reply.top_logprobs.append(alternatives)
         reply.text_offset.append(offset)
         offset += len(item.text)
     return reply
+
+
+def _spelt(item: TokenLogprob) -> str:
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in item.partial) if item.partial else item.text
 
 
 def model_reply(model: Model) -> ModelReply:

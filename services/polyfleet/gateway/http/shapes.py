@@ -26,8 +26,11 @@ class Shape(Protocol):
     chunk_object: ClassVar[str]
     renames: Mapping[str, str]  # the core's field names as this request calls them
 
-    def chunk(self, delta: Delta) -> Choice | None:
-        """A delta as part of a chunk; None when it says nothing to the client. Call in the order of the stream."""
+    def chunks(self, delta: Delta) -> list[Choice]:
+        """A delta as the choices of chunks, the finish reason in one of its own; none when it says nothing.
+
+        Call in the order of the stream.
+        """
         ...
 
     def whole(
@@ -51,18 +54,18 @@ class ChatShape:
         self._logprobs = logprobs
         self._begun: set[int] = set()
 
-    def chunk(self, delta: Delta) -> ChatChunkChoice | None:
+    def chunks(self, delta: Delta) -> list[Choice]:
         """As in Shape; the first chunk of each choice names the role."""
+        chunks: list[Choice] = []
         first = delta.choice not in self._begun
-        if not _worth_sending(delta, first, self._logprobs):
-            return None
-        self._begun.add(delta.choice)
-        return ChatChunkChoice(
-            index=delta.choice,
-            delta=ChatDelta("assistant" if first else UNSET, delta.text if delta.text or first else UNSET),
-            logprobs=chat_logprobs(delta.logprobs) if self._logprobs and delta.logprobs else None,
-            finish_reason=delta.finish_reason,
-        )
+        if _worth_sending(delta, first, self._logprobs):
+            self._begun.add(delta.choice)
+            said = ChatDelta("assistant" if first else UNSET, delta.text if delta.text or first else UNSET)
+            logprobs = chat_logprobs(delta.logprobs) if self._logprobs and delta.logprobs else None
+            chunks.append(ChatChunkChoice(delta.choice, said, logprobs, None))
+        if delta.finish_reason is not None:
+            chunks.append(ChatChunkChoice(delta.choice, ChatDelta(), None, delta.finish_reason))
+        return chunks
 
     def whole(
         self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: FinishReason | None
@@ -85,12 +88,15 @@ class CompletionShape:
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
 
-    def chunk(self, delta: Delta) -> CompletionChoice | None:
+    def chunks(self, delta: Delta) -> list[Choice]:
         """As in Shape."""
-        if not _worth_sending(delta, delta.choice not in self._begun, self._logprobs):
-            return None
-        self._begun.add(delta.choice)
-        return self.whole(delta.choice, delta.text, delta.logprobs, delta.finish_reason)
+        chunks: list[Choice] = []
+        if _worth_sending(delta, delta.choice not in self._begun, self._logprobs):
+            self._begun.add(delta.choice)
+            chunks.append(self.whole(delta.choice, delta.text, delta.logprobs, None))
+        if delta.finish_reason is not None:
+            chunks.append(CompletionChoice(delta.choice, "", None, delta.finish_reason))
+        return chunks
 
     def whole(
         self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: FinishReason | None
@@ -104,6 +110,9 @@ class CompletionShape:
 
 
 def _worth_sending(delta: Delta, first: bool, logprobs: bool) -> bool:
-    """Whether a client learns from it: something was said, or, though its text is held back, that the choice began."""
-    said = delta.text or delta.finish_reason or (logprobs and delta.logprobs)
-    return bool(said) or (first and delta.usage is None)
+    """Whether a client learns from it: something was said, or, though its text is held back, that the choice began.
+
+    What tells nothing but usage is no beginning.
+    """
+    said = delta.text or (logprobs and delta.logprobs)
+    return bool(said) or (first and (delta.usage is None or bool(delta.token_ids) or delta.finish_reason is not None))

@@ -15,7 +15,7 @@ from polyfleet.gateway.http.bodies import (
     refuse_unsupported,
 )
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError
-from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
+from polyfleet.wire.sampling import DEFAULTABLE, NONE, SamplingParams
 
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for text completions; chat has none
@@ -27,7 +27,7 @@ def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
     _check_stream_options(body)
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise FieldError("max_tokens", "is the old name of max_completion_tokens; give one of them")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise FieldError("top_logprobs", "needs logprobs to be true")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -77,6 +77,8 @@ def _request(
     logprobs: int | None,
 ) -> GenerateRequest:
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    if given.get("top_k") == NONE:
+        given["top_k"] = 0
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return GenerateRequest(
         model=body.model or "",
@@ -85,7 +87,7 @@ def _request(
         token_ids=tuple(prompt) if isinstance(prompt, list) else (),
         sampling=SamplingParams(**given),
         left_out=frozenset(DEFAULTABLE) - given.keys(),
-        seed=body.seed,
+        seed=None if body.seed == NONE else body.seed,
         max_tokens=max_tokens,
         stop=stop,
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -94,6 +96,7 @@ def _request(
         logprobs=logprobs,
         priority=body.priority or 0,
         request_id=request_id,
+        continuous_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
     )
 
 
@@ -119,5 +122,8 @@ def _text(content: str | Sequence[ContentPart] | None, path: str) -> str | tuple
 
 
 def _check_stream_options(body: GenerateBody) -> None:
-    if body.stream_options is not None and not body.stream:
+    options = body.stream_options
+    if options is not None and not body.stream:
         raise FieldError("stream_options", "needs stream to be true")
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise FieldError("stream_options.continuous_usage_stats", "needs include_usage to be true")
