@@ -46,13 +46,28 @@ def status_error(
 ) -> CliError:
     """The failure that a gRPC status of the server at `address` means; `secret_option` gives it its key or token."""
     code = _BY_STATUS.get(status, ExitCode.FAILED)
-    if status == "UNAVAILABLE" and "failed to connect" in message.lower():
-        message = f"Nothing answers at {address}: start it with `{command_name()} serve`, or name another address."
+    if status == "UNAVAILABLE":
+        message = _unreached(message, address)
     if status == "UNAUTHENTICATED":
         message = f"{message.rstrip('.')}; {secret_option} names the file that has it."
     if retry_after is not None:
         message = f"{message.rstrip('.')}. Try again in {retry_after:g} s."
     return CliError(message, code)
+
+
+def _unreached(message: str, address: str) -> str:
+    """What gRPC's words mean when it did not get through to a server; any other message as it is."""
+    if "CERTIFICATE_VERIFY_FAILED" in message:
+        return f"The certificate of {address} is not trusted: name the PEM file of its roots with --ca-file."
+    if "WRONG_VERSION_NUMBER" in message:
+        return f"{address} speaks no TLS: leave out --tls and --ca-file."
+    if "Socket closed" in message or "Failed parsing HTTP/2" in message:
+        return (
+            f"{address} speaks no gRPC in the clear: if it has TLS, give --ca-file or --tls; else name another address."
+        )
+    if "failed to connect" in message.lower():
+        return f"Nothing answers at {address}: start it with `{command_name()} serve`, or name another address."
+    return message
 
 
 @contextmanager

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from click.testing import CliRunner, Result
 from google.rpc import code_pb2
 from tests.support.scripted_inference import fail, serve, unavailable
+from tests.support.tls_files import write_tls_files
 
 from polyfleet.cli.errors import ExitCode
 from polyfleet.cli.main import cli
@@ -131,6 +133,22 @@ def test_nobody_there_says_so() -> None:
     result = run("models", "--gateway", QUIET_PORT)
     assert result.exit_code == ExitCode.UNAVAILABLE
     assert f"Nothing answers at {QUIET_PORT}" in result.stderr
+
+
+def test_tls_on_one_side_only_says_so(tmp_path: Path) -> None:
+    certificate, key = write_tls_files(tmp_path)
+    pair = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
+    with serve(hello, credentials=pair) as script:
+        plain = run("generate", "a", "--gateway", script.address)
+        untrusting = run("generate", "a", "--gateway", script.address, "--tls")
+        trusting = run("generate", "a", "--gateway", script.address, "--ca-file", str(certificate))
+    assert "speaks no gRPC in the clear: if it has TLS, give --ca-file or --tls" in plain.stderr
+    assert "is not trusted: name the PEM file of its roots with --ca-file" in untrusting.stderr
+    assert trusting.stdout == "Hello\n"
+    with serve(hello) as script:
+        wrong = run("generate", "a", "--gateway", script.address, "--tls")
+    assert "speaks no TLS: leave out --tls and --ca-file" in wrong.stderr
+    assert [each.exit_code for each in (plain, untrusting, wrong)] == [ExitCode.UNAVAILABLE] * 3
 
 
 def test_chat_answers_stdin_once() -> None:
