@@ -87,8 +87,8 @@ def accelerators(text: str) -> dict[str, dict[str, Any]]:
 def accelerators_table(text: str) -> str:
     """What a pool of each accelerator has unless it says otherwise."""
     lines = [
-        "| accelerator | image | resource | runtime class | environment | tolerates | groups | mounts of the node |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| accelerator | image | resource | runtime class | environment | groups | mounts of the node |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, each in accelerators(text).items():
         cells = [
@@ -97,7 +97,6 @@ def accelerators_table(text: str) -> str:
             each.get("resource", ""),
             each.get("runtimeClassName", ""),
             " ".join(f"{key}={value}" for key, value in each.get("env", {}).items()),
-            ", ".join(toleration["key"] for toleration in each.get("tolerations", [])),
             ", ".join(map(str, each.get("supplementalGroups", []))),
             ", ".join(each.get("hostMounts", [])),
         ]

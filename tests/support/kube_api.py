@@ -13,6 +13,8 @@ GROUPS = {
     "v1": {"ConfigMap": "configmaps", "Secret": "secrets", "Service": "services", "ServiceAccount": "serviceaccounts"}
     | {"PersistentVolumeClaim": "persistentvolumeclaims", "Pod": "pods"},
     "apps/v1": {"Deployment": "deployments", "DaemonSet": "daemonsets"},
+    "autoscaling/v2": {"HorizontalPodAutoscaler": "horizontalpodautoscalers"},
+    "storage.k8s.io/v1": {"StorageClass": "storageclasses"},
     "policy/v1": {"PodDisruptionBudget": "poddisruptionbudgets"},
     "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},
 }
@@ -31,39 +33,51 @@ def discovery() -> Documents:
             "groups": [
                 {
                     "name": version.partition("/")[0],
-                    "versions": [{"groupVersion": version, "version": "v1"}],
-                    "preferredVersion": {"groupVersion": version, "version": "v1"},
+                    "versions": [{"groupVersion": version, "version": version.partition("/")[2]}],
+                    "preferredVersion": {"groupVersion": version, "version": version.partition("/")[2]},
                 }
                 for version in groups
             ],
         },
     }
     for version, kinds in GROUPS.items():
-        resources = [{"name": name, "kind": kind, "namespaced": True, "verbs": ["get"]} for kind, name in kinds.items()]
+        resources = [
+            {"name": name, "kind": kind, "namespaced": kind != "StorageClass", "verbs": ["get"]}
+            for kind, name in kinds.items()
+        ]
         listed = {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
         documents[f"/apis/{version}" if "/" in version else f"/api/{version}"] = listed
     return documents
 
 
-def stored(kind: str, name: str, data: Mapping[str, str]) -> Documents:
-    """One object of core/v1 in NAMESPACE, by its path; a Secret's data is encoded."""
-    encoded = {key: b64encode(value.encode()).decode() for key, value in data.items()} if kind == "Secret" else data
+def stored(kind: str, name: str, **content: Any) -> Documents:
+    """One object, in NAMESPACE unless it is the cluster's, by its path."""
     metadata = {
         "name": name,
         "namespace": NAMESPACE,
         "labels": {"app.kubernetes.io/managed-by": "Helm"},  # else helm takes it for somebody else's
         "annotations": {"meta.helm.sh/release-name": "polyfleet", "meta.helm.sh/release-namespace": NAMESPACE},
     }
-    path = f"/api/v1/namespaces/{NAMESPACE}/{GROUPS['v1'][kind]}/{name}"
-    return {path: {"kind": kind, "apiVersion": "v1", "metadata": metadata, "data": encoded}}
+    (version,) = (version for version, kinds in GROUPS.items() if kind in kinds)
+    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    place = "" if kind == "StorageClass" else f"/namespaces/{NAMESPACE}"
+    path = f"{root}{place}/{GROUPS[version][kind]}/{name}"
+    return {path: {"kind": kind, "apiVersion": version, "metadata": metadata, **content}}
+
+
+def encoded(data: Mapping[str, str]) -> dict[str, str]:
+    """A Secret's data."""
+    return {key: b64encode(value.encode()).decode() for key, value in data.items()}
 
 
 @contextmanager
-def kube_api(secrets: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """Address of a server with these Secrets in NAMESPACE."""
-    documents = discovery() | stored("ConfigMap", "kube-root-ca.crt", {})
+def kube_api(secrets: Mapping[str, Mapping[str, str]], *objects: Documents) -> Iterator[str]:
+    """Address of a server with these Secrets in NAMESPACE, and what else `stored` made."""
+    documents = discovery() | stored("ConfigMap", "kube-root-ca.crt", data={})
     for name, data in secrets.items():
-        documents |= stored("Secret", name, data)
+        documents |= stored("Secret", name, data=encoded(data))
+    for each in objects:
+        documents |= each
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

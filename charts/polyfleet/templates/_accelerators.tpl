@@ -6,43 +6,42 @@ cuda:
   resource: nvidia.com/gpu
   runtimeClassName: nvidia
   env: {NVIDIA_DRIVER_CAPABILITIES: "compute,utility"}
-  tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
 rocm:
   resources: ^amd\.com/(gpu(mem|cores)?|[sdqc]px_nps[0-9])$
   resource: amd.com/gpu
   supplementalGroups: [44, 110]
-  tolerations: [{key: amd.com/gpu, operator: Exists, effect: NoSchedule}]
 xpu:
   resources: ^gpu\.intel\.com/(xe|i915)$
   resource: gpu.intel.com/xe
   supplementalGroups: [44, 110]
-  tolerations: [{key: gpu.intel.com/xe, operator: Exists, effect: NoSchedule}]
 ascend:
   resources: ^huawei\.com/(npu|Ascend(310|310P|910)[0-9A-Za-z.-]*)$
   resource: huawei.com/Ascend910
   runtimeClassName: ascend
   supplementalGroups: [1000]
-  tolerations: [{key: huawei.com/Ascend910, operator: Exists, effect: NoSchedule}]
 cambricon:
   resources: ^cambricon\.com/(v?mlu[0-9a-z.-]*|real-mlu-counts)$
   resource: cambricon.com/mlu
   runtimeClassName: cambricon
-  tolerations: [{key: cambricon.com/mlu, operator: Exists, effect: NoSchedule}]
 hygon:
   resources: ^hygon\.com/[hd]cu[0-9a-z-]*$
   resource: hygon.com/dcu
   supplementalGroups: [44, 110]
   hostMounts: [/opt/hyhal]
-  tolerations: [{key: hygon.com/dcu, operator: Exists, effect: NoSchedule}]
 {{- end -}}
 
-{{/* All pools by name, whole: accelerator's defaults, then workerDefaults, then what the pool says. */}}
+{{/* All pools by name, whole: accelerator's defaults, then workerDefaults, then what the pool says. Taints are named as resources are. */}}
 {{- define "polyfleet.pools" -}}
 {{- $accelerators := include "polyfleet.accelerators" . | fromYaml -}}
 {{- $pools := dict -}}
 {{- range $name, $pool := .Values.workers | default (include "polyfleet.defaultPools" . | fromYaml) -}}
 {{- with $pool -}}
-{{- $layers := list (index $accelerators .accelerator) $.Values.workerDefaults . -}}
+{{- $family := index $accelerators .accelerator | default dict -}}
+{{- $tolerations := list -}}
+{{- range list $family.resource (.resource | default "") | compact | uniq -}}
+{{- $tolerations = append $tolerations (dict "key" . "operator" "Exists" "effect" "NoSchedule") -}}
+{{- end -}}
+{{- $layers := list $family (dict "tolerations" $tolerations) $.Values.workerDefaults . -}}
 {{- $_ := set $pools $name (include "polyfleet.overlay" $layers | fromYaml) -}}
 {{- end -}}
 {{- end -}}

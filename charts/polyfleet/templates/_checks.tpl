@@ -29,8 +29,16 @@
 {{- if and .Values.scheduler.persistence.existingClaim (not .Values.scheduler.persistence.enabled) -}}
 {{- fail "scheduler.persistence.enabled is false, so that existingClaim would do nothing: set it, or leave the claim out." -}}
 {{- end -}}
+{{- if regexMatch "^[0-9]" (include "polyfleet.name" (dict "ctx" . "component" "gateway")) -}}
+{{- fail (printf "The name %s begins with a digit, and a Service's may not: give fullnameOverride." (.Values.fullnameOverride | default .Release.Name)) -}}
+{{- end -}}
+{{- include "polyfleet.checkKeys" . -}}
 {{- include "polyfleet.checkApis" . -}}
+{{- if lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt" -}}{{/* every namespace of a cluster has it */}}
 {{- include "polyfleet.checkSecrets" . -}}
+{{- include "polyfleet.checkClaims" . -}}
+{{- include "polyfleet.checkStateClaim" . -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "polyfleet.checkCache" -}}
@@ -47,6 +55,9 @@
 {{- define "polyfleet.checkVolumes" -}}
 {{- $names := list -}}
 {{- range .pool.volumes -}}
+{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" .name) -}}
+{{- fail (printf "workers.%s.volumes: %s is no name of a volume; it takes up to 63 of a-z, 0-9 and -." $.name .name) -}}
+{{- end -}}
 {{- if or (regexMatch "^(fleet|tmp|models|fetch|model-source|ray|ray-tmp|ray-shm|state|host-[0-9]+)$" .name) (has .name $names) -}}
 {{- fail (printf "workers.%s.volumes: the pod has a volume %s already: give yours another name." $.name .name) -}}
 {{- end -}}
@@ -83,6 +94,10 @@
 
 {{- define "polyfleet.checkAutoscaling" -}}
 {{- $given := index .ctx.Values.workers .name | default dict -}}
+{{- $live := include "polyfleet.liveWorkers" . | int -}}
+{{- if and (eq .pool.autoscaling.owner "none") (not (hasKey $given "replicas")) (gt $live (int .pool.replicas)) (include "polyfleet.autoscaled" .) -}}
+{{- fail (printf "workers.%s: an autoscaler has made it %d workers, and without it there would be %d: say how many in workers.%s.replicas." .name $live (int .pool.replicas) .name) -}}
+{{- end -}}
 {{- with .pool.autoscaling -}}
 {{- if and (hasKey $given "replicas") (or (ne .owner "none") (ne $.pool.kind "Deployment")) -}}
 {{- $owner := ternary "there is one worker per node" (printf "%s sets the number of workers" .owner) (ne $.pool.kind "Deployment") -}}
@@ -119,10 +134,86 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Secrets that values name must be there, with their keys. Without a cluster nothing can be looked up. */}}
+{{/* Whether an autoscaler of ours for the pool is in the cluster. Takes {ctx, name}. */}}
+{{- define "polyfleet.autoscaled" -}}
+{{- $name := include "polyfleet.name" (dict "ctx" .ctx "component" (printf "worker-%s" .name)) -}}
+{{- range $api, $kind := dict "autoscaling/v2" "HorizontalPodAutoscaler" "keda.sh/v1alpha1" "ScaledObject" -}}
+{{- if $.ctx.Capabilities.APIVersions.Has (printf "%s/%s" $api $kind) -}}
+{{- if lookup $api $kind $.ctx.Release.Namespace $name }}yes{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "polyfleet.checkKeys" -}}
+{{- $ids := list "first" -}}{{/* the chart's own key */}}
+{{- $hashes := list -}}
+{{- range .Values.auth.keys -}}
+{{- if has .id $ids -}}
+{{- fail (printf "auth.keys: there are two keys with the id %s%s: give one another id." .id (ternary ", which the chart's own key has" "" (eq .id "first"))) -}}
+{{- end -}}
+{{- if has .hash $hashes -}}
+{{- fail (printf "auth.keys: the key %s has the hash of another one: every caller has a key of its own." .id) -}}
+{{- end -}}
+{{- $ids = append $ids .id -}}
+{{- $hashes = append $hashes .hash -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Claims and the account that values name must be there. */}}
+{{- define "polyfleet.checkClaims" -}}
+{{- $wanted := list -}}
+{{- with .Values.scheduler.persistence }}{{ $wanted = append $wanted (list "scheduler.persistence.existingClaim" .existingClaim) }}{{ end -}}
+{{- range $name, $pool := include "polyfleet.pools" . | fromYaml -}}
+{{- $wanted = append $wanted (list (printf "workers.%s.model.pvc.claimName" $name) ($pool.model.pvc | default dict).claimName) -}}
+{{- $wanted = append $wanted (list (printf "workers.%s.model.cache.claimName" $name) ($pool.model.cache | default dict).claimName) -}}
+{{- range $pool.volumes }}{{ $wanted = append $wanted (list (printf "workers.%s.volumes" $name) (.persistentVolumeClaim | default dict).claimName) }}{{ end -}}
+{{- end -}}
+{{- range $wanted -}}
+{{- if and (index . 1) (not (lookup "v1" "PersistentVolumeClaim" $.Release.Namespace (index . 1))) -}}
+{{- fail (printf "%s names the claim %s, which does not exist in the namespace %s: make it first." (index . 0) (index . 1) $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- $account := .Values.serviceAccount.name -}}
+{{- if and $account (not (lookup "v1" "ServiceAccount" .Release.Namespace $account)) -}}
+{{- fail (printf "serviceAccount.name names the account %s, which does not exist in the namespace %s: make it first." $account .Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What Kubernetes would refuse of a change to the chart's own claim. */}}
+{{- define "polyfleet.checkStateClaim" -}}
+{{- $name := include "polyfleet.name" (dict "ctx" . "component" "scheduler") -}}
+{{- $live := (lookup "v1" "PersistentVolumeClaim" .Release.Namespace $name).spec -}}
+{{- with .Values.scheduler.persistence -}}
+{{- if and $live .enabled (not .existingClaim) -}}
+{{- $class := $live.storageClassName | default "" -}}
+{{- if and .storageClass (ne .storageClass $class) -}}
+{{- fail (printf "scheduler.persistence.storageClass: the claim %s has the class %s, which can't be changed to %s: leave it, or move the state to a claim of yours (existingClaim)." $name $class .storageClass) -}}
+{{- end -}}
+{{- $has := $live.resources.requests.storage -}}
+{{- $more := subf (include "polyfleet.bytes" .size | float64) (include "polyfleet.bytes" $has | float64) -}}
+{{- if lt $more 0.0 -}}
+{{- fail (printf "scheduler.persistence.size: the claim %s has %s and can't shrink to %v: leave the size as it is." $name $has .size) -}}
+{{- end -}}
+{{- if and (gt $more 0.0) ($.Capabilities.APIVersions.Has "storage.k8s.io/v1/StorageClass") -}}
+{{- if not (lookup "storage.k8s.io/v1" "StorageClass" "" $class).allowVolumeExpansion -}}
+{{- fail (printf "scheduler.persistence.size: the claim %s has %s, and its storage class %s lets no claim grow to %v: leave the size as it is, or move the state to a claim of yours (existingClaim)." $name $has $class .size) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A quantity of Kubernetes as a number. */}}
+{{- define "polyfleet.bytes" -}}
+{{- $units := dict "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 -}}
+{{- $units = merge $units (dict "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0) -}}
+{{- $number := regexFind "^[0-9.]+" (toString .) -}}
+{{- mulf (float64 $number) (index $units (trimPrefix $number (toString .)) | default 1.0) | printf "%f" -}}
+{{- end -}}
+
+{{/* Secrets that values name must be there, with their keys. */}}
 {{- define "polyfleet.checkSecrets" -}}
 {{- $namespace := .Release.Namespace -}}
-{{- if lookup "v1" "ConfigMap" $namespace "kube-root-ca.crt" -}}{{/* every namespace of a cluster has it */}}
 {{- $wanted := list -}}
 {{- with .Values.fleetSecret }}{{ $wanted = append $wanted (list "fleetSecret" . "fleet-token" "ray-token") }}{{ end -}}
 {{- with .Values.auth.existingSecret }}{{ $wanted = append $wanted (list "auth.existingSecret" . "keys.yaml" "api-key") }}{{ end -}}
@@ -141,7 +232,6 @@
 {{- range slice . 2 -}}
 {{- if not (hasKey ($found.data | default dict) .) -}}
 {{- fail (printf "%s: the Secret %s has no key %s." (index $where 0) (index $where 1) .) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

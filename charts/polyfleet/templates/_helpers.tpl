@@ -1,20 +1,20 @@
-{{/* Names: release and component, cut so that what Kubernetes appends still fits into 63 characters. */}}
+{{/* Names: release and component, cut so that what Kubernetes appends still fits into 63 characters; no dots, as in Services. */}}
 {{- define "polyfleet.name" -}}
 {{- $base := .ctx.Values.fullnameOverride | default .ctx.Release.Name -}}
 {{- if not (or .ctx.Values.fullnameOverride (contains .ctx.Chart.Name $base)) -}}
 {{- $base = printf "%s-%s" $base .ctx.Chart.Name -}}
 {{- end -}}
 {{- $room := sub 51 (len .component) | int -}}
-{{- printf "%s-%s" ($base | trunc $room | trimSuffix "-") .component -}}
+{{- printf "%s-%s" ($base | replace "." "-" | trunc $room | trimSuffix "-") .component -}}
 {{- end -}}
 
 {{/* Selector labels never change between versions. */}}
 {{- define "polyfleet.selector" -}}
 app.kubernetes.io/name: polyfleet
-app.kubernetes.io/instance: {{ .ctx.Release.Name }}
+app.kubernetes.io/instance: {{ .ctx.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .pool }}
-polyfleet/pool: {{ . }}
+polyfleet/pool: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -28,8 +28,8 @@ helm.sh/chart: {{ printf "%s-%s" .ctx.Chart.Name .ctx.Chart.Version | replace "+
 
 {{/* Metadata of an object: {ctx, component}, and pool or suffix where its name needs them. */}}
 {{- define "polyfleet.metadata" -}}
-name: {{ include "polyfleet.name" (dict "ctx" .ctx "component" (.name | default .component)) }}
-namespace: {{ .ctx.Release.Namespace }}
+name: {{ include "polyfleet.name" (dict "ctx" .ctx "component" (.name | default .component)) | quote }}
+namespace: {{ .ctx.Release.Namespace | quote }}
 labels:
   {{- include "polyfleet.labels" . | nindent 2 }}
 {{- end -}}

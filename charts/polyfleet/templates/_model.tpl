@@ -16,33 +16,33 @@ Where a pool's model is, as YAML: {kind, path, fetch}. path is what the worker l
 {{- $where := index $model $kind -}}
 kind: {{ $kind }}
 {{- if eq $kind "image" }}
-path: {{ $where.path }}
+path: {{ $where.path | toJson }}
 {{- else if has $kind (list "hub" "s3") }}
 {{- $source := printf "%s@%s" $where.repository ($where.revision | default "main") }}
 {{- if eq $kind "s3" }}{{ $source = trimPrefix "s3://" $where.uri }}{{ end }}
 {{- $folder := printf "/models/%s" (regexReplaceAll "[^A-Za-z0-9.@_-]+" $source "--" | trimSuffix "--") }}
-path: {{ list $folder $where.path | compact | join "/" }}
+path: {{ list $folder $where.path | compact | join "/" | toJson }}
 fetch:
   - {{ $kind }}
-  - {{ ternary $where.repository $where.uri (eq $kind "hub") | squote }}
-  - --into={{ $folder }}
+  - {{ ternary $where.repository $where.uri (eq $kind "hub") | toJson }}
+  - {{ printf "--into=%s" $folder | toJson }}
   {{- with $where.revision }}
-  - {{ printf "--revision=%s" . | squote }}
+  - {{ printf "--revision=%s" . | toJson }}
   {{- end }}
   {{- range $where.include }}
-  - {{ printf "--include=%s" . | squote }}
+  - {{ printf "--include=%s" . | toJson }}
   {{- end }}
   {{- with $where.endpoint }}
-  - --endpoint={{ . }}
+  - {{ printf "--endpoint=%s" . | toJson }}
   {{- end }}
   {{- with $where.region }}
-  - --region={{ . }}
+  - {{ printf "--region=%s" . | toJson }}
   {{- end }}
   {{- if or $where.tokenSecret $where.credentialsSecret }}
   - --credentials=/etc/polyfleet/model-source
   {{- end }}
 {{- else }}
-path: {{ list "/models" $where.path | compact | join "/" }}
+path: {{ list "/models" $where.path | compact | join "/" | toJson }}
 {{- end }}
 {{- end -}}
 
@@ -53,21 +53,21 @@ path: {{ list "/models" $where.path | compact | join "/" }}
 {{- if ne .model.kind "image" }}
 - name: models
   {{- if eq .model.kind "pvc" }}
-  persistentVolumeClaim: {claimName: {{ $where.claimName }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ $where.claimName | quote }}, readOnly: true}
   {{- else if eq .model.kind "hostPath" }}
-  hostPath: {path: {{ $where.directory }}, type: Directory}
+  hostPath: {path: {{ $where.directory | toJson }}, type: Directory}
   {{- else if eq .model.kind "imageVolume" }}
   image:
-    reference: {{ $where.reference }}
+    reference: {{ $where.reference | toJson }}
     {{- with $where.pullPolicy }}
     pullPolicy: {{ . }}
     {{- end }}
   {{- else if $cache.claimName }}
-  persistentVolumeClaim: {claimName: {{ $cache.claimName }}}
+  persistentVolumeClaim: {claimName: {{ $cache.claimName | quote }}}
   {{- else if $cache.hostPath }}
-  hostPath: {path: {{ $cache.hostPath }}, type: Directory}
+  hostPath: {path: {{ $cache.hostPath | toJson }}, type: Directory}
   {{- else if $cache.sizeLimit }}
-  emptyDir: {sizeLimit: {{ $cache.sizeLimit }}}
+  emptyDir: {sizeLimit: {{ $cache.sizeLimit | quote }}}
   {{- else }}
   emptyDir: {}
   {{- end }}
@@ -75,11 +75,11 @@ path: {{ list "/models" $where.path | compact | join "/" }}
 {{- if .model.fetch }}
 - name: fetch
   configMap:
-    name: {{ include "polyfleet.name" (dict "ctx" .ctx "component" "fetch") }}
+    name: {{ include "polyfleet.name" (dict "ctx" .ctx "component" "fetch") | quote }}
 {{- with $where.tokenSecret | default $where.credentialsSecret }}
 - name: model-source
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
 {{- end }}
 {{- end }}
@@ -88,7 +88,7 @@ path: {{ list "/models" $where.path | compact | join "/" }}
 {{/* Fetches the model before the worker starts, unless the cache has it. Takes {ctx, pool, model}. */}}
 {{- define "polyfleet.fetchContainer" -}}
 - name: fetch
-  image: {{ include "polyfleet.image" (dict "ctx" .ctx "name" "scheduler") }}
+  image: {{ include "polyfleet.image" (dict "ctx" .ctx "name" "scheduler") | quote }}
   imagePullPolicy: {{ .ctx.Values.image.pullPolicy }}
   command: [{{ include "polyfleet.init" . }}, python, /etc/polyfleet/fetch/fetch_model.py]
   args:

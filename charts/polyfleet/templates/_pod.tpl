@@ -1,6 +1,6 @@
 {{/* What all pods have in common: {ctx, settings, component, pool, grace}. Containers and volumes are their own. */}}
 {{- define "polyfleet.podSpec" -}}
-serviceAccountName: {{ include "polyfleet.serviceAccount" .ctx }}
+serviceAccountName: {{ include "polyfleet.serviceAccount" .ctx | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ .grace | int64 }}
@@ -11,14 +11,14 @@ securityContext:
 {{- with .ctx.Values.global.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- with .settings.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .settings.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- range $key := list "nodeSelector" "tolerations" "affinity" }}
 {{- with index $.settings $key }}
@@ -56,7 +56,7 @@ resources}. It ends with its volumeMounts, so that whoever includes it can add t
 */}}
 {{- define "polyfleet.rayContainer" -}}
 - name: {{ .name }}
-  image: {{ include "polyfleet.image" (dict "ctx" .ctx "name" "scheduler") }}
+  image: {{ include "polyfleet.image" (dict "ctx" .ctx "name" "scheduler") | quote }}
   imagePullPolicy: {{ .ctx.Values.image.pullPolicy }}
   command: [{{ include "polyfleet.init" . }}, /bin/sh, -c]
   args:
@@ -103,7 +103,7 @@ resources}. It ends with its volumeMounts, so that whoever includes it can add t
 {{- define "polyfleet.fleetVolume" -}}
 - name: fleet
   secret:
-    secretName: {{ include "polyfleet.fleetSecret" . }}
+    secretName: {{ include "polyfleet.fleetSecret" . | quote }}
     items: [{key: fleet-token, path: fleet-token}]
     defaultMode: 0440
 {{- end -}}
@@ -111,7 +111,7 @@ resources}. It ends with its volumeMounts, so that whoever includes it can add t
 {{- define "polyfleet.rayVolumes" -}}
 - name: ray
   secret:
-    secretName: {{ include "polyfleet.fleetSecret" . }}
+    secretName: {{ include "polyfleet.fleetSecret" . | quote }}
     items: [{key: ray-token, path: ray-token}]
     defaultMode: 0440
 - name: ray-tmp
@@ -124,7 +124,7 @@ resources}. It ends with its volumeMounts, so that whoever includes it can add t
 {{- define "polyfleet.keysVolume" -}}
 - name: keys
   secret:
-    secretName: {{ include "polyfleet.keysSecret" . }}
+    secretName: {{ include "polyfleet.keysSecret" . | quote }}
     items: [{key: keys.yaml, path: keys.yaml}]
     defaultMode: 0440
 {{- end -}}

@@ -9,7 +9,7 @@ initContainers:
 {{- end }}
 containers:
   - name: worker
-    image: {{ $pool.image | default (include "polyfleet.image" (dict "ctx" .ctx "name" (printf "worker-%s" $pool.accelerator))) }}
+    image: {{ $pool.image | default (include "polyfleet.image" (dict "ctx" .ctx "name" (printf "worker-%s" $pool.accelerator))) | quote }}
     imagePullPolicy: {{ .ctx.Values.image.pullPolicy }}
     command: [{{ include "polyfleet.init" . }}, python, -m, polyfleet.serving]
     args:
@@ -51,7 +51,7 @@ containers:
       - {name: models, mountPath: /models, readOnly: true}
       {{- end }}
       {{- range $index, $path := $pool.hostMounts }}
-      - {name: host-{{ $index }}, mountPath: {{ $path }}, readOnly: true}
+      - {name: host-{{ $index }}, mountPath: {{ $path | quote }}, readOnly: true}
       {{- end }}
       {{- with $pool.volumeMounts }}
       {{- toYaml . | nindent 6 }}
@@ -70,7 +70,7 @@ volumes:
   {{- include "polyfleet.modelVolumes" $parts | trim | nindent 2 }}
   {{- range $index, $path := $pool.hostMounts }}
   - name: host-{{ $index }}
-    hostPath: {path: {{ $path }}}
+    hostPath: {path: {{ $path | quote }}}
   {{- end }}
   {{- with $pool.volumes }}
   {{- toYaml . | nindent 2 }}
@@ -86,15 +86,35 @@ volumes:
 - --listen=0.0.0.0:50061
 - --metrics-listen=0.0.0.0:9100
 - --advertise-host=$(POD_IP)
-- --fleet={{ include "polyfleet.fleetAddress" .ctx }}
+- {{ include "polyfleet.fleetAddress" .ctx | printf "--fleet=%s" | toJson }}
 - --fleet-token-file=/etc/polyfleet/fleet/fleet-token
 - --accelerator={{ .pool.accelerator }}
-- --deployment={{ .name }}
-- --model={{ .model.path }}
-- --model-name={{ .pool.model.name | default .name }}
+- {{ printf "--deployment=%s" .name | toJson }}
+- {{ printf "--model=%s" .model.path | toJson }}
+- {{ .pool.model.name | default .name | printf "--model-name=%s" | toJson }}
 - --drain-timeout={{ .ctx.Values.longestStreamSeconds | int64 }}
 - --log-level={{ .ctx.Values.logLevel }}
 {{- range $option, $value := .pool.options }}
 - --{{ kebabcase $option }}={{ toJson $value | trimAll "\"" }}
 {{- end }}
+{{- end -}}
+
+{{/*
+The number of workers. One that an autoscaler owns is what runs, where the cluster can be asked: to leave out a number
+that stood there before would make it 1. Takes {ctx, name, pool}.
+*/}}
+{{- define "polyfleet.replicas" -}}
+{{- $live := include "polyfleet.liveWorkers" . -}}
+{{- if eq .pool.autoscaling.owner "none" -}}
+replicas: {{ .pool.replicas }}
+{{- else if $live -}}
+replicas: {{ $live }}
+{{- end -}}
+{{- end -}}
+
+{{/* How many workers the pool's Deployment in the cluster wants; empty where there is none, or no cluster. */}}
+{{- define "polyfleet.liveWorkers" -}}
+{{- $name := include "polyfleet.name" (dict "ctx" .ctx "component" (printf "worker-%s" .name)) -}}
+{{- $spec := (lookup "apps/v1" "Deployment" .ctx.Release.Namespace $name).spec | default dict -}}
+{{- if hasKey $spec "replicas" }}{{ int $spec.replicas }}{{ end -}}
 {{- end -}}

@@ -208,3 +208,59 @@ def test_without_values_there_is_one_worker_with_the_small_model_beside_a_ray_no
     arguments = container(pod_of(worker), "worker")["args"]
     assert "--model=/opt/polyfleet/models/SmolLM2-135M-Instruct.Q4_1.gguf" in arguments
     assert "--model-name=smollm2-135m-instruct" in arguments
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "resource", "keys"),
+    [
+        ("xpu", "gpu.intel.com/i915", ["gpu.intel.com/xe", "gpu.intel.com/i915"]),
+        ("hygon", "hygon.com/hcu", ["hygon.com/dcu", "hygon.com/hcu"]),
+        ("ascend", "huawei.com/npu", ["huawei.com/Ascend910", "huawei.com/npu"]),
+        ("ascend", "huawei.com/Ascend310P", ["huawei.com/Ascend910", "huawei.com/Ascend310P"]),
+        ("cuda", "nvidia.com/mig-1g.10gb", ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"]),
+    ],
+)
+def test_taints_are_tolerated_that_are_named_like_the_resource(
+    accelerator: str, resource: str, keys: list[str]
+) -> None:
+    values = {"workers": {"p": {"accelerator": accelerator, "resource": resource, "model": IMAGE}}}
+    spec = pod_of(find(rendered(values=values), "Deployment", "polyfleet-worker-p"))
+    assert spec["tolerations"] == [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys]
+
+
+SHARP = "a #b: c, {d} 'e' \"f\" <g>"
+
+
+def test_words_that_yaml_would_read_otherwise_arrive_as_they_are() -> None:
+    workers = {
+        "pvc": {"accelerator": "cpu", "model": {"name": SHARP, "pvc": {"claimName": "1", "path": SHARP}}},
+        "path": {"accelerator": "cpu", "model": {"hostPath": {"directory": f"/{SHARP}", "path": "m"}}},
+        "1": {
+            "accelerator": "cpu",
+            "model": {
+                "s3": {"uri": "s3://b/#m", "path": SHARP, "region": "1"},
+                "cache": {"hostPath": f"/{SHARP}"},
+            },
+            "image": "registry/x: #y",
+            "priorityClassName": "1e3",
+        },
+    }
+    objects = rendered("--namespace", "1234", values={"workers": workers, "test": {"model": SHARP}})
+    assert {each["metadata"]["namespace"] for each in objects} == {"1234"}
+    pvc, path, s3 = (pod_of(find(objects, "Deployment", f"polyfleet-worker-{name}")) for name in ("pvc", "path", "1"))
+    assert {f"--model=/models/{SHARP}", f"--model-name={SHARP}"} <= set(pvc["containers"][0]["args"])
+    assert {"claimName": "1", "readOnly": True} in [each.get("persistentVolumeClaim") for each in pvc["volumes"]]
+    assert f"/{SHARP}" in [each["hostPath"]["path"] for each in path["volumes"] if "hostPath" in each]
+    assert {"s3://b/#m", "--region=1"} <= set(s3["initContainers"][0]["args"])
+    assert f"--model=/models/b--m/{SHARP}" in s3["containers"][0]["args"]
+    assert (s3["containers"][0]["image"], s3["priorityClassName"]) == ("registry/x: #y", "1e3")
+    asked = find(objects, "Pod", "polyfleet-test")["spec"]["containers"][0]["args"]
+    assert {f"--model={SHARP}", "--gateway=polyfleet-gateway.1234.svc:50051"} <= set(asked)
+    for each in objects:
+        assert all(isinstance(value, str) for value in each["metadata"]["labels"].values())
+
+
+def test_a_name_with_dots_makes_names_that_services_may_have() -> None:
+    objects = rendered(values={"fullnameOverride": "my.llm"})
+    names = {each["metadata"]["name"] for each in of_kind(objects, "Service")}
+    assert {"my-llm-gateway", "my-llm-scheduler"} <= names

@@ -99,6 +99,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"auth": {"existingSecret": "x", "keys": [{"id": "a", "hash": "0" * 64}]}},
         "auth.keys go into the Secret that the chart makes",
     ),
+    "one id twice": (
+        {"auth": {"keys": [{"id": "a", "hash": "0" * 64}, {"id": "a", "hash": "1" * 64}]}},
+        "auth.keys: there are two keys with the id a: give one another id.",
+    ),
+    "id of the chart's own key": (
+        {"auth": {"keys": [{"id": "first", "hash": "0" * 64}]}},
+        "two keys with the id first, which the chart's own key has",
+    ),
+    "one key twice": (
+        {"auth": {"keys": [{"id": "a", "hash": "0" * 64}, {"id": "b", "hash": "0" * 64}]}},
+        "auth.keys: the key b has the hash of another one",
+    ),
+    "name that begins with a digit": (
+        {"fullnameOverride": "7b"},
+        "The name 7b begins with a digit, and a Service's may not: give fullnameOverride.",
+    ),
+    "volume with a dot": (
+        pool(volumes=[{"name": "ca.pem", "emptyDir": {}}]),
+        "workers.p.volumes: ca.pem is no name of a volume; it takes up to 63 of a-z, 0-9 and -.",
+    ),
     "key in the clear": ({"auth": {"keys": [{"id": "a", "hash": "pf-secret"}]}}, "/auth/keys/0/hash"),
     "routes without a Gateway": ({"gatewayApi": {"enabled": True}}, "gatewayApi.enabled needs gatewayApi.parentRefs"),
     "no Prometheus operator": (
