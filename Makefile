@@ -24,7 +24,7 @@ SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/poly
 PYTEST := $(BIN)/python -m pytest
 IMAGE_FLAGS = $(IMAGES) --registry=$(REGISTRY) $(if $(BUILDER),--builder=$(BUILDER))
 BUILD_FLAGS = $(if $(BASE),--base=$(BASE)) $(if $(TOOLS_BASE),--tools-base=$(TOOLS_BASE)) \
-	$(if $(TORCH_INDEX),--torch-index=$(TORCH_INDEX))
+	$(if $(filter command environment,$(firstword $(origin TORCH_INDEX))),--torch-index=$(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-all lint dashboards bench bench-serving soak lock proto images image-smoke sbom clean
@@ -39,7 +39,7 @@ help: ## Show this list
 	@echo "  ONCE=1        serve: stop after the self-check"
 	@echo "  ARGS='…'      serve: more arguments of \`polyfleet serve\`; test: of pytest; bench, soak: of the benchmarks"
 	@echo "  TORCH_INDEX=  package index for torch; empty: pip's own. On Linux x86-64 PyPI's torch brings gigabytes of CUDA,"
-	@echo "                https://download.pytorch.org/whl/cpu has the CPU build"
+	@echo "                https://download.pytorch.org/whl/cpu has the CPU build, and images take it unless this is given"
 	@echo "  REGISTRY=     images: where they go; localhost: nowhere (now: $(REGISTRY)); PUSH=0 or 1 decides otherwise"
 	@echo "  IMAGES='…'    images: some of docker/images.ini; BASE= their base, TOOLS_BASE= the wheel's, BUILDER= a tool"
 	@echo "  PYTHON=       interpreter of the environment, 3.10 to 3.13 (now: $(PYTHON))"

@@ -92,6 +92,8 @@ def build_command(image: Image, options: argparse.Namespace, flags: Iterable[str
 def build(image: Image, options: argparse.Namespace) -> None:
     """Build the image under its reference."""
     flags = shlex.split(os.environ.get("POLYFLEET_BUILD_FLAGS", ""))
+    if options.builder == "docker" and any(re.match(r"-v|--volume\b", flag) for flag in flags):
+        raise SystemExit("docker builds without --volume: name bases that have those files; docs/images.md says how.")
     subprocess.run(build_command(image, options, flags, revision()), cwd=ROOT, check=True)
 
 

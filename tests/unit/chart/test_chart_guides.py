@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.support.helm_chart import CHART, EXAMPLES, ROOT
 
 GUIDES = sorted((ROOT / "docs" / "operations").glob("*.md"))
@@ -63,6 +64,27 @@ def test_files_named_in_commands_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for word in re.findall(r"(?:charts|deploy|tools)/[\w./-]+", text):
         assert (ROOT / word.rstrip(".")).exists(), word
+
+
+def test_no_example_names_a_model_that_does_not_load() -> None:
+    files = [
+        *GUIDES,
+        *(ROOT / "deploy").rglob("*.yaml"),
+        CHART / "values.yaml",
+        CHART / "README.md",
+        ROOT / "README.md",
+    ]
+    for path in files:
+        found = re.findall(
+            r"(?i)\b(qwen|gemma|mi[sx]tral|deepseek|gpt-oss|phi-\d|glm-)\w*", path.read_text(encoding="utf-8")
+        )
+        assert not found, (path, found)
+    named = {
+        pool["model"].get("hub", {}).get("repository", "HuggingFaceTB/")
+        for path in EXAMPLES.values()
+        for pool in yaml.safe_load(path.read_text(encoding="utf-8"))["workers"].values()
+    }
+    assert {name.partition("/")[0] for name in named} == {"HuggingFaceTB"}
 
 
 def test_every_example_is_named_by_the_install_guide() -> None:

@@ -34,7 +34,10 @@ def test_an_hpa_follows_kv_use_and_queue_time() -> None:
     use, queue = scaler["metrics"]
     assert use["pods"]["metric"]["name"] == "polyfleet_kv_cache_usage_ratio"
     assert use["pods"]["target"] == {"type": "AverageValue", "averageValue": "800m"}
-    assert queue["external"]["metric"]["selector"]["matchLabels"] == {"namespace": "llm", "model": "qwen3-8b"}
+    assert queue["external"]["metric"]["selector"]["matchLabels"] == {
+        "namespace": "llm",
+        "model": "smollm2-1.7b-instruct",
+    }
     assert queue["external"]["target"] == {"type": "Value", "value": "1000m"}
 
 
@@ -48,7 +51,7 @@ def test_keda_asks_prometheus_for_the_same() -> None:
     assert use["threshold"] == "0.8"
     assert queue["query"] == (
         "histogram_quantile(0.9, sum by (le) "
-        '(rate(polyfleet_queue_time_seconds_bucket{namespace="llm",model="qwen3-8b"}[2m]))) > 0'
+        '(rate(polyfleet_queue_time_seconds_bucket{namespace="llm",model="smollm2-1.7b-instruct"}[2m]))) > 0'
     )
 
 

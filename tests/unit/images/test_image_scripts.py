@@ -111,6 +111,23 @@ def test_failing_builder_ends_with_a_sentence(tmp_path: Path) -> None:
     assert done.stderr == "build of gateway failed: buildah ended with 7; see above.\n"
 
 
+@pytest.mark.parametrize("flags", ["--volume=/etc/pip.conf:/etc/pip.conf:ro", "--no-cache -v /a:/b", "--volume /a:/b"])
+def test_docker_is_not_given_volumes_that_its_build_has_not(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFLEET_BUILD_FLAGS", flags)
+    with pytest.raises(SystemExit, match="docker builds without --volume: name bases that have those files"):
+        images.build(TABLE["gateway"], options("--builder=docker"))
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"), [((), []), (("TORCH_INDEX=",), ["--torch-index="]), (("TORCH_INDEX=x",), ["--torch-index=x"])]
+)
+def test_make_passes_an_index_on_where_one_is_given_though_empty(given: tuple[str, ...], passed: list[str]) -> None:
+    environ = {name: value for name, value in os.environ.items() if name not in ("TORCH_INDEX", "MAKEFLAGS")}
+    command = ["make", "--dry-run", "images", "PUSH=0", *given]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+    assert [word for word in done.stdout.split() if "torch-index" in word] == passed
+
+
 def test_constraints_keep_the_numpy_that_is_there() -> None:
     lock = "click==8.5.1\nnumpy==2.2.6 ; python_full_version < '3.11'\nnumpy==2.5.5 ; python_full_version >= '3.12'\n"
     install = script("install")
