@@ -42,6 +42,12 @@ def ledger(metric: str, **states: int) -> Labels:
     return {f'{metric}{{instance="x", state="{state}"}}': f"{count}x20" for state, count in states.items()}
 
 
+def late(in_time: str, late: str) -> Labels:
+    """Looks at the clock of an event loop: within half a second, and within a whole one."""
+    bucket = f"polyfleet_event_loop_lag_seconds_bucket{{{GATEWAY}, le="
+    return {f'{bucket}"0.5"}}': in_time, f'{bucket}"1"}}': late, f'{bucket}"+Inf"}}': late}
+
+
 def device(**readings: str) -> Labels:
     """Readings of one device."""
     return {f"polyfleet_device_{name}{{{DEVICE}}}": values for name, values in readings.items()}
@@ -136,6 +142,7 @@ def blocks(used: int, running: int, waiting: int) -> Labels:
     return {f"polyfleet_{name}{{{WORKER}}}": f"{count}x20" for name, count in counts.items()}
 
 
+CIRCUIT = 'polyfleet_circuit_open{{instance="{}", worker_id="w-1"}}'
 WORKERS = (
     Case(
         "PolyfleetWorkerFlapping",
@@ -153,6 +160,14 @@ WORKERS = (
     ),
     Case("PolyfleetWorkerFlapping", "two restarts", {RESTARTS: "0 0 0 0 1 1 1 1 2x9"}, 15),
     Case("PolyfleetWorkerFlapping", "one replacement", {f"polyfleet_worker_ready{{{WORKER}}}": "1 1 0 0 1x9"}, 8),
+    Case(
+        "PolyfleetWorkerSpared",
+        "two gateways see it",
+        {CIRCUIT.format("a"): "0 1x9", CIRCUIT.format("b"): "0 0 1x9"},
+        7,
+        (Firing("warning", "Worker w-1 refuses or loses whatever it gets.", {"worker_id": "w-1"}),),
+    ),
+    Case("PolyfleetWorkerSpared", "for a while", {CIRCUIT.format("a"): "0 1 1 1 0 0 1 1"}, 7),
     Case(
         "PolyfleetCanaryFailed",
         "a wrong answer",
@@ -302,6 +317,15 @@ CONTROL = (
         (Firing("critical", "No gateway watches the fleet of the scheduler at s.", {"instance": "s"}),),
     ),
     Case("PolyfleetNoGateway", "one watches", {WATCHERS: "2 1x9"}, 4),
+    Case(
+        "PolyfleetEventLoopLate",
+        "one in twenty by a second",
+        late(in_time="0+228x30", late="0+240x30"),
+        20,
+        (Firing("warning", "The process at gw does everything 900ms late.", {"instance": "gw"}),),
+    ),
+    Case("PolyfleetEventLoopLate", "one in a thousand", late(in_time="0+2398x30", late="0+2400x30"), 20),
+    Case("PolyfleetEventLoopLate", "for a while", late(in_time="0+228x5 1140+240x20", late="0+240x30"), 20),
     Case(
         "PolyfleetCertificateExpiring",
         "in ten days",

@@ -36,28 +36,36 @@ class MonitoredFleet:
         self._channel = grpc.secure_channel(stack.grpc, grpc.ssl_channel_credentials(roots))
         self._stub: Any = InferenceStub(self._channel)
 
-    def generate(self, model: str, ids: list[int], max_tokens: int, timeout: float = PATIENCE_SECONDS) -> Any:
+    def generate(self, model: str, prompt: list[int] | str, max_tokens: int, timeout: float = PATIENCE_SECONDS) -> Any:
         """A running Generate call."""
-        request = pb.GenerateRequest(model=model, token_ids=ids, max_tokens=max_tokens, ignore_eos=True)
+        request = pb.GenerateRequest(model=model, max_tokens=max_tokens, ignore_eos=True)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids.extend(prompt)
         return self._stub.Generate(request, metadata=self._metadata, timeout=timeout)
 
-    def ask(self, model: str, ids: list[int], max_tokens: int, timeout: float = PATIENCE_SECONDS) -> None:
+    def ask(self, model: str, prompt: list[int] | str, max_tokens: int, timeout: float = PATIENCE_SECONDS) -> None:
         """A call from its beginning to its end, whatever that is."""
         with suppress(grpc.RpcError):
-            for _ in self.generate(model, ids, max_tokens, timeout):
+            for _ in self.generate(model, prompt, max_tokens, timeout):
                 pass
 
     @contextmanager
     def traffic(self) -> Iterator[None]:
-        """Requests to both models inside, one at a time each, with a prompt that repeats."""
+        """Requests to both models inside, one at a time each, with a prompt that repeats; to one with a text, too."""
         end = threading.Event()
 
-        def keep_asking(model: str, max_tokens: int) -> None:
+        def keep_asking(model: str, prompt: list[int] | str, max_tokens: int) -> None:
             while not end.is_set():
-                self.ask(model, list(range(5, 69)), max_tokens)
+                self.ask(model, prompt, max_tokens)
                 end.wait(0.05)
 
-        threads = [threading.Thread(target=keep_asking, args=each) for each in ((MODEL_NAME, 8), ("fake", 40))]
+        ids = list(range(5, 69))
+        threads = [
+            threading.Thread(target=keep_asking, args=each)
+            for each in ((MODEL_NAME, ids, 8), (MODEL_NAME, "The sea is", 8), ("fake", ids, 40))
+        ]
         for thread in threads:
             thread.start()
         try:

@@ -140,7 +140,7 @@ LATENCY = Row(
         ),
         Panel(
             "Time per output token",
-            "Mean time between a request's tokens, beside the objective.",
+            "Mean time between the tokens of a choice, beside the objective.",
             "s",
             (
                 *quantiles("polyfleet_time_per_output_token_seconds", 0.5, 0.9, 0.99),

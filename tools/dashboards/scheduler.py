@@ -55,6 +55,25 @@ PLACEMENT = Row(
             "short",
             (Query("sum by (state) (polyfleet_sessions{<scope>})", "{{state}}"),),
         ),
+        Panel(
+            "Sessions made anew",
+            "Sessions with a worker that had one before: it was started again, or the network broke.",
+            "ops",
+            (rate("polyfleet_session_reconnects_total", "worker_id", matchers="<scope>"),),
+        ),
+        Panel(
+            "Sequences refused or lost",
+            "By the worker that refused them, or whose session broke. They go on elsewhere where they can.",
+            "ops",
+            (rate("polyfleet_worker_failures_total", "worker_id", matchers="<scope>"),),
+        ),
+        Panel(
+            "Workers spared",
+            "Gateways that keep requests from a worker since it failed all its last ones; it is tried now and then.",
+            "short",
+            (Query("sum by (worker_id) (polyfleet_circuit_open{<scope>})", "{{worker_id}}"),),
+            bad=1,
+        ),
     ),
 )
 QUEUE = Row(
@@ -140,9 +159,28 @@ FLEET = Row(
         ),
     ),
 )
+PROCESSES = Row(
+    "Processes",
+    (
+        Panel(
+            "Event loop lag",
+            "How late the event loops of gateways, scheduler and workers are: what all their requests wait for.",
+            "s",
+            quantiles("polyfleet_event_loop_lag_seconds", 0.5, 0.99, by="instance", matchers="<scope>"),
+            bad=0.5,
+        ),
+        Panel(
+            "Versions",
+            "Processes by the version that they run; several only while an upgrade is under way.",
+            "short",
+            (Query("count by (version, python) (polyfleet_build_info{<scope>})", "{{version}}, Python {{python}}"),),
+            stack=True,
+        ),
+    ),
+)
 SCHEDULER = Dashboard(
     "scheduler",
     "Scheduler",
-    "Placements by reason, prefix hits, restarts, queue, and the accounts.",
-    (PLACEMENT, QUEUE, FLEET),
+    "Placements by reason, prefix hits, restarts, queue, the accounts, and the processes.",
+    (PLACEMENT, QUEUE, FLEET, PROCESSES),
 )

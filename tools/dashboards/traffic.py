@@ -28,13 +28,13 @@ LATENCY = Row(
         ),
         Panel(
             "Time to first token by model",
-            "From arrival to the first token.",
+            "From a request's arrival to that of its first token, at the gateway.",
             "s",
             quantiles("polyfleet_time_to_first_token_seconds", 0.5, 0.99, by="model"),
         ),
         Panel(
             "Time per output token by model",
-            "Mean time between a request's tokens.",
+            "Mean time between the tokens of a choice, as they arrive at the gateway.",
             "s",
             quantiles("polyfleet_time_per_output_token_seconds", 0.5, 0.99, by="model"),
         ),
@@ -49,6 +49,12 @@ LATENCY = Row(
             "From arrival to the first step in an engine.",
             "s",
             quantiles("polyfleet_queue_time_seconds", 0.5, 0.99, by="model"),
+        ),
+        Panel(
+            "Time to tokenise by model",
+            "From a text or chat to ids, with the wait for the process that does it.",
+            "s",
+            quantiles("polyfleet_tokenize_seconds", 0.5, 0.99, by="model"),
         ),
         Panel(
             "Tokens of a request",

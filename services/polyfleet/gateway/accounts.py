@@ -12,6 +12,7 @@ from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
 from polyfleet.gateway.ledger import Ledger, Outcome
 from polyfleet.gateway.metrics import Judgement, Metrics
+from polyfleet.gateway.times import TokenTimes
 from polyfleet.wire.limits import FieldError
 
 # Ends that are no fault of the fleet's: they say nothing about its service.
@@ -60,7 +61,8 @@ class Record:
         self._call = call
         self._model = ""
         self._prompt_tokens = self._cached_tokens = self._completion_tokens = 0
-        self._begin = self._first = self._last = 0.0
+        self._begin = 0.0
+        self._times: dict[int, TokenTimes] = {}  # by choice
 
     def __enter__(self) -> Record:
         self._accounts.ledger.admit()
@@ -92,12 +94,13 @@ class Record:
         """The prompt was computed, so much of it from a cache."""
         self._prompt_tokens, self._cached_tokens = num_tokens, num_cached
 
+    def times(self, choice: int) -> TokenTimes:
+        """Where to note when tokens of a choice arrive."""
+        return self._times.setdefault(choice, TokenTimes())
+
     def generated(self, num_tokens: int) -> None:
-        """So many tokens more have come."""
-        if num_tokens:
-            self._last = time.monotonic()
-            self._first = self._first or self._last
-            self._completion_tokens += num_tokens
+        """The client gets so many tokens more."""
+        self._completion_tokens += num_tokens
 
     @property
     def usage(self) -> Usage:
@@ -139,17 +142,22 @@ class Record:
         of_model.prompt_tokens.inc(usage.prompt_tokens)
         of_model.cached_tokens.inc(usage.cached_tokens)
         of_model.generation_tokens.inc(usage.completion_tokens)
-        if self._first:
-            of_model.first_token.observe(self._first - self._begin)
-        if usage.completion_tokens > 1:
-            of_model.per_token.observe(self._seconds_per_token)
+        if (first := self._first) is not None:
+            of_model.first_token.observe(first - self._begin)
+        for seconds in self._seconds_per_token:
+            of_model.per_token.observe(seconds)
         if (judgement := self._judge(code, now)) is not None:
             of_model.judged[judgement].inc()
 
     @property
-    def _seconds_per_token(self) -> float:
-        """Mean between the first token and the last; 0 with fewer than two."""
-        return (self._last - self._first) / max(1, self._completion_tokens - 1)
+    def _first(self) -> float | None:
+        """When the first token of all choices arrived."""
+        return min((each.first for each in self._times.values() if each.first is not None), default=None)
+
+    @property
+    def _seconds_per_token(self) -> list[float]:
+        """Of each choice that has more than one."""
+        return [each.per_token for each in self._times.values() if each.per_token is not None]
 
     def _judge(self, code: Code, now: float) -> Judgement | None:
         """By the objectives; None for what says nothing about the service, or asked no worker for anything."""
@@ -160,7 +168,8 @@ class Record:
         if not self.worker_id:
             return None
         objectives, first = self._accounts.objectives, (self._first or now) - self._begin
-        late = first > objectives.time_to_first_token or self._seconds_per_token > objectives.time_per_output_token
+        slowest = max(self._seconds_per_token, default=0.0)
+        late = first > objectives.time_to_first_token or slowest > objectives.time_per_output_token
         return Judgement.SLOW if late else Judgement.GOOD
 
     def _log(self, code: Code, error: BaseException | None) -> None:

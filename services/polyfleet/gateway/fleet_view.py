@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from polyfleet.gateway.api import Model
 from polyfleet.gateway.callbacks import Listeners
+from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.session import Session
 from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
 from polyfleet.placement.place import prevailing_fingerprint
@@ -32,12 +33,13 @@ class ModelFacts:
 class FleetView:
     """Lives in one event loop. `changed` is called whenever a worker or model comes, goes or changes state."""
 
-    def __init__(self, gateway_id: str, token: str | None = None) -> None:
+    def __init__(self, gateway_id: str, token: str | None = None, metrics: Metrics | None = None) -> None:
         self.changed = Listeners()
         self.known = False  # whether any snapshot has come yet
         self.sessions: dict[str, Session] = {}
         self._gateway_id = gateway_id
         self._token = token
+        self._metrics = metrics or Metrics()
         self._epoch, self._version = "", 0
         self._listed: frozenset[str] = frozenset()  # workers of the last snapshot
         self._deployed: dict[str, int] = {}  # model name -> creation time
@@ -71,7 +73,7 @@ class FleetView:
     def _report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
         session = self.sessions.get(info.worker_id)
         if session is None:
-            session = Session(info, self._gateway_id, self._token, self.changed)
+            session = Session(info, self._gateway_id, self._token, self.changed, self._metrics)
             self.sessions[info.worker_id] = session
             session.open()
         session.report(info, status)

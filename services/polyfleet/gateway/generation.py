@@ -4,6 +4,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from polyfleet.gateway.accounts import Accounts, Record
@@ -88,7 +89,8 @@ class Generation:
         check_sampling_fits(request, served.model)
         if request.stop and served.text is None:
             raise FieldError("stop", f"model {served.model.name} has no tokenizer to find strings with")
-        prompt = await encode_prompt(served, request.text, request.messages, request.token_ids, record.seconds_left)
+        with nullcontext() if request.token_ids else self._tokenizing(served):
+            prompt = await encode_prompt(served, request.text, request.messages, request.token_ids, record.seconds_left)
         field = "text" if request.text is not None else "messages" if request.messages else "token_ids"
         check_fit(field, prompt.num_tokens, request.max_tokens, served.model)
         defaults = {name: value for name, value in served.model.sampling_defaults.items() if name in request.left_out}
@@ -125,7 +127,8 @@ class Generation:
         served = await self._resolve(request.model, record)
         specs = []
         for index, each in enumerate(request.inputs):
-            prompt_ids = await _embed_ids(f"inputs[{index}]", each, served, record.seconds_left)
+            with nullcontext() if each.text is None else self._tokenizing(served):
+                prompt_ids = await _embed_ids(f"inputs[{index}]", each, served, record.seconds_left)
             spec = _spec(record, served, call, prompt_ids, GREEDY)
             specs.append(replace(spec, choice=index, max_tokens=1, pooling=POOLING[request.pooling]))
         return specs
@@ -139,13 +142,20 @@ class Generation:
         check_tokenize(request)
         served = await self._resolve(request.model, record)
         field, seconds = "messages" if request.text is None else "text", record.seconds_left
-        if request.text is None:
-            prompt = await encode_chat(served, request.messages, seconds, pieces=True)
-        else:
-            special = request.add_special_tokens
-            prompt = await encode_text(served, field, request.text, seconds, add_special_tokens=special, pieces=True)
+        with self._tokenizing(served):
+            if request.text is None:
+                prompt = await encode_chat(served, request.messages, seconds, pieces=True)
+            else:
+                special = request.add_special_tokens
+                prompt = await encode_text(
+                    served, field, request.text, seconds, add_special_tokens=special, pieces=True
+                )
         check_context(field, prompt.num_tokens, served.model)
         return TokenizeResult(prompt.token_ids, prompt.pieces)
+
+    def _tokenizing(self, served: ServedModel) -> AbstractContextManager[object]:
+        """Measures how long its inside takes."""
+        return self._accounts.metrics.of(served.model.name).tokenize.time()
 
     def models(self) -> tuple[Model, ...]:
         """See GenerationApi."""

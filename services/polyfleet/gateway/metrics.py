@@ -1,6 +1,6 @@
 """The gateway's metrics, in a registry of their own; names and labels as docs/architecture.md lists them."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from enum import Enum, unique
 from functools import partial
 
@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.ledger import Ledger
+from polyfleet.wire.process_metrics import ProcessMetrics
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -33,6 +34,7 @@ class ModelMetrics:
         self.inflight: Gauge = families.inflight.labels(model)
         self.queued: Gauge = families.queued.labels(model)
         self.queue_time: Histogram = families.queue_time.labels(model)
+        self.tokenize: Histogram = families.tokenize.labels(model)
         self.first_token: Histogram = families.first_token.labels(model)
         self.per_token: Histogram = families.per_token.labels(model)
         self.duration: Histogram = families.duration.labels(model)
@@ -57,9 +59,12 @@ class _Families:
         self.inflight = gauge("polyfleet_requests_inflight", "Requests admitted and not ended.")
         self.queued = gauge("polyfleet_requests_queued", "Requests that wait for a worker.")
         self.queue_time = histogram("polyfleet_queue_time_seconds", "Arrival to first step.")
-        self.first_token = histogram("polyfleet_time_to_first_token_seconds", "Arrival to first token.")
+        self.tokenize = histogram("polyfleet_tokenize_seconds", "A prompt's text or chat to ids.", SECONDS)
+        self.first_token = histogram(
+            "polyfleet_time_to_first_token_seconds", "From a request to its first token, as it arrives at the gateway."
+        )
         self.per_token = histogram(
-            "polyfleet_time_per_output_token_seconds", "Mean time between tokens.", TOKEN_SECONDS
+            "polyfleet_time_per_output_token_seconds", "Mean time between the tokens of a choice.", TOKEN_SECONDS
         )
         self.duration = histogram("polyfleet_request_duration_seconds", "Arrival to end.")
         self.prompt_tokens = counter("polyfleet_prompt_tokens_total", "Prompt tokens.")
@@ -69,6 +74,33 @@ class _Families:
         self.judged = Counter(
             "polyfleet_slo_requests_total", "Requests judged by the objectives.", ("model", "result"), registry=registry
         )
+
+
+class WorkerMetrics:
+    """What is counted per worker, as its session sees it; the series are there before anything has happened."""
+
+    def __init__(self, families: "_WorkerFamilies", worker_id: str) -> None:
+        self.reconnects: Counter = families.reconnects.labels(worker_id)
+        self.failures: Counter = families.failures.labels(worker_id)
+        self.circuit_open: Gauge = families.circuit_open.labels(worker_id)
+
+
+class _WorkerFamilies:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("worker_id",)
+        self.reconnects = Counter(
+            "polyfleet_session_reconnects", "Sessions made anew with a worker that had one.", labels, registry=registry
+        )
+        self.failures = Counter(
+            "polyfleet_worker_failures", "Sequences a worker refused, sessions it lost.", labels, registry=registry
+        )
+        self.circuit_open = Gauge(
+            "polyfleet_circuit_open", "1 while a worker is spared for its failures.", labels, registry=registry
+        )
+
+    def remove(self, worker_id: str) -> None:
+        for family in (self.reconnects, self.failures, self.circuit_open):
+            family.remove(worker_id)
 
 
 class KeyMetrics:
@@ -99,6 +131,9 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._families = _Families(registry)
         self._models: dict[str, ModelMetrics] = {}
+        self._worker_families = _WorkerFamilies(registry)
+        self._workers: dict[str, WorkerMetrics] = {}
+        self.process = ProcessMetrics(registry)
         self.requests = Counter(
             "polyfleet_requests_total", "Requests by end.", ("model", "method", "code"), registry=registry
         )
@@ -136,6 +171,12 @@ class Metrics:
             found = self._models[model] = ModelMetrics(self._families, model)
         return found
 
+    def of_worker(self, worker_id: str) -> WorkerMetrics:
+        """The metrics of one worker's session."""
+        if worker_id not in self._workers:
+            self._workers[worker_id] = WorkerMetrics(self._worker_families, worker_id)
+        return self._workers[worker_id]
+
     def watch_ledger(self, ledger: Ledger) -> None:
         """Show `ledger` in `polyfleet_ledger_requests`."""
         for state in LEDGER_STATES:
@@ -172,8 +213,11 @@ class Metrics:
         self._placed.add((worker_id, reason))
         self.placements.labels(worker_id, reason).inc()
 
-    def keep_workers(self, worker_ids: Container[str]) -> None:
+    def keep_workers(self, worker_ids: Collection[str]) -> None:
         """Drop the series of workers that have left the fleet."""
+        for worker_id in self._workers.keys() - set(worker_ids):
+            del self._workers[worker_id]
+            self._worker_families.remove(worker_id)
         for worker_id, reason in list(self._placed):
             if worker_id not in worker_ids:
                 self._placed.discard((worker_id, reason))

@@ -105,6 +105,10 @@ class RequestQueue:
                 self._remove(waiting)
                 return
 
+    def fits(self, request: PlacementRequest) -> bool:
+        """Whether a worker could take it now."""
+        return self._choose(request) is not None
+
     def give_back(self, turn: Turn) -> None:
         """The request has ended; call once, when none of its sequences waits."""
         if turn.taken:

@@ -10,7 +10,7 @@ Every arrow is a plain call from the queue, the session or the reader; there is 
 import asyncio
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, unique
 
 from polyfleet.gateway.config import Limits
@@ -20,6 +20,7 @@ from polyfleet.gateway.inbox import Inbox
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue, Turn
 from polyfleet.gateway.session import Session
+from polyfleet.gateway.times import TokenTimes
 from polyfleet.placement.fleet import PlacementRequest
 from polyfleet.v1 import inference_pb2, worker_pb2
 from polyfleet.wire.ids import sequence_id
@@ -63,10 +64,20 @@ class State(Enum):
 
 
 class SequenceRelay:
-    """Runs `spec` to its end; its news go to `inbox`. Call `start` once and `cancel` whenever it is not wanted."""
+    """Runs `spec` to its end; its news go to `inbox`, the times of its tokens to `times`.
+
+    Call `start` once and `cancel` whenever it is not wanted.
+    """
 
     def __init__(
-        self, spec: SequenceSpec, turn: Turn, inbox: Inbox, queue: RequestQueue, limits: Limits, metrics: Metrics
+        self,
+        spec: SequenceSpec,
+        turn: Turn,
+        inbox: Inbox,
+        queue: RequestQueue,
+        limits: Limits,
+        metrics: Metrics,
+        times: TokenTimes | None = None,
     ) -> None:
         self.turn = turn
         self.resumed = False
@@ -75,6 +86,7 @@ class SequenceRelay:
         self._queue = queue
         self._limits = limits
         self._metrics = metrics
+        self._times = times or TokenTimes()
         self._state = State.WAITING
         self._generated: list[int] = []
         self._max_tokens = 0  # of the whole sequence, where it runs now
@@ -173,6 +185,7 @@ class SequenceRelay:
         if delta.HasField("error"):
             self._refused(delta.error)
             return
+        self._times.arrived(len(delta.token_ids))
         parcel = self._inbox.parcel(self._spec.choice)
         if self._session is not None and self._worker_id != self._session.worker_id:
             self._worker_id = parcel.worker_id = self._session.worker_id
@@ -200,25 +213,29 @@ class SequenceRelay:
     def _refused(self, error: worker_pb2.SequenceError) -> None:
         refusal = error_of(error.code, error.message, retry_after=RETRY_SECONDS)
         if refusal.code in MOVES_ON:
-            self._move(refusal)
+            self._move(refusal, refused=True)
         else:
             self._fail(refusal)
 
-    def _move(self, cause: ApiError) -> None:
+    def _move(self, cause: ApiError, *, refused: bool = False) -> None:
         if 0 < self._max_tokens <= len(self._generated):
             self._inbox.parcel(self._spec.choice).finish_reason = inference_pb2.FINISH_REASON_LENGTH
             self._end()
             return
         self._num_moves += 1
         self._moving = True
-        if self._num_moves > self._limits.max_moves:
-            self._fail(cause)
-            return
         if self._session is not None:
             loop = asyncio.get_running_loop()
             self._excluded[self._session.worker_id] = loop.time() + EXCLUDED_SECONDS
             loop.call_later(EXCLUDED_SECONDS, self._queue.fleet_changed)
+        if self._num_moves > self._limits.max_moves and not (refused and self._untried()):
+            self._fail(cause)
+            return
         self._wait_again()
+
+    def _untried(self) -> bool:
+        """Whether a worker could take it that never had it: refusals cost nothing, so all are asked."""
+        return self._queue.fits(replace(self.needs(), excluded=frozenset(self._excluded)))
 
     def _wait_again(self) -> None:
         self._state, self._session = State.WAITING, None
@@ -227,6 +244,7 @@ class SequenceRelay:
         self._queue.submit(self)  # never refused: the request has its turn
 
     def _park(self) -> None:
+        self._times.paused()
         if self._session is not None:
             self._session.cancel(self._sequence_id)
         self._state, self._session = State.PARKED, None

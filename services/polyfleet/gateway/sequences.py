@@ -33,7 +33,10 @@ class Sequences:
         self._record = record
         self._inbox = Inbox()
         self._turn = Turn(specs[0].model, specs[0].priority, specs[0].fingerprint, specs[0].tokenizer_hash)
-        self._relays = [SequenceRelay(spec, self._turn, self._inbox, queue, limits, metrics) for spec in specs]
+        self._relays = [
+            SequenceRelay(spec, self._turn, self._inbox, queue, limits, metrics, record.times(spec.choice))
+            for spec in specs
+        ]
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> "Sequences":

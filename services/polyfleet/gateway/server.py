@@ -51,7 +51,7 @@ class Gateway:
         gateway_id, token = new_id("gw"), fleet_token(config.fleet_token_file or None)
         self.ledger = Ledger()
         self.metrics = Metrics()
-        self.view = FleetView(gateway_id, token)
+        self.view = FleetView(gateway_id, token, self.metrics)
         self._fleet = FleetClient(config.fleet, gateway_id, token)
         make_prompts = partial(Prompts, limits=limits, open_contents=config.allow_special_tokens_in_content)
         self._texts = Texts(self._fleet.tokenizer, self.view.changed, make_prompts)
@@ -92,6 +92,7 @@ class Gateway:
             self._fleet.watch(self.view.apply),
             self._follow_health(),
             self._follow_certificate(),
+            self.metrics.process.watch_loop(),
             self.grpc.connections.watch(),
         )
         self._tasks = [asyncio.create_task(job) for job in jobs]

@@ -11,7 +11,10 @@ from typing import Any, Protocol
 
 import grpc
 
+from polyfleet.gateway.breaker import CircuitBreaker
 from polyfleet.gateway.callbacks import Listeners
+from polyfleet.gateway.errors import Code
+from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.fleet import Worker, WorkerState
 from polyfleet.placement.proto import worker_from_proto
 from polyfleet.v1 import fleet_pb2, worker_pb2, worker_pb2_grpc
@@ -21,6 +24,7 @@ TICK_SECONDS = 0.5
 SILENT_TICKS = 6  # a worker sends something every 0.5 s; after 3 s without it is lost
 REDIAL_SECONDS = (0.05, 1.0)  # first and longest pause
 EVENTS_TO_REPORT = 2  # the first event behind a start may have been under way before it
+CALLERS_OWN = frozenset({Code.INVALID_ARGUMENT, Code.CANCELLED, Code.DEADLINE_EXCEEDED})  # no fault of the worker's
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a redial must not inherit an older channel's back-off
@@ -45,8 +49,17 @@ class SequenceSink(Protocol):
 class Session:
     """The gateway's side. `changed` is called when the worker becomes usable, stops being so, or changes state."""
 
-    def __init__(self, info: fleet_pb2.WorkerInfo, gateway_id: str, token: str | None, changed: Listeners) -> None:
+    def __init__(
+        self,
+        info: fleet_pb2.WorkerInfo,
+        gateway_id: str,
+        token: str | None,
+        changed: Listeners,
+        metrics: Metrics | None = None,
+    ) -> None:
         self.info = info
+        self.breaker = CircuitBreaker()
+        self._metrics = (metrics or Metrics()).of_worker(info.worker_id)
         self.connected = False
         self._reported = fleet_pb2.WorkerStatus()  # by the fleet
         self._heard: fleet_pb2.WorkerStatus | None = None  # on this session, so fresher
@@ -105,6 +118,8 @@ class Session:
                     + sum(tokens for tokens, _ in self._unreported.values()),
                 )
             self._worker = worker
+        if self.breaker.seconds:
+            return replace(self._worker, circuit_open=True)
         return self._worker
 
     def start(self, start: worker_pb2.StartSequence, sink: SequenceSink) -> None:
@@ -112,6 +127,7 @@ class Session:
         self._sinks[start.sequence_id] = sink
         self._unreported[start.sequence_id] = (len(start.prompt_ids) + len(start.generated_ids), 0)
         self._worker = None
+        self.breaker.started()
         self._send(worker_pb2.SessionCommand(start=start))
 
     def cancel(self, sequence_id: str) -> None:
@@ -185,7 +201,21 @@ class Session:
                 return "the worker has a new address"
         return f"no news from the worker for {SILENT_TICKS * TICK_SECONDS:g} s"
 
+    def _judge(self, *, good: bool) -> None:
+        """News for the breaker; who waits for a worker looks again when it lets one through."""
+        was_open = self.breaker.open
+        if good:
+            self.breaker.worked()
+        else:
+            self._metrics.failures.inc()
+            self.breaker.failed()
+        if self.breaker.open or was_open:
+            self._metrics.circuit_open.set(self.breaker.open)
+            asyncio.get_running_loop().call_later(self.breaker.seconds, self._changed.call)
+
     def _set_connected(self) -> None:
+        if self._was_connected:
+            self._metrics.reconnects.inc()
         self.connected = self._was_connected = True
         self._worker = None
         self._changed.call()
@@ -212,6 +242,7 @@ class Session:
         sequence_id = delta.sequence_id
         self._unreported.pop(sequence_id, None)
         ended = delta.finish_reason or delta.HasField("error")
+        self._judge(good=not delta.HasField("error") or delta.error.code in CALLERS_OWN)
         sink = self._sinks.pop(sequence_id, None) if ended else self._sinks.get(sequence_id)
         if sink is not None:
             sink.delta(delta)
@@ -223,6 +254,8 @@ class Session:
         self._outbox.clear()
         self._unreported.clear()
         sinks, self._sinks = list(self._sinks.values()), {}
+        if sinks:
+            self._judge(good=False)
         for sink in sinks:
             sink.lost(reason)
         if was_connected:

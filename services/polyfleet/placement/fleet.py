@@ -39,6 +39,7 @@ class Worker:
     decode_tokens_per_second: float = 0.0
     fingerprint: str = ""  # of its model; empty is not known, and equal to empty alone
     tokenizer_hash: str = ""
+    circuit_open: bool = False  # it refused or lost the last sequences it got, as the one who places has seen
 
 
 @dataclass(frozen=True, slots=True)

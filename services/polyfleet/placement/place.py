@@ -2,12 +2,13 @@
 
 Filter, score, pick. A filter keeps the workers that could serve the request and names a reason for each that it drops;
 the score of a kept worker is the wait for the first token that its last report lets us expect; the pick is the least
-wait, and among workers that wait about as little, the one that the request's key hashes to.
+wait, among workers that wait about as little the one with the least of its slots taken, and among equals of those the
+one that the request's key hashes to.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest, Verdict, Worker, WorkerState
@@ -17,8 +18,8 @@ from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest
 class Policy:
     """Assumptions of the score where a worker's report says nothing, and what counts as a tie.
 
-    The rates of a worker that has not served yet are assumed optimistically, so that it is tried and its true rates
-    become known with its first request.
+    A worker that has not served yet is taken for as fast as the fastest one of its accelerator that has; where there is
+    none, optimistically, so that it is tried and its true rates become known with its first request.
     """
 
     unknown_prefill_tokens_per_second: float = 10_000.0
@@ -57,7 +58,10 @@ def place(request: PlacementRequest, fleet: FleetSnapshot, policy: Policy | None
     """
     policy = policy or Policy()
     kept, reasons = filter_workers(request, fleet.workers)
-    waits = {worker.worker_id: expected_wait(request, worker, policy) for worker in kept}
+    waits = {
+        worker.worker_id: expected_wait(request, each, policy)
+        for worker, each in zip(kept, _assumed(kept), strict=True)
+    }
     verdicts = tuple(
         Verdict(worker.worker_id, dropped=reasons.get(worker.worker_id, ""))
         if worker.worker_id in reasons
@@ -117,6 +121,11 @@ def keep_not_excluded(request: PlacementRequest, workers: Iterable[Worker]) -> F
     return _filtered((w, "failed this request before" if w.worker_id in request.excluded else "") for w in workers)
 
 
+def keep_circuit_closed(request: PlacementRequest, workers: Iterable[Worker]) -> Filtered:
+    """Workers that have not just refused or lost one sequence after another, whosoever they were."""
+    return _filtered((w, "refused or lost all its last sequences" if w.circuit_open else "") for w in workers)
+
+
 def keep_long_enough(request: PlacementRequest, workers: Iterable[Worker]) -> Filtered:
     """Workers whose context takes prompt and output together."""
     tokens = request.prompt_tokens + request.max_tokens
@@ -137,7 +146,15 @@ def keep_roomy(request: PlacementRequest, workers: Iterable[Worker]) -> Filtered
     return _filtered((w, reason(w)) for w in workers)
 
 
-FILTERS = (keep_model, keep_ready, keep_fingerprint, keep_not_excluded, keep_long_enough, keep_roomy)
+FILTERS = (
+    keep_model,
+    keep_ready,
+    keep_fingerprint,
+    keep_not_excluded,
+    keep_circuit_closed,
+    keep_long_enough,
+    keep_roomy,
+)
 
 
 def _filtered(judged: Iterable[tuple[Worker, str]]) -> Filtered:
@@ -146,6 +163,24 @@ def _filtered(judged: Iterable[tuple[Worker, str]]) -> Filtered:
         tuple(worker for worker, reason in pairs if not reason),
         tuple((worker.worker_id, reason) for worker, reason in pairs if reason),
     )
+
+
+def _assumed(workers: Sequence[Worker]) -> list[Worker]:
+    """The workers with the rates that they are taken to have: a new one would else get a burst for its promise."""
+    prefill, decode = dict[str, float](), dict[str, float]()
+    for each in workers:
+        prefill[each.accelerator] = max(prefill.get(each.accelerator, 0.0), each.prefill_tokens_per_second)
+        decode[each.accelerator] = max(decode.get(each.accelerator, 0.0), each.decode_tokens_per_second)
+    return [
+        replace(
+            each,
+            prefill_tokens_per_second=each.prefill_tokens_per_second or prefill[each.accelerator],
+            decode_tokens_per_second=each.decode_tokens_per_second or decode[each.accelerator],
+        )
+        if not each.prefill_tokens_per_second or not each.decode_tokens_per_second
+        else each
+        for each in workers
+    ]
 
 
 def expected_wait(request: PlacementRequest, worker: Worker, policy: Policy) -> float:
@@ -178,15 +213,24 @@ def admission_wait(request: PlacementRequest, worker: Worker, policy: Policy) ->
 
 
 def pick(kept: Sequence[Worker], waits: dict[str, float], key: str, policy: Policy) -> Worker | None:
-    """Of the workers whose wait ties with the least, the one with the highest hash of (key, worker id).
+    """Of the workers whose wait ties with the least, the one that has the least share of its slots taken.
 
-    Rendezvous hashing: needs no state, spreads keys evenly, and moves few of them when a worker comes or goes.
+    Of equals the one whose rates are not known yet, else the highest hash of (key, worker id). Rendezvous hashing:
+    needs no state, spreads keys evenly, and moves few of them when a worker comes or goes.
     """
     if not kept:
         return None
     least = min(waits.values())
     limit = max(least * (1 + policy.tie_ratio), least + policy.tie_seconds)
-    return max((w for w in kept if waits[w.worker_id] <= limit), key=lambda w: (_weight(key, w.worker_id), w.worker_id))
+    tied = (worker for worker in kept if waits[worker.worker_id] <= limit)
+    return max(
+        tied, key=lambda w: (-_taken(w), not w.prefill_tokens_per_second, _weight(key, w.worker_id), w.worker_id)
+    )
+
+
+def _taken(worker: Worker) -> float:
+    """Sequences for each slot."""
+    return (worker.running_sequences + worker.waiting_sequences) / max(1, worker.max_sequences)
 
 
 def _weight(key: str, worker_id: str) -> bytes:

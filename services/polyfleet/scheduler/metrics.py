@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from polyfleet.placement.proto import state_from_proto
 from polyfleet.scheduler.launch import LauncherReport
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.process_metrics import ProcessMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,8 @@ class MetricsServer:
     def __init__(self, host: str, port: int, metrics: SchedulerMetrics) -> None:
         registry = CollectorRegistry()
         registry.register(metrics)
+        self.process = ProcessMetrics(registry)
+        registry.register(self.process.others)
         self._server: WSGIServer
         self._thread: Thread
         self._server, self._thread = start_http_server(port, host, registry)

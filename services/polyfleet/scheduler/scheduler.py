@@ -62,6 +62,7 @@ class Scheduler:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._metrics: MetricsServer | None = None
         self._loop: asyncio.Task[None] | None = None
+        self._lag: asyncio.Task[None] | None = None  # measures how late the event loop is
 
     @property
     def epoch(self) -> str:
@@ -88,6 +89,7 @@ class Scheduler:
     def _bind_metrics(self, metrics: SchedulerMetrics) -> None:
         host, port = split_host_port(self._config.metrics_listen)
         self._metrics = MetricsServer(host, int(port), metrics)
+        self._lag = asyncio.create_task(self._metrics.process.watch_loop())
 
     def _read_from_thread(self, loop: asyncio.AbstractEventLoop) -> Any:
         async def read() -> SchedulerState:
@@ -108,6 +110,8 @@ class Scheduler:
         """Stop serving and close the state."""
         await self._end_loop()
         await self._health.enter_graceful_shutdown()
+        if self._lag:
+            self._lag.cancel()
         closing = [self._server.stop(CLOSE_SECONDS)]
         if self._metrics:
             closing.append(asyncio.to_thread(self._metrics.stop))

@@ -32,6 +32,7 @@ from polyfleet.gateway.inbox import Inbox, Parcel
 from polyfleet.gateway.ledger import Ledger, LedgerError, Outcome
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.output import ChoiceOutput, RequestOutput
+from polyfleet.gateway.times import TokenTimes
 from polyfleet.text.model_text import ModelText
 from polyfleet.text.stop import StopStrings
 from polyfleet.v1 import inference_pb2 as pb
@@ -167,10 +168,13 @@ def test_requests_are_judged_by_the_objectives(monkeypatch: pytest.MonkeyPatch) 
             record.placed("w-1", 0.0)
             record.prompt(5, 0)
             now[0] += first
+            for choice in range(2):
+                record.times(choice).arrived(1)
+            record.generated(2)
+            now[0] += per_token
+            record.times(0).arrived(1)
             record.generated(1)
-            for _ in range(2):
-                now[0] += per_token
-                record.generated(1)
+            now[0] += 100  # in which a client reads
 
     for first, per_token in ((2, 0.5), (0, 0), (2.5, 0), (0, 0.75)):
         answer(first, per_token)
@@ -189,6 +193,48 @@ def test_requests_are_judged_by_the_objectives(monkeypatch: pytest.MonkeyPatch) 
     assert value("polyfleet_key_requests_total", {"key_id": "team-b", "code": "CANCELLED"}) == 1
     assert value("polyfleet_key_prompt_tokens_total", {"key_id": "team-a"}) == 20
     assert value("polyfleet_key_generation_tokens_total", {"key_id": "team-a"}) == 12
+
+
+def test_times_are_those_of_each_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two choices side by side are not one that is twice as fast, and the first token of either is the first."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    metrics = Metrics()
+    with Accounts(Ledger(), metrics, 1000).open("r", Call("Generate")) as record:
+        record.name_model("m")
+        now[0] += 1
+        for arrivals in ((0,), (1,), (0, 1), (0, 1), (0,)):
+            for choice in arrivals:
+                record.times(choice).arrived(1)
+            now[0] += 2
+        record.times(2)  # never began
+        record.generated(7)
+        now[0] += 500
+    value = metrics.registry.get_sample_value
+    assert value("polyfleet_time_to_first_token_seconds_sum", {"model": "m"}) == 1
+    assert value("polyfleet_time_per_output_token_seconds_count", {"model": "m"}) == 2
+    assert value("polyfleet_time_per_output_token_seconds_sum", {"model": "m"}) == pytest.approx(8 / 3 + 2)
+
+
+def test_a_pause_of_the_client_is_no_time_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    times = TokenTimes()
+    times.arrived(0)
+    before = (times.first, times.per_token)
+    assert before == (None, None)
+    times.arrived(3)  # of which two came with the first one
+    now[0] += 3
+    times.arrived(1)
+    assert times.first == 100
+    assert times.per_token == 1.0
+    times.paused()
+    now[0] += 1000
+    times.arrived(1)
+    now[0] += 3
+    times.arrived(3)
+    assert times.first == 100
+    assert times.per_token == 1.0
 
 
 def test_leaving_at_the_deadline_is_the_deadline() -> None:

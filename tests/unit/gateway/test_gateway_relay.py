@@ -1,5 +1,6 @@
 """A sequence on its way: what it asks of workers, when it moves, parks, gives up."""
 
+import time
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.queue import RequestQueue, Turn
 from polyfleet.gateway.relay import SequenceRelay, SequenceSpec
 from polyfleet.gateway.session import Session
+from polyfleet.gateway.times import TokenTimes
 from polyfleet.placement.fleet import Worker, WorkerState
 from polyfleet.v1 import inference_pb2, worker_pb2
 from polyfleet.wire.sampling import SamplingParams
@@ -57,9 +59,9 @@ class Rig:
     def __init__(self, limits: Limits | None = None, **spec: Any) -> None:
         self.queue, self.inbox, self.metrics = FakeQueue(), Inbox(), Metrics()
         asked = SequenceSpec("r", "m", (1, 2, 3), SamplingParams(seed=5), **({"max_tokens": 10} | spec))
-        self.relay = SequenceRelay(
-            asked, Turn("m"), self.inbox, cast(RequestQueue, self.queue), limits or Limits(), self.metrics
-        )
+        self.times = TokenTimes()
+        queue = cast(RequestQueue, self.queue)
+        self.relay = SequenceRelay(asked, Turn("m"), self.inbox, queue, limits or Limits(), self.metrics, self.times)
         self.relay.start()
 
     def grant(self, worker_id: str = "w-1", context: int = 100) -> FakeSession:
@@ -133,6 +135,24 @@ async def test_a_client_that_does_not_read_parks_its_sequence() -> None:
     assert rig.queue.waiting == [rig.relay]
     assert list(rig.grant().started[0].generated_ids) == [1, 2, 3, 4]
     assert rig.metrics.registry.get_sample_value("polyfleet_migrations_total", {"result": "resumed"}) is None
+
+
+async def test_tokens_are_timed_as_they_arrive_and_not_while_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    rig = Rig(Limits(max_pending_tokens=2), max_tokens=50)
+    rig.grant()
+    for _ in range(3):
+        rig.give(1)
+        now[0] += 1
+    now[0] += 1000  # before the client takes anything
+    await rig.inbox.take()
+    rig.relay.unpark()
+    rig.grant()
+    rig.give(1)
+    now[0] += 1
+    rig.give(1)
+    assert (rig.times.first, rig.times.per_token) == (100, 1.0)
 
 
 async def test_cancelling_works_in_every_state() -> None:

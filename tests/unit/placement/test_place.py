@@ -135,6 +135,63 @@ def test_a_worker_of_unknown_rate_is_tried() -> None:
     assert place(REQUEST, fleet(READY, new)).worker == new
 
 
+def shares(workers: list[Worker], count: int, request: PlacementRequest = REQUEST) -> list[int]:
+    """How many of `count` requests at once each gets, where each one placed counts in the next one's picture."""
+    now = {each.worker_id: each for each in workers}
+    for index in range(count):
+        chosen = place(replace(request, key=f"r-{index}"), fleet(*now.values())).worker
+        assert chosen is not None
+        now[chosen.worker_id] = replace(
+            chosen,
+            waiting_sequences=chosen.waiting_sequences + 1,
+            waiting_prefill_tokens=chosen.waiting_prefill_tokens + request.prompt_tokens,
+        )
+    return [now[each.worker_id].waiting_sequences - each.waiting_sequences for each in workers]
+
+
+NEW = replace(READY, worker_id="w-new", prefill_tokens_per_second=0.0, decode_tokens_per_second=0.0)
+OTHER = replace(READY, worker_id="w-other")
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, 10, 100, 1000])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        [READY, OTHER],
+        [READY, NEW],
+        [replace(NEW, worker_id="w-newer"), NEW],
+        [READY, replace(OTHER, prefill_tokens_per_second=1200.0)],
+    ],
+    ids=["known", "one new", "both new", "rates of a like kind"],
+)
+def test_a_burst_is_shared_by_idle_workers(workers: list[Worker], prompt_tokens: int) -> None:
+    """A worker that has not served yet gets no more for its promise; short prompts count as well as long ones."""
+    assert max(shares(workers, 8, replace(REQUEST, prompt_tokens=prompt_tokens))) <= 5
+
+
+def test_running_sequences_count_among_workers_that_wait_as_little() -> None:
+    busy = replace(READY, running_sequences=8)
+    assert shares([busy, OTHER], 5, replace(REQUEST, prompt_tokens=1)) == [0, 5]
+
+
+def test_a_small_worker_is_not_filled_before_a_large_one() -> None:
+    small, large = (replace(READY, worker_id=f"w-{n}", max_sequences=n, prefill_tokens_per_second=1e6) for n in (4, 64))
+    assert shares([small, large], 34, replace(REQUEST, prompt_tokens=1)) == [2, 32]
+
+
+def test_a_new_worker_of_another_accelerator_is_promising() -> None:
+    """What a CPU does says nothing about a GPU."""
+    gpu = replace(NEW, accelerator="cuda")
+    assert place(REQUEST, fleet(READY, gpu)).verdicts[1].expected_wait_seconds == pytest.approx(100 / 10_000)
+    assert place(REQUEST, fleet(READY, NEW)).verdicts[1].expected_wait_seconds == pytest.approx(100 / 1000)
+
+
+def test_a_worker_with_an_open_circuit_is_spared() -> None:
+    placement = place(REQUEST, fleet(replace(READY, circuit_open=True), OTHER))
+    assert placement.worker == OTHER
+    assert placement.verdicts[0].dropped == "refused or lost all its last sequences"
+
+
 def test_equal_workers_share_the_requests() -> None:
     workers = [replace(READY, worker_id=f"w-{i}") for i in range(4)]
     placements = (place(replace(REQUEST, key=f"r-{i}"), fleet(*workers)).worker for i in range(4000))

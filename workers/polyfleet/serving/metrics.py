@@ -6,7 +6,7 @@ Series carry the model that is loaded now; those of an unloaded one are gone wit
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -18,6 +18,7 @@ from polyfleet.serving.server import BindError
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import split_host_port
+from polyfleet.wire.process_metrics import ProcessMetrics
 
 LABELS = ("model", "accelerator")
 Reading = Callable[[EngineStatus, int], float]  # of the engine's status and the pool's size in blocks
@@ -99,6 +100,9 @@ class MetricsServer:
         """Bind and serve. Raises BindError."""
         registry = CollectorRegistry()
         registry.register(WorkerCollector(worker, devices))
+        self.process = ProcessMetrics(registry)
+        registry.register(self.process.others)
+        ProcessCollector("engine", lambda: worker.engine_pid or "none", registry=registry)  # the process that computes
         host, port = split_host_port(listen)
         try:
             self._server, self._thread = start_http_server(int(port or 0), host, registry)

@@ -71,6 +71,7 @@ class WorkerProcess:
                 lock.check()
             server = WorkerServer(self._worker, config.listen, token)
             metrics = MetricsServer(self._worker, config.metrics_listen, self._devices)
+            lag = asyncio.create_task(metrics.process.watch_loop())
             try:
                 self._announce(server, metrics)
                 with self._handling_signals():  # before the lock names this process to others
@@ -80,6 +81,7 @@ class WorkerProcess:
                     await self._serve(server, token)
             finally:
                 await self._worker.close()
+                lag.cancel()
                 await asyncio.to_thread(metrics.stop)
                 if lock is not None:
                     lock.release()

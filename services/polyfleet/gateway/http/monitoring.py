@@ -17,7 +17,8 @@ def create_metrics_app(health: Health, metrics: Metrics) -> Starlette:
     """The ASGI application of the metrics port: `/metrics` in Prometheus' text format, and health."""
 
     async def show(request: Request) -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        shown = generate_latest(metrics.registry) + generate_latest(metrics.process.others)
+        return Response(shown, media_type=CONTENT_TYPE_LATEST)
 
     async def guide(request: Request) -> Response:
         return PlainTextResponse("A Polyfleet gateway's own port: /metrics for Prometheus, /healthz, /readyz\n")

@@ -1,0 +1,43 @@
+"""What every process of Polyfleet shows of itself beside its own metrics. Needs prometheus_client.
+
+polyfleet_build_info{version, python} 1       what runs
+polyfleet_event_loop_lag_seconds              how late the event loop is, a histogram
+process_*, python_gc_*                        the usual ones of prometheus_client, where the system has /proc
+"""
+
+import asyncio
+import platform
+from importlib.metadata import version
+
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    GCCollector,
+    Histogram,
+    ProcessCollector,
+)
+
+LOOK_SECONDS = 0.25
+LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+class ProcessMetrics:
+    """Registers `polyfleet_*` at `registry`; `others` is a registry of its own with those of the interpreter."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        info = Gauge("polyfleet_build_info", "What runs; always 1.", ("version", "python"), registry=registry)
+        info.labels(version("polyfleet"), platform.python_version()).set(1)
+        self._lag = Histogram(
+            "polyfleet_event_loop_lag_seconds", "How late the event loop is.", buckets=LAG_SECONDS, registry=registry
+        )
+        self.others = CollectorRegistry()
+        ProcessCollector(registry=self.others)
+        GCCollector(registry=self.others)
+
+    async def watch_loop(self) -> None:
+        """Measure how late this event loop is, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LOOK_SECONDS
+            await asyncio.sleep(LOOK_SECONDS)
+            self._lag.observe(max(0.0, loop.time() - due))
