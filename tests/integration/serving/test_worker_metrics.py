@@ -1,6 +1,7 @@
 """/metrics of the real worker process, read over HTTP."""
 
 import asyncio
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -21,11 +22,12 @@ LABELLED = {
     "polyfleet_engine_steps_total", "polyfleet_engine_step_seconds_total", "polyfleet_preemptions_total",
 }  # fmt: skip
 OWN_LABEL = {"polyfleet_engine_ledger_sequences": "state", "polyfleet_canary_runs_total": "result"}
+OF_THE_PROCESS = ("polyfleet_build", "polyfleet_event_loop_lag", "process_", "engine_process_", "python_")
 CANARY_RUNS = {f"polyfleet_canary_runs_total {result}" for result in ("right", "wrong", "failed", "no_reference")}
 
 
 async def scrape(worker: WorkerProcess) -> Samples:
-    """Values by name; of OWN_LABEL by name and label. Checks every other row's labels; devices' are left out."""
+    """Values by name; of OWN_LABEL by name and label. Checks labels, but not those of devices and of the process."""
 
     def get() -> str:
         with urllib.request.urlopen(f"http://{worker.lock.metrics_address}/metrics") as answer:
@@ -34,6 +36,9 @@ async def scrape(worker: WorkerProcess) -> Samples:
     samples: Samples = {}
     for family in text_string_to_metric_families(await asyncio.to_thread(get)):
         if family.name.startswith("polyfleet_device_"):
+            continue
+        if family.name.startswith(OF_THE_PROCESS):
+            samples |= {f"own {sample.name}": sample.value for sample in family.samples}
             continue
         for sample in family.samples:
             if (label := OWN_LABEL.get(sample.name)) is not None:
@@ -51,6 +56,12 @@ async def test_figures_follow_the_engine_and_leave_with_the_model(tmp_path: Path
         idle = await scrape(worker)
         assert idle.keys() >= LABELLED
         assert idle["polyfleet_worker_ready"] == 1
+        assert idle["own polyfleet_build_info"] == 1
+        assert "own polyfleet_event_loop_lag_seconds_count" in idle
+        if sys.platform == "linux":
+            own, engine = (idle[f"own {of}process_resident_memory_bytes"] for of in ("", "engine_"))
+            assert own != engine
+            assert min(own, engine) > 0
         assert (idle["polyfleet_kv_blocks_free"], idle["polyfleet_kv_blocks_used"]) == (1000, 0)
         assert idle["polyfleet_kv_block_tokens"] == 16
 
@@ -78,4 +89,5 @@ async def test_figures_follow_the_engine_and_leave_with_the_model(tmp_path: Path
 
         async with grpc.aio.insecure_channel(worker.address) as channel:
             await worker_pb2_grpc.WorkerStub(channel).Unload(pb.UnloadRequest())
-        assert await scrape(worker) == {"polyfleet_worker_ready": 0, **dict.fromkeys(CANARY_RUNS, 0)}
+        empty = {name: value for name, value in (await scrape(worker)).items() if not name.startswith("own ")}
+        assert empty == {"polyfleet_worker_ready": 0, **dict.fromkeys(CANARY_RUNS, 0)}
