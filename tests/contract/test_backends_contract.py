@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.described_host import described, load_machine
+from tests.support.described_host import MIG_LIST, described, load_machine
 from tests.support.fake_vendors import GIB, fake_torch
 
 from polyfleet.backends import torch_build
@@ -217,14 +217,20 @@ def test_environment_speaks_of_the_devices_that_were_left(present: str, chosen: 
         ("1", ["0000:2a:00.0"]),
         ("1,0", ["0000:2a:00.0", "0000:18:00.0"]),
         ("GPU-00000001", ["0000:2a:00.0"]),
-        ("MIG-3b7c2a1e", ["0000:18:00.0", "0000:2a:00.0"]),
         ("0,7", ["0000:18:00.0"]),
+        ("7,0", []),
+        ("1,GPU-nobody,0", ["0000:2a:00.0"]),
+        ("MIG-3b7c2a1e", ["0000:2a:00.0"]),
+        ("MIG-3b7c2a1e,0", ["0000:2a:00.0", "0000:18:00.0"]),
+        ("1.0", ["0000:2a:00.0"]),
+        ("MIG-ffffffff", [None]),
     ],
 )
 def test_devices_are_those_that_the_process_may_see_numbered_as_torch_does(
-    variable: str, addresses: list[str], tmp_path: Path
+    variable: str, addresses: list[str | None], tmp_path: Path
 ) -> None:
     machine = {**load_machine("linux_nvidia_h100_x2"), "environ": {"CUDA_VISIBLE_DEVICES": variable}}
+    machine["tools"]["nvidia-smi -L"] = {"output": MIG_LIST}
     host, build, _ = described(machine, tmp_path)
     backend = factory("cuda")(host=host, build=build)
     assert [each.pci_bus_id for each in backend.devices()] == addresses

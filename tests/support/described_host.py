@@ -15,6 +15,12 @@ from polyfleet.backends.host import Host, ToolResult
 from polyfleet.backends.torch_build import TorchBuild
 
 DATA = Path(__file__).parent.parent / "data"
+MIG_LIST = """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-00000001)
+  MIG 1g.10gb     Device  0: (UUID: MIG-3b7c2a1e-0000-0000-0000-000000000000)
+  MIG 3g.40gb     Device  1: (UUID: MIG-4b7c2a1e-0000-0000-0000-000000000000)
+"""
 
 
 @dataclass

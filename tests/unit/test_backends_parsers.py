@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from polyfleet.backends import ascend, cambricon, cuda, hygon, library_probe, mps, rocm, xpu
 from polyfleet.backends.host import Host, ToolResult, run_tool
 from polyfleet.backends.protocol import Health
-from polyfleet.backends.reading import ProbeResult, mebibytes, number, pci_address
+from polyfleet.backends.reading import ProbeResult, mebibytes, number, pci_address, visible
 from polyfleet.backends.torch_build import parse_version_file
 
 TOOLS = Path(__file__).parent.parent / "data" / "tools"
@@ -281,6 +281,56 @@ def test_a_reading_that_is_withheld_is_unknown_and_one_that_breaks_is_not() -> N
         (Health.HEALTHY, ""),
         (Health.UNHEALTHY, "Unknown Error"),
     ]
+
+
+def test_a_card_whose_memory_is_the_host_s_is_a_card_without_that_reading() -> None:
+    nvml = fake_nvml()
+
+    def unsupported(card: int) -> None:
+        raise nvml.NVMLError("Not Supported")
+
+    vars(nvml)["nvmlDeviceGetMemoryInfo"] = unsupported
+    for each in library_probe.read_nvml(nvml):
+        assert (each.health, each.memory_total_bytes, each.memory_used_bytes) == (Health.HEALTHY, None, None)
+        assert each.temperature_celsius == 41
+        assert each.info().total_memory_bytes is None
+
+
+def test_mig_devices_are_found_below_their_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = fake_nvml()
+
+    def part(card: int, index: int) -> str:
+        if card == 0 or index > 1:
+            raise nvml.NVMLError("Not Found" if card else "Not Supported")
+        return f"part-{index}"
+
+    whole_name, whole_memory = nvml.nvmlDeviceGetName, nvml.nvmlDeviceGetMemoryInfo
+    vars(nvml).update(
+        nvmlDeviceGetMaxMigDeviceCount=lambda card: 7,
+        nvmlDeviceGetMigDeviceHandleByIndex=part,
+        nvmlDeviceGetUUID=lambda handle: f"MIG-{handle}" if isinstance(handle, str) else f"GPU-{handle}",
+        nvmlDeviceGetName=lambda handle: "H100 MIG 1g.10gb" if isinstance(handle, str) else whole_name(handle),
+        nvmlDeviceGetMemoryInfo=lambda handle: (
+            SimpleNamespace(total=10 * 2**30, used=0) if isinstance(handle, str) else whole_memory(handle)
+        ),
+    )
+    h100, t4 = library_probe.read_nvml(nvml)
+    assert t4.partitions == ()
+    assert [(each.uuid, each.name) for each in h100.partitions] == [
+        ("MIG-part-0", "H100 MIG 1g.10gb"),
+        ("MIG-part-1", "H100 MIG 1g.10gb"),
+    ]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    (chosen,) = visible(probed(monkeypatch).readings, "MIG-part-1")
+    assert (chosen.index, chosen.memory_total_bytes, chosen.pci_bus_id) == (0, 10 * 2**30, "0000:18:00.0")
+
+
+def probed(monkeypatch: pytest.MonkeyPatch) -> ProbeResult:
+    """What the probe's process prints, read back."""
+    printed: list[str] = []
+    monkeypatch.setattr("builtins.print", printed.append)
+    library_probe.main("nvml")
+    return library_probe.probe_library(Host(run=lambda command, timeout: ToolResult(printed[0])), "nvml")
 
 
 def fake_amdsmi() -> ModuleType:

@@ -52,6 +52,7 @@ def backends() -> None:
 def info(as_json: bool) -> None:
     """Show every backend: available or why not, its devices and what they compute in."""
     from polyfleet.backends import BackendOptimizer
+    from polyfleet.backends.protocol import memory_words
 
     facts = BackendOptimizer().system_info()
     facts["in_use"], how, facts["problem"] = in_use(facts)
@@ -62,7 +63,7 @@ def info(as_json: bool) -> None:
         chosen = f"  [green]{how}[/]" if name == facts["in_use"] else ""
         out.print(f"[bold]{name:<10}[/] {escape(backend['reason'] or 'available')}{chosen}")
         for device in backend["devices"]:
-            memory = f"{device['total_memory_bytes'] / 2**30:.1f} GiB"
+            memory = memory_words(device["total_memory_bytes"])
             out.print(f"  {device['index']}: {device['name']}, {memory}, {device['architecture']}", markup=False)
             out.print(f"     computes in {', '.join(device['dtypes'])}; prefers {device['preferred_dtype']}")
     if facts["problem"]:

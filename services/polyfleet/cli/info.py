@@ -55,6 +55,8 @@ def probe(seconds: float = PROBE_SECONDS) -> dict[str, Any]:
 
 def show(facts: dict[str, Any]) -> None:
     """The same for people."""
+    from polyfleet.backends.protocol import memory_words
+
     out.print(f"[bold]Python[/] {facts['python']} on {facts['platform']}")
     out.print("[bold]Packages[/]")
     for package, number in facts["packages"].items():
@@ -64,7 +66,7 @@ def show(facts: dict[str, Any]) -> None:
         chosen = f"  [green]{each['chosen']}[/]" if each["chosen"] else ""
         out.print(f"  {each['name']:<14}{escape(each['reason'] or 'available')}{chosen}")
         for device in each["devices"]:
-            memory = f"{device['total_memory_bytes'] / 2**30:.1f} GiB, computes in {device['preferred_dtype']}"
+            memory = f"{memory_words(device['total_memory_bytes'])}, computes in {device['preferred_dtype']}"
             out.print(f"    {device['index']}: {device['name']}, {memory}", markup=False)
             if device["instruction_sets"]:
                 out.print(f"       instruction sets: {' '.join(device['instruction_sets'])}")

@@ -30,7 +30,7 @@ def generate_offline(
     `own_defaults`: how tokens are drawn is what the model's files state, as far as it is not given here.
     Raises CliError: bad file, option or prompt, or a computation that failed.
     """
-    check_model(str(path))  # before torch is imported
+    check_request(path, device)
     from polyfleet.backends import BackendUnavailable
     from polyfleet.engine.engine import Engine
     from polyfleet.engine.request import EngineOptions, SequenceRequest
@@ -50,6 +50,18 @@ def generate_offline(
     except RuntimeError as error:
         raise CliError(sentence(error)) from None
     return {"token_ids": token_ids, "text": decode(model_text, ids, token_ids), "finish_reason": finish_reason}
+
+
+def check_request(path: Path, device: str) -> None:
+    """Raise CliError for a device that is not here or a file that is no model; no torch is imported."""
+    from polyfleet.backends import BackendUnavailable, get_backend
+
+    try:
+        if device != "auto":
+            get_backend(device.partition(":")[0])
+    except BackendUnavailable as error:
+        raise CliError(sentence(error), ExitCode.BAD_INPUT) from None
+    check_model(str(path))
 
 
 def text_of(engine: "Engine") -> "ModelText | None":

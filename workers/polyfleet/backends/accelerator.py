@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
-from polyfleet.backends.host import Host
+from polyfleet.backends.host import Host, PciDevice
 from polyfleet.backends.protocol import (
     Availability,
     BackendType,
@@ -27,7 +27,7 @@ from polyfleet.backends.protocol import (
     family_name,
 )
 from polyfleet.backends.reading import DeviceReading, ProbeResult, visible
-from polyfleet.backends.torch_build import TorchBuild, torch_build
+from polyfleet.backends.torch_build import TorchBuild, graph_class_exists, torch_build
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class AcceleratorBackend(ABC):
     type: BackendType | str
     vendor: ClassVar[str]  # for sentences
     pci_vendor: ClassVar[str]
+    pci_classes: ClassVar[tuple[str, ...]] = ("0x",)  # beginnings of the classes that its devices have
     torch_name: ClassVar[str]  # torch's device type and the name of its module below torch
     extension: ClassVar[str | None] = None  # module that adds it to torch
     visible_variable: ClassVar[str]
@@ -101,7 +102,12 @@ class AcceleratorBackend(ABC):
 
     def present(self) -> bool:
         """Whether the hardware is there, by files only."""
-        return bool(self._host.pci_devices(self.pci_vendor))
+        return bool(self.pci_functions())
+
+    def pci_functions(self) -> list[PciDevice]:
+        """The vendor's PCI functions that may be devices of the family: no bridge, no sound, no network card."""
+        listed = self._host.pci_devices(self.pci_vendor)
+        return [each for each in listed if each.pci_class.startswith(self.pci_classes)]
 
     def availability(self) -> Availability:
         """Hardware first, then the software that it needs."""
@@ -131,7 +137,7 @@ class AcceleratorBackend(ABC):
         readings = found.readings
         if found.problem or found.absent:
             health = Health.UNKNOWN if found.absent else Health.UNHEALTHY
-            listed = self._host.pci_devices(self.pci_vendor)
+            listed = self.pci_functions()
             addresses: list[str | None] = [each.address for each in listed] or [None]
             readings = tuple(
                 DeviceReading(index=index, health=health, reason=found.problem, pci_bus_id=address)
@@ -163,8 +169,13 @@ class AcceleratorBackend(ABC):
         return f"{self.torch_name}:{index}"
 
     def memory(self, index: int = 0) -> MemoryInfo:
-        """The driver's own count, other processes included."""
-        free, total = self._module().mem_get_info(index)
+        """The driver's own count, other processes included; or, where torch can't ask, what this process left."""
+        module = self._module()
+        try:
+            free, total = module.mem_get_info(index)
+        except (AttributeError, NotImplementedError):
+            total = module.get_device_properties(index).total_memory
+            free = total - module.memory_reserved(index)
         return MemoryInfo(int(free), int(total))
 
     def synchronize(self, index: int = 0) -> None:
@@ -173,7 +184,12 @@ class AcceleratorBackend(ABC):
 
     def graphs(self) -> GraphApi | None:
         """torch's graph class for the family."""
-        return None if self.graph_class is None else TorchGraphs(self._module(), self.graph_class)
+        return TorchGraphs(self._module(), self.graph_class) if self.graph_class and self.can_capture() else None
+
+    def can_capture(self) -> bool:
+        """Whether the installed torch, or its extension, brings the family's graph class."""
+        package = self.extension or "torch"
+        return bool(self.graph_class) and graph_class_exists(package, self.torch_name, self.graph_class or "")
 
     def _answer(self, probe: Callable[[], ProbeResult]) -> ProbeResult:
         """What the probe says; output that its parser did not foresee is a problem like any other."""

@@ -94,9 +94,9 @@ class AscendBackend(AcceleratorBackend):
         return KernelCapabilities(
             dtypes=frozenset(dtypes),
             preferred_dtype="bfloat16" if fresh else "float16",
-            graph_capture=True,
+            graph_capture=self.can_capture(),
             streams=True,
-            triton=fresh,
+            triton=fresh and installed("triton"),
             flash_attention=fresh,
             block_sizes=(128,),
         )

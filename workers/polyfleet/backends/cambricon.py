@@ -60,7 +60,7 @@ class CambriconBackend(AcceleratorBackend):
         return KernelCapabilities(
             dtypes=frozenset({"float32", "float16", "int8"} | ({"bfloat16"} if fresh else set())),
             preferred_dtype="bfloat16" if fresh else "float16",
-            graph_capture=True,
+            graph_capture=self.can_capture(),
             streams=True,
             triton=installed("triton"),
             flash_attention=installed("torch_mlu_ops"),

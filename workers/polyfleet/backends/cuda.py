@@ -1,6 +1,8 @@
 """NVIDIA CUDA: NVML or nvidia-smi's query form for facts and readings, torch.cuda for running."""
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from polyfleet.backends.accelerator import AcceleratorBackend, Collectives, first_answer
@@ -13,6 +15,7 @@ from polyfleet.backends.reading import (
     count,
     mebibytes,
     number,
+    part_of,
     pci_address,
     quoted,
     scaled,
@@ -20,7 +23,7 @@ from polyfleet.backends.reading import (
     without_devices,
 )
 from polyfleet.backends.registry import BackendRegistry
-from polyfleet.backends.torch_build import TorchBuild
+from polyfleet.backends.torch_build import TorchBuild, installed
 
 QUERY = (
     "index",
@@ -46,6 +49,7 @@ class CudaBackend(AcceleratorBackend):
     type = BackendType.CUDA
     vendor = "NVIDIA"
     pci_vendor = "0x10de"
+    pci_classes = ("0x03", "0x12")
     torch_name = "cuda"
     visible_variable = "CUDA_VISIBLE_DEVICES"
     # PCI order makes indices mean the same to the driver, the tools and torch.
@@ -71,6 +75,15 @@ class CudaBackend(AcceleratorBackend):
         return first_answer(lambda: probe_library(self._host, "nvml"), self._query_tool)
 
     def _query_tool(self) -> ProbeResult:
+        return self._with_partitions(self._queried())
+
+    def _with_partitions(self, found: ProbeResult) -> ProbeResult:
+        """`nvidia-smi -L` names MIG devices, and is asked only where one is chosen."""
+        if "MIG-" not in self._host.environ.get(self.visible_variable, ""):
+            return found
+        return parse_list(self._host.run(("nvidia-smi", "-L"), TOOL_TIMEOUT_SECONDS), found)
+
+    def _queried(self) -> ProbeResult:
         result = self._query(QUERY)
         if not result.problem and "compute_cap" in result.output and "not a valid field" in result.output:
             return parse_query(self._query(QUERY[:-1]), QUERY[:-1])
@@ -88,9 +101,9 @@ class CudaBackend(AcceleratorBackend):
         return KernelCapabilities(
             dtypes=frozenset(dtypes),
             preferred_dtype=preferred,
-            graph_capture=True,
+            graph_capture=self.can_capture(),
             streams=True,
-            triton=capability >= (7, 0),
+            triton=capability >= (7, 0) and installed("triton"),
             flash_attention=capability >= (8, 0),
         )
 
@@ -116,6 +129,19 @@ def parse_query(result: ToolResult, fields: Sequence[str]) -> ProbeResult:
         return without_devices("nvidia-smi", result, f"nvidia-smi printed no device: {quoted(first)}")
     ordered = sorted(good, key=lambda each: pci_address(each["pci.bus_id"]) or "")
     return ProbeResult(tuple(_reading(index, cells) for index, cells in enumerate(ordered)))
+
+
+def parse_list(result: ToolResult, found: ProbeResult) -> ProbeResult:
+    """The same devices with the MIG devices that `nvidia-smi -L` lists below each."""
+    parts: dict[str, list[DeviceReading]] = {}
+    whole: DeviceReading | None = None
+    for line in result.output.splitlines():
+        if card := re.match(r"GPU \d+:.*\(UUID: (GPU-\S+)\)", line):
+            whole = next((each for each in found.readings if each.uuid == card[1]), None)
+        elif (part := re.match(r"\s+(MIG \S+)\s.*\(UUID: (MIG-\S+)\)", line)) and whole:
+            parts.setdefault(whole.uuid or "", []).append(part_of(whole, part[1], part[2]))
+    readings = (replace(each, partitions=tuple(parts.get(each.uuid or "", ()))) for each in found.readings)
+    return replace(found, readings=tuple(readings))
 
 
 def _reading(index: int, cells: dict[str, str]) -> DeviceReading:

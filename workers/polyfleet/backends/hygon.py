@@ -21,7 +21,7 @@ from polyfleet.backends.reading import (
     without_devices,
 )
 from polyfleet.backends.registry import BackendRegistry
-from polyfleet.backends.torch_build import TorchBuild
+from polyfleet.backends.torch_build import TorchBuild, installed
 
 # The vendor string and series of hy-smi don't name the model; the PCI device id does.
 MODELS = {
@@ -49,6 +49,7 @@ class HygonBackend(AcceleratorBackend):
     type = BackendType.HYGON
     vendor = "Hygon"
     pci_vendor = "0x1d94"
+    pci_classes = ("0x03", "0x0b", "0x12")  # Hygon's id stands on its CPUs' bridges and engines too
     torch_name = "cuda"
     visible_variable = "HIP_VISIBLE_DEVICES"
     graph_class = "CUDAGraph"
@@ -85,9 +86,9 @@ class HygonBackend(AcceleratorBackend):
         return KernelCapabilities(
             dtypes=frozenset(dtypes),
             preferred_dtype="bfloat16" if matrix_cores else "float16",
-            graph_capture=True,
+            graph_capture=self.can_capture(),
             streams=True,
-            triton=matrix_cores,
+            triton=matrix_cores and installed("triton"),
             flash_attention=matrix_cores,
             block_sizes=(16, 64, 128),
         )
@@ -96,7 +97,7 @@ class HygonBackend(AcceleratorBackend):
         return self._host.run((TOOL, *arguments), TOOL_TIMEOUT_SECONDS)
 
     def _complete(self, reading: DeviceReading, card: DeviceReading | None) -> DeviceReading:
-        listed = self._host.pci_devices(self.pci_vendor)
+        listed = self.pci_functions()
         address = (card.pci_bus_id if card else None) or (
             listed[reading.index].address if reading.index < len(listed) else None
         )

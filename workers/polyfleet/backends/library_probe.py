@@ -6,7 +6,7 @@ A library that hangs or crashes takes the child with it, and the parent says so.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -20,11 +20,12 @@ from polyfleet.backends.reading import (
     count,
     mebibytes,
     number,
+    part_of,
     pci_address,
     scaled,
 )
 
-WITHHELD = re.compile(r"not.?supported|not.?(yet.?)?implemented|function.not.found|no.?data", re.I)
+WITHHELD = re.compile(r"not.?supported|not.?(yet.?)?implemented|not.found|no.?data", re.I)
 MODULES = {"nvml": "pynvml", "amdsmi": "amdsmi", "wgpu": "wgpu"}
 
 
@@ -38,13 +39,18 @@ def probe_library(host: Host, library: str) -> ProbeResult:
         answer = json.loads(next(line for line in reversed(result.output.splitlines()) if line.startswith("{")))
         if "absent" in answer:
             return ProbeResult(problem=answer["absent"], absent=True)
-        readings = (DeviceReading(**{**each, "health": Health(each["health"])}) for each in answer["devices"])
+        readings = (_from_json(each) for each in answer["devices"])
         problem = answer.get("problem", "")
         return ProbeResult(tuple(readings), problem, absent=PRIVILEGE.search(problem) is not None)
     except (ValueError, StopIteration, KeyError, TypeError):
         return ProbeResult(
             problem=f"the {library} library's probe printed no answer (exit status {result.exit_status})"
         )
+
+
+def _from_json(each: dict[str, Any]) -> DeviceReading:
+    partitions = tuple(_from_json(part) for part in each.get("partitions", ()))
+    return DeviceReading(**{**each, "health": Health(each["health"]), "partitions": partitions})
 
 
 def read_nvml(nvml: Any) -> list[DeviceReading]:
@@ -87,20 +93,17 @@ def _ask(call: Callable[[], Any]) -> Any:
 
 def _nvml_reading(nvml: Any, index: int, driver: str) -> DeviceReading:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     capability = _ask(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
     utilization = _ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
     uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     errors = _ask(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, *uncorrected))
-    return DeviceReading(
+    reading = DeviceReading(
         index=index,
         name=_text(nvml.nvmlDeviceGetName(handle)),
         architecture="sm_{}{}".format(*capability) if capability else "",
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         pci_bus_id=pci_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
         driver_version=driver,
-        memory_total_bytes=int(memory.total),
-        memory_used_bytes=int(memory.used),
         temperature_celsius=_ask(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
         power_watts=_ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
         utilization_ratio=utilization.gpu / 100 if utilization else None,
@@ -109,6 +112,28 @@ def _nvml_reading(nvml: Any, index: int, driver: str) -> DeviceReading:
         health=Health.UNHEALTHY if errors else Health.HEALTHY,
         reason=f"{errors} uncorrected ECC errors" if errors else "",
     )
+    reading = _with_nvml_memory(nvml, handle, reading)
+    return replace(reading, partitions=tuple(_mig_readings(nvml, handle, reading)))
+
+
+def _with_nvml_memory(nvml: Any, handle: Any, reading: DeviceReading) -> DeviceReading:
+    """A card whose memory is the host's (GB10) has none to tell."""
+    memory = _ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    if memory is None:
+        return reading
+    return replace(reading, memory_total_bytes=int(memory.total), memory_used_bytes=int(memory.used))
+
+
+def _mig_readings(nvml: Any, handle: Any, whole: DeviceReading) -> Iterator[DeviceReading]:
+    """The card's MIG devices that this process may see; older bindings know of none."""
+    count_of = getattr(nvml, "nvmlDeviceGetMaxMigDeviceCount", None)
+    for index in range(_ask(lambda: count_of(handle)) or 0 if count_of else 0):
+        part = _ask(partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index))
+        uuid = part and _ask(partial(nvml.nvmlDeviceGetUUID, part))
+        if uuid:
+            name = _ask(partial(nvml.nvmlDeviceGetName, part))
+            found = part_of(whole, "MIG", _text(uuid))
+            yield _with_nvml_memory(nvml, part, replace(found, name=_text(name)) if name else found)
 
 
 def read_amdsmi(smi: Any) -> list[DeviceReading]:
@@ -118,8 +143,9 @@ def read_amdsmi(smi: Any) -> list[DeviceReading]:
 
 
 def _amdsmi_reading(smi: Any, handle: Any) -> DeviceReading:
-    asic = smi.amdsmi_get_gpu_asic_info(handle)
-    memory = smi.amdsmi_get_gpu_vram_usage(handle)
+    asic = _ask(lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
+    driver = _ask(lambda: smi.amdsmi_get_gpu_driver_info(handle)) or {}
+    memory = _ask(lambda: smi.amdsmi_get_gpu_vram_usage(handle)) or {}
     power = _ask(lambda: smi.amdsmi_get_power_info(handle)) or {}
     watts = number(power.get("current_socket_power"))
     errors = count((_ask(lambda: smi.amdsmi_get_gpu_total_ecc_count(handle)) or {}).get("uncorrectable_count"))
@@ -135,9 +161,9 @@ def _amdsmi_reading(smi: Any, handle: Any) -> DeviceReading:
         architecture=str(asic.get("target_graphics_version", "")),
         uuid=f"GPU-{serial}" if serial else None,
         pci_bus_id=pci_address(smi.amdsmi_get_gpu_device_bdf(handle)),
-        driver_version=str(smi.amdsmi_get_gpu_driver_info(handle)["driver_version"]),
-        memory_total_bytes=mebibytes(memory["vram_total"]),
-        memory_used_bytes=mebibytes(memory["vram_used"]),
+        driver_version=str(driver["driver_version"]) if "driver_version" in driver else None,
+        memory_total_bytes=mebibytes(memory.get("vram_total", "")),
+        memory_used_bytes=mebibytes(memory.get("vram_used", "")),
         temperature_celsius=next((value for value in heat if value is not None), None),
         power_watts=watts if watts is not None else number(power.get("average_socket_power")),
         utilization_ratio=scaled(activity.get("gfx_activity"), 0.01),

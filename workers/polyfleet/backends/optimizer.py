@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from polyfleet.backends.choice import check_config, choice_file, get_backend, read_config, write_config
-from polyfleet.backends.protocol import BackendType, BackendUnavailable, DeviceInfo, HardwareBackend, family_name
+from polyfleet.backends.protocol import (
+    BackendType,
+    BackendUnavailable,
+    DeviceInfo,
+    HardwareBackend,
+    family_name,
+    memory_words,
+)
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.backends.templates import FAMILIES, GIB, TEMPLATES, Template, configure
 
@@ -22,8 +29,9 @@ def best_template(backend: BackendType | str, device: DeviceInfo) -> Template:
         cores = device.cores or 1
         site = "datacentre" if cores >= 32 else "workstation" if cores >= 8 else "edge"
         return TEMPLATES["inference"] if cores < 8 else TEMPLATES[f"{site}-cpu"]
-    large = device.total_memory_bytes >= LARGE_MEMORY and backend != BackendType.MPS
-    small = 0 < device.total_memory_bytes < SMALL_MEMORY
+    memory = device.total_memory_bytes or 0  # 0: not told
+    large = memory >= LARGE_MEMORY and backend != BackendType.MPS
+    small = 0 < memory < SMALL_MEMORY
     site = "datacentre" if large else "edge" if small else "workstation"
     return TEMPLATES[f"{site}-{family}"]
 
@@ -72,7 +80,7 @@ class BackendOptimizer:
             mark = "*" if name == info["default"] else " "
             print(f"{mark} {name:<10} {facts['reason'] or 'available'}")
             for device in facts["devices"]:
-                memory = f"{device['total_memory_bytes'] / GIB:.1f} GiB"
+                memory = memory_words(device["total_memory_bytes"])
                 print(f"    {device['index']}: {device['name']} ({device['architecture']}), {memory}")
 
     def _describe(self, name: str) -> dict[str, Any]:

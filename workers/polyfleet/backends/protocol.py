@@ -60,16 +60,21 @@ class DeviceInfo:
     index: int  # position in PCI bus order; what the visible-device variable and torch use
     name: str
     architecture: str  # sm_90, gfx942, Ascend910B3, x86_64+avx2 …
-    total_memory_bytes: int
+    total_memory_bytes: int | None  # of its own; None: not told, as where it is the host's
     uuid: str | None = None
     pci_bus_id: str | None = None  # domain of four digits: 0000:03:00.0
     driver_version: str | None = None
     cores: int | None = None  # multiprocessors, compute units, AI cores, CPU cores
 
     @property
-    def total_memory_gb(self) -> float:
+    def total_memory_gb(self) -> float | None:
         """Memory in units of 2^30 bytes."""
-        return self.total_memory_bytes / 2**30
+        return self.total_memory_bytes / 2**30 if self.total_memory_bytes else None
+
+
+def memory_words(total_bytes: int | None) -> str:
+    """A device's memory for people."""
+    return f"{total_bytes / 2**30:.1f} GiB" if total_bytes else "memory unknown"
 
 
 @dataclass(frozen=True, slots=True)

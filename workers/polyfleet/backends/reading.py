@@ -37,6 +37,7 @@ class DeviceReading:
     clock_hertz: float | None = None
     health: Health = Health.HEALTHY
     reason: str = ""
+    partitions: tuple["DeviceReading", ...] = ()  # that have names of their own, such as MIG's
 
     def info(self) -> DeviceInfo:
         """The facts."""
@@ -44,7 +45,7 @@ class DeviceReading:
             self.index,
             self.name or "unknown",
             self.architecture or "unknown",
-            self.memory_total_bytes or 0,
+            self.memory_total_bytes,
             self.uuid,
             self.pci_bus_id,
             self.driver_version,
@@ -100,21 +101,50 @@ def quoted(line: str) -> str:
 def visible(readings: Sequence[DeviceReading], variable: str | None) -> tuple[DeviceReading, ...]:
     """What a visible-device variable leaves of all devices, in its order and numbered as torch numbers them.
 
-    Entries are indices or (beginnings of) UUIDs; None: the variable is not set. A value with anything else in it, such
-    as a tile or a partition, is not understood and leaves everything.
+    Entries are indices, (beginnings of) UUIDs, partitions (MIG-…) or tiles (0.1); None: the variable is not set. As for
+    the drivers, the first entry that names nothing ends the list.
     """
     if variable is None:
         return tuple(readings)
-    entries = [entry.strip() for entry in variable.split(",") if entry.strip()]
-    chosen = []
-    for entry in entries if entries != ["-1"] else []:
-        found = [
-            r for r in readings if (str(r.index) == entry if entry.isdigit() else (r.uuid or "").startswith(entry))
-        ]
-        if not found and not entry.isdigit():
-            return tuple(readings)
-        chosen += found[:1]
-    return tuple(replace(reading, index=index) for index, reading in enumerate(chosen))
+    chosen: list[DeviceReading] = []
+    for entry in (entry.strip() for entry in variable.split(",") if entry.strip()):
+        found = _named(readings, entry)
+        if found is None:
+            break
+        chosen.append(replace(found, index=len(chosen)))
+    return tuple(chosen)
+
+
+def _named(readings: Sequence[DeviceReading], entry: str) -> DeviceReading | None:
+    """The device, or the part of one, that an entry of a visible-device variable names."""
+    if entry.isdecimal():
+        return next((each for each in readings if str(each.index) == entry), None)
+    if tile := re.fullmatch(r"(\d+)\.(\d+)", entry):
+        whole = _named(readings, tile[1])
+        return whole and part_of(whole, f"tile {tile[2]}")
+    if old := re.fullmatch(r"MIG-(GPU-[^/]+)/(\d+)/(\d+)", entry):
+        whole = _named(readings, old[1])
+        return whole and part_of(whole, f"MIG {old[2]}/{old[3]}", entry)
+    for each in (*readings, *(part for whole in readings for part in whole.partitions)):
+        if (each.uuid or "").startswith(entry):
+            return each
+    if entry.startswith("MIG-"):
+        reason = "its tool does not list its partitions"
+        return DeviceReading(index=0, name="MIG device", uuid=entry, health=Health.UNKNOWN, reason=reason)
+    return None
+
+
+def part_of(whole: DeviceReading, name: str, uuid: str | None = None) -> DeviceReading:
+    """A partition or tile: what it shares with its device; its memory and load are its own, and not known here."""
+    return replace(
+        whole,
+        name=f"{whole.name} {name}",
+        uuid=uuid or whole.uuid,
+        memory_total_bytes=None,
+        memory_used_bytes=None,
+        utilization_ratio=None,
+        partitions=(),
+    )
 
 
 def number(text: object) -> float | None:

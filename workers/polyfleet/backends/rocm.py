@@ -23,7 +23,7 @@ from polyfleet.backends.reading import (
     without_devices,
 )
 from polyfleet.backends.registry import BackendRegistry
-from polyfleet.backends.torch_build import TorchBuild
+from polyfleet.backends.torch_build import TorchBuild, installed
 
 MARKET_NAMES = {
     0x74A0: "AMD Instinct MI300A",
@@ -37,6 +37,7 @@ MARKET_NAMES = {
     0x740F: "AMD Instinct MI210",
     0x744C: "AMD Radeon RX 7900 XTX",
 }
+HYGON = 0x1D94
 TABLE_TEMPERATURE = re.compile(r"(?<!\w)([\d.]+)\s*°?[cC]\b")
 TABLE_CLOCKS = re.compile(r"(\d+(?=Mhz)|N/A)(?:Mhz)?\s+\d+Mhz")  # SCLK, then MCLK
 
@@ -48,6 +49,7 @@ class RocmBackend(AcceleratorBackend):
     type = BackendType.ROCM
     vendor = "AMD"
     pci_vendor = "0x1002"
+    pci_classes = ("0x03", "0x12")
     torch_name = "cuda"
     visible_variable = "HIP_VISIBLE_DEVICES"
     graph_class = "CUDAGraph"
@@ -91,14 +93,16 @@ class RocmBackend(AcceleratorBackend):
         return KernelCapabilities(
             dtypes=frozenset(dtypes),
             preferred_dtype="bfloat16" if matrix_cores else "float16",
-            graph_capture=True,
+            graph_capture=self.can_capture(),
             streams=True,
-            triton=matrix_cores,
+            triton=matrix_cores and installed("triton"),
             flash_attention=matrix_cores,
         )
 
     def _with_facts(self, found: ProbeResult) -> ProbeResult:
         nodes = kfd_nodes(self._host, 0x1002)
+        if not nodes and kfd_nodes(self._host, HYGON):  # AMD's card here is for display; the tools list Hygon's
+            return ProbeResult(problem="the compute devices of this machine are Hygon's, not AMD's")
         if (found.problem and not found.absent) or not nodes:
             return found
         by_address = {each.pci_bus_id: each for each in found.readings if each.pci_bus_id}

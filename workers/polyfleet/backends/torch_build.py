@@ -1,6 +1,7 @@
 """Which torch is installed and what it was built for, read from its files: torch itself is not imported."""
 
 import re
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +39,24 @@ def parse_version_file(text: str) -> TorchBuild:
         return None if value == "None" else value
 
     return TorchBuild(values.get("__version__", ""), optional("cuda"), optional("hip"), optional("xpu"))
+
+
+def graph_class_exists(package: str, device_module: str, name: str) -> bool:
+    """Whether torch.<device_module> has this class for graphs: of the loaded torch, else by the package's files.
+
+    `package` brings the device module: torch itself or its extension.
+    """
+    loaded = sys.modules.get("torch") if package in sys.modules else None
+    if loaded is not None:
+        return hasattr(getattr(loaded, device_module, None), name)
+    try:
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            return False
+        text = (Path(spec.origin).parent / device_module / "graphs.py").read_text(encoding="utf-8")
+    except (ImportError, ValueError, AttributeError, OSError):
+        return False
+    return re.search(rf"^class {name}\b", text, re.MULTILINE) is not None
 
 
 def installed(module: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from polyfleet.backends.accelerator import AcceleratorBackend, Collectives
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
-from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities
+from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities, MemoryInfo
 from polyfleet.backends.reading import (
     DeviceReading,
     ProbeResult,
@@ -33,6 +33,7 @@ class XpuBackend(AcceleratorBackend):
     type = BackendType.XPU
     vendor = "Intel GPU"
     pci_vendor = "0x8086"
+    pci_classes = ("0x03",)  # Intel's id stands on bridges and network cards too
     torch_name = "xpu"
     visible_variable = "ZE_AFFINITY_MASK"
     # Torch's parser of the mask takes integers only and no tile syntax, so tiles are devices.
@@ -41,9 +42,8 @@ class XpuBackend(AcceleratorBackend):
     collectives: ClassVar[Collectives] = Collectives("xccl", "oneCCL")
 
     def present(self) -> bool:
-        """A display-class function and its render node: Intel's id stands on bridges and network cards too."""
-        displays = [each for each in self._host.pci_devices(self.pci_vendor) if each.pci_class.startswith("0x03")]
-        return bool(displays) and self._host.exists("dev/dri/renderD*")
+        """A display-class function and its render node."""
+        return super().present() and self._host.exists("dev/dri/renderD*")
 
     def missing_software(self, build: TorchBuild) -> str:
         """An XPU build of torch."""
@@ -82,12 +82,22 @@ class XpuBackend(AcceleratorBackend):
         return KernelCapabilities(
             dtypes=frozenset(dtypes),
             preferred_dtype="bfloat16" if modern else "float16",
-            graph_capture=True,
+            graph_capture=self.can_capture(),
             streams=True,
             triton=installed("triton"),
             flash_attention=installed("vllm_xpu_kernels"),
             block_sizes=(16, 64, 128),
         )
+
+    def memory(self, index: int = 0) -> MemoryInfo:
+        """Some devices can't be asked for what is free (torch raises RuntimeError): what this process left, then."""
+        try:
+            return super().memory(index)
+        except RuntimeError as error:
+            if "support" not in str(error):
+                raise
+        total = int(self._module().get_device_properties(index).total_memory)
+        return MemoryInfo(total - int(self._module().memory_reserved(index)), total)
 
     def _run(self, *arguments: str) -> ToolResult:
         return self._host.run(("xpu-smi", *arguments), TOOL_TIMEOUT_SECONDS)
