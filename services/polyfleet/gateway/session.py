@@ -6,7 +6,7 @@ The session redials for ever. What breaks it, or silence for 3 s, is a loss to e
 import asyncio
 import logging
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import grpc
@@ -23,7 +23,7 @@ from polyfleet.wire.auth import bearer_metadata
 TICK_SECONDS = 0.5
 SILENT_TICKS = 6  # a worker sends something every 0.5 s; after 3 s without it is lost
 REDIAL_SECONDS = (0.05, 1.0)  # first and longest pause
-EVENTS_TO_REPORT = 2  # the first event behind a start may have been under way before it
+EVENTS_TO_REPORT = 2  # of a worker that doesn't say what it reports: the first event may have been under way before
 CALLERS_OWN = frozenset({Code.INVALID_ARGUMENT, Code.CANCELLED, Code.DEADLINE_EXCEEDED})  # no fault of the worker's
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS = [
@@ -32,6 +32,15 @@ CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", MAX_EVENT_BYTES),
 ]
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Unreported:
+    """A start that the worker's status may not count yet."""
+
+    tokens: int  # to prefill
+    number: int  # among the session's starts, from 1 on
+    events: int = 0  # that have come since
 
 
 class SequenceSink(Protocol):
@@ -68,7 +77,8 @@ class Session:
         self._metadata = bearer_metadata(token)
         self._changed = changed
         self._sinks: dict[str, SequenceSink] = {}
-        self._unreported: dict[str, tuple[int, int]] = {}  # prompt tokens of starts and events since
+        self._unreported: dict[str, _Unreported] = {}
+        self._num_starts = 0  # on this connection
         self._outbox: deque[worker_pb2.SessionCommand] = deque()
         self._outbox_filled = asyncio.Event()
         self._silence = 0
@@ -115,7 +125,7 @@ class Session:
                     worker,
                     waiting_sequences=worker.waiting_sequences + len(self._unreported),
                     waiting_prefill_tokens=worker.waiting_prefill_tokens
-                    + sum(tokens for tokens, _ in self._unreported.values()),
+                    + sum(each.tokens for each in self._unreported.values()),
                 )
             self._worker = worker
         if self.breaker.seconds:
@@ -125,7 +135,9 @@ class Session:
     def start(self, start: worker_pb2.StartSequence, sink: SequenceSink) -> None:
         """Run a sequence there. A loss may come at any time from now on, never within this call."""
         self._sinks[start.sequence_id] = sink
-        self._unreported[start.sequence_id] = (len(start.prompt_ids) + len(start.generated_ids), 0)
+        self._num_starts += 1
+        tokens = len(start.prompt_ids) + len(start.generated_ids)
+        self._unreported[start.sequence_id] = _Unreported(tokens, self._num_starts)
         self._worker = None
         self.breaker.started()
         self._send(worker_pb2.SessionCommand(start=start))
@@ -228,15 +240,22 @@ class Session:
         if event.HasField("status"):
             self._heard = event.status
         if self._unreported:
-            self._unreported = {
-                each: (tokens, events + 1)
-                for each, (tokens, events) in self._unreported.items()
-                if events + 1 < EVENTS_TO_REPORT
-            }
+            self._strike_reported(event)
         for delta in event.deltas:
             self._pass_on(delta)
         if (self._heard or self._reported).state != before:
             self._changed.call()
+
+    def _strike_reported(self, event: worker_pb2.SessionEvent) -> None:
+        """Forget the starts that the worker's status counts by now."""
+        for sequence_id, start in list(self._unreported.items()):
+            start.events += 1
+            if event.HasField("reported_starts"):
+                reported = start.number <= event.reported_starts
+            else:
+                reported = start.events >= EVENTS_TO_REPORT
+            if reported:
+                del self._unreported[sequence_id]
 
     def _pass_on(self, delta: worker_pb2.SequenceDelta) -> None:
         sequence_id = delta.sequence_id
@@ -253,6 +272,7 @@ class Session:
         self._heard = self._worker = None
         self._outbox.clear()
         self._unreported.clear()
+        self._num_starts = 0
         sinks, self._sinks = list(self._sinks.values()), {}
         if sinks:
             self._judge(good=False)

@@ -44,6 +44,29 @@ async def test_bad_fields_are_named_and_harm_nobody(tmp_path: Path) -> None:
         assert tokens_of(seen["good"]) == fake_tokens([1], 30)
 
 
+async def test_a_status_says_which_starts_it_counts(tmp_path: Path) -> None:
+    """While the engine is in a step it hears nothing: heartbeats come, but with a status from before."""
+    async with WorkerProcess(tmp_path, model="fake:step_seconds=1.2,canary=0") as worker, worker.session() as session:
+        seen: list[tuple[int, int]] = []
+
+        async def until_reported(count: int) -> None:
+            while not seen or seen[-1][0] < count:
+                event = await session.event()
+                status = event.status
+                seen.append((event.reported_starts, status.running_sequences + status.waiting_sequences))
+
+        await session.start(start("a", 1, max_tokens=9))
+        await until_reported(1)
+        await session.start(start("wrong"))
+        for name in "bc":
+            await session.start(start(name, 1, max_tokens=9))
+        await until_reported(4)
+        assert [reported for reported, _ in seen] == sorted(reported for reported, _ in seen)
+        assert {held for reported, held in seen if reported == 0} == {0}
+        assert {held for reported, held in seen if 1 <= reported < 4} == {1}
+        assert seen[-1] == (4, 3)
+
+
 async def test_an_id_that_is_open_already_ends_with_the_error(tmp_path: Path) -> None:
     async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
         await session.start(start("a", 1, max_tokens=50_000))

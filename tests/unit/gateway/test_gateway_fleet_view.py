@@ -85,6 +85,26 @@ async def test_own_starts_count_until_the_worker_reports_them() -> None:
     assert (session.worker().waiting_sequences, session.worker().waiting_prefill_tokens) == (0, 0)
 
 
+async def test_own_starts_count_for_as_long_as_the_worker_says() -> None:
+    """An engine in a long step sees nothing of them, however many heartbeats come."""
+    session = connected()
+    for name in "abc":
+        session.start(start(name, 10), Sink())
+    for reported, counted in ((0, 3), (0, 3), (0, 3), (1, 2), (3, 0)):
+        news = event()
+        news.reported_starts = reported
+        session._receive(news)
+        assert session.worker().waiting_sequences == counted
+        assert session.worker().waiting_prefill_tokens == 10 * counted
+    session._lose("broken")
+    session._set_connected()
+    session.start(start("d", 10), Sink())  # the first one of the new session
+    news = event()
+    news.reported_starts = 1
+    session._receive(news)
+    assert session.worker().waiting_sequences == 0
+
+
 async def test_a_cancelled_start_does_not_count_and_hears_nothing_more() -> None:
     session, sink = connected(), Sink()
     session.start(start("a", 10), sink)

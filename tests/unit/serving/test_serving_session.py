@@ -102,3 +102,17 @@ async def test_commands_wait_while_too_much_is_unread() -> None:
     assert not room.done()
     await session.take(10)
     await room
+
+
+async def test_starts_are_reported_in_order_and_refused_ones_on_the_way() -> None:
+    """The first start that the engine has not counted holds back all behind it."""
+    session, counted = GatewaySession(), set[int]()
+    for number in range(1, 6):
+        session.num_starts += 1
+        if number not in (2, 5):  # these were refused before the engine heard of them
+            session.queued(lambda number=number: number in counted)  # type: ignore[misc]
+    reported = []
+    for new in ((), (3,), (1,), (4,)):
+        counted |= set(new)
+        reported.append(session.reported_starts)
+    assert reported == [0, 0, 3, 5]

@@ -41,6 +41,7 @@ class EngineProcess:
         self._writer = writer
         self._urgent = urgent
         self._num_adds = 0
+        self.counted_adds = 0  # that `status` counts, from the first on
         self.loaded: Loaded
         self.status = EngineStatus()
         self.reason = ""
@@ -100,10 +101,11 @@ class EngineProcess:
         """Its process id."""
         return self._process.pid
 
-    def add(self, request: SequenceRequest) -> None:
-        """Queue a sequence; a refusal comes with the news."""
+    def add(self, request: SequenceRequest) -> int:
+        """Queue a sequence, its number from 1 on; a refusal comes with the news."""
         self._num_adds += 1
         self._send(self._writer, Add(request))
+        return self._num_adds
 
     def cancel(self, sequence_id: str) -> None:
         """End a sequence; nothing follows but what was under way."""
@@ -113,7 +115,7 @@ class EngineProcess:
         """Each step's news until the process ends."""
         while (event := await self._receive()) is not None:
             if isinstance(event, StepNews):
-                self.status = event.status
+                self.status, self.counted_adds = event.status, event.num_adds
                 yield event
             elif isinstance(event, Failed):
                 self.reason = event.reason

@@ -133,7 +133,7 @@ class Overtaking:
     """Lets Cancels overtake Adds: a sequence that is cancelled before its Add has come ends as soon as it is added."""
 
     def __init__(self) -> None:
-        self._num_adds = 0
+        self.num_adds = 0  # that have come
         self._early: dict[str, int] = {}  # cancelled sequences whose Add may be on its way: the Cancel's `after`
 
     @property
@@ -146,13 +146,13 @@ class Overtaking:
         wanted: list[Command] = []
         for command in commands:
             wanted.append(command)
-            if isinstance(command, Cancel) and command.after > self._num_adds:
+            if isinstance(command, Cancel) and command.after > self.num_adds:
                 self._early[command.sequence_id] = command.after
             elif isinstance(command, Add):
-                self._num_adds += 1
+                self.num_adds += 1
                 if (after := self._early.pop(command.request.sequence_id, None)) is not None:
                     wanted.append(Cancel(command.request.sequence_id, after))
-        self._early = {each: after for each, after in self._early.items() if after > self._num_adds}
+        self._early = {each: after for each, after in self._early.items() if after > self.num_adds}
         return wanted
 
 
@@ -174,7 +174,8 @@ def serve(engine: EngineLike, worker: WorkerSocket, rounds: CanaryRounds) -> Non
         commands = overtaking.sort(commands)
         refusals = [refusal for command in commands if (refusal := apply(engine, command)) is not None]
         updates = engine.step() if engine.has_work else []
-        worker.send(StepNews(rounds.take(updates), refusals, engine.status(), rounds.verdict()))
+        news = StepNews(rounds.take(updates), refusals, engine.status(), rounds.verdict(), overtaking.num_adds)
+        worker.send(news)
         unchecked = True
 
 

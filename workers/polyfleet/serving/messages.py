@@ -78,12 +78,16 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepNews(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Everything that happened since the last one: a step, refusals, cancels, an answer to the canary."""
+    """Everything that happened since the last one: a step, refusals, cancels, an answer to the canary.
+
+    `status` counts the first `num_adds` Adds.
+    """
 
     updates: list[SequenceUpdate]
     refusals: list[Refusal]
     status: EngineStatus
     canary: CanaryVerdict | None = None
+    num_adds: int = 0
 
 
 Command = Load | Add | Cancel

@@ -37,16 +37,20 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         with log_fields(gateway_id=first.hello.gateway_id):
             log.info("Session opened.")
             try:
-                await context.write(pb.SessionEvent(status=self._worker.status()))
+                await context.write(self._event(session, []))
                 while not session.closed:
                     deltas = await session.take(HEARTBEAT_SECONDS)
-                    await context.write(pb.SessionEvent(deltas=deltas, status=self._worker.status()))
+                    await context.write(self._event(session, deltas))
                 if reader.done():
                     reader.result()  # a fault of ours must not look like a good end
             finally:
                 reader.cancel()
                 self._worker.close_session(session)
                 log.info("Session closed.")
+
+    def _event(self, session: GatewaySession, deltas: list[pb.SequenceDelta]) -> pb.SessionEvent:
+        status = self._worker.status()
+        return pb.SessionEvent(deltas=deltas, status=status, reported_starts=session.reported_starts)
 
     async def _read_commands(self, session: GatewaySession, requests: AsyncIterator[pb.SessionCommand]) -> None:
         try:

@@ -7,6 +7,7 @@ changes order within a sequence.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from polyfleet.v1 import worker_pb2 as pb
 
@@ -21,6 +22,8 @@ class GatewaySession:
     def __init__(self) -> None:
         self.open: dict[str, str] = {}  # sequence id → the engine's name of it
         self.closed = False
+        self.num_starts = 0
+        self._uncounted: deque[tuple[int, Callable[[], bool]]] = deque()  # starts before each, whether it counts now
         self._deltas: deque[pb.SequenceDelta] = deque()
         self._last: dict[str, pb.SequenceDelta] = {}  # the waiting delta that a sequence's news joins
         self._waiter: asyncio.Future[None] | None = None
@@ -31,6 +34,17 @@ class GatewaySession:
     def quiet(self) -> bool:
         """Whether nothing runs and everything has been taken."""
         return not self.open and not self._deltas
+
+    def queued(self, counted: Callable[[], bool]) -> None:
+        """The last start has gone to the engine; `counted` tells whether the engine's status counts it."""
+        self._uncounted.append((self.num_starts - 1, counted))
+
+    @property
+    def reported_starts(self) -> int:
+        """How many starts the engine's status counts, from the first on; refused ones need not be waited for."""
+        while self._uncounted and self._uncounted[0][1]():
+            self._uncounted.popleft()
+        return self._uncounted[0][0] if self._uncounted else self.num_starts
 
     def push(self, delta: pb.SequenceDelta) -> None:
         """Add news; an ending (finish reason or error) closes the sequence."""

@@ -259,11 +259,13 @@ class Worker:
 
     def start(self, session: GatewaySession, start: pb.StartSequence) -> None:
         """Begin a sequence, or answer with its error at once. An id that is open already ends with the error too."""
+        session.num_starts += 1
         refusal = self._refusal(session, start.sequence_id)
         if refusal is not None:
             session.fail(start.sequence_id, *refusal)
             return
-        assert self._engine is not None
+        engine = self._engine
+        assert engine is not None
         engine_id = self.router.engine_name(start.sequence_id)
         try:
             request = request_of(start, engine_id)
@@ -271,7 +273,8 @@ class Worker:
             session.fail(start.sequence_id, INVALID_ARGUMENT, str(error))
             return
         self.router.connect(session, start, engine_id)
-        self._engine.add(request)
+        number = engine.add(request)
+        session.queued(lambda: engine is not self._engine or number <= engine.counted_adds)
 
     def cancel(self, session: GatewaySession, sequence_id: str) -> None:
         """End a sequence without a word; unknown ids are ignored."""
