@@ -16,7 +16,7 @@ from polyfleet.scheduler.feed import SnapshotFeed
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase, load_request
 from polyfleet.scheduler.reconcile import Action, DrainWorker, Forget, Launch, Node, Retire, reconcile
 from polyfleet.scheduler.registry import Registry
-from polyfleet.scheduler.store import Store
+from polyfleet.scheduler.store import Store, StoreError
 from polyfleet.scheduler.worker_client import WorkerClient
 from polyfleet.wire.auth import is_loopback
 from polyfleet.wire.ids import new_id
@@ -151,8 +151,11 @@ class Controller:
     def _remember_workers(self) -> None:
         present = frozenset(record.info.worker_id for record in self._registry.records if record.stream >= 0)
         if present != self._expected:
-            self._store.set_workers(present)
             self._expected = present
+            try:
+                self._store.set_workers(present)
+            except StoreError as error:  # the fleet runs on; a returning scheduler waits for the wrong workers a while
+                log.error("The fleet's workers are not noted: %s", error)
 
     def _show_problems(self, problems: Mapping[str, str]) -> None:
         shown = []
@@ -227,4 +230,5 @@ class Controller:
             task.cancel()
         launchers = [report.spec.worker_id for report in self._cluster.reports]
         await asyncio.gather(*(self._retire(launcher_id, grace) for launcher_id in launchers))
-        self._store.set_workers(())
+        with contextlib.suppress(StoreError):
+            self._store.set_workers(())

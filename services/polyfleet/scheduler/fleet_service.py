@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 from polyfleet.scheduler.assets import Uploads, chunks
 from polyfleet.scheduler.feed import SnapshotFeed
 from polyfleet.scheduler.registry import MAX_WORKERS, FullError, Registry, TakenError
-from polyfleet.scheduler.store import Store, StoreFullError
+from polyfleet.scheduler.store import Store, StoreError, StoreFullError
 from polyfleet.scheduler.validate import check_deployment, check_info, check_status
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
@@ -142,8 +142,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         in_use = {record.announced.model.tokenizer_hash for record in self._registry.records}
         try:
             self._store.put_asset(chunk.hash, data, in_use)
-        except StoreFullError as error:
-            log.error("Tokenizer %s is not kept: %s", chunk.hash, error)
+        except StoreError as error:
+            kept = "kept in memory alone" if self._store.has_asset(chunk.hash) else "not kept"
+            log.error("Tokenizer %s is %s: %s", chunk.hash, kept, error)
 
     async def WatchFleet(self, request: pb.WatchFleetRequest, context: Any) -> AsyncIterator[pb.FleetSnapshot]:
         """Snapshots for as long as the caller listens."""
@@ -185,14 +186,21 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         before = known.get(wish.name)
         wish.created_unix_seconds = before.created_unix_seconds if before else int(time.time())
         wish.problem = ""
-        self._store.put_deployment(wish)
+        try:
+            self._store.put_deployment(wish)
+        except StoreError as error:
+            await _abort_unwritten(context, error)
         log.info("A deployment was stored.", extra={"deployment": wish.name, "workers": wish.workers})
         self._wish_changed()
         return pb.DeployResponse(deployment=wish)
 
     async def Undeploy(self, request: pb.UndeployRequest, context: Any) -> pb.UndeployResponse:
         """Remove the wish; the controller drains its workers."""
-        if not self._store.remove_deployment(request.name):
+        try:
+            removed = self._store.remove_deployment(request.name)
+        except StoreError as error:
+            await _abort_unwritten(context, error)
+        if not removed:
             names = [deployment.name for deployment in self._store.deployments()]
             await _abort_not_found(context, "deployment", request.name, names)
         log.info("A deployment was removed.", extra={"deployment": request.name})
@@ -221,6 +229,14 @@ async def abort_invalid(context: Any, error: FieldError) -> NoReturn:
     proto = status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message=f"{error}.", details=[detail])
     status = rpc_status.to_status(proto)
     await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort() raises")
+
+
+async def _abort_unwritten(context: Any, error: StoreError) -> NoReturn:
+    """End the call whose wish could not be stored."""
+    log.error("A wish was not stored: %s", error)
+    full = isinstance(error, StoreFullError)
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.INTERNAL, str(error))
     raise AssertionError("abort() raises")
 
 

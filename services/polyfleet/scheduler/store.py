@@ -6,13 +6,15 @@ Store is used by one thread.
 
 import sqlite3
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from polyfleet.v1 import fleet_pb2 as pb
 
 STATE_NAME = "fleet.sqlite"
 SCHEMA_VERSION = 1
+MAX_UNSAVED_BYTES = 256 * 1024 * 1024  # of tokenizers in memory, where the disk has no room for them
 MAX_ASSETS_BYTES = 1024 * 1024 * 1024  # of all tokenizers together
 REMOVED_KEPT_SECONDS = 30 * 24 * 3600  # how long a removed deployment's name is remembered
 _SCHEMA = """
@@ -23,12 +25,16 @@ CREATE TABLE workers (worker_id TEXT PRIMARY KEY);
 """
 
 
-class StoreFullError(RuntimeError):
+class StoreError(RuntimeError):
+    """The file can't be used. The message is one sentence for the operator."""
+
+
+class StoreFullError(StoreError):
     """There is no room for more assets. The message is one sentence."""
 
 
-class StoreError(RuntimeError):
-    """The file can't be used. The message is one sentence for the operator."""
+class DiskFullError(StoreFullError):
+    """Nothing can be written: the disk is full. The message is one sentence."""
 
 
 class Store:
@@ -36,6 +42,8 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._unsaved: dict[str, bytes] = {}
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -55,6 +63,20 @@ class Store:
         oldest = int(time.time()) - REMOVED_KEPT_SECONDS
         self._db.execute("DELETE FROM removed_deployments WHERE removed_unix_seconds < ?", (oldest,))
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction. Raises DiskFullError, or StoreError where the file can't be written for another reason."""
+        try:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+        except sqlite3.Error as error:
+            if "full" in str(error):
+                raise DiskFullError(
+                    f"The disk of the state file {self._path} is full: make room there, then try again."
+                ) from None
+            raise StoreError(f"The state file {self._path} can't be written: {error}.") from None
+
     def deployments(self) -> tuple[pb.ModelDeployment, ...]:
         """All deployments, by name."""
         rows = self._db.execute("SELECT message FROM deployments ORDER BY name")
@@ -62,16 +84,14 @@ class Store:
 
     def put_deployment(self, deployment: pb.ModelDeployment) -> None:
         """Create or replace the deployment of that name."""
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._writing():
             self._db.execute("DELETE FROM removed_deployments WHERE name = ?", (deployment.name,))
             row = (deployment.name, deployment.SerializeToString())
             self._db.execute("INSERT OR REPLACE INTO deployments VALUES (?, ?)", row)
 
     def remove_deployment(self, name: str) -> bool:
         """Remove it and remember that it was; False when there is none of that name."""
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._writing():
             if not self._db.execute("DELETE FROM deployments WHERE name = ?", (name,)).rowcount:
                 return False
             row = (name, int(time.time()))
@@ -87,10 +107,17 @@ class Store:
         """Keep tokenizer assets under their hash, which the caller has checked.
 
         Where MAX_ASSETS_BYTES would be passed, those that are not `in_use` make way. Raises StoreFullError when that
-        is not enough.
+        is not enough, and DiskFullError, but then has kept them in memory if they are not too many.
         """
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._save_asset(content_hash, data, in_use)
+        except DiskFullError:
+            if sum(map(len, self._unsaved.values())) + len(data) <= MAX_UNSAVED_BYTES:
+                self._unsaved[content_hash] = data
+            raise
+
+    def _save_asset(self, content_hash: str, data: bytes, in_use: Collection[str]) -> None:
+        with self._writing():
             if self._assets_bytes() + len(data) > MAX_ASSETS_BYTES:
                 idle = [(each,) for (each,) in self._db.execute("SELECT hash FROM assets") if each not in in_use]
                 self._db.executemany("DELETE FROM assets WHERE hash = ?", idle)
@@ -104,12 +131,13 @@ class Store:
 
     def has_asset(self, content_hash: str) -> bool:
         """Whether assets of that hash are held."""
-        return self._db.execute("SELECT 1 FROM assets WHERE hash = ?", (content_hash,)).fetchone() is not None
+        query = "SELECT 1 FROM assets WHERE hash = ?"
+        return content_hash in self._unsaved or self._db.execute(query, (content_hash,)).fetchone() is not None
 
     def asset(self, content_hash: str) -> bytes | None:
         """The assets of that hash; None when they are not held."""
         row = self._db.execute("SELECT data FROM assets WHERE hash = ?", (content_hash,)).fetchone()
-        return None if row is None else bytes(row[0])
+        return self._unsaved.get(content_hash) if row is None else bytes(row[0])
 
     def workers(self) -> frozenset[str]:
         """Ids of the workers that the fleet had when this was last written."""
@@ -117,8 +145,7 @@ class Store:
 
     def set_workers(self, worker_ids: Iterable[str]) -> None:
         """Remember which workers the fleet has, so that a returning scheduler knows whom to expect."""
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._writing():
             self._db.execute("DELETE FROM workers")
             self._db.executemany("INSERT INTO workers VALUES (?)", ((worker_id,) for worker_id in worker_ids))
 

@@ -1,5 +1,6 @@
 """The Fleet service on a real port, with the controller on a cluster without Ray."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +14,7 @@ from grpc_status import rpc_status
 from tests.support.fake_worker import FakeWorker
 from tests.support.running_scheduler import Running, start, states, stop
 
+from polyfleet.scheduler.assets import chunks
 from polyfleet.scheduler.launch import Phase
 from polyfleet.v1 import fleet_pb2 as pb
 
@@ -217,3 +219,27 @@ async def test_a_worker_of_a_removed_deployment_is_told_to_stop(running: Running
         await call.write(pb.RegisterRequest(info=info))
         assert (await call.read()).stop == unwanted
         call.cancel()
+
+
+async def test_a_full_disk_is_said_to_who_deploys_and_tokenizers_come_all_the_same(running: Running) -> None:
+    database = running.scheduler._store._db
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    wish = pb.ModelDeployment(name="large", source="/m" * 100_000)
+    refused = await refusal(running.fleet.Deploy(pb.DeployRequest(deployment=wish)))
+    assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "is full: make room there, then try again." in refused.details()
+    assets = b"tokenizer" * 30_000
+    model = pb.ModelInfo(name="m", tokenizer_hash=sha256(assets).hexdigest())
+    worker = running.fleet.Register()
+    await worker.write(pb.RegisterRequest(info=pb.WorkerInfo(worker_id="w-1", model=model)))
+    assert (await worker.read()).want_asset == model.tokenizer_hash
+    for chunk in chunks(model.tokenizer_hash, assets):
+        await worker.write(pb.RegisterRequest(asset=chunk))
+    while not running.scheduler._store.has_asset(model.tokenizer_hash):
+        await asyncio.sleep(0.02)
+    found = [
+        chunk.data async for chunk in running.fleet.GetTokenizer(pb.GetTokenizerRequest(hash=model.tokenizer_hash))
+    ]
+    assert b"".join(found) == assets
+    worker.cancel()

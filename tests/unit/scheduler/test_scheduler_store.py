@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfleet.scheduler.store import Store, StoreError, StoreFullError
+from polyfleet.scheduler.store import DiskFullError, Store, StoreError, StoreFullError
 from polyfleet.v1 import fleet_pb2 as pb
 
 WISH = pb.ModelDeployment(name="a", source="/m.gguf", workers=2, accelerators=["cpu"], created_unix_seconds=7)
@@ -56,6 +56,43 @@ def test_assets_are_kept_by_hash(path: Path) -> None:
     store.put_asset("h", b"\0data")
     assert store.asset("h") == b"\0data"
     assert store.has_asset("h")
+
+
+def fill(store: Store, *, full: bool = True) -> None:
+    """Let the file grow no more, as on a full disk; or let it again."""
+    pages = 0 if full else 10_000
+    store._db.execute(f"PRAGMA max_page_count = {pages or store._db.execute('PRAGMA page_count').fetchone()[0]}")
+
+
+def test_a_full_disk_is_said_and_what_was_written_stays(path: Path) -> None:
+    store = Store(path)
+    store.put_deployment(WISH)
+    fill(store)
+    large = pb.ModelDeployment(name="large", source="/m" * 100_000)
+    with pytest.raises(DiskFullError, match=r"The disk of the state file .*fleet\.sqlite is full: make room there"):
+        store.put_deployment(large)
+    assert store.deployments() == (WISH,)
+    fill(store, full=False)
+    store.put_deployment(large)
+    assert len(store.deployments()) == 2
+
+
+def test_tokenizers_are_served_from_memory_while_the_disk_is_full(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfleet.scheduler.store.MAX_UNSAVED_BYTES", 250_000)
+    store = Store(path)
+    fill(store)
+    for name in ("a", "b"):
+        with pytest.raises(DiskFullError):
+            store.put_asset(name, name.encode() * 200_000)
+    assert (store.has_asset("a"), store.asset("a")) == (True, b"a" * 200_000)
+    assert (store.has_asset("b"), store.asset("b")) == (False, None)
+
+
+def test_a_file_that_cannot_be_written_is_said(path: Path) -> None:
+    store = Store(path)
+    store._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(StoreError, match=r"fleet\.sqlite can't be written: attempt to write a readonly database\.$"):
+        store.put_deployment(WISH)
 
 
 def test_assets_that_nobody_uses_make_way_and_the_file_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
