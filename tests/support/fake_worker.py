@@ -43,6 +43,7 @@ class FakeSession:
     """One open Session: events on their way to the gateway; None ends it with UNAVAILABLE."""
 
     gateway_id: str = ""
+    num_starts: int = 0  # that have come over it
     events: asyncio.Queue[pb.SessionEvent | None] = field(default_factory=asyncio.Queue)
 
 
@@ -183,7 +184,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
                 await asyncio.wait({event, reader}, timeout=REPORT_SECONDS, return_when="FIRST_COMPLETED")
                 if not event.done():
                     event.cancel()
-                    yield pb.SessionEvent(status=self.status())
+                    yield pb.SessionEvent(status=self.status(), reported_starts=session.num_starts)
                 elif (news := event.result()) is not None:
                     yield news
                 else:
@@ -208,6 +209,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
             if kind == "hello":
                 session.gateway_id = command.hello.gateway_id
             elif kind == "start":
+                session.num_starts += 1
                 self._start(session, command.start)
             elif kind == "cancel":
                 self.cancelled.append(command.cancel.sequence_id)
@@ -221,11 +223,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         if refusal is not None:
             error = pb.SequenceError(code=refusal[0], message=refusal[1])
             delta = pb.SequenceDelta(sequence_id=start.sequence_id, error=error)
-            session.events.put_nowait(pb.SessionEvent(deltas=[delta], status=self.status()))
+            session.events.put_nowait(self._event(session, [delta]))
             return
         ready_at = asyncio.get_running_loop().time() + self.first_token_seconds
         sequence = FakeSequence(start, session, ready_at, len(start.generated_ids))
         self.sequences[session, start.sequence_id] = sequence
+
+    def _event(self, session: FakeSession, deltas: Sequence[pb.SequenceDelta]) -> pb.SessionEvent:
+        return pb.SessionEvent(deltas=deltas, status=self.status(), reported_starts=session.num_starts)
 
     def _cancel_all(self, session: FakeSession) -> None:
         for key in [key for key in self.sequences if key[0] is session]:
@@ -253,7 +258,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
             if self._drop_after is not None:
                 self._drop_after -= len(delta.token_ids)
         for session, deltas in news.items():
-            session.events.put_nowait(pb.SessionEvent(deltas=deltas, status=self.status()))
+            session.events.put_nowait(self._event(session, deltas))
         if self._drop_after is not None and self._drop_after <= 0:
             self._drop_after = None
             self.drop_sessions()

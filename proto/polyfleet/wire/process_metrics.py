@@ -17,7 +17,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.5
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 

@@ -1,5 +1,7 @@
 """A circuit breaker: a worker that refuses or loses everything it gets is spared requests, and tried now and then.
 
+Placement keeps requests from it as long as another worker could take them.
+
 closed ──FAILURES in a row──▶ open ──pause over──▶ one sequence tries each second ──any news──▶ closed
                                 ▲                                  │
                                 └───refused or lost, longer pause──┘

@@ -122,7 +122,10 @@ def keep_not_excluded(request: PlacementRequest, workers: Iterable[Worker]) -> F
 
 
 def keep_circuit_closed(request: PlacementRequest, workers: Iterable[Worker]) -> Filtered:
-    """Workers that have not just refused or lost one sequence after another, whosoever they were."""
+    """Workers that have not just refused or lost one sequence after another; where there is no other, those too."""
+    workers = tuple(workers)
+    if all(worker.circuit_open for worker in workers):
+        return Filtered(workers, ())
     return _filtered((w, "refused or lost all its last sequences" if w.circuit_open else "") for w in workers)
 
 
@@ -151,9 +154,9 @@ FILTERS = (
     keep_ready,
     keep_fingerprint,
     keep_not_excluded,
-    keep_circuit_closed,
     keep_long_enough,
     keep_roomy,
+    keep_circuit_closed,  # the last: it has to see who else there is
 )
 
 

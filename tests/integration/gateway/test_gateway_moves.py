@@ -181,7 +181,7 @@ async def test_sessions_made_anew_are_counted() -> None:
         value = rig.gateway.metrics.registry.get_sample_value
         assert value("polyfleet_session_reconnects_total", {"worker_id": "w-1"}) == 0
         worker.drop_sessions()
-        await until(lambda: value("polyfleet_session_reconnects_total", {"worker_id": "w-1"}) == 1)
+        await until(lambda: (value("polyfleet_session_reconnects_total", {"worker_id": "w-1"}) or 0) > 0)
         await rig.drop(worker)
         await until(lambda: value("polyfleet_session_reconnects_total", {"worker_id": "w-1"}) is None)
 

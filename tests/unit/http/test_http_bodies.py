@@ -150,6 +150,10 @@ def test_unknown_fields_may_be_null_and_nothing_else() -> None:
             chat(brand_new=value, another=None)
     with pytest.raises(FieldError, match="temprature"):
         chat(brand_new=None, temprature=1)
+    options = {"include_usage": True, "brand_new": None}
+    assert chat(stream=True, stream_options=options) == chat(stream=True, stream_options={"include_usage": True})
+    with pytest.raises(FieldError, match=r"stream_options\.include_usge"):
+        chat(stream=True, stream_options={"include_usge": True, "brand_new": None})
 
 
 def test_not_everything_is_looked_through_for_nulls() -> None:

@@ -192,6 +192,13 @@ def test_a_worker_with_an_open_circuit_is_spared() -> None:
     assert placement.verdicts[0].dropped == "refused or lost all its last sequences"
 
 
+def test_an_open_circuit_is_better_than_nobody() -> None:
+    """It may be the requests' fault; a lone worker that is spared would serve nobody at all."""
+    spared, too_small = replace(READY, circuit_open=True), replace(OTHER, context_length=10)
+    assert place(REQUEST, fleet(spared, too_small)).worker == spared
+    assert place(REQUEST, fleet(spared, replace(spared, worker_id="w-b"))).worker is not None
+
+
 def test_equal_workers_share_the_requests() -> None:
     workers = [replace(READY, worker_id=f"w-{i}") for i in range(4)]
     placements = (place(replace(REQUEST, key=f"r-{i}"), fleet(*workers)).worker for i in range(4000))

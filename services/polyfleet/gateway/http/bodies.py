@@ -247,8 +247,15 @@ def _read_object(data: bytes, kind: type[ReadT], field: str = "") -> ReadT:
     except FieldError as error:
         if error.problem != UNKNOWN or data.count(b":") > MOST_COLONS:
             raise
-    fields = _read(data, dict[str, msgspec.Raw], field)
-    return _read(msgspec.json.encode({k: v for k, v in fields.items() if bytes(v) != NULL}), kind, field)
+    return _read(_without_nulls(data, field), kind, field)
+
+
+def _without_nulls(data: bytes, field: str) -> bytes:
+    """An object without those of its fields that are null, nor those of its `stream_options`."""
+    fields = {k: v for k, v in _read(data, dict[str, msgspec.Raw], field).items() if bytes(v) != NULL}
+    if bytes(fields.get("stream_options", NOTHING))[:1] == b"{":
+        fields["stream_options"] = msgspec.Raw(_without_nulls(bytes(fields["stream_options"]), "stream_options"))
+    return msgspec.json.encode(fields)
 
 
 def _read(data: bytes, kind: type[ReadT], field: str = "") -> ReadT:
