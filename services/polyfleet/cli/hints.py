@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from polyfleet.cli.options import DEFAULT_FLEET
 from polyfleet.cli.output import command_name, shell_path
 from polyfleet.cli.settings import ServeSettings
 
@@ -26,12 +27,14 @@ def endpoints(settings: ServeSettings) -> str:
     """Where everything listens, one line each, and what it asks for."""
     gateway_metrics, metrics = settings.metrics_addresses
     gateway = settings.config.gateway
+    http = f"{scheme(settings)}://{settings.http_address}"
     asks = "".join((", with TLS" if gateway.tls_cert else "", ", with a key" if gateway.keys_file else ""))
-    fleet = f"for `{command_name()} workers` and `{command_name()} deploy`"
+    elsewhere = "" if settings.fleet_address == DEFAULT_FLEET else f" --fleet {settings.fleet_address}"
+    fleet = f"for `{command_name()} workers{elsewhere}`, deploy, undeploy, drain"
     return "\n".join(
         (
             f"gRPC     {settings.grpc_address}   polyfleet.v1.Inference{asks}",
-            f"HTTP     {scheme(settings)}://{settings.http_address}/v1   OpenAI-compatible{asks}; /healthz /readyz",
+            f"HTTP     {http}/v1   OpenAI-compatible{asks}; / in a browser; /healthz /readyz",
             f"Fleet    {settings.fleet_address}   {fleet}",
             f"Metrics  http://{gateway_metrics}/metrics   the gateway's",
             f"         http://{metrics}/metrics   the scheduler's; /targets: where the workers' are",

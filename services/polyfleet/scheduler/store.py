@@ -4,6 +4,7 @@ Every change is durable when its method returns; a process killed at any moment 
 Store is used by one thread.
 """
 
+import shutil
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -14,6 +15,7 @@ from polyfleet.v1 import fleet_pb2 as pb
 
 STATE_NAME = "fleet.sqlite"
 SCHEMA_VERSION = 1
+SHARED_FILE_BYTES = 64 * 1024  # more than what SQLite lays beside its file when it opens it
 MAX_UNSAVED_BYTES = 256 * 1024 * 1024  # of tokenizers in memory, where the disk has no room for them
 MAX_ASSETS_BYTES = 1024 * 1024 * 1024  # of all tokenizers together
 REMOVED_KEPT_SECONDS = 30 * 24 * 3600  # how long a removed deployment's name is remembered
@@ -50,6 +52,8 @@ class Store:
             self._db.execute("PRAGMA synchronous = FULL")
             self._migrate(path)
         except sqlite3.OperationalError as error:  # the file may be well: a full disk, a folder that can't be written
+            if _disk_is_full(error, path):
+                raise _full(path) from None
             raise StoreError(f"The state file {path} can't be opened: {error}.") from None
         except sqlite3.Error as error:
             raise StoreError(f"The state file {path} can't be used ({error}): move it away or restore it.") from None
@@ -71,10 +75,8 @@ class Store:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
         except sqlite3.Error as error:
-            if "full" in str(error):
-                raise DiskFullError(
-                    f"The disk of the state file {self._path} is full: make room there, then try again."
-                ) from None
+            if _disk_is_full(error, self._path):
+                raise _full(self._path) from None
             raise StoreError(f"The state file {self._path} can't be written: {error}.") from None
 
     def deployments(self) -> tuple[pb.ModelDeployment, ...]:
@@ -152,3 +154,13 @@ class Store:
     def close(self) -> None:
         """Close the file; the Store can't be used after."""
         self._db.close()
+
+
+def _disk_is_full(error: sqlite3.Error, path: Path) -> bool:
+    """SQLite calls it an I/O error where it can't make room for the file that its processes share."""
+    full = "I/O" in str(error) and shutil.disk_usage(path.parent).free < SHARED_FILE_BYTES
+    return full or "full" in str(error)
+
+
+def _full(path: Path) -> DiskFullError:
+    return DiskFullError(f"The disk of the state file {path} is full: make room there, then try again.")

@@ -189,6 +189,7 @@ def test_hints_name_the_addresses_and_the_model(tmp_path: Path, monkeypatch: pyt
     said = hints.endpoints(resolve(Flags(gateway_metrics_listen="127.0.0.1:7102", metrics_listen="127.0.0.1:7103")))
     assert "http://127.0.0.1:7102/metrics" in said
     assert "http://127.0.0.1:7103/metrics" in said
+    assert "polyfleet workers --fleet 127.0.0.1:7104`" in hints.endpoints(resolve(Flags(fleet_listen="127.0.0.1:7104")))
     python = calls[f"Python ({sys.executable})"]
     compile(python, "hint", "exec")
     assert "model='m'" in python

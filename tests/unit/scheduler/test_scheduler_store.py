@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,6 +76,18 @@ def test_a_full_disk_is_said_and_what_was_written_stays(path: Path) -> None:
     fill(store, full=False)
     store.put_deployment(large)
     assert len(store.deployments()) == 2
+
+
+def test_a_disk_without_room_to_open_the_file_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr("sqlite3.connect", connect)
+    with pytest.raises(StoreError, match=r"can't be opened: disk I/O error\.$"):
+        Store(path)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=20_000))
+    with pytest.raises(DiskFullError, match=r"The disk of the state file .* is full: make room there"):
+        Store(path)
 
 
 def test_tokenizers_are_served_from_memory_while_the_disk_is_full(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
