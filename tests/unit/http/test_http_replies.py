@@ -192,6 +192,7 @@ def test_a_reason_is_the_code() -> None:
     error = InvalidArgument.of(FieldError("text", "is long", CONTEXT_LENGTH_EXCEEDED))
     body = msgspec.json.decode(error_response(error, {"text": "prompt"}).body)["error"]
     assert (body["type"], body["param"], body["code"]) == ("invalid_request_error", "prompt", "context_length_exceeded")
+    assert body["message"] == "prompt: is long (context_length_exceeded)."  # where LangChain looks for it
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ def error_body(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> byte
     if error.violations and error.violations[0].field:
         violation = error.violations[0]
         param = http_field(violation.field, renames)
-        message = f"{param}: {violation.description.rstrip('.')}."
+        told = f" ({error.reason})" if error.reason else ""  # newer OpenAI clients show nothing else of the body
+        message = f"{param}: {violation.description.rstrip('.')}{told}."
     return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, error.reason or code)))
 
 
