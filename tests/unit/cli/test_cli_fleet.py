@@ -117,6 +117,20 @@ def test_a_worker_of_a_newer_version_is_listed_beside_the_others(fleet: tuple[Fl
     assert [record["state"] for record in records] == ["loading", "unknown"]
 
 
+def test_deploy_refuses_what_is_no_model_where_its_workers_see_this_machine(
+    fleet: tuple[Fleet, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, address = fleet
+    (tmp_path / "notes.gguf").write_text("no model")
+    arguments = ("deploy", "notes", str(tmp_path / "notes.gguf"), "--fleet", address)
+    assert run(*arguments).exit_code == 0  # it may be another on the worker's host
+    monkeypatch.setattr("polyfleet.cli.state_folder.known_token", lambda fleet: tmp_path / "token")
+    refused = run(*arguments)
+    assert refused.exit_code == 2
+    assert "notes.gguf: is not a GGUF file" in refused.stderr
+    assert len(service.requests) == 1
+
+
 def test_deploy_sends_every_option(fleet: tuple[Fleet, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service, address = fleet
     monkeypatch.chdir(tmp_path)
