@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,11 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return (words[0] // 32 * 2**26 + words[1] // 64) / 2**53
 
 
-def penalise(logits: Floats, params: SamplingParams, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> Floats:
-    """Logits after repetition, presence and frequency penalties."""
-    out: Floats = logits.copy()
+def penalise(
+    logits: NDArray[Any], params: SamplingParams, prompt_ids: Sequence[int], generated_ids: Sequence[int]
+) -> NDArray[Any]:
+    """Logits after repetition, presence and frequency penalties, in their own precision."""
+    out: NDArray[Any] = logits.copy()
     for token_id in {*prompt_ids, *generated_ids}:
         penalty = params.repetition_penalty
         out[token_id] = out[token_id] / penalty if out[token_id] > 0 else out[token_id] * penalty

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from tests.support.drawing import Draw, sample_rows
 
-from polyfleet.sampling.draw import Draw, SampledToken
-from polyfleet.sampling.host import _mass, sample
+from polyfleet.engine.request import SampledToken
+from polyfleet.sampling.host import _mass
 from polyfleet.wire.sampling import SamplingParams
 
 VOCABULARY = 49_152  # enough for torch to share a row among threads
@@ -48,7 +49,7 @@ def draws() -> list[Draw]:
 @pytest.mark.usefixtures("_torch_threads")
 def test_tokens_and_logprobs_of_a_row() -> None:
     logits = make_logits(10)
-    together = sample(logits, draws())
+    together = sample_rows(logits, draws())
     for row, draw in enumerate(draws()):
-        assert sample(logits[row : row + 1], [draw]) == [together[row]]
+        assert sample_rows(logits[row : row + 1], [draw]) == [together[row]]
         assert isinstance(together[row], SampledToken)

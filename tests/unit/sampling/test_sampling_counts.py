@@ -19,6 +19,7 @@ def test_counts_equal_counting_anew(prompt: list[int], generated: list[int], mor
     found = dict(zip(counts.ids.tolist(), counts.generated.tolist(), strict=True))
     assert len(found) == len(counts.ids)
     assert found == {token_id: expected[token_id] for token_id in {*prompt, *generated, *more}}
+    assert sorted(counts.ids[counts.answer].tolist()) == sorted(expected)
 
 
 def test_a_long_prompt_costs_what_its_distinct_tokens_cost() -> None:

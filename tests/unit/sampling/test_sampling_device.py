@@ -1,72 +1,161 @@
 """The device's draw against the host's, on a CPU and, where there is one, on an accelerator."""
 
+import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tests.support import sampling_oracle
+from tests.support.drawing import Draw, columns, devices, random_draw, random_masks, starts, tokens
 
-from polyfleet.backends import BackendRegistry
+from polyfleet.engine.request import SampledToken
 from polyfleet.sampling import device
-from polyfleet.sampling.candidates import Filters
-from polyfleet.sampling.draw import Draw
-from polyfleet.sampling.host import MIN_TEMPERATURE, sample
+from polyfleet.sampling.draw import Drawn, Start
+from polyfleet.sampling.host import HostSampler
 from polyfleet.wire.sampling import SamplingParams
 
 EDGE = 1e-6  # of the distribution: draws nearer than this to an edge may fall on either side
+ROWS, VOCABULARY = 3400, 700
 
 
-def params(source: random.Random) -> SamplingParams:
-    return SamplingParams(
-        temperature=source.choice([5e-324, 0.1, 0.7, 1.0, 1.7, 2.0]),
-        top_p=source.choice([1.0, 1.0, 0.95123, 0.50321, 0.01234]),
-        top_k=source.choice([0, 0, 1, 5, 40, 300, 10**9]),
-        min_p=source.choice([0.0, 0.0, 0.02, 0.3, 1.0]),
-        seed=source.randrange(2**64),
-    )
+def make_logits(rows: int, spread: float, levels: int = 0) -> torch.Tensor:
+    """With `levels` many are equal."""
+    logits = spread * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(levels))
+    return (logits * levels).round() / levels if levels else logits
 
 
-def devices() -> list[str]:
-    """A CPU, and torch's name of the best accelerator found."""
-    best = BackendRegistry.find("auto")
-    name = best.activate(0) if best else "cpu"
-    return ["cpu"] if name == "cpu" else ["cpu", name]
+def make_bad(logits: torch.Tensor, source: random.Random) -> list[int]:
+    """Put something that is not finite into some rows; returns them."""
+    rows = source.sample(range(len(logits)), len(logits) // 50)
+    for row in rows:
+        logits[row, source.randrange(logits.shape[1])] = source.choice([math.nan, math.inf, -math.inf])
+    return sorted(rows)
 
 
 @pytest.mark.parametrize("name", devices())
 @pytest.mark.parametrize(("spread", "levels"), [(3.0, 0), (0.2, 0), (2.0, 5)])
 def test_draws_are_the_hosts(name: str, spread: float, levels: int) -> None:
-    """10,000 rows over all parameters; with `levels` many logits are equal."""
-    rows, vocabulary = 3400, 700
+    """10,000 rows over all parameters, three tokens each."""
     source = random.Random(levels)
-    logits = spread * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(levels))
-    logits = (logits * levels).round() / levels if levels else logits
-    draws = [Draw(params(source), position=row, choice=row % 16) for row in range(rows)]
-    expected = [token.token_id if token else -1 for token in sample(logits, draws)]
-    found = device.draw(logits.to(name), Filters.of(draws, vocabulary, MIN_TEMPERATURE))
-    unlike = [row for row in range(rows) if found[row] != expected[row]]
-    assert all(nearest_edge(logits[row], draws[row]) < EDGE for row in unlike)
-    assert len(unlike) < rows / 500
+    draws = [random_draw(source, VOCABULARY) for _ in range(ROWS)]
+    host, other = HostSampler(), device.DeviceSampler(torch.device(name), VOCABULARY)
+    host.start(starts(draws))
+    other.start(starts(draws))
+    num_unlike = 0
+    for _ in range(3):
+        logits, masks = make_logits(ROWS, spread, levels), random_masks(source, ROWS, VOCABULARY)
+        bad = make_bad(logits, source)
+        asked = columns(draws, masks)
+        expected, found = host.draw(logits, asked), other.draw(logits.to(name), asked).to_host()
+        assert np.flatnonzero(~found.finite).tolist() == np.flatnonzero(~expected.finite).tolist() == bad
+        assert (found.token_ids >= 0).all()
+        assert (found.token_ids < VOCABULARY).all()
+        unlike = [
+            row for row in np.flatnonzero(expected.finite).tolist() if found.token_ids[row] != expected.token_ids[row]
+        ]
+        assert all(nearest_edge(logits[row].numpy(), draws[row], masks[row]) < EDGE for row in unlike)
+        assert_same_logprobs(tokens(found, draws), tokens(expected, draws), unlike)
+        draws = [behind(draw, expected, row) for row, draw in enumerate(draws)]
+        other.start(start for start in starts(draws) if start.slot in unlike)
+        num_unlike += len(unlike)
+    assert num_unlike < ROWS / 500
 
 
-def nearest_edge(row: torch.Tensor, draw: Draw) -> float:
-    """How near a draw lies to an edge of what the filters leave."""
-    _, probabilities = sampling_oracle.distribution(row.numpy().astype(np.float64), draw.params)
+def behind(draw: Draw, drawn: Drawn, row: int) -> Draw:
+    """The next draw of a sequence; a row that was not finite is asked for again."""
+    generated = (*draw.generated_ids, int(drawn.token_ids[row]))
+    return replace(draw, position=draw.position + 1, generated_ids=generated) if drawn.finite[row] else draw
+
+
+def assert_same_logprobs(
+    found: Sequence[SampledToken | None], expected: Sequence[SampledToken | None], unlike: Sequence[int]
+) -> None:
+    for row, (one, two) in enumerate(zip(found, expected, strict=True)):
+        if one is not None and two is not None:
+            assert one.top_ids == two.top_ids
+            assert one.top_logprobs == pytest.approx(two.top_logprobs, abs=2e-6)
+            assert row in unlike or one.logprob == pytest.approx(two.logprob, abs=2e-6)
+
+
+def nearest_edge(row: NDArray[np.float32], draw: Draw, mask: NDArray[np.bool_]) -> float:
+    """How near a draw lies to an edge of what the filters leave, or top_p to an edge of what it cuts."""
+    values = sampling_oracle.penalise(row, draw.params, draw.prompt_ids, draw.generated_ids)[mask].astype(np.float64)
+    _, probabilities = sampling_oracle.distribution(values, draw.params)
     at = sampling_oracle.uniform(draw.params.seed, draw.choice, draw.position)
-    return float(np.abs(probabilities.cumsum() - at).min())
+    _, uncut = sampling_oracle.distribution(values, replace(draw.params, top_p=1.0, min_p=0.0))
+    edges = np.abs(probabilities.cumsum() - at).min(), np.abs(uncut.cumsum() - draw.params.top_p).min()
+    return float(min(edges) if draw.params.top_p < 1 else edges[0])
 
 
 @pytest.mark.parametrize("name", devices())
 def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
+    """To the bit, logprobs included."""
     source = random.Random(5)
-    logits = torch.randn(200, 900, generator=torch.Generator().manual_seed(5)).to(name)
-    draws = [Draw(params(source), position=row) for row in range(200)]
-    together = device.draw(logits, Filters.of(draws, 900, MIN_TEMPERATURE))
-    for row in range(0, 200, 17):
-        assert device.draw(logits[row : row + 1], Filters.of(draws[row : row + 1], 900, MIN_TEMPERATURE)) == [
-            together[row]
-        ]
+    logits, masks = make_logits(200, 1.0).to(name), random_masks(source, 200, VOCABULARY)
+    draws = [random_draw(source, VOCABULARY) for _ in range(200)]
+    together = device.DeviceSampler(torch.device(name), VOCABULARY)
+    together.start(starts(draws))
+    found = tokens(together.draw(logits, columns(draws, masks)).to_host(), draws)
+    for row in range(0, 200, 7):
+        alone = device.DeviceSampler(torch.device(name), VOCABULARY)
+        alone.start(starts(draws[row : row + 1]))
+        drawn = alone.draw(logits[row : row + 1], columns(draws[row : row + 1], masks[row : row + 1]))
+        assert tokens(drawn.to_host(), draws[row : row + 1]) == [found[row]]
+
+
+@pytest.mark.parametrize("name", devices())
+def test_bfloat16_and_staged_results(name: str) -> None:
+    source = random.Random(6)
+    logits = make_logits(90, 2.0).bfloat16()
+    draws = [random_draw(source, VOCABULARY) for _ in range(90)]
+    host, other = HostSampler(), device.DeviceSampler(torch.device(name), VOCABULARY)
+    host.start(starts(draws))
+    other.start(starts(draws))
+    staged = other.draw(logits.to(name), columns(draws)).staged()
+    if name != "cpu":
+        torch.accelerator.synchronize()
+    found, expected = tokens(staged.to_host(), draws), tokens(host.draw(logits, columns(draws)), draws)
+    assert [token and token.top_ids for token in found] == [token and token.top_ids for token in expected]
+    assert [token and token.token_id for token in found] == [token and token.token_id for token in expected]
+
+
+@pytest.mark.parametrize("name", devices())
+def test_zeros_of_both_signs_are_equal(name: str) -> None:
+    draws = [Draw(SamplingParams(seed=seed), num_logprobs=4) for seed in range(40)]
+    logits = torch.tensor([[-0.0, 0.0, -0.0, 0.0]]).expand(40, -1).to(name)
+    found = tokens(device.DeviceSampler(torch.device(name), 4).draw(logits, columns(draws)).to_host(), draws)
+    for seed, token in enumerate(found):
+        assert token is not None
+        assert token.token_id == int(4 * sampling_oracle.uniform(seed, 0, 0))
+        assert token.top_ids == (0, 1, 2, 3)
+
+
+def test_a_slot_that_starts_again_forgets() -> None:
+    params = SamplingParams(temperature=0.0, presence_penalty=2.0)
+    draws = columns([Draw(params)])
+    logits = torch.tensor([[3.0, 2.5, 0.0, 0.0]])
+    sampler = device.DeviceSampler(torch.device("cpu"), 4)
+    sampler.start([Start(0, (0, 0), ())])
+    assert [int(sampler.draw(logits, draws).token_ids) for _ in range(3)] == [0, 1, 0]
+    sampler.start([Start(0, (), (0,))])
+    assert [int(sampler.draw(logits, draws).token_ids) for _ in range(2)] == [1, 0]
+
+
+def test_a_penalised_slot_must_have_started() -> None:
+    draws = columns([Draw(SamplingParams(frequency_penalty=1.0))])
+    with pytest.raises(ValueError, match="counts"):
+        device.DeviceSampler(torch.device("cpu"), 4).draw(torch.zeros(1, 4), draws)
+    with pytest.raises(ValueError, match="counts"):
+        HostSampler().draw(torch.zeros(1, 4), draws)
+
+
+def test_no_rows() -> None:
+    drawn = device.DeviceSampler(torch.device("cpu"), 4).draw(torch.zeros(0, 4), columns([])).to_host()
+    assert (drawn.token_ids.shape, drawn.finite.shape, drawn.logprobs) == ((0,), (0,), None)
 
 
 def test_a_host_can_draw() -> None:

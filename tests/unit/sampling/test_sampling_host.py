@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from tests.support import sampling_oracle
+from tests.support.drawing import Draw, sample_rows
 
-from polyfleet.sampling.draw import Draw, SampledToken
-from polyfleet.sampling.host import CANDIDATES, _likeliest, sample
+from polyfleet.engine.request import SampledToken
+from polyfleet.sampling.host import CANDIDATES, _likeliest
 from polyfleet.wire.sampling import SamplingParams
 
 EDGE = 1e-5  # draws nearer than this to an edge of the cumulated distribution may fall on either side
@@ -50,7 +51,7 @@ def test_draws_equal_the_oracle(vocabulary: int, spread: float) -> None:
         generated = [source.randrange(vocabulary) for _ in range(source.randrange(20))]
         contexts.append((prompt, generated))
         draws.append(Draw.behind(prompt, generated, random_params(source), source.randrange(16)))
-    for row, draw, context, token_id in zip(logits, draws, contexts, ids(sample(logits, draws)), strict=True):
+    for row, draw, context, token_id in zip(logits, draws, contexts, ids(sample_rows(logits, draws)), strict=True):
         values = row.numpy().astype(np.float64)
         values = sampling_oracle.penalise(values, draw.params, *context)
         kept, probabilities = sampling_oracle.distribution(values, draw.params)
@@ -66,21 +67,21 @@ def test_draws_equal_the_oracle(vocabulary: int, spread: float) -> None:
 def test_greedy_takes_the_lowest_of_equal_ids() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0], [2.0, 2.0, 2.0, 2.0], [-5.0, -1.0, -9.0, -1.0]])
     greedy = SamplingParams(temperature=0.0)
-    assert ids(sample(logits, [make_draw(greedy)] * 3)) == [1, 0, 1]
-    assert ids(sample(logits, [make_draw(greedy, num_logprobs=1)] * 3)) == [1, 0, 1]  # not the fast path
+    assert ids(sample_rows(logits, [make_draw(greedy)] * 3)) == [1, 0, 1]
+    assert ids(sample_rows(logits, [make_draw(greedy, num_logprobs=1)] * 3)) == [1, 0, 1]  # not the fast path
 
 
 def test_greedy_in_bfloat16_takes_the_lowest_of_equal_ids() -> None:
     logits = torch.zeros(1, 5000, dtype=torch.bfloat16)
     logits[0, [4000, 77, 300]] = 1.5
-    assert ids(sample(logits, [make_draw(SamplingParams(temperature=0.0))])) == [77]
+    assert ids(sample_rows(logits, [make_draw(SamplingParams(temperature=0.0))])) == [77]
 
 
 def test_equal_logits_are_ranked_by_id() -> None:
     """All probabilities are equal, so the uniform u falls on id floor(u * V): also beyond the candidates."""
     vocabulary = 4 * CANDIDATES
     draws = [make_draw(SamplingParams(seed=seed)) for seed in range(200)]
-    found = ids(sample(torch.zeros(len(draws), vocabulary), draws))
+    found = ids(sample_rows(torch.zeros(len(draws), vocabulary), draws))
     expected = [int(sampling_oracle.uniform(seed, 0, 3) * vocabulary) for seed in range(200)]
     assert found == expected
     assert max(found) > 2 * CANDIDATES
@@ -89,14 +90,14 @@ def test_equal_logits_are_ranked_by_id() -> None:
 def test_top_k_takes_the_lower_of_equal_ids() -> None:
     logits = torch.zeros(1, 2000)
     logits[0, [1999, 5, 700]] = 1.0
-    found = {ids(sample(logits, [make_draw(SamplingParams(seed=seed, top_k=2))]))[0] for seed in range(50)}
+    found = {ids(sample_rows(logits, [make_draw(SamplingParams(seed=seed, top_k=2))]))[0] for seed in range(50)}
     assert found == {5, 700}
 
 
 def test_tiny_temperature_is_greedy() -> None:
     logits = torch.tensor([[1.0, 1.0000001, 0.5]])
     for temperature in (1e-6, 1e-12, 5e-324):
-        assert ids(sample(logits * 1000, [make_draw(SamplingParams(temperature=temperature))])) == [1]
+        assert ids(sample_rows(logits * 1000, [make_draw(SamplingParams(temperature=temperature))])) == [1]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_distribution(params: SamplingParams) -> None:
     number = 4000
     row = 2 * torch.randn(400, generator=torch.Generator().manual_seed(1))
     draws = [make_draw(params, position) for position in range(number)]
-    found = np.bincount(ids(sample(row.expand(number, -1), draws)), minlength=len(row))
+    found = np.bincount(ids(sample_rows(row.expand(number, -1), draws)), minlength=len(row))
     kept, probabilities = sampling_oracle.distribution(row.numpy().astype(np.float64), params)
     assert found.sum() == found[kept].sum() == number
     expected = probabilities * number
@@ -135,11 +136,11 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     for number in range(24):
         params = random_params(source) if number % 3 else SamplingParams(temperature=0.0)
         draws.append(Draw.behind(range(5), range(number), params, number, number if number % 2 else None))
-    together = sample(logits, draws)
-    alone = [sample(logits[row : row + 1], [draw])[0] for row, draw in enumerate(draws)]
+    together = sample_rows(logits, draws)
+    alone = [sample_rows(logits[row : row + 1], [draw])[0] for row, draw in enumerate(draws)]
     order = list(range(24))
     source.shuffle(order)
-    shuffled = sample(logits[order], [draws[row] for row in order])
+    shuffled = sample_rows(logits[order], [draws[row] for row in order])
     assert ids(together) == ids(alone)
     assert [shuffled[order.index(row)] for row in range(24)] == together
 
@@ -158,7 +159,7 @@ def test_logits_are_left_alone() -> None:
     logits = torch.randn(2, 50)
     before = logits.clone()
     params = SamplingParams(repetition_penalty=1.5, presence_penalty=1.0)
-    sample(logits, [Draw.behind((1, 2), (3, 4), params)] * 2)
+    sample_rows(logits, [Draw.behind((1, 2), (3, 4), params)] * 2)
     assert torch.equal(logits, before)
 
 
@@ -179,7 +180,7 @@ def test_penalties_by_hand() -> None:
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
         )
-        return ids(sample(logits, [Draw.behind(prompt, generated, params)]))[0]
+        return ids(sample_rows(logits, [Draw.behind(prompt, generated, params)]))[0]
 
     assert greedy((0,), (), repetition_penalty=1.1) == 1
     assert greedy((0,), (1,), repetition_penalty=1.1) == 3
@@ -195,7 +196,7 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, -4.0]])
     expected = torch.log_softmax(logits[0].double(), dim=-1)
     params = SamplingParams(temperature=0.0, repetition_penalty=2.0, presence_penalty=1.0)
-    token = sample(logits, [Draw.behind((1, 3), (), params, num_logprobs=3)])[0]
+    token = sample_rows(logits, [Draw.behind((1, 3), (), params, num_logprobs=3)])[0]
     assert token is not None
     assert token.token_id == 2  # penalised, 1 and 3 fall to 1.5
     assert token.logprob == pytest.approx(float(expected[2]), abs=1e-6)
@@ -206,7 +207,7 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
 def test_logprobs_without_alternatives_and_more_than_there_are() -> None:
     logits = torch.tensor([[0.0, 1.0]])
     greedy = SamplingParams(temperature=0.0)
-    none, all_of_them = sample(
+    none, all_of_them = sample_rows(
         logits.expand(2, -1), [make_draw(greedy, num_logprobs=0), make_draw(greedy, num_logprobs=9)]
     )
     assert none is not None
@@ -221,10 +222,10 @@ def test_logprobs_without_alternatives_and_more_than_there_are() -> None:
 def test_a_row_that_is_not_finite_fails_alone(bad: float, params: SamplingParams) -> None:
     logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(0))
     draws = [make_draw(params)] * 3
-    expected = sample(logits, draws)
+    expected = sample_rows(logits, draws)
     logits[1, 321] = bad
-    assert sample(logits, draws) == [expected[0], None, expected[2]]
+    assert sample_rows(logits, draws) == [expected[0], None, expected[2]]
 
 
 def test_no_rows() -> None:
-    assert sample(torch.empty(0, 10), []) == []
+    assert sample_rows(torch.empty(0, 10), []) == []

@@ -1,6 +1,7 @@
 """Which tokens a sequence holds and how often it generated each: what penalties are computed from.
 
-Made once from prompt and answer, then told of each new token, so that a draw costs no more behind a long prompt.
+Made once from prompt and answer, then told of each new token, so that a draw costs no more behind a long prompt than
+its distinct tokens do, and nothing of that where the answer alone is penalised.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,11 +14,11 @@ class TokenCounts:
     """`ids` [n], each distinct token of prompt and answer once, and `generated` [n], its count in the answer."""
 
     def __init__(self, prompt_ids: Sequence[int], generated_ids: Iterable[int] = ()) -> None:
-        distinct = np.unique(np.asarray(prompt_ids, dtype=np.int64))
-        self._size = len(distinct)
-        self._ids = distinct
+        self._ids = np.unique(np.asarray(prompt_ids, dtype=np.int64))
+        self._prompt = self._ids
+        self._size = len(self._ids)
         self._generated = np.zeros(self._size, dtype=np.int64)
-        self._places = {int(token_id): place for place, token_id in enumerate(distinct)}
+        self._places: dict[int, int] = {}  # of the answer's tokens among `ids`
         for token_id in generated_ids:
             self.add(token_id)
 
@@ -31,19 +32,27 @@ class TokenCounts:
         """How often each of `ids` stands in the answer."""
         return self._generated[: self._size]
 
+    @property
+    def answer(self) -> NDArray[np.int64]:
+        """Which of `ids` stand in the answer."""
+        return np.fromiter(self._places.values(), dtype=np.int64, count=len(self._places))
+
     def add(self, token_id: int) -> None:
         """One more token of the answer."""
         place = self._places.get(token_id)
         if place is None:
-            place = self._append(token_id)
+            place = self._places[token_id] = self._find(token_id)
         self._generated[place] += 1
 
-    def _append(self, token_id: int) -> int:
+    def _find(self, token_id: int) -> int:
+        """The place of a token that is new in the answer."""
+        place = int(np.searchsorted(self._prompt, token_id))
+        if place < len(self._prompt) and self._prompt[place] == token_id:
+            return place
         if self._size == len(self._ids):
-            room = max(64, self._size)
-            self._ids = np.concatenate((self._ids, np.zeros(room, dtype=np.int64)))
-            self._generated = np.concatenate((self._generated, np.zeros(room, dtype=np.int64)))
-        place = self._places[token_id] = self._size
-        self._ids[place] = token_id
+            room = np.zeros(max(64, self._size), dtype=np.int64)
+            self._ids = np.concatenate((self._ids, room))
+            self._generated = np.concatenate((self._generated, room))
+        self._ids[self._size] = token_id
         self._size += 1
-        return place
+        return self._size - 1

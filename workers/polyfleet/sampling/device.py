@@ -1,16 +1,26 @@
-"""The draw on an accelerator, one program for all rows: whole rows are ranked where they lie, ids alone come back.
+"""The draw on a device that computes in float64: one plain-torch program, and nothing in it waits for the device.
 
 The definition is `host`'s, and so is the result, but for draws that lie within rounding of an edge of the distribution.
+Weights are summed as integers, in which the order of summing makes no difference: a row has the same token and
+logprobs in any company, on any device. Which rows take which steps depends on their parameters alone.
 """
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.sampling.candidates import Filters
+from polyfleet.sampling.device_counts import DeviceCounts, to_device
+from polyfleet.sampling.draw import Bools, Drawn, Draws, Ints, Logprobs, Start
 
-ROWS = 64  # ranked at once: bounds the memory it takes to about 40 bytes for each of their logits
+ROWS = 64  # ranked at once: bounds the memory it takes to about 50 bytes for each of their logits
+ID_BITS = 32  # of the keys that rank logits and, where these are equal, ids
 
 
 @lru_cache
@@ -22,24 +32,140 @@ def can_draw(device: torch.device) -> bool:
         return False
 
 
-def draw(logits: Tensor, filters: Filters) -> list[int]:
-    """One token per row of finite logits [n, V] in float32."""
-    columns = (filters.temperature, filters.top_k, filters.top_p, filters.min_p, filters.uniform)
-    moved = [torch.split(torch.from_numpy(each).to(logits.device), ROWS) for each in columns]
-    parts = zip(torch.split(logits, ROWS), *moved, strict=True)
-    ids: list[int] = torch.cat([_draw(*each) for each in parts]).tolist()
+@dataclass(frozen=True, slots=True)
+class DeviceDrawn:
+    """What S rows came to, as tensors on the device: `Drawn` and `Logprobs` say more."""
+
+    token_ids: Tensor  # [S] int64
+    finite: Tensor  # [S] bool
+    drawn: Tensor | None = None  # [S] float64 logprobs, where any row wants some
+    top_ids: Tensor | None = None  # [S, K] int64
+    top: Tensor | None = None  # [S, K] float64
+
+    def staged(self) -> "DeviceDrawn":
+        """The same on the host, once the device's work so far is done; does not wait for it."""
+        tensors = (self.token_ids, self.finite, self.drawn, self.top_ids, self.top)
+        return DeviceDrawn(*(each if each is None else each.to("cpu", non_blocking=True) for each in tensors))  # type: ignore[arg-type]
+
+    def to_host(self) -> Drawn:
+        """The same as arrays; waits for tensors that are still on the device."""
+        logprobs = None
+        if self.drawn is not None and self.top_ids is not None and self.top is not None:
+            logprobs = Logprobs(_array(self.drawn), _array(self.top_ids), _array(self.top))
+        return Drawn(_array(self.token_ids), _array(self.finite), logprobs)
+
+
+class DeviceSampler:
+    """Draws on the device, and keeps there the counts of the slots whose draws are penalised."""
+
+    def __init__(self, device: torch.device, vocabulary: int) -> None:
+        self._device = device
+        self._counts = DeviceCounts(device, vocabulary)
+        self._scale = 2.0 ** (62 - vocabulary.bit_length())  # of weights as integers: no sum of a row overflows
+
+    def start(self, starts: Iterable[Start]) -> None:
+        """Sequences begin in these slots."""
+        for start in starts:
+            self._counts.start(start)
+
+    def draw(self, logits: Tensor, draws: Draws) -> DeviceDrawn:
+        """One token per row of logits [S, V] on the device; penalised slots count theirs.
+
+        Raises ValueError for a penalised slot that was never started.
+        """
+        token_ids = logits.argmax(dim=-1)  # the lowest id among the maxima
+        highest = logits.gather(1, token_ids[:, None])[:, 0]
+        finite = highest.isfinite() & logits.amin(dim=-1).isfinite()
+        greedy, penalised, masked, plain = draws.greedy, draws.penalised, draws.masked, replace(draws, masks=None)
+        for rows in (*_parts(greedy & (penalised | masked)), *_parts(~greedy)):
+            places = self._moved(rows)
+            values = logits.index_select(0, places).float()
+            if penalised[rows].any():
+                chosen = np.flatnonzero(penalised[rows])
+                self._counts.penalise(values, self._moved(chosen), plain.take(rows[chosen]))
+            if draws.masks is not None and masked[rows].any():
+                chosen = np.flatnonzero(masked[rows])
+                self._bar(values, self._moved(chosen), draws.masks[rows[chosen]])
+            ids = values.argmax(dim=-1) if greedy[rows[0]] else self._random(values, plain.take(rows))
+            token_ids.index_copy_(0, places, ids)
+        if penalised.any():
+            rows = np.flatnonzero(penalised)
+            places = self._moved(rows)
+            self._counts.add(draws.slots[rows], token_ids.index_select(0, places), finite.index_select(0, places))
+        return DeviceDrawn(token_ids, finite, *self._logprobs(logits, token_ids, draws))
+
+    def _moved(self, array: NDArray[Any]) -> Tensor:
+        return to_device(array, self._device)
+
+    def _bar(self, values: Tensor, places: Tensor, allowed: Bools) -> None:
+        """Leave the rows `places` [n] no other tokens than `allowed` [n, V], in place."""
+        barred = self._moved(allowed).logical_not_()
+        left = values.index_select(0, places).masked_fill_(barred, -torch.inf)
+        values.index_copy_(0, places, left)
+
+    def _random(self, logits: Tensor, draws: Draws) -> Tensor:
+        """One draw per row of float32 logits [n, V], -inf where a token is barred; ids [n]."""
+        filters = Filters.of(draws, logits.shape[-1])
+        columns = (filters.temperature, filters.top_p, filters.min_p, filters.uniform, filters.top_k)
+        temperature, top_p, min_p, uniform, top_k = self._moved(np.stack(columns))
+        top_k = top_k.long()
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)  # equal ones stay in order of their ids
+        shares = values.double()
+        shares.sub_(shares[:, :1].clone()).div_(temperature).exp_()
+        kept_by_min = ((shares >= min_p) & (values > -torch.inf)).sum(dim=-1, keepdim=True)
+        weights = shares.mul_(self._scale).round_().long()
+        cumulated = weights.cumsum(dim=-1)
+        left_by_k = cumulated.gather(1, (top_k - 1).clamp_(min=0))
+        kept_by_p = (cumulated - weights < top_p * left_by_k).sum(dim=-1, keepdim=True)
+        last = torch.minimum(torch.minimum(top_k, kept_by_p), kept_by_min).sub_(1).clamp_(min=0)
+        place = (cumulated <= uniform * cumulated.gather(1, last)).sum(dim=-1, keepdim=True)
+        return ids.gather(1, torch.minimum(place, last))[:, 0]
+
+    def _logprobs(self, logits: Tensor, token_ids: Tensor, draws: Draws) -> tuple[Tensor, ...]:
+        """Logprobs [S] of what was drawn, alternatives [S, K] and theirs; nothing where no row wants any."""
+        wanted = draws.with_logprobs
+        if not wanted.any():
+            return ()
+        rows, vocabulary = logits.shape
+        number = min(int(draws.parameters["num_logprobs"].max()), vocabulary)
+        drawn = torch.zeros(rows, dtype=torch.float64, device=self._device)
+        top_ids = torch.zeros((rows, number), dtype=torch.int64, device=self._device)
+        top = torch.zeros((rows, number), dtype=torch.float64, device=self._device)
+        for part in _parts(wanted):
+            places = self._moved(part)
+            values = logits.index_select(0, places).float()
+            total = self._total(values)
+            ids = likeliest(values, number)
+            chosen = values.gather(1, token_ids.index_select(0, places)[:, None])
+            drawn.index_copy_(0, places, (chosen.double() - total)[:, 0])
+            top_ids.index_copy_(0, places, ids)
+            top.index_copy_(0, places, values.gather(1, ids).double() - total)
+        return drawn, top_ids, top
+
+    def _total(self, values: Tensor) -> Tensor:
+        """The log of the summed exponentials of each row [n, V]; [n, 1]."""
+        highest = values.amax(dim=-1, keepdim=True).double()
+        weights = values.double().sub_(highest).exp_().mul_(self._scale).round_().long()
+        return highest + (weights.sum(dim=-1, keepdim=True).double() / self._scale).log()
+
+
+def likeliest(values: Tensor, number: int) -> Tensor:
+    """Ids [n, number] of the highest of each row of float32 [n, V], in descending order, ties by lower id."""
+    bits = (values + 0.0).view(torch.int32).long()  # + 0.0: zeros of both signs are equal
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # as integers they rank as the floats do
+    last = values.shape[-1] - 1
+    keys = (ordered << ID_BITS) + torch.arange(last, -1, -1, device=values.device)
+    ids: Tensor = last - (keys.topk(number).values & (2**ID_BITS - 1))
     return ids
 
 
-def _draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-    """Ids [n]; the parameters are columns [n, 1] as Filters has them."""
-    values, ids = logits.sort(dim=-1, descending=True, stable=True)  # equal ones stay in order of their ids
-    weights = ((values.double() - values[:, :1].double()) / temperature).exp()
-    cumulated = weights.cumsum(dim=-1)
-    left_by_k = cumulated.gather(1, top_k - 1)
-    kept_by_p = (cumulated - weights < top_p * left_by_k).sum(dim=-1, keepdim=True)
-    kept_by_min = (weights >= min_p).sum(dim=-1, keepdim=True)
-    kept = torch.minimum(torch.minimum(top_k, kept_by_p), kept_by_min)
-    mass = cumulated.gather(1, kept - 1)
-    place = (cumulated <= uniform * mass).sum(dim=-1, keepdim=True)
-    return ids.gather(1, torch.minimum(place, kept - 1))[:, 0]
+def _parts(chosen: Bools) -> Iterator[Ints]:
+    """The chosen rows, ROWS at a time."""
+    rows = np.flatnonzero(chosen)
+    for start in range(0, len(rows), ROWS):
+        yield rows[start : start + ROWS]
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.cpu().numpy()
+    return array

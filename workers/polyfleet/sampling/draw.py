@@ -1,47 +1,116 @@
-"""What is asked of a row of logits, and what comes back. Plain data."""
+"""What is asked of rows of logits, and what comes back: plain arrays, one entry a row."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from polyfleet.wire.sampling import SamplingParams
 
-if TYPE_CHECKING:  # processes that only pass tokens on need no numpy
-    from polyfleet.sampling.counts import TokenCounts
+NO_LOGPROBS = -1
+
+# How one sequence's tokens are drawn: SamplingParams as numbers. An array of these is indexed by slot, or by draw.
+PARAMETERS = np.dtype(
+    [
+        ("temperature", np.float64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("repetition_penalty", np.float64),
+        ("presence_penalty", np.float64),
+        ("frequency_penalty", np.float64),
+        ("top_k", np.int64),  # 0: off
+        ("seed", np.uint64),
+        ("choice", np.int64),
+        ("num_logprobs", np.int64),  # alternatives reported beside a token; NO_LOGPROBS: no logprobs at all
+    ]
+)
+Parameters = NDArray[Any]  # of dtype PARAMETERS
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+def parameters(params: SamplingParams, choice: int = 0, num_logprobs: int | None = None) -> tuple[float, ...]:
+    """One entry of an array of PARAMETERS."""
+    return (
+        *(params.temperature, params.top_p, params.min_p),
+        *(params.repetition_penalty, params.presence_penalty, params.frequency_penalty),
+        *(min(params.top_k, 2**62), params.seed, choice, NO_LOGPROBS if num_logprobs is None else num_logprobs),
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """The token wanted at `position` of its sequence, prompt and generated tokens together."""
+class Start:
+    """A sequence that begins in a slot and whose draws are penalised: its tokens, cached beginnings included."""
 
-    params: SamplingParams
-    choice: int = 0
-    position: int = 0
-    num_logprobs: int | None = None  # alternatives reported beside the token; None: no logprobs at all
-    counts: "TokenCounts | None" = None  # of the tokens before it; needed where `params` penalise
-
-    @classmethod
-    def behind(
-        cls,
-        prompt_ids: Iterable[int],
-        generated_ids: Iterable[int],
-        params: SamplingParams,
-        choice: int = 0,
-        num_logprobs: int | None = None,
-    ) -> "Draw":
-        """The draw behind these tokens, counted anew; a sequence keeps its counts from draw to draw."""
-        from polyfleet.sampling.counts import TokenCounts
-
-        prompt, generated = list(prompt_ids), list(generated_ids)
-        counts = TokenCounts(prompt, generated) if params.penalised else None
-        return cls(params, choice, len(prompt) + len(generated), num_logprobs, counts)
+    slot: int
+    prompt_ids: Sequence[int]
+    generated_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class SampledToken:
-    """A drawn token. Logprobs are natural logs of the model's own distribution, before penalties and temperature."""
+class Draws:
+    """The tokens wanted of S rows of logits: row s belongs to the sequence in `slots[s]`."""
 
-    token_id: int
-    logprob: float = 0.0
-    top_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
+    parameters: Parameters  # [S]
+    slots: Ints  # [S]
+    positions: Ints  # [S] tokens before the one wanted, prompt and generated together
+    masks: Bools | None = None  # [S, V] the tokens that may be drawn, at least one a row; None: all, in every row
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def greedy(self) -> Bools:
+        """[S] rows whose likeliest token is taken without a draw."""
+        greedy: Bools = self.parameters["temperature"] == 0
+        return greedy
+
+    @property
+    def penalised(self) -> Bools:
+        """[S] rows that depend on the tokens so far."""
+        columns = self.parameters
+        repeated, present = columns["repetition_penalty"] != 1, columns["presence_penalty"] != 0
+        penalised: Bools = repeated | present | (columns["frequency_penalty"] != 0)
+        return penalised
+
+    @property
+    def masked(self) -> Bools:
+        """[S] rows in which some token may not be drawn."""
+        if self.masks is None:
+            return np.zeros(len(self), dtype=bool)
+        return np.logical_not(self.masks.all(axis=-1))
+
+    @property
+    def with_logprobs(self) -> Bools:
+        """[S] rows whose logprobs are reported."""
+        wanted: Bools = self.parameters["num_logprobs"] != NO_LOGPROBS
+        return wanted
+
+    def take(self, rows: Ints) -> "Draws":
+        """What is asked of these rows alone."""
+        masks = None if self.masks is None else self.masks[rows]
+        return Draws(self.parameters[rows], self.slots[rows], self.positions[rows], masks)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logs of the model's own distribution, before penalties, masks and temperature. K is the most asked for.
+
+    Of the alternatives of row s the first `num_logprobs` that were asked for count.
+    """
+
+    drawn: Floats  # [S]
+    top_ids: Ints  # [S, K] likeliest first, ties by lower id
+    top: Floats  # [S, K]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What S rows came to."""
+
+    token_ids: Ints  # [S]; some valid id in rows that are not finite
+    finite: Bools  # [S] whether all logits of the row were
+    logprobs: Logprobs | None = None  # where any row wants some

@@ -1,127 +1,164 @@
-"""From logits to tokens: penalties, temperature, top_k, top_p, min_p, one draw.
+"""From logits to tokens: penalties, masks, temperature, top_k, top_p, min_p, one draw.
 
     repetition   l > 0: l / r, else l * r, for every token of prompt and answer (Keskar et al., arXiv 1909.05858)
     presence     l - p, once for every distinct token of the answer;  frequency  l - f * count
+    mask         tokens that may not be drawn have no probability, whatever the other parameters
     top_k        the k likeliest; top_p  the fewest likeliest with at least that share of what top_k left
     min_p        those with at least that share of the likeliest one's probability
     draw         the first token, in order of descending probability, ties by lower id, whose cumulated share of what
                  is left exceeds the uniform of `philox`
 
-Greedy rows take the lowest id among the maxima. On an accelerator that computes in float64 draws are its own business
-(see `device`). Elsewhere the likeliest candidates of each row are found first, and the draw is done in float64 on the
-host; rows that the candidates don't settle are ranked whole (see `ranking`): the cost of a row
+Greedy rows take the lowest id among the maxima. A device that computes in float64 has a program of its own (see
+`device`). Here the likeliest candidates of each row are found first, where the logits lie, and the draw is done in
+float64 on the host; rows that the candidates don't settle are ranked whole (see `ranking`): the cost of a row
 is bounded whatever its parameters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyfleet.sampling import device
-from polyfleet.sampling.candidates import UNSETTLED, Filters, Floats, ranked
-from polyfleet.sampling.draw import Draw, SampledToken
+from polyfleet.sampling.candidates import UNSETTLED, Filters, ranked
+from polyfleet.sampling.counts import TokenCounts
+from polyfleet.sampling.draw import Bools, Drawn, Draws, Floats, Ints, Logprobs, Start
 from polyfleet.sampling.ranking import Ranking
 
 CANDIDATES = 256  # of a row, among which most draws fall
 COLUMNS = 16  # rows are searched for candidates by the maxima of so many tokens
-MIN_TEMPERATURE = 1e-30  # keeps a division finite; far below any effect
+NO_COUNTS: Mapping[int, TokenCounts] = {}
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[SampledToken | None]:
-    """One token per row of logits [S, V]; None for a row with a logit that is not finite. Rows don't affect another."""
-    if not draws:
-        return []
+class HostSampler:
+    """Draws on the host, and keeps the counts of the slots whose draws are penalised."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, TokenCounts] = {}
+
+    def start(self, starts: Iterable[Start]) -> None:
+        """Sequences begin in these slots."""
+        for start in starts:
+            self._counts[start.slot] = TokenCounts(start.prompt_ids, start.generated_ids)
+
+    def draw(self, logits: Tensor, draws: Draws) -> Drawn:
+        """One token per row of logits [S, V]; penalised slots count theirs. ValueError: such a slot never started."""
+        drawn = sample(logits, draws, self._counts)
+        for row in np.flatnonzero(draws.penalised & drawn.finite):
+            self._counts[int(draws.slots[row])].add(int(drawn.token_ids[row]))
+        return drawn
+
+
+def sample(logits: Tensor, draws: Draws, counts: Mapping[int, TokenCounts] = NO_COUNTS) -> Drawn:
+    """One token per row of logits [S, V]; rows don't affect another.
+
+    Penalised rows need the `counts` of their slots, else ValueError.
+    """
+    if not len(draws):
+        return Drawn(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
     logits = logits.float()
-    finite = (logits.amin(dim=-1).isfinite() & logits.amax(dim=-1).isfinite()).tolist()
-    usable = [row for row, good in enumerate(finite) if good]
-    tokens: list[SampledToken | None] = [None] * len(draws)
-    chosen = _choose(_rows(logits, usable), [draws[row] for row in usable]) if usable else []
-    for row, token_id in zip(usable, chosen, strict=True):
-        tokens[row] = _with_logprobs(logits[row], token_id, draws[row].num_logprobs)
-    return tokens
+    finite = (logits.amin(dim=-1).isfinite() & logits.amax(dim=-1).isfinite()).cpu().numpy()
+    usable, token_ids = np.flatnonzero(finite), np.zeros(len(draws), dtype=np.int64)
+    if len(usable):
+        token_ids[usable] = _choose(_rows(logits, usable), draws if finite.all() else draws.take(usable), counts)
+    return Drawn(token_ids, finite, _logprobs(logits, token_ids, finite, draws))
 
 
-def _rows(logits: Tensor, rows: list[int]) -> Tensor:
-    return logits if len(rows) == len(logits) else logits[rows]
+def _rows(logits: Tensor, rows: Ints) -> Tensor:
+    return logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
 
 
-def _choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+def _choose(logits: Tensor, draws: Draws, counts: Mapping[int, TokenCounts]) -> Ints:
     """Token ids of rows that are all finite."""
-    penalised = [row for row, draw in enumerate(draws) if draw.params.penalised]
-    if penalised:
+    penalised, masked, greedy = draws.penalised, draws.masked, draws.greedy
+    if penalised.any() or masked.any():
         logits = logits.clone()
-        for row in penalised:
-            _penalise(logits[row], draws[row])
-    greedy = [row for row, draw in enumerate(draws) if draw.params.greedy]
-    random = [row for row, draw in enumerate(draws) if not draw.params.greedy]
-    chosen = dict(zip(greedy, _argmax(_rows(logits, greedy)) if greedy else (), strict=True))
-    if random:
-        chosen.update(zip(random, _draw(_rows(logits, random), [draws[row] for row in random]), strict=True))
-    return [chosen[row] for row in range(len(draws))]
+        for row in np.flatnonzero(penalised).tolist():
+            _penalise(logits[row], draws, row, counts)
+        _mask(logits, draws.masks, np.flatnonzero(masked))
+    token_ids = np.zeros(len(draws), dtype=np.int64)
+    if greedy.any():
+        rows = np.flatnonzero(greedy)
+        token_ids[rows] = _argmax(_rows(logits, rows))
+    if not greedy.all():
+        rows = np.flatnonzero(~greedy)
+        token_ids[rows] = _draw(_rows(logits, rows), draws.take(rows))
+    return token_ids
 
 
-def _argmax(logits: Tensor) -> list[int]:
+def _argmax(logits: Tensor) -> Ints:
     """The lowest id among the maxima of each row. On a host numpy finds it many times faster than torch."""
-    if logits.device.type == "cpu":
-        return [int(token_id) for token_id in logits.numpy().argmax(axis=-1)]
-    ids: list[int] = logits.argmax(dim=-1).tolist()
+    ids: Ints = logits.numpy().argmax(-1) if logits.device.type == "cpu" else logits.argmax(dim=-1).cpu().numpy()
     return ids
 
 
-def _penalise(row: Tensor, draw: Draw) -> None:
-    """Apply the penalties to one row of logits, in place."""
-    params, counts, limits = draw.params, draw.counts, torch.finfo(row.dtype)
-    if counts is None:
+def _penalise(values: Tensor, draws: Draws, row: int, counts: Mapping[int, TokenCounts]) -> None:
+    """Apply the penalties of one row to its logits, in place."""
+    params, known, limits = draws.parameters[row], counts.get(int(draws.slots[row])), torch.finfo(values.dtype)
+    if known is None:
         raise ValueError("a draw with penalties needs the counts of its tokens")
-    ids, generated = (torch.from_numpy(each).to(row.device) for each in (counts.ids, counts.generated))
-    before = row[ids]
-    scaled = torch.where(before > 0, before / params.repetition_penalty, before * params.repetition_penalty)
-    scaled = scaled.clamp(limits.min, limits.max)
-    row[ids] = scaled - (params.presence_penalty * (generated > 0) + params.frequency_penalty * generated)
+    repetition, ids, answer = float(params["repetition_penalty"]), known.ids, known.answer
+    if repetition != 1:
+        places = torch.from_numpy(ids).to(values.device)
+        before = values[places]
+        scaled = torch.where(before > 0, before / repetition, before * repetition)
+        values[places] = scaled.clamp_(limits.min, limits.max)
+    places, generated = (torch.from_numpy(each[answer]).to(values.device) for each in (ids, known.generated))
+    values[places] -= float(params["presence_penalty"]) + float(params["frequency_penalty"]) * generated
 
 
-def _with_logprobs(row: Tensor, token_id: int, num_logprobs: int | None) -> SampledToken:
-    """The token with logprobs of the model's own distribution."""
-    if num_logprobs is None:
-        return SampledToken(token_id)
-    total = float(row.amax()) + float(np.log(_mass(row[None], np.ones((1, 1)))).item())
-    logprob = float(row[token_id]) - total
-    if num_logprobs == 0:
-        return SampledToken(token_id, logprob)
-    least = row.topk(min(num_logprobs, len(row))).values[-1]
-    ids = (row >= least).nonzero().flatten()
-    ids = ids[row[ids].sort(descending=True, stable=True).indices[:num_logprobs]]
-    return SampledToken(token_id, logprob, tuple(ids.tolist()), tuple((row[ids].double() - total).tolist()))
+def _mask(logits: Tensor, masks: Bools | None, rows: Ints) -> None:
+    """Leave no probability to what these rows may not draw, in place."""
+    if masks is not None and len(rows):
+        for row in rows:
+            logits[row].masked_fill_(torch.from_numpy(~masks[row]).to(logits.device), -torch.inf)
 
 
-def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+def _logprobs(logits: Tensor, token_ids: Ints, finite: Bools, draws: Draws) -> Logprobs | None:
+    """Of the model's own distribution, for the rows that want them."""
+    wanted = draws.with_logprobs
+    if not wanted.any():
+        return None
+    rows, vocabulary = len(draws), logits.shape[-1]
+    width = min(int(draws.parameters["num_logprobs"].max()), vocabulary)
+    out = Logprobs(np.zeros(rows), np.zeros((rows, width), dtype=np.int64), np.zeros((rows, width)))
+    for row in np.flatnonzero(wanted & finite):
+        values = logits[row]
+        total = float(values.amax()) + float(np.log(_mass(values[None], np.ones((1, 1)))).item())
+        number = min(int(draws.parameters["num_logprobs"][row]), vocabulary)
+        ids = _top(values, number)
+        out.drawn[row] = float(values[token_ids[row]]) - total
+        out.top_ids[row, :number] = ids.cpu().numpy()
+        out.top[row, :number] = _host(values[ids]) - total
+    return out
+
+
+def _top(values: Tensor, number: int) -> Tensor:
+    """The ids of the highest of one row, ties by lower id."""
+    if not number:
+        return torch.zeros(0, dtype=torch.int64, device=values.device)
+    ids = (values >= values.topk(number).values[-1]).nonzero().flatten()
+    return ids[values[ids].sort(descending=True, stable=True).indices[:number]]
+
+
+def _draw(logits: Tensor, draws: Draws) -> Ints:
     """One draw per row of logits [n, V]."""
-    filters = Filters.of(draws, logits.shape[-1], MIN_TEMPERATURE)
-    if logits.device.type != "cpu" and device.can_draw(logits.device):
-        return device.draw(logits, filters)
+    filters = Filters.of(draws, logits.shape[-1])
     chosen = _draw_among(min(CANDIDATES, logits.shape[-1]), logits, filters)
-    for row, token_id in enumerate(chosen):
-        if token_id == UNSETTLED:
-            top_k, top_p, min_p, uniform = filters.of_row(row)
-            ranking = Ranking(logits[row].cpu().numpy(), float(filters.temperature[row, 0]))
-            chosen[row] = ranking.pick(top_k, top_p, min_p, uniform)
+    for row in np.flatnonzero(chosen == UNSETTLED).tolist():
+        top_k, top_p, min_p, uniform = filters.of_row(row)
+        ranking = Ranking(logits[row].cpu().numpy(), float(filters.temperature[row, 0]))
+        chosen[row] = ranking.pick(top_k, top_p, min_p, uniform)
     return chosen
 
 
-def _draw_among(width: int, logits: Tensor, filters: Filters) -> list[int]:
+def _draw_among(width: int, logits: Tensor, filters: Filters) -> Ints:
     """Draws among the `width` likeliest tokens of each row; UNSETTLED where these are too few."""
     highest, places = _likeliest(logits, width)
     values, ids = ranked(_host(highest), places.cpu().numpy())
     weights = np.exp((values - values[:, :1]) / filters.temperature)
-    if width == logits.shape[-1]:
-        mass = weights.sum(axis=-1, keepdims=True)
-    elif filters.need_whole_mass(width):
-        mass = _mass(logits, filters.temperature)
-    else:
-        mass = np.ones_like(filters.temperature)
-    return filters.pick(weights, ids, mass)
+    needed = filters.need_whole_mass(width)
+    return filters.pick(weights, ids, _mass(logits, filters.temperature) if needed else np.ones_like(weights[:, :1]))
 
 
 def _mass(logits: Tensor, temperature: Floats) -> Floats:

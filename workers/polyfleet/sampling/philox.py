@@ -10,10 +10,8 @@ The uniform of one draw is a function of (seed, choice, position) and of nothing
 The choice stands in the counter and not in the key, so that no two (seed, choice) pairs share a stream.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Words = NDArray[np.uint64]  # 32-bit words in 64-bit lanes, so that products keep their high halves
 
@@ -33,15 +31,11 @@ def philox(counter: Words, key: Words) -> Words:
     return np.stack((even[0], odd[0], even[1], odd[1]), axis=-1)
 
 
-def uniforms(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+def uniforms(seeds: ArrayLike, choices: ArrayLike, positions: ArrayLike) -> NDArray[np.float64]:
     """One number in [0, 1) for each (seed, choice, position), as the module's docstring defines it."""
-    key = np.array([_halves(seed) for seed in seeds], dtype=np.uint64).reshape(-1, 2)
-    rows = [(*_halves(position), choice, 0) for choice, position in zip(choices, positions, strict=True)]
-    words = philox(np.array(rows, dtype=np.uint64).reshape(-1, 4), key)
+    seed, choice, position = (np.asarray(each, dtype=np.uint64) for each in (seeds, choices, positions))
+    counter = np.stack((position & MASK, position >> WORD, choice, np.zeros_like(choice)), axis=-1)
+    words = philox(counter, np.stack((seed & MASK, seed >> WORD), axis=-1))
     high, low = words[:, 0] >> np.uint64(5), words[:, 1] >> np.uint64(6)
     uniform: NDArray[np.float64] = (high * 2.0**26 + low) / 2.0**53
     return uniform
-
-
-def _halves(value: int) -> tuple[int, int]:
-    return value & 0xFFFFFFFF, value >> 32
