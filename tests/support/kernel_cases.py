@@ -8,7 +8,8 @@ from torch import Tensor
 
 from polyfleet.graph.ops import Attention, Rope, RopeCache
 from polyfleet.kernels.context import KernelContext
-from polyfleet.kernels.step import SliceRows, Step
+from polyfleet.kernels.step import Step
+from polyfleet.kernels.step import make_step as step_over
 from polyfleet.kernels.weights import Weight, WeightFormat
 
 NUM_BLOCKS = 64
@@ -41,20 +42,16 @@ def rope_into(cache: int = 0, heads: int = 6, kv_heads: int = 2, width: int = 8)
 
 
 def make_step(parts: Sequence[tuple[int, int]], block_size: int = 4) -> Step:
-    """A step of slices (rows, start), each over its own blocks in a shuffled order; the last row of each is wanted."""
+    """A step of sequences (rows, start), each over its own blocks in a shuffled order, those of one row first; the
+    last row of each is wanted."""
     blocks = list(range(NUM_BLOCKS))
     random.Random(5).shuffle(blocks)
-    slices, positions, slots, first = [], [], [], 0
-    for count, start in parts:
-        table = tuple(blocks.pop() for _ in range(-(-(start + count) // block_size)))
-        slices.append(SliceRows(first, count, start, table))
-        for position in range(start, start + count):
-            positions.append(position)
-            slots.append(table[position // block_size] * block_size + position % block_size)
+    sequences, first = [], 0
+    for count, start in sorted(parts, key=lambda part: part[0] > 1):
+        table = [blocks.pop() for _ in range(-(-(start + count) // block_size))]
+        sequences.append(([(first + row) % 10 for row in range(count)], start, table))
         first += count
-    ids = torch.arange(first) % 10
-    last = [each.first + each.count - 1 for each in slices]
-    return Step(ids, torch.tensor(positions), torch.tensor(slots), torch.tensor(last), tuple(slices))
+    return step_over(sequences, block_size, torch.device("cpu"))
 
 
 def _weight(name: str, data: Tensor) -> Weight:

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfleet.engine.conformance.synthetic import synthetic_model
+from polyfleet.conformance.synthetic import synthetic_model
 from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
 from polyfleet.graph.lowering import FUSED, fuse, select_early
 from polyfleet.graph.ops import OpKind, Rope
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Target, choose
 from polyfleet.kernels.reference import REFERENCE
-from polyfleet.kernels.step import SliceRows, Step
+from polyfleet.kernels.step import make_step
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.models.registry import record
 
@@ -67,8 +67,7 @@ def run(graph: KernelGraph) -> tuple[Tensor, Tensor]:
     storage = KvStorage.allocate(graph.caches, 2, 4, torch.float32, device)
     context = KernelContext(model.weights, device, torch.float32, storage.keys, storage.values, 4)
     table = choose(REFERENCE, Target("cpu", torch.float32))
-    places = torch.arange(5)
-    step = Step(places + 3, places, places, torch.tensor([4, 2]), (SliceRows(0, 5, 0, (0, 1)),))
+    step = replace(make_step([(range(3, 8), 0, (0, 1))], 4, device), selected=torch.tensor([4, 2]))
     values: dict[int, Tensor] = {0: step.token_ids}
     for op in graph.ops:
         result = table[op.kind].bind(op, context)(step, *[values[value] for value in op.inputs])
@@ -137,3 +136,19 @@ def test_selecting_early_needs_an_attention_and_row_wise_ops_behind_it() -> None
     graph, x = builder()
     recorded = graph.finish(x, graph.linear(graph.select_rows(x), "q"))
     assert select_early(recorded) is recorded
+
+
+def test_inputs_and_outputs_are_kept_whoever_reads_them() -> None:
+    graph = GraphBuilder(ROWS, COLUMNS)
+    unread, x = graph.input(5), graph.input(8)
+    total = graph.add(x, x)
+    normed = graph.rms_norm(total, "norm", 1e-5)
+    gated = graph.mul(graph.silu(graph.linear(normed, "gate")), graph.linear(normed, "up"))
+    columns = graph.argmax(gated)
+    fused = fuse(graph.freeze((x, total, columns, gated)))
+    assert kinds(fused) == [OpKind.ADD_RMS_NORM, OpKind.LINEAR, OpKind.SILU_MUL, OpKind.ARGMAX]
+    assert [fused.widths[value] for value in fused.inputs] == [5, 8]
+    assert [fused.widths[value] for value in fused.outputs] == [8, 8, 1, 6]
+    assert fused.outputs[0] == fused.inputs[1] == fused.ops[0].inputs[0]
+    assert fused.outputs[1] == fused.ops[0].outputs[1]
+    assert unread == 1

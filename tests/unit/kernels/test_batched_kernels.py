@@ -87,13 +87,22 @@ def test_attention_with_tables_of_very_different_length(monkeypatch: pytest.Monk
     assert_close(run(of(op.kind), op, context, step, q), run(REFERENCES[op.kind], op, context, step, q))
 
 
+def test_attention_over_a_group_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched, "GATHERED_BYTES", 2 * 5 * 256)
+    context, step = make_context(), make_step([(1, 2), (1, 19), (1, 9), (1, 14), (3, 5)])
+    assert len(batched.plan_attention(context, step, attention_over()).decodes) == 2
+    q = torch.randn(7, 48)
+    op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), attributes=attention_over())
+    assert_close(run(of(op.kind), op, context, step, q), run(REFERENCES[op.kind], op, context, step, q))
+
+
 def test_attention_of_a_batch_never_reads_anothers_blocks() -> None:
     """NaN in every block that no sequence owns, and behind every end, changes nothing for the owners of others."""
     context, step = make_context(), make_step([(1, 3), (1, 18), (1, 7)])
     q = torch.randn(3, 48)
     op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), attributes=attention_over())
     expected = run(of(op.kind), op, context, step, q)
-    owned = [block for each in step.slices for block in each.blocks]
+    owned = set(step.tables.flatten().tolist())
     foreign = [block for block in range(len(context.keys[0])) if block not in owned]
     for cache in (*context.keys, *context.values):
         cache[foreign] = float("nan")

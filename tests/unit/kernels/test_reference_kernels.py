@@ -15,7 +15,7 @@ BIND = {each.op: each.bind for each in REFERENCE}
 def test_embedding_looks_up_rows() -> None:
     table = torch.randn(10, 6)
     kernel = BIND[OpKind.EMBEDDING](Op(OpKind.EMBEDDING, (0,), (1,), ("e",)), make_context(weights={"e": table}))
-    step = make_step([(3, 0), (1, 5)])
+    step = make_step([(1, 5), (3, 0)])
     assert torch.equal(kernel(step, step.token_ids), table[[0, 1, 2, 3]])
 
 
@@ -57,16 +57,16 @@ def test_silu_mul_by_hand() -> None:
 def test_select_rows() -> None:
     kernel = BIND[OpKind.SELECT_ROWS](Op(OpKind.SELECT_ROWS, (1,), (2,)), make_context())
     x = torch.randn(6, 2)
-    assert torch.equal(kernel(make_step([(3, 0), (1, 5), (2, 1)]), x), x[[2, 3, 5]])
+    assert torch.equal(kernel(make_step([(1, 5), (3, 0), (2, 1)]), x), x[[0, 3, 5]])
 
 
 def test_rope_rotates_pairs_and_writes_the_layers_cache() -> None:
-    context, step = make_context(), make_step([(3, 2), (1, 9)])
+    context, step = make_context(), make_step([(1, 9), (3, 2)])
     before = [[cache.clone() for cache in caches] for caches in (context.keys, context.values)]
     qkv = torch.randn(4, (6 + 2 + 2) * 8)
     kernel = BIND[OpKind.ROPE_CACHE](Op(OpKind.ROPE_CACHE, (1,), (2,), attributes=rope_into(1)), context)
     rows = qkv.double().view(4, 10, 8)
-    angles = torch.outer(torch.tensor([2, 3, 4, 9]), torch.tensor(rope_into().rope.frequencies).double())
+    angles = torch.outer(torch.tensor([9, 2, 3, 4]), torch.tensor(rope_into().rope.frequencies).double())
     # A pair (i, i + 4) is one complex number, turned by its angle.
     turned = torch.view_as_complex(torch.stack((rows[..., :4], rows[..., 4:]), -1)) * torch.polar(
         torch.ones_like(angles), angles
@@ -75,13 +75,13 @@ def test_rope_rotates_pairs_and_writes_the_layers_cache() -> None:
 
     query = kernel(step, qkv)
     torch.testing.assert_close(query.double(), expected[:, :6].flatten(1), atol=1e-5, rtol=1e-5)
-    for row, slot in enumerate(step.slots.tolist()):
+    for row, place in enumerate(step.places.tolist()):
         torch.testing.assert_close(
-            context.keys[1][slot // 4, :, slot % 4].double(), expected[row, 6:8], atol=1e-5, rtol=1e-5
+            context.keys[1][place // 4, :, place % 4].double(), expected[row, 6:8], atol=1e-5, rtol=1e-5
         )
-        assert torch.equal(context.values[1][slot // 4, :, slot % 4], qkv[row].view(10, 8)[8:])
+        assert torch.equal(context.values[1][place // 4, :, place % 4], qkv[row].view(10, 8)[8:])
     untouched = torch.ones(64 * 4, dtype=torch.bool)
-    untouched[step.slots] = False
+    untouched[step.places] = False
     for cache, old in zip((context.keys, context.values), before, strict=True):
         assert torch.equal(cache[0], old[0])
         flat, old_flat = cache[1].transpose(1, 2).flatten(0, 1), old[1].transpose(1, 2).flatten(0, 1)
@@ -93,15 +93,16 @@ def test_attention_is_causal_over_the_block_table() -> None:
     q = torch.randn(10, 6 * 8)
     kernel = BIND[OpKind.PAGED_ATTENTION](Op(OpKind.PAGED_ATTENTION, (1,), (2,), attributes=attention_over(1)), context)
     found = kernel(step, q).view(10, 6, 8).double()
-    for each in step.slices:
-        for row in range(each.count):
-            places = [(each.blocks[p // 4], p % 4) for p in range(each.start + row + 1)]
+    for sequence, table in enumerate(step.tables.tolist()):
+        first, end = step.row_starts[sequence : sequence + 2].tolist()
+        for row in range(first, end):
+            places = [(table[p // 4], p % 4) for p in range(int(step.positions[row]) + 1)]
             for head in range(6):
                 keys = torch.stack([context.keys[1][b, head // 3, o] for b, o in places]).double()
                 values = torch.stack([context.values[1][b, head // 3, o] for b, o in places]).double()
-                scores = keys @ q[each.first + row].view(6, 8)[head].double() / math.sqrt(8)
+                scores = keys @ q[row].view(6, 8)[head].double() / math.sqrt(8)
                 expected = torch.softmax(scores, 0) @ values
-                torch.testing.assert_close(found[each.first + row, head], expected, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(found[row, head], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_add_mul_and_silu() -> None:
@@ -113,7 +114,7 @@ def test_add_mul_and_silu() -> None:
 
 
 def test_rope_and_cache_write_are_what_rope_cache_does_at_once() -> None:
-    step, qkv, both = make_step([(3, 2), (1, 9)]), torch.randn(4, (6 + 2 + 2) * 8), rope_into(1)
+    step, qkv, both = make_step([(1, 9), (3, 2)]), torch.randn(4, (6 + 2 + 2) * 8), rope_into(1)
     fused, plain = make_context(), make_context()
     expected = BIND[OpKind.ROPE_CACHE](Op(OpKind.ROPE_CACHE, (1,), (2,), attributes=both), fused)(step, qkv)
     rope = BIND[OpKind.ROPE](Op(OpKind.ROPE, (1,), (2,), attributes=Rope(8, both.rope.frequencies)), plain)
@@ -123,3 +124,35 @@ def test_rope_and_cache_write_are_what_rope_cache_does_at_once() -> None:
     assert write(step, rope(step, k), v) == ()
     for mine, theirs in zip((*plain.keys, *plain.values), (*fused.keys, *fused.values), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_activations_alone() -> None:
+    context, x = make_context(), torch.linspace(-6, 6, 49)[None]
+    wide = x.double()
+    expected = {
+        OpKind.RELU: wide.clamp(min=0),
+        OpKind.GELU: wide * (1 + torch.special.erf(wide / math.sqrt(2))) / 2,
+        OpKind.GELU_TANH: wide * (1 + (math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)).tanh()) / 2,
+    }
+    for kind, right in expected.items():
+        torch.testing.assert_close(
+            BIND[kind](Op(kind, (1,), (2,)), context)(None, x).double(), right, atol=1e-6, rtol=0
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norm_by_hand(dtype: torch.dtype) -> None:
+    weight, bias = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([0.0, -1.0, 4.0])
+    context = make_context(dtype, weights={"weight": weight, "bias": bias})
+    op = Op(OpKind.LAYER_NORM, (1,), (2,), ("weight",), ("bias",), Norm(0.5))
+    found = BIND[OpKind.LAYER_NORM](op, context)(None, torch.tensor([[2.0, 4.0, 9.0]], dtype=dtype))
+    factor = 1 / math.sqrt(26 / 3 + 0.5)  # of differences -3, -1 and 4 to the mean 5
+    right = torch.tensor([[-3 * factor, -2 * factor - 1, 2 * factor + 4]])
+    torch.testing.assert_close(found, right.to(dtype))
+
+
+def test_argmax_takes_the_first() -> None:
+    nan = math.nan
+    rows = torch.tensor([[1.0, 3.0, 3.0], [-math.inf] * 3, [math.inf, nan, nan], [-2.0, -3.0, -1.0]])
+    found = BIND[OpKind.ARGMAX](Op(OpKind.ARGMAX, (1,), (2,)), make_context())(None, rows)
+    assert found.tolist() == [[1], [0], [1], [2]]

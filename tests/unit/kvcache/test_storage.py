@@ -17,7 +17,7 @@ def test_shape_and_bytes() -> None:
     assert held == 5 * bytes_per_block(CACHES, 4, torch.bfloat16)
 
 
-def test_make_finite_touches_what_is_not_finite_in_these_blocks_alone() -> None:
+def test_clear_touches_these_blocks_alone() -> None:
     storage = KvStorage.allocate(CACHES, 5, 4, torch.float32, torch.device("cpu"))
     for caches in (storage.keys, storage.values):
         for cache in caches:
@@ -26,9 +26,21 @@ def test_make_finite_touches_what_is_not_finite_in_these_blocks_alone() -> None:
         caches[2][4, 0, 0, :3] = float("-inf")
         caches[0][3, 0, 0, 0] = float("inf")
     before = [cache.clone() for cache in storage.keys]
-    storage.make_finite((4, 2, 2))
-    assert all(cache[[2, 4]].isfinite().all() for cache in (*storage.keys, *storage.values))
-    assert storage.keys[0][3, 0, 0, 0] == float("inf")
+    storage.clear(torch.tensor([4, 2, 2]))
+    assert not any(cache[[2, 4]].any() for cache in (*storage.keys, *storage.values))
     for cache, old in zip(storage.keys, before, strict=True):
-        finite = old.isfinite()
-        assert torch.equal(cache[finite], old[finite])
+        assert torch.equal(cache[[0, 1, 3]], old[[0, 1, 3]])
+
+
+def test_what_was_read_is_written_back_by_position() -> None:
+    here, there = (KvStorage.allocate(CACHES, 5, 4, torch.float32, torch.device("cpu")) for _ in range(2))
+    for cache in (*here.keys, *here.values):
+        cache[:] = torch.randn(cache.shape)
+    contents = here.read(torch.tensor([3, 1]))
+    assert [tuple(each.shape) for each in contents] == [(2, 8, 2, 16), (2, 8, 2, 16), (2, 8, 1, 24)]
+    assert torch.equal(contents[1][0, 5], here.keys[1][1, :, 1])  # the sixth position is the second of block 1
+    assert torch.equal(contents[1][1, 3], here.values[1][3, :, 3])
+    there.write(torch.tensor([0, 4]), contents)
+    for mine, theirs in zip((*there.keys, *there.values), (*here.keys, *here.values), strict=True):
+        assert torch.equal(mine[[0, 4]], theirs[[3, 1]])
+        assert not mine[[1, 2, 3]].any()

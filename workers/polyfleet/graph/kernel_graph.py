@@ -16,13 +16,26 @@ class PerToken:
 
 @dataclass(frozen=True, slots=True)
 class KernelGraph:
-    """A whole forward pass. `widths[v]` is the number of columns of value v; value 0 is the token ids (width 1)."""
+    """A whole forward pass. `widths[v]` is the number of columns of value v; value 0 is the token ids (width 1).
+
+    A model's outputs are the final normalised hidden states [T, H], before select_rows, and the logits [S, vocabulary].
+    """
 
     ops: tuple[Op, ...]
     widths: tuple[int, ...]
     caches: tuple[PerToken, ...]
-    hidden: int  # value id of the final normalised hidden states [T, H], before select_rows
-    logits: int  # value id of [S, vocabulary]
+    outputs: tuple[int, ...]  # values that are there at the end
+    inputs: tuple[int, ...] = ()  # values of numbers that a step brings beside its token ids
+
+    @property
+    def hidden(self) -> int:
+        """The first output."""
+        return self.outputs[0]
+
+    @property
+    def logits(self) -> int:
+        """The last output."""
+        return self.outputs[-1]
 
 
 @dataclass(slots=True)
@@ -34,11 +47,17 @@ class GraphBuilder:
     ops: list[Op] = field(default_factory=list)
     widths: list[int] = field(default_factory=lambda: [1])
     caches: list[PerToken] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
 
     @property
     def token_ids(self) -> int:
-        """The graph's only input."""
+        """The input that every graph has."""
         return 0
+
+    def input(self, width: int) -> int:
+        """Declare an input of numbers."""
+        self.inputs.append(self.value(width))
+        return self.inputs[-1]
 
     def cache(self, heads: int, width: int) -> int:
         """Declare a cache; returns its index."""
@@ -69,7 +88,19 @@ class GraphBuilder:
 
     def silu(self, x: int) -> int:
         """x * sigmoid(x)."""
-        return self.record(OpKind.SILU, (x,), self.widths[x])
+        return self.unary(OpKind.SILU, x)
+
+    def unary(self, kind: OpKind, x: int) -> int:
+        """silu, relu, gelu or gelu_tanh of each element."""
+        return self.record(kind, (x,), self.widths[x])
+
+    def layer_norm(self, x: int, weight: str, bias: str, eps: float) -> int:
+        """Normalise rows of x around their mean."""
+        return self.record(OpKind.LAYER_NORM, (x,), self.widths[x], (weight,), Norm(eps), (bias,))
+
+    def argmax(self, x: int) -> int:
+        """The column of each row's largest number."""
+        return self.record(OpKind.ARGMAX, (x,), 1)
 
     def rope(self, x: int, rope: Rope) -> int:
         """Rotate the heads of x by position."""
@@ -90,8 +121,12 @@ class GraphBuilder:
         return self.record(OpKind.SELECT_ROWS, (x,), self.widths[x])
 
     def finish(self, hidden: int, logits: int) -> KernelGraph:
+        """Freeze a model's program."""
+        return self.freeze((hidden, logits))
+
+    def freeze(self, outputs: tuple[int, ...]) -> KernelGraph:
         """Freeze the program."""
-        return KernelGraph(tuple(self.ops), tuple(self.widths), tuple(self.caches), hidden, logits)
+        return KernelGraph(tuple(self.ops), tuple(self.widths), tuple(self.caches), outputs, tuple(self.inputs))
 
     def value(self, width: int) -> int:
         """A new value of so many columns."""

@@ -29,7 +29,7 @@ class _Uses:
     def __init__(self, graph: KernelGraph) -> None:
         self.graph = graph
         self.widths = list(graph.widths)
-        self.readers: dict[int, list[int]] = {graph.hidden: [-1], graph.logits: [-1]}  # positions; -1: from outside
+        self.readers: dict[int, list[int]] = {value: [-1] for value in graph.outputs}  # positions; -1: from outside
         self._makers: dict[int, int] = {}
         for at, op in enumerate(graph.ops):
             self._makers.update(dict.fromkeys(op.outputs, at))
@@ -83,7 +83,7 @@ def _apply(graph: KernelGraph, anchor: OpKind, rule: Rule) -> KernelGraph:
 
 def _compacted(graph: KernelGraph) -> KernelGraph:
     """Without the values that no op makes any more."""
-    used = sorted({0, *(value for op in graph.ops for value in op.outputs)})
+    used = sorted({0, *graph.inputs, *(value for op in graph.ops for value in op.outputs)})
     number = {value: index for index, value in enumerate(used)}
 
     def renumbered(values: tuple[int, ...]) -> tuple[int, ...]:
@@ -91,8 +91,8 @@ def _compacted(graph: KernelGraph) -> KernelGraph:
 
     ops = (replace(op, inputs=renumbered(op.inputs), outputs=renumbered(op.outputs)) for op in graph.ops)
     widths = tuple(graph.widths[value] for value in used)
-    hidden, logits = renumbered((graph.hidden, graph.logits))
-    return replace(graph, ops=tuple(ops), widths=widths, hidden=hidden, logits=logits)
+    outputs, inputs = renumbered(graph.outputs), renumbered(graph.inputs)
+    return replace(graph, ops=tuple(ops), widths=widths, outputs=outputs, inputs=inputs)
 
 
 def _add_rms_norm(uses: _Uses, at: int, add: Op) -> _Found | None:
@@ -152,7 +152,7 @@ _RULES: dict[OpKind, tuple[OpKind, Rule]] = {
 
 _ROW_WISE = (
     *(OpKind.RMS_NORM, OpKind.ADD_RMS_NORM, OpKind.LINEAR, OpKind.SILU_MUL),
-    *(OpKind.ADD, OpKind.MUL, OpKind.SILU),
+    *(OpKind.ADD, OpKind.MUL, OpKind.SILU, OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH, OpKind.LAYER_NORM),
 )
 
 
@@ -179,5 +179,5 @@ def select_early(graph: KernelGraph) -> KernelGraph:
         widths.append(widths[value])
         early.append(Op(OpKind.SELECT_ROWS, (value,), (renamed[value],)))
     moved = [replace(op, inputs=tuple(renamed.get(value, value) for value in op.inputs)) for op in tail]
-    logits = renamed.get(graph.logits, graph.logits)
-    return _compacted(replace(graph, ops=(*ops[: last + 1], *early, *moved), widths=tuple(widths), logits=logits))
+    outputs = tuple(renamed.get(value, value) for value in graph.outputs)
+    return _compacted(replace(graph, ops=(*ops[: last + 1], *early, *moved), widths=tuple(widths), outputs=outputs))

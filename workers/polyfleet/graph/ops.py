@@ -9,6 +9,12 @@ What models record:
     add(x, y)               -> x + y
     mul(x, y)               -> x * y           element by element
     silu(x)                 -> x * sigmoid(x)
+    relu(x)                 -> max(x, 0)
+    gelu(x)                 -> x * Φ(x)        Φ(x) = (1 + erf(x / √2)) / 2
+    gelu_tanh(x)            -> y               x / 2 * (1 + tanh(√(2 / π) * (x + 0.044715 x³)))
+    layer_norm(x)           -> y               (x - mean(x)) / sqrt(variance(x) + eps) * weights[0] + biases[0]
+    argmax(x)               -> columns[., 1]   of the largest number, the first of equal ones or the first NaN; no op
+                                               reads them, only who reads the graph's outputs
     rope(x)                 -> y               rotates each head by its row's position
     cache_write(k, v)                          stores the rows' keys and values in a cache
     paged_attention(q)      -> y[T, N·D]       causal attention over a cache, the rows' own positions included
@@ -36,6 +42,11 @@ class OpKind(str, Enum):
     ADD = "add"
     MUL = "mul"
     SILU = "silu"
+    RELU = "relu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    LAYER_NORM = "layer_norm"
+    ARGMAX = "argmax"
     ROPE = "rope"
     CACHE_WRITE = "cache_write"
     PAGED_ATTENTION = "paged_attention"
@@ -47,7 +58,7 @@ class OpKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Of rms_norm and add_rms_norm."""
+    """Of rms_norm, add_rms_norm and layer_norm."""
 
     eps: float
 

@@ -5,11 +5,12 @@ A cache [num_blocks, K, block_size, D] is read as [num_blocks * K, block_size * 
 head, so that one index_select gathers a whole batch in attention's own layout [B, K, W * block_size, D].
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,9 +19,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from polyfleet.graph.ops import Attention, Norm, Op, OpKind, RopeCache, of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
-from polyfleet.kernels.step import SliceRows, Step
+from polyfleet.kernels.step import Ints, Step, upload
 
 SMALL_TABLE = 16  # blocks; shorter tables are padded to this many rather than split into more groups
+GATHERED_BYTES = 2**28  # of keys, and as many of values, at once for a group of several sequences
 
 STEADY_BACKENDS = [each for each in SDPBackend.__members__.values() if each.name not in ("ERROR", "CUDNN_ATTENTION")]
 
@@ -34,7 +36,7 @@ def steady_attention() -> AbstractContextManager[Any]:
 class DecodeGroup:
     """Sequences with one row each, whose block tables are of like length and padded to W blocks."""
 
-    rows: Tensor | None  # [B] rows of the step; None: all of them, in order
+    rows: Tensor | slice  # B rows of the step
     gather: Tensor  # [B * K * W] rows of the cache
     mask: Tensor | None  # [B, 1, 1, W * block_size], -inf behind each sequence's end; None for a single sequence
     length: int  # positions that are read: W * block_size, or the sequence's own of a single one
@@ -60,46 +62,62 @@ class AttentionPlan:
 
 
 def plan_attention(context: KernelContext, step: Step, attention: Attention) -> AttentionPlan:
-    """Group the one-row slices by the length of their tables to within a factor of 2; others run one by one."""
-    groups: dict[int, list[SliceRows]] = {}
-    for each in step.slices:
-        if each.count == 1:
-            groups.setdefault(max(SMALL_TABLE, len(each.blocks) - 1).bit_length(), []).append(each)
-    heads = attention.kv_heads
-    prefills = tuple(_plan_prefill(context, heads, each) for each in step.slices if each.count > 1)
-    return AttentionPlan(tuple(_plan_decodes(context, heads, step, group) for group in groups.values()), prefills)
+    """Group the one-row sequences by the length of their tables to within a factor of 2; others run one by one."""
+    heads, groups = attention.kv_heads, _groups(context, step, attention)
+    decodes = tuple(_plan_decodes(context, heads, step, rows, lengths) for rows, lengths in groups)
+    prefills = range(step.num_single, step.num_sequences)
+    return AttentionPlan(decodes, tuple(_plan_prefill(context, heads, step, each) for each in prefills))
 
 
-def _plan_decodes(context: KernelContext, kv_heads: int, step: Step, group: Sequence[SliceRows]) -> DecodeGroup:
-    width = max(len(each.blocks) for each in group)
+def _groups(context: KernelContext, step: Step, attention: Attention) -> Iterator[tuple[Tensor | slice, Ints]]:
+    """Of each group its rows, which are its sequences too, and their lengths."""
+    lengths = step.host_lengths[: step.num_single]
+    blocks = -(-lengths // context.block_size)
+    sizes = np.frexp(np.maximum(SMALL_TABLE, blocks - 1))[1]  # bit lengths
+    order, moved = np.arange(len(sizes)), None
+    if len(sizes) and sizes.min() < sizes.max():
+        order = np.argsort(sizes, kind="stable")
+        moved = upload(order, context.device)
+    block_bytes = context.block_size * attention.kv_heads * attention.width * context.dtype.itemsize
+    first = 0
+    while first < len(order):
+        end = first + int(np.count_nonzero(sizes == sizes[order[first]]))
+        most = max(1, GATHERED_BYTES // (block_bytes * int(blocks[order[first:end]].max())))
+        for start in range(first, end, most):
+            part = slice(start, min(end, start + most))
+            yield part if moved is None else moved[part], lengths[order[part]]
+        first = end
+
+
+def _plan_decodes(
+    context: KernelContext, kv_heads: int, step: Step, rows: Tensor | slice, lengths: Ints
+) -> DecodeGroup:
     # A table is padded with its own last block: whatever stands behind a sequence's end can only be its own.
-    tables = [each.blocks + each.blocks[-1:] * (width - len(each.blocks)) for each in group]
-    gather = _cache_rows(context, kv_heads, tables)
-    everything = len(group) == len(step.slices)
-    rows = None if everything else torch.tensor([each.first for each in group], device=context.device)
-    if len(group) == 1:
-        return DecodeGroup(rows, gather, None, group[0].length)
+    width = int(-(-lengths.max() // context.block_size))
+    gather = _cache_rows(kv_heads, step.tables[rows][:, :width])
+    if len(lengths) == 1:
+        return DecodeGroup(rows, gather, None, int(lengths[0]))
     span = width * context.block_size
-    lengths = torch.tensor([each.length for each in group], device=context.device)
-    hidden = torch.arange(span, device=context.device) >= lengths[:, None]
+    hidden = torch.arange(span, device=context.device) >= step.lengths[rows][:, None]
     mask = torch.zeros(hidden.shape, dtype=context.dtype, device=context.device).masked_fill_(hidden, float("-inf"))
     return DecodeGroup(rows, gather, mask[:, None, None], span)
 
 
-def _plan_prefill(context: KernelContext, kv_heads: int, each: SliceRows) -> PrefillRun:
-    mask = None
-    if each.start:
-        positions = torch.arange(each.length, device=context.device)
-        mask = positions <= positions[each.start :, None]
-    gather = _cache_rows(context, kv_heads, [each.blocks])
-    return PrefillRun(each.first, each.first + each.count, gather, each.length, mask)
+def _plan_prefill(context: KernelContext, kv_heads: int, step: Step, sequence: int) -> PrefillRun:
+    first, end = step.host_row_starts[sequence : sequence + 2].tolist()
+    length = int(step.host_lengths[sequence])
+    start, mask = length - (end - first), None
+    if start:
+        positions = torch.arange(length, device=context.device)
+        mask = positions <= positions[start:, None]
+    width = -(-length // context.block_size)
+    return PrefillRun(first, end, _cache_rows(kv_heads, step.tables[sequence : sequence + 1, :width]), length, mask)
 
 
-def _cache_rows(context: KernelContext, kv_heads: int, tables: Sequence[tuple[int, ...]]) -> Tensor:
-    """Rows [B * K * W] of the cache for the block tables [B][W], ordered by sequence, head, block."""
-    blocks = torch.tensor(tables, dtype=torch.int64, device=context.device)
-    heads = torch.arange(kv_heads, device=context.device)
-    return (blocks[:, None] * kv_heads + heads[:, None]).flatten()
+def _cache_rows(kv_heads: int, tables: Tensor) -> Tensor:
+    """Rows [B * K * W] of the cache for the block tables [B, W], ordered by sequence, head, block."""
+    heads = torch.arange(kv_heads, device=tables.device)
+    return (tables[:, None] * kv_heads + heads[:, None]).flatten()
 
 
 def bind_attention(op: Op, context: KernelContext) -> Kernel:
@@ -133,8 +151,7 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
             return prefill(plan.prefills[0], q)
         out = torch.empty_like(q)
         for each in plan.decodes:
-            rows = q if each.rows is None else q[each.rows]
-            out[each.rows] = decode(each, rows)
+            out[each.rows] = decode(each, q[each.rows])
         for run in plan.prefills:
             out[run.first : run.last] = prefill(run, q[run.first : run.last])
         return out
@@ -154,12 +171,11 @@ class RopePlan:
 def plan_rope(context: KernelContext, step: Step, both: RopeCache) -> RopePlan:
     """One table of angles and one of places for all layers."""
     block_size = context.block_size
-    frequencies = torch.tensor(both.rope.frequencies, dtype=torch.float32, device=context.device)
-    angles = step.positions.float()[:, None, None] * frequencies
+    angles = step.positions.float()[:, None, None] * context.constants(both.rope.frequencies)
     cosine, sine = angles.cos(), angles.sin()
-    blocks = torch.div(step.slots, block_size, rounding_mode="floor")
+    blocks = torch.div(step.places, block_size, rounding_mode="floor")
     heads = torch.arange(both.kv_heads, device=context.device)
-    places = (blocks[:, None] * both.kv_heads + heads) * block_size + (step.slots % block_size)[:, None]
+    places = (blocks[:, None] * both.kv_heads + heads) * block_size + (step.places % block_size)[:, None]
     return RopePlan(torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1), places.flatten())
 
 

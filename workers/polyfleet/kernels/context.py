@@ -9,6 +9,8 @@ from torch import Tensor
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.weights import Weights
 
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}  # of computation, by name
+
 
 @dataclass(frozen=True, slots=True)
 class KernelContext:
@@ -20,7 +22,7 @@ class KernelContext:
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     block_size: int  # tokens a block
-    prepared: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
+    prepared: dict[tuple[str | float, ...], Tensor] = field(default_factory=dict)
 
     def dense(self, *names: str) -> Tensor:
         """The weights dequantised and stacked along rows: [Σ rows, columns] in the context's dtype, made once."""
@@ -32,3 +34,9 @@ class KernelContext:
     def vector(self, *names: str) -> Tensor:
         """One-row weights side by side as a vector."""
         return torch.cat([self.dense(name).flatten() for name in names])
+
+    def constants(self, values: tuple[float, ...]) -> Tensor:
+        """The values in float32, moved to the device once."""
+        if values not in self.prepared:
+            self.prepared[values] = torch.tensor(values, dtype=torch.float32, device=self.device)
+        return self.prepared[values]

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 from polyfleet.graph.ops import Attention, CacheWrite, Norm, Op, OpKind, Rope, RopeCache, of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
-from polyfleet.kernels.step import SliceRows, Step
+from polyfleet.kernels.step import Step
 
 
 def bind_embedding(op: Op, context: KernelContext) -> Kernel:
     """ids -> x[T, H]."""
     table = context.dense(*op.weights)
-    return lambda step, _: F.embedding(step.token_ids, table)
+    return lambda step, ids: F.embedding(ids, table)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -61,7 +61,7 @@ def rotate(x: Tensor, positions: Tensor, inverse_frequencies: Tensor) -> Tensor:
 
 def write_cache(context: KernelContext, cache: int, step: Step, k: Tensor, v: Tensor) -> None:
     """Store keys and values [T, K, D] of the step's rows."""
-    blocks, offsets = step.slots // context.block_size, step.slots % context.block_size
+    blocks, offsets = step.places // context.block_size, step.places % context.block_size
     context.keys[cache][blocks, :, offsets] = k
     context.values[cache][blocks, :, offsets] = v
 
@@ -69,7 +69,7 @@ def write_cache(context: KernelContext, cache: int, step: Step, k: Tensor, v: Te
 def bind_rope(op: Op, context: KernelContext) -> Kernel:
     """x -> y."""
     rope = of(op, Rope)
-    frequencies = torch.tensor(rope.frequencies, dtype=torch.float32, device=context.device)
+    frequencies = context.constants(rope.frequencies)
     return lambda step, x: rotate(x.view(len(x), -1, rope.width), step.positions, frequencies).flatten(1)
 
 
@@ -88,7 +88,7 @@ def bind_cache_write(op: Op, context: KernelContext) -> Kernel:
 def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
     """qkv -> q; k and v go to the cache."""
     both = of(op, RopeCache)
-    frequencies = torch.tensor(both.rope.frequencies, dtype=torch.float32, device=context.device)
+    frequencies = context.constants(both.rope.frequencies)
 
     def kernel(step: Step, qkv: Tensor) -> Tensor:
         rows = qkv.view(len(qkv), -1, both.rope.width)
@@ -110,10 +110,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, start: int, scale: float) -> Tensor:
     return torch.einsum("kgtl,kld->tkgd", weights, v.float()).reshape(q.shape).to(q.dtype)
 
 
-def gather(cache: Tensor, rows: SliceRows) -> Tensor:
-    """All positions of one sequence out of a cache: [K, L, D]."""
-    blocks = cache[list(rows.blocks)].transpose(0, 1)
-    return blocks.reshape(len(blocks), -1, cache.shape[-1])[:, : rows.length]
+def gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
+    """The first `length` positions of one sequence out of a cache: [K, length, D]."""
+    blocks = cache.index_select(0, table[: -(-length // cache.shape[2])]).transpose(0, 1)
+    return blocks.reshape(len(blocks), -1, cache.shape[-1])[:, :length]
 
 
 def bind_paged_attention(op: Op, context: KernelContext) -> Kernel:
@@ -123,11 +123,11 @@ def bind_paged_attention(op: Op, context: KernelContext) -> Kernel:
 
     def kernel(step: Step, q: Tensor) -> Tensor:
         out = torch.empty_like(q)
-        for each in step.slices:
-            rows = slice(each.first, each.first + each.count)
-            queries = q[rows].view(each.count, attention.heads, attention.width)
-            attended = attend(queries, gather(keys, each), gather(values, each), each.start, attention.scale)
-            out[rows] = attended.flatten(1)
+        starts, lengths = step.host_row_starts.tolist(), step.host_lengths.tolist()
+        for table, first, end, length in zip(step.tables, starts, starts[1:], lengths, strict=False):
+            queries = q[first:end].view(-1, attention.heads, attention.width)
+            k, v = gather(keys, table, length), gather(values, table, length)
+            out[first:end] = attend(queries, k, v, length - (end - first), attention.scale).flatten(1)
         return out
 
     return kernel
@@ -146,6 +146,39 @@ def bind_mul(op: Op, context: KernelContext) -> Kernel:
 def bind_silu(op: Op, context: KernelContext) -> Kernel:
     """x -> x * sigmoid(x)."""
     return lambda step, x: F.silu(x)
+
+
+def bind_relu(op: Op, context: KernelContext) -> Kernel:
+    """x -> max(x, 0)."""
+    return lambda step, x: F.relu(x)
+
+
+def bind_gelu(op: Op, context: KernelContext) -> Kernel:
+    """x -> x * Φ(x)."""
+    return lambda step, x: F.gelu(x)
+
+
+def bind_gelu_tanh(op: Op, context: KernelContext) -> Kernel:
+    """x -> x * Φ(x), nearly (Hendrycks and Gimpel, arXiv 1606.08415)."""
+    return lambda step, x: F.gelu(x, approximate="tanh")
+
+
+def bind_layer_norm(op: Op, context: KernelContext) -> Kernel:
+    """x -> (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias (Ba et al., arXiv 1607.06450), in float32."""
+    weight, bias, eps = context.vector(*op.weights).float(), context.vector(*op.biases).float(), of(op, Norm).eps
+    return lambda step, x: F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
+
+
+def bind_argmax(op: Op, context: KernelContext) -> Kernel:
+    """x -> ids[., 1], int64. The column is found by hand: which of equal numbers torch's own takes is not said."""
+
+    def kernel(step: Step, x: Tensor) -> Tensor:
+        broken = x.isnan()
+        found = torch.where(broken.any(-1, keepdim=True), broken, x == x.amax(-1, keepdim=True))
+        columns = torch.arange(x.shape[-1], device=x.device)
+        return torch.where(found, columns, x.shape[-1]).amin(-1, keepdim=True)
+
+    return kernel
 
 
 def bind_silu_mul(op: Op, context: KernelContext) -> Kernel:
@@ -167,6 +200,11 @@ REFERENCE = (
     Implementation(OpKind.ADD, "reference", bind_add),
     Implementation(OpKind.MUL, "reference", bind_mul),
     Implementation(OpKind.SILU, "reference", bind_silu),
+    Implementation(OpKind.RELU, "reference", bind_relu),
+    Implementation(OpKind.GELU, "reference", bind_gelu),
+    Implementation(OpKind.GELU_TANH, "reference", bind_gelu_tanh),
+    Implementation(OpKind.LAYER_NORM, "reference", bind_layer_norm),
+    Implementation(OpKind.ARGMAX, "reference", bind_argmax),
     Implementation(OpKind.ROPE, "reference", bind_rope),
     Implementation(OpKind.CACHE_WRITE, "reference", bind_cache_write),
     Implementation(OpKind.EMBEDDING, "reference", bind_embedding),

@@ -33,8 +33,21 @@ class KvStorage:
 
         return cls(zeros(), zeros())
 
-    def make_finite(self, blocks: tuple[int, ...]) -> None:
-        """Replace what is not finite in these blocks by 0, so that their next owner can't meet it behind a mask."""
+    def clear(self, blocks: Tensor) -> None:
+        """Make these blocks [n] 0 again: they may hold numbers that are not finite, which no mask hides."""
         for cache in (*self.keys, *self.values):
-            index = torch.tensor(sorted(set(blocks)), device=cache.device)
-            cache[index] = torch.nan_to_num(cache[index], nan=0.0, posinf=0.0, neginf=0.0)
+            cache.index_fill_(0, blocks, 0)
+
+    def read(self, blocks: Tensor) -> tuple[Tensor, ...]:
+        """Of each cache keys and values of these blocks [n] by position: [2, n * block_size, heads, width]."""
+        return tuple(
+            torch.stack([cache.index_select(0, blocks).transpose(1, 2).flatten(0, 1) for cache in pair])
+            for pair in zip(self.keys, self.values, strict=True)
+        )
+
+    def write(self, blocks: Tensor, contents: Sequence[Tensor]) -> None:
+        """Put back what `read` gave."""
+        for pair, content in zip(zip(self.keys, self.values, strict=True), contents, strict=True):
+            for cache, rows in zip(pair, content, strict=True):
+                _, heads, block_size, width = cache.shape
+                cache.index_copy_(0, blocks, rows.view(-1, block_size, heads, width).transpose(1, 2))
