@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 from polyfleet.graph.kernel_graph import GraphBuilder
 from polyfleet.graph.ops import Norm, Op, OpKind, Rope, RopeCache
 from polyfleet.kernels.cpu import library
-from polyfleet.kernels.cpu.engine import CpuEngine, StepRows
+from polyfleet.kernels.cpu.engine import CpuEngine
+from polyfleet.kernels.cpu.library import PfStep
 from polyfleet.kernels.weights import Weight, WeightFormat
 
+MAX_ROWS = 4096  # of a step
 Floats = NDArray[np.float32]
+Slice = tuple[Sequence[int], int, Sequence[int]]  # of one sequence: ids, position of the first, block table
 Record = Callable[["FusedBuilder", int], int]  # records ops behind the embedding of rows, returns the result
 
 # Where float16 numbers stand in a block, and the block's weights and bytes.
@@ -130,6 +133,33 @@ class FusedBuilder(GraphBuilder):
         return self.record(OpKind.SILU_MUL, (gate_up,), self.widths[gate_up] // 2)
 
 
+def run_step(
+    engine: CpuEngine,
+    slices: Sequence[Slice],
+    selected: Sequence[int] = (),
+    cleared: Sequence[int] = (),
+    *,
+    keep_hidden: bool = False,
+) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
+    """A step in which any rows may be selected; gives their likeliest ids, and a fault for each slice."""
+    ids = [token_id for each, _, _ in slices for token_id in each]
+    starts = np.cumsum([0, *(len(each) for each, _, _ in slices)])
+    tables = np.zeros((len(slices), max(len(table) for _, _, table in slices)), dtype=np.int32)
+    for row, (_, _, table) in zip(tables, slices, strict=True):
+        row[: len(table)] = table
+    lengths = [start + len(each) for each, start, _ in slices]
+    parts = (ids, range(len(slices)), starts, lengths, selected, cleared, tables)
+    arrays = [np.ascontiguousarray(part, dtype=np.int32) for part in parts]
+    greedy_ids, faults = np.zeros(len(selected), np.int32), np.zeros(len(slices), np.int8)
+    step = PfStep(
+        *(len(ids), len(slices), len(selected), len(cleared), *tables.shape, 0),
+        *(array.ctypes.data for array in arrays),
+        *(greedy_ids.ctypes.data, faults.ctypes.data),
+    )
+    engine.step(step, keep_hidden=keep_hidden)
+    return greedy_ids, faults
+
+
 class Rig:
     """One engine over rows that an embedding looks up: token id i is row i."""
 
@@ -157,21 +187,24 @@ class Rig:
         self.engine = CpuEngine(
             graph.finish(hidden=source, logits=result),
             held,
-            num_blocks=num_blocks,
-            block_size=block_size,
             threads=threads,
             instruction_set=instruction_set,
             wide=wide,
         )
+        self.engine.allocate(num_blocks, block_size, MAX_ROWS)
 
-    def run(self, slices: Sequence[tuple[Sequence[int], int, Sequence[int]]], selected: Sequence[int] = ()) -> Floats:
-        """A step over slices (ids, start, block table); gives the result's rows, the selected ones if any are named."""
+    def run(
+        self,
+        slices: Sequence[Slice],
+        selected: Sequence[int] = (),
+        cleared: Sequence[int] = (),
+    ) -> Floats:
+        """A step; gives the result's rows, the selected ones if any are named.
+
+        Behind it `greedy_ids` and `faults` stand for what it wrote.
+        """
+        self.greedy_ids, self.faults = run_step(self.engine, slices, selected, cleared, keep_hidden=self.keep_hidden)
         ids = [token_id for each, _, _ in slices for token_id in each]
-        ends = np.cumsum([0, *(len(each) for each, _, _ in slices)]).tolist()
-        offsets = np.cumsum([0, *(len(table) for _, _, table in slices)])[:-1].tolist()
-        tables = [block for _, _, table in slices for block in table]
-        step = StepRows(ids, ends, [start for _, start, _ in slices], offsets, tables, selected)
-        self.greedy_ids = self.engine.step(step, keep_hidden=self.keep_hidden, greedy=True)
         result: Floats = self.engine.logits(len(selected) or len(ids), keep_hidden=self.keep_hidden).copy()
         return result
 

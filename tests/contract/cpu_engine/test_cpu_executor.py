@@ -1,4 +1,4 @@
-"""PersistentKernel against EagerExecutor in float32: the same logits, tokens, logprobs, pooling and errors."""
+"""PersistentExecutor against EagerExecutor in float32: the same logits, tokens, logprobs, pooling and errors."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,24 +9,26 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.support.cpu_graphs import available_sets, needs_library
-from tests.support.stepping import GREEDY, Run, Tables, logprob_draw, logprobs_of, step
+from tests.support.stepping import Driver, logprobs_of
 from tests.support.tiny_models import TinyShape, write_folder
 
-from polyfleet.engine.batch import Executor, PoolingKind, SequenceSlice, StepBatch
-from polyfleet.engine.eager import NOT_FINITE, EagerExecutor
-from polyfleet.engine.persistent import PersistentKernel
+from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.executor import Executor, Fault
+from polyfleet.engine.executors import Workload
+from polyfleet.engine.request import EngineOptions, PoolingKind
+from polyfleet.executors.eager import EagerExecutor
+from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
-from polyfleet.sampling.draw import Draw
 from polyfleet.wire.sampling import SamplingParams
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 
 VOCABULARY = 96
 POISON = 90  # a token whose embedding is not finite
-DRAW = Draw(GREEDY)
+CPU = KernelCapabilities(frozenset({"float32"}), "float32", executors=("persistent", "eager"))
 
 SHAPES: Mapping[str, TinyShape] = {
     "grouped": TinyShape(),
@@ -67,25 +69,36 @@ def in_format(model: LoadedModel, form: WeightFormat) -> LoadedModel:
     return replace(model, weights={name: convert(weight) for name, weight in model.weights.items()})
 
 
-def persistent(model: LoadedModel, instruction_set: str, *, num_blocks: int, block_size: int = 16) -> PersistentKernel:
-    return PersistentKernel(
-        record(model.config, model.weights),
-        weights=model.weights,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        instruction_set=instruction_set,
-    )
+def workload(model: LoadedModel, options: EngineOptions | None = None) -> Workload:
+    graph = record(model.config, model.weights)
+    return Workload(graph, model.weights, options or EngineOptions(), "cpu", "float32", CPU)
 
 
-def all_logprobs(executor: Executor, chunks: list[list[int]], lengths: list[int]) -> list[NDArray[np.float64]]:
+def persistent(model: LoadedModel, instruction_set: str, *, num_blocks: int, block_size: int = 16) -> Driver:
+    graph = record(model.config, model.weights)
+    executor = PersistentExecutor(graph, model.weights, instruction_set=instruction_set)
+    return Driver(executor, num_blocks, block_size)
+
+
+def eager(model: LoadedModel, *, num_blocks: int, block_size: int = 16) -> Driver:
+    return Driver(EagerExecutor(workload(model)), num_blocks, block_size)
+
+
+def poisoned(model: LoadedModel) -> LoadedModel:
+    """The same model with an embedding that is not finite."""
+    embedding = model.weights["embedding"]
+    data = embedding.data.clone()
+    data[POISON] = float("nan")
+    return replace(model, weights={**model.weights, "embedding": replace(embedding, data=data)})
+
+
+def all_logprobs(driver: Driver, chunks: list[list[int]], lengths: list[int]) -> list[NDArray[np.float64]]:
     """Sequences computed together in the given chunks; logprobs behind each chunk."""
-    tables = Tables(executor)
     rng = np.random.default_rng(0)
-    runs = [
-        Run(rng.integers(3, 89, length).tolist(), tables.take(length), logprob_draw(VOCABULARY)) for length in lengths
-    ]
+    prompts = [rng.integers(3, 89, length).tolist() for length in lengths]
+    runs = [driver.begin(prompt, num_logprobs=VOCABULARY) for prompt in prompts]
     for sizes in chunks:
-        step(executor, [(run, size) for run, size in zip(runs, sizes, strict=True) if size])
+        driver.step([(run, size) for run, size in zip(runs, sizes, strict=True) if size])
     assert all(run.done for run in runs)
     return [logprobs_of(result) for run in runs for result in run.results]
 
@@ -101,7 +114,7 @@ def test_logits_of_chunks_and_mixed_batches(
     chunks = [[40, 1, 0, 7], [1, 1, 33, 1], [1, 20, 1, 1], [0, 1, 1, 0]]
     lengths = [sum(sizes) for sizes in zip(*chunks, strict=True)]
     ours = all_logprobs(persistent(model, instruction_set, num_blocks=40, block_size=4), chunks, lengths)
-    theirs = all_logprobs(EagerExecutor(model, num_blocks=40, block_size=4), chunks, lengths)
+    theirs = all_logprobs(eager(model, num_blocks=40, block_size=4), chunks, lengths)
     rounded = form.quantised or (form is WeightFormat.BF16 and instruction_set in ("avx512bf16", "amx"))
     tolerance = ROUNDED_TOLERANCE if rounded else DENSE_TOLERANCE
     for mine, other in zip(ours, theirs, strict=True):
@@ -110,23 +123,22 @@ def test_logits_of_chunks_and_mixed_batches(
 
 def test_tokens_do_not_depend_on_chunks_or_company(models: Mapping[str, LoadedModel], instruction_set: str) -> None:
     """Greedy tokens of a float32 model: alone, in chunks, beside others."""
-    model = models["grouped"]
-    executor = persistent(model, instruction_set, num_blocks=64, block_size=8)
-    prompt = list(range(5, 60))
+    driver = persistent(models["grouped"], instruction_set, num_blocks=64, block_size=8)
 
     def generate(first_chunk: int, company: int) -> list[int]:
-        tables = Tables(executor, seed=company)
-        table, ids, computed = tables.take(80), list(prompt), 0
-        others = [SequenceSlice([7 + number], 0, tables.take(1)) for number in range(company)]
-        while len(ids) < 75:
-            upto = min(len(ids), computed + first_chunk)
-            piece = SequenceSlice(ids[computed:upto], computed, table, DRAW)
-            token = executor.step(StepBatch((*others, piece)))[-1].token
+        run, found = driver.begin(range(5, 60), room=20), list[int]()
+        while len(found) < 20:
+            others = [driver.begin([7 + number], draws=False) for number in range(company)]
+            driver.step([*((other, 1) for other in others), (run, first_chunk)])
+            for other in others:
+                driver.end(other)
+            token = run.results[-1].token
             assert token is not None
-            computed = upto
-            if computed == len(ids):
-                ids.append(token.token_id)
-        return ids[len(prompt) :]
+            if run.done:
+                found.append(token.token_id)
+                run.append(token.token_id)
+        driver.end(run)
+        return found
 
     alone = generate(100, 0)
     assert generate(7, 0) == generate(100, 5) == generate(19, 20) == alone
@@ -134,69 +146,111 @@ def test_tokens_do_not_depend_on_chunks_or_company(models: Mapping[str, LoadedMo
 
 
 def test_results_are_those_of_the_eager_executor(models: Mapping[str, LoadedModel], instruction_set: str) -> None:
-    sampled = Draw.behind((4, 5, 6), (), SamplingParams(seed=3, temperature=0.8, top_k=20))
-    penalised = Draw.behind((7, 8), (8, 8), SamplingParams(temperature=0.0, repetition_penalty=1.9))
-    batch = StepBatch(
-        (
-            SequenceSlice([1, 2], 0, [0], None),
-            SequenceSlice([3], 0, [1], DRAW),
-            SequenceSlice([4, 5, 6], 0, [2], sampled, pooling=PoolingKind.LAST),
-            SequenceSlice([7, 8], 0, [3], penalised),
-            SequenceSlice([9, 9, 9, 9], 0, [4], pooling=PoolingKind.MEAN),
-            SequenceSlice([11, 12], 0, [5], Draw(GREEDY, num_logprobs=3)),
-        )
-    )
-    model = models["grouped"]
-    ours = persistent(model, instruction_set, num_blocks=8).step(batch)
-    theirs = EagerExecutor(model, num_blocks=8).step(batch)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine.error == other.error == ""
+    sampled = SamplingParams(seed=3, temperature=0.8, top_k=20)
+    penalised = SamplingParams(temperature=0.0, repetition_penalty=1.9)
+    results = []
+    for driver in (
+        persistent(models["grouped"], instruction_set, num_blocks=8),
+        eager(models["grouped"], num_blocks=8),
+    ):
+        runs = [
+            driver.begin([1, 2], draws=False),
+            driver.begin([3]),
+            driver.begin([4, 5, 6], params=sampled),
+            driver.begin([4, 5, 6], pooling=PoolingKind.LAST),
+            driver.begin([7, 8], generated_ids=[8, 8], params=penalised),
+            driver.begin([9, 9, 9, 9], pooling=PoolingKind.MEAN),
+            driver.begin([11, 12], num_logprobs=3),
+        ]
+        driver.step([(run, 4) for run in runs])
+        results.append([run.results[0] for run in runs])
+    for mine, other in zip(*results, strict=True):
+        assert mine.fault == other.fault == Fault.NONE
         assert (mine.token is None) == (other.token is None)
-        np.testing.assert_allclose(mine.pooled, other.pooled, atol=2e-2)
+        assert (mine.pooled is None) == (other.pooled is None)
+        if mine.pooled is not None:
+            np.testing.assert_allclose(mine.pooled, other.pooled, atol=2e-2)
         if mine.token is not None and other.token is not None:
             assert mine.token.token_id == other.token.token_id
             assert mine.token.top_ids == other.token.top_ids
             np.testing.assert_allclose(mine.token.logprob, other.token.logprob, atol=5e-3)
             np.testing.assert_allclose(mine.token.top_logprobs, other.token.top_logprobs, atol=5e-3)
+    assert [result.token is None for result in results[0]] == [True, False, False, True, False, True, False]
 
 
 def test_a_step_that_draws_nothing(models: Mapping[str, LoadedModel], instruction_set: str) -> None:
-    executor = persistent(models["grouped"], instruction_set, num_blocks=4)
-    result = executor.step(StepBatch((SequenceSlice([1, 2, 3], 0, [2]),)))[0]
-    assert (result.token, result.pooled, result.error) == (None, (), "")
+    driver = persistent(models["grouped"], instruction_set, num_blocks=4)
+    run = driver.begin([1, 2, 3], draws=False)
+    output = driver.step([(run, 3)])
+    assert (len(output.token_ids), output.pooled, output.logprobs, output.faults.tolist()) == (0, None, None, [0])
+
+
+def test_masks_are_of_one_step(models: Mapping[str, LoadedModel], instruction_set: str) -> None:
+    driver = persistent(models["grouped"], instruction_set, num_blocks=8)
+    free, masked = (driver.begin([5, 6, 7], num_logprobs=1) for _ in range(2))
+    allowed = np.ones((2, VOCABULARY), dtype=np.bool_)
+    allowed[1] = False
+    allowed[1, [40, 41]] = True
+    driver.step([(free, 2), (masked, 2)], masks=allowed)
+    driver.step([(free, 1), (masked, 1)])
+    tokens = [[result.token.token_id for result in run.results if result.token] for run in (free, masked)]
+    assert tokens[1][0] in (40, 41)
+    assert tokens[0][0] not in (40, 41)
+    assert tokens[0][1] == tokens[1][1]
 
 
 def test_only_the_sequence_that_is_not_finite_fails(models: Mapping[str, LoadedModel], instruction_set: str) -> None:
-    model = models["grouped"]
-    embedding = model.weights["embedding"]
-    data = embedding.data.clone()
-    data[POISON] = float("nan")
-    poisoned = replace(model, weights={**model.weights, "embedding": replace(embedding, data=data)})
-    batch = StepBatch(
-        (
-            SequenceSlice([POISON], 0, [0], DRAW),
-            SequenceSlice([1, 2, 3], 0, [1], DRAW),
-            SequenceSlice([4, POISON], 0, [3], pooling=PoolingKind.MEAN),
-            SequenceSlice([4, 5], 0, [4], pooling=PoolingKind.MEAN),
-            SequenceSlice([POISON], 0, [5], Draw(SamplingParams(seed=1))),
-        )
-    )
-    failed, fine, failed_pool, fine_pool, failed_draw = persistent(poisoned, instruction_set, num_blocks=8).step(batch)
-    assert failed.error == failed_pool.error == failed_draw.error == NOT_FINITE
-    assert failed.token is None
-    assert failed_pool.pooled == ()
-    assert fine.token == persistent(model, instruction_set, num_blocks=8).step(batch)[1].token
-    assert len(fine_pool.pooled) == SHAPES["grouped"].hidden
+    driver = persistent(poisoned(models["grouped"]), instruction_set, num_blocks=8)
+    failed, fine = driver.begin([POISON]), driver.begin([1, 2, 3])
+    failed_pool = driver.begin([4, POISON], pooling=PoolingKind.MEAN)
+    fine_pool = driver.begin([4, 5], pooling=PoolingKind.MEAN)
+    failed_draw = driver.begin([POISON], params=SamplingParams(seed=1))
+    failed_chunk = driver.begin([POISON, 1, 2], draws=False)
+    runs = [failed, fine, failed_pool, fine_pool, failed_draw, failed_chunk]
+    driver.step([(run, 3) for run in runs])
+    good = [run for run in runs if run.results[0].fault is Fault.NONE]
+    assert good == [fine, fine_pool]
+    assert fine_pool.results[0].pooled is not None
+    assert len(fine_pool.results[0].pooled) == SHAPES["grouped"].hidden
+    healthy = persistent(models["grouped"], instruction_set, num_blocks=8)
+    alone = healthy.begin([1, 2, 3])
+    healthy.step([(alone, 3)])
+    assert fine.results == alone.results
+
+
+def test_a_kind_of_executor(models: Mapping[str, LoadedModel], instruction_set: str) -> None:
+    """What it estimates is what it measures; what it can't run is refused before it is built."""
+    model, shares = models["biased"], list[float]()
+    wanted = workload(model, EngineOptions(threads=1, step_tokens=100, block_size=8))
+    assert PersistentExecutor.refuses(wanted) == ""
+    estimate = PersistentExecutor.footprint(wanted)
+    executor: Executor = PersistentExecutor.build(wanted, shares.append)
+    measured = executor.measure()
+    assert shares[-1] == 1.0
+    assert measured.kv_per_token == estimate.kv_per_token
+    assert measured.workspace == estimate.workspace
+    assert estimate.weights <= measured.weights < 1.1 * estimate.weights
+    odd = models["odd"]
+    weight = odd.weights["layers.0.q"]
+    blocks = torch.zeros(weight.rows, 34, dtype=torch.uint8)
+    quantised = replace(weight, format=WeightFormat.Q8_0, data=blocks)
+    refusal = PersistentExecutor.refuses(workload(replace(odd, weights={**odd.weights, weight.name: quantised})))
+    assert refusal == "weight layers.0.q has 60 columns, no multiple of 32"
 
 
 def test_memory_of_the_weights_is_not_needed_afterwards(tmp_path: Path, instruction_set: str) -> None:
     """All but the embedding is packed: writing over the rest changes nothing."""
     model = load_model(write_folder(tmp_path / "model", TinyShape()))
     weights = {name: replace(weight, data=weight.data.clone()) for name, weight in model.weights.items()}
-    executor = persistent(replace(model, weights=weights), instruction_set, num_blocks=4)
-    piece = SequenceSlice([5, 6, 7], 0, [1], logprob_draw(VOCABULARY))
-    before = logprobs_of(executor.step(StepBatch((piece,)))[0])
+    driver = persistent(replace(model, weights=weights), instruction_set, num_blocks=4)
+
+    def logprobs() -> NDArray[np.float64]:
+        run = driver.begin([5, 6, 7], num_logprobs=VOCABULARY)
+        driver.step([(run, 3)])
+        return logprobs_of(run.results[0])
+
+    before = logprobs()
     for name, weight in weights.items():
         if name != "embedding" and weight.rows > 1:
             weight.data.zero_()
-    np.testing.assert_array_equal(logprobs_of(executor.step(StepBatch((piece,)))[0]), before)
+    np.testing.assert_array_equal(logprobs(), before)

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.cpu_graphs import needs_library
+from tests.contract.cpu_engine.test_cpu_executor import workload
+from tests.support.cpu_graphs import needs_library, run_step
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from polyfleet.engine.batch import SequenceSlice, StepBatch
-from polyfleet.engine.eager import EagerExecutor, make_step
-from polyfleet.engine.persistent import choose_instruction_set, choose_threads
-from polyfleet.kernels.cpu.engine import CpuEngine, StepRows
+from polyfleet.engine.executor import Capacity
+from polyfleet.executors.eager import EagerExecutor
+from polyfleet.executors.persistent import choose_instruction_set, choose_threads
+from polyfleet.kernels.cpu.engine import CpuEngine
 from polyfleet.kernels.quantisation import dequantise
+from polyfleet.kernels.step import make_step
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
@@ -49,10 +51,11 @@ def token_ids(model: LoadedModel) -> list[int]:
 
 def reference_logits(model: LoadedModel, token_ids: list[int]) -> Tensor:
     """Logits of every position, in float32 throughout."""
-    executor = EagerExecutor(model, num_blocks=len(TABLE), dtype=torch.float32)
-    step = make_step(StepBatch((SequenceSlice(token_ids, 0, TABLE),)), 16, torch.device("cpu"))
+    executor = EagerExecutor(workload(model))
+    executor.allocate(Capacity(len(TABLE), 16, max_sequences=1, max_blocks=len(TABLE), step_tokens=TOKENS))
+    step = make_step([(token_ids, 0, TABLE)], 16, torch.device("cpu"))
     with torch.inference_mode():
-        hidden, _ = executor._run(step)
+        hidden, _ = executor._program.run(step)
         return hidden @ dequantise(model.weights["embedding"], torch.float32).T
 
 
@@ -61,16 +64,15 @@ def engine_logits(model: LoadedModel, token_ids: list[int], chunk: int) -> Tenso
     engine = CpuEngine(
         record(model.config, model.weights),
         model.weights,
-        num_blocks=len(TABLE),
-        block_size=16,
         threads=choose_threads(0),
         instruction_set=choose_instruction_set("auto"),
         wide=True,
     )
+    engine.allocate(len(TABLE), 16, chunk)
     parts = []
     for start in range(0, len(token_ids), chunk):
         ids = token_ids[start : start + chunk]
-        engine.step(StepRows(ids, [0, len(ids)], [start], [0], TABLE, range(len(ids))), keep_hidden=False)
+        run_step(engine, [(ids, start, TABLE)], selected=range(len(ids)))
         parts.append(torch.from_numpy(engine.logits(len(ids), keep_hidden=False).copy()))
     return torch.cat(parts)
 

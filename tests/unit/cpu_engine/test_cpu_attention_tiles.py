@@ -1,4 +1,4 @@
-"""Attention of wide slices, on emulated tiles, against attention as it is everywhere else."""
+"""Attention of wide rows, on emulated tiles, against attention as it is everywhere else."""
 
 import ctypes
 import platform

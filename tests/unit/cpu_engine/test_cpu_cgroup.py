@@ -119,7 +119,7 @@ def test_a_limited_process_takes_fewer_threads() -> None:
         (group / "cpu.cfs_period_us").write_text("100000")
         (group / "cpu.cfs_quota_us").write_text("60000")
         code = f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-        code += "from polyfleet.engine.persistent import choose_threads; print(choose_threads(0))"
+        code += "from polyfleet.executors.persistent import choose_threads; print(choose_threads(0))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "1"
     finally:

@@ -1,27 +1,42 @@
-"""PersistentKernel's choices and refusals: threads, instruction sets, models it can't run, a missing library."""
+"""PersistentExecutor's choices and refusals: threads, instruction sets, models it can't run, a missing library."""
 
 import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from tests.support.cpu_graphs import available_sets, needs_library
+from tests.support.cpu_graphs import (
+    FusedBuilder,
+    Params,
+    available_sets,
+    by_name,
+    dense,
+    needs_library,
+    random_weight,
+)
+from tests.support.stepping import Driver
 from tests.support.tiny_models import TinyShape, write_folder
 
-from polyfleet.engine.batch import PoolingKind, SequenceSlice, StepBatch
-from polyfleet.engine.persistent import PersistentKernel, choose_instruction_set, choose_threads, pool, step_rows
+from polyfleet.engine.executor import Capacity, StepTooLarge
+from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.request import PoolingKind
+from polyfleet.executors.persistent import PersistentExecutor, StepFields, choose_instruction_set, choose_threads
 from polyfleet.kernels import cpu
 from polyfleet.kernels.cpu import library
-from polyfleet.kernels.cpu.engine import StepRows
+from polyfleet.kernels.cpu.footprint import kv_bytes, weight_bytes
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+
+CAPACITY = Capacity(num_blocks=4, block_size=16, max_sequences=4, max_blocks=4, step_tokens=64)
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +44,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(write_folder(tmp_path_factory.mktemp("persistent") / "model", TinyShape()))
 
 
-def kernel(model: LoadedModel, **options: object) -> PersistentKernel:
-    graph = record(model.config, model.weights)
-    sizes = {"num_blocks": 4, **options}
-    return PersistentKernel(graph, weights=model.weights, **sizes)  # type: ignore[arg-type]
+def executor(model: LoadedModel, **options: object) -> PersistentExecutor:
+    return PersistentExecutor(record(model.config, model.weights), model.weights, **options)  # type: ignore[arg-type]
 
 
 def with_weight(model: LoadedModel, weight: Weight) -> LoadedModel:
@@ -66,7 +79,7 @@ def test_threads_follow_the_cgroup(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity masks")
 def test_threads_follow_the_affinity_mask() -> None:
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    code += "from polyfleet.engine.persistent import choose_threads; print(choose_threads(0))"
+    code += "from polyfleet.executors.persistent import choose_threads; print(choose_threads(0))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
 
@@ -81,14 +94,14 @@ def test_the_best_instruction_set_is_chosen_and_others_can_be() -> None:
 @needs_library
 def test_an_instruction_set_that_the_processor_lacks(model: LoadedModel) -> None:
     with pytest.raises(ValueError, match=r"does not run 'avx1024': choose auto or one of .*plain"):
-        kernel(model, instruction_set="avx1024")
+        executor(model, instruction_set="avx1024")
 
 
 @needs_library
 def test_a_processor_with_nothing_but_the_baseline(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where detection finds no AVX2, plain C++ runs."""
-    monkeypatch.setattr("polyfleet.engine.persistent.instruction_sets", lambda: ("plain",))
-    chosen = kernel(model)
+    monkeypatch.setattr("polyfleet.executors.persistent.instruction_sets", lambda: ("plain",))
+    chosen = executor(model)
     assert chosen.instruction_set == "plain"
     assert set(chosen.implementations().values()) == {"cpu plain", "cpu F32: plain float32"}
     with pytest.raises(ValueError, match="does not run 'avx2': choose auto or one of plain"):
@@ -96,18 +109,60 @@ def test_a_processor_with_nothing_but_the_baseline(model: LoadedModel, monkeypat
 
 
 @needs_library
-def test_a_backend_without_persistent_kernel(model: LoadedModel) -> None:
-    with pytest.raises(ValueError, match="no persistent kernel for 'mps': choose one of cpu"):
-        PersistentKernel(record(model.config, model.weights), "mps", weights=model.weights, num_blocks=1)
+@pytest.mark.parametrize("field", ["num_blocks", "block_size", "step_tokens"])
+@pytest.mark.parametrize("value", [0, -5, 2**32])
+def test_capacities_that_no_engine_has(model: LoadedModel, field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=rf"{field} must be 1 to 2147483647, not {value}"):
+        executor(model).allocate(replace(CAPACITY, **{field: value}))
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("threads", -1), ("num_blocks", 0), ("num_blocks", -5), ("num_blocks", 2**32), ("block_size", 0)],
-)
-def test_sizes_that_no_engine_has(model: LoadedModel, option: str, value: int) -> None:
-    with pytest.raises(ValueError, match=rf"{option} must be [01] to 2147483647, not {value}"):
-        kernel(model, **{option: value})
+@needs_library
+def test_a_number_of_threads_that_no_engine_has(model: LoadedModel) -> None:
+    with pytest.raises(ValueError, match=r"threads must be 0 to 2147483647, not -1"):
+        executor(model, threads=-1)
+
+
+@needs_library
+@pytest.mark.parametrize("block_size", [16, 2**31 - 1])
+def test_a_cache_that_no_memory_holds(model: LoadedModel, block_size: int) -> None:
+    chosen = executor(model)
+    with pytest.raises(MemoryError):
+        chosen.allocate(replace(CAPACITY, num_blocks=2**31 - 1, block_size=block_size))
+    driver = Driver(chosen, 4)
+    assert len(driver.generate(driver.begin([1, 2], room=4), 3)) == 3
+
+
+@needs_library
+def test_a_step_of_more_rows_than_there_is_room_for(model: LoadedModel) -> None:
+    driver = Driver(executor(model), 4, step_tokens=20)
+    run = driver.begin(range(21))
+    with pytest.raises(StepTooLarge, match="a step of 21 rows; there is room for 20"):
+        driver.launch([(run, 21)])
+    driver.step([(run, 20)])
+    assert run.results[-1].token is not None
+
+
+@needs_library
+@pytest.mark.parametrize("form", list(WeightFormat))
+def test_measured_and_estimated_weights(form: WeightFormat) -> None:
+    """A table that is packed for a linear, and kept beside it for the embedding."""
+    weights = by_name(random_weight("table", form, 48, 512), dense("n", np.ones(512, dtype=np.float32)))
+    graph = FusedBuilder(Params(), {"table": 48}, {"table": 512})
+    x = graph.norm(graph.embedding("table"), "n")
+    recorded = graph.finish(x, graph.linear(x, "table"))
+    found = PersistentExecutor(recorded, weights).measure()
+    assert weight_bytes(recorded, weights) <= found.weights < 1.01 * weight_bytes(recorded, weights) + 100
+
+
+@needs_library
+def test_measured_bytes_of_the_cache_and_of_steps(model: LoadedModel) -> None:
+    """Two layers of two heads of 16, in half precision; blocks of less than 16 tokens are padded."""
+    graph = record(model.config, model.weights)
+    assert kv_bytes(graph, 16) == sum(2 * 2 * each.heads * each.width for each in graph.caches)
+    assert kv_bytes(graph, 4) == kv_bytes(graph, 16) * 5 // 2
+    small, large = (executor(model, step_tokens=rows).measure() for rows in (16, 64))
+    assert small.kv_per_token == kv_bytes(graph, 16)
+    assert 0 < 4 * small.workspace == large.workspace
 
 
 @needs_library
@@ -122,7 +177,7 @@ def test_weights_that_are_not_finite(model: LoadedModel, form: WeightFormat) -> 
         data[3, 5] = float("nan")
     broken = with_weight(model, Weight(source.name, form, source.rows, source.columns, data))
     with pytest.raises(ValueError, match=r"weight layers\.1\.up holds numbers that are not finite"):
-        kernel(broken)
+        executor(broken)
 
 
 @needs_library
@@ -130,7 +185,7 @@ def test_a_quantised_weight_whose_columns_do_not_fit(model: LoadedModel) -> None
     source = model.weights["layers.0.down"]
     odd = Weight(source.name, WeightFormat.Q8_0, source.rows, 40, torch.zeros(source.rows, 34, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"weight layers\.0\.down has 40 columns, no multiple of 32"):
-        kernel(with_weight(model, odd))
+        executor(with_weight(model, odd))
 
 
 @needs_library
@@ -138,12 +193,12 @@ def test_an_unknown_format(model: LoadedModel) -> None:
     source = model.weights["layers.0.down"]
     odd = Weight(source.name, "IQ2_XXS", source.rows, source.columns, source.data)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"weight layers\.0\.down has a format that the CPU engine does not read"):
-        kernel(with_weight(model, odd))
+        executor(with_weight(model, odd))
 
 
 @needs_library
 def test_implementations_name_every_op(model: LoadedModel) -> None:
-    chosen = kernel(model, instruction_set="plain").implementations()
+    chosen = executor(model, instruction_set="plain").implementations()
     assert len(chosen) == 8
     assert chosen["linear"] == "cpu F32: plain float32"
     assert chosen["paged_attention"] == "cpu plain"
@@ -178,55 +233,99 @@ def test_describe_tells_sets_and_implementations() -> None:
     assert all(form.value in implementations["linear"] for form in WeightFormat)
 
 
+@pytest.fixture(scope="module")
+def driver(model: LoadedModel) -> Driver:
+    return Driver(executor(model), num_blocks=4)
+
+
+def write(field: str, index: int, value: int) -> Callable[[StepPlan], None]:
+    def spoil(plan: StepPlan) -> None:
+        getattr(plan, field)[index] = value
+
+    return spoil
+
+
+def point(block: int) -> Callable[[StepPlan], None]:
+    def spoil(plan: StepPlan) -> None:
+        plan.block_tables[plan.slots[0], 0] = block
+
+    return spoil
+
+
 @needs_library
 @pytest.mark.parametrize(
-    ("bad", "sentence"),
+    ("spoil", "sentence"),
     [
-        (SequenceSlice([96], 0, [0]), "token ids must be 0 to 95"),
-        (SequenceSlice([-1], 0, [0]), "token ids must be 0 to 95"),
-        (SequenceSlice([2**40], 0, [0]), "token ids must be 0 to 95"),
-        (SequenceSlice([1], 0, [4]), "block tables must name blocks 0 to 3"),
-        (SequenceSlice([1], 0, [-1]), "block tables must name blocks 0 to 3"),
-        (SequenceSlice([1] * 17, 0, [0]), "a block for each of its positions"),
-        (SequenceSlice([1], 16, [0]), "a block for each of its positions"),
-        (SequenceSlice([1], -1, [0]), "a start of 0 or more"),
-        (SequenceSlice([], 0, [0]), "a slice must have tokens"),
+        (write("token_ids", 0, 96), "token ids must be 0 to 95"),
+        (write("token_ids", 1, -1), "token ids must be 0 to 95"),
+        (write("token_ids", 2, 2**31 - 1), "token ids must be 0 to 95"),
+        (point(4), "block tables must name blocks 0 to 3"),
+        (point(-1), "block tables must name blocks 0 to 3"),
+        (write("cleared_blocks", 0, 4), "block tables must name blocks 0 to 3"),
+        (write("lengths", 0, 65), "a block for each of its positions"),
+        (write("lengths", 1, 2**31 - 1), "a block for each of its positions"),
+        (write("lengths", 1, 1), "a start of 0 or more"),
+        (write("row_starts", 1, 0), "a sequence must have tokens"),
+        (write("row_starts", 1, 4), "a sequence must have tokens"),
+        (write("row_starts", 0, -1), "a sequence must have tokens"),
+        (write("row_starts", 2, 2), "all rows must be of sequences"),
+        (write("slots", 1, 64), "slots must be 0 to 63"),
+        (write("slots", 0, -1), "slots must be 0 to 63"),
+        (write("draw_rows", 0, 3), "draws must be of rows 0 to 2"),
+        (write("draw_rows", 1, -1), "draws must be of rows 0 to 2"),
     ],
 )
-def test_a_step_never_leaves_the_engines_memory(model: LoadedModel, bad: SequenceSlice, sentence: str) -> None:
-    good = SequenceSlice([1], 0, [1], pooling=PoolingKind.LAST)
-    chosen = kernel(model)
-    (expected,) = chosen.step(StepBatch((good,)))
-    for slices in ((bad,), (good, bad), (bad, good)):
-        with pytest.raises(ValueError, match=sentence):
-            chosen.step(StepBatch(slices))
-    assert chosen.step(StepBatch((good,))) == (expected,)
+def test_a_step_never_leaves_the_engines_memory(
+    driver: Driver, spoil: Callable[[StepPlan], None], sentence: str
+) -> None:
+    """Nothing is written by a step that is refused: blocks are neither cleared nor computed."""
+    before = driver.executor.export_blocks(range(4))
+    first, second = driver.begin([1], blocks=[1]), driver.begin([5, 6], blocks=[3])
+    driver.assembler.clear([2])
+    plan = driver.assembler.assemble([first.next_piece(1), second.next_piece(2)])
+    spoil(plan)
+    with pytest.raises(ValueError, match=sentence):
+        driver.executor.launch(plan)
+    driver.assembler.accepted()
+    driver.end(first, keep_blocks=True)
+    driver.end(second, keep_blocks=True)
+    for old, new in zip(before, driver.executor.export_blocks(range(4)), strict=True):
+        np.testing.assert_array_equal(old, new)
 
 
 @needs_library
-def test_a_closed_kernel_says_so(model: LoadedModel) -> None:
-    chosen = kernel(model)
+def test_a_refused_step_is_forgotten(model: LoadedModel) -> None:
+    """What the next step comes to is what it comes to alone."""
+    alone, together = (Driver(executor(model), num_blocks=4) for _ in range(2))
+    broken = together.begin([96])
+    with pytest.raises(ValueError, match="token ids"):
+        together.launch([(broken, 1)])
+    expected, found = (driver.generate(driver.begin([1, 2, 3], room=8), 6) for driver in (alone, together))
+    assert found == expected
+
+
+@needs_library
+def test_a_closed_executor_says_so(model: LoadedModel) -> None:
+    chosen = executor(model)
+    driver = Driver(chosen, num_blocks=4)
     chosen.close()
     chosen.close()
     with pytest.raises(ValueError, match="this engine is closed"):
-        chosen.step(StepBatch((SequenceSlice([1], 0, [0]),)))
+        driver.step([(driver.begin([1]), 1)])
 
 
-def test_tables_are_cut_to_what_is_read() -> None:
-    batch = StepBatch(
-        (
-            SequenceSlice([7], 5, [3, 9, 1, 8]),
-            SequenceSlice([1, 2, 3], 3, [4, 0, 8], pooling=PoolingKind.LAST),
-        )
-    )
-    rows = step_rows(batch, 4)
-    assert rows == StepRows([7, 1, 2, 3], [0, 1, 4], [5, 3], [0, 2], [3, 9, 4, 0], [])
-
-
-def test_pooling() -> None:
-    rows = np.array([[1, 2], [3, -5]], dtype=np.float32)
-    assert pool(rows, PoolingKind.MEAN) == (4.0, -3.0)
-    assert pool(rows, PoolingKind.LAST) == (3.0, -5.0)
-    rows[0, 0] = np.nan
-    assert pool(rows, PoolingKind.MEAN) is None
-    assert pool(rows, PoolingKind.LAST) == (3.0, -5.0)
+def test_a_plan_is_read_where_it_lies() -> None:
+    """The engine's pointers lead to the plan's own numbers, whatever else is in them."""
+    driver = Driver(Mock(), num_blocks=8)
+    runs = [driver.begin([7], blocks=[3]), driver.begin([4, 5], pooling=PoolingKind.MEAN), driver.begin([1, 2, 3])]
+    driver.assembler.clear([6, 2])
+    plan = driver.assembler.assemble(run.next_piece(3) for run in runs)
+    fields = StepFields()
+    for greedy in (True, False, True):
+        step = fields.of(plan, greedy=greedy)
+        for name in ("token_ids", "slots", "row_starts", "lengths", "draw_rows", "cleared_blocks", "block_tables"):
+            array = getattr(plan, name)
+            assert getattr(step, name) == array.ctypes.data, name
+        counts = (step.num_rows, step.num_sequences, step.num_draws, step.num_cleared, step.num_slots, step.table_width)
+        assert counts == (6, 3, 2, 2, 64, 8)
+        assert bool(step.greedy_ids) == greedy

@@ -68,13 +68,13 @@ def test_only_selected_rows_are_finished_unless_hidden_states_are_kept() -> None
     assert early.stages[first].kind is StageKind.ATTENTION
     assert early.stages[first].layer == 2
     assert all(stage.selected or stage.kind is StageKind.SELECT for stage in early.stages[first:])
-    assert early.hidden == NONE
+    assert len(early.outputs) == 1
 
     whole = plan(graph, rows, Buffers(), keep_hidden=True)
     assert [stage.kind for stage in whole.stages[-3:]] == [StageKind.NORM, StageKind.SELECT, StageKind.LINEAR]
     assert [stage.selected for stage in whole.stages[-3:]] == [False, False, True]
-    assert whole.stages[-3].output == whole.hidden
-    assert whole.stages[-1].output == whole.logits
+    assert whole.stages[-3].output == whole.outputs[0]
+    assert whole.stages[-1].output == whole.outputs[-1]
 
 
 def test_heads_and_gates_off_the_grid_are_not_fused() -> None:
@@ -142,3 +142,51 @@ def test_programs_share_buffers() -> None:
     before = len(buffers.widths)
     plan(graph, rows, buffers, keep_hidden=False)
     assert len(buffers.widths) <= before + 1
+
+
+def test_a_sum_that_is_read_before_its_norm_is_not_made_by_the_linear() -> None:
+    graph = FusedBuilder(Params(), {"a": 32}, {"rows": 32})
+    x, y = graph.embedding("rows"), graph.embedding("rows")
+    normed, total = graph.add_rms_norm(x, y, "n")
+    read = graph.mul(total, y)
+    last = graph.linear(normed, "a")
+    stages = to_stages(graph.freeze((read, last)), lambda name: graph.row_counts[name], (read, last))
+    assert [stage.kind.name for stage in stages] == ["EMBEDDING", "EMBEDDING", "NORM", "MUL", "LINEAR"]
+    assert stages[2].residual_out == total
+
+    later = FusedBuilder(Params(), {"a": 32}, {"rows": 32})
+    x, y = later.embedding("rows"), later.embedding("rows")
+    normed, total = later.add_rms_norm(x, y, "n")
+    last = later.linear(normed, "a")
+    read = later.mul(total, y)
+    stages = to_stages(later.freeze((read, last)), lambda name: later.row_counts[name], (read, last))
+    assert [stage.kind.name for stage in stages] == ["EMBEDDING", "EMBEDDING", "LINEAR", "MUL"]
+
+
+def test_inputs_have_buffers_until_they_were_read() -> None:
+    graph = FusedBuilder(Params(), {}, {})
+    x, y, kept = (graph.input(8) for _ in range(3))
+    total = graph.add(x, y)
+    for _ in range(5):
+        total = graph.mul(total, y)
+    buffers = Buffers()
+    program = plan(graph.freeze((kept, total)), lambda name: 0, buffers, keep_hidden=True)
+    assert len(set(program.inputs)) == 3
+    assert program.outputs[0] == program.inputs[2]
+    assert program.outputs[0] not in {stage.output for stage in program.stages}
+    assert {stage.input for stage in program.stages[:1]} == {program.inputs[0]}
+    assert all(stage.residual == program.inputs[1] for stage in program.stages)
+    assert len(buffers.widths) == 4  # x's is used again
+
+
+def test_each_norm_has_its_own_eps() -> None:
+    graph = FusedBuilder(Params(), {"a": 16, "b": 16}, {"rows": 16})
+    x = graph.embedding("rows")
+    first, second = graph.rms_norm(x, "n", 0.5), graph.rms_norm(x, "n", 0.25)
+    last = graph.add(graph.linear(first, "a"), graph.layer_norm(second, "n", "m", 0.125))
+    stages = to_stages(graph.freeze((last,)), lambda name: graph.row_counts[name], (last,))
+    assert {stage.kind.name: stage.eps for stage in stages if stage.norm} == {
+        "LINEAR": 0.5,
+        "NORM": 0.25,
+        "LAYER_NORM": 0.125,
+    }

@@ -16,7 +16,6 @@ from tests.support.cpu_graphs import (
     random_weight,
 )
 
-from polyfleet.kernels.cpu.engine import CpuEngine, StepRows
 from polyfleet.kernels.weights import WeightFormat
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
@@ -42,19 +41,15 @@ def silu_mul(x: NDArray[np.float64]) -> NDArray[np.float64]:
 @pytest.mark.parametrize("form", list(WeightFormat))
 def test_embedding_in_every_format(instruction_set: str, form: WeightFormat) -> None:
     table = random_weight("table", form, 10, 512)
-    graph = FusedBuilder(Params(), {"table": 10}, {"table": 512})
-    value = graph.embedding("table")
-    engine = CpuEngine(
-        graph.finish(hidden=value, logits=value),
-        {"table": table},
-        num_blocks=1,
-        block_size=16,
-        threads=1,
+    rig = Rig(
+        np.zeros((10, 1), dtype=np.float32),
+        lambda graph, _: graph.embedding("table"),
+        table,
         instruction_set=instruction_set,
+        threads=1,
     )
     ids = [7, 0, 9, 7]
-    assert engine.step(StepRows(ids, [0, 4], [0], [0], [0], []), keep_hidden=True) == []
-    np.testing.assert_allclose(engine.hidden(4), expand(table)[ids], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(rig.run([(ids, 0, [0])]), expand(table)[ids], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("columns", [1, 7, 64, 579])
@@ -133,15 +128,16 @@ def test_greedy_takes_the_lowest_of_equal_ids(instruction_set: str) -> None:
     for threads in (1, 2, 5):
         rig = Rig(rows, lambda graph, x: x, instruction_set=instruction_set, threads=threads)
         for count in (6, 1):
-            rig.run([(range(count), 0, [0])], selected=range(count))
-            assert rig.greedy_ids == [20, 0, 0, -1, -1, -1][:count]
+            rig.run([([row], 0, [0]) for row in range(count)], selected=range(count))
+            assert rig.greedy_ids.tolist() == [20, 0, 0, 0, 0, 0][:count]
+            assert rig.faults.tolist() == [0, 0, 0, 1, 1, 1][:count]
 
 
 def test_greedy_with_more_threads_than_logits(instruction_set: str) -> None:
     rows = np.array([[1, 3], [2, -1]], dtype=np.float32)
     rig = Rig(rows, lambda graph, x: x, instruction_set=instruction_set, threads=5)
     rig.run([(range(2), 0, [0])], selected=[0, 1])
-    assert rig.greedy_ids == [1, 0]
+    assert rig.greedy_ids.tolist() == [1, 0]
 
 
 def test_half_precision_round_trip(instruction_set: str) -> None:

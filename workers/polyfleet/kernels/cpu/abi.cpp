@@ -16,15 +16,21 @@ namespace {
 thread_local std::string last_error;
 
 template <typename T, typename F>
-T guarded(T failure, F call) {
+T guarded(T refused, T no_memory, F call) {
     try {
         return call();
     } catch (const std::bad_alloc &) {
         last_error = "not enough memory";
+        return no_memory;
     } catch (const std::exception &error) {
         last_error = error.what();
+        return refused;
     }
-    return failure;
+}
+
+template <typename F>
+int32_t guarded(F call) {
+    return guarded<int32_t>(PF_REFUSED, PF_NO_MEMORY, call);
 }
 
 }  // namespace
@@ -46,7 +52,7 @@ const char *pf_linear_implementation(const char *instruction_set, int32_t format
 }
 
 PfEngine *pf_engine_create(const PfModel *model, const char *instruction_set, int32_t threads) {
-    return guarded<PfEngine *>(nullptr, [&]() -> PfEngine * {
+    return guarded<PfEngine *>(nullptr, nullptr, [&]() -> PfEngine * {
         const pf::Kernels *kernels = pf::find_kernels(instruction_set);
         if (!kernels) throw std::invalid_argument(std::string("this processor has no instruction set ") + instruction_set);
         return new PfEngine{{*model, *kernels, threads}};
@@ -57,14 +63,27 @@ void pf_engine_destroy(PfEngine *engine) { delete engine; }
 
 int32_t pf_engine_add_program(PfEngine *engine, const PfStage *stages, int32_t num_stages, const int32_t *operands,
                               int32_t num_operands) {
-    return guarded(-1, [&] { return engine->engine.add_program(stages, num_stages, operands, num_operands); });
+    return guarded([&] { return engine->engine.add_program(stages, num_stages, operands, num_operands); });
 }
 
-int32_t pf_engine_step(PfEngine *engine, int32_t program, const PfStep *step) {
-    return guarded(-1, [&] {
-        engine->engine.step(program, *step);
-        return 0;
+int64_t pf_engine_packed_bytes(const PfEngine *engine) { return (int64_t)engine->engine.packed_bytes(); }
+
+int32_t pf_engine_allocate(PfEngine *engine, int32_t num_blocks, int32_t block_size, int32_t rows) {
+    return guarded([&] {
+        engine->engine.allocate(num_blocks, block_size, rows);
+        return PF_OK;
     });
 }
 
-const float *pf_engine_buffer(PfEngine *engine, int32_t buffer) { return engine->engine.buffer(buffer); }
+uint16_t *pf_engine_keys(PfEngine *engine) { return engine->engine.cache().keys.as<uint16_t>(); }
+
+uint16_t *pf_engine_values(PfEngine *engine) { return engine->engine.cache().values.as<uint16_t>(); }
+
+int32_t pf_engine_step(PfEngine *engine, int32_t program, const PfStep *step) {
+    return guarded([&] {
+        engine->engine.step(program, *step);
+        return PF_OK;
+    });
+}
+
+float *pf_engine_buffer(PfEngine *engine, int32_t buffer) { return engine->engine.buffer(buffer); }

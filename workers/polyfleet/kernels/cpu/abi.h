@@ -18,7 +18,15 @@ enum PfStageKind : int32_t {
     PF_ROPE_CACHE,  // output = q of input, rotated; k (rotated) and v of input go to the cache
     PF_ATTENTION,   // output = attention of q = input over the cache
     PF_SILU_MUL,    // output = silu(left half of input) * right half
-    PF_SELECT       // output[S] = the selected rows of input[T]
+    PF_SELECT,      // output[S] = the selected rows of input[T]
+    PF_ADD,         // output = input + residual
+    PF_MUL,         // output = input * residual
+    PF_SILU,        // output = input * sigmoid(input)
+    PF_RELU,        // output = max(input, 0)
+    PF_GELU,        // output = input * Φ(input)
+    PF_GELU_TANH,   // output = input * Φ(input), approximated by a tanh
+    PF_LAYER_NORM,  // output = layer norm of input, by the weight `norm` and the only operand, its bias
+    PF_ARGMAX       // output = the column of the largest number of input, the first of equal ones or the first NaN
 };
 
 enum PfEpilogue : int32_t { PF_STORE, PF_THEN_SILU_MUL, PF_THEN_ROPE_CACHE };
@@ -40,35 +48,41 @@ struct PfStage {
     int32_t selected;       // its rows are the S selected ones, not all T; of attention: its output's rows are
     int32_t first_operand;  // of an embedding or linear: operands[first_operand ...] are `num_operands` weights,
     int32_t num_operands;   // then as many biases
+    float eps;              // of a norm
 };
 
 struct PfModel {
     int32_t num_layers, num_heads, num_kv_heads, head_dim;
-    int32_t block_size, num_blocks;
     int32_t num_weights, num_buffers;
-    int32_t wide;  // whether long slices may be rounded to bfloat16; else a row computes to the same bits in any step
-    float norm_eps, attention_scale;
+    int32_t wide;  // whether long chunks of a prompt may be rounded to bfloat16; else a row computes to the same bits always
+    float attention_scale;
     const float *inverse_frequencies;  // [head_dim / 2]
     const PfWeight *weights;
     const int32_t *widths;  // columns of each buffer
 };
 
-// One step: slices are consecutive runs of rows, one row a token.
+// One step, as engine/plan.py has it: rows are tokens, each sequence has a run of them, at its last positions.
 struct PfStep {
-    int32_t num_tokens, num_slices, num_selected;
-    const int32_t *token_ids;      // [num_tokens]
-    const int32_t *slice_rows;     // [num_slices + 1] first row of each slice, then num_tokens
-    const int32_t *slice_starts;   // [num_slices] position of the slice's first token
-    const int32_t *table_offsets;  // [num_slices] where the slice's block table begins in block_tables
-    const int32_t *block_tables;
-    const int32_t *selected_rows;  // [num_selected], ascending
-    int32_t logits;                // buffer of the program's logits
-    int32_t *greedy_ids;           // out, unless null: [num_selected] id of each row's largest logit, the lowest of equal
-};                                 // ones, or -1 for a row whose logits are not all finite
+    int32_t num_rows, num_sequences, num_draws, num_cleared;
+    int32_t num_slots, table_width;
+    int32_t logits;                 // buffer of the program's logits
+    const int32_t *token_ids;       // [num_rows]
+    const int32_t *slots;           // [num_sequences] rows of block_tables
+    const int32_t *row_starts;      // [num_sequences + 1] first row of each sequence, then num_rows
+    const int32_t *lengths;         // [num_sequences] positions up to the last row's
+    const int32_t *draw_rows;       // [num_draws] the selected rows, whose logits are wanted
+    const int32_t *cleared_blocks;  // [num_cleared] made 0 before anything is computed
+    const int32_t *block_tables;    // [num_slots][table_width]
+    int32_t *greedy_ids;            // out, unless null: [num_draws] id of each row's largest logit, the lowest of equal
+                                    // ones; 0 where not all are finite
+    int8_t *faults;                 // out: [num_sequences] 1 where a key or value of any row is not finite in half
+};                                  // precision or, with greedy_ids, a logit of a selected row; else 0
 
 struct PfEngine;
 
-// A failing call returns null or -1 and leaves a sentence here, for the calling thread.
+enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
+
+// A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.
 PF_API const char *pf_error();
 
 // Names of the instruction sets that this processor and its operating system run, best first; the last is "plain".
@@ -85,9 +99,21 @@ PF_API void pf_engine_destroy(PfEngine *engine);
 PF_API int32_t pf_engine_add_program(PfEngine *engine, const PfStage *stages, int32_t num_stages,
                                      const int32_t *operands, int32_t num_operands);
 
-// Runs one program over one step. Not thread-safe.
+// Bytes of all packed weights.
+PF_API int64_t pf_engine_packed_bytes(const PfEngine *engine);
+
+// Makes a KV cache of zeros, and room for steps of so many rows, in the place of those before. All programs come first.
+PF_API int32_t pf_engine_allocate(PfEngine *engine, int32_t num_blocks, int32_t block_size, int32_t rows);
+
+// Where keys and values lie, in half precision: [layer][block][kv head][head_dim][block_size rounded up to 16] and
+// [layer][block][kv head][block_size][head_dim rounded up to 16].
+PF_API uint16_t *pf_engine_keys(PfEngine *engine);
+PF_API uint16_t *pf_engine_values(PfEngine *engine);
+
+// Runs one program over one step; refuses, before anything is written, what would lead out of the engine's memory. Not
+// thread-safe.
 PF_API int32_t pf_engine_step(PfEngine *engine, int32_t program, const PfStep *step);
 
-// Rows of a buffer after a step, `widths[buffer]` rounded up to an odd multiple of 16 floats apart; valid until the next
+// Rows of a buffer, to be written before a step where they are its inputs, and read after it, `widths[buffer]` rounded up to an odd multiple of 16 floats apart; valid until the next
 // step.
-PF_API const float *pf_engine_buffer(PfEngine *engine, int32_t buffer);
+PF_API float *pf_engine_buffer(PfEngine *engine, int32_t buffer);

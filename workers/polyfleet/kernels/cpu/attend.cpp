@@ -15,14 +15,14 @@ const int64_t MAX_PARTIALS = 1 << 24;  // floats: what is beyond is not split
 void Engine::prepare_spans(const PfStep &step) {
     state_.spans.clear();
     state_.selected_spans.clear();
-    for (int slice = step.num_slices - 1; slice >= 0; slice--) {  // prompts come last in a step and cost most
-        const int begin = step.slice_rows[slice], count = step.slice_rows[slice + 1] - begin;
+    for (int sequence = step.num_sequences - 1; sequence >= 0; sequence--) {  // prompts come last and cost most
+        const int begin = step.row_starts[sequence], count = step.row_starts[sequence + 1] - begin;
         for (int at = (count - 1) / ATTENTION_ROWS * ATTENTION_ROWS; at >= 0; at -= ATTENTION_ROWS)
-            state_.spans.push_back({slice, begin + at, std::min(ATTENTION_ROWS, count - at), begin + at});
+            state_.spans.push_back({sequence, begin + at, std::min(ATTENTION_ROWS, count - at), begin + at});
     }
-    for (int i = 0; i < step.num_selected; i++) {
-        const int row = step.selected_rows[i];
-        state_.selected_spans.push_back({state_.slice[(size_t)row], row, 1, i});
+    for (int i = 0; i < step.num_draws; i++) {
+        const int row = step.draw_rows[i];
+        state_.selected_spans.push_back({state_.sequence[(size_t)row], row, 1, i});
     }
     const int64_t size = std::max(split(state_.spans), split(state_.selected_spans));
     if ((int64_t)state_.partials.size() < size) state_.partials.resize((size_t)size);
@@ -85,14 +85,14 @@ void Engine::attend_part(const Stage &stage, const Span &span, std::atomic<int> 
     a.keys = cache_.keys.as<uint16_t>() + stage.at.layer * cache_.key_layer +
              (int64_t)kv_head * model_.head_dim * cache_.key_stride;
     a.values = cache_.values.as<uint16_t>() + stage.at.layer * cache_.value_layer +
-               (int64_t)kv_head * model_.block_size * cache_.value_stride;
+               (int64_t)kv_head * cache_.block_size * cache_.value_stride;
     a.key_block = cache_.key_block;
     a.value_block = cache_.value_block;
     a.key_stride = cache_.key_stride;
     a.value_stride = cache_.value_stride;
-    a.block_size = model_.block_size;
-    a.wide = is_wide(state_.in->slice_rows[span.slice + 1] - state_.in->slice_rows[span.slice]);
-    a.table = state_.in->block_tables + state_.in->table_offsets[span.slice];
+    a.block_size = cache_.block_size;
+    a.wide = is_wide(state_.in->row_starts[span.sequence + 1] - state_.in->row_starts[span.sequence]);
+    a.table = table(*state_.in, span.sequence);
     a.scratch = scratch_[(size_t)thread].attention;
     float *partials = state_.partials.data() + span.partial + (int64_t)kv_head * span.parts * span.partial_size;
     a.partial = span.parts > 1 ? partials + part * span.partial_size : nullptr;

@@ -1,4 +1,4 @@
-// Attention of wide slices with AMX: queries, keys, weights and values meet as bfloat16, sums and the softmax are float32.
+// Attention of wide rows with AMX: queries, keys, weights and values meet as bfloat16, sums and softmax are float32.
 // The structure is that of attend_converted in attention.inl, which the including file includes first.
 #include "tiles.h"
 

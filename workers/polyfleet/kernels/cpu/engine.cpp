@@ -17,6 +17,8 @@ namespace {
 // An odd multiple of `unit`, a cache line of numbers: rows an even number of lines apart would share few cache sets.
 int64_t row_stride(int64_t width, int64_t unit) { return round_up(width, unit) | unit; }
 
+const double MOST_HALVES = 1e15;  // of a cache: no machine has as much, and sizes of more would not fit 64 bits
+
 size_t align(size_t size) { return (size_t)round_up((int64_t)size, 64); }
 
 }  // namespace
@@ -48,7 +50,6 @@ Engine::Engine(const PfModel &model, const Kernels &kernels, int threads)
     model_.widths = nullptr;
     buffers_.resize(strides_.size());
     pack_weights();
-    make_cache();
 }
 
 void Engine::pack_weights() {
@@ -87,16 +88,28 @@ void Engine::forget(PfWeight &packed) {
     packed.data = nullptr;
 }
 
-void Engine::make_cache() {
-    // Blocks are padded so that whole vectors may be read anywhere in them.
-    cache_.key_stride = (int)round_up(model_.block_size, GROUP);
-    cache_.value_stride = (int)round_up(model_.head_dim, GROUP);
-    cache_.key_block = (int64_t)model_.num_kv_heads * model_.head_dim * cache_.key_stride;
-    cache_.value_block = (int64_t)model_.num_kv_heads * model_.block_size * cache_.value_stride;
-    cache_.key_layer = cache_.key_block * model_.num_blocks;
-    cache_.value_layer = cache_.value_block * model_.num_blocks;
-    cache_.keys = Memory(((size_t)(cache_.key_layer * model_.num_layers) + 2 * GROUP) * sizeof(uint16_t));
-    cache_.values = Memory(((size_t)(cache_.value_layer * model_.num_layers) + 2 * GROUP) * sizeof(uint16_t));
+void Engine::allocate(int num_blocks, int block_size, int rows) {
+    Cache cache = make_cache(num_blocks, block_size);
+    reserve(rows);
+    cache_ = std::move(cache);
+}
+
+// Blocks are padded so that whole vectors may be read anywhere in them.
+Cache Engine::make_cache(int num_blocks, int block_size) const {
+    Cache cache = {};
+    cache.num_blocks = num_blocks;
+    cache.block_size = block_size;
+    cache.key_stride = (int)round_up(block_size, GROUP);
+    cache.value_stride = (int)round_up(model_.head_dim, GROUP);
+    cache.key_block = (int64_t)model_.num_kv_heads * model_.head_dim * cache.key_stride;
+    cache.value_block = (int64_t)model_.num_kv_heads * block_size * cache.value_stride;
+    cache.key_layer = cache.key_block * num_blocks;
+    cache.value_layer = cache.value_block * num_blocks;
+    const int64_t block = cache.key_block + cache.value_block;
+    if ((double)block * num_blocks * model_.num_layers > MOST_HALVES) throw std::bad_alloc();
+    cache.keys = Memory(((size_t)(cache.key_layer * model_.num_layers) + 2 * GROUP) * sizeof(uint16_t));
+    cache.values = Memory(((size_t)(cache.value_layer * model_.num_layers) + 2 * GROUP) * sizeof(uint16_t));
+    return cache;
 }
 
 int Engine::add_program(const PfStage *stages, int num_stages, const int32_t *operands, int num_operands) {
@@ -112,14 +125,17 @@ int Engine::add_program(const PfStage *stages, int num_stages, const int32_t *op
     program->claimed = std::make_unique<std::atomic<int>[]>((size_t)num_stages);
     programs_.push_back(std::move(program));
     make_scratch();
-    capacity_ = 0;  // the next step makes room again
     return (int)programs_.size() - 1;
 }
 
 void Engine::compile(Stage &stage, const int32_t *operands) {
     const PfStage &at = stage.at;
     if (at.norm >= 0) stage.norm = (const float *)weights_[(size_t)at.norm].source.data;
-    if (at.kind == PF_EMBEDDING) stage.table = &weights_[(size_t)operands[0]].source;
+    if (at.kind == PF_EMBEDDING) {
+        stage.table = &weights_[(size_t)operands[0]].source;
+        vocabulary_ = std::min(vocabulary_, stage.table->rows);
+    }
+    if (at.kind == PF_LAYER_NORM) stage.norm_bias = (const float *)weights_[(size_t)operands[0]].source.data;
     if (at.kind != PF_LINEAR) return;
     std::vector<std::vector<Piece>> pieces;
     int column = 0;
@@ -172,13 +188,13 @@ void Engine::make_scratch() {
     }
 }
 
-void Engine::reserve(int tokens) {
-    if (tokens <= capacity_) return;
-    const int64_t rows = round_up(tokens, ROW_CHUNK);  // kernels may read whole tiles of them
-    for (size_t i = 0; i < buffers_.size(); i++) buffers_[i] = Memory((size_t)(rows * strides_[i]) * sizeof(float));
-    entering_memory_ = Memory(Entering::bytes((int)rows, widest_));  // what no program touches takes no memory
-    entering_ = Entering(entering_memory_.as<void>(), (int)rows, widest_);
-    capacity_ = (int)rows;
+void Engine::reserve(int rows) {
+    capacity_ = 0;
+    const int64_t padded = round_up(rows, ROW_CHUNK);  // kernels may read whole tiles of them
+    for (size_t i = 0; i < buffers_.size(); i++) buffers_[i] = Memory((size_t)(padded * strides_[i]) * sizeof(float));
+    entering_memory_ = Memory(Entering::bytes((int)padded, widest_));  // what no program touches takes no memory
+    entering_ = Entering(entering_memory_.as<void>(), (int)padded, widest_);
+    capacity_ = rows;
 }
 
 }  // namespace pf

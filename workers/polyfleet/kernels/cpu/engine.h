@@ -28,7 +28,7 @@ struct Piece {
 struct Stage {
     PfStage at;
     const PfWeight *table = nullptr;  // of an embedding
-    const float *norm = nullptr;
+    const float *norm = nullptr, *norm_bias = nullptr;
     std::vector<Piece> pieces;  // of a linear: `unit` of them make one unit of work
     int unit = 1, units = 0;
     int columns = 0;  // entering a linear
@@ -43,13 +43,14 @@ struct Program {
 // Keys and values in half precision; see Attention in kernels.h for the layout inside a block.
 struct Cache {
     Memory keys, values;
+    int num_blocks, block_size;
     int key_stride, value_stride;
     int64_t key_block, value_block, key_layer, value_layer;  // halves between blocks, between layers
 };
 
 // Some query rows of one sequence: work for one thread, once per key-value head and part.
 struct Span {
-    int slice, row, rows;
+    int sequence, row, rows;
     int out;             // row of the output that its first row goes to
     int parts = 1;  // units of work, one for each ATTENTION_PART positions that it sees; 1: all of them together
     int64_t partial = 0, partial_size = 0;  // where its partial results begin, [kv head][part][partial_size]
@@ -71,7 +72,7 @@ struct Run {
 // What a step knows of its rows, made before its first stage.
 struct StepState {
     const PfStep *in;
-    std::vector<int> position, slice;           // of each row
+    std::vector<int> position, sequence;        // of each row
     std::vector<int64_t> key_slot, value_slot;  // where each row's key and value of head 0 begin
     std::vector<float> cosine, sine;            // [row][head_dim / 2]
     std::vector<Run> runs, selected_runs;       // for linears over all rows, over the selected ones
@@ -99,8 +100,11 @@ class Engine {
 public:
     Engine(const PfModel &model, const Kernels &kernels, int threads);
     int add_program(const PfStage *stages, int num_stages, const int32_t *operands, int num_operands);
+    void allocate(int num_blocks, int block_size, int rows);
     void step(int program, const PfStep &step);
-    const float *buffer(int index) const { return buffers_[(size_t)index].as<float>(); }
+    size_t packed_bytes() const { return packed_.size(); }
+    const Cache &cache() const { return cache_; }
+    float *buffer(int index) { return buffers_[(size_t)index].as<float>(); }
 
 private:
     struct Scratch {
@@ -113,14 +117,15 @@ private:
     // Set-up (engine.cpp).
     void pack_weights();
     void forget(PfWeight &packed);
-    void make_cache();
+    Cache make_cache(int num_blocks, int block_size) const;
     void make_scratch();
-    void reserve(int tokens);
+    void reserve(int rows);
     void compile(Stage &stage, const int32_t *operands);
     void order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &operands);
 
     // A step (step.cpp).
-    void prepare(const PfStep &step);
+    void check(const PfStep &step) const;
+    void clear_blocks(const PfStep &step);
     void prepare_rows(const PfStep &step);
     void prepare_runs(const PfStep &step);
     void prepare_spans(const PfStep &step);
@@ -131,9 +136,12 @@ private:
     void silu(const Stage &stage, int thread);
     void select(const Stage &stage, int thread);
     void find_largest(int thread);
-    void choose_largest(const PfStep &step) const;
+    void choose_largest(const PfStep &step);
     void rope_cache(const Stage &stage, int thread);
     void rope_head(const Stage &stage, int row, int head, float *x);
+
+    // Plain ops, row by row (plain.cpp).
+    void compute_rows(const Stage &stage, int thread);
 
     // Linears (linear.cpp).
     void linear(const Stage &stage, std::atomic<int> &claimed, int thread);
@@ -151,8 +159,12 @@ private:
     float *row(int buffer, int64_t index) const {
         return buffers_[(size_t)buffer].as<float>() + index * strides_[(size_t)buffer];
     }
-    int stage_rows(const Stage &stage) const { return stage.at.selected ? state_.in->num_selected : state_.in->num_tokens; }
+    static const int32_t *table(const PfStep &step, int sequence) {
+        return step.block_tables + (int64_t)step.slots[sequence] * step.table_width;
+    }
+    int stage_rows(const Stage &stage) const { return stage.at.selected ? state_.in->num_draws : state_.in->num_rows; }
     bool is_wide(int rows) const { return model_.wide && kernels_.wide_rows && rows >= kernels_.wide_rows; }
+    void set_fault(int sequence) { __atomic_store_n(&state_.in->faults[sequence], 1, __ATOMIC_RELAXED); }
     // The share of `count` that belongs to a thread.
     int share(int count, int thread) const { return (int)((int64_t)count * thread / pool_.size()); }
 
@@ -170,6 +182,7 @@ private:
     std::vector<Scratch> scratch_;
     Memory entering_memory_;
     Entering entering_ = {};  // rows entering a linear, shared by threads
+    int vocabulary_ = INT32_MAX;  // rows of the smallest embedding
     int widest_ = BLOCK, deepest_unit_ = 1;  // most columns that enter a linear; most pieces of a unit
     StepState state_;
 };

@@ -1,9 +1,7 @@
 """The CPU engine of one model: packed weights, KV cache, threads and two programs behind one call a step."""
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,10 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.cpu import library
-from polyfleet.kernels.cpu.geometry import Geometry
+from polyfleet.kernels.cpu.footprint import padded, row_stride
+from polyfleet.kernels.cpu.geometry import KINDS, Geometry
 from polyfleet.kernels.cpu.library import PfModel, PfStage, PfStep, PfWeight
-from polyfleet.kernels.cpu.program import GROUP, NONE, Buffers, Program, StageKind, plan
+from polyfleet.kernels.cpu.program import NONE, Program, StageKind, programs
 from polyfleet.kernels.weights import Weight, WeightFormat, Weights
 
 FORMATS = {form: number for number, form in enumerate(WeightFormat)}  # PfFormat of abi.h, in the same order
@@ -25,98 +24,75 @@ COLUMN_MULTIPLE = 32  # of quantised weights
 Int32s = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """One step as the engine reads it; see PfStep in abi.h."""
-
-    token_ids: Sequence[int]
-    slice_rows: Sequence[int]
-    slice_starts: Sequence[int]
-    table_offsets: Sequence[int]
-    block_tables: Sequence[int]
-    selected_rows: Sequence[int]
-
-
-def check_rows(rows: StepRows, vocabulary: int, num_blocks: int, block_size: int) -> None:
-    """Raise ValueError for what would lead the engine to memory that is not its own."""
-    if min(rows.token_ids, default=0) < 0 or max(rows.token_ids, default=0) >= vocabulary:
-        raise ValueError(f"token ids must be 0 to {vocabulary - 1}")
-    if min(rows.block_tables, default=0) < 0 or max(rows.block_tables, default=0) >= num_blocks:
-        raise ValueError(f"block tables must name blocks 0 to {num_blocks - 1}")
-    tables = pairwise((*rows.table_offsets, len(rows.block_tables)))
-    for (first, last), start, (offset, end) in zip(pairwise(rows.slice_rows), rows.slice_starts, tables, strict=True):
-        if last <= first or start < 0 or start + last - first > (end - offset) * block_size:
-            raise ValueError("a slice must have tokens, a start of 0 or more, and a block for each of its positions")
-
-
 class CpuEngine:
     """Runs the graph's programs. Not thread-safe. Holds the embedding's memory; packs everything else."""
 
     def __init__(
-        self,
-        graph: KernelGraph,
-        weights: Weights,
-        *,
-        num_blocks: int,
-        block_size: int,
-        threads: int,
-        instruction_set: str,
-        wide: bool = False,
+        self, graph: KernelGraph, weights: Weights, *, threads: int, instruction_set: str, wide: bool = False
     ) -> None:
-        """`wide`: whether long slices may be rounded to bfloat16, where the instruction set does.
+        """`wide`: whether long chunks of a prompt may be rounded to bfloat16, where the instruction set does.
 
         Raises ValueError for a model that the engine can't run, LibraryUnavailable without the library.
         """
         self._library = library.load()
         self._handle: int | None = None
-        _check(graph, weights)
-        embedding = next(op for op in graph.ops if op.kind is OpKind.EMBEDDING)
-        self._bounds = weights[embedding.weights[0]].rows, num_blocks, block_size
-        buffers = Buffers()
-        self._programs = {
-            keep: plan(graph, lambda name: weights[name].rows, buffers, keep_hidden=keep) for keep in (False, True)
-        }
-        self._widths = buffers.widths
+        if problem := unsupported(graph, weights):
+            raise ValueError(problem)
+        self.geometry = Geometry.of(fuse(graph))
+        self._programs, self._widths = programs(graph, lambda name: weights[name].rows)
         self._packing = _Packing(weights)
         stages = {keep: self._packing.program(program) for keep, program in self._programs.items()}
-        self._handle = self._create(graph, threads, instruction_set, wide)
+        self._handle = self._create(threads, instruction_set, wide)
         self._numbers = {keep: self._add(*each) for keep, each in stages.items()}
         self._packing.release()
 
-    def step(self, rows: StepRows, *, keep_hidden: bool, greedy: bool = False) -> list[int]:
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights: packed, or as the model file has them."""
+        packed: int = self._library.pf_engine_packed_bytes(self._alive())
+        return packed + self._packing.num_bytes
+
+    def allocate(self, num_blocks: int, block_size: int, rows: int) -> None:
+        """Make a KV cache of zeros, and room for steps of so many rows; raises MemoryError."""
+        library.check(self._library.pf_engine_allocate(self._alive(), num_blocks, block_size, rows))
+        self._shape = num_blocks, block_size
+
+    def step(self, step: PfStep, *, keep_hidden: bool) -> None:
         """Compute one step; its results stand in `logits` and, when kept, `hidden` until the next.
 
-        When `greedy`, gives for each selected row the id of its largest logit, the lowest of equal ones, or -1 for a
-        row whose logits are not all finite; else nothing. Raises ValueError for rows that no model of this size has,
-        and once the engine is closed.
+        Raises ValueError for a step that would lead the engine to memory that is not its own, before anything is
+        written, and once the engine is closed.
         """
-        if self._handle is None:
-            raise ValueError("this engine is closed")
-        check_rows(rows, *self._bounds)
-        parts = (rows.token_ids, rows.slice_rows, rows.slice_starts, rows.table_offsets, rows.block_tables)
-        numbers = np.array([*chain(*parts), *rows.selected_rows, *rows.selected_rows], dtype=np.int32)  # the last: out
-        places = [numbers.ctypes.data]
-        for part in (*parts, rows.selected_rows):
-            places.append(places[-1] + len(part) * numbers.itemsize)
-        ids = places.pop()
-        step = PfStep(
-            *(len(rows.token_ids), len(rows.slice_starts), len(rows.selected_rows)),
-            *places,
-            self._programs[keep_hidden].logits,
-            ids if greedy else None,
-        )
-        if self._library.pf_engine_step(self._handle, self._numbers[keep_hidden], ctypes.byref(step)) != 0:
-            raise MemoryError(f"the step failed: {library.last_error()}")
-        chosen: list[int] = numbers[len(numbers) - len(rows.selected_rows) :].tolist() if greedy else []
-        return chosen
+        step.logits = self._programs[keep_hidden].outputs[-1]
+        library.check(self._library.pf_engine_step(self._alive(), self._numbers[keep_hidden], ctypes.byref(step)))
+
+    def keys(self) -> NDArray[np.float16]:
+        """All keys [caches, blocks, kv heads, width, block size], a view."""
+        (num_blocks, block_size), kind = self._shape, self.geometry.attention
+        shape = self.geometry.num_caches, num_blocks, kind.kv_heads, kind.width, padded(block_size)
+        return self._halves(self._library.pf_engine_keys, shape)[..., :block_size]
+
+    def values(self) -> NDArray[np.float16]:
+        """All values [caches, blocks, kv heads, block size, width], a view."""
+        (num_blocks, block_size), kind = self._shape, self.geometry.attention
+        shape = self.geometry.num_caches, num_blocks, kind.kv_heads, block_size, padded(kind.width)
+        return self._halves(self._library.pf_engine_values, shape)[..., : kind.width]
 
     def logits(self, rows: int, *, keep_hidden: bool) -> NDArray[np.float32]:
         """Logits [rows, vocabulary] of the last step, a view."""
-        return self._view(self._programs[keep_hidden].logits, rows)
+        return self._view(self._programs[keep_hidden].outputs[-1], rows)
 
     def hidden(self, rows: int) -> NDArray[np.float32]:
         """Final hidden states [rows, H] of the last step, a view; only after a step that kept them."""
-        return self._view(self._programs[True].hidden, rows)
+        return self._view(self._programs[True].outputs[0], rows)
+
+    def inputs(self, rows: int) -> tuple[NDArray[np.float32], ...]:
+        """The graph's inputs [rows, width], to be written before a step that keeps hidden states; views."""
+        return tuple(self._view(buffer, rows) for buffer in self._programs[True].inputs)
+
+    def outputs(self, rows: int) -> tuple[NDArray[np.float32], ...]:
+        """The graph's outputs [rows, width] of the last step, which kept hidden states; views."""
+        return tuple(self._view(buffer, rows) for buffer in self._programs[True].outputs)
 
     def close(self) -> None:
         """Free memory and threads; the engine is of no use afterwards."""
@@ -128,14 +104,14 @@ class CpuEngine:
         if hasattr(self, "_handle"):
             self.close()
 
-    def _create(self, graph: KernelGraph, threads: int, instruction_set: str, wide: bool) -> int:
-        geometry, weights = Geometry.of(fuse(graph)), self._packing.weights()
-        attention, (_, num_blocks, block_size) = geometry.attention, self._bounds
+    def _create(self, threads: int, instruction_set: str, wide: bool) -> int:
+        geometry, weights = self.geometry, self._packing.weights()
+        attention = geometry.attention
         frequencies = np.array(geometry.rope.frequencies, dtype=np.float32)
         widths = np.array(self._widths, dtype=np.int32)
         model = PfModel(
-            *(geometry.num_caches, attention.heads, attention.kv_heads, attention.width, block_size, num_blocks),
-            *(len(weights), len(widths), wide, geometry.norm.eps, attention.scale),
+            *(geometry.num_caches, attention.heads, attention.kv_heads, attention.width),
+            *(len(weights), len(widths), wide, attention.scale),
             frequencies.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
             weights,
             widths.ctypes.data_as(library.Int32s),
@@ -146,17 +122,21 @@ class CpuEngine:
         return handle
 
     def _add(self, stages: Any, operands: Int32s) -> int:
-        pointer = operands.ctypes.data_as(library.Int32s)
-        number: int = self._library.pf_engine_add_program(self._handle, stages, len(stages), pointer, len(operands))
-        if number < 0:
-            raise ValueError(library.last_error())
-        return number
+        pointer, add = operands.ctypes.data_as(library.Int32s), self._library.pf_engine_add_program
+        return library.check(add(self._handle, stages, len(stages), pointer, len(operands)))
+
+    def _alive(self) -> int:
+        if self._handle is None:
+            raise ValueError("this engine is closed")
+        return self._handle
+
+    def _halves(self, function: Any, shape: tuple[int, ...]) -> NDArray[np.float16]:
+        return np.ctypeslib.as_array(function(self._alive()), shape=shape).view(np.float16)
 
     def _view(self, buffer: int, rows: int) -> NDArray[np.float32]:
         width = self._widths[buffer]
-        stride = -(-width // GROUP) * GROUP | GROUP  # an odd multiple
-        pointer = self._library.pf_engine_buffer(self._handle, buffer)
-        return np.ctypeslib.as_array(pointer, shape=(max(rows, 1), stride))[:rows, :width]
+        pointer = self._library.pf_engine_buffer(self._alive(), buffer)
+        return np.ctypeslib.as_array(pointer, shape=(max(rows, 1), row_stride(width)))[:rows, :width]
 
 
 class _Packing:
@@ -181,6 +161,7 @@ class _Packing:
                 stage.residual_out,
             )
             at.output, at.layer, at.epilogue, at.selected = stage.output, stage.layer, stage.epilogue, stage.selected
+            at.eps = stage.eps
             at.norm = self._number(stage.norm, packed=False) if stage.norm else NONE
             at.first_operand, at.num_operands = len(operands), len(stage.weights)
             operands += [self._number(name, packed=packed) for name in stage.weights]
@@ -190,6 +171,11 @@ class _Packing:
     def weights(self) -> Any:
         """All numbered weights as structs."""
         return (PfWeight * len(self._entries))(*self._entries)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the memory that is kept."""
+        return sum(data.nbytes for _, data in self._alive)
 
     def release(self) -> None:
         """Let go of what has been packed."""
@@ -232,14 +218,9 @@ def _problem(weight: Weight) -> str:
     return ""
 
 
-def _check(graph: KernelGraph, weights: Weights) -> None:
-    if problem := unsupported(graph, weights):
-        raise ValueError(problem)
-
-
 def implementations(instruction_set: str, formats: Iterable[WeightFormat]) -> Mapping[str, str]:
     """What runs each op; linears by the format of their weights."""
-    names = ("embedding", "rms_norm", "add_rms_norm", "rope_cache", "paged_attention", "silu_mul", "select_rows")
+    names = sorted(kind.value for kind in KINDS)
     function = library.load().pf_linear_implementation
     forms = sorted(set(formats), key=list(WeightFormat).index)
     linears = (f"{form.value}: {function(instruction_set.encode(), FORMATS[form]).decode()}" for form in forms)

@@ -1,4 +1,6 @@
-"""What the CPU engine keeps of a model's weights, in bytes, from their shapes and formats alone. Pure."""
+"""What the CPU engine keeps in memory, in bytes, from the shapes and formats of weights alone. Pure."""
+
+from collections.abc import Iterable
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import OpKind
@@ -10,6 +12,7 @@ BLOCK = 32  # columns of a packed block
 Q4_BYTES = 4 * GROUP + BLOCK * GROUP // 2  # Q4Block of kernels.h
 Q8_BYTES = 2 * GROUP + BLOCK * GROUP  # Q8High and Q8Low
 EIGHT_BITS = (WeightFormat.Q8_0, WeightFormat.Q6_K)
+HALF, SINGLE = 2, 4  # bytes of a number
 
 
 def weight_bytes(graph: KernelGraph, weights: Weights) -> int:
@@ -31,3 +34,28 @@ def file_bytes(weight: Weight) -> int:
     """As the model file has it."""
     layout = BLOCKS[weight.format]
     return weight.rows * -(-weight.columns // layout.weights) * layout.size
+
+
+def kv_bytes(graph: KernelGraph, block_size: int) -> int:
+    """Of a token's keys and values over all caches: in half precision, padded so that whole vectors can be read."""
+    keys = sum(each.heads * each.width for each in graph.caches) * padded(block_size) / block_size
+    values = sum(each.heads * padded(each.width) for each in graph.caches)
+    return round((keys + values) * HALF)
+
+
+def step_bytes(graph: KernelGraph, weights: Weights, widths: Iterable[int], rows: int) -> int:
+    """Of a step's rows: in buffers of these widths, and entering linears as float32, bfloat16 and int8 with scales."""
+    columns = (weights[name].columns for op in graph.ops if op.kind is OpKind.LINEAR for name in op.weights)
+    entering = row_stride(max(columns, default=1), BLOCK)
+    scales = 2 * entering // GROUP
+    return rows * (SINGLE * (sum(map(row_stride, widths)) + entering + scales) + (HALF + 1) * entering)
+
+
+def padded(width: int, unit: int = GROUP) -> int:
+    """Rounded up to whole units."""
+    return -(-width // unit) * unit
+
+
+def row_stride(width: int, unit: int = GROUP) -> int:
+    """Numbers from one row to the next: an odd multiple of `unit`."""
+    return padded(width, unit) | unit

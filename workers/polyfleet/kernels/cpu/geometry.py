@@ -1,21 +1,21 @@
-"""What the CPU engine needs to know of a graph's heads, norms and positions: one answer for all layers. Pure."""
+"""What the CPU engine needs to know of a graph's heads and positions: one answer for all layers. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from polyfleet.graph.kernel_graph import KernelGraph
-from polyfleet.graph.ops import Attention, Norm, Op, OpKind, Rope, RopeCache, of, without_cache
+from polyfleet.graph.ops import Attention, Op, OpKind, Rope, RopeCache, of, without_cache
 
 MAX_HEAD_DIM = 1024
 KINDS = frozenset(
     {
         *(OpKind.EMBEDDING, OpKind.RMS_NORM, OpKind.ADD_RMS_NORM, OpKind.LINEAR, OpKind.ROPE_CACHE),
-        *(OpKind.PAGED_ATTENTION, OpKind.SILU_MUL, OpKind.SELECT_ROWS),
+        *(OpKind.PAGED_ATTENTION, OpKind.SILU_MUL, OpKind.SELECT_ROWS, OpKind.ADD, OpKind.MUL, OpKind.SILU),
+        *(OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH, OpKind.LAYER_NORM, OpKind.ARGMAX),
     }
 )
 NO_ATTENTION = Attention(0, heads=1, kv_heads=1, width=2, scale=1.0)
-NO_NORM = Norm(1e-5)
 _T = TypeVar("_T")
 
 
@@ -26,7 +26,6 @@ class Geometry:
     num_caches: int
     attention: Attention
     rope: Rope
-    norm: Norm
 
     @classmethod
     def of(cls, graph: KernelGraph) -> "Geometry":
@@ -42,8 +41,7 @@ class Geometry:
         both = _same(graph, (OpKind.ROPE_CACHE,), RopeCache, no_rope)
         if (both.heads, both.kv_heads, both.rope.width) != (attention.heads, attention.kv_heads, width):
             raise ValueError("the CPU engine needs the same heads in rope_cache and paged_attention")
-        norm = _same(graph, (OpKind.RMS_NORM, OpKind.ADD_RMS_NORM), Norm, NO_NORM)
-        return cls(max(1, len(graph.caches)), attention, both.rope, norm)
+        return cls(max(1, len(graph.caches)), attention, both.rope)
 
 
 def _same(graph: KernelGraph, kinds: Iterable[OpKind], kind: type[_T], default: _T) -> _T:

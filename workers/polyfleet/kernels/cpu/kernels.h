@@ -94,8 +94,8 @@ static inline size_t attention_scratch(int head_dim, int vectors) {
 struct Kernels {
     const char *name;
 
-    // A slice of so many rows and more may be wide: what meets quantised weights, and these themselves, are rounded to
-    // bfloat16, and attention may round. Other rows compute to the same bits in any company. 0: none is wide.
+    // So many rows of one sequence and more may be wide: what meets quantised weights, and these themselves, are
+    // rounded to bfloat16, and attention may round. Other rows compute to the same bits in any company. 0: none is.
     int wide_rows;
 
     // y = (x + residual) / rms * weight over n columns; the sum goes to `total` unless null, as `residual` may be.
@@ -115,7 +115,7 @@ struct Kernels {
 
     void (*silu_mul)(const float *gate, const float *up, int n, float *y);
     void (*rotate)(float *x, const float *cosine, const float *sine, int half_dim);  // half-split pairs (i, i + half_dim)
-    void (*store_half)(const float *x, int n, int stride, uint16_t *out);
+    bool (*store_half)(const float *x, int n, int stride, uint16_t *out);  // false when not all are finite then
     void (*attend)(const Attention &attention);
     // The same result from the softmaxes of all parts, which lie behind each other at `partial`.
     void (*combine)(const Attention &attention, int parts);

@@ -15,7 +15,7 @@
 #define BF16_NAME "avx512 bf16"
 #define ROUND_BF16 round_bf16
 #define QUANTISED linear_amx_or_wide
-#define QUANTISED_NAME "amx int8, bf16 in wide slices"
+#define QUANTISED_NAME "amx int8, bf16 in wide rows"
 #define WIDE WIDE_ROWS
 #define ATTEND attend_wide
 #elif defined(__AVX512BF16__)

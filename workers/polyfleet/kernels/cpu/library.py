@@ -2,7 +2,7 @@
 
 import ctypes
 import sys
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint16, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
 PATH = Path(__file__).parent / NAME
 
+NO_MEMORY = -2  # PfResult of abi.h
 Int32s = POINTER(c_int32)
 
 
@@ -31,11 +32,9 @@ class PfStage(ctypes.Structure):
     """One stage of a program."""
 
     _fields_ = [
-        (name, c_int32)
-        for name in (
-            *("kind", "input", "residual", "residual_out", "output", "norm", "layer", "epilogue", "selected"),
-            *("first_operand", "num_operands"),
-        )
+        *((name, c_int32) for name in ("kind", "input", "residual", "residual_out", "output", "norm", "layer")),
+        *((name, c_int32) for name in ("epilogue", "selected", "first_operand", "num_operands")),
+        ("eps", c_float),
     ]
 
 
@@ -43,9 +42,8 @@ class PfModel(ctypes.Structure):
     """Everything that programs of one model share."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "block_size")),
-        *((name, c_int32) for name in ("num_blocks", "num_weights", "num_buffers", "wide")),
-        ("norm_eps", c_float),
+        *((name, c_int32) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("num_weights", "num_buffers", "wide")),
         ("attention_scale", c_float),
         ("inverse_frequencies", POINTER(c_float)),
         ("weights", POINTER(PfWeight)),
@@ -54,18 +52,13 @@ class PfModel(ctypes.Structure):
 
 
 class PfStep(ctypes.Structure):
-    """One step."""
+    """One step; the same struct may serve one after the other."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("num_tokens", "num_slices", "num_selected")),
-        *(
-            (name, c_void_p)
-            for name in (
-                *("token_ids", "slice_rows", "slice_starts", "table_offsets", "block_tables", "selected_rows"),
-            )
-        ),
-        ("logits", c_int32),
-        ("greedy_ids", c_void_p),
+        *((name, c_int32) for name in ("num_rows", "num_sequences", "num_draws", "num_cleared")),
+        *((name, c_int32) for name in ("num_slots", "table_width", "logits")),
+        *((name, c_void_p) for name in ("token_ids", "slots", "row_starts", "lengths", "draw_rows", "cleared_blocks")),
+        *((name, c_void_p) for name in ("block_tables", "greedy_ids", "faults")),
     ]
 
 
@@ -76,6 +69,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pf_engine_create": (c_void_p, [POINTER(PfModel), c_char_p, c_int32]),
     "pf_engine_destroy": (None, [c_void_p]),
     "pf_engine_add_program": (c_int32, [c_void_p, POINTER(PfStage), c_int32, Int32s, c_int32]),
+    "pf_engine_packed_bytes": (c_int64, [c_void_p]),
+    "pf_engine_allocate": (c_int32, [c_void_p, c_int32, c_int32, c_int32]),
+    "pf_engine_keys": (POINTER(c_uint16), [c_void_p]),
+    "pf_engine_values": (POINTER(c_uint16), [c_void_p]),
     "pf_engine_step": (c_int32, [c_void_p, c_int32, POINTER(PfStep)]),
     "pf_engine_buffer": (POINTER(c_float), [c_void_p, c_int32]),
 }
@@ -106,3 +103,10 @@ def last_error() -> str:
     """Why the last call failed."""
     message: bytes = load().pf_error()
     return message.decode()
+
+
+def check(result: int) -> int:
+    """The result of a call that may fail; raises MemoryError, or ValueError for what it refused."""
+    if result >= 0:
+        return result
+    raise MemoryError(last_error()) if result == NO_MEMORY else ValueError(last_error())

@@ -67,7 +67,7 @@ void Engine::enter_row(const Stage &stage, int index, const Entering &to, int pl
         float *values = to.values + i * to.stride;
         kernels_.norm(x, at.residual < 0 ? nullptr : row(at.residual, index),
                       keep_total && at.residual_out >= 0 ? row(at.residual_out, index) : nullptr, stage.norm,
-                      model_.norm_eps, stage.columns, values);
+                      at.eps, stage.columns, values);
         x = values;
     }
     if (stage.quantised && !wide)

@@ -1,4 +1,4 @@
-// Linears of wide slices with AMX: quantised weights are converted to bfloat16 once for all rows, and a tile multiplies
+// Linears of wide rows with AMX: quantised weights are converted to bfloat16 once for all rows, and a tile multiplies
 // two columns of 16 weight rows by those of 16 rows entering, over 32 columns, and adds the products in float32.
 #include "tiles.h"
 

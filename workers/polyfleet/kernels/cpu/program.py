@@ -7,13 +7,13 @@ Fusions, each only where nobody else reads the value in between:
     paged_attention -> select_rows only the selected rows attend
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, unique
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse, select_early
-from polyfleet.graph.ops import Op, OpKind, RopeCache, of
+from polyfleet.graph.ops import Norm, Op, OpKind, RopeCache, of
 
 GROUP = 16  # rows of a weight that are computed together, as in kernels.h
 NONE = -1
@@ -32,6 +32,14 @@ class StageKind(IntEnum):
     ATTENTION = 4
     SILU_MUL = 5
     SELECT = 6
+    ADD = 7
+    MUL = 8
+    SILU = 9
+    RELU = 10
+    GELU = 11
+    GELU_TANH = 12
+    LAYER_NORM = 13
+    ARGMAX = 14
 
 
 @unique
@@ -53,6 +61,7 @@ class Stage:
     residual: int = NONE
     residual_out: int = NONE
     norm: str = ""
+    eps: float = 0.0  # of the norm
     layer: int = NONE
     epilogue: Epilogue = Epilogue.STORE
     selected: bool = False  # its rows are the selected ones; of attention: the rows of its output
@@ -72,11 +81,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Stages over buffers. `hidden` is NONE in a program that finishes selected rows only."""
+    """Stages over buffers, of which some hold the graph's inputs, and some its outputs or the last of them alone."""
 
     stages: tuple[Stage, ...]
-    logits: int
-    hidden: int = NONE
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -86,12 +95,18 @@ class Buffers:
     widths: list[int] = field(default_factory=list)
 
 
+def programs(graph: KernelGraph, rows: RowCount) -> tuple[Mapping[bool, Program], Sequence[int]]:
+    """Both programs of a graph, without and with hidden states, and the widths of the buffers that they share."""
+    buffers = Buffers()
+    return {keep: plan(graph, rows, buffers, keep_hidden=keep) for keep in (False, True)}, buffers.widths
+
+
 def plan(graph: KernelGraph, rows: RowCount, buffers: Buffers, *, keep_hidden: bool) -> Program:
-    """The program of a graph; without `keep_hidden` it finishes only the rows whose logits are wanted."""
+    """The program of a graph; without `keep_hidden` it finishes only the last output, of a model the wanted logits."""
     graph = fuse(graph) if keep_hidden else select_early(fuse(graph))
-    kept = {graph.logits, graph.hidden} if keep_hidden else {graph.logits}
-    stages, placed = place(to_stages(graph, rows, kept), graph.widths, kept, buffers)
-    return Program(stages, placed[graph.logits], placed[graph.hidden] if keep_hidden else NONE)
+    kept = graph.outputs if keep_hidden else graph.outputs[-1:]
+    stages, placed = place(to_stages(graph, rows, kept), graph.widths, kept, buffers, graph.inputs)
+    return Program(stages, tuple(placed[value] for value in kept), tuple(placed[value] for value in graph.inputs))
 
 
 def to_stages(graph: KernelGraph, rows: RowCount, kept: Iterable[int]) -> list[Stage]:
@@ -109,6 +124,8 @@ def to_stages(graph: KernelGraph, rows: RowCount, kept: Iterable[int]) -> list[S
             selected.update(op.outputs)
         if op.outputs[0] in skipped:
             continue
+        early = [value for value, norm in norms.items() if norm.residual_out in op.inputs]
+        stages += [norms.pop(value) for value in early]  # a sum that is read before the linear would make it
         only = readers.get(op.outputs[0], [])
         after = only[0] if len(only) == 1 else None
         stage = replace(_stage(op), selected=op.inputs[0] in selected)
@@ -145,12 +162,19 @@ def _stage(op: Op) -> Stage:
     """One op alone."""
     source, output, layer = op.inputs[0], op.outputs[0], NONE if op.cache is None else op.cache
     match op.kind:
+        case OpKind.ADD | OpKind.MUL:
+            return Stage(StageKind[op.kind.name], source, output, op.inputs[1])
+        case OpKind.SILU | OpKind.RELU | OpKind.GELU | OpKind.GELU_TANH | OpKind.ARGMAX:
+            return Stage(StageKind[op.kind.name], source, output)
+        case OpKind.LAYER_NORM:
+            return Stage(StageKind.LAYER_NORM, source, output, norm=op.weights[0], eps=_eps(op), weights=op.biases)
         case OpKind.EMBEDDING:
             return Stage(StageKind.EMBEDDING, NONE, output, weights=op.weights)
         case OpKind.RMS_NORM:
-            return Stage(StageKind.NORM, source, output, norm=op.weights[0])
+            return Stage(StageKind.NORM, source, output, norm=op.weights[0], eps=_eps(op))
         case OpKind.ADD_RMS_NORM:
-            return Stage(StageKind.NORM, source, output, op.inputs[1], op.outputs[1], norm=op.weights[0])
+            ends = op.inputs[1], op.outputs[1]
+            return Stage(StageKind.NORM, source, output, *ends, norm=op.weights[0], eps=_eps(op))
         case OpKind.LINEAR:
             return Stage(StageKind.LINEAR, source, output, weights=op.weights, biases=op.biases)
         case OpKind.ROPE_CACHE:
@@ -164,8 +188,12 @@ def _stage(op: Op) -> Stage:
     raise ValueError(f"the CPU engine has no {op.kind.value}")
 
 
+def _eps(op: Op) -> float:
+    return of(op, Norm).eps
+
+
 def place(
-    stages: list[Stage], widths: tuple[int, ...], kept: Iterable[int], buffers: Buffers
+    stages: list[Stage], widths: tuple[int, ...], kept: Iterable[int], buffers: Buffers, inputs: Iterable[int] = ()
 ) -> tuple[tuple[Stage, ...], dict[int, int]]:
     """Values to buffers: a buffer is free again behind the last reader of its value, never within one stage."""
     last_reader = {value: number for number, stage in enumerate(stages) for value in (*stage.writes, *stage.reads)}
@@ -173,15 +201,21 @@ def place(
     free = list(range(len(buffers.widths)))
     placed: dict[int, int] = {NONE: NONE}
     out = []
+
+    def put(value: int) -> None:
+        buffer = next((each for each in free if buffers.widths[each] == widths[value]), None)
+        if buffer is None:
+            buffer = len(buffers.widths)
+            buffers.widths.append(widths[value])
+        else:
+            free.remove(buffer)
+        placed[value] = buffer
+
+    for value in inputs:
+        put(value)
     for number, stage in enumerate(stages):
         for value in stage.writes:
-            buffer = next((each for each in free if buffers.widths[each] == widths[value]), None)
-            if buffer is None:
-                buffer = len(buffers.widths)
-                buffers.widths.append(widths[value])
-            else:
-                free.remove(buffer)
-            placed[value] = buffer
+            put(value)
         source, output, residual = placed[stage.input], placed[stage.output], placed[stage.residual]
         total = placed[stage.residual_out]
         out.append(replace(stage, input=source, output=output, residual=residual, residual_out=total))

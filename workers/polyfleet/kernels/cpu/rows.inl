@@ -51,14 +51,20 @@ void rotate(float *x, const float *cosine, const float *sine, int half_dim) {
     }
 }
 
-void store_half(const float *x, int n, int stride, uint16_t *out) {
-    int i = 0;
+bool store_half(const float *x, int n, int stride, uint16_t *out) {
+    F32 nothing = broadcast(0);  // it becomes NaN by what is not finite
+    int i = 0, broken = 0;
     for (; i + F32::width <= n; i += F32::width) {
         uint16_t halves[F32::width];
         store(halves, load(x + i));
+        nothing = nothing + load(halves) * broadcast(0);
         for (int j = 0; j < F32::width; j++) out[(int64_t)(i + j) * stride] = halves[j];
     }
-    for (; i < n; i++) out[(int64_t)i * stride] = float_to_half(x[i]);
+    for (; i < n; i++) {
+        const uint16_t half = out[(int64_t)i * stride] = float_to_half(x[i]);
+        broken |= (half & 0x7c00) == 0x7c00;
+    }
+    return !broken && sum(nothing) == 0;
 }
 
 bool find_largest(const float *x, int n, int *index, float *value) {

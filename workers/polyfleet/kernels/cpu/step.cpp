@@ -2,6 +2,8 @@
 #include <string.h>
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 #include "engine.h"
 #include "pack.h"
@@ -10,33 +12,75 @@ namespace pf {
 
 void Engine::step(int program, const PfStep &step) {
     Program &chosen = *programs_[(size_t)program];
-    reserve(step.num_tokens);
+    check(step);
     state_.in = &step;
     prepare_rows(step);
     prepare_runs(step);
     prepare_spans(step);
     for (size_t i = 0; i < chosen.stages.size(); i++) chosen.claimed[i].store(0, std::memory_order_relaxed);
-    state_.largest.resize((size_t)(step.num_selected * pool_.size()));
+    state_.largest.resize((size_t)(step.num_draws * pool_.size()));
+    memset(step.faults, 0, (size_t)step.num_sequences);
+    clear_blocks(step);
     pool_.run([&](int thread) { run(chosen, thread); });
     if (step.greedy_ids) choose_largest(step);
 }
 
+void Engine::check(const PfStep &step) const {
+    auto check = [](bool good, const char *what, int size = -1) {
+        if (!good) throw std::invalid_argument(what + (size < 0 ? std::string() : std::to_string(size - 1)));
+    };
+    auto within = [](const int32_t *numbers, int count, int size) {
+        uint32_t largest = 0;  // negative ones are larger than all others
+        for (int i = 0; i < count; i++) largest = std::max(largest, (uint32_t)numbers[i]);
+        return count == 0 || largest < (uint32_t)size;
+    };
+    const char *const blocks = "block tables must name blocks 0 to ";
+    check(step.num_rows <= capacity_, "there is no room for so many rows");
+    check(within(step.token_ids, step.num_rows, vocabulary_), "token ids must be 0 to ", vocabulary_);
+    check(within(step.slots, step.num_sequences, step.num_slots), "slots must be 0 to ", step.num_slots);
+    check(within(step.cleared_blocks, step.num_cleared, cache_.num_blocks), blocks, cache_.num_blocks);
+    for (int sequence = 0; sequence < step.num_sequences; sequence++) {
+        const int64_t rows = (int64_t)step.row_starts[sequence + 1] - step.row_starts[sequence];
+        const int64_t length = step.lengths[sequence];
+        check(rows > 0 && rows <= length && length <= (int64_t)step.table_width * cache_.block_size,
+              "a sequence must have tokens, a start of 0 or more, and a block for each of its positions");
+        const int num_blocks = (int)((length + cache_.block_size - 1) / cache_.block_size);
+        check(within(table(step, sequence), num_blocks, cache_.num_blocks), blocks, cache_.num_blocks);
+    }
+    const bool whole = step.row_starts[0] == 0 && step.row_starts[step.num_sequences] == step.num_rows;
+    check(whole, "all rows must be of sequences");
+    check(within(step.draw_rows, step.num_draws, step.num_rows), "draws must be of rows 0 to ", step.num_rows);
+    check(step.num_draws <= step.num_rows, "there must be no more draws than rows");
+}
+
+void Engine::clear_blocks(const PfStep &step) {
+    for (int i = 0; i < step.num_cleared; i++)
+        for (int layer = 0; layer < model_.num_layers; layer++) {
+            const int64_t block = step.cleared_blocks[i];
+            uint16_t *keys = cache_.keys.as<uint16_t>() + layer * cache_.key_layer + block * cache_.key_block;
+            uint16_t *values = cache_.values.as<uint16_t>() + layer * cache_.value_layer + block * cache_.value_block;
+            memset(keys, 0, (size_t)cache_.key_block * sizeof(uint16_t));
+            memset(values, 0, (size_t)cache_.value_block * sizeof(uint16_t));
+        }
+}
+
 void Engine::prepare_rows(const PfStep &step) {
-    const size_t rows = (size_t)step.num_tokens, half = (size_t)model_.head_dim / 2;
+    const size_t rows = (size_t)step.num_rows, half = (size_t)model_.head_dim / 2;
     state_.position.resize(rows);
-    state_.slice.resize(rows);
+    state_.sequence.resize(rows);
     state_.key_slot.resize(rows);
     state_.value_slot.resize(rows);
     state_.cosine.resize(rows * half);
     state_.sine.resize(rows * half);
-    for (int slice = 0; slice < step.num_slices; slice++) {
-        const int32_t *table = step.block_tables + step.table_offsets[slice];
-        for (int row = step.slice_rows[slice]; row < step.slice_rows[slice + 1]; row++) {
+    for (int sequence = 0; sequence < step.num_sequences; sequence++) {
+        const int end = step.row_starts[sequence + 1], to_position = step.lengths[sequence] - end;
+        for (int row = step.row_starts[sequence]; row < end; row++) {
             const size_t i = (size_t)row;
-            const int position = step.slice_starts[slice] + row - step.slice_rows[slice];
-            const int64_t block = table[position / model_.block_size], inside = position % model_.block_size;
+            const int position = row + to_position;
+            const int64_t block = table(step, sequence)[position / cache_.block_size];
+            const int64_t inside = position % cache_.block_size;
             state_.position[i] = position;
-            state_.slice[i] = slice;
+            state_.sequence[i] = sequence;
             state_.key_slot[i] = block * cache_.key_block + inside;
             state_.value_slot[i] = block * cache_.value_block + inside * cache_.value_stride;
         }
@@ -51,21 +95,21 @@ void Engine::prepare_runs(const PfStep &step) {
     state_.runs.clear();
     state_.selected_runs.clear();
     int narrow = 0;  // the first row of no run yet
-    for (int slice = 0; slice < step.num_slices; slice++) {
-        const int first = step.slice_rows[slice], end = step.slice_rows[slice + 1];
+    for (int sequence = 0; sequence < step.num_sequences; sequence++) {
+        const int first = step.row_starts[sequence], end = step.row_starts[sequence + 1];
         if (!is_wide(end - first)) continue;
         cut(state_.runs, narrow, first, false);
         cut(state_.runs, first, end, true);
         narrow = end;
     }
-    cut(state_.runs, narrow, step.num_tokens, false);
-    cut(state_.selected_runs, 0, step.num_selected, false);
+    cut(state_.runs, narrow, step.num_rows, false);
+    cut(state_.selected_runs, 0, step.num_draws, false);
 }
 
 void Engine::run(Program &program, int thread) {
     // Angles are float32 products, as every implementation of this rotation rounds them.
     const int half = model_.head_dim / 2;
-    for (int i = share(state_.in->num_tokens, thread); i < share(state_.in->num_tokens, thread + 1); i++)
+    for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
         for (int j = 0; j < half; j++) {
             const float angle = (float)state_.position[(size_t)i] * frequencies_[(size_t)j];
             state_.cosine[(size_t)(i * half + j)] = cosf(angle);
@@ -81,6 +125,7 @@ void Engine::run(Program &program, int thread) {
             case PF_ATTENTION: attend(stage, program.claimed[i], thread); break;
             case PF_SILU_MUL: silu(stage, thread); break;
             case PF_SELECT: select(stage, thread); break;
+            default: compute_rows(stage, thread); break;
         }
         if (i + 1 < program.stages.size() || state_.in->greedy_ids) pool_.barrier();
     }
@@ -89,27 +134,28 @@ void Engine::run(Program &program, int thread) {
 
 void Engine::find_largest(int thread) {
     const int columns = widths_[(size_t)state_.in->logits], begin = share(columns, thread);
-    for (int i = 0; i < state_.in->num_selected; i++) {
+    for (int i = 0; i < state_.in->num_draws; i++) {
         Largest &out = state_.largest[(size_t)(i * pool_.size() + thread)];
         out.finite = kernels_.largest(row(state_.in->logits, i) + begin, share(columns, thread + 1) - begin, &out.id, &out.logit);
         if (out.id >= 0) out.id += begin;
     }
 }
 
-void Engine::choose_largest(const PfStep &step) const {
-    for (int i = 0; i < step.num_selected; i++) {
+void Engine::choose_largest(const PfStep &step) {
+    for (int i = 0; i < step.num_draws; i++) {
         const Largest *shares = &state_.largest[(size_t)(i * pool_.size())];
         Largest best = {-1, -INFINITY, true};
         for (int thread = 0; thread < pool_.size(); thread++) {
             best.finite = best.finite && shares[thread].finite;
             if (shares[thread].id >= 0 && shares[thread].logit > best.logit) best.id = shares[thread].id, best.logit = shares[thread].logit;
         }
-        step.greedy_ids[i] = best.finite ? best.id : -1;
+        step.greedy_ids[i] = best.finite ? best.id : 0;
+        if (!best.finite) set_fault(state_.sequence[(size_t)step.draw_rows[i]]);
     }
 }
 
 void Engine::embed(const Stage &stage, int thread) {
-    for (int i = share(state_.in->num_tokens, thread); i < share(state_.in->num_tokens, thread + 1); i++)
+    for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
         expand_row(*stage.table, state_.in->token_ids[i], row(stage.at.output, i));
 }
 
@@ -118,7 +164,7 @@ void Engine::normalise(const Stage &stage, int thread) {
     const int rows = stage_rows(stage), columns = widths_[(size_t)at.input];
     for (int i = share(rows, thread); i < share(rows, thread + 1); i++)
         kernels_.norm(row(at.input, i), at.residual < 0 ? nullptr : row(at.residual, i),
-                      at.residual_out < 0 ? nullptr : row(at.residual_out, i), stage.norm, model_.norm_eps, columns,
+                      at.residual_out < 0 ? nullptr : row(at.residual_out, i), stage.norm, at.eps, columns,
                       row(at.output, i));
 }
 
@@ -131,15 +177,15 @@ void Engine::silu(const Stage &stage, int thread) {
 }
 
 void Engine::select(const Stage &stage, int thread) {
-    const int rows = state_.in->num_selected;
+    const int rows = state_.in->num_draws;
     for (int i = share(rows, thread); i < share(rows, thread + 1); i++)
-        memcpy(row(stage.at.output, i), row(stage.at.input, state_.in->selected_rows[i]),
+        memcpy(row(stage.at.output, i), row(stage.at.input, state_.in->draw_rows[i]),
                (size_t)widths_[(size_t)stage.at.input] * sizeof(float));
 }
 
 void Engine::rope_cache(const Stage &stage, int thread) {
     const int dim = model_.head_dim, heads = model_.num_heads + 2 * model_.num_kv_heads;
-    for (int i = share(state_.in->num_tokens, thread); i < share(state_.in->num_tokens, thread + 1); i++)
+    for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
         for (int head = 0; head < heads; head++) {
             memcpy(scratch_[(size_t)thread].tile, row(stage.at.input, i) + head * dim, (size_t)dim * sizeof(float));
             rope_head(stage, i, head, scratch_[(size_t)thread].tile);
@@ -155,15 +201,14 @@ void Engine::rope_head(const Stage &stage, int index, int head, float *x) {
         memcpy(row(stage.at.output, index) + head * dim, x, (size_t)dim * sizeof(float));
         return;
     }
-    head -= model_.num_heads;
-    if (head < kv_heads) {
-        uint16_t *key = cache_.keys.as<uint16_t>() + stage.at.layer * cache_.key_layer + state_.key_slot[i];
-        kernels_.store_half(x, dim, cache_.key_stride, key + (int64_t)head * dim * cache_.key_stride);
-        return;
-    }
-    head -= kv_heads;
+    uint16_t *key = cache_.keys.as<uint16_t>() + stage.at.layer * cache_.key_layer + state_.key_slot[i];
     uint16_t *value = cache_.values.as<uint16_t>() + stage.at.layer * cache_.value_layer + state_.value_slot[i];
-    kernels_.store_half(x, dim, 1, value + (int64_t)head * model_.block_size * cache_.value_stride);
+    head -= model_.num_heads;
+    const int64_t of_head = (int64_t)(head % kv_heads);
+    const bool finite = head < kv_heads
+        ? kernels_.store_half(x, dim, cache_.key_stride, key + of_head * dim * cache_.key_stride)
+        : kernels_.store_half(x, dim, 1, value + of_head * cache_.block_size * cache_.value_stride);
+    if (!finite) set_fault(state_.sequence[i]);
 }
 
 }  // namespace pf

@@ -1,0 +1,273 @@
+"""PersistentExecutor: a whole step of a KernelGraph in one call of the CPU's C++ engine, with no Python between ops."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyfleet.backends.cpu import usable_cores
+from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepOutput, StepTooLarge
+from polyfleet.engine.executors import Workload
+from polyfleet.engine.plan import Need, StepPlan
+from polyfleet.engine.pooling import pool
+from polyfleet.engine.request import EngineOptions
+from polyfleet.engine.sizing import BLOCK_SIZE, HOST
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.graph.lowering import fuse
+from polyfleet.kernels.cpu import footprint, library
+from polyfleet.kernels.cpu.engine import CpuEngine, implementations, linear_formats, unsupported
+from polyfleet.kernels.cpu.library import PfStep, instruction_sets
+from polyfleet.kernels.cpu.program import programs
+from polyfleet.kernels.weights import Weights
+from polyfleet.loading.progress import Progress
+from polyfleet.sampling.draw import Bools, Draws, Logprobs
+from polyfleet.sampling.host import HostSampler
+
+log = logging.getLogger(__name__)
+
+MAX_INT32 = 2**31 - 1  # sizes cross the C ABI as int32
+# As plain ints, which are compared faster. Sampled: by the host; else tokens are found in C++.
+SAMPLED, OUTPUTS = int(Need.RANDOM | Need.PENALTIES | Need.LOGPROBS | Need.MASKS), int(Need.OUTPUTS)
+
+
+@dataclass(slots=True)
+class _Launched(Pending):
+    """A step that was computed; where tokens are not greedy, what is left is to draw them."""
+
+    token_ids: NDArray[Any]  # [S]
+    faults: NDArray[np.int8]  # [B]
+    pooled: NDArray[Any] | None = None
+    drawing: tuple[Tensor, Draws, NDArray[np.int64]] | None = None  # logits (a view), draws, which sequences draw
+    logprobs: Logprobs | None = None
+    outputs: tuple[NDArray[Any], ...] = ()
+
+
+class PersistentExecutor:
+    """Rows enter quantised weights as int8 in blocks of 32, the KV cache is float16, everything else is float32."""
+
+    name = "persistent"
+    depth = 1
+
+    def __init__(
+        self,
+        graph: KernelGraph,
+        weights: Weights,
+        *,
+        threads: int = 0,
+        instruction_set: str = "auto",
+        reproducible: bool = False,
+        step_tokens: int = HOST.step_tokens,
+        block_size: int = BLOCK_SIZE,
+    ) -> None:
+        """`threads` 0 takes all cores that may be used; more than these are not taken, with a warning.
+
+        `step_tokens` and `block_size` are what `measure` counts on. `reproducible`: a row computes to the same bits in
+        any step. Raises ValueError for what can't be run or chosen, LibraryUnavailable without the library.
+        """
+        _check_size("threads", threads, least=0)
+        self.instruction_set = choose_instruction_set(instruction_set)
+        self.threads = choose_threads(threads)
+        self._formats = linear_formats(graph, weights)
+        self._engine = CpuEngine(
+            graph, weights, threads=self.threads, instruction_set=self.instruction_set, wide=not reproducible
+        )
+        self._footprint = estimate(graph, weights, step_tokens, block_size)
+        self._kinds = [op.kind.value for op in fuse(graph).ops]
+        self._num_caches = len(graph.caches)
+        self._num_rows = 0  # of the largest step
+        self._step = StepFields()
+        self._sampler = HostSampler()
+
+    @classmethod
+    def refuses(cls, workload: Workload) -> str:
+        """Without the library; and what the engine has no code for."""
+        try:
+            library.load()
+        except library.LibraryUnavailable as error:
+            return str(error)
+        return unsupported(workload.graph, workload.weights)
+
+    @classmethod
+    def footprint(cls, workload: Workload) -> Footprint:
+        """Quantised weights stay quantised, and the cache is float16 whatever the dtype."""
+        return estimate(workload.graph, workload.weights, *_sizes(workload.options))
+
+    @classmethod
+    def build(cls, workload: Workload, progress: Progress) -> "PersistentExecutor":
+        """Packs the weights; raises ValueError."""
+        options = workload.options
+        step_tokens, block_size = _sizes(options)
+        executor = cls(
+            workload.graph,
+            workload.weights,
+            threads=options.threads,
+            reproducible=options.reproducible,
+            step_tokens=step_tokens,
+            block_size=block_size,
+        )
+        progress(1.0)
+        return executor
+
+    def measure(self) -> Footprint:
+        """The weights as they lie in memory."""
+        return replace(self._footprint, weights=self._engine.weight_bytes)
+
+    def allocate(self, capacity: Capacity) -> None:
+        """Raises ValueError for sizes that no engine has, MemoryError where the cache can't be had."""
+        for name in ("num_blocks", "block_size", "step_tokens"):
+            _check_size(name, getattr(capacity, name))
+        self._engine.allocate(capacity.num_blocks, capacity.block_size, capacity.step_tokens)
+        self._num_rows = capacity.step_tokens
+
+    def launch(self, plan: StepPlan) -> Pending:
+        """Compute the step, greedy tokens included. Raises ValueError for rows or blocks out of range."""
+        if plan.num_rows > self._num_rows:
+            raise StepTooLarge(f"a step of {plan.num_rows} rows; there is room for {self._num_rows}")
+        needs = int(plan.needs)
+        greedy, outputs = not needs & SAMPLED, needs & OUTPUTS
+        keep_hidden = bool(outputs) or len(plan.pooled) > 0
+        step = self._step
+        if plan.inputs:
+            for buffer, rows in zip(self._engine.inputs(plan.num_rows), plan.inputs, strict=True):
+                buffer[:] = rows
+        self._engine.step(step.of(plan, greedy=greedy), keep_hidden=keep_hidden)
+        pending = _Launched(step.token_ids[: plan.num_draws].copy(), step.faults[: len(plan.slots)].copy())
+        if plan.starts:
+            self._sampler.start(plan.starts)
+        if not greedy:
+            logits = torch.from_numpy(self._engine.logits(plan.num_draws, keep_hidden=keep_hidden))
+            pending.drawing = logits, plan.draws(), plan.draw_sequences
+        if outputs:
+            pending.outputs = tuple(rows.copy() for rows in self._engine.outputs(plan.num_rows))
+        if len(plan.pooled):
+            hidden = torch.from_numpy(self._engine.hidden(plan.num_rows))
+            pooled, finite = pool(hidden, plan.row_starts, plan.pooled, plan.pool_last)
+            pending.faults[plan.pooled[~finite.numpy()]] = Fault.NOT_FINITE
+            pending.pooled = pooled.numpy()
+        return pending
+
+    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+        """Tokens that are not greedy, by the host's sampler."""
+        assert isinstance(pending, _Launched)
+        if pending.drawing is None:
+            return
+        logits, draws, sequences = pending.drawing
+        drawn = self._sampler.draw(logits, replace(draws, masks=masks))
+        pending.token_ids, pending.logprobs, pending.drawing = drawn.token_ids, drawn.logprobs, None
+        pending.faults[sequences[~drawn.finite]] = Fault.NOT_FINITE
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        """All is there."""
+        assert isinstance(pending, _Launched)
+        return StepOutput(pending.token_ids, pending.faults, pending.logprobs, pending.pooled, pending.outputs)
+
+    def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
+        """Of each cache [2, tokens, kv heads, width], float16."""
+        keys, values, index = self._engine.keys(), self._engine.values(), list(blocks)
+        caches = []
+        for cache in range(self._num_caches):
+            tokens = keys[cache, index].transpose(0, 3, 1, 2), values[cache, index].transpose(0, 2, 1, 3)
+            caches.append(np.stack(tokens).reshape(2, -1, *tokens[0].shape[2:]))
+        return tuple(caches)
+
+    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
+        """Write what `export_blocks` gave; raises ValueError for other shapes."""
+        keys, values, index = self._engine.keys(), self._engine.values(), list(blocks)
+        heads, size, width = values.shape[2:]
+        shape = (2, len(index) * size, heads, width)
+        if [each.shape for each in caches] != [shape] * self._num_caches:
+            raise ValueError(f"{self._num_caches} caches of {shape} are wanted, not {[each.shape for each in caches]}")
+        for cache, tokens in enumerate(caches):
+            k, v = tokens.reshape(2, len(index), size, heads, width)
+            keys[cache, index], values[cache, index] = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+
+    def implementations(self) -> Mapping[str, str]:
+        """What runs each op."""
+        names = implementations(self.instruction_set, self._formats)
+        return {kind: names[kind] for kind in self._kinds}
+
+    def close(self) -> None:
+        """Free memory and threads at once rather than with the last reference."""
+        self._engine.close()
+
+
+class StepFields:
+    """One PfStep that is filled anew for each step, and the arrays that it writes."""
+
+    def __init__(self) -> None:
+        self._fields = PfStep()
+        self._tables: NDArray[np.int32] | None = None
+        self._make_room(1)
+
+    def of(self, plan: StepPlan, *, greedy: bool) -> PfStep:
+        """The plan's arrays as they are, without a copy."""
+        fields, tables = self._fields, plan.block_tables
+        if tables is not self._tables:
+            self._tables = tables
+            fields.num_slots, fields.table_width = tables.shape
+            fields.block_tables = tables.ctypes.data
+        rows, sequences, draws = len(plan.token_ids), len(plan.slots), len(plan.draw_rows)
+        if max(draws, sequences) > len(self.faults):
+            self._make_room(max(draws, sequences))
+        fields.num_rows, fields.num_sequences, fields.num_draws = rows, sequences, draws
+        fields.num_cleared = len(plan.cleared_blocks)
+        fields.greedy_ids = self._ids_address if greedy else None
+        # Where each array begins among the plan's numbers, in the order of its fields.
+        at = plan.numbers.ctypes.data
+        fields.token_ids = at
+        fields.slots = at = at + 4 * 2 * rows
+        fields.row_starts = at = at + 4 * sequences
+        fields.lengths = at = at + 4 * (sequences + 1)
+        fields.draw_rows = at = at + 4 * sequences
+        fields.cleared_blocks = at + 4 * (3 * draws + 2 * len(plan.pooled))
+        return fields
+
+    def _make_room(self, count: int) -> None:
+        self.token_ids = np.empty(count, dtype=np.int32)  # [S] or more
+        self.faults = np.empty(count, dtype=np.int8)  # [B] or more
+        self._ids_address, self._fields.faults = self.token_ids.ctypes.data, self.faults.ctypes.data
+
+
+def estimate(graph: KernelGraph, weights: Weights, step_tokens: int, block_size: int) -> Footprint:
+    """What a graph takes, from the headers of its weights alone."""
+    _, widths = programs(graph, lambda name: weights[name].rows)
+    return Footprint(
+        weights=footprint.weight_bytes(graph, weights),
+        kv_per_token=footprint.kv_bytes(graph, block_size),
+        workspace=footprint.step_bytes(graph, weights, widths, step_tokens),
+    )
+
+
+def choose_threads(wanted: int, root: Path = Path("/")) -> int:
+    """As many as wanted, but no more than cores that this process may use; all of these for 0."""
+    cores = usable_cores(root)
+    if wanted > cores:
+        log.warning("%d threads were asked for, %d cores may be used: taking %d", wanted, cores, cores)
+    return min(wanted or cores, cores)
+
+
+def choose_instruction_set(wanted: str) -> str:
+    """The best that this machine runs for "auto"; raises ValueError for one that it does not run."""
+    found = instruction_sets()
+    if wanted == "auto":
+        return found[0]
+    if wanted not in found:
+        raise ValueError(f"this processor does not run {wanted!r}: choose auto or one of {', '.join(found)}")
+    return wanted
+
+
+def _sizes(options: EngineOptions) -> tuple[int, int]:
+    """Rows of a step and tokens of a block, as they were asked for or as sizing chooses them."""
+    rows = options.step_tokens or max(HOST.step_tokens, 2 * options.max_sequences)
+    return rows, options.block_size or BLOCK_SIZE
+
+
+def _check_size(name: str, value: int, least: int = 1) -> None:
+    if not least <= value <= MAX_INT32:
+        raise ValueError(f"{name} must be {least} to {MAX_INT32}, not {value}")
