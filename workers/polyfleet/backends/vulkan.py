@@ -55,8 +55,8 @@ class VulkanBackend:
         return tuple(each.info() for each in self._usable(self._probe())) if installed("wgpu") else ()
 
     def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
-        """float32 only, by our own shaders."""
-        return KernelCapabilities(frozenset({"float32"}), "float32", executors=("vulkan",))
+        """float32 only, by our own shaders; memory counts as the host's, for that is what `memory` tells."""
+        return KernelCapabilities(frozenset({"float32"}), "float32", unified_memory=True, executors=("vulkan",))
 
     def environment(self, indices: Sequence[int]) -> dict[str, str]:
         """WebGPU has no visible-device variable."""

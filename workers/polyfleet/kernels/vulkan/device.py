@@ -11,7 +11,7 @@ WORKGROUP = 64
 FEW_ROWS = 2
 
 
-class VulkanError(RuntimeError):
+class VulkanError(ValueError):
     """The device can't do what the model needs; the message is one sentence."""
 
 
@@ -57,7 +57,7 @@ class VulkanDevice:
         return str(self.adapter.info["device"])
 
     def buffer(self, size: int, name: str) -> Any:
-        """A zeroed storage buffer of `size` bytes that can be written and read back."""
+        """A zeroed storage buffer of `size` bytes that can be written and read back; VulkanError where it can't be."""
         import wgpu
 
         limit = int(self.adapter.limits["max-storage-buffer-binding-size"])
@@ -66,20 +66,44 @@ class VulkanDevice:
         usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
         return self.device.create_buffer(size=max(16, size), usage=usage)
 
+    def close(self) -> None:
+        """Give the device back, with all its buffers."""
+        self.device.destroy()
+
     def uniform(self, size: int = 16) -> Any:
         """A small uniform buffer."""
         import wgpu
 
         return self.device.create_buffer(size=size, usage=wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST)
 
-    def write(self, buffer: Any, data: Any) -> None:
-        """Copy bytes (anything with the buffer protocol) to the start of a buffer."""
-        self.device.queue.write_buffer(buffer, 0, data)
+    def write(self, buffer: Any, data: Any, offset: int = 0) -> None:
+        """Copy bytes (anything contiguous with the buffer protocol) into a buffer, behind all submitted work."""
+        if data.nbytes:
+            self.device.queue.write_buffer(buffer, offset, data)
 
     def read(self, buffer: Any, size: int) -> memoryview:
         """The first `size` bytes of a buffer, once all submitted work is done."""
         view: memoryview = self.device.queue.read_buffer(buffer, 0, size)
         return view
+
+    def read_pieces(self, buffer: Any, offsets: Sequence[int], size: int) -> bytes:
+        """Pieces of `size` bytes at these offsets of a buffer, one behind the other."""
+        if not offsets:
+            return b""
+        pieces = self.buffer(len(offsets) * size, "a copy of some blocks")
+        encoder = self.device.create_command_encoder()
+        for at, offset in enumerate(offsets):
+            encoder.copy_buffer_to_buffer(buffer, offset, pieces, at * size, size)
+        self.device.queue.submit([encoder.finish()])
+        return bytes(self.read(pieces, len(offsets) * size))
+
+    def clear_pieces(self, buffers: Sequence[Any], offsets: Sequence[int], size: int) -> None:
+        """Make pieces of `size` bytes at these offsets of each buffer 0."""
+        encoder = self.device.create_command_encoder()
+        for buffer in buffers:
+            for offset in offsets:
+                encoder.clear_buffer(buffer, offset, size)
+        self.device.queue.submit([encoder.finish()])
 
     def pipeline(self, shader: str, constants: Mapping[str, float]) -> Any:
         """The compiled shader with its override constants; compiled once."""

@@ -1,112 +1,177 @@
 """A KernelGraph laid out on a Vulkan device: one buffer a value, one dispatch an op, bound once and run every step."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Attention, Norm, Op, OpKind, Rope, RopeCache, of
 from polyfleet.kernels.quantisation import dequantise
-from polyfleet.kernels.vulkan.device import WORKGROUP, Dispatch, VulkanDevice, VulkanError
+from polyfleet.kernels.vulkan.device import WORKGROUP, Dispatch, VulkanDevice
 from polyfleet.kernels.weights import Weights
 
 FLOAT_BYTES = 4
 LINEAR_ROWS = 4  # rows that one invocation of the linear shader computes
 MAX_HEAD_DIM = 256
+NOT_FINITE = 0xFFFFFFFF  # in the place of a token
+SHADERS = frozenset(
+    {
+        *(OpKind.EMBEDDING, OpKind.RMS_NORM, OpKind.ADD_RMS_NORM, OpKind.LINEAR, OpKind.ROPE_CACHE),
+        *(OpKind.PAGED_ATTENTION, OpKind.SELECT_ROWS, OpKind.SILU_MUL, OpKind.LAYER_NORM, OpKind.ARGMAX),
+        *(OpKind.ADD, OpKind.MUL, OpKind.SILU, OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH),
+    }
+)
+ELEMENTWISE = (OpKind.ADD, OpKind.MUL, OpKind.SILU, OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH)  # as elementwise.wgsl
+
+Uint32s = NDArray[np.uint32]
+Int32s = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a step's kernels read beside values: uint32 arrays on the host, uploaded at each step."""
+    """What a step's shaders read beside values; copied before `run` returns."""
 
-    ids: "np.ndarray[tuple[int], np.dtype[np.uint32]]"  # [T]
-    positions: "np.ndarray[tuple[int], np.dtype[np.uint32]]"  # [T]
-    slots: "np.ndarray[tuple[int], np.dtype[np.uint32]]"  # [T]
-    sequences: "np.ndarray[tuple[int], np.dtype[np.uint32]]"  # [T] row of `tables`
-    tables: "np.ndarray[tuple[int, int], np.dtype[np.uint32]]"  # [sequences, width] block ids
-    selected: "np.ndarray[tuple[int], np.dtype[np.uint32]]"  # [S]
+    ids: Int32s  # [T]
+    positions: Int32s  # [T]
+    slots: Int32s  # [T] rows of the block tables
+    selected: Int32s  # [S] rows whose logits are wanted
+    tables: Int32s  # [n, blocks of a sequence at most] rows of the block tables that may have changed, and
+    first_table: int  # which is the first of them
+    cleared_blocks: Sequence[int]
+    inputs: Sequence[NDArray[np.float32]] = ()  # of the graph [T, width]
+
+
+def refusal(graph: KernelGraph, weights: Weights) -> str:
+    """Why the shaders can't compute a fused graph, in one sentence, from headers alone; "" where they can."""
+    for op in graph.ops:
+        if op.kind not in SHADERS:
+            return f"there is no Vulkan shader for {op.kind.value} as this model uses it"
+    widest = max((each.width for each in graph.caches), default=0)
+    if widest > MAX_HEAD_DIM:
+        return f"heads of {widest} dimensions are too wide for the Vulkan shaders: {MAX_HEAD_DIM} at most"
+    for kind, name in ((op.kind, name) for op in graph.ops for name in op.weights):
+        matrix = kind is OpKind.LINEAR or weights[name].rows > 1
+        if matrix and weights[name].columns % 16:
+            return f"{name} has {weights[name].columns} columns, which is no multiple of 16, as the Vulkan shaders need"
+    return ""
+
+
+def row_bytes(graph: KernelGraph) -> tuple[int, int]:
+    """What the values of a row take on the device: of each row of a step, and of each whose logits are wanted."""
+    selected = selected_values(graph)
+    buffers = set(share_buffers(graph)[1:])
+    total = sum(graph.widths[value] * FLOAT_BYTES for value in buffers)
+    wanted = sum(graph.widths[value] * FLOAT_BYTES for value in buffers & selected)
+    return total - wanted, wanted
 
 
 class VulkanProgram:
-    """Weights, KV cache and dispatches of one model. `rows` and `sequences` bound a step; `reserve` raises them."""
+    """Weights, KV cache and dispatches of one model; `allocate` comes before the first `run`."""
 
     def __init__(
-        self, device: VulkanDevice, graph: KernelGraph, weights: Weights, num_blocks: int, block_size: int
+        self, device: VulkanDevice, graph: KernelGraph, weights: Weights, progress: Callable[[float], None]
     ) -> None:
         """Uploads all weights as float32; raises VulkanError for a model that the device can't hold."""
-        widest = max((each.width for each in graph.caches), default=0)
-        if widest > MAX_HEAD_DIM:
-            raise VulkanError(f"heads of {widest} dimensions are too wide: {MAX_HEAD_DIM} at most")
-        self.device, self.graph, self.block_size = device, graph, block_size
-        self._weights = {op.weights: self._upload(op.weights, weights) for op in graph.ops if op.weights}
+        self.device, self.graph = device, graph
+        names = {names: None for op in graph.ops for names in (op.weights, op.biases) if names}
+        self._weights: dict[tuple[str, ...], Any] = {}
+        for number, each in enumerate(names):
+            self._weights[each] = self._upload(each, weights)
+            progress((number + 1) / len(names))
         self._row_counts = {op.weights: sum(weights[name].rows for name in op.weights) for op in graph.ops}
-        self._biases = {op.biases: self._upload(op.biases, weights) for op in graph.ops if op.biases}
-        sizes = [num_blocks * each.heads * block_size * each.width * FLOAT_BYTES for each in graph.caches]
-        names = ("the key cache", "the value cache")
-        self._caches = [tuple(device.buffer(size, name) for name in names) for size in sizes]
         ropes = {of(op, RopeCache).rope for op in graph.ops if op.kind is OpKind.ROPE_CACHE}
         self._frequencies = {rope: self._upload_frequencies(rope) for rope in ropes}
-        self._rows, self._selected, self._table = (device.uniform() for _ in range(3))
+        self._num_rows, self._num_selected = device.uniform(), device.uniform()
         self._no_bias = device.buffer(FLOAT_BYTES, "an absent bias")
-        self.rows = self.sequences = self.table_width = 0
-        self.reserve(1, 1, 1)
-
-    def reserve(self, rows: int, sequences: int, table_width: int) -> None:
-        """Make room for steps of so many rows, sequences and blocks a sequence; grows by doubling."""
-        if rows <= self.rows and sequences <= self.sequences and table_width <= self.table_width:
-            return
-        self.rows, self.sequences = _grown(self.rows, rows), _grown(self.sequences, sequences)
-        self.table_width = _grown(self.table_width, table_width)
-        buffer = self.device.buffer
-        self._inputs = {
-            name: buffer(self.rows * 4, f"the step's {name}") for name in ("ids", "positions", "slots", "sequences")
-        }
-        self._inputs["selected"] = buffer(self.sequences * 4, "the selected rows")
-        self._inputs["tables"] = buffer(self.sequences * self.table_width * 4, "the block tables")
-        self.best = buffer(self.sequences * 4, "the drawn tokens")
-        selected = self._selected_values()
-        self.values = [self._inputs["ids"]] + [
-            buffer((self.sequences if value in selected else self.rows) * width * FLOAT_BYTES, f"value {value}")
-            for value, width in enumerate(self.graph.widths)
-            if value > 0
-        ]
-        self._dispatches = [self._dispatch(op, op.inputs[0] in selected) for op in self.graph.ops]
-        self._argmax = self._bound(
-            "argmax", {"COLUMNS": self.graph.widths[self.graph.logits]}, 1, 1, True, self.graph_logits, self.best
-        )
 
     @property
-    def graph_logits(self) -> Any:
-        """The buffer of logits [S, vocabulary]."""
-        return self.values[self.graph.logits]
+    def weight_bytes(self) -> int:
+        """What the weights take on the device."""
+        return sum(buffer.size for buffer in self._weights.values())
 
-    def run(self, step: StepInputs) -> None:
-        """Upload the step's inputs, run every op, and find each selected row's likeliest token."""
-        self.reserve(len(step.ids), max(1, len(step.tables)), step.tables.shape[1])
-        for name in ("ids", "positions", "slots", "sequences", "selected"):
-            if len(values := getattr(step, name)):
-                self.device.write(self._inputs[name], values)
-        self.device.write(self._inputs["tables"], np.ascontiguousarray(step.tables))
-        for uniform, number in (
-            (self._rows, len(step.ids)),
-            (self._selected, len(step.selected)),
-            (self._table, step.tables.shape[1]),
-        ):
-            self.device.write(uniform, np.asarray([number, 0, 0, 0], dtype=np.uint32))
-        self.device.submit([*self._dispatches, self._argmax], len(step.ids), len(step.selected))
+    def allocate(
+        self, *, num_blocks: int, block_size: int, max_sequences: int, max_blocks: int, step_tokens: int
+    ) -> None:
+        """Make the KV cache, zeroed, and room for steps. Raises VulkanError where the device binds no such buffer."""
+        self._block_size, self._max_sequences, self._max_blocks = block_size, max_sequences, max_blocks
+        buffer, rows, sequences = self.device.buffer, step_tokens, max_sequences
+        sizes = [num_blocks * self._block_bytes(cache) for cache in range(len(self.graph.caches))]
+        names = [f"a cache of {side} for kv_cache_tokens={num_blocks * block_size}" for side in ("keys", "values")]
+        self._caches = [tuple(buffer(size, name) for name in names) for size in sizes]
+        self._inputs = {name: buffer(rows * 4, f"the step's {name}") for name in ("ids", "positions", "slots")}
+        self._inputs["selected"] = buffer(sequences * 4, "the selected rows")
+        self._inputs["tables"] = buffer(sequences * max_blocks * 4, "the block tables")
+        self._results = buffer((sequences + rows) * 4, "the results")  # tokens by draw, then faults by row
+        selected, owners = selected_values(self.graph), share_buffers(self.graph)
+        self._values = [self._inputs["ids"]]
+        for value, owner in enumerate(owners[1:], 1):
+            size = (sequences if value in selected else rows) * self.graph.widths[value] * FLOAT_BYTES
+            self._values.append(self._values[owner] if owner < value else buffer(size, "a value of a step"))
+        self._dispatches = [self._dispatch(op, op.inputs[0] in selected) for op in self.graph.ops]
+        hidden, logits = self._values[self.graph.hidden], self._values[self.graph.logits]
+        columns = {"COLUMNS": self.graph.widths[self.graph.hidden], "FIRST": sequences}
+        self._dispatches.append(self._bound("finite", columns, 1, 1, False, hidden, self._results))
+        columns = {"COLUMNS": self.graph.widths[self.graph.logits]}
+        self._argmax = self._bound("argmax", columns, 1, 1, True, logits, self._results)
+
+    def run(self, step: StepInputs, *, greedy: bool) -> None:
+        """Upload a step and start it; where it is greedy the likeliest token of each selected row is found, too."""
+        if step.cleared_blocks:
+            self._clear(step.cleared_blocks)
+        for name in ("ids", "positions", "slots", "selected"):
+            self.device.write(self._inputs[name], getattr(step, name))
+        for value, numbers in zip(self.graph.inputs, step.inputs, strict=True):
+            self.device.write(self._values[value], np.ascontiguousarray(numbers))
+        self.device.write(self._inputs["tables"], step.tables, step.first_table * self._max_blocks * 4)
+        rows, selected = len(step.ids), len(step.selected)
+        for uniform, number in ((self._num_rows, rows), (self._num_selected, selected)):
+            self.device.write(uniform, np.array([number, 0, 0, 0], dtype=np.uint32))
+        dispatches = [*self._dispatches, self._argmax] if greedy else self._dispatches
+        self.device.submit(dispatches, rows, selected)
 
     def read_floats(self, value: int, rows: int) -> torch.Tensor:
         """Rows of a value, copied to the host: [rows, width] float32."""
         width = self.graph.widths[value]
-        view = self.device.read(self.values[value], rows * width * FLOAT_BYTES)
+        view = self.device.read(self._values[value], rows * width * FLOAT_BYTES)
         return torch.frombuffer(bytearray(view), dtype=torch.float32).view(rows, width)
 
-    def read_best(self, selected: int) -> list[int]:
-        """The likeliest token of each selected row; 0xFFFFFFFF where a logit is not finite."""
-        return list(self.device.read(self.best, selected * 4).cast("B").cast("I"))
+    def read_results(self, rows: int) -> tuple[Uint32s, Uint32s]:
+        """The likeliest tokens of a greedy step, NOT_FINITE where a logit is not; and of each row 1 where it is not."""
+        results = np.frombuffer(self.device.read(self._results, (self._max_sequences + rows) * 4), dtype=np.uint32)
+        return results[: self._max_sequences], results[self._max_sequences :]
+
+    def read_blocks(self, cache: int, blocks: Sequence[int]) -> NDArray[np.float32]:
+        """[2, tokens, kv heads, width]."""
+        spec, size = self.graph.caches[cache], self._block_bytes(cache)
+        offsets = [block * size for block in blocks]
+        data = b"".join(self.device.read_pieces(buffer, offsets, size) for buffer in self._caches[cache])
+        shape = (2, len(blocks), spec.heads, self._block_size, spec.width)
+        pieces: NDArray[np.float32] = np.frombuffer(data, dtype=np.float32).reshape(shape).swapaxes(2, 3)
+        return pieces.reshape(2, len(blocks) * self._block_size, spec.heads, spec.width)
+
+    def write_blocks(self, cache: int, blocks: Sequence[int], numbers: NDArray[Any]) -> None:
+        """The reverse, behind all steps so far."""
+        spec, size = self.graph.caches[cache], self._block_bytes(cache)
+        shape = (2, len(blocks), self._block_size, spec.heads, spec.width)
+        pieces = np.ascontiguousarray(numbers.reshape(shape).swapaxes(2, 3), dtype=np.float32)
+        for buffer, side in zip(self._caches[cache], pieces, strict=True):
+            for block, piece in zip(blocks, side, strict=True):
+                self.device.write(buffer, piece, block * size)
+
+    def _clear(self, blocks: Sequence[int]) -> None:
+        for cache, buffers in enumerate(self._caches):
+            size = self._block_bytes(cache)
+            self.device.clear_pieces(buffers, [block * size for block in blocks], size)
+
+    def _block_bytes(self, cache: int) -> int:
+        """Of one block's keys, and of its values as well."""
+        spec = self.graph.caches[cache]
+        return spec.heads * self._block_size * spec.width * FLOAT_BYTES
 
     def _upload(self, names: tuple[str, ...], weights: Weights) -> Any:
         """Vectors side by side, or matrices stacked by rows as [columns / 4, rows, 4] (see linear.wgsl)."""
@@ -114,8 +179,6 @@ class VulkanProgram:
         vectors = all(weights[name].rows == 1 for name in names)
         dense = torch.cat([part.flatten() for part in parts] if vectors else parts)
         if not vectors:
-            if dense.shape[1] % 16:
-                raise VulkanError(f"{names[0]} has {dense.shape[1]} columns, which is no multiple of 16")
             dense = dense.view(len(dense), -1, 4).transpose(0, 1)
         buffer = self.device.buffer(dense.numel() * FLOAT_BYTES, " and ".join(names))
         self.device.write(buffer, dense.contiguous().numpy())
@@ -126,23 +189,16 @@ class VulkanProgram:
         self.device.write(buffer, np.asarray(rope.frequencies, dtype=np.float32))
         return buffer
 
-    def _selected_values(self) -> set[int]:
-        found: set[int] = set()
-        for op in self.graph.ops:
-            if op.kind is OpKind.SELECT_ROWS or set(op.inputs) & found:
-                found |= set(op.outputs)
-        return found
-
     def _dispatch(self, op: Op, selected: bool) -> Dispatch:
-        inputs = [self.values[value] for value in op.inputs]
-        outputs = [self.values[value] for value in op.outputs]
+        inputs = [self._values[value] for value in op.inputs]
+        outputs = [self._values[value] for value in op.outputs]
         columns = self.graph.widths[op.outputs[0]]
         shader, step = op.kind.value, self._inputs
         if op.kind is OpKind.LINEAR:
             inner = self.graph.widths[op.inputs[0]]
             constants = {"COLUMNS": inner, "OUTPUTS": columns, "BIASED": bool(op.biases)}
-            bias = self._biases[op.biases] if op.biases else self._no_bias
-            count = self._selected if selected else self._rows
+            bias = self._weights[op.biases] if op.biases else self._no_bias
+            count = self._num_selected if selected else self._num_rows
             buffers = (*inputs, self._weights[op.weights], bias, *outputs)
             few = self._bound("linear_row", constants, _groups(columns), 1, selected, *buffers)
             many = self._bound(shader, constants, _groups(columns), LINEAR_ROWS, selected, *buffers, count)
@@ -150,6 +206,17 @@ class VulkanProgram:
         if op.kind in (OpKind.RMS_NORM, OpKind.ADD_RMS_NORM):
             norm = {"COLUMNS": columns, "EPS": of(op, Norm).eps}
             return self._bound(shader, norm, 1, 1, selected, *inputs, self._weights[op.weights], *outputs)
+        if op.kind is OpKind.LAYER_NORM:
+            norm = {"COLUMNS": columns, "EPS": of(op, Norm).eps}
+            vectors = self._weights[op.weights], self._weights[op.biases]
+            return self._bound(shader, norm, 1, 1, selected, *inputs, *vectors, *outputs)
+        if op.kind is OpKind.ARGMAX:
+            row = {"COLUMNS": self.graph.widths[op.inputs[0]]}
+            return self._bound("largest_column", row, 1, 1, selected, *inputs, *outputs)
+        if op.kind in ELEMENTWISE:
+            function = {"COLUMNS": columns, "FUNCTION": ELEMENTWISE.index(op.kind)}
+            operands = inputs[0], inputs[-1], *outputs
+            return self._bound("elementwise", function, _groups(columns), 1, selected, *operands)
         if op.kind is OpKind.EMBEDDING:
             buffers = (*inputs, self._weights[op.weights], *outputs)
             table = {"COLUMNS": columns, "ROWS": self._row_counts[op.weights]}
@@ -167,17 +234,20 @@ class VulkanProgram:
         step, (keys, values) = self._inputs, self._caches[both.cache]
         shape = self._heads(both.heads, both.kv_heads, both.rope.width)
         width = _groups((both.heads + 2 * both.kv_heads) * both.rope.width // 2)
-        buffers = (value, step["positions"], step["slots"], self._frequencies[both.rope], keys, values, output)
-        return self._bound("rope_cache", shape, width, 1, False, *buffers)
+        rows = (value, step["positions"], step["slots"], step["tables"])
+        return self._bound(
+            "rope_cache", shape, width, 1, False, *rows, self._frequencies[both.rope], keys, values, output
+        )
 
     def _attention(self, attention: Attention, value: Any, output: Any) -> Dispatch:
         step, (keys, values) = self._inputs, self._caches[attention.cache]
         shape = self._heads(attention.heads, attention.kv_heads, attention.width) | {"SCALE": attention.scale}
-        rows = (value, step["positions"], step["sequences"], step["tables"], keys, values, output, self._table)
+        rows = (value, step["positions"], step["slots"], step["tables"], keys, values, output)
         return self._bound("paged_attention", shape, attention.heads, 1, False, *rows)
 
     def _heads(self, heads: int, kv_heads: int, width: int) -> dict[str, float]:
-        return {"HEADS": heads, "KV_HEADS": kv_heads, "DIMENSIONS": width, "BLOCK_SIZE": self.block_size}
+        blocks = {"BLOCK_SIZE": self._block_size, "TABLE_WIDTH": self._max_blocks}
+        return {"HEADS": heads, "KV_HEADS": kv_heads, "DIMENSIONS": width, **blocks}
 
     def _bound(
         self, shader: str, constants: Mapping[str, float], width: int, rows: int, selected: bool, *buffers: Any
@@ -190,8 +260,27 @@ def _groups(invocations: int) -> int:
     return -(-invocations // WORKGROUP)
 
 
-def _grown(now: int, wanted: int) -> int:
-    size = max(1, now)
-    while size < wanted:
-        size *= 2
-    return size
+def selected_values(graph: KernelGraph) -> set[int]:
+    """The values that have a row for each draw alone."""
+    found: set[int] = set()
+    for op in graph.ops:
+        if op.kind is OpKind.SELECT_ROWS or set(op.inputs) & found:
+            found |= set(op.outputs)
+    return found
+
+
+def share_buffers(graph: KernelGraph) -> list[int]:
+    """Of each value, the first value in whose buffer it lies: of its shape, and read no more when it is made."""
+    selected = selected_values(graph)
+    last = {value: at for at, op in enumerate(graph.ops) for value in (*op.outputs, *op.inputs)}
+    last |= dict.fromkeys((0, *graph.outputs), len(graph.ops))
+    owners = list(range(len(graph.widths)))
+    free: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    for at, op in enumerate(graph.ops):
+        for value in op.outputs:
+            if unused := free[graph.widths[value], value in selected]:
+                owners[value] = unused.pop()
+        for value in {*op.inputs, *op.outputs}:
+            if last[value] == at:
+                free[graph.widths[value], value in selected].append(owners[value])
+    return owners

@@ -1,8 +1,8 @@
-// argmax: best[s] = the lowest id among the largest logits of row s; 0xFFFFFFFF when a logit is not finite
+// argmax: results[s] = the lowest id among the largest logits of row s; 0xFFFFFFFF when a logit is not finite
 override COLUMNS: u32;
 
 @group(0) @binding(0) var<storage, read> logits: array<f32>;
-@group(0) @binding(1) var<storage, read_write> best: array<u32>;
+@group(0) @binding(1) var<storage, read_write> results: array<u32>;
 
 const BROKEN = 0xFFFFFFFFu;
 var<workgroup> top: array<f32, 64>;
@@ -38,6 +38,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
     if (lane == 0u) {
-        best[group.y] = index[0];
+        results[group.y] = index[0];
     }
 }

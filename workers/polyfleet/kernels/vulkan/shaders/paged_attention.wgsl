@@ -3,24 +3,22 @@ override HEADS: u32;
 override KV_HEADS: u32;
 override DIMENSIONS: u32;  // at most 256
 override BLOCK_SIZE: u32;
+override TABLE_WIDTH: u32;  // blocks of a sequence at most
 override SCALE: f32;
-
-struct Tables { width: u32 }
 
 @group(0) @binding(0) var<storage, read> q: array<f32>;
 @group(0) @binding(1) var<storage, read> positions: array<u32>;
-@group(0) @binding(2) var<storage, read> sequences: array<u32>;
+@group(0) @binding(2) var<storage, read> slots: array<u32>;
 @group(0) @binding(3) var<storage, read> tables: array<u32>;
 @group(0) @binding(4) var<storage, read> keys: array<f32>;
 @group(0) @binding(5) var<storage, read> values: array<f32>;
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;
-@group(0) @binding(7) var<uniform> shape: Tables;
 
 var<workgroup> scores: array<f32, 64>;
 var<workgroup> reduced: array<f32, 64>;
 
 fn place(t: u32, kv_head: u32, position: u32) -> u32 {
-    let block = tables[sequences[t] * shape.width + position / BLOCK_SIZE];
+    let block = tables[slots[t] * TABLE_WIDTH + position / BLOCK_SIZE];
     return ((block * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * DIMENSIONS;
 }
 

@@ -3,14 +3,16 @@ override HEADS: u32;
 override KV_HEADS: u32;
 override DIMENSIONS: u32;
 override BLOCK_SIZE: u32;
+override TABLE_WIDTH: u32;  // blocks of a sequence at most
 
 @group(0) @binding(0) var<storage, read> qkv: array<f32>;
 @group(0) @binding(1) var<storage, read> positions: array<u32>;
 @group(0) @binding(2) var<storage, read> slots: array<u32>;
-@group(0) @binding(3) var<storage, read> frequencies: array<f32>;
-@group(0) @binding(4) var<storage, read_write> keys: array<f32>;
-@group(0) @binding(5) var<storage, read_write> values: array<f32>;
-@group(0) @binding(6) var<storage, read_write> y: array<f32>;
+@group(0) @binding(3) var<storage, read> tables: array<u32>;
+@group(0) @binding(4) var<storage, read> frequencies: array<f32>;
+@group(0) @binding(5) var<storage, read_write> keys: array<f32>;
+@group(0) @binding(6) var<storage, read_write> values: array<f32>;
+@group(0) @binding(7) var<storage, read_write> y: array<f32>;
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) at: vec3<u32>) {
@@ -37,8 +39,8 @@ fn main(@builtin(global_invocation_id) at: vec3<u32>) {
         return;
     }
     let kv_head = (head - HEADS) % KV_HEADS;
-    let block = slots[t] / BLOCK_SIZE;
-    let offset = slots[t] % BLOCK_SIZE;
+    let block = tables[slots[t] * TABLE_WIDTH + positions[t] / BLOCK_SIZE];
+    let offset = positions[t] % BLOCK_SIZE;
     let to = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + offset) * DIMENSIONS + i;
     if (head < HEADS + KV_HEADS) {
         keys[to] = first;
