@@ -30,7 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> LoadedEngine:
-    options = EngineOptions(device="cpu", dtype="float32", kv_cache_tokens=160, block_size=4, threads=1)
+    options = EngineOptions(
+        device="cpu", dtype="float32", kv_cache_tokens=160, block_size=4, threads=1, max_sequences=6
+    )
     return load(str(folder), options, lambda share, phase: None)
 
 

@@ -5,10 +5,9 @@ in chunks, over cached prefixes, after a preemption, resumed.
 """
 
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,10 +18,12 @@ from tests.support.cpu_graphs import needs_library
 from tests.support.divergence import TOLERANCE, assert_same_tokens
 from tokenizers import Tokenizer
 
-from polyfleet.engine.batch import Executor, PoolingKind, SliceResult, StepBatch
 from polyfleet.engine.engine import Engine
+from polyfleet.engine.executor import Capacity, Executor, Pending
 from polyfleet.engine.loader import LoadedEngine, load
-from polyfleet.engine.request import EngineOptions, EngineStatus, SequenceRequest
+from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.request import EngineOptions, EngineStatus, PoolingKind, SequenceRequest
+from polyfleet.engine.sizing import capacity_of
 from polyfleet.wire.sampling import SamplingParams
 
 pytestmark = pytest.mark.timeout(1200)  # transformers takes its time on few or busy cores
@@ -42,23 +43,20 @@ TEXTS = (
 )
 
 
-@dataclass
 class View:
-    """An executor that offers only some of its blocks, and remembers the shape of each step."""
+    """An executor with room for less than it was loaded with; remembers the shape of each step."""
 
-    executor: Executor
-    num_blocks: int
-    block_size: int
-
-    def __post_init__(self) -> None:
+    def __init__(self, executor: Executor, capacity: Capacity) -> None:
+        self._executor = executor
         self.sizes: list[list[int]] = []
+        executor.allocate(capacity)
 
-    def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
-        self.sizes.append([len(each.token_ids) for each in batch.slices])
-        return self.executor.step(batch)
+    def launch(self, plan: StepPlan) -> Pending:
+        self.sizes.append(np.diff(plan.row_starts).tolist())
+        return self._executor.launch(plan)
 
-    def implementations(self) -> Mapping[str, str]:
-        return self.executor.implementations()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +129,9 @@ def compute(
 ) -> Run:
     """Run requests over a fresh pool, `apart` steps after each other; the last of `rounds` is what counts."""
     chosen = replace(loaded.options, context_length=num_blocks * 16, **options)
-    view = View(loaded.executor, num_blocks, 16)
-    engine = Engine(view, loaded.model.config, chosen)
+    chosen = replace(chosen, kv_cache_tokens=num_blocks * 16)
+    view = View(loaded.executor, capacity_of(chosen))
+    engine = Engine(cast(Executor, view), loaded.model.config, chosen)
     outcomes: dict[str, Outcome] = {}
 
     def step() -> None:

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.support.stepping import Run, Tables, logprob_draw, logprobs_of, step
+from tests.support.stepping import Driver, Run, logprobs_of
 from tests.support.tiny_models import TinyShape, write_folder, write_gguf
 from transformers import LlamaForCausalLM
 
-from polyfleet.engine.batch import PoolingKind, SequenceSlice, StepBatch
-from polyfleet.engine.eager import EagerExecutor
+from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.executors import Workload
+from polyfleet.engine.request import EngineOptions, PoolingKind
+from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
+from polyfleet.models.registry import record
 
 TOLERANCE = 5e-5
 LLAMA3_ROPE = {
@@ -44,6 +47,14 @@ def transformers_logprobs(folder: Path, token_ids: list[int]) -> NDArray[np.floa
     return values
 
 
+def driver(path: Path, num_blocks: int, block_size: int = 16, dtype: str = "float32") -> Driver:
+    model = load_model(path)
+    capabilities = KernelCapabilities(frozenset({dtype}), dtype)
+    graph = record(model.config, model.weights)
+    executor = EagerExecutor(Workload(graph, model.weights, EngineOptions(), "cpu", dtype, capabilities))
+    return Driver(executor, num_blocks, block_size)
+
+
 def random_ids(number: int, seed: int) -> list[int]:
     ids: list[int] = np.random.default_rng(seed).integers(0, 96, number).tolist()
     return ids
@@ -63,17 +74,16 @@ def check(run: Run, expected: NDArray[np.float64]) -> None:
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_whole_prompts_chunks_decodes_and_mixed_batches(name: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", SHAPES[name])
-    executor = EagerExecutor(load_model(folder), num_blocks=60, block_size=8)
-    tables = Tables(executor)
+    steps = driver(folder, 60, 8)
     prompts = [random_ids(number, seed=number) for number in (37, 1, 90, 21, 64)]
-    runs = [Run(ids, tables.take(len(ids)), logprob_draw(96)) for ids in prompts]
+    runs = [steps.begin(ids, num_logprobs=96) for ids in prompts]
     whole, single, chunked, decoded, late = runs
-    step(executor, [(whole, 37)])
-    step(executor, [(chunked, 13)])
-    step(executor, [(single, 1), (chunked, 30), (decoded, 5)])
+    steps.step([(whole, 37)])
+    steps.step([(chunked, 13)])
+    steps.step([(single, 1), (chunked, 30), (decoded, 5)])
     while not all(run.done for run in runs):
         sizes = ((decoded, 1), (chunked, 1), (late, 17))
-        step(executor, [(run, size) for run, size in sizes if not run.done])
+        steps.step([(run, size) for run, size in sizes if not run.done])
     for run, ids in zip(runs, prompts, strict=True):
         check(run, transformers_logprobs(folder, ids))
 
@@ -85,19 +95,19 @@ def test_gguf_files_of_every_format(form: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     folder = write_folder(tmp_path / "dense", shape, write_gguf(path, shape, form))
     ids = random_ids(40, seed=1)
-    executor = EagerExecutor(load_model(path), num_blocks=8)
-    run = Run(ids, Tables(executor).take(40), logprob_draw(96))
-    step(executor, [(run, 39)])
-    step(executor, [(run, 1)])
+    steps = driver(path, 8)
+    run = steps.begin(ids, num_logprobs=96)
+    steps.step([(run, 39)])
+    steps.step([(run, 1)])
     check(run, transformers_logprobs(folder, ids))
 
 
 def test_the_last_block_and_every_block_is_usable(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", TinyShape())
-    executor = EagerExecutor(load_model(folder), num_blocks=5, block_size=4)
+    steps = driver(folder, 5, 4)
     ids = random_ids(20, seed=2)
-    run = Run(ids, [4, 0, 3, 1, 2], logprob_draw(96))
-    step(executor, [(run, 20)])
+    run = steps.begin(ids, num_logprobs=96, blocks=[4, 0, 3, 1, 2])
+    steps.step([(run, 20)])
     check(run, transformers_logprobs(folder, ids))
 
 
@@ -108,30 +118,26 @@ def test_pooled_hidden_states(tmp_path: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
         states = model.model(torch.tensor([ids])).last_hidden_state[0].numpy()
-    executor = EagerExecutor(load_model(folder), num_blocks=16, block_size=4)
-    tables = Tables(executor)
-    first, second = tables.take(19), tables.take(19)
-    chunks = [(ids[:7], 0), (ids[7:], 7)]
-    mean, last = np.zeros(64), np.zeros(64)
-    for part, start in chunks:
-        slices = (
-            SequenceSlice(part, start, first, pooling=PoolingKind.MEAN),
-            SequenceSlice(part, start, second, pooling=PoolingKind.LAST),
-        )
-        results = executor.step(StepBatch(slices))
-        assert all(result.token is None for result in results)
-        mean += results[0].pooled
-        last = np.array(results[1].pooled)
+    steps = driver(folder, 16, 4)
+    runs = [steps.begin(ids, pooling=pooling) for pooling in (PoolingKind.MEAN, PoolingKind.LAST)]
+    for size in (7, 12):
+        steps.step([(run, size) for run in runs])
+    assert all(result.token is None for run in runs for result in run.results)
+    mean, last = np.zeros(64), runs[1].results[-1].pooled
+    for result in runs[0].results:
+        assert result.pooled is not None
+        mean += result.pooled
+    assert last is not None
     np.testing.assert_allclose(mean / 19, states.mean(axis=0), atol=TOLERANCE)
     np.testing.assert_allclose(last, states[-1], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_dtypes_stay_near_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_dtypes_stay_near_float32(dtype: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", TinyShape())
-    executor = EagerExecutor(load_model(folder), num_blocks=8, dtype=dtype)
+    steps = driver(folder, 8, dtype=dtype)
     ids = random_ids(30, seed=4)
-    run = Run(ids, Tables(executor).take(30), logprob_draw(96))
-    step(executor, [(run, 30)])
+    run = steps.begin(ids, num_logprobs=96)
+    steps.step([(run, 30)])
     difference = logprobs_of(run.results[0]) - transformers_logprobs(folder, ids)[-1]
-    assert 1e-5 < float(np.abs(difference).max()) < (0.3 if dtype is torch.bfloat16 else 0.05)
+    assert 1e-5 < float(np.abs(difference).max()) < (0.3 if dtype == "bfloat16" else 0.05)

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.stepping import Run, Tables, logprob_draw, logprobs_of, step
+from tests.support.stepping import Driver, logprobs_of
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from polyfleet.engine.eager import EagerExecutor
+from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.executors import Workload
+from polyfleet.engine.request import EngineOptions
+from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
+from polyfleet.models.registry import record
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
@@ -78,11 +82,12 @@ def test_logits(model: LoadedModel, tokenizer: Tokenizer, path: Path) -> None:
         expected = torch.log_softmax(reference(torch.tensor([ids])).logits[0].double(), dim=-1).numpy()
     del reference
     vocabulary = model.config.vocabulary_size
-    executor = EagerExecutor(model, num_blocks=8)
-    run = Run(ids, Tables(executor).take(len(ids)), logprob_draw(vocabulary))
-    step(executor, [(run, 5)])
-    step(executor, [(run, len(ids) - 6)])
-    step(executor, [(run, 1)])
+    graph, capabilities = record(model.config, model.weights), KernelCapabilities(frozenset({"float32"}), "float32")
+    workload = Workload(graph, model.weights, EngineOptions(), "cpu", "float32", capabilities)
+    steps = Driver(EagerExecutor(workload), num_blocks=8)
+    run = steps.begin(ids, num_logprobs=vocabulary)
+    for size in (5, len(ids) - 6, 1):
+        steps.step([(run, size)])
     for end, result in zip(run.ends, run.results, strict=True):
         np.testing.assert_allclose(logprobs_of(result), expected[end - 1], atol=TOLERANCE, rtol=0)
     assert result.token is not None

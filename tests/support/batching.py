@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 
-from polyfleet.engine.batcher import Batcher, BatchLimits, StepReport
+from polyfleet.engine.batch import BatchLimits, StepReport
+from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.executor import Capacity
 from polyfleet.engine.request import FinishReason, SequenceRequest, SequenceUpdate
 
 
@@ -18,12 +20,30 @@ def make_batcher(
     end_token_ids: frozenset[int] = frozenset(),
     prefix_cache: bool = True,
     clock: Callable[[], float] = lambda: 0.0,
+    depth: int = 1,
+    step_seconds: float = 0.0,
 ) -> tuple[Batcher, FakeExecutor]:
     """A Batcher whose context is the whole pool unless told otherwise."""
-    executor = FakeExecutor(num_blocks, block_size)
+    executor = FakeExecutor(depth)
     context_length = context_length or num_blocks * block_size
-    limits = BatchLimits(max_sequences, step_tokens, context_length, end_token_ids, prefix_cache)
-    return Batcher(executor, limits, clock), executor
+    limits = BatchLimits(
+        max_sequences, step_tokens, context_length, end_token_ids, prefix_cache, step_seconds=step_seconds
+    )
+    return over(executor, limits, num_blocks, block_size, clock), executor
+
+
+def over(
+    executor: FakeExecutor,
+    limits: BatchLimits,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> Batcher:
+    """A Batcher over an executor that has a pool of so many blocks."""
+    max_blocks = -(-limits.context_length // block_size)
+    capacity = Capacity(num_blocks, block_size, limits.max_sequences, max_blocks, limits.step_tokens)
+    executor.allocate(capacity)
+    return Batcher(executor, capacity, limits, clock)
 
 
 @dataclass(slots=True)
@@ -68,7 +88,7 @@ def run_all(batcher: Batcher, outcomes: Outcomes | None = None, max_steps: int =
     """Step until nothing is left, checking every invariant after each step."""
     outcomes = Outcomes() if outcomes is None else outcomes
     for _ in range(max_steps):
-        if not len(batcher.ledger):
+        if not batcher.has_work:
             break
         outcomes.add(batcher.step())
         batcher.check()

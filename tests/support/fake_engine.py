@@ -33,10 +33,10 @@ from polyfleet.engine.request import (
     EngineOptions,
     EngineStatus,
     FinishReason,
+    SampledToken,
     SequenceRequest,
     SequenceUpdate,
 )
-from polyfleet.sampling.draw import SampledToken
 from polyfleet.serving.engine_process import Progress
 from polyfleet.wire.limits import FieldError
 
@@ -125,14 +125,14 @@ class FakeEngine:
         while os.path.exists(self._script.stuck_while):
             time.sleep(0.01)
         running = list(self._sequences.values())[: self.facts.max_sequences]
-        self._count(steps=1, step_seconds=self._script.step_seconds + 0.001)
+        self._count(steps=1, step_seconds=self._script.step_seconds + 0.001, step_rows=len(running))
         return [self._advance(request) for request in running]
 
     def status(self) -> EngineStatus:
         running = min(len(self._sequences), self.facts.max_sequences)
         waiting = len(self._sequences) - running
         free = BLOCKS - running - int(self._script.leak)
-        return replace(self._status, running_sequences=running, waiting_sequences=waiting, free_blocks=free)
+        return self._status._replace(running_sequences=running, waiting_sequences=waiting, free_blocks=free)
 
     def check(self) -> None:
         assert not self._script.leak, "1 block has no owner"
@@ -158,9 +158,9 @@ class FakeEngine:
         self._count(generated_tokens=count)
         update = SequenceUpdate(request.sequence_id, tokens)
         if not done:
-            update = replace(update, cached_tokens=len(request.prompt_ids) // 2, queue_seconds=0.25)
+            update = update._replace(cached_tokens=len(request.prompt_ids) // 2, queue_seconds=0.25)
         if len(done) + count >= request.max_tokens:
-            return self._end(replace(update, finish_reason=FinishReason.LENGTH), finished=1)
+            return self._end(update._replace(finish_reason=FinishReason.LENGTH), finished=1)
         return update
 
     def _sampled(self, token: int, request: SequenceRequest) -> SampledToken:
@@ -174,4 +174,4 @@ class FakeEngine:
 
     def _count(self, **more: float) -> None:
         counts = {name: getattr(self._status, name) + value for name, value in more.items()}
-        self._status = replace(self._status, **counts)
+        self._status = self._status._replace(**counts)

@@ -2,62 +2,213 @@
 
 Every token it is given is written through the block table into a store of its own, and everything it draws from is
 read back through the block table. So a block that is shared wrongly, freed too early or not computed shows as a wrong
-token, or at once as an AssertionError.
+token, or at once as an AssertionError. It keeps nothing of a plan but what the plan says has changed, and scribbles
+over the plan's arrays when it has launched it. It computes in the order of launches, as a device does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
-from polyfleet.engine.batch import PoolingKind, SequenceSlice, SliceResult, StepBatch
-from polyfleet.engine.request import SequenceRequest
-from polyfleet.sampling.draw import SampledToken
+import numpy as np
+from numpy.typing import NDArray
+
+from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepOutput, StepTooLarge
+from polyfleet.engine.plan import Need, StepPlan
+from polyfleet.engine.request import PoolingKind, SequenceRequest
+from polyfleet.sampling.draw import Bools, Start
 
 VOCABULARY = 97
 HIDDEN = 3
+SCRIBBLE = -(2**20)  # stands in every array of a plan that was launched
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One sequence's share of a step."""
+
+    slot: int
+    token_ids: tuple[int, ...]  # as they were computed; the plan may have left one to be drawn
+    start: int
+    draw: bool
+    pooling: PoolingKind | None
+
+    @property
+    def length(self) -> int:
+        """Positions behind this slice."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a step was asked for."""
+
+    slices: tuple[Slice, ...]
+    cleared: tuple[int, ...] = ()
+    ahead: bool = False  # whether a token was still to be drawn when it was planned
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the forward pass."""
+        return sum(len(each.token_ids) for each in self.slices)
+
+
+@dataclass(slots=True)
+class FakePending(Pending):
+    """A step under way."""
+
+    batch: Batch
+    parameters: NDArray[Any]
+    draw_positions: list[int]
+    faults: NDArray[np.int8]
+    needs: Need
+    token_ids: list[int] = field(default_factory=list)
+    drawn: bool = False
 
 
 class FakeExecutor:
-    """Deterministic; `fail_when` makes it raise, `error_when` fails single slices."""
+    """Deterministic. What is to go wrong once: `failure` is raised by `fails_in`, `faulty` slices come back so."""
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 4) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.batches: list[StepBatch] = []
-        self.failure: Exception | None = None  # raised by the next step, once
-        self.slice_error = ""  # given to the first slice of the next step, once
-        self._store: dict[tuple[int, int], int] = {}  # (block, offset) -> token id
+    name = "fake"
 
-    def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
-        """Write all tokens, then draw."""
-        self.batches.append(batch)
-        if self.failure is not None:
-            failure, self.failure = self.failure, None
-            raise failure
-        for each in batch.slices:
-            for position, token_id in enumerate(each.token_ids, each.start):
-                self._store[self._place(each, position)] = token_id
-        results = [self._result(each) for each in batch.slices]
-        if self.slice_error:
-            results[0], self.slice_error = SliceResult(error=self.slice_error), ""
-        return tuple(results)
+    def __init__(self, depth: int = 1) -> None:
+        self.depth = depth
+        self.batches: list[Batch] = []
+        self.failure: BaseException | None = None
+        self.fails_in = "launch"  # or draw, collect
+        self.fault = False  # whether the first slice of the next step is faulty
+        self.most_rows = 10**9  # more are refused as too large
+        self.memory_rows = 10**9  # more do not fit the memory
+        self.masks: list[Bools | None] = []
+        self.starts: list[Start] = []
+        self._store: dict[tuple[int, int], tuple[int, int]] = {}  # (block, offset) -> (token id, faulty slot or -1)
+        self._under_way: list[FakePending] = []
+        self._last_token: dict[int, int] = {}
+
+    def measure(self) -> Footprint:
+        """Nothing is held."""
+        return Footprint(0, 1)
+
+    def allocate(self, capacity: Capacity) -> None:
+        """Remember the sizes."""
+        self.block_size = capacity.block_size
+        self._num_blocks = capacity.num_blocks
+        self._tables = np.full((capacity.max_sequences, capacity.max_blocks), -1, dtype=np.int32)
+
+    def launch(self, plan: StepPlan) -> FakePending:
+        """Write all tokens."""
+        assert len(self._under_way) < self.depth, "more steps are under way than the executor's depth"
+        assert all(each.drawn for each in self._under_way), "launched before the step before was drawn"
+        if plan.num_rows > self.most_rows:
+            raise StepTooLarge(f"{plan.num_rows} rows")
+        self._raise("launch")
+        if plan.num_rows > self.memory_rows:
+            raise MemoryError
+        self._tables[plan.changed] = plan.block_tables[plan.changed]
+        for block in plan.cleared_blocks.tolist():
+            for offset in range(self.block_size):
+                self._store.pop((block, offset), None)
+        self.starts += plan.starts
+        pending = self._take(plan)
+        plan.numbers[:] = SCRIBBLE
+        plan.changed[:] = SCRIBBLE
+        self._under_way.append(pending)
+        return pending
+
+    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+        """Draw from what stands in the blocks."""
+        assert isinstance(pending, FakePending)
+        assert not pending.drawn
+        self._raise("draw")
+        self.masks.append(masks)
+        drawing = [(number, each) for number, each in enumerate(pending.batch.slices) if each.draw]
+        for row, (number, each) in enumerate(drawing):
+            content = self._content(each, number, pending)
+            assert pending.draw_positions[row] == each.length, "the draw's position is not that behind the tokens"
+            parameters = pending.parameters[row]
+            token_id = next_token(content, int(parameters["seed"]), int(parameters["choice"]))
+            while masks is not None and not masks[row][token_id]:
+                token_id = (token_id + 1) % VOCABULARY
+            self._last_token[each.slot] = token_id
+            pending.token_ids.append(token_id)
+        pending.drawn = True
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        """What was computed."""
+        assert isinstance(pending, FakePending)
+        assert self._under_way[0] is pending, "collected out of order"
+        assert pending.drawn
+        del self._under_way[0]
+        self._raise("collect")
+        pool = [(each.pooling, each.token_ids) for each in pending.batch.slices if each.pooling is not None]
+        rows = [pooled(kind, ids) for kind, ids in pool]
+        token_ids = np.array(pending.token_ids, dtype=np.int64)
+        return StepOutput(token_ids, pending.faults, pooled=np.array(rows) if rows else None)
+
+    def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
+        """Token ids as one cache [2, tokens, 1, 1]."""
+        places = [(block, offset) for block in blocks for offset in range(self.block_size)]
+        ids = np.array([self._store[place][0] for place in places], dtype=np.float32)
+        return (np.stack((ids, ids)).reshape(2, -1, 1, 1),)
+
+    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
+        """The reverse."""
+        places = [(block, offset) for block in blocks for offset in range(self.block_size)]
+        for place, token_id in zip(places, caches[0][0].flatten().tolist(), strict=True):
+            self._store[place] = (int(token_id), -1)
 
     def implementations(self) -> Mapping[str, str]:
         """No op is computed."""
         return {"step": "fake"}
 
-    def _result(self, each: SequenceSlice) -> SliceResult:
-        end = each.start + len(each.token_ids)
-        if each.pooling is not None:
-            return SliceResult(pooled=pooled(each.pooling, each.token_ids))
-        if each.draw is None:
-            return SliceResult()
-        content = [self._store[self._place(each, position)] for position in range(end)]
-        draw = each.draw
-        assert draw.position == len(content), "the draw's position is not that behind the blocks' tokens"
-        return SliceResult(SampledToken(next_token(content, draw.params.seed, draw.choice)))
+    def close(self) -> None:
+        """Nothing is held."""
 
-    def _place(self, each: SequenceSlice, position: int) -> tuple[int, int]:
-        return each.block_table[position // self.block_size], position % self.block_size
+    def _raise(self, call: str) -> None:
+        if self.failure is not None and self.fails_in == call:
+            failure, self.failure = self.failure, None
+            if self._under_way and call == "draw":
+                self._under_way.pop()
+            raise failure
+
+    def _take(self, plan: StepPlan) -> FakePending:
+        slices, faults = [], np.zeros(len(plan.slots), dtype=np.int8)
+        ahead = bool((plan.token_ids < 0).any())
+        draws, rows = set(plan.draw_sequences.tolist()), plan.row_starts.tolist()
+        pools = dict(zip(plan.pooled.tolist(), plan.pool_last.tolist(), strict=True))
+        for number, (slot, length) in enumerate(zip(plan.slots.tolist(), plan.lengths.tolist(), strict=True)):
+            ids = plan.token_ids[rows[number] : rows[number + 1]].tolist()
+            start = length - len(ids)
+            assert plan.positions[rows[number] : rows[number + 1]].tolist() == list(range(start, length))
+            ids = [each if each >= 0 else self._last_token[-1 - each] for each in ids]
+            pooling = (PoolingKind.MEAN, PoolingKind.LAST)[pools[number]] if number in pools else None
+            slices.append(Slice(slot, tuple(ids), start, number in draws, pooling))
+        self.batches.append(Batch(tuple(slices), tuple(plan.cleared_blocks.tolist()), ahead))
+        for number, each in enumerate(slices):
+            faulty = self.fault and number == 0
+            for position, token_id in enumerate(each.token_ids, each.start):
+                self._store[self._place(each, position)] = (token_id, each.slot if faulty else -1)
+            faults[number] = Fault.NOT_FINITE if faulty else Fault.NONE
+        self.fault = False
+        draws_of = plan.draws()
+        positions = plan.draw_positions.tolist()
+        return FakePending(self.batches[-1], draws_of.parameters, positions, faults, plan.needs)
+
+    def _content(self, each: Slice, number: int, pending: FakePending) -> list[int]:
+        """The tokens before the draw; whoever meets another's fault in a block of its own has not been cleared."""
+        entries = [self._store[self._place(each, position)] for position in range(each.length)]
+        blocks = self._tables[each.slot, : -(-each.length // self.block_size)].tolist()
+        met = {self._store.get((block, at), (0, -1))[1] for block in blocks for at in range(self.block_size)} - {-1}
+        assert met <= {each.slot}, "a block was given out with what is not finite in it"
+        if met:
+            pending.faults[number] = Fault.NOT_FINITE
+        return [token_id for token_id, _ in entries]
+
+    def _place(self, each: Slice, position: int) -> tuple[int, int]:
+        block = int(self._tables[each.slot, position // self.block_size])
+        assert 0 <= block < self._num_blocks, "a block table is too short, or its change was not told"
+        return block, position % self.block_size
 
 
 def next_token(token_ids: Sequence[int], seed: int = 0, choice: int = 0) -> int:
@@ -73,12 +224,17 @@ def pooled(kind: PoolingKind, token_ids: Sequence[int]) -> tuple[float, ...]:
 
 
 def expected_tokens(
-    request: SequenceRequest, context_length: int, end_token_ids: frozenset[int] = frozenset()
+    request: SequenceRequest,
+    context_length: int,
+    end_token_ids: frozenset[int] = frozenset(),
+    allowed: Callable[[Sequence[int]], Bools] | None = None,
 ) -> tuple[list[int], str]:
     """The tokens that follow `generated_ids` and the finish reason, computed one by one without an engine."""
     generated = list(request.generated_ids)
     while True:
         token_id = next_token([*request.prompt_ids, *generated], request.params.seed, request.choice)
+        while allowed is not None and not allowed(generated)[token_id]:
+            token_id = (token_id + 1) % VOCABULARY
         if token_id in request.stop_token_ids or (not request.ignore_eos and token_id in end_token_ids):
             return generated[len(request.generated_ids) :], "stop"
         generated.append(token_id)

@@ -1,69 +1,188 @@
-"""Driving an executor without a Batcher: slices made by hand, logits read back as float64 logprobs of every token."""
+"""Driving an executor without a Batcher: sequences computed piece by piece, every piece's results kept."""
 
 import random
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.engine.batch import Executor, SequenceSlice, SliceResult, StepBatch
-from polyfleet.sampling.draw import Draw
+from polyfleet.engine.executor import Capacity, Executor, Fault, Pending, StepOutput
+from polyfleet.engine.flight import sampled
+from polyfleet.engine.plan import Assembler
+from polyfleet.engine.request import GREEDY, PoolingKind, SampledToken, SequenceRequest
+from polyfleet.engine.sequence import Sequence as EngineSequence
+from polyfleet.sampling.draw import Bools
 from polyfleet.wire.sampling import SamplingParams
 
-GREEDY = SamplingParams(temperature=0.0)
+TIMEOUT = 60.0
+GARBAGE = -77_777  # written over plans behind their launch: an executor that kept a view fails
 
 
-def logprob_draw(vocabulary: int) -> Draw:
-    """A greedy draw that reports the logprob of every token."""
-    return Draw(GREEDY, num_logprobs=vocabulary)
+@dataclass(frozen=True)
+class Result:
+    """What a piece came to."""
+
+    fault: Fault
+    token: SampledToken | None = None
+    pooled: NDArray[Any] | None = None
 
 
-def logprobs_of(result: SliceResult) -> NDArray[np.float64]:
-    """The reported logprobs in order of id."""
-    assert result.token is not None, result.error
+def logprobs_of(result: Result) -> NDArray[np.float64]:
+    """The reported logprobs in order of id, of a draw that reports all of them."""
+    assert result.token is not None
+    assert result.fault is Fault.NONE
     out = np.empty(len(result.token.top_ids))
     out[list(result.token.top_ids)] = result.token.top_logprobs
     return out
 
 
-class Tables:
-    """Hands out shuffled blocks, so that no block table is in order."""
-
-    def __init__(self, executor: Executor, seed: int = 0) -> None:
-        self._executor = executor
-        self._free = list(range(executor.num_blocks))
-        random.Random(seed).shuffle(self._free)
-
-    def take(self, num_tokens: int) -> list[int]:
-        """A block table for so many tokens."""
-        return [self._free.pop() for _ in range(-(-num_tokens // self._executor.block_size))]
-
-
+@dataclass
 class Run:
-    """One sequence that is computed piece by piece; the pieces of several runs make a batch."""
+    """One sequence that is computed piece by piece; the pieces of several runs make a step."""
 
-    def __init__(self, token_ids: Sequence[int], table: Sequence[int], draw: Draw) -> None:
-        self.token_ids = list(token_ids)
-        self.computed = 0
-        self.results: list[SliceResult] = []  # one for each piece
-        self.ends: list[int] = []  # tokens computed by the end of each piece
-        self._table, self._draw = table, draw
+    sequence: EngineSequence
+    draws: bool  # whether each piece draws (or pools its last row), else none does
+    results: list[Result] = field(default_factory=list)  # one for each piece
+    ends: list[int] = field(default_factory=list)  # tokens computed by the end of each piece
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.sequence.request.prompt_ids) + len(self.sequence.generated_ids)
 
     @property
     def done(self) -> bool:
         """Whether all tokens are computed."""
-        return self.computed == len(self.token_ids)
+        return self.sequence.num_computed == self.num_tokens
 
-    def next_slice(self, size: int) -> SequenceSlice:
-        """The next `size` tokens, or as many as are left."""
-        ids = self.token_ids[self.computed : self.computed + size]
-        start, self.computed = self.computed, self.computed + len(ids)
-        self.ends.append(self.computed)
-        return SequenceSlice(ids, start, self._table, self._draw)
+    def append(self, token_id: int) -> None:
+        """A generated token."""
+        self.sequence.generated_ids.append(token_id)
+
+    def next_piece(self, size: int) -> tuple[EngineSequence, int]:
+        """The share of the next `size` tokens, or of as many as are left."""
+        size = min(size, self.num_tokens - self.sequence.num_computed)
+        self.ends.append(self.sequence.num_computed + size)
+        self.sequence.num_tokens = self.ends[-1] + (not self.draws)
+        return self.sequence, size
 
 
-def step(executor: Executor, pieces: Sequence[tuple[Run, int]]) -> None:
-    """One step over the next tokens of each run."""
-    batch = StepBatch(tuple(run.next_slice(size) for run, size in pieces))
-    for (run, _), result in zip(pieces, executor.step(batch), strict=True):
-        run.results.append(result)
+Piece = tuple[Run, int]  # and how many of its next tokens are computed
+
+
+@dataclass
+class _Flight:
+    pending: Pending
+    runs: list[Run]
+    draws: list[int]  # which of the runs
+    pooled: list[int]
+
+
+class Driver:
+    """Allocates an executor's memory, hands out slots and shuffled blocks, and has it compute steps.
+
+    Behind every launch it scribbles over the plan.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        num_blocks: int,
+        block_size: int = 16,
+        max_sequences: int = 64,
+        step_tokens: int = 4096,
+        seed: int = 0,
+    ) -> None:
+        self.executor = executor
+        self.capacity = Capacity(num_blocks, block_size, max_sequences, num_blocks, step_tokens)
+        self.assembler = Assembler(max_sequences, num_blocks)
+        self._free = list(range(num_blocks))
+        random.Random(seed).shuffle(self._free)
+        self._slots = list(range(max_sequences))
+        random.Random(seed).shuffle(self._slots)
+        self._flights: deque[_Flight] = deque()
+        executor.allocate(self.capacity)
+
+    def begin(
+        self,
+        token_ids: Sequence[int],
+        *,
+        generated_ids: Sequence[int] = (),
+        params: SamplingParams = GREEDY,
+        num_logprobs: int | None = None,
+        pooling: PoolingKind | None = None,
+        draws: bool = True,
+        room: int = 0,
+        blocks: Sequence[int] | None = None,
+    ) -> Run:
+        """A sequence in a slot, with blocks for its tokens and `room` more, or with these blocks."""
+        request = SequenceRequest(
+            "run",
+            tuple(token_ids),
+            params,
+            generated_ids=tuple(generated_ids),
+            num_logprobs=num_logprobs,
+            pooling=pooling,
+        )
+        sequence = EngineSequence(request, 0, 0.0, 2**31)
+        needed = -(-(sequence.num_tokens + room) // self.capacity.block_size)
+        sequence.blocks = [self._free.pop() for _ in range(needed)] if blocks is None else list(blocks)
+        sequence.place = (self._slots.pop(), 1)
+        self.assembler.start(sequence.slot, sequence)
+        return Run(sequence, draws)
+
+    def end(self, run: Run, *, keep_blocks: bool = False) -> None:
+        """Give the slot and the blocks back."""
+        self._slots.append(run.sequence.slot)
+        if not keep_blocks:
+            self._free += run.sequence.blocks
+        run.sequence.place = None
+
+    def step(self, pieces: Sequence[Piece], masks: Bools | None = None) -> StepOutput:
+        """One step from start to end; each run gets its result. Masks are in the order of pieces of one token first."""
+        self.launch(pieces, masks)
+        return self.collect()
+
+    def launch(self, pieces: Sequence[Piece], masks: Bools | None = None) -> None:
+        """Launch a step and start its draws, with the plan scribbled over in between."""
+        shares = [(run, run.next_piece(size)) for run, size in pieces]
+        shares.sort(key=lambda share: share[1][1] > 1)
+        plan = self.assembler.assemble(share for _, share in shares)
+        draws, pooled = plan.draw_sequences.tolist(), plan.pooled.tolist()
+        pending = self.executor.launch(plan)
+        self.assembler.accepted()
+        for _, (sequence, size) in shares:
+            sequence.num_computed += size
+        kept = plan.block_tables.copy(), plan.sampling.copy()
+        plan.numbers[:] = plan.block_tables[:] = plan.changed[:] = GARBAGE
+        plan.sampling[:] = np.zeros(1, dtype=plan.sampling.dtype)
+        self.executor.draw(pending, masks)
+        plan.block_tables[:], plan.sampling[:] = kept
+        self._flights.append(_Flight(pending, [run for run, _ in shares], draws, pooled))
+
+    def collect(self) -> StepOutput:
+        """Wait for the oldest step."""
+        flight = self._flights.popleft()
+        output = self.executor.collect(flight.pending, TIMEOUT)
+        tokens, pooled = {}, dict(zip(flight.pooled, () if output.pooled is None else output.pooled, strict=True))
+        for drawn, index in enumerate(flight.draws):
+            tokens[index] = sampled(output, drawn, flight.runs[index].sequence.request)
+        for index, (run, fault) in enumerate(zip(flight.runs, output.faults.tolist(), strict=True)):
+            run.results.append(Result(Fault(fault), tokens.get(index), pooled.get(index)))
+        return output
+
+    def generate(self, run: Run, number: int, chunk: int = 2**31) -> list[int]:
+        """So many tokens behind those of a run, whose prompt is computed in chunks."""
+        found: list[int] = []
+        while len(found) < number:
+            self.step([(run, chunk)])
+            if run.done:
+                token = run.results[-1].token
+                assert token is not None
+                assert run.results[-1].fault is Fault.NONE
+                found.append(token.token_id)
+                run.append(token.token_id)
+        return found

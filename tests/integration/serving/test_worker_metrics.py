@@ -6,6 +6,7 @@ import urllib.request
 from pathlib import Path
 
 import grpc
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.worker_process import WorkerProcess
 
@@ -20,6 +21,7 @@ LABELLED = {
     "polyfleet_prefix_cache_queries_total", "polyfleet_prefix_cache_hits_total",
     "polyfleet_engine_prompt_tokens_total", "polyfleet_engine_generation_tokens_total",
     "polyfleet_engine_steps_total", "polyfleet_engine_step_seconds_total", "polyfleet_preemptions_total",
+    "polyfleet_engine_dropped_rows_total",
 }  # fmt: skip
 OWN_LABEL = {"polyfleet_engine_ledger_sequences": "state", "polyfleet_canary_runs_total": "result"}
 OF_THE_PROCESS = ("polyfleet_build", "polyfleet_event_loop_lag", "process_", "engine_process_", "python_")
@@ -47,7 +49,8 @@ async def scrape(worker: WorkerProcess) -> Samples:
             else:
                 assert sample.labels["accelerator"] == "cpu"
                 assert sample.labels["model"] in ("fake", "")
-                samples[sample.name] = sample.value
+                bound = f" {sample.labels['le']}" if "le" in sample.labels else ""
+                samples[sample.name + bound] = sample.value
     return samples
 
 
@@ -84,6 +87,11 @@ async def test_figures_follow_the_engine_and_leave_with_the_model(tmp_path: Path
         assert done["polyfleet_engine_generation_tokens_total"] == status.counters.generated_tokens >= 7
         assert done["polyfleet_engine_steps_total"] == status.step
         assert done["polyfleet_engine_step_seconds_total"] == status.counters.step_seconds > 0
+        assert done["polyfleet_engine_step_duration_seconds_count"] == status.step
+        assert done["polyfleet_engine_step_duration_seconds_sum"] == pytest.approx(status.counters.step_seconds)
+        assert done["polyfleet_engine_step_duration_seconds_bucket 0.01"] == 0  # each takes longer
+        assert done["polyfleet_engine_step_duration_seconds_bucket +Inf"] == status.step
+        assert done["polyfleet_engine_step_rows_bucket 2.0"] == done["polyfleet_engine_step_rows_count"] == status.step
         ledger = {key.split()[1]: value for key, value in done.items() if key.startswith("polyfleet_engine_ledger")}
         assert ledger == {"admitted": 4, "finished": 1, "failed": 0, "cancelled": 3, "running": 0, "waiting": 0}
 

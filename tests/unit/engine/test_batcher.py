@@ -3,17 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from tests.support.batching import Outcomes, assert_right, make_batcher, prompt, request, run_all
-from tests.support.fake_executor import FakeExecutor, expected_tokens, next_token
+from tests.support.batching import Outcomes, assert_right, make_batcher, over, prompt, request, run_all
+from tests.support.fake_executor import Batch, expected_tokens
 
-from polyfleet.engine.batch import PoolingKind, SequenceSlice, StepBatch
-from polyfleet.engine.batcher import Batcher, BatchLimits
-from polyfleet.engine.request import GREEDY, FinishReason, SequenceRequest
-from polyfleet.sampling.draw import Draw
+from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.request import FinishReason, PoolingKind, SequenceRequest
 from polyfleet.wire.limits import FieldError
 
 
-def sizes(batch: StepBatch) -> list[int]:
+def sizes(batch: Batch) -> list[int]:
     return [len(each.token_ids) for each in batch.slices]
 
 
@@ -27,7 +25,7 @@ class TestComposition:
         batcher.add(long)
         run_all(batcher, outcomes)
         assert [sizes(each) for each in executor.batches[:5]] == [[3], [1, 7], [1, 7], [1, 6], [1, 1]]
-        assert [each.slices[1].draw is None for each in executor.batches[1:4]] == [True, True, False]
+        assert [each.slices[1].draw is False for each in executor.batches[1:4]] == [True, True, False]
         assert_right(outcomes, first)
         assert_right(outcomes, long)
 
@@ -208,9 +206,9 @@ class TestPreemption:
         batcher.add(request(2, 16, pooling=PoolingKind.LAST))  # nothing is generated: the last place may be used
         assert run_all(batcher)["s2"].finish_reason is FinishReason.STOP
         with pytest.raises(ValueError, match="does not fit a KV pool of 16"):
-            Batcher(executor, BatchLimits(max_sequences=1, step_tokens=8, context_length=17))
+            over(executor, BatchLimits(max_sequences=1, step_tokens=8, context_length=17), 4)
         with pytest.raises(ValueError, match="too few for 8 sequences"):
-            Batcher(executor, BatchLimits(max_sequences=8, step_tokens=8, context_length=16))
+            over(executor, BatchLimits(max_sequences=8, step_tokens=8, context_length=16), 4)
 
 
 def test_a_static_cache_runs_as_many_sequences_as_it_has_blocks() -> None:
@@ -247,11 +245,9 @@ class TestEnds:
             assert outcome.token_ids == token_ids[cut:]
             assert outcome.finish_reason is FinishReason.LENGTH
             last = executor.batches[-1].slices[0]
-            assert last.draw is not None
-            assert last.draw.position == len(whole.prompt_ids) + len(token_ids) - 1
-            assert last.draw.counts is not None
-            counted = dict(zip(last.draw.counts.ids.tolist(), last.draw.counts.generated.tolist(), strict=True))
-            assert counted == {each: token_ids.count(each) for each in (*whole.prompt_ids, *token_ids)}
+            assert (last.draw, last.length) == (True, len(whole.prompt_ids) + len(token_ids) - 1)
+            (start,) = executor.starts
+            assert (start.prompt_ids, start.generated_ids) == (whole.prompt_ids, tuple(token_ids[:cut]))
 
     def test_cancelling_frees_blocks_at_once(self) -> None:
         batcher, _ = make_batcher(step_tokens=8, max_sequences=2)
@@ -289,14 +285,12 @@ class TestEnds:
 
 
 def test_the_fake_executor_notices_a_wrong_block() -> None:
-    executor = FakeExecutor(num_blocks=4, block_size=2)
-    draw = Draw(GREEDY, position=3)
-    executor.step(StepBatch((SequenceSlice((5, 6), 0, [0, 1]), SequenceSlice((8, 9), 0, [3, 2]))))
-    (result,) = executor.step(StepBatch((SequenceSlice((7,), 2, [0, 1], draw),)))
-    assert result.token is not None
-    assert result.token.token_id == next_token([5, 6, 7])
-    (result,) = executor.step(StepBatch((SequenceSlice((7,), 2, [3, 1], draw),)))
-    assert result.token is not None
-    assert result.token.token_id != next_token([5, 6, 7])
-    with pytest.raises(AssertionError, match="position"):
-        executor.step(StepBatch((SequenceSlice((7,), 2, [0, 1], Draw(GREEDY, position=2)),)))
+    batcher, executor = make_batcher(num_blocks=8, block_size=2)
+    wrong = request(1, 5, 4)
+    batcher.add(wrong)
+    outcomes = Outcomes()
+    outcomes.add(batcher.step())
+    table = executor._tables[0].copy()
+    executor._tables[0, :2] = table[1::-1]
+    with pytest.raises(AssertionError):
+        assert_right(run_all(batcher, outcomes), wrong, context_length=16)

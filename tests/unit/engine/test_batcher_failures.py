@@ -1,12 +1,15 @@
 """Batcher: embeddings, and what happens when an executor, a slice or the user breaks a step."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
-from tests.support.batching import Outcomes, assert_right, make_batcher, prompt, request, run_all
+from tests.support.batching import Outcomes, assert_right, make_batcher, over, prompt, request, run_all
 from tests.support.fake_executor import FakeExecutor, pooled
 
-from polyfleet.engine.batch import PoolingKind, StepBatch
-from polyfleet.engine.batcher import Batcher, BatchLimits
-from polyfleet.engine.request import FinishReason, SequenceRequest
+from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.executor import FAULTS, Fault, Pending, StepOutput
+from polyfleet.engine.request import FinishReason, PoolingKind, SequenceRequest
 
 
 class TestEmbeddings:
@@ -21,7 +24,7 @@ class TestEmbeddings:
         assert (outcome.token_ids, outcome.finish_reason, outcome.cached_tokens) == ([], FinishReason.STOP, 0)
         slices = [each for batch in executor.batches[-3:] for each in batch.slices]
         assert [len(each.token_ids) for each in slices] == [8, 8, 5]
-        assert all(each.draw is None and each.pooling is PoolingKind.MEAN for each in slices)
+        assert all(not each.draw and each.pooling is PoolingKind.MEAN for each in slices)
 
     def test_last_reads_the_prefix_and_pools_once(self) -> None:
         batcher, executor = make_batcher(step_tokens=8, max_sequences=4)
@@ -49,12 +52,13 @@ class TestEmbeddings:
 
 
 class TestErrors:
-    def test_an_executor_that_raises_fails_its_step_alone(self) -> None:
+    @pytest.mark.parametrize("call", ["launch", "draw", "collect"])
+    def test_an_executor_that_raises_fails_its_step_alone(self, call: str) -> None:
         batcher, executor = make_batcher(max_sequences=2, step_tokens=32)
         requests = [request(number) for number in range(4)]
         for each in requests:
             batcher.add(each)
-        executor.failure = RuntimeError("no memory\nand a long story")
+        executor.failure, executor.fails_in = RuntimeError("no memory\nand a long story"), call
         outcomes = Outcomes()
         outcomes.add(batcher.step())
         batcher.check()
@@ -67,11 +71,11 @@ class TestErrors:
 
     def test_a_failed_step_teaches_nothing_and_caches_nothing(self) -> None:
         batcher, executor = make_batcher()
-        executor.failure = MemoryError()
+        executor.failure = OSError()
         batcher.add(request(1, 13))
         report = batcher.step()
         assert (report.num_decodes, report.num_prefill_tokens) == (0, 0)
-        assert report.updates[0].error == "the engine could not compute a step: MemoryError"
+        assert report.updates[0].error == "the engine could not compute a step: OSError"
         assert len(batcher.prefixes) == 0
 
     def test_a_slice_that_fails_fails_one_sequence(self) -> None:
@@ -79,26 +83,28 @@ class TestErrors:
         requests = [request(number) for number in range(3)]
         for each in requests:
             batcher.add(each)
-        executor.slice_error = "logits are not finite"
+        executor.fault = True
         outcomes = run_all(batcher)
-        assert outcomes["s0"].error == "logits are not finite"
+        assert outcomes["s0"].error == FAULTS[Fault.NOT_FINITE]
         assert_right(outcomes, requests[1])
         assert_right(outcomes, requests[2])
 
     def test_results_that_do_not_fit_the_batch_are_an_error(self) -> None:
         class ShortExecutor(FakeExecutor):
-            def step(self, batch: StepBatch) -> tuple[()]:
-                return ()
+            def collect(self, pending: Pending, timeout: float) -> StepOutput:
+                return replace(super().collect(pending, timeout), token_ids=np.zeros(0, dtype=np.int64))
 
-        batcher = Batcher(ShortExecutor(), BatchLimits(max_sequences=2, step_tokens=8, context_length=64))
+        batcher = over(ShortExecutor(), BatchLimits(max_sequences=2, step_tokens=8, context_length=64))
         batcher.add(request(1))
-        assert "returned 0 results for 1 slices" in batcher.step().updates[0].error
+        assert (
+            "returned (0, 1, 0) tokens, faults and pooled rows instead of (1, 1, 0)" in batcher.step().updates[0].error
+        )
         batcher.check()
 
     def test_an_interrupt_passes_and_leaves_everything_in_place(self) -> None:
         batcher, executor = make_batcher()
         batcher.add(request(1))
-        executor.failure = KeyboardInterrupt()  # type: ignore[assignment]
+        executor.failure = KeyboardInterrupt()
         with pytest.raises(KeyboardInterrupt):
             batcher.step()
         batcher.check()

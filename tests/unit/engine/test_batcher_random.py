@@ -1,16 +1,20 @@
 """Random traffic: everything balances after every step, every end is right, and company changes no token."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.batching import Outcomes, make_batcher, run_all
-from tests.support.fake_executor import FakeExecutor, expected_tokens, pooled
+from tests.support.fake_executor import VOCABULARY, FakeExecutor, expected_tokens, pooled
 
-from polyfleet.engine.batch import PoolingKind
 from polyfleet.engine.batcher import Batcher
-from polyfleet.engine.request import FinishReason, SequenceRequest
+from polyfleet.engine.executor import FAULTS, Fault
+from polyfleet.engine.request import FinishReason, PoolingKind, SequenceRequest
+from polyfleet.sampling.draw import Bools
 from polyfleet.wire.sampling import SamplingParams
 
 NUM_REQUESTS = 2000
@@ -38,11 +42,29 @@ def random_request(rng: random.Random, number: int) -> SequenceRequest:
     )
 
 
+@dataclass(frozen=True)
+class EveryThird:
+    """Leaves every third token out."""
+
+    shift: int
+
+    def allowed(self, generated_ids: Sequence[int]) -> Bools:
+        allowed: Bools = (np.arange(VOCABULARY) + len(generated_ids)) % 3 != self.shift
+        return allowed
+
+
+def mask_of(request: SequenceRequest) -> EveryThird | None:
+    """One sequence in five is masked."""
+    number = int(request.sequence_id[1:])
+    return EveryThird(number % 3) if number % 5 == 0 and request.pooling is None else None
+
+
 def assert_outcome(request: SequenceRequest, outcomes: Outcomes) -> None:
     outcome = outcomes[request.sequence_id]
     assert outcome.error == ""
     if request.pooling is None:
-        token_ids, reason = expected_tokens(request, CONTEXT, ENDS)
+        mask = mask_of(request)
+        token_ids, reason = expected_tokens(request, CONTEXT, ENDS, mask.allowed if mask else None)
         assert (outcome.token_ids, outcome.finish_reason) == (token_ids, FinishReason(reason))
         return
     total = pooled(request.pooling, request.prompt_ids)
@@ -66,7 +88,7 @@ class Traffic:
         for _ in range(min(self.rng.choice((0, 0, 1, 2, 6)), most)):
             request = random_request(self.rng, len(self.requests))
             self.requests[request.sequence_id] = request
-            self.batcher.add(request)
+            self.batcher.add(request, mask_of(request))
 
     def cancel_some(self) -> None:
         if not self.requests or self.rng.random() > 0.15:
@@ -81,13 +103,19 @@ class Traffic:
     def fail_some(self) -> None:
         if self.rng.random() < 0.005:
             self.executor.failure = RuntimeError("told to fail")
+            self.executor.fails_in = self.rng.choice(("launch", "draw", "collect"))
         elif self.rng.random() < 0.02:
-            self.executor.slice_error = "told to fail"
+            self.executor.fault = True
+        elif self.rng.random() < 0.01:
+            self.executor.failure = MemoryError()
+            self.executor.fails_in = self.rng.choice(("launch", "draw", "collect"))
+        self.executor.most_rows = 11 if self.rng.random() < 0.01 else 10**9
 
 
-def test_two_thousand_requests_with_cancels_preemptions_and_failures_balance() -> None:
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_two_thousand_requests_with_cancels_preemptions_and_failures_balance(depth: int) -> None:
     batcher, executor = make_batcher(
-        num_blocks=40, max_sequences=8, step_tokens=24, context_length=CONTEXT, end_token_ids=ENDS
+        num_blocks=40, max_sequences=8, step_tokens=24, context_length=CONTEXT, end_token_ids=ENDS, depth=depth
     )
     traffic = Traffic(batcher, executor, random.Random(7), Outcomes(), {}, set())
     while len(traffic.requests) < NUM_REQUESTS:
@@ -96,7 +124,7 @@ def test_two_thousand_requests_with_cancels_preemptions_and_failures_balance() -
         traffic.fail_some()
         traffic.outcomes.add(batcher.step())
         batcher.check()
-        assert batcher.pool.num_free <= executor.num_blocks
+        assert batcher.pool.num_free <= batcher.pool.num_blocks
     run_all(batcher, traffic.outcomes)
     failed = {sequence_id for sequence_id, each in traffic.outcomes.items() if each.error}
     for sequence_id, request in traffic.requests.items():
@@ -107,10 +135,11 @@ def test_two_thousand_requests_with_cancels_preemptions_and_failures_balance() -
     assert ledger.cancelled == len(traffic.cancelled) > 50
     assert ledger.failed == len(failed) > 20
     assert ledger.finished == NUM_REQUESTS - len(traffic.cancelled) - len(failed)
-    assert {traffic.outcomes[each].error.rpartition(": ")[2] for each in failed} == {"told to fail"}
+    reasons = {"told to fail", FAULTS[Fault.NOT_FINITE]}
+    assert {traffic.outcomes[each].error.rpartition(": ")[2] for each in failed} == reasons
     assert counters.preemptions > 50
     assert counters.prefix_hit_tokens > 1000
-    assert any(each.draw is None and each.pooling is None for batch in executor.batches for each in batch.slices)
+    assert any(not each.draw and each.pooling is None for batch in executor.batches for each in batch.slices)
     assert max(batch.num_tokens for batch in executor.batches) <= 24
     generated = sum(len(each.token_ids) for each in traffic.outcomes.values())
     assert counters.generated_tokens == generated
@@ -134,6 +163,7 @@ REQUESTS = st.builds(
     step_tokens=st.integers(6, 40),
     max_sequences=st.integers(1, 5),
     prefix_cache=st.booleans(),
+    depth=st.integers(1, 3),
 )
 def test_company_changes_no_token(
     shapes: list[tuple[int, list[int], int, int, int]],
@@ -142,9 +172,14 @@ def test_company_changes_no_token(
     step_tokens: int,
     max_sequences: int,
     prefix_cache: bool,
+    depth: int,
 ) -> None:
     batcher, _ = make_batcher(
-        num_blocks=num_blocks, max_sequences=max_sequences, step_tokens=step_tokens, prefix_cache=prefix_cache
+        num_blocks=num_blocks,
+        max_sequences=max_sequences,
+        step_tokens=step_tokens,
+        prefix_cache=prefix_cache,
+        depth=depth,
     )
     requests = [
         SequenceRequest(f"s{number}", (1,) * same + tuple(tail), SamplingParams(seed=seed), length, priority=priority)

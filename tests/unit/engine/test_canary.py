@@ -22,6 +22,7 @@ from polyfleet.engine.canary import (
 )
 from polyfleet.engine.canary_reference import canary_for, compute_references, fingerprint, fits, shipped
 from polyfleet.engine.engine import Engine
+from polyfleet.engine.executor import Pending, StepOutput
 from polyfleet.engine.request import EngineOptions
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
@@ -158,11 +159,13 @@ def test_a_loaded_engine_answers_its_canary_and_a_corrupted_one_does_not(tmp_pat
     assert engine.canary.reference is not None
     assert answer(engine).result is CanaryResult.RIGHT
     assert engine.status().decode_tokens_per_second == 0.0, "a canary alone says nothing of the speed of requests"
-    sample = engine._executor.step
-    engine._executor.step = lambda batch: tuple(  # type: ignore[method-assign]
-        replace(each, token=replace(each.token, token_id=(each.token.token_id + 1) % 96)) if each.token else each
-        for each in sample(batch)
-    )
+    collect = engine._executor.collect
+
+    def corrupted(pending: Pending, timeout: float) -> StepOutput:
+        output = collect(pending, timeout)
+        return replace(output, token_ids=(output.token_ids + 1) % 96)
+
+    engine._executor.collect = corrupted  # type: ignore[method-assign]
     assert answer(engine).result is CanaryResult.WRONG
 
 

@@ -1,9 +1,12 @@
 """Conformance finds a backend that computes wrongly, skips what a device can't have, and reports both."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -11,14 +14,18 @@ from click.testing import CliRunner
 from polyfleet.backends.cpu import CpuBackend
 from polyfleet.backends.protocol import DeviceTelemetry, Health
 from polyfleet.cli.main import cli
-from polyfleet.engine import executors
-from polyfleet.engine.batch import SliceResult, StepBatch
-from polyfleet.engine.conformance import checks
-from polyfleet.engine.conformance.__main__ import check
-from polyfleet.engine.conformance.checks import Failed, Skipped, Subject
-from polyfleet.engine.conformance.collectives import collectives
-from polyfleet.engine.conformance.report import CheckResult, ConformanceReport, Outcome
-from polyfleet.sampling.draw import SampledToken
+from polyfleet.conformance import checks
+from polyfleet.conformance.__main__ import check
+from polyfleet.conformance.checks import Failed, Skipped, Subject
+from polyfleet.conformance.collectives import collectives
+from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome
+from polyfleet.engine.executor import StepOutput
+from polyfleet.engine.executors import Workload, find
+from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.request import SampledToken
+from polyfleet.graph.ops import OpKind
+
+Change = Callable[[list[int], StepOutput], StepOutput]  # positions of the tokens drawn, and what they came to
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +43,36 @@ def shaders(subject: Subject) -> Subject:
 class Altered:
     """An executor whose tokens a test changes."""
 
-    def __init__(self, executor: Any, change: Any) -> None:
-        self.block_size, self.num_blocks = executor.block_size, executor.num_blocks
+    def __init__(self, executor: Any, change: Change) -> None:
         self._executor, self._change = executor, change
 
-    def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
-        results = self._executor.step(batch)
-        return tuple(self._change(each, result) for each, result in zip(batch.slices, results, strict=True))
+    def launch(self, plan: StepPlan) -> Any:
+        self._positions = plan.draw_positions.tolist()
+        return self._executor.launch(plan)
 
-    def implementations(self) -> dict[str, str]:
-        return {}
+    def collect(self, pending: Any, timeout: float) -> StepOutput:
+        return self._change(self._positions, self._executor.collect(pending, timeout))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
 
 
-def alter(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    build = executors.build_executor
-    monkeypatch.setattr(checks, "build_executor", lambda *args: Altered(build(*args), change))
+def alter(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    """Change what all executors come to but the first, which is the reference."""
+    numbers = count()
+
+    class Kind:
+        def __init__(self, *args: str) -> None:
+            self._kind = find(*args)
+
+        def build(self, workload: Workload, progress: Any) -> Any:
+            executor = self._kind.build(workload, progress)
+            return Altered(executor, change) if next(numbers) else executor
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._kind, name)
+
+    monkeypatch.setattr(checks, "find", Kind)
 
 
 def test_every_executor_of_the_cpu_gives_the_references_tokens(subject: Subject) -> None:
@@ -60,17 +82,17 @@ def test_every_executor_of_the_cpu_gives_the_references_tokens(subject: Subject)
 
 
 def test_a_wrong_token_fails(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong_at_position_7(each: Any, result: SliceResult) -> SliceResult:
-        return replace(result, token=SampledToken(511)) if each.start == 7 else result
+    def wrong_behind_8_tokens(positions: list[int], output: StepOutput) -> StepOutput:
+        return replace(output, token_ids=np.where(np.array(positions) == 8, 511, output.token_ids))
 
-    alter(monkeypatch, wrong_at_position_7)
+    alter(monkeypatch, wrong_behind_8_tokens)
     with pytest.raises(Failed, match=r"prompt 0 differs from the CPU reference at token 3, which leads by \d"):
         checks.greedy_tokens(subject)
 
 
 def test_a_step_that_fails_says_why(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    alter(monkeypatch, lambda each, result: SliceResult(error="not finite"))
-    with pytest.raises(Failed, match="a step failed: not finite"):
+    alter(monkeypatch, lambda _, output: replace(output, faults=np.ones_like(output.faults)))
+    with pytest.raises(Failed, match="a step failed: the model's output is not finite"):
         checks.greedy_tokens(subject)
 
 
@@ -86,10 +108,11 @@ def test_only_close_calls_may_differ() -> None:
 
 
 def test_no_executor_at_all_fails(shaders: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: object) -> None:
-        raise ValueError("no driver")
+    class Absent:
+        def refuses(self, workload: Workload) -> str:
+            return "no driver"
 
-    monkeypatch.setattr(checks, "build_executor", absent)
+    monkeypatch.setattr(checks, "find", lambda name, target: Absent() if name == "vulkan" else find(name, target))
     with pytest.raises(Failed, match=r"vulkan is not here \(no driver\)"):
         checks.greedy_tokens(shaders)
 
@@ -104,6 +127,11 @@ def test_an_operator_that_is_off_fails(subject: Subject, monkeypatch: pytest.Mon
     monkeypatch.setitem(checks.TOLERANCES, torch.float32, 1e-12)
     with pytest.raises(Failed, match=r"in torch\.float32 is off by"):
         checks.operators(replace(subject, capabilities=replace(subject.capabilities, dtypes=frozenset({"float32"}))))
+
+
+def test_every_op_is_compared_but_the_one_that_gives_no_numbers(subject: Subject) -> None:
+    compared = set(checks._operator_errors(subject, torch.float32))
+    assert {kind.value for kind in OpKind} - compared == {OpKind.ARGMAX.value, OpKind.CACHE_WRITE.value}
 
 
 def test_an_unhealthy_device_fails(subject: Subject) -> None:

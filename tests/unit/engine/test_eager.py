@@ -1,97 +1,70 @@
-"""The eager executor: steps, results beside their slices, errors that stay with their sequence."""
+"""The eager executor: results beside their sequences, faults that stay with them, and steps planned ahead."""
 
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from tests.support.stepping import GREEDY
-from tests.support.tiny_models import TinyShape, write_folder
+from tests.support.eager_models import POISON, SHAPE, poison, tiny_model, workload
+from tests.support.stepping import Driver
+from tests.support.tiny_models import write_folder
 
-from polyfleet.engine.batch import PoolingKind, SequenceSlice, StepBatch
-from polyfleet.engine.eager import NOT_FINITE, EagerExecutor, make_step
-from polyfleet.kernels.weights import Weight
+from polyfleet.engine.executor import DeviceTimeout, Fault, StepTooLarge
+from polyfleet.engine.request import PoolingKind, SampledToken
+from polyfleet.executors import eager
+from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
-from polyfleet.sampling.draw import Draw
 from polyfleet.wire.sampling import SamplingParams
-
-POISON = 90  # a token whose embedding is not finite
-DRAW = Draw(GREEDY)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(write_folder(tmp_path_factory.mktemp("eager") / "model", TinyShape()))
+    return tiny_model(tmp_path_factory.mktemp("eager") / "model")
 
 
 @pytest.fixture(scope="module")
 def poisoned(model: LoadedModel) -> LoadedModel:
-    embedding = model.weights["embedding"]
-    data = embedding.data.clone()
-    data[POISON] = float("nan")
-    weight = Weight("embedding", embedding.format, embedding.rows, embedding.columns, data)
-    return replace(model, weights={**model.weights, "embedding": weight})
+    return poison(model)
 
 
-def greedy_ids(executor: EagerExecutor, prompt: list[int], table: list[int], number: int) -> list[int]:
-    ids = list(prompt)
-    computed = 0
-    for _ in range(number):
-        result = executor.step(StepBatch((SequenceSlice(ids[computed:], computed, table, DRAW),)))[0]
-        assert result.token is not None
-        computed = len(ids)
-        ids.append(result.token.token_id)
-    return ids[len(prompt) :]
+def driver(model: LoadedModel, num_blocks: int = 8, block_size: int = 4, depth: int = 1) -> Driver:
+    return Driver(EagerExecutor(workload(model), depth=depth), num_blocks, block_size)
 
 
-def test_make_step_lays_out_rows() -> None:
-    slices = (
-        SequenceSlice([7], 5, [3, 9, 1], DRAW),
-        SequenceSlice([1, 2, 3], 3, [4, 0, 8]),
-        SequenceSlice([5, 6], 0, [2], DRAW),
-    )
-    step = make_step(StepBatch(slices), 4, torch.device("cpu"))
-    assert step.token_ids.tolist() == [7, 1, 2, 3, 5, 6]
-    assert step.positions.tolist() == [5, 3, 4, 5, 0, 1]
-    assert step.slots.tolist() == [9 * 4 + 1, 4 * 4 + 3, 0 * 4 + 0, 0 * 4 + 1, 2 * 4, 2 * 4 + 1]
-    assert step.selected.tolist() == [0, 5]
-    assert [(each.first, each.count, each.start, each.blocks) for each in step.slices] == [
-        (0, 1, 5, (3, 9)),
-        (1, 3, 3, (4, 0)),
-        (4, 2, 0, (2,)),
-    ]
+def greedy_ids(model: LoadedModel, prompt: list[int], number: int, block_size: int = 4) -> list[int]:
+    alone = driver(model, block_size=block_size)
+    return alone.generate(alone.begin(prompt, room=number), number)
 
 
-def test_results_are_parallel_to_slices(model: LoadedModel) -> None:
-    executor = EagerExecutor(model, num_blocks=12, block_size=4)
-    sampled = Draw(SamplingParams(seed=1), num_logprobs=2)
-    batch = StepBatch(
-        (
-            SequenceSlice([1, 2], 0, [0], None),
-            SequenceSlice([3], 0, [1], DRAW),
-            SequenceSlice([4, 5, 6], 0, [2], pooling=PoolingKind.LAST),
-            SequenceSlice([7, 8], 0, [3], sampled),
-        )
-    )
-    nothing, token, pooled, logprobs = executor.step(batch)
-    assert nothing.token is None
-    assert nothing.pooled == ()
-    assert token.token is not None
-    assert pooled.token is None
-    assert len(pooled.pooled) == 64
-    assert logprobs.token is not None
-    assert len(logprobs.token.top_ids) == 2
-    assert all(not each.error for each in (nothing, token, pooled, logprobs))
+@pytest.mark.parametrize("depth", [1, 2])
+def test_results_are_parallel_to_sequences(model: LoadedModel, depth: int) -> None:
+    steps = driver(model, 12, depth=depth)
+    nothing = steps.begin([1, 2, 9], draws=False)
+    token = steps.begin([3])
+    pooled = steps.begin([4, 5, 6], pooling=PoolingKind.LAST)
+    logprobs = steps.begin([7, 8], params=SamplingParams(seed=1), num_logprobs=2)
+    steps.step([(nothing, 2), (token, 1), (pooled, 3), (logprobs, 2)])
+    assert nothing.results[0].token is None
+    assert nothing.results[0].pooled is None
+    assert token.results[0].token is not None
+    assert pooled.results[0].token is None
+    assert pooled.results[0].pooled is not None
+    assert len(pooled.results[0].pooled) == 64
+    assert logprobs.results[0].token is not None
+    assert len(logprobs.results[0].token.top_ids) == 2
+    assert all(run.results[0].fault is Fault.NONE for run in (nothing, token, pooled, logprobs))
 
 
 def test_a_step_that_draws_nothing(model: LoadedModel) -> None:
-    executor = EagerExecutor(model, num_blocks=4, block_size=4)
-    assert executor.step(StepBatch((SequenceSlice([1, 2, 3], 0, [2]),)))[0].token is None
+    steps = driver(model, 4)
+    run = steps.begin([1, 2, 3], draws=False)
+    steps.step([(run, 3)])
+    assert run.results[0].token is None
 
 
 def test_every_op_names_its_implementation(model: LoadedModel) -> None:
-    chosen = EagerExecutor(model, num_blocks=1).implementations()
+    chosen = EagerExecutor(workload(model)).implementations()
     assert chosen["paged_attention"] == "sdpa"
     assert chosen["embedding"] == "reference"
     assert len(chosen) == 8
@@ -99,62 +72,159 @@ def test_every_op_names_its_implementation(model: LoadedModel) -> None:
 
 def test_progress_follows_the_weights(model: LoadedModel) -> None:
     shares: list[float] = []
-    EagerExecutor(model, num_blocks=1, progress=shares.append)
+    EagerExecutor.build(workload(model), shares.append)
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
 
 
-def test_only_the_sequence_that_is_not_finite_fails(model: LoadedModel, poisoned: LoadedModel) -> None:
-    good = greedy_ids(EagerExecutor(model, num_blocks=8, block_size=4), [1, 2, 3], [5, 6], 1)
-    executor = EagerExecutor(poisoned, num_blocks=8, block_size=4)
-    batch = StepBatch(
-        (
-            SequenceSlice([POISON], 0, [0], DRAW),
-            SequenceSlice([1, 2, 3], 0, [1, 2], DRAW),
-            SequenceSlice([4, POISON], 0, [3], pooling=PoolingKind.MEAN),
-            SequenceSlice([4, 5], 0, [4], pooling=PoolingKind.MEAN),
-        )
-    )
-    failed, fine, failed_pool, fine_pool = executor.step(batch)
-    assert failed.error == failed_pool.error == NOT_FINITE
-    assert failed.token is None
-    assert failed_pool.pooled == ()
-    assert fine.token is not None
-    assert [fine.token.token_id] == good
-    assert len(fine_pool.pooled) == 64
+@pytest.mark.parametrize("depth", [1, 2])
+def test_only_the_sequence_that_is_not_finite_fails(model: LoadedModel, poisoned: LoadedModel, depth: int) -> None:
+    good = greedy_ids(model, [1, 2, 3], 1)
+    steps = driver(poisoned, depth=depth)
+    failed, fine = steps.begin([POISON]), steps.begin([1, 2, 3])
+    failed_pool, fine_pool = (steps.begin(ids, pooling=PoolingKind.MEAN) for ids in ([4, POISON], [4, 5]))
+    chunk = steps.begin([POISON, 5, 6], draws=False)
+    steps.step([(failed, 1), (fine, 3), (failed_pool, 2), (fine_pool, 2), (chunk, 2)])
+    assert all(run.results[0].fault is Fault.NOT_FINITE for run in (failed, failed_pool, chunk))
+    assert fine.results[0].fault is fine_pool.results[0].fault is Fault.NONE
+    assert fine.results[0].token == SampledToken(good[0])
+    assert fine_pool.results[0].pooled is not None
+    assert np.isfinite(fine_pool.results[0].pooled).all()
 
 
 def test_blocks_of_a_failed_sequence_do_not_harm_their_next_owner(model: LoadedModel, poisoned: LoadedModel) -> None:
     """The next owner writes over the first places of a block only; the rest is masked, which NaN would break."""
-    expected = greedy_ids(EagerExecutor(model, num_blocks=8, block_size=16), [1, 2, 3], [3], 6)
-    executor = EagerExecutor(poisoned, num_blocks=8, block_size=16)
-    poison = SequenceSlice([1] * 9 + [POISON] * 6, 0, [3], DRAW)
-    assert executor.step(StepBatch((poison,)))[0].error
-    other = SequenceSlice([9], 0, [1], DRAW)
-    ids, computed = [1, 2, 3], 0
+    expected = greedy_ids(model, [1, 2, 3], 6, block_size=16)
+    steps = driver(poisoned, block_size=16)
+    poison = steps.begin([1] * 9 + [POISON] * 6, blocks=[3])
+    steps.step([(poison, 15)])
+    assert poison.results[0].fault is Fault.NOT_FINITE
+    steps.end(poison, keep_blocks=True)
+    steps.assembler.clear([3])
+    run, ids = steps.begin([1, 2, 3], blocks=[3]), []
     for _ in range(6):  # beside another sequence, so that decodes are padded and masked
-        result = executor.step(StepBatch((SequenceSlice(ids[computed:], computed, [3], DRAW), other)))[0]
+        steps.step([(run, 3), (steps.begin([9], blocks=[1]), 1)])
+        result = run.results[-1]
+        assert result.fault is Fault.NONE
         assert result.token is not None
-        computed = len(ids)
         ids.append(result.token.token_id)
-    assert ids[3:] == expected
+        run.append(ids[-1])
+    assert ids == expected
 
 
 def test_sampled_tokens_do_not_depend_on_the_batch(model: LoadedModel) -> None:
-    executor = EagerExecutor(model, num_blocks=32, block_size=4)
     prompts = [[number, 5, number + 3] for number in range(8)]
-    draws = [Draw.behind(prompts[number], (), SamplingParams(seed=number, temperature=1.3)) for number in range(8)]
-    slices = [SequenceSlice(prompts[number], 0, [number], draws[number]) for number in range(8)]
-    together = [result.token for result in executor.step(StepBatch(tuple(slices)))]
-    alone = [executor.step(StepBatch((each,)))[0].token for each in slices]
-    assert together == alone
+    params = [SamplingParams(seed=number, temperature=1.3) for number in range(8)]
+    steps = driver(model, 32)
+    together = [steps.begin(ids, params=each) for ids, each in zip(prompts, params, strict=True)]
+    steps.step([(run, 3) for run in together])
+    alone = [steps.begin(ids, params=each) for ids, each in zip(prompts, params, strict=True)]
+    for run in alone:
+        steps.step([(run, 3)])
+    assert [run.results[0].token for run in together] == [run.results[0].token for run in alone]
 
 
 def test_the_model_may_come_from_any_path(tmp_path: Path, model: LoadedModel) -> None:
     """Weights stay usable when the file is gone, as they are mapped or copied."""
-    folder = write_folder(tmp_path / "model", TinyShape())
+    folder = write_folder(tmp_path / "model", SHAPE)
     loaded = load_model(folder)
     (folder / "model.safetensors").unlink()
-    assert greedy_ids(EagerExecutor(loaded, num_blocks=4), [1, 2], [0], 3) == greedy_ids(
-        EagerExecutor(model, num_blocks=4), [1, 2], [0], 3
-    )
+    assert greedy_ids(loaded, [1, 2], 3) == greedy_ids(model, [1, 2], 3)
+
+
+def test_more_rows_than_there_is_room_for_are_refused_before_anything_is_done(model: LoadedModel) -> None:
+    executor = EagerExecutor(workload(model))
+    steps = Driver(executor, 8, 4, step_tokens=6)
+    run = steps.begin(range(1, 8))
+    plan = steps.assembler.assemble([run.next_piece(7)])
+    with pytest.raises(StepTooLarge, match="room for 6 rows, not for 7"):
+        executor.launch(plan)
+    assert not any(cache.any() for cache in executor._storage.keys)
+
+
+def test_no_memory_is_a_memory_error(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory. Tried to allocate 9 GiB.\nand more")
+
+    steps = driver(model)
+    run = steps.begin([1, 2])
+    plan = steps.assembler.assemble([run.next_piece(2)])
+    monkeypatch.setattr(steps.executor._sampler, "draw", exhausted)  # type: ignore[attr-defined]
+    pending = steps.executor.launch(plan)
+    with pytest.raises(MemoryError, match=r"Tried to allocate 9 GiB\.$"):
+        steps.executor.draw(pending)
+    monkeypatch.setattr(steps.executor._program, "run", exhausted)  # type: ignore[attr-defined]
+    with pytest.raises(MemoryError, match=r"Tried to allocate 9 GiB\.$"):
+        steps.executor.launch(plan)
+
+
+def test_a_device_that_hangs_is_given_up(model: LoadedModel) -> None:
+    class Never:
+        def query(self) -> bool:
+            return False
+
+    steps = driver(model)
+    run = steps.begin([1, 2])
+    pending = steps.executor.launch(steps.assembler.assemble([run.next_piece(2)]))
+    steps.executor.draw(pending)
+    pending.done = Never()  # type: ignore[attr-defined]
+    with pytest.raises(DeviceTimeout, match=r"did not finish a step within 0\.01 s"):
+        steps.executor.collect(pending, 0.01)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_blocks_travel_from_one_executor_to_another(model: LoadedModel, dtype: str) -> None:
+    prompt, block_size = list(range(1, 11)), 4
+    here, there = (Driver(EagerExecutor(workload(model, dtype)), 8, block_size) for _ in range(2))
+    run = here.begin(prompt, room=5, blocks=[5, 2, 7, 0])
+    expected = here.generate(run, 5)
+    caches = here.executor.export_blocks([5, 2])
+    assert [each.shape for each in caches] == [(2, 8, 2, 16)] * 2
+    assert {each.dtype for each in caches} == {np.dtype("float32" if dtype == "float32" else "uint16")}
+    other = there.begin(prompt, room=5, blocks=[1, 6, 3, 4])
+    there.executor.import_blocks([1, 6], caches)
+    other.sequence.num_computed = 8
+    assert there.generate(other, 5) == expected
+    assert [each.tolist() for each in there.executor.export_blocks([1, 6])] == [each.tolist() for each in caches]
+
+
+def test_an_estimate_counts_weights_and_cache_in_the_computing_dtype(model: LoadedModel) -> None:
+    count = sum(weight.rows * weight.columns for weight in model.weights.values())
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        footprint = EagerExecutor.footprint(workload(model, dtype))
+        assert (footprint.weights, footprint.kv_per_token) == (count * size, 2 * 2 * 2 * 16 * size)
+    executor = EagerExecutor(workload(model, step_tokens=64, max_sequences=4))
+    assert executor.measure() == EagerExecutor.footprint(workload(model, step_tokens=64, max_sequences=4))
+
+
+def test_what_is_allocated_is_measured_where_torch_counts_it(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Books:
+        """As torch.cuda keeps them: 1,000 bytes are taken by others, 500 by the profile's cache."""
+
+        allocated = iter([1_000, 6_000, 6_500])  # before the weights, behind them, behind `allocate`
+
+        def memory_allocated(self, device: object) -> int:
+            return next(self.allocated)
+
+        def max_memory_allocated(self, device: object) -> int:
+            return 7_200
+
+        def reset_peak_memory_stats(self, device: object) -> None:
+            pass
+
+        def empty_cache(self) -> None:
+            pass
+
+    books = Books()
+    monkeypatch.setattr(eager, "statistics", lambda device: books)
+    found = EagerExecutor(workload(model, step_tokens=40, max_sequences=4)).measure()
+    assert (found.weights, found.workspace) == (5_000, 700)
+
+
+def test_an_export_of_nothing_tells_shape_and_dtype(model: LoadedModel) -> None:
+    for dtype, stored in (("float32", "float32"), ("bfloat16", "uint16")):
+        steps = Driver(EagerExecutor(workload(model, dtype)), 4, 4)
+        found = steps.executor.export_blocks([])
+        assert [(each.shape, each.dtype) for each in found] == [((2, 0, 2, 16), np.dtype(stored))] * 2

@@ -9,9 +9,9 @@ import pytest
 from tests.support.batching import Outcome
 from tests.support.fake_executor import HIDDEN, VOCABULARY, FakeExecutor, expected_tokens
 
-from polyfleet.engine.batch import PoolingKind
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.request import EngineOptions, EngineStatus, FinishReason, SequenceRequest
+from polyfleet.engine.request import EngineOptions, EngineStatus, FinishReason, PoolingKind, SequenceRequest
+from polyfleet.engine.sizing import capacity_of
 from polyfleet.models.config import ModelConfig
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.sampling import SamplingParams
@@ -39,7 +39,8 @@ GOOD = SequenceRequest("one", (1, 2, 4), max_tokens=9)
 
 
 def make_engine(clock: Callable[[], float] = lambda: 0.0) -> tuple[Engine, FakeExecutor]:
-    executor = FakeExecutor(num_blocks=64, block_size=4)
+    executor = FakeExecutor()
+    executor.allocate(capacity_of(OPTIONS))
     return Engine(executor, CONFIG, OPTIONS, clock=clock), executor
 
 
@@ -141,7 +142,7 @@ def test_status_counts_and_the_ledger_balances() -> None:
     assert engine.cancel("s0")
     assert not engine.cancel("s0")
     assert not engine.cancel("nobody")
-    executor.slice_error = "told to fail"
+    executor.fault = True
     run(engine, outcomes)
     status = engine.status()
     assert (status.admitted, status.finished, status.failed, status.cancelled) == (6, 4, 1, 1)

@@ -1,40 +1,46 @@
-"""Which executor and dtype the operator's options mean."""
+"""Which executor the operator's options mean, and what becomes of executors that do not do what they say."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from tests.support import odd_executors
+from tests.support.numpy_executor import NumpyExecutor
+from tests.support.odd_executors import ODD
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
-from polyfleet.engine.batch import Executor
-from polyfleet.engine.eager import EagerExecutor
-from polyfleet.engine.executors import (
-    EXECUTORS,
-    ExecutorKind,
-    Wanted,
-    build_executor,
-    computing_dtype,
-    first_that_works,
-    kernel_facts,
-)
-from polyfleet.engine.persistent import PersistentKernel
+from polyfleet.engine.executor import Executor
+from polyfleet.engine.executors import KNOWN, NoExecutor, PassedOver, Workload, candidates, find, first_that_works
+from polyfleet.engine.loader import fit
 from polyfleet.engine.request import EngineOptions
+from polyfleet.engine.sizing import Machine
+from polyfleet.executors.eager import EagerExecutor
+from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.kernels.cpu import library
-from polyfleet.kernels.cpu.footprint import packed_bytes
-from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
+from polyfleet.loading.progress import silent
+from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError
 
-CPU = KernelCapabilities(
-    frozenset({"float32", "bfloat16", "int8"}),
-    "float32",
-    instruction_sets=("avx2",),
-    executors=("persistent", "eager"),
-)
+DTYPES = frozenset({"float32", "bfloat16", "int8"})
+ANY = EngineOptions()
+NUMPY = "numpy = tests.support.numpy_executor:NumpyExecutor"
+CPU = KernelCapabilities(DTYPES, "float32", instruction_sets=("avx2",), executors=("persistent", "eager"))
+REASONS = {
+    "refuses": "it has no head for heights",
+    "raises-when-asked": "KeyError: 'heights'",
+    "raises-footprint": "OSError: no scales",
+    "raises-when-built": "it is Monday",
+    "runs-out": "the memory that the runs-out executor measured is not there",
+    "raises-in-launch": "RuntimeError: no such kernel",
+    "raises-in-draw": "RuntimeError: no dice",
+    "gives-nothing": "the gives-nothing executor gave (0,) tokens and (1,) faults for one sequence",
+    "owes": "the owes executor says that its weights take -5 bytes",
+    "weighs-words": "the weighs-words executor says that its weights take 'much' bytes",
+    "heavier": "kv_cache_tokens: no memory is left on cpu for a KV pool beside the model",
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,84 +54,103 @@ def without_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library.load.cache_clear()
 
 
-def test_auto_is_what_the_device_prefers() -> None:
-    assert computing_dtype(EngineOptions(), CPU) is torch.float32
-    wide = KernelCapabilities(frozenset({"float32", "bfloat16"}), "bfloat16")
-    assert computing_dtype(EngineOptions(), wide) is torch.bfloat16
-    assert computing_dtype(EngineOptions(dtype="bfloat16"), CPU) is torch.bfloat16
+def odd(kind: type[NumpyExecutor]) -> str:
+    """As a backend names it."""
+    return f"{kind.name} = tests.support.odd_executors:{kind.__name__}"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8", "float8"])
-def test_dtypes_that_can_not_be_used(dtype: str) -> None:
-    with pytest.raises(ValueError, match="choose auto or one of bfloat16, float32"):
-        computing_dtype(EngineOptions(dtype=dtype), CPU)
+def load(
+    model: LoadedModel, options: EngineOptions = ANY, executors: tuple[str, ...] = CPU.executors
+) -> tuple[Executor, EngineOptions, tuple[PassedOver, ...]]:
+    """The executor of a model on a host that has these executors."""
+    capabilities = KernelCapabilities(DTYPES, "float32", executors=executors)
+    machine = Machine("cpu", DTYPES, "float32", 2**30, cores=2)
+    dtype = "float32" if options.dtype == "auto" else options.dtype
+    workload = Workload(record(model.config, model.weights), model.weights, options, "cpu", dtype, capabilities)
+    names = candidates(options, "cpu", capabilities)
+    (executor, resolved), passed = first_that_works(names, lambda kind: fit(kind, workload, model, machine, silent))
+    return executor, resolved, passed
+
+
+def test_auto_is_what_the_device_prefers(model: LoadedModel) -> None:
+    library.load.cache_clear()
+    if not library.PATH.exists():
+        pytest.skip(f"{library.NAME} was not built")
+    assert isinstance(load(model)[0], PersistentExecutor)
+    assert isinstance(load(model, EngineOptions(executor="eager"))[0], EagerExecutor)
 
 
 def test_a_dtype_asked_for_means_eager(model: LoadedModel) -> None:
-    executor = build_executor(model, EngineOptions(dtype="float32"), "cpu", 3, CPU)
+    executor, resolved, passed = load(model, EngineOptions(dtype="float32", kv_cache_tokens=100))
     assert isinstance(executor, EagerExecutor)
-    assert (executor.num_blocks, executor.block_size) == (3, 16)
+    assert (resolved.kv_cache_tokens, resolved.block_size, passed) == (112, 16, ())
 
 
 def test_without_library_auto_is_eager_and_says_so(
     model: LoadedModel, without_library: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert isinstance(build_executor(model, EngineOptions(), "cpu", 3, CPU), EagerExecutor)
-    assert "the eager executor is used" in caplog.text
+        executor, _, passed = load(model)
+    assert isinstance(executor, EagerExecutor)
+    assert [each.executor for each in passed] == ["persistent"]
+    assert "was not built" in passed[0].reason
+    assert f"the persistent executor is passed over: {passed[0].reason}" in caplog.text
     with pytest.raises(ValueError, match="was not built"):
-        build_executor(model, EngineOptions(executor="persistent"), "cpu", 3, CPU)
+        load(model, EngineOptions(executor="persistent"))
 
 
-def test_with_library_auto_is_persistent(model: LoadedModel) -> None:
-    library.load.cache_clear()
-    if not library.PATH.exists():
-        pytest.skip(f"{library.NAME} was not built")
-    assert isinstance(build_executor(model, EngineOptions(), "cpu", 3, CPU), PersistentKernel)
-    assert isinstance(build_executor(model, EngineOptions(executor="eager"), "cpu", 3, CPU), EagerExecutor)
-
-
-def test_what_can_not_be_had(model: LoadedModel) -> None:
+def test_what_can_not_be_had() -> None:
     with pytest.raises(ValueError, match="there is no executor 'fast': choose one of auto, eager, persistent"):
-        build_executor(model, EngineOptions(executor="fast"), "cpu", 3, CPU)
+        candidates(EngineOptions(executor="fast"), "cpu", CPU)
     card = KernelCapabilities(frozenset({"float32"}), "float32")
     with pytest.raises(ValueError, match="the persistent executor can't run on cuda:0: choose auto or eager"):
-        build_executor(model, EngineOptions(executor="persistent"), "cuda:0", 3, card)
+        candidates(EngineOptions(executor="persistent"), "cuda:0", card)
     shaders = KernelCapabilities(frozenset({"float32"}), "float32", executors=("vulkan",))
     with pytest.raises(ValueError, match="the eager executor can't run on vulkan: choose auto or vulkan"):
-        build_executor(model, EngineOptions(executor="eager"), "vulkan", 3, shaders)
-    with pytest.raises(ValueError, match="dtype 'float16' can't be used on this device: choose auto or one of float32"):
-        build_executor(model, EngineOptions(dtype="float16"), "vulkan", 3, shaders)
+        candidates(EngineOptions(executor="eager"), "vulkan", shaders)
 
 
-def test_facts_of_the_device_as_words() -> None:
-    assert kernel_facts(CPU) == {"avx2"}
+def test_facts_of_the_device_as_words(model: LoadedModel) -> None:
+    def facts(capabilities: KernelCapabilities) -> frozenset[str]:
+        graph = record(model.config, model.weights)
+        return Workload(graph, model.weights, EngineOptions(), "cpu", "float32", capabilities).facts
+
+    assert facts(CPU) == {"avx2"}
     card = KernelCapabilities(frozenset({"float32"}), "float32", graph_capture=True, triton=True)
-    assert kernel_facts(card) == {"graph_capture", "triton"}
+    assert facts(card) == {"graph_capture", "triton"}
 
 
-def test_an_executor_that_fails_to_build_makes_way_for_the_next(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", ODD)
+def test_an_executor_that_fails_makes_way_for_the_next_and_its_reason_is_kept(
+    model: LoadedModel, kind: type[NumpyExecutor]
 ) -> None:
-    def fails(wanted: Wanted) -> Executor:
-        raise ValueError("it is Monday")
-
-    monkeypatch.setitem(EXECUTORS, "persistent", replace(EXECUTORS["persistent"], build=fails))
-    assert isinstance(build_executor(model, EngineOptions(), "cpu", 3, CPU), EagerExecutor)
-    assert "the eager executor is used, which is slower: it is Monday" in caplog.text
-
-
-def test_what_the_operator_asked_for_is_not_settled_by_another_executor(model: LoadedModel) -> None:
-    def attempt(kind: ExecutorKind) -> None:
-        raise FieldError("kv_cache_tokens", "is too large")
-
-    with pytest.raises(FieldError, match="kv_cache_tokens: is too large"):
-        first_that_works(("eager", "vulkan"), model, attempt)
+    odd_executors.closed.clear()
+    executor, resolved, passed = load(model, executors=(odd(kind), NUMPY))
+    assert isinstance(executor, NumpyExecutor)
+    assert executor.name == "numpy"
+    assert passed == (PassedOver(kind.name, REASONS[kind.name]),)
+    assert resolved.kv_cache_tokens > 0
+    built = kind.name in ("runs-out", "raises-in-launch", "raises-in-draw", "gives-nothing", "weighs-words", "heavier")
+    assert odd_executors.closed == [kind.name] * built
 
 
-@pytest.mark.parametrize("form", [WeightFormat.F32, WeightFormat.F16, WeightFormat.Q4_1, WeightFormat.Q8_0])
-def test_packed_weights_take_what_their_format_does(form: WeightFormat) -> None:
-    """4 bits a weight and two half-precision numbers for 32 of them; rows are padded to 16."""
-    weight = Weight("w", form, 1000, 4096, torch.empty(0))
-    per_weight = {"F32": 4.0, "F16": 2.0, "Q4_1": 0.625, "Q8_0": 1.0625}[form.value]
-    assert packed_bytes(weight) == 1008 * 4096 * per_weight
+def test_when_all_fail_each_reason_is_said_in_one_sentence(model: LoadedModel) -> None:
+    with pytest.raises(NoExecutor) as raised:
+        load(model, executors=tuple(map(odd, ODD)))
+    assert str(raised.value) == "; ".join(f"{each.name}: {REASONS[each.name]}" for each in ODD)
+
+
+@pytest.mark.parametrize("target", ["", "nowhere:Thing", "tests.support.odd_executors:Nothing", "json"])
+def test_a_class_that_is_not_there(target: str) -> None:
+    with pytest.raises(ValueError, match="the strange executor can't be imported: "):
+        find("strange", target)
+
+
+def test_every_known_executor_is_there() -> None:
+    for name, target in KNOWN.items():
+        assert find(name, target).name == name
+
+
+def test_what_no_executor_can_settle_is_said_as_it_is(model: LoadedModel) -> None:
+    with pytest.raises(FieldError, match=r"context_length: must be at most the model's \d+, not 1000000"):
+        load(model, EngineOptions(context_length=1_000_000))

@@ -2,21 +2,26 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
-from polyfleet.engine.batch import PoolingKind
-from polyfleet.engine.request import FinishReason, SequenceRequest
+from polyfleet.engine.request import FinishReason, PoolingKind, SequenceRequest
 from polyfleet.engine.sequence import TRANSITIONS, Sequence, SequenceState
-from polyfleet.sampling.draw import SampledToken
 from polyfleet.wire.hashing import chain_hashes
-from polyfleet.wire.sampling import SamplingParams
 
 ENDS = frozenset({2})
 
 
-def make(**changes: object) -> Sequence:
+def make(longest: int = 7, **changes: object) -> Sequence:
     request = SequenceRequest("s", (10, 11, 12), max_tokens=4, **changes)  # type: ignore[arg-type]
-    return Sequence(request, arrival=0, arrival_seconds=0.0)
+    return Sequence(request, arrival=0, arrival_seconds=0.0, longest=longest)
+
+
+def accept(sequence: Sequence, token_id: int, *, drawing: bool = True) -> FinishReason | None:
+    """What a draw of this token comes to."""
+    if drawing:
+        sequence.plan(sequence.num_uncomputed)
+    return sequence.accept(token_id, ENDS)
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(SequenceState, SequenceState)))
@@ -55,57 +60,60 @@ def test_hashes_are_those_of_the_wire() -> None:
 
 def test_end_tokens_are_not_kept() -> None:
     sequence = make()
-    assert sequence.accept(SampledToken(7), 100, ENDS) is None
-    assert sequence.accept(SampledToken(2), 100, ENDS) is FinishReason.STOP
+    assert accept(sequence, 7) is None
+    assert accept(sequence, 2) is FinishReason.STOP
     assert sequence.generated_ids == [7]
 
 
 def test_ignore_eos_keeps_end_tokens_but_not_stop_tokens() -> None:
     sequence = make(ignore_eos=True, stop_token_ids=frozenset({5}))
-    assert sequence.accept(SampledToken(2), 100, ENDS) is None
-    assert sequence.accept(SampledToken(5), 100, ENDS) is FinishReason.STOP
+    assert accept(sequence, 2) is None
+    assert accept(sequence, 5) is FinishReason.STOP
     assert sequence.generated_ids == [2]
 
 
 def test_max_tokens_counts_what_was_generated_before() -> None:
     sequence = make(generated_ids=(20, 21, 22))
-    assert sequence.accept(SampledToken(7), 100, ENDS) is FinishReason.LENGTH
+    assert accept(sequence, 7) is FinishReason.LENGTH
     assert sequence.generated_ids == [20, 21, 22, 7]
 
 
 def test_the_context_ends_a_sequence() -> None:
-    sequence = make()
-    assert sequence.accept(SampledToken(7), 5, ENDS) is None
-    assert sequence.accept(SampledToken(7), 5, ENDS) is FinishReason.LENGTH
+    sequence = make(longest=5)
+    assert accept(sequence, 7) is None
+    assert accept(sequence, 7) is FinishReason.LENGTH
     assert sequence.num_tokens == 5
 
 
 def test_mean_pooling_divides_by_the_prompt() -> None:
     sequence = make(pooling=PoolingKind.MEAN)
-    sequence.add_pooled((1.0, 2.0))
-    sequence.add_pooled((5.0, 4.0))
+    sequence.add_pooled(np.array([1.0, 2.0]))
+    sequence.add_pooled(np.array([5.0, 4.0]))
     assert sequence.embedding() == (2.0, 2.0)
     assert not sequence.reads_prefix
 
 
 def test_last_pooling_keeps_the_row() -> None:
     sequence = make(pooling=PoolingKind.LAST)
-    sequence.add_pooled((1.0, 2.0))
+    sequence.add_pooled(np.array([1.0, 2.0]))
     assert sequence.embedding() == (1.0, 2.0)
     assert sequence.reads_prefix
 
 
-def test_counts_for_penalties_outlive_preemption_and_follow_the_answer() -> None:
-    sequence = make(generated_ids=(20,), params=SamplingParams(temperature=0.0, presence_penalty=1.0))
-    counts = sequence.draw().counts
-    assert counts is not None
-    sequence.accept(SampledToken(11), 100, ENDS)
+def test_preemption_forgets_what_is_under_way() -> None:
+    sequence = make(generated_ids=(20,))
+    assert not sequence.plan(3)
+    assert sequence.plan(1)
+    assert (sequence.num_tokens, sequence.num_drawing, sequence.num_computed) == (5, 1, 4)
     sequence.forget_computed()
-    again = sequence.draw()
-    assert again.counts is counts
-    assert again.position == 5
-    assert dict(zip(counts.ids.tolist(), counts.generated.tolist(), strict=True)) == {10: 0, 11: 1, 12: 0, 20: 1}
+    assert (sequence.num_tokens, sequence.num_drawing, sequence.num_computed) == (4, 0, 0)
 
 
-def test_draws_without_penalties_count_nothing() -> None:
-    assert make().draw().counts is None
+def test_a_token_that_is_being_drawn_is_named_by_its_slot() -> None:
+    sequence = make()
+    sequence.place = (7, 1)
+    assert sequence.next_token() == 10
+    sequence.plan(3)
+    assert sequence.next_token() == -1 - 7
+    accept(sequence, 44, drawing=False)
+    assert sequence.next_token() == 44

@@ -1,18 +1,19 @@
 """Sizing: what is chosen when nothing is said, and what is refused."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
-from polyfleet.engine.executors import EXECUTORS
+from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.executor import Footprint
+from polyfleet.engine.executors import KNOWN, Workload, find
 from polyfleet.engine.request import EngineOptions
-from polyfleet.engine.sizing import DTYPE_BYTES, Footprint, Machine, kv_bytes_per_token, resolve
+from polyfleet.engine.sizing import Machine, resolve
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
-from polyfleet.models.registry import ARCHITECTURES
+from polyfleet.models.registry import ARCHITECTURES, record
 from polyfleet.wire.limits import FieldError
 
 GIB = 2**30
@@ -36,14 +37,14 @@ CARD = Machine("cuda:0", frozenset({"float32", "float16", "bfloat16"}), "bfloat1
 EACH = 2 * 4 * 2 * 16 * 4  # keys and values, layers, KV heads, head size, bytes of float32
 
 
-def weights(count: int) -> Callable[[str], Footprint]:
-    """What an executor takes that keeps so many weights, and the KV cache, in the computing dtype."""
-    return lambda dtype: Footprint(count * DTYPE_BYTES[dtype], kv_bytes_per_token(CONFIG, dtype))
+def weights(count: int) -> Footprint:
+    """What an executor takes on a host that keeps so many weights, and the KV cache, in float32."""
+    return Footprint(count * 4, EACH)
 
 
-def test_a_position_takes_keys_and_values_of_every_layer() -> None:
-    assert kv_bytes_per_token(CONFIG, "float32") == EACH
-    assert kv_bytes_per_token(CONFIG, "bfloat16") == EACH // 2
+def halves(count: int) -> Footprint:
+    """The same in bfloat16, on a card."""
+    return Footprint(count * 2, EACH // 2)
 
 
 def test_nothing_is_left_open() -> None:
@@ -75,11 +76,27 @@ def test_what_was_said_is_kept() -> None:
         dtype="bfloat16", context_length=1000, kv_cache_tokens=2001, max_sequences=5, step_tokens=64, threads=2
     )
     resolved = resolve(said, CONFIG, weights(1000), HOST)
-    assert resolved == replace(said, device="cpu", kv_cache_tokens=2016, block_size=16)
+    assert resolved == replace(said, device="cpu", kv_cache_tokens=2016, block_size=16, step_seconds=0.25)
 
 
 def test_a_pool_smaller_than_the_models_context_shortens_it() -> None:
     assert resolve(EngineOptions(kv_cache_tokens=512), CONFIG, weights(1000), HOST).context_length == 512
+
+
+def test_a_workspace_that_was_measured_is_left_free() -> None:
+    card = replace(CARD, free_bytes=80 * GIB)
+    footprint = replace(halves(8 * GIB), workspace=20 * GIB)
+    resolved = resolve(EngineOptions(), CONFIG, footprint, card)
+    used = 16 * GIB + resolved.kv_cache_tokens * EACH // 2
+    assert 59.9 * GIB < used <= 60 * GIB
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
+def test_the_time_of_a_step_is_a_number(seconds: float) -> None:
+    with pytest.raises(FieldError, match="step_seconds: must be a number over 0"):
+        resolve(EngineOptions(step_seconds=seconds), CONFIG, weights(1000), HOST)
+    assert resolve(EngineOptions(step_seconds=0.7), CONFIG, weights(1000), HOST).step_seconds == 0.7
+    assert resolve(EngineOptions(), CONFIG, weights(1000), HOST).step_seconds == 0.25
 
 
 def test_many_sequences_get_a_step_that_holds_them() -> None:
@@ -133,15 +150,15 @@ def test_a_card_is_used_to_85_to_90_percent(size: int, share: float) -> None:
     """Whatever part of it the weights take: the rest is for activations."""
     card = replace(CARD, free_bytes=size * GIB)
     held = int(share * card.free_bytes)
-    resolved = resolve(EngineOptions(), CONFIG, weights(held // 2), card)
-    used = held + resolved.kv_cache_tokens * kv_bytes_per_token(CONFIG, "bfloat16")
+    resolved = resolve(EngineOptions(), CONFIG, halves(held // 2), card)
+    used = held + resolved.kv_cache_tokens * EACH // 2
     assert 0.85 <= used / card.free_bytes <= 0.90
 
 
 def test_a_small_card_keeps_a_gibibyte_for_activations() -> None:
     card = replace(CARD, free_bytes=4 * GIB)
-    resolved = resolve(EngineOptions(), CONFIG, weights(GIB // 2), card)
-    used = GIB + resolved.kv_cache_tokens * kv_bytes_per_token(CONFIG, "bfloat16")
+    resolved = resolve(EngineOptions(), CONFIG, halves(GIB // 2), card)
+    used = GIB + resolved.kv_cache_tokens * EACH // 2
     assert 2.9 * GIB < used <= 3 * GIB
 
 
@@ -166,13 +183,15 @@ def test_a_static_cache_runs_as_many_sequences_as_it_has_blocks() -> None:
 def test_eight_billion_4_bit_weights_leave_a_host_with_30_gib_room_to_serve() -> None:
     """From the file's headers alone: no data is read."""
     model = llama_8b(WeightFormat.Q4_K)
-    kind = EXECUTORS["persistent"]
-    assert kind.footprint(model, "float32").weights < 5.5 * GIB
+    graph = record(model.config, model.weights)
+    workload = Workload(graph, model.weights, EngineOptions(), "cpu", "float32", KernelCapabilities(frozenset(), ""))
+    packed = find("persistent", KNOWN["persistent"]).footprint(workload)
+    assert packed.weights < 5.5 * GIB
     host = replace(HOST, free_bytes=30 * GIB)
-    resolved = resolve(EngineOptions(), model.config, lambda dtype: kind.footprint(model, dtype), host)
+    resolved = resolve(EngineOptions(), model.config, packed, host)
     assert resolved.context_length >= 8192
     assert resolved.max_sequences >= 8
-    assert EXECUTORS["eager"].footprint(model, "float32").weights > 29 * GIB
+    assert find("eager", KNOWN["eager"]).footprint(workload).weights > 29 * GIB
 
 
 def llama_8b(form: WeightFormat) -> LoadedModel:

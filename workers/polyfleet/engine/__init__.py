@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyfleet.engine.batch import PoolingKind
     from polyfleet.engine.engine import Engine
+    from polyfleet.engine.kernel_graph import RunnableGraph, new_kernel_graph
     from polyfleet.engine.offline import OfflineResult, generate_offline
     from polyfleet.engine.persistent import PersistentKernel
     from polyfleet.engine.request import (
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
         EngineOptions,
         EngineStatus,
         FinishReason,
+        PoolingKind,
+        SampledToken,
         SequenceRequest,
         SequenceUpdate,
     )
-    from polyfleet.sampling.draw import SampledToken
 
 _MODULES = {
     "Engine": "engine",
@@ -29,11 +30,13 @@ _MODULES = {
     "FinishReason": "request",
     "OfflineResult": "offline",
     "PersistentKernel": "persistent",
-    "PoolingKind": "batch",
-    "SampledToken": "batch",
+    "PoolingKind": "request",
+    "RunnableGraph": "kernel_graph",
+    "SampledToken": "request",
     "SequenceRequest": "request",
     "SequenceUpdate": "request",
     "generate_offline": "offline",
+    "new_kernel_graph": "kernel_graph",
 }
 
 __all__ = [
@@ -45,10 +48,12 @@ __all__ = [
     "OfflineResult",
     "PersistentKernel",
     "PoolingKind",
+    "RunnableGraph",
     "SampledToken",
     "SequenceRequest",
     "SequenceUpdate",
     "generate_offline",
+    "new_kernel_graph",
 ]
 
 

@@ -1,71 +1,45 @@
-"""The seam between Batcher and Executor: what one step computes, and what comes back. No tensors, no devices."""
+"""What the Batcher is told, and what it tells: plain data."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, unique
-from typing import Protocol
+from typing import NamedTuple
 
-from polyfleet.sampling.draw import Draw, SampledToken
-
-
-@unique
-class PoolingKind(str, Enum):
-    """How hidden states become one embedding."""
-
-    MEAN = "mean"
-    LAST = "last"
+from polyfleet.engine.request import SequenceUpdate
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceSlice:
-    """One sequence's share of a step: `token_ids` at positions `start`, `start + 1`, …
+class BatchLimits:
+    """What a step and a sequence may take."""
 
-    The KV of all positions below `start` is in the blocks already; `block_table` covers every position of the slice.
-    """
+    max_sequences: int  # running at once
+    step_tokens: int  # rows of one forward pass; more than max_sequences, so that decodes never starve a prefill
+    context_length: int  # tokens of one sequence; at most what the whole pool holds
+    end_token_ids: frozenset[int] = frozenset()
+    prefix_cache: bool = True
+    fingerprint: str = ""  # of the model, part of every prefix's identity
+    step_seconds: float = 0.0  # that a step with prompts should stay under; 0: as long as it takes
 
-    token_ids: Sequence[int]
-    start: int
-    block_table: Sequence[int]
-    draw: Draw | None = None  # None for a prompt chunk that is not the last
-    pooling: PoolingKind | None = None  # set: hidden states of this slice are wanted
+
+@dataclass(slots=True)
+class BatchCounters:
+    """Totals since the start, in tokens, and how often a sequence was preempted."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    dropped_rows: int = 0  # computed for sequences that had ended meanwhile
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """All slices of one forward pass, decodes (one token) first."""
+class StepReport(NamedTuple):
+    """What one step brought. Without rows (nothing to do, or the executor failed) it teaches nothing about speed."""
 
-    slices: tuple[SequenceSlice, ...]
+    updates: list[SequenceUpdate]
+    num_decodes: int = 0
+    num_prefill_tokens: int = 0
+    seconds: float = 0.0  # from the step before, or its own launch where that came later
 
     @property
-    def num_tokens(self) -> int:
-        """Rows of the forward pass."""
-        return sum(len(each.token_ids) for each in self.slices)
-
-
-@dataclass(frozen=True, slots=True)
-class SliceResult:
-    """What a step made of one slice: a token where one was drawn, pooled hidden states where they were wanted, or why
-    neither could be had (logits that are not finite, say); an error fails this one sequence.
-
-    With MEAN pooling `pooled` is the SUM over the slice's rows (chunks add up; the Batcher divides); with LAST it is
-    the last row.
-    """
-
-    token: SampledToken | None = None
-    pooled: tuple[float, ...] = ()
-    error: str = ""
-
-
-class Executor(Protocol):
-    """Runs a KernelGraph over the paged KV cache and draws tokens."""
-
-    block_size: int
-    num_blocks: int
-
-    def step(self, batch: StepBatch) -> tuple[SliceResult, ...]:
-        """Compute one step; results are parallel to `batch.slices`. Not thread-safe."""
-        ...
-
-    def implementations(self) -> Mapping[str, str]:
-        """Which implementation runs each op, for `polyfleet info`."""
-        ...
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return self.num_decodes + self.num_prefill_tokens

@@ -5,6 +5,8 @@
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +15,9 @@ from typing import Any
 import torch
 
 from polyfleet.backends.cpu import CpuBackend
-from polyfleet.engine.batch import SequenceSlice, StepBatch
+from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.canary import (
     NUM_TOKENS,
     Canary,
@@ -22,11 +26,12 @@ from polyfleet.engine.canary import (
     make_canary,
     most_decisive,
 )
-from polyfleet.engine.eager import EagerExecutor
-from polyfleet.engine.request import GREEDY
+from polyfleet.engine.executor import Capacity, Executor
+from polyfleet.engine.executors import KNOWN, Workload, find
+from polyfleet.engine.request import EngineOptions, SampledToken, SequenceRequest
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import Progress, silent
-from polyfleet.sampling.draw import Draw, SampledToken
+from polyfleet.models.registry import record
 
 SHIPPED = Path(__file__).parent / "canaries.json"
 MEMORY_SHARE = 0.5  # of the host's free memory that the reference may take
@@ -63,24 +68,42 @@ def fits(model: LoadedModel, free_bytes: int) -> bool:
 def compute_references(
     model: LoadedModel, prompts: tuple[tuple[int, ...], ...], progress: Progress = silent
 ) -> list[CanaryReference]:
-    """Greedy continuations by the eager executor in float32 on the CPU; shorter where logits are not finite."""
-    blocks = -(-(len(prompts[0]) + NUM_TOKENS) // BLOCK_SIZE)
-    executor = EagerExecutor(model, num_blocks=blocks * len(prompts), block_size=BLOCK_SIZE, progress=progress)
-    drawn: list[list[SampledToken]] = [[] for _ in prompts]
-    for _ in range(NUM_TOKENS):
-        slices = []
-        for index, (prompt, tokens) in enumerate(zip(prompts, drawn, strict=True)):
-            generated = tuple(token.token_id for token in tokens)
-            ids = generated[-1:] or prompt
-            table = range(index * blocks, (index + 1) * blocks)
-            start = len(prompt) + len(generated) - len(ids)
-            slices.append(SequenceSlice(ids, start, table, Draw(GREEDY, num_logprobs=2)))
-        results = executor.step(StepBatch(tuple(slices)))
-        if any(result.token is None for result in results):
-            break
-        for tokens, result in zip(drawn, results, strict=True):
-            tokens += [result.token] if result.token is not None else []
-    return [_reference(prompt, tokens) for prompt, tokens in zip(prompts, drawn, strict=True)]
+    """Greedy continuations by the eager executor in float32 on the CPU; shorter where its output is not finite."""
+    capabilities = KernelCapabilities(frozenset({"float32"}), "float32")
+    graph = record(model.config, model.weights)
+    workload = Workload(graph, model.weights, EngineOptions(), "cpu", "float32", capabilities)
+    executor = find("eager", KNOWN["eager"]).build(workload, progress)
+    try:
+        answers = continue_greedily(executor, prompts, NUM_TOKENS)
+    finally:
+        executor.close()
+    return [_reference(prompt, answer.tokens) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+@dataclass(slots=True)
+class Continuation:
+    """Tokens, each with its two likeliest alternatives, and why there are no more of them."""
+
+    tokens: list[SampledToken] = field(default_factory=list)
+    error: str = ""
+
+
+def continue_greedily(executor: Executor, prompts: Sequence[tuple[int, ...]], num_tokens: int) -> list[Continuation]:
+    """So many greedy tokens behind each prompt, all in one batch, on an executor without a KV cache as yet."""
+    longest = max(map(len, prompts)) + num_tokens
+    blocks, rows = -(-longest // BLOCK_SIZE), max(sum(map(len, prompts)), len(prompts) + 1)
+    capacity = Capacity(blocks * len(prompts), BLOCK_SIZE, len(prompts), blocks, rows)
+    executor.allocate(capacity)
+    batcher = Batcher(executor, capacity, BatchLimits(len(prompts), rows, longest, prefix_cache=False))
+    answers = {str(index): Continuation() for index in range(len(prompts))}
+    for name, prompt in zip(answers, prompts, strict=True):
+        batcher.add(SequenceRequest(name, prompt, max_tokens=num_tokens, ignore_eos=True, num_logprobs=2))
+    while batcher.has_work:
+        for update in batcher.step().updates:
+            answer = answers[update.sequence_id]
+            answer.tokens += update.tokens
+            answer.error = update.error
+    return list(answers.values())
 
 
 def _reference(prompt: tuple[int, ...], tokens: list[SampledToken]) -> CanaryReference:

@@ -1,19 +1,24 @@
 """Engine: one model on one device, stepped by its owner. A plain Python script can drive it."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from polyfleet.engine.batch import Executor
-from polyfleet.engine.batcher import Batcher, BatchLimits
+from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.canary import CANARY_ID, Canary
 from polyfleet.engine.checks import check_request
+from polyfleet.engine.exchange import Exchange
+from polyfleet.engine.executor import Executor
 from polyfleet.engine.rates import Rates
 from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus, SequenceRequest, SequenceUpdate
+from polyfleet.engine.sequence import TokenMask
+from polyfleet.engine.sizing import capacity_of
+from polyfleet.kvcache.portable import Buffer
 from polyfleet.models.config import ModelConfig
 
 if TYPE_CHECKING:
+    from polyfleet.engine.loader import LoadedEngine
     from polyfleet.loading.model import TokenizerAssets
 
 Progress = Callable[[float, str], None]  # share done from 0 to 1, and what is being done, for people
@@ -38,20 +43,27 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         canary: Canary | None = None,
         fingerprint: str = "",
+        passed_over: tuple[str, ...] = (),
     ) -> None:
-        """`options` have nothing left open (see `polyfleet.engine.sizing`). `load` is the usual way here."""
+        """`options` have nothing left open (see `polyfleet.engine.sizing`), and `executor` has room for them.
+
+        `load` is the usual way here.
+        """
+        capacity = capacity_of(options)
         self.facts = EngineFacts(
             name=config.name,
             architecture=config.architecture,
             context_length=options.context_length,
             vocabulary_size=config.vocabulary_size,
             hidden_size=config.hidden_size,
-            block_size=executor.block_size,
-            num_blocks=executor.num_blocks,
+            block_size=capacity.block_size,
+            num_blocks=capacity.num_blocks,
             max_sequences=options.max_sequences,
             dtype=options.dtype,
             end_token_ids=config.end_token_ids,
             fingerprint=fingerprint,
+            executor=executor.name,
+            passed_over=passed_over,
         )
         self.options = options
         self.tokenizer = tokenizer
@@ -63,13 +75,15 @@ class Engine:
             end_token_ids=frozenset(config.end_token_ids),
             prefix_cache=options.prefix_cache,
             fingerprint=fingerprint,
+            step_seconds=options.step_seconds,
         )
         self._executor = executor
-        self._batcher = Batcher(executor, limits, clock)
-        self._clock = clock
+        self._batcher = Batcher(executor, capacity, limits, clock)
+        self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
         self._rates = Rates()
         self._steps = 0
         self._step_seconds = 0.0
+        self._step_rows = 0
 
     @classmethod
     def load(cls, path: str, options: EngineOptions | None = None, progress: Progress | None = None) -> "Engine":
@@ -80,7 +94,11 @@ class Engine:
         """
         from polyfleet.engine.loader import load
 
-        loaded = load(path, options or EngineOptions(), progress or (lambda share, phase: None))
+        return cls.of(load(path, options or EngineOptions(), progress or (lambda share, phase: None)))
+
+    @classmethod
+    def of(cls, loaded: "LoadedEngine") -> "Engine":
+        """What `polyfleet.engine.loader` has prepared."""
         return cls(
             loaded.executor,
             loaded.model.config,
@@ -88,47 +106,67 @@ class Engine:
             loaded.model.tokenizer,
             canary=loaded.canary,
             fingerprint=loaded.fingerprint,
+            passed_over=loaded.passed_over,
         )
 
     @property
     def has_work(self) -> bool:
         """Whether a step would compute something."""
-        return len(self._batcher.ledger) > 0
+        return self._batcher.has_work
 
     def implementations(self) -> Mapping[str, str]:
         """Which implementation runs each op."""
         return self._executor.implementations()
 
-    def add(self, request: SequenceRequest) -> None:
-        """Queue a sequence. Raises FieldError, and takes nothing, when a field is out of range."""
+    def add(self, request: SequenceRequest, mask: TokenMask | None = None) -> None:
+        """Queue a sequence; `mask` says before each draw which tokens may follow.
+
+        Raises FieldError, and takes nothing, when a field is out of range.
+        """
         check_request(request, self.facts.vocabulary_size)
-        self._batcher.add(request)
+        self._batcher.add(request, mask)
 
     def cancel(self, sequence_id: str) -> bool:
-        """End a sequence and free its blocks at once; no update follows. False when it has ended or never was."""
+        """End a sequence; no update follows. Its blocks are free at once, but those that a step under way writes.
+
+        False when it has ended or never was.
+        """
         return self._batcher.cancel(sequence_id)
 
     def step(self) -> list[SequenceUpdate]:
-        """Compute one step; returns the news of each sequence that has any.
+        """Compute one step, or the next of those under way; returns the news of each sequence that has any.
 
         An error inside the step ends the sequences that took part in it, each with an update that says why.
         """
-        if not self.has_work:
-            return []
         canary_alone = len(self._batcher.ledger) == 1 and CANARY_ID in self._batcher.ledger
-        started = self._clock()
         report = self._batcher.step()
-        seconds = self._clock() - started
-        self._steps += 1
-        self._step_seconds += seconds
-        if not canary_alone:  # its few tokens say nothing of the speed that requests see
-            self._rates.add_step(report.num_decodes, report.num_prefill_tokens, seconds)
+        if report.num_rows:
+            self._steps += 1
+            self._step_seconds += report.seconds
+            self._step_rows += report.num_rows
+            if not canary_alone:  # its few tokens say nothing of the speed that requests see
+                self._rates.add_step(report.num_decodes, report.num_prefill_tokens, report.seconds)
         return report.updates
+
+    def export_prefix(self, prompt_ids: Sequence[int], cache_salt: bytes = b"") -> bytes:
+        """The longest cached beginning of a prompt as a portable document (docs/kv-layout.md); nothing is drained."""
+        return self._exchange.export_prefix(prompt_ids, cache_salt)
+
+    def import_prefix(self, data: Buffer, cache_salt: bytes = b"") -> int:
+        """Cache what another engine of this model exported; returns how many tokens of it are cached then.
+
+        Raises ValueError, one sentence, for a document that can't be taken; what the executor raises leaves nothing.
+        """
+        return self._exchange.import_prefix(data, cache_salt)
+
+    def close(self) -> None:
+        """Free the device's memory at once; the engine is of no use afterwards."""
+        self._executor.close()
 
     def status(self) -> EngineStatus:
         """How the engine is doing."""
         batcher = self._batcher
-        ledger = batcher.ledger
+        ledger, counters = batcher.ledger, batcher.counters
         return EngineStatus(
             running_sequences=len(ledger.running),
             waiting_sequences=len(ledger.waiting),
@@ -138,11 +176,17 @@ class Engine:
             decode_tokens_per_second=self._rates.decode.per_second,
             steps=self._steps,
             step_seconds=self._step_seconds,
+            step_rows=self._step_rows,
             admitted=ledger.admitted,
             finished=ledger.finished,
             failed=ledger.failed,
             cancelled=ledger.cancelled,
-            **asdict(batcher.counters),
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            prefix_queries_tokens=counters.prefix_queries_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            preemptions=counters.preemptions,
+            dropped_rows=counters.dropped_rows,
         )
 
     def check(self) -> None:

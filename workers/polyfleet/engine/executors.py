@@ -1,187 +1,143 @@
-"""Which executor runs a model: chosen once, from the operator's options and the facts of the device."""
+"""Which executors there are for a model on a device, and the first of them that works."""
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypeVar
-
-import torch
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from operator import attrgetter
+from typing import Protocol, TypeVar, cast
 
 from polyfleet.backends.protocol import KernelCapabilities
-from polyfleet.engine.batch import Executor
-from polyfleet.engine.eager import EagerExecutor
+from polyfleet.engine.executor import Executor, Footprint
+from polyfleet.engine.flight import first_line
 from polyfleet.engine.request import EngineOptions
-from polyfleet.engine.sizing import BLOCK_SIZE, DTYPE_BYTES, Footprint, kv_bytes_per_token
-from polyfleet.loading.model import LoadedModel
-from polyfleet.loading.progress import Progress, silent
-from polyfleet.models.registry import record
-from polyfleet.wire.limits import FieldError
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.kernels.weights import Weights
+from polyfleet.loading.progress import Progress
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# A backend names others in `KernelCapabilities.executors` as entry points are written: "name = module:class".
+KNOWN = {
+    "eager": "polyfleet.executors.eager:EagerExecutor",
+    "persistent": "polyfleet.executors.persistent:PersistentExecutor",
+    "vulkan": "polyfleet.executors.vulkan:VulkanExecutor",
+}
 Result = TypeVar("Result")
 
 
-def computing_dtype(options: EngineOptions, capabilities: KernelCapabilities) -> torch.dtype:
-    """The dtype of computation and KV cache; raises ValueError for one that the device can't compute in."""
-    name = capabilities.preferred_dtype if options.dtype == "auto" else options.dtype
-    if name not in DTYPES or name not in capabilities.dtypes:
-        usable = ", ".join(sorted(DTYPES.keys() & capabilities.dtypes))
-        raise ValueError(f"dtype {name!r} can't be used on this device: choose auto or one of {usable}")
-    return DTYPES[name]
-
-
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What an executor is built from."""
+class Workload:
+    """A recorded model, and where and how it is to run. Until it is built for, only the weights' headers are read."""
 
-    model: LoadedModel
-    options: EngineOptions  # `dtype` as it was asked for
+    graph: KernelGraph
+    weights: Weights
+    options: EngineOptions  # as they were asked for
     device: str  # torch's name
-    num_blocks: int
-    block_size: int
+    dtype: str  # of computation: float32, float16 or bfloat16
     capabilities: KernelCapabilities
-    progress: Progress = silent
+
+    @property
+    def facts(self) -> frozenset[str]:
+        """The facts that implementations may demand, as words: graph_capture, triton, and instruction sets."""
+        names = ("graph_capture", "triton", "flash_attention")
+        flags = {name for name in names if getattr(self.capabilities, name)}
+        return frozenset(flags | set(self.capabilities.instruction_sets))
+
+
+class ExecutorKind(Protocol):
+    """One way to run models: what an Executor's class offers."""
+
+    name: str
+
+    def refuses(self, workload: Workload) -> str:
+        """Why it can't run this, in one sentence; "" when it can."""
+        ...
+
+    def footprint(self, workload: Workload) -> Footprint:
+        """What it will take, estimated before anything is loaded."""
+        ...
+
+    def build(self, workload: Workload, progress: Progress) -> Executor:
+        """The executor, with its weights on the device; raises ValueError where it can't be."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorKind:
-    """One way to run models on a device.
+class PassedOver:
+    """An executor that was not taken, and why."""
 
-    `refuses` says in a sentence why a model can't be run, "" when it can; `footprint` what it will take, for a
-    computing dtype. Both need the shapes and formats of the weights alone. `build` raises ValueError where it fails.
+    executor: str
+    reason: str
+
+
+class NoExecutor(ValueError):
+    """No executor of a device runs the model; one sentence."""
+
+
+def candidates(options: EngineOptions, device: str, capabilities: KernelCapabilities) -> dict[str, str]:
+    """The executors that `options` mean on torch's `device` (of which `capabilities` speak): name -> module:class.
+
+    `auto` means the device's own, the best first, or the eager one where a dtype is asked for: others may compute in
+    int8 where weights are quantised, that one exactly in the dtype. Raises ValueError for options that can't be met.
     """
-
-    refuses: Callable[[LoadedModel], str]
-    footprint: Callable[[LoadedModel, str], Footprint]
-    build: Callable[[Wanted], Executor]
-
-
-def candidates(options: EngineOptions, device: str, capabilities: KernelCapabilities) -> tuple[str, ...]:
-    """The executors that `options` mean on torch's `device` (of which `capabilities` speak), the best first.
-
-    `auto` means the device's own, or the eager one where a dtype is asked for: others may compute in int8 where
-    weights are quantised, that one exactly in the dtype. Raises ValueError for options that can't be met here.
-    """
-    if options.executor not in ("auto", *EXECUTORS):
-        raise ValueError(f"there is no executor {options.executor!r}: choose one of auto, {', '.join(EXECUTORS)}")
-    possible = capabilities.executors
-    if options.executor != "auto" and options.executor not in possible:
-        choices = " or ".join(("auto", *possible))
-        raise ValueError(f"the {options.executor} executor can't run on {device}: choose {choices}")
-    if options.executor != "auto":
-        return (options.executor,)
-    return ("eager",) if options.dtype != "auto" and "eager" in possible else possible
+    possible: dict[str, str] = {}
+    for entry in capabilities.executors:
+        name, _, target = (part.strip() for part in entry.partition("="))
+        possible[name] = target or KNOWN.get(name, "")
+    wanted = options.executor
+    if wanted == "auto":
+        return {"eager": possible["eager"]} if options.dtype != "auto" and "eager" in possible else possible
+    if wanted in possible:
+        return {wanted: possible[wanted]}
+    if wanted in KNOWN:
+        raise ValueError(f"the {wanted} executor can't run on {device}: choose {' or '.join(('auto', *possible))}")
+    raise ValueError(f"there is no executor {wanted!r}: choose one of {', '.join(('auto', *{**KNOWN, **possible}))}")
 
 
-def first_that_works(names: Sequence[str], model: LoadedModel, attempt: Callable[[ExecutorKind], Result]) -> Result:
-    """What `attempt` makes with the first executor that neither refuses the model nor raises ValueError.
-
-    Raises the last one's ValueError; a FieldError is the operator's to settle, and ends the search.
-    """
-    for name, after in pairwise((*names, "")):
-        kind = EXECUTORS[name]
-        try:
-            if reason := kind.refuses(model):
-                raise ValueError(reason)
-            return attempt(kind)
-        except ValueError as error:
-            if not after or isinstance(error, FieldError):
-                raise
-            log.warning("the %s executor is used, which is slower: %s", after, error)
-    raise ValueError("this device has no executor")
-
-
-def build_executor(
-    model: LoadedModel,
-    options: EngineOptions,
-    device: str,
-    num_blocks: int,
-    capabilities: KernelCapabilities,
-    progress: Progress = silent,
-) -> Executor:
-    """The first executor of `candidates` that works, with a KV cache of so many blocks."""
-    block_size = options.block_size or BLOCK_SIZE
-    wanted = Wanted(model, options, device, num_blocks, block_size, capabilities, progress)
-    names = candidates(options, device, capabilities)
-    return first_that_works(names, model, lambda kind: kind.build(wanted))
-
-
-def kernel_facts(capabilities: KernelCapabilities) -> frozenset[str]:
-    """The facts that implementations may demand, as words: graph_capture, triton, and instruction sets."""
-    flags = {name for name in ("graph_capture", "triton", "flash_attention") if getattr(capabilities, name)}
-    return frozenset(flags | set(capabilities.instruction_sets))
-
-
-def _dense(model: LoadedModel, dtype: str) -> Footprint:
-    """Every weight in the computing dtype, once for each way that ops stack it."""
-    count = sum(weight.rows * weight.columns for weight in model.weights.values())
-    return Footprint(count * DTYPE_BYTES[dtype], kv_bytes_per_token(model.config, dtype))
-
-
-def _eager(wanted: Wanted) -> Executor:
-    if wanted.options.threads:
-        torch.set_num_threads(wanted.options.threads)
-    return EagerExecutor(
-        wanted.model,
-        device=wanted.device,
-        dtype=computing_dtype(wanted.options, wanted.capabilities),
-        num_blocks=wanted.num_blocks,
-        block_size=wanted.block_size,
-        capabilities=kernel_facts(wanted.capabilities),
-        progress=wanted.progress,
-    )
-
-
-def _not_persistent(model: LoadedModel) -> str:
-    from polyfleet.kernels.cpu import library
-    from polyfleet.kernels.cpu.engine import unsupported
-
+def find(name: str, target: str) -> ExecutorKind:
+    """The class that `module:class` names. Raises ValueError where there is none."""
+    module, _, attribute = target.partition(":")
     try:
-        library.load()
-    except library.LibraryUnavailable as error:
-        return str(error)
-    return unsupported(record(model.config, model.weights), model.weights)
+        return cast(ExecutorKind, attrgetter(attribute)(import_module(module)))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"the {name} executor can't be imported: {first_line(error)}") from None
 
 
-def _packed(model: LoadedModel, dtype: str) -> Footprint:
-    """The CPU engine keeps quantised weights quantised, and its cache in float16 whatever the dtype."""
-    from polyfleet.kernels.cpu.footprint import weight_bytes
+def first_that_works(
+    names: dict[str, str], attempt: Callable[[ExecutorKind], Result]
+) -> tuple[Result, tuple[PassedOver, ...]]:
+    """What `attempt` makes with the first executor that raises nothing, and the ones before it with their reasons.
 
-    packed = weight_bytes(record(model.config, model.weights), model.weights)
-    return Footprint(packed, kv_bytes_per_token(model.config, "float16"))
-
-
-def _persistent(wanted: Wanted) -> Executor:
-    from polyfleet.engine.persistent import PersistentKernel
-
-    return PersistentKernel(
-        record(wanted.model.config, wanted.model.weights),
-        weights=wanted.model.weights,
-        num_blocks=wanted.num_blocks,
-        block_size=wanted.block_size,
-        threads=wanted.options.threads,
-        reproducible=wanted.options.reproducible,
-    )
-
-
-def _vulkan(wanted: Wanted) -> Executor:
-    """Raises ValueError for another dtype, VulkanError where the device fails."""
-    from polyfleet.engine.vulkan import VulkanExecutor
-
-    computing_dtype(wanted.options, wanted.capabilities)
-    return VulkanExecutor(wanted.model, num_blocks=wanted.num_blocks, block_size=wanted.block_size)
+    Whatever an executor raises is its own failing, and the next one is tried. Raises NoExecutor when none is left.
+    """
+    passed: list[PassedOver] = []
+    for name, target in names.items():
+        try:
+            return attempt(find(name, target)), tuple(passed)
+        except Exception as error:
+            reason = str(error) if isinstance(error, ValueError) and str(error) else first_line(error)
+            log.warning("the %s executor is passed over: %s", name, reason)
+            passed.append(PassedOver(name, reason))
+            last = error
+    if not passed:
+        raise NoExecutor("this device has no executor")
+    if isinstance(last, ValueError) and len({each.reason for each in passed}) == 1:
+        raise last
+    raise NoExecutor("; ".join(f"{each.executor}: {each.reason}" for each in passed))
 
 
-def _nothing(model: LoadedModel) -> str:
-    """Refuses no model."""
-    return ""
+def refuse(kind: ExecutorKind, workload: Workload) -> None:
+    """Raise ValueError where the executor refuses the workload."""
+    reason = kind.refuses(workload)
+    if reason:
+        raise ValueError(reason)
 
 
-EXECUTORS = {
-    "eager": ExecutorKind(_nothing, _dense, _eager),
-    "persistent": ExecutorKind(_not_persistent, _packed, _persistent),
-    "vulkan": ExecutorKind(_nothing, lambda model, dtype: _dense(model, "float32"), _vulkan),
-}
+def believable(name: str, footprint: Footprint) -> Footprint:
+    """The same footprint; raises ValueError for one that no executor has."""
+    for field, least in (("weights", 0), ("kv_per_token", 0), ("workspace", 0)):
+        value = getattr(footprint, field, None)
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"the {name} executor says that its {field} take {value!r} bytes")
+    return replace(footprint, kv_per_token=max(1, footprint.kv_per_token))

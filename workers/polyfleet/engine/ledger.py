@@ -15,7 +15,9 @@ class Ledger:
         self.running: list[Sequence] = []  # best rank first; these hold blocks
         self.waiting: list[Sequence] = []  # best rank first; these hold none
         self.admitted = 0
-        self._ended = dict.fromkeys((SequenceState.FINISHED, SequenceState.FAILED, SequenceState.CANCELLED), 0)
+        self.finished = 0  # ended well
+        self.failed = 0  # ended with an error
+        self.cancelled = 0  # given up by their owner
         self._sequences: dict[str, Sequence] = {}
 
     def __len__(self) -> int:
@@ -23,21 +25,6 @@ class Ledger:
 
     def __contains__(self, sequence_id: str) -> bool:
         return sequence_id in self._sequences
-
-    @property
-    def finished(self) -> int:
-        """Sequences that ended well."""
-        return self._ended[SequenceState.FINISHED]
-
-    @property
-    def failed(self) -> int:
-        """Sequences that ended with an error."""
-        return self._ended[SequenceState.FAILED]
-
-    @property
-    def cancelled(self) -> int:
-        """Sequences that their owner gave up."""
-        return self._ended[SequenceState.CANCELLED]
 
     def get(self, sequence_id: str) -> Sequence | None:
         """A sequence that has not ended."""
@@ -54,17 +41,23 @@ class Ledger:
         queue = self._queue(sequence.state)
         sequence.move(state)
         queue.remove(sequence)
-        if state in self._ended:
-            del self._sequences[sequence.request.sequence_id]
-            self._ended[state] += 1
-        else:
+        if state is SequenceState.RUNNING or state is SequenceState.WAITING:
             insort(self._queue(state), sequence, key=_rank)
+            return
+        del self._sequences[sequence.request.sequence_id]
+        if state is SequenceState.FINISHED:
+            self.finished += 1
+        elif state is SequenceState.FAILED:
+            self.failed += 1
+        else:
+            self.cancelled += 1
 
     def check(self) -> None:
         """Raise AssertionError unless queues, states and counts agree."""
         present = len(self.running) + len(self.waiting)
         assert present == len(self._sequences), "a sequence is in no queue or in two"
-        assert self.admitted == sum(self._ended.values()) + present, "a sequence was lost or counted twice"
+        ended = self.finished + self.failed + self.cancelled
+        assert self.admitted == ended + present, "a sequence was lost or counted twice"
         for state in (SequenceState.RUNNING, SequenceState.WAITING):
             queue = self._queue(state)
             assert all(each.state is state for each in queue), f"a sequence in the {state.value} queue is not"

@@ -6,15 +6,18 @@ from dataclasses import dataclass, replace
 from polyfleet.backends import BackendRegistry, KernelCapabilities
 from polyfleet.backends.choice import user_config
 from polyfleet.backends.cpu import usable_cores
-from polyfleet.engine.batch import Executor
 from polyfleet.engine.canary import Canary
 from polyfleet.engine.canary_reference import canary_for
-from polyfleet.engine.executors import ExecutorKind, Wanted, candidates, first_that_works
+from polyfleet.engine.executor import Executor
+from polyfleet.engine.executors import ExecutorKind, Workload, believable, candidates, first_that_works, refuse
 from polyfleet.engine.request import EngineOptions
-from polyfleet.engine.sizing import Machine, resolve
+from polyfleet.engine.sizing import Machine, capacity_of, computing_dtype, resolve
+from polyfleet.engine.trial import trial
+from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
+from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError
 
 Progress = Callable[[float, str], None]
@@ -30,58 +33,71 @@ class LoadedEngine:
     options: EngineOptions
     canary: Canary | None = None  # where one was wanted and the context has room for it
     fingerprint: str = ""
+    passed_over: tuple[str, ...] = ()  # executors that were not taken, with the reason
 
 
 def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
     """Load a model. Raises ModelFileError, BackendUnavailable or ValueError, each with one sentence."""
+
+    def read(share: float) -> None:
+        progress(share * READING_SHARE, "reading the model")
+
+    return prepare_engine(lambda: load_model(path, read), options, progress)
+
+
+def prepare_engine(
+    read: Callable[[], LoadedModel], options: EngineOptions, progress: Progress, graph: KernelGraph | None = None
+) -> LoadedEngine:
+    """The model that `read` gives on its device; without `graph` as its architecture records it. Raises as `load`."""
     options = with_user_choice(options)
     machine, capabilities = open_machine(options.device)
     progress(0.0, "reading the model")
-    model = load_model(path, lambda share: progress(share * READING_SHARE, "reading the model"))
-    identity = fingerprint(model)
-    reading = _Reading(model, options, machine, capabilities, progress)
-    names = candidates(options, machine.device, capabilities)
-    executor, resolved = first_that_works(names, model, reading.build)
-    progress(1.0, "ready")
-    return LoadedEngine(model, executor, resolved, reading.canary, identity)
+    model = read()
+    dtype, graph = computing_dtype(options, machine), graph or record(model.config, model.weights)
+    workload = Workload(graph, model.weights, options, machine.device, dtype, capabilities)
 
+    def prepare(kind: ExecutorKind) -> tuple[Executor, EngineOptions]:
+        return fit(kind, workload, model, machine, preparing)
 
-@dataclass(slots=True)
-class _Reading:
-    """A model that was read, on its way to an executor; each one tried is sized by its own footprint."""
+    def preparing(share: float) -> None:
+        progress(READING_SHARE + share * (1 - READING_SHARE), f"preparing the weights on {machine.device} in {dtype}")
 
-    model: LoadedModel
-    options: EngineOptions
-    machine: Machine
-    capabilities: KernelCapabilities
-    progress: Progress
-    canary: Canary | None = None
-
-    def build(self, kind: ExecutorKind) -> tuple[Executor, EngineOptions]:
-        """The executor, and the options with nothing left open. Raises ValueError, FieldError where it can't be."""
-        model, machine = self.model, self.machine
-        resolved = resolve(self.options, model.config, lambda dtype: kind.footprint(model, dtype), machine)
-        if self.options.canary and self.canary is None:
-            self.canary = self._canary(resolved.context_length)
-        preparing = f"preparing the weights on {machine.device} in {resolved.dtype}"
-        wanted = Wanted(
+    (executor, resolved), passed_over = first_that_works(candidates(options, machine.device, capabilities), prepare)
+    canary = None
+    if options.canary:
+        canary = canary_for(
             model,
-            replace(resolved, dtype=self.options.dtype),  # whether one was asked for decides what is computed in int8
-            machine.device,
-            resolved.kv_cache_tokens // resolved.block_size,
-            resolved.block_size,
-            self.capabilities,
-            lambda share: self.progress(READING_SHARE + share * (1 - READING_SHARE), preparing),
+            resolved.context_length,
+            threads=options.threads,
+            progress=lambda _: progress(1.0, "computing the canary's answer in float32"),
         )
-        return kind.build(wanted), resolved
+    progress(1.0, "ready")
+    reasons = tuple(f"{each.executor}: {each.reason}" for each in passed_over)
+    return LoadedEngine(model, executor, resolved, canary, fingerprint(model), reasons)
 
-    def _canary(self, context_length: int) -> Canary | None:
-        return canary_for(
-            self.model,
-            context_length,
-            threads=self.options.threads,
-            progress=lambda _: self.progress(READING_SHARE, "computing the canary's answer in float32"),
-        )
+
+def fit(
+    kind: ExecutorKind, workload: Workload, model: LoadedModel, machine: Machine, progress: Callable[[float], None]
+) -> tuple[Executor, EngineOptions]:
+    """Build an executor and give it the room that the machine has; whatever is raised is a reason not to take it.
+
+    It is sized twice: by its estimate, so that what can't fit is refused before it is built, and by what it measures.
+    """
+    refuse(kind, workload)
+    resolve(workload.options, model.config, believable(kind.name, kind.footprint(workload)), machine)
+    executor = kind.build(workload, progress)
+    try:
+        measured = believable(kind.name, executor.measure())
+        resolved = resolve(workload.options, model.config, measured, machine)
+        try:
+            executor.allocate(capacity_of(resolved))
+        except MemoryError:
+            raise ValueError(f"the memory that the {kind.name} executor measured is not there") from None
+        trial(executor, capacity_of(resolved))
+    except BaseException:
+        executor.close()
+        raise
+    return executor, resolved
 
 
 def with_user_choice(options: EngineOptions) -> EngineOptions:

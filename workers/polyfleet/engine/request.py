@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 from enum import Enum, unique
+from typing import NamedTuple
 
-from polyfleet.engine.batch import PoolingKind
-from polyfleet.sampling.draw import SampledToken
 from polyfleet.wire.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -16,6 +15,14 @@ class FinishReason(str, Enum):
 
     STOP = "stop"
     LENGTH = "length"
+
+
+@unique
+class PoolingKind(str, Enum):
+    """How hidden states become one embedding."""
+
+    MEAN = "mean"
+    LAST = "last"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +43,16 @@ class SequenceRequest:
     cache_salt: bytes = b""  # cached prefixes are shared by requests of one salt alone
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
+class SampledToken(NamedTuple):
+    """A drawn token. Logprobs are natural logs of the model's own distribution, before penalties and temperature."""
+
+    token_id: int
+    logprob: float = 0.0
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class SequenceUpdate(NamedTuple):
     """News of one sequence after a step. It has ended when `finish_reason` or `error` is set."""
 
     sequence_id: str
@@ -58,7 +73,8 @@ class EngineOptions:
     context_length: int = 0  # tokens
     kv_cache_tokens: int = 0  # size of the KV pool
     max_sequences: int = 0
-    step_tokens: int = 0  # token budget of one step
+    step_tokens: int = 0  # rows of one step at most
+    step_seconds: float = 0.0  # that a step with prompts should stay under: its rows adapt
     threads: int = 0  # CPU threads
     block_size: int = 0  # tokens a KV block
     prefix_cache: bool = True
@@ -82,10 +98,11 @@ class EngineFacts:
     dtype: str
     end_token_ids: tuple[int, ...]
     fingerprint: str = ""  # of configuration, weights and tokenizer, wherever their files lie
+    executor: str = ""  # that runs it
+    passed_over: tuple[str, ...] = ()  # the ones before it, each with the reason in a sentence
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
+class EngineStatus(NamedTuple):
     """How the engine is doing; counters are totals since it started. Ledger: admitted = all other states together."""
 
     running_sequences: int = 0
@@ -105,3 +122,5 @@ class EngineStatus:
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
+    step_rows: int = 0
+    dropped_rows: int = 0  # computed ahead for sequences that had ended meanwhile

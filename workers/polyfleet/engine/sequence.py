@@ -2,19 +2,22 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, unique
+from typing import Any, Protocol
 
-from polyfleet.engine.batch import PoolingKind
-from polyfleet.engine.request import FinishReason, SequenceRequest, SequenceUpdate
-from polyfleet.sampling.counts import TokenCounts
-from polyfleet.sampling.draw import Draw, SampledToken
+from numpy.typing import NDArray
+
+from polyfleet.engine.request import FinishReason, PoolingKind, SampledToken, SequenceRequest, SequenceUpdate
+from polyfleet.sampling.draw import Bools
 from polyfleet.wire.hashing import ROOT_HASH, grain_hash
+
+Place = tuple[int, int]  # slot and generation: of one run of a sequence, from its start to its end or preemption
 
 
 @unique
 class SequenceState(str, Enum):
-    """Where a sequence stands. It holds blocks only while RUNNING."""
+    """Where a sequence stands. It holds blocks and a slot only while RUNNING."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -35,30 +38,49 @@ TRANSITIONS: Mapping[SequenceState, frozenset[SequenceState]] = {
 }
 
 
+class TokenMask(Protocol):
+    """Says which tokens may follow; asked before each draw of its sequence."""
+
+    def allowed(self, generated_ids: Tokens[int]) -> Bools:
+        """[V], at least one of them true."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`num_computed` tokens have their keys and values in `blocks`; the tokens behind them are still to compute."""
+    """`num_computed` tokens have their keys and values in `blocks`, or will have behind the steps under way.
+
+    Of these, `num_settled` are in steps that were collected and found good.
+    """
 
     request: SequenceRequest
     arrival: int  # a running number; kept when preempted
     arrival_seconds: float
+    longest: int  # tokens at which it ends
     state: SequenceState = SequenceState.WAITING
     generated_ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0  # prompt, generated, and those that are being drawn
+    num_drawing: int = 0
     num_computed: int = 0
+    num_settled: int = 0
+    place: Place | None = None
+    last_step: int = 0  # the number of the last step that has rows of it
     blocks: list[int] = field(default_factory=list)
     root: bytes = ROOT_HASH  # of its prefix chain
     hashes: list[bytes] = field(default_factory=list)  # of the full blocks so far, for the PrefixIndex
     num_published: int = 0  # leading blocks that the PrefixIndex knows
-    pooled: tuple[float, ...] = ()
+    pooled: NDArray[Any] | None = None
     cached_tokens: int = 0  # prompt tokens that the first step found computed
     queue_seconds: float | None = None  # from arrival to the first step
-    counts: TokenCounts | None = None  # where its draws are penalised
+    mask: TokenMask | None = None
+    needs: int = 0  # `plan.Need` of its draws
+    pooling: PoolingKind | None = None  # how its hidden states are pooled, where an embedding is wanted
     reported: bool = False  # whether its first update has left
 
     def __post_init__(self) -> None:
         self.generated_ids.extend(self.request.generated_ids)
-        if self.request.params.penalised:
-            self.counts = TokenCounts(self.request.prompt_ids, self.generated_ids)
+        self.num_tokens = len(self.request.prompt_ids) + len(self.generated_ids)
+        self.pooling = self.request.pooling
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -66,9 +88,16 @@ class Sequence:
         return (-self.request.priority, self.arrival)
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt and generated tokens."""
-        return len(self.request.prompt_ids) + len(self.generated_ids)
+    def running_place(self) -> Place:
+        """Where it runs; raises RuntimeError where it does not."""
+        if self.place is None:
+            raise RuntimeError("a sequence that does not run has no slot")
+        return self.place
+
+    @property
+    def slot(self) -> int:
+        """The slot that it runs in."""
+        return self.running_place[0]
 
     @property
     def num_uncomputed(self) -> int:
@@ -78,13 +107,20 @@ class Sequence:
     @property
     def reads_prefix(self) -> bool:
         """Whether computed blocks may stand in for its own work: not where every hidden state is wanted."""
-        return self.request.pooling is not PoolingKind.MEAN
+        return self.pooling is not PoolingKind.MEAN
 
     def move(self, state: SequenceState) -> None:
         """Change state; raises RuntimeError for a change that TRANSITIONS does not have."""
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"a {self.state.value} sequence can't become {state.value}")
         self.state = state
+
+    def next_token(self) -> int:
+        """The token at `num_computed`; -1 - slot while it is being drawn."""
+        index = self.num_computed - len(self.request.prompt_ids)
+        if index < 0:
+            return self.request.prompt_ids[index]
+        return self.generated_ids[index] if index < len(self.generated_ids) else -1 - self.slot
 
     def tokens(self, start: int, end: int) -> Tokens[int]:
         """The tokens at positions start … end-1, over prompt and generated alike."""
@@ -103,43 +139,48 @@ class Sequence:
             self.hashes.append(grain_hash(parent, self.tokens(start, start + block_size)))
         return self.hashes[:num_blocks]
 
-    def draw(self) -> Draw:
-        """What to draw behind its present tokens."""
-        request = self.request
-        return Draw(request.params, request.choice, self.num_tokens, request.num_logprobs, self.counts)
+    def plan(self, size: int) -> bool:
+        """A step was launched that computes the next `size` tokens; says whether it draws one behind them."""
+        self.num_computed += size
+        if self.num_computed < self.num_tokens or self.pooling is not None:
+            return False
+        self.num_drawing += 1
+        self.num_tokens += 1
+        return True
 
-    def accept(self, token: SampledToken, context_length: int, end_token_ids: frozenset[int]) -> FinishReason | None:
-        """Append a drawn token and say whether the sequence has ended. A stop or end token is not appended."""
+    def accept(self, token_id: int, end_token_ids: frozenset[int]) -> FinishReason | None:
+        """Take the drawn token and say whether the sequence has ended. A stop or end token is not appended."""
         request = self.request
-        if token.token_id in request.stop_token_ids or (not request.ignore_eos and token.token_id in end_token_ids):
+        self.num_drawing -= 1
+        if token_id in request.stop_token_ids or (token_id in end_token_ids and not request.ignore_eos):
+            self.num_tokens -= 1
             return FinishReason.STOP
-        self.generated_ids.append(token.token_id)
-        if self.counts is not None:
-            self.counts.add(token.token_id)
-        if len(self.generated_ids) >= request.max_tokens or self.num_tokens >= context_length:
-            return FinishReason.LENGTH
-        return None
+        self.generated_ids.append(token_id)
+        return FinishReason.LENGTH if self.num_tokens - self.num_drawing >= self.longest else None
 
-    def news(self, tokens: tuple[SampledToken, ...] = ()) -> SequenceUpdate:
-        """An update with these tokens; the first one also says how the sequence began."""
-        update = SequenceUpdate(self.request.sequence_id, tokens)
-        if not self.reported:
-            self.reported = True
-            update = replace(update, cached_tokens=self.cached_tokens, queue_seconds=self.queue_seconds)
-        return update
+    def news(self, tokens: tuple[SampledToken, ...] = (), **end: Any) -> SequenceUpdate:
+        """An update with these tokens and how it ended; the first one also says how the sequence began."""
+        if self.reported:
+            return SequenceUpdate(self.request.sequence_id, tokens, **end)
+        self.reported = True
+        end |= {"cached_tokens": self.cached_tokens, "queue_seconds": self.queue_seconds}
+        return SequenceUpdate(self.request.sequence_id, tokens, **end)
 
-    def add_pooled(self, values: tuple[float, ...]) -> None:
-        """Add one slice's pooled hidden states to those before."""
-        self.pooled = tuple(map(sum, zip(self.pooled, values, strict=True))) if self.pooled else values
+    def add_pooled(self, values: NDArray[Any]) -> None:
+        """Add one step's pooled hidden states to those before."""
+        self.pooled = values.astype(float) if self.pooled is None else self.pooled + values
 
     def embedding(self) -> tuple[float, ...]:
         """The pooled hidden states of the whole prompt."""
-        if self.request.pooling is PoolingKind.MEAN:
-            return tuple(value / self.num_tokens for value in self.pooled)
-        return self.pooled
+        if self.pooled is None:
+            raise RuntimeError("nothing was pooled")
+        mean = self.pooling is PoolingKind.MEAN
+        return tuple((self.pooled / self.num_tokens if mean else self.pooled).tolist())
 
     def forget_computed(self) -> None:
-        """Start over: nothing is computed, no block is held (the caller has released them)."""
+        """Start over: nothing is computed, nothing is held (the caller has released it)."""
         self.blocks = []
-        self.num_computed = self.num_published = 0
-        self.pooled = ()
+        self.place = None
+        self.num_tokens -= self.num_drawing
+        self.num_drawing = self.num_computed = self.num_settled = self.num_published = 0
+        self.pooled = None

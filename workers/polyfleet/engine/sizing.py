@@ -1,9 +1,9 @@
 """Sizing: every option that was left open, chosen from the device and the model in one pure function."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.request import EngineOptions
 from polyfleet.models.config import ModelConfig
 from polyfleet.wire.limits import FieldError
@@ -30,14 +30,6 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
-    """What an executor takes for a model, from the shapes and formats of its weights alone. Bytes."""
-
-    weights: int  # as it keeps them
-    kv_per_token: int  # keys and values of one position over all layers
-
-
-@dataclass(frozen=True, slots=True)
 class Defaults:
     """What fits a kind of device."""
 
@@ -45,29 +37,30 @@ class Defaults:
     pool_contexts: int  # whole contexts in the KV pool at most; 0: as many as fit
     step_tokens: int
     max_sequences: int
+    step_seconds: float
 
 
 # A host's memory is other programs' too, and its steps must stay short enough not to hold up decodes.
-HOST = Defaults(memory_share=0.25, pool_contexts=4, step_tokens=256, max_sequences=32)
-UNIFIED = Defaults(memory_share=0.85, pool_contexts=16, step_tokens=2048, max_sequences=256)
+HOST = Defaults(memory_share=0.25, pool_contexts=4, step_tokens=256, max_sequences=32, step_seconds=0.25)
+UNIFIED = Defaults(memory_share=0.85, pool_contexts=16, step_tokens=2048, max_sequences=256, step_seconds=0.25)
 # An accelerator's own memory is there to be used: weights and pool take this share of it together.
-ACCELERATOR = Defaults(memory_share=0.88, pool_contexts=0, step_tokens=2048, max_sequences=256)
+ACCELERATOR = Defaults(memory_share=0.88, pool_contexts=0, step_tokens=2048, max_sequences=256, step_seconds=0.1)
 
 
-def resolve(
-    options: EngineOptions, config: ModelConfig, footprint: Callable[[str], Footprint], machine: Machine
-) -> EngineOptions:
+def resolve(options: EngineOptions, config: ModelConfig, footprint: Footprint, machine: Machine) -> EngineOptions:
     """The same options with no 0 and no "auto" left but `executor`. Raises FieldError for what can't be had.
 
-    `footprint` gives, for a computing dtype, what the executor takes that is to run the model.
+    `footprint` is what the executor takes that is to run the model: its estimate, or what it measured.
     """
     for field in ("context_length", "kv_cache_tokens", "max_sequences", "step_tokens", "threads", "block_size"):
         if (value := getattr(options, field)) < 0:
             raise FieldError(field, f"must be 1 or more, or 0 for a good choice, not {value}")
+    if not 0 <= options.step_seconds < float("inf"):
+        raise FieldError("step_seconds", f"must be a number over 0, or 0 for a good choice, not {options.step_seconds}")
     defaults = HOST if machine.device == "cpu" else UNIFIED if machine.unified_memory else ACCELERATOR
-    dtype = _dtype(options, machine)
+    dtype = computing_dtype(options, machine)
     options = replace(options, block_size=_block_size(options, machine))
-    tokens = _pool_tokens(options, config, machine, defaults, footprint(dtype))
+    tokens = _pool_tokens(options, config, machine, defaults, footprint)
     capacity = tokens // options.block_size * options.block_size
     step_tokens = options.step_tokens or max(defaults.step_tokens, 2 * options.max_sequences)
     room = capacity // max(TOKENS_PER_SEQUENCE, options.block_size)
@@ -82,16 +75,25 @@ def resolve(
         kv_cache_tokens=capacity,
         max_sequences=max_sequences,
         step_tokens=step_tokens,
+        step_seconds=options.step_seconds or defaults.step_seconds,
         threads=_threads(options, machine),
     )
 
 
-def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
-    """Keys and values of one position over all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * DTYPE_BYTES[dtype]
+def capacity_of(options: EngineOptions) -> Capacity:
+    """What an executor must have room for; `options` have nothing left open."""
+    block_size = options.block_size
+    return Capacity(
+        num_blocks=options.kv_cache_tokens // block_size,
+        block_size=block_size,
+        max_sequences=options.max_sequences,
+        max_blocks=-(-options.context_length // block_size),
+        step_tokens=options.step_tokens,
+    )
 
 
-def _dtype(options: EngineOptions, machine: Machine) -> str:
+def computing_dtype(options: EngineOptions, machine: Machine) -> str:
+    """The dtype that is computed in; raises FieldError for one that the device can't compute in."""
     if options.dtype == "auto":
         return machine.preferred_dtype
     possible = sorted(machine.dtypes & DTYPE_BYTES.keys())
@@ -121,7 +123,7 @@ def _pool_tokens(
             problem = f"{tokens} tokens take {tokens * each / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
             raise FieldError("kv_cache_tokens", f"{problem} beside the model on {machine.device}")
         return tokens
-    tokens = _pool_bytes(machine, defaults, free, footprint.weights) // each
+    tokens = _pool_bytes(machine, defaults, free, footprint) // each
     if defaults.pool_contexts:
         context = options.context_length or config.context_length
         whole_contexts = min(defaults.pool_contexts, options.max_sequences or defaults.pool_contexts)
@@ -131,12 +133,12 @@ def _pool_tokens(
     return tokens
 
 
-def _pool_bytes(machine: Machine, defaults: Defaults, free: int, weights: int) -> int:
+def _pool_bytes(machine: Machine, defaults: Defaults, free: int, footprint: Footprint) -> int:
     """What the KV pool may take at most."""
     if defaults is not ACCELERATOR:
         return int(free * defaults.memory_share)
     total = machine.free_bytes
-    return min(int(total * defaults.memory_share), total - SPARE_BYTES) - weights
+    return min(int(total * defaults.memory_share), total - max(SPARE_BYTES, footprint.workspace)) - footprint.weights
 
 
 def _context_length(options: EngineOptions, config: ModelConfig, capacity: int) -> int:

@@ -1,4 +1,4 @@
-"""`python -m polyfleet.engine.conformance [BACKEND]`: run every check and print the report as JSON."""
+"""`python -m polyfleet.conformance [BACKEND]`: run every check and print the report as JSON."""
 
 import json
 import sys
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from polyfleet.backends.choice import ConfigError, get_backend
 from polyfleet.backends.protocol import BackendUnavailable, family_name
-from polyfleet.engine.conformance.checks import CHECKS, Failed, Skipped, Subject
-from polyfleet.engine.conformance.collectives import collectives
-from polyfleet.engine.conformance.report import CheckResult, ConformanceReport, Outcome, software_versions
+from polyfleet.conformance.checks import CHECKS, Failed, Skipped, Subject
+from polyfleet.conformance.collectives import collectives
+from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome, software_versions
 
 
 def check(subject: Subject, run: Callable[[Subject], str]) -> CheckResult:

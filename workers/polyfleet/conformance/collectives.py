@@ -6,7 +6,7 @@ import sys
 from datetime import timedelta
 
 from polyfleet.backends.protocol import family_name
-from polyfleet.engine.conformance.checks import Failed, Skipped, Subject, need_torch
+from polyfleet.conformance.checks import Failed, Skipped, Subject, need_torch
 
 SECONDS = 90.0
 
@@ -23,7 +23,7 @@ def collectives(subject: Subject) -> str:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     name = family_name(subject.backend.type)
-    command = [sys.executable, "-m", "polyfleet.engine.conformance.collectives", name, str(port)]
+    command = [sys.executable, "-m", "polyfleet.conformance.collectives", name, str(port)]
     ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     try:
         messages = [each.communicate(timeout=SECONDS)[1] for each in ranks]

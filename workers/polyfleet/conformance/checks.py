@@ -12,24 +12,28 @@ import torch
 from torch import Tensor
 
 from polyfleet.backends.protocol import DeviceInfo, HardwareBackend, Health, KernelCapabilities
-from polyfleet.engine.batch import Executor, SequenceSlice, StepBatch
-from polyfleet.engine.conformance.synthetic import synthetic_model
-from polyfleet.engine.eager import EagerExecutor, make_step
-from polyfleet.engine.executors import DTYPES, build_executor, kernel_facts
-from polyfleet.engine.request import GREEDY, EngineOptions
-from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.conformance.synthetic import synthetic_model
+from polyfleet.engine.canary_reference import Continuation, continue_greedily
+from polyfleet.engine.executors import KNOWN, Workload, candidates, find, refuse
+from polyfleet.engine.request import EngineOptions, SampledToken
+from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.ops import OpKind
-from polyfleet.kernels.context import KernelContext
+from polyfleet.kernels.context import DTYPES, KernelContext
 from polyfleet.kernels.dispatch import Implementation, Target, choose
 from polyfleet.kernels.reference import REFERENCE
+from polyfleet.kernels.step import make_step
 from polyfleet.kernels.table import implementations
+from polyfleet.kernels.weights import Weights
 from polyfleet.kvcache.storage import KvStorage
+from polyfleet.loading.progress import silent
 from polyfleet.models.registry import record
-from polyfleet.sampling.draw import Draw, SampledToken
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 16, 16, 20
+PROMPTS = tuple(tuple(range(index, index + length)) for index, length in ((3, 5), (40, 33), (90, 1)))
+# A single token, a chunk over block borders, and a whole prompt: ids, first position, blocks.
+SEQUENCES = ((range(3, 4), 0, [4]), (range(40, 73), 0, [9, 1, 6]), (range(90, 97), 0, [11]))
 CLOSE_CALL = 0.05  # in log probability between the best token and the second
 PROBE_BYTES = 256 * 2**20
 
@@ -132,18 +136,19 @@ def greedy_tokens(subject: Subject) -> str:
 
     From a close call on a prompt is not compared: executors add up in different orders, the CPU's keeps KV in float16.
     """
-    model = synthetic_model()
-    expected = _generate(EagerExecutor(model, num_blocks=NUM_BLOCKS), num_logprobs=2)
+    host = EngineOptions(executor="eager", dtype="float32", block_size=BLOCK_SIZE)
+    expected = _tokens(_generate(_workload(subject, host, "cpu"), KNOWN["eager"]))
     details = []
-    for name in subject.capabilities.executors:
+    names = candidates(EngineOptions(), subject.device, subject.capabilities)
+    for name, target in names.items():
         options = EngineOptions(executor=name, dtype="float32", block_size=BLOCK_SIZE)
         try:
-            executor = build_executor(model, options, subject.device, NUM_BLOCKS, subject.capabilities)
+            answers = _generate(_workload(subject, options, subject.device), target)
         except ValueError as error:
             details.append(f"{name} is not here ({error})")
             continue
-        actual = _generate(executor)
-        count = sum(_agreeing(prompt, *pair) for prompt, pair in enumerate(zip(expected, actual, strict=True)))
+        pairs = enumerate(zip(expected, _tokens(answers), strict=True))
+        count = sum(_agreeing(prompt, *pair) for prompt, pair in pairs)
         details.append(f"{name}: {count} of {len(expected) * NUM_TOKENS} tokens equal the CPU reference")
     if all("is not here" in each for each in details):
         raise Failed("; ".join(details))
@@ -192,25 +197,37 @@ def _operator_errors(subject: Subject, dtype: torch.dtype) -> dict[str, float]:
     """Run the model op by op on both sides, each op fed with the reference's inputs."""
     model, host = synthetic_model(), torch.device("cpu")
     graph = record(model.config, model.weights)
+    facts = Workload(graph, model.weights, EngineOptions(), subject.device, "", subject.capabilities).facts
     sides = []
     for device, kind in ((host, torch.float32), (torch.device(subject.device), dtype)):
         storage = KvStorage.allocate(graph.caches, NUM_BLOCKS, BLOCK_SIZE, kind, device)
         sides.append(KernelContext(model.weights, device, kind, storage.keys, storage.values, BLOCK_SIZE))
-    chosen = choose(implementations(), Target(sides[1].device.type, dtype, kernel_facts(subject.capabilities)))
+    chosen = choose(implementations(), Target(sides[1].device.type, dtype, facts))
     tables = (choose(REFERENCE, Target("cpu", torch.float32)), chosen)
     errors: dict[str, float] = {}
     with torch.inference_mode():
-        for form in (graph, fuse(graph)):  # as it is recorded, and as executors run it
+        # The model as it is recorded and as executors run it, and what models seldom have.
+        for form in (graph, fuse(graph), _plain_ops(model.weights)):
             for name, error in _graph_errors(form, tables, sides):
                 errors[name] = max(error, errors.get(name, 0.0))
     return errors
+
+
+def _plain_ops(weights: Weights) -> KernelGraph:
+    """The ops of users' graphs; but argmax, whose columns are no numbers that are nearly right."""
+    columns = {name: weight.columns for name, weight in weights.items()}
+    builder = GraphBuilder({}, columns)
+    x = builder.embedding("embedding")
+    for kind in (OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH):
+        builder.unary(kind, x)
+    return builder.freeze((builder.layer_norm(x, "norm", "norm", 1e-5),))
 
 
 def _graph_errors(
     graph: KernelGraph, tables: Sequence[Mapping[OpKind, Implementation]], sides: Sequence[KernelContext]
 ) -> Iterator[tuple[str, float]]:
     """The relative error of each op's outputs."""
-    steps = [make_step(_batch(), BLOCK_SIZE, each.device) for each in sides]
+    steps = [make_step(SEQUENCES, BLOCK_SIZE, each.device) for each in sides]
     values: dict[int, Tensor] = {0: steps[0].token_ids}
     for op in graph.ops:
         inputs = [values[value] for value in op.inputs]
@@ -230,30 +247,28 @@ def _outputs(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _batch() -> StepBatch:
-    """A decode-sized slice, a chunk over block borders, and a whole prompt."""
-    ids = [list(range(index, index + length)) for index, length in ((3, 1), (40, 33), (90, 7))]
-    tables = ([4], [9, 1, 6], [11])
-    draws = [Draw(GREEDY) for each in ids]
-    return StepBatch(tuple(SequenceSlice(a, 0, b, c) for a, b, c in zip(ids, tables, draws, strict=True)))
+def _workload(subject: Subject, options: EngineOptions, device: str) -> Workload:
+    model = synthetic_model()
+    graph = record(model.config, model.weights)
+    return Workload(graph, model.weights, options, device, "float32", subject.capabilities)
 
 
-def _generate(executor: Executor, num_logprobs: int | None = None) -> list[list[SampledToken]]:
-    """NUM_TOKENS greedy tokens for three prompts, computed as one batch."""
-    prompts = [list(range(index, index + length)) for index, length in ((3, 5), (40, 33), (90, 1))]
-    tables = ([0, 5], [1, 9, 2, 7], [3, 4])
-    drawn: list[list[SampledToken]] = [[] for _ in prompts]
-    for _ in range(NUM_TOKENS):
-        slices = []
-        for prompt, table, tokens in zip(prompts, tables, drawn, strict=True):
-            generated = tuple(token.token_id for token in tokens)
-            ids, start = (generated[-1:], len(prompt) + len(tokens) - 1) if tokens else (prompt, 0)
-            slices.append(SequenceSlice(ids, start, table, Draw(GREEDY, num_logprobs=num_logprobs)))
-        for tokens, result in zip(drawn, executor.step(StepBatch(tuple(slices))), strict=True):
-            if result.token is None:
-                raise Failed(f"a step failed: {result.error}")
-            tokens.append(result.token)
-    return drawn
+def _generate(workload: Workload, target: str) -> list[Continuation]:
+    """NUM_TOKENS greedy tokens for three prompts, computed as one batch. Raises ValueError where nothing is built."""
+    kind = find(workload.options.executor, target)
+    refuse(kind, workload)
+    executor = kind.build(workload, silent)
+    try:
+        return continue_greedily(executor, PROMPTS, NUM_TOKENS)
+    finally:
+        executor.close()
+
+
+def _tokens(answers: Sequence[Continuation]) -> list[list[SampledToken]]:
+    for answer in answers:
+        if answer.error:
+            raise Failed(f"a step failed: {answer.error}")
+    return [answer.tokens for answer in answers]
 
 
 CHECKS: tuple[Callable[[Subject], str], ...] = (

@@ -1,0 +1,114 @@
+"""Third parties' executors that fail in every way that one can fail in before it is trusted with requests."""
+
+from tests.support.numpy_executor import NumpyExecutor, NumpyStep
+
+from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput
+from polyfleet.engine.executors import Workload
+from polyfleet.engine.plan import StepPlan
+from polyfleet.loading.progress import Progress
+from polyfleet.sampling.draw import Bools
+
+GIB = 2**30
+closed: list[str] = []  # names of executors that were closed
+
+
+class Odd(NumpyExecutor):
+    """Tells when it is closed."""
+
+    def close(self) -> None:
+        closed.append(self.name)
+
+
+class Refuses(Odd):
+    name = "refuses"
+
+    @classmethod
+    def refuses(cls, workload: Workload) -> str:
+        return "it has no head for heights"
+
+
+class RaisesWhenAsked(Odd):
+    name = "raises-when-asked"
+
+    @classmethod
+    def refuses(cls, workload: Workload) -> str:
+        raise KeyError("heights")
+
+
+class RaisesFootprint(Odd):
+    name = "raises-footprint"
+
+    @classmethod
+    def footprint(cls, workload: Workload) -> Footprint:
+        raise OSError("no scales\nat all")
+
+
+class RaisesWhenBuilt(Odd):
+    name = "raises-when-built"
+
+    @classmethod
+    def build(cls, workload: Workload, progress: Progress) -> "NumpyExecutor":
+        raise ValueError("it is Monday")
+
+
+class RunsOutOfMemory(Odd):
+    name = "runs-out"
+
+    def allocate(self, capacity: Capacity) -> None:
+        raise MemoryError
+
+
+class RaisesInLaunch(Odd):
+    name = "raises-in-launch"
+
+    def launch(self, plan: StepPlan) -> NumpyStep:
+        raise RuntimeError("no such kernel")
+
+
+class RaisesInDraw(Odd):
+    name = "raises-in-draw"
+
+    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+        raise RuntimeError("no dice")
+
+
+class GivesNothing(Odd):
+    name = "gives-nothing"
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        output = super().collect(pending, timeout)
+        return StepOutput(output.token_ids[:0], output.faults)
+
+
+class OwesMemory(Odd):
+    name = "owes"
+
+    @classmethod
+    def footprint(cls, workload: Workload) -> Footprint:
+        return Footprint(-5, 100)
+
+
+class WeighsWords(Odd):
+    name = "weighs-words"
+
+    def measure(self) -> Footprint:
+        return Footprint("much", 100)  # type: ignore[arg-type]
+
+
+class IsMuchHeavier(Odd):
+    """Says that it takes nothing, and has taken all."""
+
+    name = "heavier"
+
+    @classmethod
+    def footprint(cls, workload: Workload) -> Footprint:
+        return Footprint(0, 1)
+
+    def measure(self) -> Footprint:
+        return Footprint(10_000 * GIB, 100)
+
+
+ODD = (
+    *(Refuses, RaisesWhenAsked, RaisesFootprint, RaisesWhenBuilt, RunsOutOfMemory, RaisesInLaunch, RaisesInDraw),
+    *(GivesNothing, OwesMemory, WeighsWords, IsMuchHeavier),
+)

@@ -1,0 +1,125 @@
+"""The seam between Batcher and Executor: what an executor is asked, and what it gives back. No tensors, no devices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, unique
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyfleet.sampling.draw import Bools, Logprobs
+
+if TYPE_CHECKING:
+    from polyfleet.engine.plan import StepPlan
+
+
+@unique
+class Fault(IntEnum):
+    """What was wrong with a sequence's rows of a step."""
+
+    NONE = 0
+    NOT_FINITE = 1
+
+
+FAULTS = {Fault.NOT_FINITE: "the model's output is not finite; check the weights, or choose float32"}
+
+
+class StepTooLarge(Exception):
+    """A step has more rows than there is room for; nothing of it was started, smaller ones are to be planned."""
+
+
+class DeviceTimeout(Exception):
+    """A device did not finish a step in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What an executor takes for a model. Bytes; an estimate from the weights' shapes and formats, or measured."""
+
+    weights: int  # as it keeps them
+    kv_per_token: int  # keys and values of one position over all layers
+    workspace: int = 0  # what the largest step takes beside them
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much an executor must have room for."""
+
+    num_blocks: int
+    block_size: int  # tokens a block
+    max_sequences: int  # slots
+    max_blocks: int  # of one sequence
+    step_tokens: int  # rows of one step
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step came to. Arrays are the receiver's to keep."""
+
+    token_ids: NDArray[Any]  # [S] int; some valid id where the sequence has a fault
+    faults: NDArray[np.int8]  # [B] Fault of each sequence over all its rows
+    logprobs: Logprobs | None = None  # [S], where the plan needs some
+    pooled: NDArray[Any] | None = None  # [P, H] float: SUM over a slice's rows for MEAN, its last row for LAST
+    outputs: tuple[NDArray[Any], ...] = ()  # the graph's [T, width], where the plan needs them
+
+
+class Pending:
+    """What an executor remembers of a step under way; nobody else looks inside."""
+
+    __slots__ = ()
+
+
+class Executor(Protocol):
+    """Runs a KernelGraph over the paged KV cache and draws tokens. Not thread-safe.
+
+    For each step: `launch`, then `draw`, then `collect`, each once, `draw` before the next `launch`; steps are
+    collected in the order of their launches, and no more than `depth` are under way. Where one of the three raises,
+    nothing more is asked of that step. MemoryError means that the device's memory did not suffice: the sequences are
+    computed again, in smaller steps. Any other exception fails the step's sequences.
+    """
+
+    name: str  # what operators call it
+    depth: int  # steps that may be under way: 1 where `launch` computes, 2 where the device is asynchronous
+
+    def measure(self) -> Footprint:
+        """What it really takes, once built; it has no KV cache yet."""
+        ...
+
+    def allocate(self, capacity: Capacity) -> None:
+        """Make room for the KV cache and the largest step; once, before the first launch. May raise MemoryError."""
+        ...
+
+    def launch(self, plan: "StepPlan") -> Pending:
+        """Start a forward pass. The plan's arrays are borrowed: they change as soon as this returns.
+
+        Raises StepTooLarge before anything is started, from sizes alone.
+        """
+        ...
+
+    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+        """Start the sampling of all its draws; `masks` [S, V] has the tokens that may be drawn."""
+        ...
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        """Wait for a step; raises DeviceTimeout after so many seconds."""
+        ...
+
+    def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
+        """Contents of blocks, of each cache [2, len(blocks) * block_size, kv heads, width], in the cache's own dtype.
+
+        bfloat16 as its bits in uint16. Without blocks, empty arrays that tell shape and dtype. See kvcache/portable.py.
+        """
+        ...
+
+    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
+        """Write what `export_blocks` gave, behind every launch before."""
+        ...
+
+    def implementations(self) -> Mapping[str, str]:
+        """Which implementation runs each op, for `polyfleet info`."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds at once rather than with the last reference."""
+        ...

@@ -1,0 +1,223 @@
+"""StepPlan, one step as flat arrays, and the Assembler, the only code that writes them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyfleet.engine.request import PoolingKind
+from polyfleet.sampling.draw import PARAMETERS, Draws, Parameters, Start, parameters
+
+if TYPE_CHECKING:
+    from polyfleet.engine.sequence import Sequence as EngineSequence
+
+Int32s = NDArray[np.int32]
+Share = tuple["EngineSequence", int]  # a sequence and how many of its next tokens a step computes
+
+
+class Need(IntFlag):
+    """What a step asks for beyond the likeliest token of each draw; a step that needs nothing pays for nothing.
+
+    OUTPUTS is asked of graphs whose outputs have a row for each row of the step.
+    """
+
+    NOTHING = 0
+    RANDOM = 1
+    PENALTIES = 2
+    LOGPROBS = 4
+    MASKS = 8
+    POOLING = 16
+    OUTPUTS = 32
+
+
+NEEDS = [Need(bits) for bits in range(2 * max(Need))]
+NOTHING = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One forward pass over T rows of B sequences, S of which draw a token and P of which are pooled.
+
+    Sequences of one row come first. Sequence b has the rows `row_starts[b]` … `row_starts[b + 1] - 1`, at positions up
+    to `lengths[b] - 1`; the KV of all positions before them is in the cache. Its blocks are the first of
+    `block_tables[slots[b]]`, as many as its length takes.
+
+    All arrays are borrowed from the Assembler: they change behind `Executor.launch`. Those of `numbers` lie in one
+    piece in the order of the fields, so that one copy moves them. `block_tables` and `sampling` are kept
+    from step to step; what changed in them since the last launch that was accepted stands in `changed` and `starts`.
+    """
+
+    numbers: Int32s
+    token_ids: Int32s  # [T]; -1 - slot: the token that is being drawn for this slot
+    positions: Int32s  # [T]
+    slots: Int32s  # [B]
+    row_starts: Int32s  # [B + 1]
+    lengths: Int32s  # [B] positions that are valid behind this step
+    draw_rows: Int32s  # [S] ascending
+    draw_slots: Int32s  # [S]
+    draw_positions: Int32s  # [S] tokens before the one that is drawn
+    pooled: Int32s  # [P] which of the B sequences, ascending
+    pool_last: Int32s  # [P] 1: the last row is wanted, 0: the sum of all rows
+    cleared_blocks: Int32s  # to be made 0 before anything is computed
+    needs: Need
+    block_tables: Int32s  # [slots, blocks of a sequence at most]
+    changed: Int32s  # slots with changes in their rows of `block_tables` or `sampling`
+    sampling: Parameters  # [slots]
+    starts: Sequence[Start]
+    inputs: Sequence[NDArray[np.float32]] = ()  # of the graph's inputs [T, width]
+
+    @property
+    def num_rows(self) -> int:
+        """T."""
+        return len(self.token_ids)
+
+    @property
+    def num_draws(self) -> int:
+        """S."""
+        return len(self.draw_rows)
+
+    @property
+    def draw_sequences(self) -> NDArray[np.int64]:
+        """[S] which of the B sequences draws."""
+        return np.searchsorted(self.row_starts, self.draw_rows, side="right") - 1
+
+    def draws(self) -> Draws:
+        """What is asked of the rows of logits; a copy."""
+        slots = self.draw_slots.astype(np.int64)
+        return Draws(self.sampling[slots], slots, self.draw_positions.astype(np.int64))
+
+
+class Assembler:
+    """Turns shares of a step into a plan. Arrays of slots persist and are changed only where something changed."""
+
+    def __init__(self, max_sequences: int, max_blocks: int) -> None:
+        self._tables = np.zeros((max_sequences, max_blocks), dtype=np.int32)
+        self._sampling = np.zeros(max_sequences, dtype=PARAMETERS)
+        self._changed: set[int] = set()
+        self._starts: list[Start] = []
+        self._cleared: list[int] = []
+
+    def start(self, slot: int, sequence: "EngineSequence") -> None:
+        """A sequence begins in a slot, with the blocks that it has."""
+        request = sequence.request
+        self._sampling[slot] = parameters(request.params, request.choice, request.num_logprobs)
+        needs = Need.NOTHING if request.params.greedy else Need.RANDOM
+        needs |= Need.PENALTIES if request.params.penalised else Need.NOTHING
+        needs |= Need.NOTHING if request.num_logprobs is None else Need.LOGPROBS
+        needs |= Need.NOTHING if sequence.mask is None else Need.MASKS
+        sequence.needs = int(needs)
+        if needs & Need.PENALTIES:
+            self._starts.append(Start(slot, request.prompt_ids, tuple(sequence.generated_ids)))
+        self.set_blocks(slot, 0, sequence.blocks)
+
+    def set_blocks(self, slot: int, first: int, blocks: Sequence[int]) -> None:
+        """A sequence's blocks from its `first` on."""
+        self._tables[slot, first : first + len(blocks)] = blocks
+        self._changed.add(slot)
+
+    def clear(self, blocks: Iterable[int]) -> None:
+        """Have blocks cleared at the beginning of the next step: they may hold numbers that are not finite."""
+        self._cleared += blocks
+
+    def written(self, blocks: Iterable[int]) -> None:
+        """Blocks were written anew from end to end: whatever they held, they need not be cleared."""
+        written = set(blocks)
+        self._cleared = [block for block in self._cleared if block not in written]
+
+    def assemble(self, shares: Iterable[Share], decodes: Sequence["EngineSequence"] = ()) -> StepPlan:
+        """The plan in which each sequence computes so many of its next tokens, those with one token first.
+
+        `decodes` come before all of `shares`: each computes the last token that it has, or is being given, and draws.
+        """
+        parts = _Parts(decodes)
+        needs = 0
+        for sequence in decodes:
+            needs |= sequence.needs
+        for sequence, size in shares:
+            needs |= sequence.needs if parts.add(sequence, size) else 0
+        if parts.pooled:
+            needs |= Need.POOLING
+        changed = np.array(list(self._changed), dtype=np.int32) if self._changed else NOTHING
+        lists = (*parts.lists(), self._cleared)
+        return lay_out(lists, NEEDS[needs], self._tables, changed, self._sampling, self._starts)
+
+    def accepted(self) -> None:
+        """The last plan was launched: its changes need not be told again."""
+        self._changed.clear()
+        self._starts = []
+        self._cleared = []
+
+
+def lay_out(
+    parts: Sequence[Sequence[int]],
+    needs: Need,
+    block_tables: Int32s,
+    changed: Int32s,
+    sampling: Parameters,
+    starts: Sequence[Start],
+) -> StepPlan:
+    """A plan of the lists `parts`, which are its arrays of `numbers` in the order of the fields."""
+    numbers = np.array(list(chain.from_iterable(parts)), dtype=np.int32)
+    views: list[Any] = []
+    end = 0
+    for part in parts:
+        first, end = end, end + len(part)
+        views.append(numbers[first:end] if part else NOTHING)
+    ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, last, cleared = views
+    return StepPlan(
+        *(numbers, ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, last),
+        *(cleared, needs, block_tables, changed, sampling, starts),
+    )
+
+
+class _Parts:
+    """A plan's arrays while they are lists. Those of sequences that decode are made many at once."""
+
+    def __init__(self, decodes: Sequence["EngineSequence"]) -> None:
+        count = len(decodes)
+        self.slots = [each.place[0] for each in decodes]  # type: ignore[index]
+        self.lengths = [each.num_tokens for each in decodes]
+        self.token_ids = [
+            -1 - each.place[0] if each.num_drawing else each.generated_ids[-1]  # type: ignore[index]
+            for each in decodes
+        ]
+        self.positions = [length - 1 for length in self.lengths]
+        self.row_starts = list(range(count + 1))
+        self.draw_rows = list(range(count))
+        self.draw_slots = self.slots[:]
+        self.draw_positions = self.lengths[:]
+        self.pooled: list[int] = []
+        self.pool_last: list[int] = []
+
+    def add(self, sequence: "EngineSequence", size: int) -> bool:
+        """Append a sequence's next tokens; says whether it draws behind them."""
+        first = sequence.num_computed
+        end = first + size
+        if size == 1:
+            self.token_ids.append(sequence.next_token())
+        else:
+            self.token_ids.extend(sequence.tokens(first, end))
+        self.positions.extend(range(first, end))
+        self.slots.append(sequence.slot)
+        self.lengths.append(end)
+        self.row_starts.append(len(self.token_ids))
+        last = end == sequence.num_tokens
+        if sequence.pooling is not None:
+            if last or sequence.pooling is PoolingKind.MEAN:
+                self.pooled.append(len(self.slots) - 1)
+                self.pool_last.append(sequence.pooling is PoolingKind.LAST)
+            return False
+        if last:
+            self.draw_rows.append(len(self.token_ids) - 1)
+            self.draw_slots.append(sequence.slot)
+            self.draw_positions.append(end)
+        return last
+
+    def lists(self) -> tuple[list[int], ...]:
+        """In the order of StepPlan's fields."""
+        rows = (self.token_ids, self.positions, self.slots, self.row_starts, self.lengths)
+        return (*rows, self.draw_rows, self.draw_slots, self.draw_positions, self.pooled, self.pool_last)

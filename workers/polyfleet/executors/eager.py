@@ -1,0 +1,279 @@
+"""The eager executor: runs a KernelGraph op by op in torch, on any device. The reference and the fall-back."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from traceback import clear_frames
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyfleet.engine.executor import Capacity, DeviceTimeout, Fault, Footprint, Pending, StepOutput, StepTooLarge
+from polyfleet.engine.executors import Workload
+from polyfleet.engine.plan import Int32s, Need, StepPlan
+from polyfleet.engine.pooling import pool
+from polyfleet.executors.torch_memory import estimate, profile_plan, statistics
+from polyfleet.graph.lowering import fuse
+from polyfleet.kernels.batched import steady_attention
+from polyfleet.kernels.context import DTYPES, KernelContext
+from polyfleet.kernels.dispatch import Target, choose
+from polyfleet.kernels.program import Program
+from polyfleet.kernels.step import Numbers, lay_out, upload
+from polyfleet.kernels.table import implementations
+from polyfleet.kvcache.storage import KvStorage
+from polyfleet.loading.progress import Progress, silent
+from polyfleet.sampling.device import DeviceDrawn, DeviceSampler, can_draw
+from polyfleet.sampling.draw import Bools, Drawn, Draws
+from polyfleet.sampling.host import HostSampler
+
+POLL_SECONDS = 2e-5  # between two questions whether the device is done
+
+
+@dataclass(slots=True)
+class _Pending(Pending):
+    """A step under way. What stands on the device is dropped by `draw`, but for what is on its way to the host."""
+
+    draws: Draws
+    draw_sequences: NDArray[Any]  # [S]
+    pooled_sequences: Int32s  # [P]
+    logits: Tensor | None  # [S, V]
+    draw_slots: Tensor | None  # [S]
+    faulty: Tensor  # [B] 0 where all rows of hidden states are finite
+    pooled: tuple[Tensor, Tensor] | None  # [P, H] and whether each is finite
+    outputs: tuple[Tensor, ...] = ()  # of the graph, where they are wanted
+    drawn: Drawn | DeviceDrawn | None = None
+    done: Any = None  # an event behind the last copy to the host; None: all is here
+
+
+class _Staged(NamedTuple):
+    """A plan's numbers on the device, in the order of their copy; int64."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    row_starts: Tensor
+    lengths: Tensor
+    draw_rows: Tensor
+    draw_slots: Tensor
+    draw_positions: Tensor
+    pooled: Tensor
+    pool_last: Tensor
+    cleared_blocks: Tensor
+    owners: Tensor  # [T] which of the B sequences each row belongs to
+    changed: Tensor  # [C]
+    tables: Tensor  # [C * blocks of a sequence] the block tables of the changed slots
+
+
+class EagerExecutor:
+    """Weights are dequantised to the computing dtype once, when it is built; a step then only launches kernels.
+
+    On accelerators nothing in `launch` and `draw` waits for the device, which so can have the next step before this
+    one is collected: tokens that are still being drawn are read from where `draw` leaves them there.
+    """
+
+    name = "eager"
+
+    @classmethod
+    def refuses(cls, workload: Workload) -> str:
+        """It runs everything, in the dtypes that it knows."""
+        return "" if workload.dtype in DTYPES else f"it computes in {', '.join(DTYPES)}, not in {workload.dtype}"
+
+    @classmethod
+    def footprint(cls, workload: Workload) -> Footprint:
+        """Every weight in the computing dtype."""
+        return estimate(workload)
+
+    @classmethod
+    def build(cls, workload: Workload, progress: Progress) -> "EagerExecutor":
+        """The executor with its weights on the device. Sets torch's threads where the options name a number."""
+        if workload.options.threads:
+            torch.set_num_threads(workload.options.threads)
+        with _memory_errors():
+            return cls(workload, progress)
+
+    def __init__(self, workload: Workload, progress: Progress = silent, *, depth: int = 0) -> None:
+        """`depth` 0: 2 on devices that are asynchronous and can draw, else 1."""
+        self._workload = workload
+        self._device = device = torch.device(workload.device)
+        self.depth = depth or (2 if device.type != "cpu" and can_draw(device) else 1)
+        self._asynchronous = self.depth > 1 and device.type != "cpu"
+        self._graph = fuse(workload.graph)
+        self._dtype = DTYPES[workload.dtype]
+        self._chosen = choose(implementations(), Target(device.type, self._dtype, workload.facts))
+        self._context = KernelContext(workload.weights, device, self._dtype, (), (), 0)
+        known = statistics(device)
+        before = known.memory_allocated(device) if known else 0
+        self._block_size = workload.options.block_size or 16
+        self._bind(KvStorage.allocate(self._graph.caches, 1, self._block_size, self._dtype, device), progress)
+        self._weight_bytes = known.memory_allocated(device) - before if known else 0
+
+    def implementations(self) -> Mapping[str, str]:
+        """The name of the implementation of each op."""
+        return {op.kind.value: self._chosen[op.kind].name for op in self._graph.ops}
+
+    def measure(self) -> Footprint:
+        """What is allocated, and what a large step takes beside it; the estimate where torch keeps no books."""
+        known = statistics(self._device)
+        expected = estimate(self._workload)
+        if known is None:
+            return expected
+        capacity, plan = profile_plan(self._workload, self._block_size)
+        self.allocate(capacity)
+        known.reset_peak_memory_stats(self._device)
+        before = known.memory_allocated(self._device)
+        pending = self.launch(plan)
+        self.draw(pending)
+        self.collect(pending, timeout=600.0)
+        workspace = known.max_memory_allocated(self._device) - before
+        del pending
+        known.empty_cache()
+        return replace(expected, weights=self._weight_bytes, workspace=workspace)
+
+    def allocate(self, capacity: Capacity) -> None:
+        """The KV cache, all 0, and what is kept for each slot."""
+        with _memory_errors():
+            shape = (self._graph.caches, capacity.num_blocks, capacity.block_size, self._dtype, self._device)
+            self._bind(KvStorage.allocate(*shape), silent)
+            sizes = (capacity.max_sequences, capacity.max_blocks)
+            self._tables = torch.zeros(sizes, dtype=torch.int64, device=self._device)
+            self._last_token = torch.zeros(capacity.max_sequences, dtype=torch.int64, device=self._device)
+        self._capacity = capacity
+        vocabulary = self._graph.widths[self._graph.logits]
+        self._sampler = DeviceSampler(self._device, vocabulary) if self.depth > 1 else HostSampler()
+
+    def launch(self, plan: StepPlan) -> _Pending:
+        """Start the forward pass; raises StepTooLarge for more rows than there is room for."""
+        most = self._capacity.step_tokens
+        if plan.num_rows > most:
+            raise StepTooLarge(f"a step has room for {most} rows, not for {plan.num_rows}")
+        with _memory_errors(), torch.inference_mode(), steady_attention():
+            return self._launch(plan)
+
+    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+        """Start the draws, and the way of all results to the host."""
+        if not isinstance(pending, _Pending) or pending.logits is None or pending.draw_slots is None:
+            raise ValueError("each step is drawn once")
+        with _memory_errors(), torch.inference_mode():
+            if len(pending.draws):
+                drawn = self._sampler.draw(pending.logits, replace(pending.draws, masks=masks))
+                if isinstance(drawn, DeviceDrawn):
+                    self._last_token.index_copy_(0, pending.draw_slots, drawn.token_ids)
+                    drawn = drawn.staged()
+                pending.drawn = drawn
+            pending.faulty = self._to_host(pending.faulty)
+            if pending.pooled is not None:
+                values, finite = map(self._to_host, pending.pooled)
+                pending.pooled = values, finite
+            pending.outputs = tuple(self._to_host(each) for each in pending.outputs)
+        pending.logits = pending.draw_slots = None
+        if self._asynchronous:
+            pending.done = torch.get_device_module(self._device).Event()
+            pending.done.record()
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        """Wait until the results are here; asks the device again and again, so that a hung one is noticed."""
+        if not isinstance(pending, _Pending):
+            raise ValueError("a step is collected where it was launched")
+        deadline = time.monotonic() + timeout
+        with _memory_errors():
+            while pending.done is not None and not pending.done.query():
+                if time.monotonic() > deadline:
+                    raise DeviceTimeout(f"{self._device} did not finish a step within {timeout:g} s")
+                time.sleep(POLL_SECONDS)
+            return _output(pending)
+
+    def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
+        """Waits for all steps under way. Arrays are of the cache's dtype; of bfloat16 they have the bits, as uint16."""
+        with torch.inference_mode():
+            found = self._storage.read(upload(np.array(blocks, dtype=np.int64), self._device))
+            bits = (each.view(torch.uint16) if each.dtype is torch.bfloat16 else each for each in found)
+            return tuple(each.cpu().numpy() for each in bits)
+
+    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
+        """Takes what `export_blocks` gives, dtypes included."""
+        with torch.inference_mode():
+            contents = [upload(each, self._device).view(self._dtype) for each in caches]
+            self._storage.write(upload(np.array(blocks, dtype=np.int64), self._device), contents)
+
+    def close(self) -> None:
+        """Free weights and cache; nothing may be launched any more."""
+        del self._program, self._storage
+        self._context.prepared.clear()
+        if known := statistics(self._device):
+            known.empty_cache()
+
+    def _bind(self, storage: KvStorage, progress: Progress) -> None:
+        block_size = storage.keys[0].shape[2] if storage.keys else self._block_size
+        context = replace(self._context, keys=storage.keys, values=storage.values, block_size=block_size)
+        with torch.inference_mode():
+            self._program = Program(self._graph, self._chosen, context, progress)
+        self._storage = storage
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        return tensor.to("cpu", non_blocking=self._asynchronous)
+
+    def _launch(self, plan: StepPlan) -> _Pending:
+        staged = self._stage(plan)
+        self._sampler.start(plan.starts)
+        if len(plan.changed):
+            self._tables.index_copy_(0, staged.changed, staged.tables.view(len(plan.changed), -1))
+        if len(plan.cleared_blocks):
+            self._storage.clear(staged.cleared_blocks)
+        token_ids = staged.token_ids
+        if (plan.token_ids < 0).any():
+            drawn = self._last_token.index_select(0, (-1 - token_ids).clamp_(min=0))
+            token_ids = torch.where(token_ids < 0, drawn, token_ids)
+        rows = (token_ids, staged.positions, staged.owners, staged.draw_rows)
+        numbers = Numbers(*rows, staged.slots, staged.lengths, staged.row_starts)
+        step = lay_out(numbers, plan.lengths, plan.row_starts, self._tables, self._capacity.block_size)
+        outputs = self._program.run(step, [upload(each, self._device).to(self._dtype) for each in plan.inputs])
+        hidden, logits = outputs[0], outputs[-1]
+        sums = hidden.sum(dim=-1, dtype=torch.float32)
+        faulty = sums - sums != 0  # true of infinities and NaN alone
+        if plan.num_rows > len(plan.slots):
+            faulty = torch.zeros_like(staged.slots).index_add_(0, staged.owners, faulty.long())
+        pooled = pool(hidden, plan.row_starts, plan.pooled, plan.pool_last) if len(plan.pooled) else None
+        kept = outputs if plan.needs & Need.OUTPUTS else ()
+        sequences = plan.draw_sequences, plan.pooled.copy()
+        return _Pending(plan.draws(), *sequences, logits, staged.draw_slots, faulty, pooled, kept)
+
+    def _stage(self, plan: StepPlan) -> _Staged:
+        """One copy to the device."""
+        owners = np.repeat(np.arange(len(plan.slots), dtype=np.int32), np.diff(plan.row_starts))
+        tables = plan.block_tables[plan.changed].reshape(-1)
+        host = np.concatenate((plan.numbers, owners, plan.changed, tables))
+        mine = [getattr(plan, name) for name in _Staged._fields[:-3]]
+        sizes = [len(each) for each in (*mine, owners, plan.changed, tables)]
+        return _Staged(*torch.split(upload(host, self._device).long(), sizes))
+
+
+def _output(pending: _Pending) -> StepOutput:
+    drawn = pending.drawn
+    if drawn is None:
+        drawn = Drawn(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
+    elif isinstance(drawn, DeviceDrawn):
+        drawn = drawn.to_host()
+    faults = np.where(pending.faulty.numpy() > 0, Fault.NOT_FINITE, Fault.NONE).astype(np.int8)
+    faults[pending.draw_sequences[~drawn.finite]] = Fault.NOT_FINITE
+    values = None
+    if pending.pooled is not None:
+        values, finite = (each.numpy() for each in pending.pooled)
+        faults[pending.pooled_sequences[~finite]] = Fault.NOT_FINITE
+    outputs = tuple((each.float() if each.is_floating_point() else each).numpy() for each in pending.outputs)
+    return StepOutput(drawn.token_ids, faults, drawn.logprobs, values, outputs)
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """MemoryError for torch's own ways to say that there is no memory; lets go what failed holds."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        clear_frames(error.__traceback__)
+        raise MemoryError(str(error).partition("\n")[0]) from None

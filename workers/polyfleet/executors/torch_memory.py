@@ -1,0 +1,66 @@
+"""How much memory a model takes in torch: from its shapes, and the step by which it is measured."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyfleet.engine.executor import Capacity, Footprint
+from polyfleet.engine.executors import Workload
+from polyfleet.engine.plan import Need, StepPlan, lay_out
+from polyfleet.kernels.context import DTYPES
+from polyfleet.kvcache.storage import bytes_per_block
+from polyfleet.sampling.draw import PARAMETERS, parameters
+from polyfleet.wire.sampling import SamplingParams
+
+STEP_TOKENS, MAX_SEQUENCES = 2048, 256  # of a large step where the options leave them open
+HOST_STEP_TOKENS, HOST_MAX_SEQUENCES = 256, 32
+DRAW_BYTES = 16  # of each logit, at most
+LIVE_VALUES = 4  # as wide as the widest, at once
+
+
+def statistics(device: torch.device) -> Any:
+    """The module of torch that counts what is allocated on such devices; None where there is none."""
+    module = getattr(torch, device.type, None)
+    return module if device.type != "cpu" and hasattr(module, "max_memory_allocated") else None
+
+
+def estimate(workload: Workload) -> Footprint:
+    """Every weight in the computing dtype, once; the workspace of a large step."""
+    size, graph = DTYPES[workload.dtype].itemsize, workload.graph
+    weights = sum(weight.rows * weight.columns for weight in workload.weights.values()) * size
+    rows, sequences = _largest(workload)
+    vocabulary = graph.widths[graph.logits]
+    widest = max(width for value, width in enumerate(graph.widths) if value != graph.logits)
+    workspace = rows * LIVE_VALUES * widest * size + sequences * vocabulary * DRAW_BYTES
+    return Footprint(weights, bytes_per_block(graph.caches, 1, DTYPES[workload.dtype]), workspace)
+
+
+def profile_plan(workload: Workload, block_size: int) -> tuple[Capacity, StepPlan]:
+    """A step as large as it gets, over a cache of one block, and what must be allocated for it.
+
+    All sequences but one decode at random, far into their context; the last one has all other rows.
+    """
+    rows, sequences = _largest(workload)
+    prompt = rows - (sequences - 1)
+    lengths = [rows] * (sequences - 1) + [prompt]
+    starts = [*range(sequences), rows]
+    positions = [rows - 1] * (sequences - 1) + list(range(prompt))
+    slots = list(range(sequences))
+    parts: tuple[list[int], ...] = (
+        *([0] * rows, positions, slots, starts, lengths),
+        *([start - 1 for start in starts[1:]], slots, lengths, [], [], []),
+    )
+    width = -(-rows // block_size)
+    sampling = np.full(sequences, np.array(parameters(SamplingParams(temperature=1.0)), dtype=PARAMETERS))
+    tables, changed = np.zeros((sequences, width), dtype=np.int32), np.zeros(0, dtype=np.int32)
+    plan = lay_out(parts, Need.RANDOM, tables, changed, sampling, ())
+    return Capacity(1, block_size, sequences, width, rows), plan
+
+
+def _largest(workload: Workload) -> tuple[int, int]:
+    """Rows and sequences of a large step."""
+    host = workload.device == "cpu"
+    rows = max(2, workload.options.step_tokens or (HOST_STEP_TOKENS if host else STEP_TOKENS))
+    sequences = workload.options.max_sequences or (HOST_MAX_SEQUENCES if host else MAX_SEQUENCES)
+    return rows, max(1, min(sequences, rows - 1))
