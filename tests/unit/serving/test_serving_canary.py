@@ -3,8 +3,7 @@
 import pytest
 
 from polyfleet.engine.canary import CANARY_ID, Canary, CanaryReference, CanaryResult
-from polyfleet.engine.request import FinishReason, SequenceRequest, SequenceUpdate
-from polyfleet.sampling.draw import SampledToken
+from polyfleet.engine.request import FinishReason, SampledToken, SequenceRequest, SequenceUpdate
 from polyfleet.serving.canary import PATIENCE_SECONDS, RETRY_SECONDS, CanaryRounds
 from polyfleet.serving.changes import Changes
 from polyfleet.serving.condition import Condition

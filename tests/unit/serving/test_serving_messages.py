@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyfleet.engine.batch import PoolingKind
 from polyfleet.engine.request import (
     EngineFacts,
     EngineOptions,
     EngineStatus,
     FinishReason,
+    PoolingKind,
+    SampledToken,
     SequenceRequest,
     SequenceUpdate,
 )
-from polyfleet.sampling.draw import SampledToken
 from polyfleet.serving.messages import (
     HEADER_BYTES,
     Add,

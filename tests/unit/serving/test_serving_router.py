@@ -2,9 +2,15 @@
 
 import pytest
 
-from polyfleet.engine.batch import PoolingKind
-from polyfleet.engine.request import EngineOptions, EngineStatus, FinishReason, SequenceRequest, SequenceUpdate
-from polyfleet.sampling.draw import SampledToken
+from polyfleet.engine.request import (
+    EngineOptions,
+    EngineStatus,
+    FinishReason,
+    PoolingKind,
+    SampledToken,
+    SequenceRequest,
+    SequenceUpdate,
+)
 from polyfleet.serving.convert import delta_of, options_of, request_of, status_of
 from polyfleet.serving.messages import Refusal, StepNews
 from polyfleet.serving.router import SequenceRouter

@@ -2,9 +2,15 @@
 
 from dataclasses import fields
 
-from polyfleet.engine.batch import PoolingKind
-from polyfleet.engine.request import EngineOptions, EngineStatus, FinishReason, SequenceRequest, SequenceUpdate
-from polyfleet.sampling.draw import SampledToken
+from polyfleet.engine.request import (
+    EngineOptions,
+    EngineStatus,
+    FinishReason,
+    PoolingKind,
+    SampledToken,
+    SequenceRequest,
+    SequenceUpdate,
+)
 from polyfleet.serving.messages import Loaded
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import inference_pb2 as inference

@@ -42,6 +42,7 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
     ("polyfleet_engine_steps", "Engine steps.", lambda s, _: s.steps),
     ("polyfleet_engine_step_seconds", "Time spent in engine steps.", lambda s, _: s.step_seconds),
     ("polyfleet_preemptions", "Sequences put back to wait for blocks.", lambda s, _: s.preemptions),
+    ("polyfleet_engine_dropped_rows", "Rows computed ahead for ended sequences.", lambda s, _: s.dropped_rows),
 )
 LEDGER_STATES = ("admitted", "finished", "failed", "cancelled", "running", "waiting")
 
@@ -84,6 +85,7 @@ class WorkerCollector(Collector):
             fact = GaugeMetricFamily(name, text, labels=LABELS)
             fact.add_metric(labels, value)
             yield fact
+        yield from self._worker.steps.families(LABELS, labels)
         ledger = GaugeMetricFamily(
             "polyfleet_engine_ledger_sequences", "Admitted = all other states together.", labels=("state",)
         )

@@ -21,6 +21,7 @@ from polyfleet.serving.condition import Condition
 from polyfleet.serving.convert import model_info_of, options_of, request_of, status_of
 from polyfleet.serving.devices import confined
 from polyfleet.serving.engine_client import EngineProcess, LoadError, OnProgress
+from polyfleet.serving.histograms import StepHistograms
 from polyfleet.serving.peak import PeakRate
 from polyfleet.serving.router import INVALID_ARGUMENT, SequenceRouter
 from polyfleet.serving.session import GatewaySession
@@ -81,6 +82,7 @@ class Worker:
         self.load_progress = 0.0
         self.tokenizer = b""
         self.peak = PeakRate()  # generated tokens per second of steps, of the model that is loaded
+        self.steps = StepHistograms()  # of that model
         self._condition = Condition(self.changes)
         self.trust = Trust(self, self._condition, canary_interval)
 
@@ -162,7 +164,7 @@ class Worker:
             if self.state == fleet.WORKER_STATE_LOADING:
                 self._condition.enter(fleet.WORKER_STATE_STARTING, str(error))
             raise LoadError(str(error)) from None
-        self._engine, self.peak = engine, PeakRate()
+        self._engine, self.peak, self.steps = engine, PeakRate(), StepHistograms()
         self.tokenizer = engine.loaded.tokenizer
         self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
         self.load_progress = 1.0
@@ -234,6 +236,7 @@ class Worker:
                 self.trust.heard()
                 self.router.deliver(news)
                 self.peak.see(news.status.generated_tokens, news.status.step_seconds)
+                self.steps.see(news.status)
                 if news.canary is not None:
                     self.trust.judge(news.canary)
             reason = engine.reason
