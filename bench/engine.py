@@ -3,6 +3,7 @@
     python bench/engine.py                                        # the model of `make serve`, on the CPU
     python bench/engine.py --peers transformers,llama.cpp,openvino --json engine.json
     python bench/engine.py --model DIR --device cuda --dtype bfloat16 --peers transformers
+    python bench/engine.py --overhead                             # what a step costs beside the model, in ms
 
 Every contender runs in a process of its own. Each peer first tries a sweep of settings, which is printed, and is then
 measured at its best setting of each workload. All contenders compute the same random prompts in turn, for --repeats
@@ -22,6 +23,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
+from bench import overhead
 from bench.contenders.process import PACKAGES, ContenderError, Running, describe, running, sweep, unavailable
 from bench.contenders.workload import WORKLOADS, Setting, Workload
 from bench.report import Row, compare, publish
@@ -63,6 +65,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers", default="", help=f"comma-separated, of {', '.join(PACKAGES)}")
     parser.add_argument("--workloads", default="", help=f"comma-separated, of {', '.join(NAMES)}")
     parser.add_argument("--repeats", type=int, default=5, help="rounds over all contenders (default 5)")
+    parser.add_argument("--overhead", action="store_true", help="an executor that computes nothing instead of a model")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     chosen = parser.parse_args(arguments)
     chosen.peers = _names(parser, "--peers", chosen.peers, tuple(PACKAGES), ())
@@ -70,12 +73,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser, "--workloads", chosen.workloads, tuple(w.name for w in WORKLOADS), tuple(w.name for w in WORKLOADS)
     )
     chosen.workloads = [each for each in WORKLOADS if each.name in names]
+    if chosen.repeats < 1:
+        parser.error("--repeats must be 1 or more")
+    if chosen.overhead:
+        return chosen
     chosen.model = (chosen.model or default_model(parser)).resolve()
     chosen.threads = chosen.threads or usable_cores()
     if not chosen.model.exists():
         parser.error(f"--model: {chosen.model}: there is no such file or folder")
-    if chosen.repeats < 1 or chosen.threads < 1:
-        parser.error("--repeats and --threads must be 1 or more")
+    if chosen.threads < 1:
+        parser.error("--threads must be 1 or more")
     return chosen
 
 
@@ -167,6 +174,9 @@ def _names(
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
     options, progress = parse(arguments), Progress()
+    if options.overhead:
+        publish(overhead.measure(options.repeats), options.json)
+        return 0
     peers: Settings = {}
     for peer in options.peers:
         if reason := unavailable(peer, options.model, options.device):

@@ -1,0 +1,119 @@
+"""What a step costs beside the model: composing, assembling, applying, encoding; the executor computes nothing.
+
+Rows overhead_1, overhead_32 and overhead_256: milliseconds a step with so many sequences that decode greedily.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+from bench.report import Row
+from numpy.typing import NDArray
+
+from polyfleet.engine.engine import Engine
+from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput
+from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.request import EngineOptions, SequenceRequest
+from polyfleet.engine.sizing import capacity_of
+from polyfleet.models.config import ModelConfig
+from polyfleet.sampling.draw import Bools
+from polyfleet.serving.messages import StepNews, frame
+
+SIZES = (1, 32, 256)
+PROMPT_TOKENS, STEPS = 16, 200
+VOCABULARY = 1000
+
+
+class NoPending(Pending):
+    """Counts of a step."""
+
+    __slots__ = ("num_draws", "num_sequences")
+
+    def __init__(self, num_sequences: int, num_draws: int) -> None:
+        self.num_sequences, self.num_draws = num_sequences, num_draws
+
+
+class NoExecutor:
+    """Draws the same token everywhere, at no cost."""
+
+    name = "nothing"
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+    def measure(self) -> Footprint:
+        """Nothing is held."""
+        return Footprint(0, 1)
+
+    def allocate(self, capacity: Capacity) -> None:
+        """All that it will ever give."""
+        self._tokens = np.full(capacity.max_sequences, 7)
+        self._faults = np.zeros(capacity.max_sequences, dtype=np.int8)
+
+    def launch(self, plan: StepPlan) -> NoPending:
+        """Remember how much was asked."""
+        return NoPending(len(plan.slots), plan.num_draws)
+
+    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+        """There are no logits."""
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        """The same token for all."""
+        assert isinstance(pending, NoPending)
+        return StepOutput(self._tokens[: pending.num_draws], self._faults[: pending.num_sequences])
+
+    def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
+        """No cache."""
+        return ()
+
+    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
+        """No cache."""
+
+    def implementations(self) -> Mapping[str, str]:
+        """No op."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def measure(repeats: int) -> Iterator[Row]:
+    """The rows; medians of `repeats` runs."""
+    for size in SIZES:
+        yield Row(f"overhead_{size}", median(_run(size) for _ in range(repeats)), "ms")
+
+
+def _run(size: int) -> float:
+    """Milliseconds a step."""
+    engine = _engine(size)
+    for number in range(size):
+        prompt = tuple((number * 31 + position) % VOCABULARY for position in range(PROMPT_TOKENS))
+        engine.add(SequenceRequest(f"sequence-{number:04}-of-the-benchmark", prompt, max_tokens=2 * STEPS))
+    for _ in range(STEPS // 4):
+        _step(engine)
+    started = time.perf_counter()
+    for _ in range(STEPS):
+        _step(engine)
+    return (time.perf_counter() - started) / STEPS * 1000
+
+
+def _step(engine: Engine) -> None:
+    frame(StepNews(engine.step(), [], engine.status(), None))
+
+
+def _engine(size: int) -> Engine:
+    rope = (1.0,)
+    config = ModelConfig("llama", "nothing", VOCABULARY, 4, 1, 1, 1, 2, 4, 1e-5, rope, 1024, True)
+    options = EngineOptions(
+        dtype="float32",
+        context_length=1024,
+        kv_cache_tokens=1024 * size,
+        max_sequences=size,
+        step_tokens=max(2048, 2 * size),
+        block_size=16,
+    )
+    executor = NoExecutor(depth=1)
+    executor.allocate(capacity_of(options))
+    return Engine(executor, config, options)
