@@ -8,8 +8,9 @@ from polyfleet.backends.choice import OPTION_TYPES, check_config
 from polyfleet.backends.optimizer import best_template
 from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities
 from polyfleet.backends.templates import FAMILIES, GIB, TEMPLATES, configure
+from polyfleet.engine.executor import Footprint
 from polyfleet.engine.request import EngineOptions
-from polyfleet.engine.sizing import DTYPE_BYTES, Footprint, Machine, kv_bytes_per_token, resolve
+from polyfleet.engine.sizing import DTYPE_BYTES, Machine, computing_dtype, resolve
 from polyfleet.models.config import ModelConfig
 
 CAPABILITIES = KernelCapabilities(frozenset({"float32", "float16", "bfloat16"}), "bfloat16")
@@ -19,7 +20,8 @@ CASES = [(name, family) for name, each in TEMPLATES.items() for family in (each.
 
 def footprint(dtype: str) -> Footprint:
     """Of a billion weights."""
-    return Footprint(10**9 * DTYPE_BYTES[dtype], kv_bytes_per_token(CONFIG, dtype))
+    size = DTYPE_BYTES[dtype]
+    return Footprint(10**9 * size, 2 * CONFIG.num_layers * CONFIG.num_kv_heads * CONFIG.head_dim * size)
 
 
 def device(memory_gib: int, cores: int = 8) -> DeviceInfo:
@@ -39,7 +41,9 @@ def test_a_template_is_valid_and_has_an_effect(name: str, family: str) -> None:
     options = EngineOptions(**config)
     torch_name = "cpu" if family == "cpu" else f"{family}:0"
     machine = Machine(torch_name, CAPABILITIES.dtypes, "bfloat16", 40 * GIB, 8)
-    chosen, left_open = (resolve(each, CONFIG, footprint, machine) for each in (options, EngineOptions()))
+    chosen, left_open = (
+        resolve(each, CONFIG, footprint(computing_dtype(each, machine)), machine) for each in (options, EngineOptions())
+    )
     assert chosen.max_sequences == config["max_sequences"]
     assert chosen.kv_cache_tokens == config["kv_cache_tokens"]
     assert replace(chosen, device="") != replace(left_open, device="")

@@ -249,11 +249,11 @@ def conformance(backend: str, output: Path | None, as_json: bool) -> None:
 
 def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
     from polyfleet.backends import get_backend
-    from polyfleet.engine.conformance.report import ConformanceReport
+    from polyfleet.conformance.report import ConformanceReport
 
     with sentences():
         get_backend(backend)  # what can't be had is said at once and by its own exit code
-    command = [sys.executable, "-m", "polyfleet.engine.conformance", backend]
+    command = [sys.executable, "-m", "polyfleet.conformance", backend]
     try:
         with err.status(f"checking {backend} …") if err.is_terminal else _nothing():
             done = subprocess.run(command, capture_output=True, text=True, timeout=CONFORMANCE_SECONDS)

@@ -73,6 +73,10 @@ def show(facts: dict[str, Any]) -> None:
     if engine := facts.get("cpu_engine"):
         sets = " ".join(engine.get("instruction_sets", ()))
         out.print(f"[bold]CPU engine[/] {sets or 'torch alone: ' + escape(engine['reason'])}")
+    if facts.get("executor"):
+        out.print(f"[bold]Executor[/] {escape(facts['executor'])}")
+    for reason in facts.get("passed_over", ()):
+        out.print(f"  passed over: {reason}", markup=False)
     nobody = "unknown" if facts["problem"] else "no model is installed to ask"
     out.print("[bold]Operators[/]" if facts["operators"] else f"[bold]Operators[/] {nobody}")
     for operator, implementation in facts["operators"].items():

@@ -27,8 +27,9 @@ def accelerators() -> tuple[list[dict[str, Any]], str]:
     return listed, problem
 
 
-def operators() -> dict[str, str]:
-    """Which implementation runs each operator of the bundled model on the default device; empty without the model."""
+def operators() -> dict[str, Any]:
+    """What runs the bundled model on the default device: the executor, those passed over with the reason, and the
+    implementation of each operator; nothing without the model."""
     from polyfleet.cli.errors import CliError
     from polyfleet.cli.settings import bundled_model
     from polyfleet.engine.engine import Engine
@@ -39,7 +40,12 @@ def operators() -> dict[str, str]:
     except CliError:
         return {}
     options = EngineOptions(context_length=PROBE_TOKENS, kv_cache_tokens=PROBE_TOKENS, max_sequences=1)
-    return dict(Engine.load(str(path), options).implementations())
+    engine = Engine.load(str(path), options)
+    return {
+        "executor": engine.facts.executor,
+        "passed_over": list(engine.facts.passed_over),
+        "operators": dict(engine.implementations()),
+    }
 
 
 def cpu_engine() -> dict[str, Any]:
@@ -51,11 +57,12 @@ def cpu_engine() -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON object."""
-    facts: dict[str, Any] = {"accelerators": [], "cpu_engine": {}, "operators": {}, "problem": ""}
+    facts: dict[str, Any] = {"accelerators": [], "cpu_engine": {}, "problem": ""}
+    facts |= {"executor": "", "passed_over": [], "operators": {}}
     try:
         facts["accelerators"], facts["problem"] = accelerators()
         facts["cpu_engine"] = cpu_engine()
-        facts["operators"] = operators() if not facts["problem"] else {}
+        facts |= operators() if not facts["problem"] else {}
     except Exception as error:  # whatever a driver may throw: the report is about just that
         facts["problem"] = f"{type(error).__name__}: {error}"
     json.dump(facts, sys.stdout)

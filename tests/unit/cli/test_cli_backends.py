@@ -15,7 +15,7 @@ from polyfleet.backends.cpu import CpuBackend
 from polyfleet.backends.protocol import DeviceTelemetry, Health
 from polyfleet.backends.templates import TEMPLATES
 from polyfleet.cli.main import cli
-from polyfleet.engine.conformance.report import CheckResult, ConformanceReport, Outcome
+from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from polyfleet.cli import info
+from polyfleet.cli import info, probe
 from polyfleet.cli.main import cli
+from polyfleet.kernels.cpu import library
 
 
 def interpreter(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +36,9 @@ def test_info_shows_what_the_probe_found(tmp_path: Path, monkeypatch: pytest.Mon
     device |= {"preferred_dtype": "bfloat16", "instruction_sets": ["avx2", "fma"]}
     cpu = {"name": "cpu", "reason": "", "default": True, "chosen": "chosen by auto", "devices": [device]}
     absent = {"name": "cuda", "reason": "no NVIDIA device is present", "default": False, "chosen": "", "devices": []}
+    passed = ["fast: it is Monday"]
     found = {"accelerators": [absent, cpu], "operators": {"linear": "cpu avx2"}, "problem": ""}
+    found |= {"executor": "persistent", "passed_over": passed}
     interpreter(tmp_path, f"echo '{json.dumps(found)}'", monkeypatch)
     text = CliRunner().invoke(cli, ("info",)).stdout
     for part in (
@@ -45,6 +48,8 @@ def test_info_shows_what_the_probe_found(tmp_path: Path, monkeypatch: pytest.Mon
         "avx2 fma",
         "linear",
         "cpu avx2",
+        "Executor persistent",
+        "passed over: fast: it is Monday",
     ):
         assert part in text
     document = json.loads(CliRunner().invoke(cli, ("info", "--json")).stdout)
@@ -67,3 +72,17 @@ def test_a_choice_that_can_not_be_had_is_the_problem(
     assert not any(each["chosen"] for each in found["accelerators"])
     assert found["operators"] == {}
     assert "available" in found["cpu_engine"]
+
+
+def test_the_probe_says_why_an_executor_was_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(library, "PATH", tmp_path / "absent.so")
+    library.load.cache_clear()
+    try:
+        found = probe.operators()
+    finally:
+        library.load.cache_clear()
+    assert found["executor"] == "eager"
+    assert found["passed_over"][0].startswith("persistent: ")
+    assert "was not built" in found["passed_over"][0]
+    assert found["operators"]["linear"] == "reference"

@@ -20,10 +20,9 @@ PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 ALLOWED = {
     ("workers/polyfleet/backends/", ""): "the one place that knows vendors",
     ("workers/polyfleet/kernels/vulkan/", ""): "shaders for one programming interface",
-    ("workers/polyfleet/engine/vulkan.py", ""): "the executor of those shaders, named after them",
-    ("workers/polyfleet/engine/executors.py", "EXECUTORS"): "the list of executors' names",
-    ("workers/polyfleet/engine/executors.py", "_vulkan"): "imports that executor when it is chosen",
-    ("workers/polyfleet/engine/conformance/report.py", "software_versions"): "packages whose versions a report lists",
+    ("workers/polyfleet/executors/vulkan.py", ""): "the executor of those shaders, named after them",
+    ("workers/polyfleet/engine/executors.py", "KNOWN"): "the list of executors' names",
+    ("workers/polyfleet/conformance/report.py", "software_versions"): "packages whose versions a report lists",
     ("services/polyfleet/scheduler/config.py", "ACCELERATORS"): "the families that a configuration may name",
 }
 HELP = {"help", "epilog", "short_help", "metavar"}  # what a command line says to people
