@@ -26,9 +26,9 @@ def make_context(
     """Two caches that hold random numbers everywhere."""
     generator = torch.Generator().manual_seed(7)
     shape = (2, NUM_BLOCKS, kv_heads, block_size, head_dim)
-    keys, values = (list(torch.randn(shape, generator=generator).to(dtype)) for _ in range(2))
+    keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
     held = {name: _weight(name, data) for name, data in (weights or {}).items()}
-    return KernelContext(held, torch.device("cpu"), dtype, keys, values, block_size)
+    return KernelContext(held, torch.device("cpu"), dtype, list(torch.stack((keys, values), dim=1)), block_size)
 
 
 def attention_over(cache: int = 0, heads: int = 6, kv_heads: int = 2, width: int = 8) -> Attention:

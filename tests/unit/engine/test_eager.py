@@ -139,7 +139,7 @@ def test_more_rows_than_there_is_room_for_are_refused_before_anything_is_done(mo
     plan = steps.assembler.assemble([run.next_piece(7)])
     with pytest.raises(StepTooLarge, match="room for 6 rows, not for 7"):
         executor.launch(plan)
-    assert not any(cache.any() for cache in executor._storage.keys)
+    assert not any(cache.any() for cache in executor._storage.caches)
 
 
 def test_no_memory_is_a_memory_error(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def run(graph: KernelGraph) -> tuple[Tensor, Tensor]:
     check_order(graph)
     model, device = synthetic_model(), torch.device("cpu")
     storage = KvStorage.allocate(graph.caches, 2, 4, torch.float32, device)
-    context = KernelContext(model.weights, device, torch.float32, storage.keys, storage.values, 4)
+    context = KernelContext(model.weights, device, torch.float32, storage.caches, 4)
     table = choose(REFERENCE, Target("cpu", torch.float32))
     step = replace(make_step([(range(3, 8), 0, (0, 1))], 4, device), selected=torch.tensor([4, 2]))
     values: dict[int, Tensor] = {0: step.token_ids}

@@ -1,4 +1,6 @@
-"""Steps are laid out from block tables, on the device."""
+"""Steps are laid out from block tables, and travel to the device in one piece."""
+
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from tests.support.kernel_cases import attention_over, make_context
 from tests.support.kernel_cases import make_step as make_case
 
 from polyfleet.kernels import batched
-from polyfleet.kernels.step import Numbers, lay_out, make_step, upload
+from polyfleet.kernels.step import lay_out, make_step, upload
 
 CPU = torch.device("cpu")
 
@@ -25,12 +27,16 @@ def test_make_step_lays_out_rows() -> None:
 
 
 def test_a_sequence_reads_the_table_of_its_slot() -> None:
-    tables = torch.tensor([[9, 9, 9], [5, 6, 7], [9, 9, 9], [1, 2, 3]])
-    numbers = ([0, 0, 0], [8, 3, 4], [0, 1, 1], [0, 2], [3, 1], [9, 5], [0, 1, 3])
-    moved = Numbers(*(torch.tensor(each) for each in numbers))
-    step = lay_out(moved, np.array([9, 5]), np.array([0, 1, 3]), tables, 4)
+    tables = np.array([[9, 9, 9], [5, 6, 7], [9, 9, 9], [1, 2, 3]], dtype=np.int32)
+    rows = (np.array([0, 0, 0]), np.array([8, 3, 4]), np.array([0, 2]))
+    layout = lay_out(rows, np.array([3, 1]), np.array([9, 5]), np.array([0, 1, 3]), tables, 4)
+    step, others = layout.send(CPU, np.array([4, 1, 2]), np.array([], dtype=np.int32), np.array([8], dtype=np.int32))
     assert step.places.tolist() == [3 * 4, 5 * 4 + 3, 6 * 4]
+    assert (step.blocks.tolist(), step.offsets.tolist()) == ([3, 5, 6], [0, 3, 0])
     assert step.tables.tolist() == [[1, 2, 3], [5, 6, 6]]
+    assert [each.tolist() for each in others] == [[4, 1, 2], [], [8]]
+    tensors = (getattr(step, each.name) for each in fields(step))
+    assert not any(each.data_ptr() % 16 for each in tensors if isinstance(each, torch.Tensor))
 
 
 def test_a_large_group_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +47,7 @@ def test_a_large_group_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(batched, "GATHERED_BYTES", 2 * 5 * 256)
     parts = batched.plan_attention(context, step, attention_over())
     assert [each.rows for each in parts.decodes] == [slice(0, 2), slice(2, 4)]
-    assert [len(each.gather) for each in parts.decodes] == [2 * 2 * 5, 2 * 2 * 4]
+    assert [len(each.gather) for each in parts.decodes] == [2 * 2 * 2 * 5, 2 * 2 * 2 * 4]
 
 
 def test_what_is_uploaded_is_a_copy() -> None:

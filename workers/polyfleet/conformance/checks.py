@@ -201,7 +201,7 @@ def _operator_errors(subject: Subject, dtype: torch.dtype) -> dict[str, float]:
     sides = []
     for device, kind in ((host, torch.float32), (torch.device(subject.device), dtype)):
         storage = KvStorage.allocate(graph.caches, NUM_BLOCKS, BLOCK_SIZE, kind, device)
-        sides.append(KernelContext(model.weights, device, kind, storage.keys, storage.values, BLOCK_SIZE))
+        sides.append(KernelContext(model.weights, device, kind, storage.caches, BLOCK_SIZE))
     chosen = choose(implementations(), Target(sides[1].device.type, dtype, facts))
     tables = (choose(REFERENCE, Target("cpu", torch.float32)), chosen)
     errors: dict[str, float] = {}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from traceback import clear_frames
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +18,11 @@ from polyfleet.engine.plan import Int32s, Need, StepPlan
 from polyfleet.engine.pooling import pool
 from polyfleet.executors.torch_memory import estimate, profile_plan, statistics
 from polyfleet.graph.lowering import fuse
-from polyfleet.kernels.batched import steady_attention
+from polyfleet.kernels.batched import prefer_steady_attention
 from polyfleet.kernels.context import DTYPES, KernelContext
 from polyfleet.kernels.dispatch import Target, choose
 from polyfleet.kernels.program import Program
-from polyfleet.kernels.step import Numbers, lay_out, upload
+from polyfleet.kernels.step import Step, lay_out, upload
 from polyfleet.kernels.table import implementations
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import Progress, silent
@@ -42,30 +42,12 @@ class _Pending(Pending):
     pooled_sequences: Int32s  # [P]
     logits: Tensor | None  # [S, V]
     draw_slots: Tensor | None  # [S]
-    faulty: Tensor  # [B] 0 where all rows of hidden states are finite
+    row_starts: Int32s  # [B + 1]
+    sums: Tensor | None  # [T] of hidden states, not finite where one of them is not; None: their logits tell
     pooled: tuple[Tensor, Tensor] | None  # [P, H] and whether each is finite
     outputs: tuple[Tensor, ...] = ()  # of the graph, where they are wanted
     drawn: Drawn | DeviceDrawn | None = None
     done: Any = None  # an event behind the last copy to the host; None: all is here
-
-
-class _Staged(NamedTuple):
-    """A plan's numbers on the device, in the order of their copy; int64."""
-
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    row_starts: Tensor
-    lengths: Tensor
-    draw_rows: Tensor
-    draw_slots: Tensor
-    draw_positions: Tensor
-    pooled: Tensor
-    pool_last: Tensor
-    cleared_blocks: Tensor
-    owners: Tensor  # [T] which of the B sequences each row belongs to
-    changed: Tensor  # [C]
-    tables: Tensor  # [C * blocks of a sequence] the block tables of the changed slots
 
 
 class EagerExecutor:
@@ -104,9 +86,10 @@ class EagerExecutor:
         self._graph = fuse(workload.graph)
         self._dtype = DTYPES[workload.dtype]
         self._chosen = choose(implementations(), Target(device.type, self._dtype, workload.facts))
-        self._context = KernelContext(workload.weights, device, self._dtype, (), (), 0)
+        self._context = KernelContext(workload.weights, device, self._dtype, (), 0)
         known = statistics(device)
         before = known.memory_allocated(device) if known else 0
+        prefer_steady_attention()
         self._block_size = workload.options.block_size or 16
         self._bind(KvStorage.allocate(self._graph.caches, 1, self._block_size, self._dtype, device), progress)
         self._weight_bytes = known.memory_allocated(device) - before if known else 0
@@ -138,8 +121,6 @@ class EagerExecutor:
         with _memory_errors():
             shape = (self._graph.caches, capacity.num_blocks, capacity.block_size, self._dtype, self._device)
             self._bind(KvStorage.allocate(*shape), silent)
-            sizes = (capacity.max_sequences, capacity.max_blocks)
-            self._tables = torch.zeros(sizes, dtype=torch.int64, device=self._device)
             self._last_token = torch.zeros(capacity.max_sequences, dtype=torch.int64, device=self._device)
         self._capacity = capacity
         vocabulary = self._graph.widths[self._graph.logits]
@@ -150,7 +131,7 @@ class EagerExecutor:
         most = self._capacity.step_tokens
         if plan.num_rows > most:
             raise StepTooLarge(f"a step has room for {most} rows, not for {plan.num_rows}")
-        with _memory_errors(), torch.inference_mode(), steady_attention():
+        with _memory_errors(), torch.inference_mode():
             return self._launch(plan)
 
     def draw(self, pending: Pending, masks: Bools | None = None) -> None:
@@ -164,7 +145,8 @@ class EagerExecutor:
                     self._last_token.index_copy_(0, pending.draw_slots, drawn.token_ids)
                     drawn = drawn.staged()
                 pending.drawn = drawn
-            pending.faulty = self._to_host(pending.faulty)
+            if pending.sums is not None:
+                pending.sums = self._to_host(pending.sums)
             if pending.pooled is not None:
                 values, finite = map(self._to_host, pending.pooled)
                 pending.pooled = values, finite
@@ -207,8 +189,8 @@ class EagerExecutor:
             known.empty_cache()
 
     def _bind(self, storage: KvStorage, progress: Progress) -> None:
-        block_size = storage.keys[0].shape[2] if storage.keys else self._block_size
-        context = replace(self._context, keys=storage.keys, values=storage.values, block_size=block_size)
+        block_size = storage.caches[0].shape[3] if storage.caches else self._block_size
+        context = replace(self._context, caches=storage.caches, block_size=block_size)
         with torch.inference_mode():
             self._program = Program(self._graph, self._chosen, context, progress)
         self._storage = storage
@@ -217,38 +199,33 @@ class EagerExecutor:
         return tensor.to("cpu", non_blocking=self._asynchronous)
 
     def _launch(self, plan: StepPlan) -> _Pending:
-        staged = self._stage(plan)
+        step, draw_slots = self._stage(plan)
         self._sampler.start(plan.starts)
-        if len(plan.changed):
-            self._tables.index_copy_(0, staged.changed, staged.tables.view(len(plan.changed), -1))
-        if len(plan.cleared_blocks):
-            self._storage.clear(staged.cleared_blocks)
-        token_ids = staged.token_ids
-        if (plan.token_ids < 0).any():
-            drawn = self._last_token.index_select(0, (-1 - token_ids).clamp_(min=0))
-            token_ids = torch.where(token_ids < 0, drawn, token_ids)
-        rows = (token_ids, staged.positions, staged.owners, staged.draw_rows)
-        numbers = Numbers(*rows, staged.slots, staged.lengths, staged.row_starts)
-        step = lay_out(numbers, plan.lengths, plan.row_starts, self._tables, self._capacity.block_size)
         outputs = self._program.run(step, [upload(each, self._device).to(self._dtype) for each in plan.inputs])
         hidden, logits = outputs[0], outputs[-1]
-        sums = hidden.sum(dim=-1, dtype=torch.float32)
-        faulty = sums - sums != 0  # true of infinities and NaN alone
-        if plan.num_rows > len(plan.slots):
-            faulty = torch.zeros_like(staged.slots).index_add_(0, staged.owners, faulty.long())
+        # What is not finite leaves nothing finite in its row's logits: sums tell of the rows without.
+        sums = hidden.sum(dim=-1, dtype=torch.float32) if plan.num_rows > plan.num_draws else None
         pooled = pool(hidden, plan.row_starts, plan.pooled, plan.pool_last) if len(plan.pooled) else None
         kept = outputs if plan.needs & Need.OUTPUTS else ()
         sequences = plan.draw_sequences, plan.pooled.copy()
-        return _Pending(plan.draws(), *sequences, logits, staged.draw_slots, faulty, pooled, kept)
+        row_starts = plan.row_starts.copy()
+        return _Pending(plan.draws(), *sequences, logits, draw_slots, row_starts, sums, pooled, kept)
 
-    def _stage(self, plan: StepPlan) -> _Staged:
-        """One copy to the device."""
-        owners = np.repeat(np.arange(len(plan.slots), dtype=np.int32), np.diff(plan.row_starts))
-        tables = plan.block_tables[plan.changed].reshape(-1)
-        host = np.concatenate((plan.numbers, owners, plan.changed, tables))
-        mine = [getattr(plan, name) for name in _Staged._fields[:-3]]
-        sizes = [len(each) for each in (*mine, owners, plan.changed, tables)]
-        return _Staged(*torch.split(upload(host, self._device).long(), sizes))
+    def _stage(self, plan: StepPlan) -> tuple[Step, Tensor]:
+        """The plan on the device by one copy, and its `draw_slots`. Clears blocks, and fills drawn tokens in."""
+        rows = (plan.token_ids, plan.positions, plan.draw_rows)
+        sequences = (plan.slots, plan.lengths, plan.row_starts)
+        layout = lay_out(rows, *sequences, plan.block_tables, self._capacity.block_size)
+        drawn_rows = np.flatnonzero(plan.token_ids < 0)
+        others = (plan.draw_slots, plan.cleared_blocks, drawn_rows, -1 - plan.token_ids[drawn_rows])
+        step, (draw_slots, cleared, into, drawn_slots) = layout.send(self._device, *others)
+        if len(plan.cleared_blocks):
+            self._storage.clear(cleared)
+        if len(drawn_rows) == plan.num_rows:
+            torch.index_select(self._last_token, 0, drawn_slots, out=step.token_ids)
+        elif len(drawn_rows):
+            step.token_ids.index_copy_(0, into, self._last_token.index_select(0, drawn_slots))
+        return step, draw_slots
 
 
 def _output(pending: _Pending) -> StepOutput:
@@ -257,7 +234,10 @@ def _output(pending: _Pending) -> StepOutput:
         drawn = Drawn(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
     elif isinstance(drawn, DeviceDrawn):
         drawn = drawn.to_host()
-    faults = np.where(pending.faulty.numpy() > 0, Fault.NOT_FINITE, Fault.NONE).astype(np.int8)
+    faults = np.full(len(pending.row_starts) - 1, Fault.NONE, dtype=np.int8)
+    if pending.sums is not None:
+        bad = ~np.isfinite(pending.sums.numpy())
+        faults[np.logical_or.reduceat(bad, pending.row_starts[:-1])] = Fault.NOT_FINITE
     faults[pending.draw_sequences[~drawn.finite]] = Fault.NOT_FINITE
     values = None
     if pending.pooled is not None:

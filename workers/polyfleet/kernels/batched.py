@@ -1,20 +1,17 @@
 """Implementations in plain torch that launch few ops a layer, on any device.
 
 N heads, K KV heads, G = N / K heads a group, D columns of a head, T rows, B sequences, W blocks of a block table.
-A cache [num_blocks, K, block_size, D] is read as [num_blocks * K, block_size * D], one row per block and
-head, so that one index_select gathers a whole batch in attention's own layout [B, K, W * block_size, D].
+A cache [2, num_blocks, K, block_size, D] is read as [2 * num_blocks * K, block_size * D], one row per block and head of
+keys or values, so that one index_select gathers a whole batch in attention's own layout [B, 2, K, W * block_size, D].
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polyfleet.graph.ops import Attention, Norm, Op, OpKind, RopeCache, of
 from polyfleet.kernels.context import KernelContext
@@ -24,12 +21,10 @@ from polyfleet.kernels.step import Ints, Step, upload
 SMALL_TABLE = 16  # blocks; shorter tables are padded to this many rather than split into more groups
 GATHERED_BYTES = 2**28  # of keys, and as many of values, at once for a group of several sequences
 
-STEADY_BACKENDS = [each for each in SDPBackend.__members__.values() if each.name not in ("ERROR", "CUDNN_ATTENTION")]
 
-
-def steady_attention() -> AbstractContextManager[Any]:
-    """For a whole step: torch's attention without cuDNN's, which plans anew, slowly, for every length it meets."""
-    return sdpa_kernel(STEADY_BACKENDS)
+def prefer_steady_attention() -> None:
+    """Torch's attention without cuDNN's, which plans anew, slowly, for every length it meets; for the process."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +32,7 @@ class DecodeGroup:
     """Sequences with one row each, whose block tables are of like length and padded to W blocks."""
 
     rows: Tensor | slice  # B rows of the step
-    gather: Tensor  # [B * K * W] rows of the cache
+    gather: Tensor  # [B * 2 * K * W] rows of the cache
     mask: Tensor | None  # [B, 1, 1, W * block_size], -inf behind each sequence's end; None for a single sequence
     length: int  # positions that are read: W * block_size, or the sequence's own of a single one
 
@@ -48,7 +43,7 @@ class PrefillRun:
 
     first: int
     last: int  # one behind its last row
-    gather: Tensor  # [K * W]
+    gather: Tensor  # [2 * K * W]
     length: int
     mask: Tensor | None  # [rows, length], or None where rows start at position 0 and plain causality does
 
@@ -94,13 +89,13 @@ def _plan_decodes(
 ) -> DecodeGroup:
     # A table is padded with its own last block: whatever stands behind a sequence's end can only be its own.
     width = int(-(-lengths.max() // context.block_size))
-    gather = _cache_rows(kv_heads, step.tables[rows][:, :width])
+    gather = _cache_rows(context, kv_heads, step.tables[rows][:, :width])
     if len(lengths) == 1:
         return DecodeGroup(rows, gather, None, int(lengths[0]))
     span = width * context.block_size
-    hidden = torch.arange(span, device=context.device) >= step.lengths[rows][:, None]
-    mask = torch.zeros(hidden.shape, dtype=context.dtype, device=context.device).masked_fill_(hidden, float("-inf"))
-    return DecodeGroup(rows, gather, mask[:, None, None], span)
+    mask = torch.empty((len(lengths), 1, 1, span), dtype=context.dtype, device=context.device)
+    places, ends = torch.arange(span, device=context.device), step.lengths[rows][:, None, None, None]
+    return DecodeGroup(rows, gather, torch.lt(places, ends, out=mask).log_(), span)  # 1 is to be seen, 0 is not
 
 
 def _plan_prefill(context: KernelContext, kv_heads: int, step: Step, sequence: int) -> PrefillRun:
@@ -110,14 +105,18 @@ def _plan_prefill(context: KernelContext, kv_heads: int, step: Step, sequence: i
     if start:
         positions = torch.arange(length, device=context.device)
         mask = positions <= positions[start:, None]
-    width = -(-length // context.block_size)
-    return PrefillRun(first, end, _cache_rows(kv_heads, step.tables[sequence : sequence + 1, :width]), length, mask)
+    table = step.tables[sequence : sequence + 1, : -(-length // context.block_size)]
+    return PrefillRun(first, end, _cache_rows(context, kv_heads, table), length, mask)
 
 
-def _cache_rows(kv_heads: int, tables: Tensor) -> Tensor:
-    """Rows [B * K * W] of the cache for the block tables [B, W], ordered by sequence, head, block."""
-    heads = torch.arange(kv_heads, device=tables.device)
-    return (tables[:, None] * kv_heads + heads[:, None]).flatten()
+def _cache_rows(context: KernelContext, kv_heads: int, tables: Tensor) -> Tensor:
+    """Rows [B * 2 * K * W] of the cache for the block tables [B, W]: by sequence, keys or values, head, block."""
+    num_blocks = context.caches[0].shape[1]
+    name = ("cache rows", kv_heads, num_blocks)
+    if name not in context.prepared:
+        heads = torch.arange(kv_heads, device=context.device)
+        context.prepared[name] = torch.cat((heads, heads + num_blocks * kv_heads))[:, None]
+    return torch.add(context.prepared[name], tables[:, None], alpha=kv_heads).flatten()
 
 
 def bind_attention(op: Op, context: KernelContext) -> Kernel:
@@ -125,20 +124,22 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
     attention = of(op, Attention)
     kv_heads, head_dim, scale = attention.kv_heads, attention.width, attention.scale
     group = attention.heads // kv_heads
-    keys = context.keys[attention.cache].view(-1, context.block_size * head_dim)
-    values = context.values[attention.cache].view(-1, context.block_size * head_dim)
+    cache = context.caches[attention.cache].view(-1, context.block_size * head_dim)
+
+    def gathered(each: DecodeGroup | PrefillRun, count: int) -> tuple[Tensor, Tensor]:
+        pairs = cache.index_select(0, each.gather).view(count, 2, kv_heads, -1, head_dim)
+        k, v = (pairs if pairs.shape[3] == each.length else pairs[:, :, :, : each.length]).unbind(1)
+        return k, v
 
     def decode(each: DecodeGroup, q: Tensor) -> Tensor:
-        k = keys.index_select(0, each.gather).view(len(q), kv_heads, -1, head_dim)[:, :, : each.length]
-        v = values.index_select(0, each.gather).view(len(q), kv_heads, -1, head_dim)[:, :, : each.length]
-        queries = q.view(len(q), kv_heads, group, head_dim)
-        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=each.mask, scale=scale)
-        return out.reshape(q.shape)
+        count = len(q)
+        k, v = gathered(each, count)
+        queries = q.view(count, kv_heads, group, head_dim)
+        return F.scaled_dot_product_attention(queries, k, v, attn_mask=each.mask, scale=scale).reshape(q.shape)
 
     def prefill(each: PrefillRun, q: Tensor) -> Tensor:
         shape = (kv_heads, group, each.length, head_dim)
-        k = keys.index_select(0, each.gather).view(kv_heads, 1, -1, head_dim)[:, :, : each.length].expand(shape)
-        v = values.index_select(0, each.gather).view(kv_heads, 1, -1, head_dim)[:, :, : each.length].expand(shape)
+        k, v = (part.transpose(0, 1).expand(shape) for part in gathered(each, 1))
         queries = q.view(len(q), kv_heads, group, head_dim).permute(1, 2, 0, 3)
         causal = each.mask is None
         out = F.scaled_dot_product_attention(queries, k, v, attn_mask=each.mask, is_causal=causal, scale=scale)
@@ -149,7 +150,7 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
             return decode(plan.decodes[0], q)
         if not plan.decodes and len(plan.prefills) == 1:
             return prefill(plan.prefills[0], q)
-        out = torch.empty_like(q)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for each in plan.decodes:
             out[each.rows] = decode(each, q[each.rows])
         for run in plan.prefills:
@@ -163,36 +164,36 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
 class RopePlan:
     """Angles and places of a step's rows."""
 
-    cosine: Tensor  # [T, 1, D]
-    sine: Tensor  # [T, 1, D], negative in the first half
-    places: Tensor  # [T * K] rows of the cache read as [num_blocks * K * block_size, D]
+    straight: Tensor  # [T, 1, 2, D / 2] what the first half of a head is multiplied by: cosines, sines
+    crossed: Tensor  # [T, 1, 2, D / 2] and the second one: -sines, cosines
+    places: tuple[Tensor, Tensor]  # [T] each: block and offset in the cache
 
 
 def plan_rope(context: KernelContext, step: Step, both: RopeCache) -> RopePlan:
-    """One table of angles and one of places for all layers."""
-    block_size = context.block_size
-    angles = step.positions.float()[:, None, None] * context.constants(both.rope.frequencies)
-    cosine, sine = angles.cos(), angles.sin()
-    blocks = torch.div(step.places, block_size, rounding_mode="floor")
-    heads = torch.arange(both.kv_heads, device=context.device)
-    places = (blocks[:, None] * both.kv_heads + heads) * block_size + (step.places % block_size)[:, None]
-    return RopePlan(torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1), places.flatten())
+    """One table of angles for all layers."""
+    angles = step.positions[:, None] * context.constants(both.rope.frequencies)
+    table = torch.empty((step.num_rows, 1, 3, angles.shape[1]), dtype=torch.float32, device=context.device)
+    negative, cosine, sine = table.select(1, 0).unbind(1)
+    torch.cos(angles, out=cosine)
+    torch.neg(torch.sin(angles, out=sine), out=negative)
+    return RopePlan(table[:, :, 1:], table[:, :, :2], (step.blocks, step.offsets))
 
 
 def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
-    """Rotates q and k together, in float32, and writes the cache by row."""
+    """Rotates q and k together, in float32, and writes the cache by row. q are the first columns of wider rows."""
     both = of(op, RopeCache)
     heads, kv_heads, head_dim = both.heads, both.kv_heads, both.rope.width
-    rotated_heads, half = heads + kv_heads, head_dim // 2
-    keys, values = context.keys[both.cache].view(-1, head_dim), context.values[both.cache].view(-1, head_dim)
+    rotated, width = heads + kv_heads, heads * head_dim
+    keys, values = (cache[both.cache].transpose(1, 2) for cache in (context.keys, context.values))
 
     def kernel(plan: RopePlan, qkv: Tensor) -> Tensor:
-        rows = qkv.view(len(qkv), rotated_heads + kv_heads, head_dim)
-        straight = rows[:, :rotated_heads].float()
-        rotated = torch.addcmul(straight * plan.cosine, straight.roll(half, -1), plan.sine).to(qkv.dtype)
-        keys.index_copy_(0, plan.places, rotated[:, heads:].reshape(-1, head_dim))
-        values.index_copy_(0, plan.places, rows[:, rotated_heads:].reshape(-1, head_dim))
-        return rotated[:, :heads].reshape(len(qkv), -1)
+        count = len(qkv)
+        first, second = qkv.view(count, rotated + kv_heads, 2, 1, head_dim // 2)[:, :rotated].unbind(2)
+        out = torch.empty((count, rotated, 2, head_dim // 2), dtype=qkv.dtype, device=qkv.device)
+        torch.addcmul(first * plan.straight, second, plan.crossed, out=out)
+        keys.index_put_(plan.places, out.view(count, rotated, head_dim)[:, heads:])
+        values.index_put_(plan.places, qkv.view(count, -1, head_dim)[:, rotated:])
+        return out.view(count, -1)[:, :width]
 
     return kernel
 
@@ -201,7 +202,7 @@ def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
     """x -> y in one call; accumulates in float32 in every dtype."""
     weight, eps = context.vector(*op.weights), of(op, Norm).eps
     shape = (len(weight),)
-    return lambda step, x: F.rms_norm(x, shape, weight, eps)
+    return lambda step, x: torch.rms_norm(x, shape, weight, eps)
 
 
 def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
@@ -211,7 +212,7 @@ def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
 
     def kernel(step: Step, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         total = x + residual
-        return F.rms_norm(total, shape, weight, eps), total
+        return torch.rms_norm(total, shape, weight, eps), total
 
     return kernel
 

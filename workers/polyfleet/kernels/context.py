@@ -14,15 +14,24 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True, slots=True)
 class KernelContext:
-    """Fixed for the life of an executor. Each of the graph's caches is [num_blocks, kv heads, block_size, width]."""
+    """Fixed for the life of an executor. Each of the graph's caches is [2, num_blocks, kv heads, block_size, width]."""
 
     weights: Weights
     device: torch.device
     dtype: torch.dtype
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
+    caches: Sequence[Tensor]  # keys before values
     block_size: int  # tokens a block
     prepared: dict[tuple[str | float, ...], Tensor] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> tuple[Tensor, ...]:
+        """Of each cache [num_blocks, kv heads, block_size, width], contiguous."""
+        return tuple(cache[0] for cache in self.caches)
+
+    @property
+    def values(self) -> tuple[Tensor, ...]:
+        """As `keys`."""
+        return tuple(cache[1] for cache in self.caches)
 
     def dense(self, *names: str) -> Tensor:
         """The weights dequantised and stacked along rows: [Σ rows, columns] in the context's dtype, made once."""

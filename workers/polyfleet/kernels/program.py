@@ -1,8 +1,7 @@
 """A KernelGraph bound to torch implementations: what executors run once a step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,15 +12,14 @@ from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.step import Step
 
 
-@dataclass(frozen=True, slots=True)
-class _Instruction:
-    """One op, bound. `plan` numbers what it shares with others; `dead` are values that no later one reads."""
+class _Instruction(NamedTuple):
+    """One op, bound. `plan` numbers what it shares with others; operands are registers."""
 
     kernel: Kernel
     plan: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    dead: tuple[int, ...]
+    dead: tuple[int, ...]  # read here for the last time, and taken by no output
 
 
 class Program:
@@ -43,32 +41,44 @@ class Program:
     def run(self, step: Step, inputs: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
         """The graph's outputs, of a model hidden states [T, H] and logits [S, V]; `inputs` are the graph's."""
         plans = [self._chosen[op.kind].plan(self._context, step, op.attributes) for op in self._plans]
-        values: list[Any] = [None] * len(self._graph.widths)
-        values[0] = step.token_ids
+        registers: list[Any] = [None] * self._num_registers
+        registers[self._registers[0]] = step.token_ids
         for value, tensor in zip(self._graph.inputs, inputs, strict=True):
-            values[value] = tensor
-        for each in self._instructions:
-            result = each.kernel(plans[each.plan], *[values[value] for value in each.inputs])
-            if len(each.outputs) == 1:
-                values[each.outputs[0]] = result
+            registers[self._registers[value]] = tensor
+        for kernel, plan, taken, outputs, dead in self._instructions:
+            result = kernel(plans[plan], *[registers[each] for each in taken])
+            if len(outputs) == 1:
+                registers[outputs[0]] = result
             else:
-                for value, tensor in zip(each.outputs, result, strict=True):
-                    values[value] = tensor
-            for value in each.dead:
-                values[value] = None
-        return tuple(values[value] for value in self._graph.outputs)
+                for register, tensor in zip(outputs, result, strict=True):
+                    registers[register] = tensor
+            for register in dead:
+                registers[register] = None
+        return tuple(registers[self._registers[value]] for value in self._graph.outputs)
 
     def _bind(self, progress: Callable[[float], None]) -> tuple[_Instruction, ...]:
-        graph = self._graph
-        last_reader = {value: number for number, op in enumerate(graph.ops) for value in op.inputs}
-        for value in graph.outputs:
+        """The instructions. A value's register is free again behind its last reader, for that one's outputs first."""
+        ops = self._graph.ops
+        last_reader = {value: number for number, op in enumerate(ops) for value in op.inputs}
+        for value in self._graph.outputs:
             last_reader.pop(value, None)
+        self._registers = {value: number for number, value in enumerate(dict.fromkeys((0, *self._graph.inputs)))}
+        self._num_registers, free = len(self._registers), list[int]()
         instructions = []
-        for number, op in enumerate(graph.ops):
+        for number, op in enumerate(ops):
+            inputs = tuple(self._registers[value] for value in op.inputs)
+            ended = [self._registers[value] for value in set(op.inputs) if last_reader.get(value) == number]
+            free += ended
+            for value in op.outputs:
+                if not free:
+                    free.append(self._num_registers)
+                    self._num_registers += 1
+                self._registers[value] = free.pop()
+            outputs = tuple(self._registers[value] for value in op.outputs)
+            dead = tuple(register for register in ended if register not in outputs)
             kernel = self._chosen[op.kind].bind(op, self._context)
-            dead = tuple(value for value in set(op.inputs) if last_reader.get(value) == number)
-            instructions.append(_Instruction(kernel, self._plan_of(op), op.inputs, op.outputs, dead))
-            progress((number + 1) / len(graph.ops))
+            instructions.append(_Instruction(kernel, self._plan_of(op), inputs, outputs, dead))
+            progress((number + 1) / len(ops))
         return tuple(instructions)
 
     def _plan_of(self, op: Op) -> int:

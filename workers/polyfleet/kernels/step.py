@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[Any]
+_PAD = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,9 @@ class Step:
 
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]
-    places: Tensor  # [T] block * block_size + offset of each row in the caches
+    blocks: Tensor  # [T] where each row lies in the caches: its block,
+    offsets: Tensor  # [T] its offset in there,
+    places: Tensor  # [T] and both as one number, block * block_size + offset
     selected: Tensor  # [S] rows whose logits are wanted
     tables: Tensor  # [B, W] blocks of each sequence, its last one again up to those that the longest takes
     lengths: Tensor  # [B]
@@ -47,32 +50,40 @@ class Step:
         return int(np.count_nonzero(np.diff(self.host_row_starts) == 1))
 
 
-class Numbers(NamedTuple):
-    """What a Step is laid out from: int64 tensors on the device."""
+class Layout(NamedTuple):
+    """A Step's arrays as the host computes them, in the order of its fields; any integers."""
 
-    token_ids: Tensor  # [T]
-    positions: Tensor  # [T]
-    owners: Tensor  # [T] which of the B sequences each row belongs to
-    selected: Tensor  # [S]
-    slots: Tensor  # [B] the sequences' rows of the block tables
-    lengths: Tensor  # [B]
-    row_starts: Tensor  # [B + 1]
+    token_ids: Ints
+    positions: Ints
+    blocks: Ints
+    offsets: Ints
+    places: Ints
+    selected: Ints
+    tables: Ints
+    lengths: Ints
+    row_starts: Ints
+
+    def send(self, device: torch.device, *others: Ints) -> tuple[Step, list[Tensor]]:
+        """The Step, and copies [n] of `others`, which travel with it: all in one piece."""
+        tensors = upload_all((*self, *others), device)
+        token_ids, positions, blocks, offsets, places, selected, tables, lengths, row_starts = tensors[: len(self)]
+        rows = (token_ids, positions, blocks, offsets, places, selected)
+        shared = (tables.view(self.tables.shape), lengths, row_starts, self.lengths, self.row_starts)
+        return Step(*rows, *shared), tensors[len(self) :]
 
 
-def lay_out(numbers: Numbers, lengths: Ints, row_starts: Ints, tables: Tensor, block_size: int) -> Step:
-    """The Step of `numbers`, two of which are given as the host knows them too; `tables` is [slots, blocks]."""
-    width = int(-(-lengths.max() // block_size))
-    flat = tables.view(-1)
-    first = numbers.slots * tables.shape[1]  # place in `flat` of each sequence's table
-    last = torch.div(numbers.lengths - 1, block_size, rounding_mode="floor")
-    columns = torch.minimum(torch.arange(width, device=tables.device), last[:, None])
-    mine = flat.index_select(0, (columns + first[:, None]).view(-1)).view(-1, width)
-    index = last + first
-    if len(numbers.positions) > len(lengths):  # not one row each
-        index = torch.div(numbers.positions, block_size, rounding_mode="floor") + first.index_select(0, numbers.owners)
-    places = torch.add(numbers.positions % block_size, flat.index_select(0, index), alpha=block_size)
-    rows = (numbers.token_ids, numbers.positions, places, numbers.selected)
-    return Step(*rows, mine, numbers.lengths, numbers.row_starts, lengths, row_starts)
+def lay_out(
+    rows: tuple[Ints, Ints, Ints], slots: Ints, lengths: Ints, row_starts: Ints, tables: Ints, block_size: int
+) -> Layout:
+    """What follows from `rows` (token ids [T], positions [T], selected [S]) and the sequences' `slots` in `tables`."""
+    token_ids, positions, selected = rows
+    last = (lengths - 1) // block_size
+    mine = tables[slots[:, None], np.minimum(np.arange(last.max() + 1), last[:, None])]
+    owners = slots if len(positions) == len(slots) else np.repeat(slots, np.diff(row_starts))
+    columns, offsets = np.divmod(positions, block_size)
+    blocks = tables[owners, columns]
+    places = blocks.astype(np.int64) * block_size + offsets
+    return Layout(token_ids, positions, blocks, offsets, places, selected, mine, lengths, row_starts)
 
 
 def make_step(
@@ -87,10 +98,8 @@ def make_step(
         table[: len(blocks)] = blocks
     ids = np.concatenate([each for each, _, _ in sequences])
     positions = np.concatenate([np.arange(start, start + len(each)) for each, start, _ in sequences])
-    slots = np.arange(len(sequences))
-    numbers = (ids, positions, np.repeat(slots, counts), starts[1:] - 1, slots, lengths, starts)
-    moved = Numbers(*(torch.from_numpy(each).to(device) for each in numbers))
-    return lay_out(moved, lengths, starts, torch.from_numpy(tables).to(device), block_size)
+    rows = (ids, positions, starts[1:] - 1)
+    return lay_out(rows, np.arange(len(sequences)), lengths, starts, tables, block_size).send(device)[0]
 
 
 @cache
@@ -112,3 +121,17 @@ def upload(values: NDArray[Any], device: torch.device) -> Tensor:
     if _can_pin(device.type):
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device, copy=True)
+
+
+def upload_all(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
+    """Copies [n] of host integers on the device, as int64, in one piece; each begins at a multiple of 16 bytes."""
+    parts: list[Ints] = []
+    wanted: list[int] = []
+    for each in arrays:
+        wanted.append(len(parts))
+        parts.append(each.reshape(-1))
+        if each.size % 2:
+            parts.append(_PAD)
+    moved = upload(np.concatenate(parts, dtype=np.int64), device)
+    tensors = torch.split_with_sizes(moved, [each.size for each in parts])
+    return [tensors[index] for index in wanted]
