@@ -39,6 +39,11 @@ class Filters:
             allowed=allowed,
         )
 
+    def take(self, rows: Ints) -> "Filters":
+        """Those of these rows alone."""
+        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.uniform, self.allowed)
+        return Filters(*(each[rows] for each in columns))
+
     def of_row(self, row: int) -> tuple[int, float, float, float]:
         """top_k, top_p, min_p and the uniform of one row."""
         return (

@@ -19,7 +19,7 @@ from polyfleet.sampling.candidates import Filters
 from polyfleet.sampling.device_counts import DeviceCounts, to_device
 from polyfleet.sampling.draw import Bools, Drawn, Draws, Ints, Logprobs, Start
 
-ROWS = 64  # ranked at once: bounds the memory it takes to about 50 bytes for each of their logits
+LOGITS = 2**24  # ranked at once, by rows: bounds the memory it takes to about 40 bytes for each
 ID_BITS = 32  # of the keys that rank logits and, where these are equal, ids
 
 
@@ -60,6 +60,7 @@ class DeviceSampler:
 
     def __init__(self, device: torch.device, vocabulary: int) -> None:
         self._device = device
+        self._vocabulary = vocabulary
         self._counts = DeviceCounts(device, vocabulary)
         self._scale = 2.0 ** (62 - vocabulary.bit_length())  # of weights as integers: no sum of a row overflows
 
@@ -74,20 +75,17 @@ class DeviceSampler:
         Raises ValueError for a penalised slot that was never started.
         """
         token_ids = logits.argmax(dim=-1)  # the lowest id among the maxima
-        highest = logits.gather(1, token_ids[:, None])[:, 0]
-        finite = highest.isfinite() & logits.amin(dim=-1).isfinite()
-        greedy, penalised, masked, plain = draws.greedy, draws.penalised, draws.masked, replace(draws, masks=None)
-        for rows in (*_parts(greedy & (penalised | masked)), *_parts(~greedy)):
-            places = self._moved(rows)
-            values = logits.index_select(0, places).float()
-            if penalised[rows].any():
-                chosen = np.flatnonzero(penalised[rows])
-                self._counts.penalise(values, self._moved(chosen), plain.take(rows[chosen]))
-            if draws.masks is not None and masked[rows].any():
-                chosen = np.flatnonzero(masked[rows])
-                self._bar(values, self._moved(chosen), draws.masks[rows[chosen]])
-            ids = values.argmax(dim=-1) if greedy[rows[0]] else self._random(values, plain.take(rows))
-            token_ids.index_copy_(0, places, ids)
+        lowest, highest = logits.aminmax(dim=-1)
+        finite = lowest.mul_(0) == highest.mul_(0)  # of infinities and NaN that is NaN
+        greedy, penalised, masked = draws.greedy, draws.penalised, draws.masked
+        for rows in self._parts(greedy & (penalised | masked)):
+            values, _ = self._adjusted(logits, rows, draws, penalised, masked)
+            token_ids[self._places(rows)] = values.argmax(dim=-1)
+        if not greedy.all():
+            filters = Filters.of(replace(draws, masks=None), logits.shape[-1])
+            for rows in self._parts(~greedy):
+                values, barred = self._adjusted(logits, rows, draws, penalised, masked)
+                token_ids[self._places(rows)] = self._random(values, filters.take(rows), barred)
         if penalised.any():
             rows = np.flatnonzero(penalised)
             places = self._moved(rows)
@@ -97,28 +95,61 @@ class DeviceSampler:
     def _moved(self, array: NDArray[Any]) -> Tensor:
         return to_device(array, self._device)
 
+    def _places(self, rows: Ints) -> slice | Tensor:
+        """An index of these ascending rows, which launches nothing where they lie side by side."""
+        first, end = int(rows[0]), int(rows[-1]) + 1
+        return slice(first, end) if end - first == len(rows) else self._moved(rows)
+
+    def _parts(self, chosen: Bools) -> Iterator[Ints]:
+        """The chosen rows, as many at a time as there is memory for."""
+        rows = np.flatnonzero(chosen)
+        most = max(1, LOGITS // self._vocabulary)
+        for start in range(0, len(rows), most):
+            yield rows[start : start + most]
+
+    def _adjusted(
+        self, logits: Tensor, rows: Ints, draws: Draws, penalised: Bools, masked: Bools
+    ) -> tuple[Tensor, bool]:
+        """The logits of these rows behind penalties and masks, and whether some are barred, which then are -inf."""
+        values = logits[self._places(rows)]
+        changed, barred = penalised[rows], masked[rows]
+        if changed.any() or barred.any():
+            values = values.to(torch.float32, copy=True)
+        if changed.any():
+            plain = Draws(draws.parameters, draws.slots, draws.positions)
+            self._counts.penalise(values, self._moved(np.flatnonzero(changed)), plain.take(rows[changed]))
+        if draws.masks is not None and barred.any():
+            self._bar(values, self._moved(np.flatnonzero(barred)), draws.masks[rows[barred]])
+        return values, bool(barred.any())
+
     def _bar(self, values: Tensor, places: Tensor, allowed: Bools) -> None:
         """Leave the rows `places` [n] no other tokens than `allowed` [n, V], in place."""
         barred = self._moved(allowed).logical_not_()
         left = values.index_select(0, places).masked_fill_(barred, -torch.inf)
         values.index_copy_(0, places, left)
 
-    def _random(self, logits: Tensor, draws: Draws) -> Tensor:
-        """One draw per row of float32 logits [n, V], -inf where a token is barred; ids [n]."""
-        filters = Filters.of(draws, logits.shape[-1])
-        columns = (filters.temperature, filters.top_p, filters.min_p, filters.uniform, filters.top_k)
-        temperature, top_p, min_p, uniform, top_k = self._moved(np.stack(columns))
-        top_k = top_k.long()
+    def _random(self, logits: Tensor, filters: Filters, barred: bool) -> Tensor:
+        """One draw per row of logits [n, V], -inf where a token is `barred`; ids [n]."""
+        floats = (filters.temperature, filters.top_p, filters.min_p, filters.uniform)
+        columns = self._moved(np.stack((*(each.view(np.int64) for each in floats), filters.top_k - 1)))
+        temperature, top_p, min_p, uniform = columns[:4].view(torch.float64)
+        last = columns[4]  # place in the ranking of the last token that is kept
         values, ids = logits.sort(dim=-1, descending=True, stable=True)  # equal ones stay in order of their ids
-        shares = values.double()
-        shares.sub_(shares[:, :1].clone()).div_(temperature).exp_()
-        kept_by_min = ((shares >= min_p) & (values > -torch.inf)).sum(dim=-1, keepdim=True)
-        weights = shares.mul_(self._scale).round_().long()
-        cumulated = weights.cumsum(dim=-1)
-        left_by_k = cumulated.gather(1, (top_k - 1).clamp_(min=0))
-        kept_by_p = (cumulated - weights < top_p * left_by_k).sum(dim=-1, keepdim=True)
-        last = torch.minimum(torch.minimum(top_k, kept_by_p), kept_by_min).sub_(1).clamp_(min=0)
-        place = (cumulated <= uniform * cumulated.gather(1, last)).sum(dim=-1, keepdim=True)
+        shares = torch.sub(values, values[:, :1].double()).div_(temperature).exp_()
+        if barred or filters.min_p.any():
+            kept = ((shares >= min_p) & (values > -torch.inf)).sum(dim=-1, keepdim=True)
+            last_by_min = kept.sub_(1).clamp_(min=0)
+        else:
+            last_by_min = None
+        cumulated = shares.mul_(self._scale).round_().long().cumsum_(dim=-1)
+        if not np.isinf(filters.top_p).all():
+            # Kept are tokens before which less than this is cumulated.
+            limit = (top_p * cumulated.gather(1, last)).clamp_(max=2.0**62).ceil_().long()
+            last = torch.minimum(last, torch.searchsorted(cumulated, limit))
+        if last_by_min is not None:
+            last = torch.minimum(last, last_by_min)
+        target = (uniform * cumulated.gather(1, last)).long()
+        place = torch.searchsorted(cumulated, target, right=True)
         return ids.gather(1, torch.minimum(place, last))[:, 0]
 
     def _logprobs(self, logits: Tensor, token_ids: Tensor, draws: Draws) -> tuple[Tensor, ...]:
@@ -131,7 +162,7 @@ class DeviceSampler:
         drawn = torch.zeros(rows, dtype=torch.float64, device=self._device)
         top_ids = torch.zeros((rows, number), dtype=torch.int64, device=self._device)
         top = torch.zeros((rows, number), dtype=torch.float64, device=self._device)
-        for part in _parts(wanted):
+        for part in self._parts(wanted):
             places = self._moved(part)
             values = logits.index_select(0, places).float()
             total = self._total(values)
@@ -157,13 +188,6 @@ def likeliest(values: Tensor, number: int) -> Tensor:
     keys = (ordered << ID_BITS) + torch.arange(last, -1, -1, device=values.device)
     ids: Tensor = last - (keys.topk(number).values & (2**ID_BITS - 1))
     return ids
-
-
-def _parts(chosen: Bools) -> Iterator[Ints]:
-    """The chosen rows, ROWS at a time."""
-    rows = np.flatnonzero(chosen)
-    for start in range(0, len(rows), ROWS):
-        yield rows[start : start + ROWS]
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

@@ -18,16 +18,17 @@ Words = NDArray[np.uint64]  # 32-bit words in 64-bit lanes, so that products kee
 ROUNDS = 10
 MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
 WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)  # key increments: golden ratio, sqrt(3) - 1
+STEPS = np.arange(ROUNDS, dtype=np.uint64)[:, None, None] * WEYL
 MASK = np.uint64(0xFFFFFFFF)
 WORD = np.uint64(32)
 
 
 def philox(counter: Words, key: Words) -> Words:
     """Ten rounds over many counters at once: counter [n, 4] and key [n, 2] give words [n, 4], all below 2^32."""
-    even, odd, keys = counter.T[::2], counter.T[1::2], key.T
-    for number in range(ROUNDS):
-        swapped = (MULTIPLIERS * even)[::-1]
-        even, odd = (swapped >> WORD) ^ odd ^ ((keys + np.uint64(number) * WEYL) & MASK), swapped & MASK
+    even, odd = counter.T[::2], counter.T[1::2]
+    for keys in (key.T + STEPS) & MASK:
+        product = MULTIPLIERS * even
+        even, odd = (product >> WORD)[::-1] ^ odd ^ keys, product[::-1] & MASK
     return np.stack((even[0], odd[0], even[1], odd[1]), axis=-1)
 
 
