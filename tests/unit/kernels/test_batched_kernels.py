@@ -140,3 +140,17 @@ def test_norms(rows: int, dtype: torch.dtype) -> None:
     )
     assert_close(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("rows", [1, 5])
+def test_linear_and_activation(rows: int, dtype: torch.dtype) -> None:
+    weights = {name: torch.randn(shape) for name, shape in {"w": (24, 48), "u": (8, 48), "b": (24,), "c": (8,)}.items()}
+    context, step, x = make_context(dtype, weights=weights), make_step([(1, 0)]), torch.randn(rows, 48).to(dtype)
+    for biases in ((), ("b", "c")):
+        op = Op(OpKind.LINEAR, (1,), (2,), ("w", "u"), biases)
+        expected = run(REFERENCES[op.kind], op, context, step, x)
+        torch.testing.assert_close(run(of(op.kind), op, context, step, x), expected)
+    op, before = Op(OpKind.SILU_MUL, (1,), (2,)), x.clone()
+    torch.testing.assert_close(run(of(op.kind), op, context, step, x), run(REFERENCES[op.kind], op, context, step, x))
+    assert torch.equal(x, before)

@@ -127,9 +127,11 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
     cache = context.caches[attention.cache].view(-1, context.block_size * head_dim)
 
     def gathered(each: DecodeGroup | PrefillRun, count: int) -> tuple[Tensor, Tensor]:
-        pairs = cache.index_select(0, each.gather).view(count, 2, kv_heads, -1, head_dim)
-        k, v = (pairs if pairs.shape[3] == each.length else pairs[:, :, :, : each.length]).unbind(1)
-        return k, v
+        """Keys and values [count, K, length, D]."""
+        pairs = cache.index_select(0, each.gather)
+        head = pairs.numel() // (2 * count * kv_heads)  # numbers of one, up to the end of its last block
+        shape, strides = (count, kv_heads, each.length, head_dim), (2 * kv_heads * head, head, head_dim, 1)
+        return pairs.as_strided(shape, strides), pairs.as_strided(shape, strides, kv_heads * head)
 
     def decode(each: DecodeGroup, q: Tensor) -> Tensor:
         count = len(q)
@@ -183,17 +185,39 @@ def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
     """Rotates q and k together, in float32, and writes the cache by row. q are the first columns of wider rows."""
     both = of(op, RopeCache)
     heads, kv_heads, head_dim = both.heads, both.kv_heads, both.rope.width
-    rotated, width = heads + kv_heads, heads * head_dim
+    rotated, width, half = heads + kv_heads, heads * head_dim, head_dim // 2
     keys, values = (cache[both.cache].transpose(1, 2) for cache in (context.keys, context.values))
 
     def kernel(plan: RopePlan, qkv: Tensor) -> Tensor:
-        count = len(qkv)
-        first, second = qkv.view(count, rotated + kv_heads, 2, 1, head_dim // 2)[:, :rotated].unbind(2)
-        out = torch.empty((count, rotated, 2, head_dim // 2), dtype=qkv.dtype, device=qkv.device)
-        torch.addcmul(first * plan.straight, second, plan.crossed, out=out)
-        keys.index_put_(plan.places, out.view(count, rotated, head_dim)[:, heads:])
-        values.index_put_(plan.places, qkv.view(count, -1, head_dim)[:, rotated:])
-        return out.view(count, -1)[:, :width]
+        count, row, first = len(qkv), qkv.stride(0), qkv.storage_offset()
+        halves = (count, rotated, 1, half), (row, head_dim, half, 1)
+        out = torch.empty((count, rotated, 2, half), dtype=qkv.dtype, device=qkv.device)
+        straight = qkv.as_strided(*halves) * plan.straight
+        torch.addcmul(straight, qkv.as_strided(*halves, first + half), plan.crossed, out=out)
+        shape, tail = (count, kv_heads, head_dim), (head_dim, 1)
+        keys.index_put_(plan.places, out.as_strided(shape, (rotated * head_dim, *tail), width))
+        values.index_put_(plan.places, qkv.as_strided(shape, (row, *tail), first + rotated * head_dim))
+        return out.as_strided((count, width), (rotated * head_dim, 1))
+
+    return kernel
+
+
+def bind_linear(op: Op, context: KernelContext) -> Kernel:
+    """x -> x @ Wᵀ + b, without the ways on which torch finds out each time that both are matrices."""
+    weight = context.dense(*op.weights).t()
+    if not op.biases:
+        return lambda step, x: torch.mm(x, weight)
+    bias = context.vector(*op.biases)
+    return lambda step, x: torch.addmm(bias, x, weight)
+
+
+def bind_silu_mul(op: Op, context: KernelContext) -> Kernel:
+    """[gate, up] -> silu(gate) * up."""
+
+    def kernel(step: Step, gate_up: Tensor) -> Tensor:
+        width = gate_up.shape[1] // 2
+        gate, up = torch.split_with_sizes(gate_up, (width, width), 1)
+        return F.silu(gate).mul_(up)
 
     return kernel
 
@@ -220,6 +244,8 @@ def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
 BATCHED = (
     Implementation(OpKind.RMS_NORM, "torch", bind_rms_norm, rank=1),
     Implementation(OpKind.ADD_RMS_NORM, "torch", bind_add_rms_norm, rank=1),
+    Implementation(OpKind.LINEAR, "torch", bind_linear, rank=1),
+    Implementation(OpKind.SILU_MUL, "torch", bind_silu_mul, rank=1),
     Implementation(OpKind.ROPE_CACHE, "batched", bind_rope_cache, plan_rope, rank=1),
     Implementation(OpKind.PAGED_ATTENTION, "sdpa", bind_attention, plan_attention, rank=1),
 )

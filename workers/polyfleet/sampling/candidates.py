@@ -41,8 +41,8 @@ class Filters:
 
     def take(self, rows: Ints) -> "Filters":
         """Those of these rows alone."""
-        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.uniform, self.allowed)
-        return Filters(*(each[rows] for each in columns))
+        shaping = self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows]
+        return Filters(*shaping, self.uniform[rows], self.allowed[rows])
 
     def of_row(self, row: int) -> tuple[int, float, float, float]:
         """top_k, top_p, min_p and the uniform of one row."""

@@ -25,18 +25,21 @@ WORD = np.uint64(32)
 
 def philox(counter: Words, key: Words) -> Words:
     """Ten rounds over many counters at once: counter [n, 4] and key [n, 2] give words [n, 4], all below 2^32."""
-    even, odd = counter.T[::2], counter.T[1::2]
-    for keys in (key.T + STEPS) & MASK:
+    even, odd, keys = (np.ascontiguousarray(each) for each in (counter.T[::2], counter.T[1::2], key.T))
+    for mixed in (keys + STEPS) & MASK:
         product = MULTIPLIERS * even
-        even, odd = (product >> WORD)[::-1] ^ odd ^ keys, product[::-1] & MASK
+        even = (product >> WORD)[::-1] ^ odd
+        even ^= mixed
+        product &= MASK
+        odd = product[::-1]
     return np.stack((even[0], odd[0], even[1], odd[1]), axis=-1)
 
 
 def uniforms(seeds: ArrayLike, choices: ArrayLike, positions: ArrayLike) -> NDArray[np.float64]:
     """One number in [0, 1) for each (seed, choice, position), as the module's docstring defines it."""
     seed, choice, position = (np.asarray(each, dtype=np.uint64) for each in (seeds, choices, positions))
-    counter = np.stack((position & MASK, position >> WORD, choice, np.zeros_like(choice)), axis=-1)
-    words = philox(counter, np.stack((seed & MASK, seed >> WORD), axis=-1))
+    counter = np.array((position & MASK, position >> WORD, choice, np.zeros_like(choice))).T
+    words = philox(counter, np.array((seed & MASK, seed >> WORD)).T)
     high, low = words[:, 0] >> np.uint64(5), words[:, 1] >> np.uint64(6)
     uniform: NDArray[np.float64] = (high * 2.0**26 + low) / 2.0**53
     return uniform
