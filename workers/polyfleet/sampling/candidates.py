@@ -39,11 +39,6 @@ class Filters:
             allowed=allowed,
         )
 
-    def take(self, rows: Ints) -> "Filters":
-        """Those of these rows alone."""
-        shaping = self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows]
-        return Filters(*shaping, self.uniform[rows], self.allowed[rows])
-
     def of_row(self, row: int) -> tuple[int, float, float, float]:
         """top_k, top_p, min_p and the uniform of one row."""
         return (

@@ -83,9 +83,13 @@ class DeviceSampler:
             token_ids[self._places(rows)] = values.argmax(dim=-1)
         if not greedy.all():
             filters = Filters.of(replace(draws, masks=None), logits.shape[-1])
+            floats = (filters.temperature, filters.top_p, filters.min_p, filters.uniform)
+            columns = self._moved(np.stack((*(each.view(np.int64) for each in floats), filters.top_k - 1)))
             for rows in self._parts(~greedy):
                 values, barred = self._adjusted(logits, rows, draws, penalised, masked)
-                token_ids[self._places(rows)] = self._random(values, filters.take(rows), barred)
+                barred = barred or bool(filters.min_p[rows].any())
+                by_mass, places = not np.isinf(filters.top_p[rows]).all(), self._places(rows)
+                token_ids[places] = self._random(values, columns[:, places], barred, by_mass)
         if penalised.any():
             rows = np.flatnonzero(penalised)
             places = self._moved(rows)
@@ -128,26 +132,25 @@ class DeviceSampler:
         left = values.index_select(0, places).masked_fill_(barred, -torch.inf)
         values.index_copy_(0, places, left)
 
-    def _random(self, logits: Tensor, filters: Filters, barred: bool) -> Tensor:
-        """One draw per row of logits [n, V], -inf where a token is `barred`; ids [n]."""
-        floats = (filters.temperature, filters.top_p, filters.min_p, filters.uniform)
-        columns = self._moved(np.stack((*(each.view(np.int64) for each in floats), filters.top_k - 1)))
+    def _random(self, logits: Tensor, columns: Tensor, barred: bool, by_mass: bool) -> Tensor:
+        """One draw per row of logits [n, V]; ids [n].
+
+        `columns` [5, n, 1] are temperature, top_p, min_p and uniform as the bits of float64, and the place of the last
+        token that top_k keeps. Tokens are `barred` by min_p or logits of -inf, and cut `by_mass` by top_p, or are not.
+        """
         temperature, top_p, min_p, uniform = columns[:4].view(torch.float64)
         last = columns[4]  # place in the ranking of the last token that is kept
         values, ids = logits.sort(dim=-1, descending=True, stable=True)  # equal ones stay in order of their ids
         shares = torch.sub(values, values[:, :1].double()).div_(temperature).exp_()
-        if barred or filters.min_p.any():
+        last_by_min = last
+        if barred:
             kept = ((shares >= min_p) & (values > -torch.inf)).sum(dim=-1, keepdim=True)
-            last_by_min = kept.sub_(1).clamp_(min=0)
-        else:
-            last_by_min = None
+            last_by_min = torch.minimum(last, kept.sub_(1).clamp_(min=0))
         cumulated = shares.mul_(self._scale).round_().long().cumsum_(dim=-1)
-        if not np.isinf(filters.top_p).all():
-            # Kept are tokens before which less than this is cumulated.
+        if by_mass:  # kept are tokens before which less than `limit` is cumulated
             limit = (top_p * cumulated.gather(1, last)).clamp_(max=2.0**62).ceil_().long()
-            last = torch.minimum(last, torch.searchsorted(cumulated, limit))
-        if last_by_min is not None:
-            last = torch.minimum(last, last_by_min)
+            last = torch.searchsorted(cumulated, limit)
+        last = torch.minimum(last, last_by_min)
         target = (uniform * cumulated.gather(1, last)).long()
         place = torch.searchsorted(cumulated, target, right=True)
         return ids.gather(1, torch.minimum(place, last))[:, 0]
