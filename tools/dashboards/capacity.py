@@ -1,7 +1,7 @@
 """Capacity: by accelerator, what there is, what is used, and when it is full."""
 
 from tools.dashboards.grafana import Dashboard, Panel, Query, Row
-from tools.dashboards.queries import rate
+from tools.dashboards.queries import quantiles, rate
 
 GENERATED = "sum by (accelerator) (rate(polyfleet_engine_generation_tokens_total{<pool>}[$__rate_interval]))"
 PEAK = "sum by (accelerator) (polyfleet_engine_peak_tokens_per_second{<pool>})"
@@ -147,6 +147,24 @@ SPEED = Row(
                     "{{accelerator}}",
                 ),
             ),
+        ),
+        Panel(
+            "Time of a step",
+            "What one step takes, from the step before. Every sequence waits so long for its next token.",
+            "s",
+            quantiles("polyfleet_engine_step_duration_seconds", 0.5, 0.95, by="accelerator", matchers="<pool>"),
+        ),
+        Panel(
+            "Rows of a step",
+            "Tokens that one step computes, those of prompts included.",
+            "short",
+            quantiles("polyfleet_engine_step_rows", 0.5, 0.95, by="accelerator", matchers="<pool>"),
+        ),
+        Panel(
+            "Rows computed in vain",
+            "Tokens computed ahead for sequences that turned out to have ended: the price of planning a step early.",
+            "suffix: tok/s",
+            (rate("polyfleet_engine_dropped_rows_total", "accelerator", matchers="<pool>"),),
         ),
         Panel(
             "Sequences",

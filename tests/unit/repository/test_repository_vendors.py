@@ -21,6 +21,7 @@ ALLOWED = {
     ("workers/polyfleet/backends/", ""): "the one place that knows vendors",
     ("workers/polyfleet/kernels/vulkan/", ""): "shaders for one programming interface",
     ("workers/polyfleet/executors/vulkan.py", ""): "the executor of those shaders, named after them",
+    ("workers/polyfleet/kernels/batched.py", "prefer_steady_attention"): "what torch calls its switch for all devices",
     ("workers/polyfleet/engine/executors.py", "KNOWN"): "the list of executors' names",
     ("workers/polyfleet/conformance/report.py", "software_versions"): "packages whose versions a report lists",
     ("services/polyfleet/scheduler/config.py", "ACCELERATORS"): "the families that a configuration may name",
