@@ -14,7 +14,7 @@ from tests.support.fake_tokens import fake_tokens
 from tests.support.session_client import OWN_CONNECTION, tokens_of
 from tests.support.worker_process import ENGINE, ROOT, WorkerProcess
 
-from polyfleet.serving import trust
+from polyfleet.serving.trust import TrustLimits
 from polyfleet.serving.worker import LoadSpec, Worker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
@@ -22,7 +22,8 @@ from polyfleet.v1 import worker_pb2_grpc
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-OFTEN = ("--canary-interval", "0.2")
+OFTEN = ("--canary-interval", "0.2", "--replace-after", "100000")
+STALLS = ("--canary-interval", "0.2", "--stall-timeout", "0.5", "--replace-after", "3")
 REASON = "The model answers wrongly on this device: the canary's token 1 is 767 instead of 766, which leads by 9.0."
 
 
@@ -119,14 +120,13 @@ async def test_the_death_of_a_suspended_workers_engine_is_still_its_end(tmp_path
         assert await worker.exit_status() == 1
 
 
+@pytest.mark.parametrize("interval", [0.0, 0.1])
 async def test_a_worker_whose_engine_hangs_in_a_step_is_suspended_until_it_speaks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float
 ) -> None:
-    monkeypatch.setattr(trust, "WATCH_SECONDS", 0.05)
-    monkeypatch.setattr(trust, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     flag = tmp_path / "stuck"
-    worker = Worker(fleet.WorkerInfo(), "cpu", canary_interval=0.1, engine=ENGINE)
+    worker = Worker(fleet.WorkerInfo(), "cpu", limits=TrustLimits(interval, 0.5, 1000), engine=ENGINE)
     try:
         await worker.load(LoadSpec(f"fake:stuck_while={flag}", "m", "", fleet.WorkerOptions()), lambda *_: None)
         session = worker.open_session()
@@ -143,3 +143,47 @@ async def test_a_worker_whose_engine_hangs_in_a_step_is_suspended_until_it_speak
         assert worker.status().reason == ""
     finally:
         await worker.close()
+
+
+async def test_a_stopped_engine_loses_its_streams_and_is_replaced(tmp_path: Path) -> None:
+    async with WorkerProcess(tmp_path, *STALLS, model="fake:step_seconds=0.01") as worker, worker.session() as session:
+        await session.start(pb.StartSequence(sequence_id="a", prompt_ids=[1], max_tokens=50_000))
+        while (await session.event()).status.running_sequences == 0:
+            pass
+        stopped = worker.engine()
+        os.kill(stopped.pid, signal.SIGSTOP)
+        error = (await session.run_to_end())["a"][-1].error
+        silent = "The engine does not answer: a step hangs, on the device or before it."
+        assert (error.code, error.message) == (UNAVAILABLE, silent)
+        assert (await worker.status()).status.state == fleet.WORKER_STATE_UNHEALTHY
+        await worker.until_state(fleet.WORKER_STATE_READY)
+        assert not stopped.is_running()
+        assert (await worker.status()).status.reason == ""
+        await session.start(pb.StartSequence(sequence_id="b", prompt_ids=[1], max_tokens=5))
+        assert tokens_of((await session.run_to_end())["b"]) == fake_tokens([1], 5)
+
+
+async def test_a_worker_ends_when_a_new_engine_process_answers_as_wrongly(tmp_path: Path) -> None:
+    flag = tmp_path / "wrong"
+    async with FakeFleet() as scheduler:
+        options = ("--fleet", scheduler.address, *STALLS)
+        async with WorkerProcess(tmp_path, *options, model=f"fake:wrong_while={flag}") as worker:
+            first = worker.engine()
+            flag.touch()
+            assert await worker.exit_status() == 1
+            assert not first.is_running()
+        assert scheduler.statuses[-1].reason == f"A new engine process is no better. {REASON}"
+        assert any(each.reason == f"{REASON} Its engine process is being replaced." for each in scheduler.statuses)
+        assert scheduler.states().count("READY") == 1
+
+
+async def test_a_worker_whose_engine_is_being_replaced_can_be_stopped(tmp_path: Path) -> None:
+    model = "fake:load_seconds=1"
+    async with WorkerProcess(tmp_path, *STALLS, model=model) as worker:
+        stopped = worker.engine()
+        os.kill(stopped.pid, signal.SIGSTOP)
+        while "being replaced" not in (await worker.status()).status.reason:
+            await asyncio.sleep(0.02)
+        worker.signal(signal.SIGTERM)
+        assert await worker.exit_status() == 0
+        assert not stopped.is_running()

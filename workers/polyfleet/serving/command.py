@@ -24,7 +24,7 @@ Examples:
     python -m polyfleet.serving --model SmolLM2-135M-Instruct.Q4_1.gguf --model-name smollm2
 
 \b
-Exit status: 0 drained, 1 the engine ended by itself, 2 can't start, 3 the model can't be served.
+Exit status: 0 drained, 1 the engine ended by itself or can't be trusted, 2 can't start, 3 the model can't be served.
 SIGTERM, SIGINT or SIGHUP drains; a second one, but for SIGHUP, ends at once.
 """
 
@@ -106,6 +106,18 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     help="Seconds between runs of a prompt with a known answer; 0: only before the worker is ready.",
 )
 @click.option(
+    "--stall-timeout",
+    type=click.FloatRange(0.05),
+    default=60.0,
+    help="Seconds without a step although there is work (or the canary is due) before sequences move elsewhere.",
+)
+@click.option(
+    "--replace-after",
+    type=click.IntRange(1),
+    default=3,
+    help="Failed canaries in a row, or stall timeouts, before the engine process is replaced; again so many: exit 1.",
+)
+@click.option(
     "--telemetry-interval",
     type=click.FloatRange(0.05),
     default=10.0,
@@ -147,6 +159,8 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         fleet_token_file=options["fleet_token_file"],
         drain_timeout=options["drain_timeout"],
         canary_interval=options["canary_interval"],
+        stall_timeout=options["stall_timeout"],
+        replace_after=options["replace_after"],
         telemetry_interval=options["telemetry_interval"],
         log_level=options["log_level"],
         engine=options["engine"],

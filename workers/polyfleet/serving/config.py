@@ -24,6 +24,8 @@ class WorkerConfig:
     fleet_token_file: Path | None
     drain_timeout: float
     canary_interval: float
+    stall_timeout: float
+    replace_after: int
     telemetry_interval: float
     log_level: str
     launched: bool = False  # by a launcher, which may stop it

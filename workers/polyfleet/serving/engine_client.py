@@ -1,7 +1,6 @@
 """The worker's end of its engine process: start it with a model, feed it, hear its news, know why it ended."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ from polyfleet.serving.messages import Add, Cancel, Event, Failed, Load, Loaded,
 from polyfleet.wire import signals
 
 EXIT_SECONDS = 2.0
+KILL_SECONDS = 10.0
 OnProgress = Callable[[float, str], None]
 
 
@@ -121,15 +121,19 @@ class EngineProcess:
                 self.reason = event.reason
         self.reason = self.reason or f"The engine process {await self._ending()}."
 
-    async def stop(self) -> None:
-        """End the process: ask by closing the socket, insist after 2 s. Its memory and device are free afterwards."""
+    async def stop(self) -> bool:
+        """End the process: ask by closing the socket, insist after 2 s. True: its memory and device are free.
+
+        False: it is still there 10 s after SIGKILL, as one that hangs in a driver may be.
+        """
         for writer in (self._writer, self._urgent):
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-        if await self._wait(EXIT_SECONDS) is None:
-            self._process.kill()
-            await self._wait(None)
+            writer.transport.abort()  # a process that does not read would never let it close
+        try:
+            await self._wait(EXIT_SECONDS)
+        finally:  # also when cancelled meanwhile
+            if self._process.poll() is None:
+                self._process.kill()
+        return await self._wait(KILL_SECONDS) is not None
 
     def _send(self, writer: asyncio.StreamWriter, command: messages.Command) -> None:
         if not writer.is_closing():

@@ -1,7 +1,7 @@
 """One life of a worker process: bind, lock, register, load, serve, drain, exit.
 
-Exit status: 0 after a drain, 1 when the engine process ended by itself, 2 when it could not start (port, lock, token),
-3 when the model given at the start can't be served, 128 + n when signal n came twice.
+Exit status: 0 after a drain, 1 when the engine process ended by itself or can't be trusted, 2 when it could not start
+(port, lock, token), 3 when the model given at the start can't be served, 128 + n when signal n came twice.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from polyfleet.serving.lock import LockedError, LockFile
 from polyfleet.serving.metrics import MetricsServer
 from polyfleet.serving.registration import Registration
 from polyfleet.serving.server import BindError, WorkerServer
+from polyfleet.serving.trust import TrustLimits
 from polyfleet.serving.worker import UNAVAILABLE, Worker, WorkerRefusal
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, split_host_port
@@ -50,7 +51,7 @@ class WorkerProcess:
         self._worker = Worker(
             info,
             device,
-            canary_interval=config.canary_interval,
+            limits=TrustLimits(config.canary_interval, config.stall_timeout, config.replace_after),
             engine=config.engine,
             log_level=config.log_level,
         )

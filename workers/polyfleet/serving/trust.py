@@ -1,7 +1,12 @@
-"""Whether a worker's engine can be trusted: what its canary's verdicts, and its silence, mean for the worker."""
+"""Whether a worker's engine can be trusted: what its canary's verdicts, and its silence, mean for the worker.
+
+An engine that can't is suspended at once. After `replace_after` failed canaries in a row, or as many stall timeouts
+without a word, its process is replaced; when the new one fails as well before a later canary is right, the worker ends.
+"""
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 from typing import Protocol
 
 from polyfleet.engine.canary import CanaryResult, CanaryVerdict
@@ -11,7 +16,16 @@ from polyfleet.serving.condition import Condition
 CANARY, SILENCE = "canary", "silence"  # sources of trouble
 NO_REFERENCE = "canary: no reference"
 WATCH_SECONDS = 1.0
-PATIENCE_SECONDS = 60.0  # with an engine whose canary is due; one step of a slow CPU may take long
+SILENT = "The engine does not answer: a step hangs, on the device or before it."
+
+
+@dataclass(frozen=True, slots=True)
+class TrustLimits:
+    """How long an engine is trusted, and what is tried. Times are in seconds."""
+
+    canary_interval: float = 0.0  # 0: no canary but the first
+    stall_timeout: float = 60.0  # without a word although there is work; one step of a slow CPU may take long
+    replace_after: int = 3
 
 
 class Suspendable(Protocol):
@@ -23,6 +37,19 @@ class Suspendable(Protocol):
 
     def resume(self, source: str) -> None:
         """It can."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether its engine has work."""
+        ...
+
+    def replace_engine(self, reason: str) -> None:
+        """Load the model again in a new engine process."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """End."""
         ...
 
 
@@ -38,38 +65,78 @@ class Spoken(Protocol):
 class Trust:
     """One worker's; `runs` counts its canary's runs over all models."""
 
-    def __init__(self, worker: Suspendable, condition: Condition, canary_interval: float) -> None:
+    def __init__(self, worker: Suspendable, condition: Condition, limits: TrustLimits) -> None:
         self.runs: Counter[CanaryResult] = Counter()
         self._worker = worker
         self._condition = condition
-        self._canary_interval = canary_interval
+        self._limits = limits
+        self._failures = 0  # of the canary, in a row
+        self._silent = False
+        self._replaced = False
 
-    def begin(self, verdict: CanaryVerdict | None) -> None:
-        """A new engine, with what its canary said at once; only that counts. None: it has no canary."""
+    def begin(self, verdict: CanaryVerdict | None, *, again: bool = False) -> None:
+        """A new engine, with what its canary said at once; only that counts. None: it has no canary.
+
+        `again`: it replaces one that could not be trusted, and has to show that it is better.
+        """
+        self._failures, self._replaced = 0, again
         self.heard()
         if verdict is None:
             self._condition.reservation = NO_REFERENCE
             self._worker.resume(CANARY)
         else:
-            self.judge(verdict)
+            self._take(verdict)
 
     def judge(self, verdict: CanaryVerdict) -> None:
-        """Act on an answer to the canary."""
+        """Act on a later answer to the canary."""
+        self._take(verdict)
+        if verdict.result in TRUSTED:
+            self._replaced = False
+
+    def _take(self, verdict: CanaryVerdict) -> None:
         self.runs[verdict.result] += 1
         self._condition.reservation = NO_REFERENCE if verdict.result is CanaryResult.NO_REFERENCE else ""
         if verdict.result in TRUSTED:
+            self._failures = 0
             self._worker.resume(CANARY)
-        else:
-            self._worker.suspend(CANARY, verdict.reason)
+            return
+        self._failures += 1
+        self._worker.suspend(CANARY, verdict.reason)
+        if self._failures >= self._limits.replace_after:
+            self._give_up(verdict.reason)
 
     def heard(self) -> None:
         """The engine has said something."""
+        self._silent = False
         self._worker.resume(SILENCE)
 
     async def watch(self, engine: Spoken) -> None:
-        """Suspend the worker while the engine says nothing although its canary was due long ago: a step that hangs."""
-        loop = asyncio.get_running_loop()
-        while self._canary_interval:
-            await asyncio.sleep(WATCH_SECONDS)
-            if loop.time() - engine.heard > self._canary_interval + PATIENCE_SECONDS:
-                self._worker.suspend(SILENCE, "The engine does not answer: a step hangs, on the device or before it.")
+        """Suspend the worker while the engine says nothing although it has work or its canary is due; then give up.
+
+        Silence is counted in looks, not by the clock: a worker that was stopped itself has missed what was said.
+        """
+        pause = min(WATCH_SECONDS, self._limits.stall_timeout / 4)
+        looks, spoke = 0, engine.heard
+        while True:
+            await asyncio.sleep(pause)
+            looks = looks + 1 if engine.heard == spoke and self._owes_a_word(engine) else 0
+            spoke = engine.heard
+            stalls = looks * pause / self._limits.stall_timeout
+            if stalls >= 1:
+                self._silent = True
+                self._worker.suspend(SILENCE, SILENT)
+            if stalls >= self._limits.replace_after:
+                self._give_up(SILENT)
+                return
+
+    def _owes_a_word(self, engine: Spoken) -> bool:
+        interval = self._limits.canary_interval
+        due = bool(interval) and asyncio.get_running_loop().time() - engine.heard > interval
+        return self._silent or self._worker.busy or due
+
+    def _give_up(self, reason: str) -> None:
+        self._failures = 0
+        if self._replaced:
+            self._worker.fail(f"A new engine process is no better. {reason}")
+        else:
+            self._worker.replace_engine(reason)

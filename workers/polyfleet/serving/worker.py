@@ -7,8 +7,9 @@
 An engine process lives as long as its model: unloading ends it, which frees memory and device for certain. When it
 ends unasked, every sequence ends UNAVAILABLE and the worker exits with a failure; whoever started it starts another.
 
-A worker whose engine answers the canary wrongly, or whose device is unhealthy, is suspended: its sequences end
-UNAVAILABLE, so that gateways move them, and it takes no others until it is well again.
+A worker whose engine answers the canary wrongly or says nothing, or whose device is unhealthy, is suspended: its
+sequences end UNAVAILABLE, so that gateways move them, and it takes no others until it is well again. An engine that
+stays so is replaced by a new process once; then the worker ends.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from polyfleet.serving.histograms import StepHistograms
 from polyfleet.serving.peak import PeakRate
 from polyfleet.serving.router import INVALID_ARGUMENT, SequenceRouter
 from polyfleet.serving.session import GatewaySession
-from polyfleet.serving.trust import Trust
+from polyfleet.serving.trust import Trust, TrustLimits
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.wire.limits import FieldError
@@ -33,6 +34,7 @@ from polyfleet.wire.limits import FieldError
 log = logging.getLogger(__name__)
 
 MAX_OPEN_SEQUENCES = 4096  # of all sessions together; the gateways' queues hold the rest
+REPLACEMENT = "replacement"  # a source of trouble
 RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE = 8, 9, 14  # google.rpc.Code
 
 
@@ -62,19 +64,21 @@ class Worker:
         info: fleet.WorkerInfo,
         device: str,
         *,
-        canary_interval: float = 0.0,
+        limits: TrustLimits = TrustLimits(),  # noqa: B008 - frozen
         engine: str = "",
         log_level: str = "info",
     ) -> None:
         self._info = info
         self._device = device
-        self._canary_interval = canary_interval
+        self._limits = limits
         self._engine_factory = engine
         self._log_level = log_level
         self._engine: EngineProcess | None = None
+        self._spec: LoadSpec | None = None  # of what is loaded
         self._news: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[fleet.ModelInfo] | None = None
+        self._replacing: asyncio.Task[None] | None = None
         self._unloading = asyncio.Lock()
         self.router = SequenceRouter()
         self.changes = Changes()
@@ -84,7 +88,7 @@ class Worker:
         self.peak = PeakRate()  # generated tokens per second of steps, of the model that is loaded
         self.steps = StepHistograms()  # of that model
         self._condition = Condition(self.changes)
-        self.trust = Trust(self, self._condition, canary_interval)
+        self.trust = Trust(self, self._condition, limits)
 
     # What it is and how it does.
 
@@ -98,6 +102,11 @@ class Worker:
     def state(self) -> "fleet.WorkerState.ValueType":
         """Where it stands."""
         return self._condition.state
+
+    @property
+    def busy(self) -> bool:
+        """Whether its engine has work."""
+        return len(self.router) > 0
 
     @property
     def failed(self) -> bool:
@@ -141,7 +150,7 @@ class Worker:
                 raise WorkerRefusal("The worker was told to unload the model while it loaded.") from None
             raise
 
-    async def _load(self, spec: LoadSpec, on_progress: OnProgress) -> fleet.ModelInfo:
+    async def _load(self, spec: LoadSpec, on_progress: OnProgress, *, again: bool = False) -> fleet.ModelInfo:
         def progressed(progress: float, phase: str) -> None:
             self.load_progress = progress
             on_progress(progress, phase)
@@ -153,7 +162,7 @@ class Worker:
                 options_of(spec.options, device),
                 progressed,
                 environment=variables,
-                canary_interval=self._canary_interval,
+                canary_interval=self._limits.canary_interval,
                 engine=self._engine_factory,
                 log_level=self._log_level,
             )
@@ -164,13 +173,14 @@ class Worker:
             if self.state == fleet.WORKER_STATE_LOADING:
                 self._condition.enter(fleet.WORKER_STATE_STARTING, str(error))
             raise LoadError(str(error)) from None
-        self._engine, self.peak, self.steps = engine, PeakRate(), StepHistograms()
+        self._engine, self._spec, self.peak, self.steps = engine, spec, PeakRate(), StepHistograms()
         self.tokenizer = engine.loaded.tokenizer
         self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
         self.load_progress = 1.0
         self._news = asyncio.create_task(self._relay(engine))
         self._watching = asyncio.create_task(self.trust.watch(engine))
-        self.trust.begin(engine.loaded.canary)
+        self.trust.begin(engine.loaded.canary, again=again)
+        self.resume(REPLACEMENT)
         if self.state == fleet.WORKER_STATE_LOADING:  # else it was told to drain meanwhile
             self._condition.settle()
         return self._info.model
@@ -188,19 +198,42 @@ class Worker:
 
     async def close(self) -> None:
         """Cancel what runs and end the engine process; for the process's end, when the state says why already."""
-        if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.wait([self._loading])
-            self._loading = None
+        for task in (self._loading, self._replacing):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        self._loading = self._replacing = None
+        self.router.fail_all(UNAVAILABLE, "The worker unloads its model.")
+        await self._end_engine()
+        self.tokenizer = b""
+        self.resume(REPLACEMENT)
+
+    async def _end_engine(self) -> bool:
+        """Whether the engine process is gone."""
         for task in (self._news, self._watching):
             if task is not None:
                 task.cancel()
         self._news = self._watching = None
-        self.router.fail_all(UNAVAILABLE, "The worker unloads its model.")
-        engine, self._engine = self._engine, None
-        self.tokenizer = b""
-        if engine is not None:
-            await engine.stop()
+        gone = self._engine is None or await self._engine.stop()
+        self._engine = None
+        return gone
+
+    def replace_engine(self, reason: str) -> None:
+        """Load the model again in a new engine process; suspended meanwhile, failed when that can't be done."""
+        log.error("The engine process is replaced: %s", reason)
+        self.suspend(REPLACEMENT, "Its engine process is being replaced.")
+        self._replacing = asyncio.create_task(self._replace())
+
+    async def _replace(self) -> None:
+        spec = self._spec
+        assert spec is not None
+        if not await self._end_engine():
+            self.fail("The engine process can't be ended: it hangs in the device's driver.")
+            return
+        try:
+            await self._load(spec, lambda *_: None, again=True)
+        except LoadError as error:
+            self.fail(f"The engine process can't be replaced: {error}")
 
     def drain(self, *, leave: bool) -> int:
         """Take no new sequences; with `leave` the process has to end once quiet. Returns how many still run."""
