@@ -37,6 +37,7 @@ class FakeCluster:
         return tuple(self.known.values())
 
     async def open(self, on_change: Callable[[], None]) -> None:
+        self._check()
         self._on_change = on_change
 
     async def nodes(self) -> tuple[Node, ...]:

@@ -16,7 +16,10 @@ class Cluster(Protocol):
         ...
 
     async def open(self, on_change: Callable[[], None]) -> None:
-        """Find the launchers that exist; `on_change` is called after each new report from now on."""
+        """Find the launchers that exist; `on_change` is called after each new report from now on.
+
+        May be called again after it failed.
+        """
         ...
 
     async def nodes(self) -> tuple[Node, ...]:

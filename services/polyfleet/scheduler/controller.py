@@ -58,6 +58,7 @@ class Controller:
         self._nodes_at = float("-inf")
         self._stopping: dict[str, asyncio.Task[None]] = {}
         self._poked = asyncio.Event()
+        self.opened = asyncio.Event()  # the cluster's launchers have been found
         self._began = clock()
 
     # What the Fleet service asks for.
@@ -75,13 +76,15 @@ class Controller:
     # The loop.
 
     async def run(self) -> None:
-        """Follow the wish for ever."""
+        """Follow the wish for ever, once the cluster could be opened, which is tried until it can."""
         sweeper = asyncio.create_task(self._sweep())
         try:
-            await self._cluster.open(self.poke)
             while True:
                 self._poked.clear()
                 try:
+                    if not self.opened.is_set():
+                        await self._cluster.open(self.poke)
+                        self.opened.set()
                     await self.tick()
                 except ClusterError as error:
                     log.warning("%s Nothing is started or stopped meanwhile.", error)

@@ -44,7 +44,7 @@ class RayCluster:
         """Find the launchers by their names and wait a while for each one's first report."""
         self._on_change = on_change
         for name in await _in_thread(ray.util.list_named_actors):
-            if name != SCHEDULER_NAME:
+            if name != SCHEDULER_NAME and name not in self._handles:
                 self._follow(name, await _in_thread(partial(ray.get_actor, name, NAMESPACE)))
         deadline = asyncio.get_running_loop().time() + FIRST_REPORTS_SECONDS
         while self._handles.keys() - self._reports.keys() and asyncio.get_running_loop().time() < deadline:

@@ -62,6 +62,7 @@ class Scheduler:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._metrics: MetricsServer | None = None
         self._loop: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._lag: asyncio.Task[None] | None = None  # measures how late the event loop is
 
     @property
@@ -74,11 +75,20 @@ class Scheduler:
         metrics = SchedulerMetrics(self._read_from_thread(asyncio.get_running_loop()))
         await _retry_bind(self._bind_fleet)
         await _retry_bind(lambda: self._bind_metrics(metrics))
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
-        for name in ("", SERVICE_NAME):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._loop = asyncio.create_task(self._controller.run())
+        self._opening = asyncio.create_task(self._serve_once_open())
         log.info("The scheduler listens on %s.", self._config.listen, extra={"epoch": self.epoch})
+
+    async def _serve_once_open(self) -> None:
+        """Say SERVING once Ray has answered: until then nothing that anybody wishes is done."""
+        await self._controller.opened.wait()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def _set_health(self, status: int) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
 
     def _bind_fleet(self) -> None:
         try:
@@ -110,8 +120,9 @@ class Scheduler:
         """Stop serving and close the state."""
         await self._end_loop()
         await self._health.enter_graceful_shutdown()
-        if self._lag:
-            self._lag.cancel()
+        for task in (self._opening, self._lag):
+            if task:
+                task.cancel()
         closing = [self._server.stop(CLOSE_SECONDS)]
         if self._metrics:
             closing.append(asyncio.to_thread(self._metrics.stop))

@@ -11,6 +11,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
+from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_worker import FakeWorker
 from tests.support.running_scheduler import Running, start, states, stop
 
@@ -34,11 +35,33 @@ async def refusal(call: Any) -> Any:
     return caught.value
 
 
-async def test_health_is_serving(running: Running) -> None:
+async def until_health(running: Running, wanted: int) -> None:
     health = health_pb2_grpc.HealthStub(running.channel)
     for service in ("", "polyfleet.v1.Fleet"):
-        answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        request = health_pb2.HealthCheckRequest(service=service)
+        while (await health.Check(request)).status != wanted:
+            await asyncio.sleep(0.01)
+
+
+async def test_health_is_serving(running: Running) -> None:
+    await until_health(running, health_pb2.HealthCheckResponse.SERVING)
+
+
+async def test_a_cluster_that_fails_at_the_start_is_asked_again_and_nothing_serves_before(tmp_path: Path) -> None:
+    cluster = FakeCluster()
+    cluster.away = True
+    running = await start(tmp_path, cluster, settle_seconds=0.0)
+    try:
+        await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+        await asyncio.sleep(0.1)  # several looks: each deployment wakes the loop
+        await until_health(running, health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert not cluster.launched
+        cluster.away = False
+        await until_health(running, health_pb2.HealthCheckResponse.SERVING)
+        while not cluster.launched:
+            await asyncio.sleep(0.01)
+    finally:
+        await stop(running)
 
 
 async def test_a_worker_registers_gives_its_assets_once_and_gateways_get_them(running: Running) -> None:
