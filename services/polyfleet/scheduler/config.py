@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,6 +57,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def launch_config(self, accelerator: str) -> LaunchConfig:
         """How to launch workers of this family."""
         return self.accelerators.get(accelerator, LaunchConfig())
+
+
+def fleet_id(state: Path) -> str:
+    """Names the fleet whose state lies in this folder, as its workers do: 16 hexadecimal digits."""
+    return sha256(str(state.resolve()).encode()).hexdigest()[:16]
 
 
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:

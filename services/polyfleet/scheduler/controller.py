@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from polyfleet.scheduler.cluster import Cluster, ClusterError
-from polyfleet.scheduler.config import SchedulerConfig
+from polyfleet.scheduler.config import SchedulerConfig, fleet_id
 from polyfleet.scheduler.feed import SnapshotFeed
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase, load_request
 from polyfleet.scheduler.reconcile import Action, DrainWorker, Forget, Launch, Node, Retire, reconcile
@@ -182,6 +182,7 @@ class Controller:
             fleet_token_file=config.fleet_token_file,
             drain_seconds=config.drain_seconds,
             log_level=config.log_level,
+            fleet_id=fleet_id(config.state_path),
         )
 
     # Actions that take their time.

@@ -27,6 +27,10 @@ FIRST_SECONDS, SILENT_SECONDS = 10.0, 60.0  # without the first message, without
 log = logging.getLogger(__name__)
 
 
+class ForeignError(Exception):
+    """A worker belongs to another fleet. The message is one sentence."""
+
+
 class Steering(Protocol):
     """What the service asks of the controller."""
 
@@ -49,10 +53,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         clock: Callable[[], float] = time.monotonic,
         *,
         loopback: bool = False,
+        fleet_id: str = "",
     ) -> None:
-        """`loopback`: workers of this machine alone may register."""
+        """`loopback`: workers of this machine alone may register. Workers of another `fleet_id` may not."""
         self._store, self._registry, self._feed, self._steering = store, registry, feed, steering
-        self._clock, self._loopback = clock, loopback
+        self._clock, self._loopback, self._fleet_id = clock, loopback, fleet_id
         self._streams = itertools.count()
         self._num_streams = 0
         self._uploads = Uploads()
@@ -71,6 +76,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         except FieldError as error:
             log.warning("A registration was refused: %s.", error)
             await abort_invalid(context, error)
+        except ForeignError as error:
+            log.warning("A registration was refused: %s", error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except (TakenError, FullError) as error:
             log.warning("A registration was refused: %s", error)
             taken = isinstance(error, TakenError)
@@ -113,6 +121,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
 
     def _register(self, info: pb.WorkerInfo, known_as: str, stream: int) -> str:
         check_info(info, loopback=self._loopback)
+        if info.fleet_id not in ("", self._fleet_id):
+            raise ForeignError(f"Worker {info.worker_id} belongs to the scheduler of another state folder.")
         if known_as not in ("", info.worker_id):
             raise FieldError("info.worker_id", f"must stay {known_as!r} on one stream, not {info.worker_id!r:.80}")
         self._registry.register(info, stream, self._clock())

@@ -25,6 +25,7 @@ class LaunchSpec:
     fleet_token_file: str = ""
     drain_seconds: float = 600.0  # a worker that is to go may take this long to finish what it runs
     log_level: str = "info"
+    fleet_id: str = ""  # which a spawned worker tells whom it registers with
 
     @property
     def load_request(self) -> pb.LoadRequest:

@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from polyfleet.scheduler.auth import FleetAuth
 from polyfleet.scheduler.cluster import Cluster
-from polyfleet.scheduler.config import SchedulerConfig
+from polyfleet.scheduler.config import SchedulerConfig, fleet_id
 from polyfleet.scheduler.controller import Controller
 from polyfleet.scheduler.feed import SnapshotFeed
 from polyfleet.scheduler.fleet_service import FleetService
@@ -57,7 +57,14 @@ class Scheduler:
         )
         self._server: Any = grpc.aio.server(options=options, interceptors=[auth, DecodeInterceptor()])
         self._health = _HEALTH.aio.HealthServicer()
-        service = FleetService(self._store, self._registry, self._feed, self._controller, loopback=token is None)
+        service = FleetService(
+            self._store,
+            self._registry,
+            self._feed,
+            self._controller,
+            loopback=token is None,
+            fleet_id=fleet_id(config.state_path),
+        )
         fleet_pb2_grpc.add_FleetServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._metrics: MetricsServer | None = None

@@ -48,7 +48,15 @@ def check_info(info: pb.WorkerInfo, *, loopback: bool) -> None:
             raise FieldError(
                 f"info.{field}", f"must be on loopback where no fleet token is configured, not {address:.80}"
             )
-    texts = (info.deployment, info.accelerator, info.device_name, info.host, info.version, info.model.name)
+    texts = (
+        info.fleet_id,
+        info.deployment,
+        info.accelerator,
+        info.device_name,
+        info.host,
+        info.version,
+        info.model.name,
+    )
     if not all(text.isprintable() for text in texts):
         raise FieldError("info", "must have printable names only")
     if not _HASH.fullmatch(info.model.tokenizer_hash):

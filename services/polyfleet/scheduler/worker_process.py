@@ -14,6 +14,7 @@ import psutil
 from polyfleet.scheduler.launch import LaunchSpec
 
 START_TOLERANCE_SECONDS = 2.0  # the start is computed from the boot time, which clock steps move
+FLEET_ID = "POLYFLEET_FLEET_ID"  # no flag: an older worker need not know it
 POLL_SECONDS = 0.2  # how often the end of an adopted process, which is no child, is looked for
 REASON_TAIL_BYTES = 4096
 
@@ -88,7 +89,7 @@ def worker_environment(spec: LaunchSpec, environ: Mapping[str, str] = os.environ
     kept = {k: v for k, v in environ.items() if not k.startswith("RAY_") and k not in ("OMP_NUM_THREADS", "SPT_NOENV")}
     if kept.get("PYTHONBREAKPOINT", "").startswith("ray."):
         del kept["PYTHONBREAKPOINT"]
-    return {**kept, **spec.launch.environment}
+    return {**kept, **spec.launch.environment} | ({FLEET_ID: spec.fleet_id} if spec.fleet_id else {})
 
 
 class WorkerProcess:

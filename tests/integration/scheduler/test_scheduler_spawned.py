@@ -220,7 +220,9 @@ def test_the_command_names_what_is_set_and_nothing_else(tmp_path: Path) -> None:
 def test_rays_variables_stay_with_ray(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, environment={"CUDA_VISIBLE_DEVICES": "1"})
     environ = {"PATH": "/bin", "RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1", "PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}
-    assert worker_environment(spec, environ) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1"}
+    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1"}
+    assert worker_environment(spec, environ) == kept
+    assert worker_environment(replace(spec, fleet_id="f"), environ) == {**kept, "POLYFLEET_FLEET_ID": "f"}
 
 
 @pytest.mark.parametrize(

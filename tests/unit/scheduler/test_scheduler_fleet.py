@@ -16,6 +16,7 @@ from tests.support.fake_worker import FakeWorker
 from tests.support.running_scheduler import Running, start, states, stop
 
 from polyfleet.scheduler.assets import chunks
+from polyfleet.scheduler.config import fleet_id
 from polyfleet.scheduler.launch import Phase
 from polyfleet.v1 import fleet_pb2 as pb
 
@@ -109,6 +110,20 @@ async def test_a_registration_without_identity_is_refused(running: Running, firs
     await call.write(first)
     assert (await refusal(call.read())).code() == grpc.StatusCode.INVALID_ARGUMENT
     assert not (await running.snapshot()).workers
+
+
+async def test_a_worker_of_another_state_folder_is_refused(running: Running, tmp_path: Path) -> None:
+    call = running.fleet.Register()
+    await call.write(pb.RegisterRequest(info=pb.WorkerInfo(worker_id="w-1", fleet_id=fleet_id(tmp_path / "other"))))
+    error = await refusal(call.read())
+    sentence = "Worker w-1 belongs to the scheduler of another state folder."
+    assert (error.code(), error.details()) == (grpc.StatusCode.FAILED_PRECONDITION, sentence)
+    assert not (await running.snapshot()).workers
+
+    own = running.fleet.Register()
+    await own.write(pb.RegisterRequest(info=pb.WorkerInfo(worker_id="w-1", fleet_id=fleet_id(tmp_path))))
+    await running.until(lambda snapshot: [each.info.worker_id for each in snapshot.workers] == ["w-1"])
+    own.cancel()
 
 
 async def test_watchers_get_the_fleet_at_once_its_changes_and_a_heartbeat(running: Running) -> None:

@@ -102,6 +102,12 @@ def test_an_absent_accelerator_is_left_for_loading_to_report(parse: Any) -> None
     assert (info.accelerator, info.device_name) == ("no-such-family", "")
 
 
+def test_a_launched_worker_says_whose_it_is(parse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert describe(parse("--accelerator", "cpu")).fleet_id == ""
+    monkeypatch.setenv("POLYFLEET_FLEET_ID", "f")
+    assert describe(parse("--accelerator", "cpu")).fleet_id == "f"
+
+
 def test_every_option_reaches_the_config(parse: Any) -> None:
     visible = {each.name for each in main.params if isinstance(each, click.Option) and each.name != "config"}
     reported = set(WorkerConfig.__dataclass_fields__) | {

@@ -125,6 +125,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
 )
 @click.option("--log-level", type=click.Choice(LEVELS), default="info")
 @click.option("--launched", is_flag=True, hidden=True, help="A launcher started it, and may stop it.")
+@click.option("--fleet-id", default="", envvar="POLYFLEET_FLEET_ID", hidden=True, help="Whose worker it is.")
 @click.option("--engine", default="", hidden=True, help="module:callable that loads the engine, for tests.")
 def main(**options: Any) -> None:
     """Run one worker: it serves one model on one device to gateways.
@@ -155,6 +156,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         deployment=options["deployment"] or "",
         lock_file=options["lock_file"],
         launched=options["launched"],
+        fleet_id=options["fleet_id"],
         load=load,
         fleet_token_file=options["fleet_token_file"],
         drain_timeout=options["drain_timeout"],

@@ -214,6 +214,7 @@ def describe(config: WorkerConfig) -> fleet.WorkerInfo:
         pid=os.getpid(),
         version=version("polyfleet"),
         own_model=config.load is not None and not config.launched,
+        fleet_id=config.fleet_id,
     )
 
 
