@@ -95,6 +95,8 @@ def queue(count: int) -> Firing:
     return Firing("warning", text, {"model": "m"})
 
 
+WANTED = 'polyfleet_model_workers_desired{instance="s", model="m"}'
+THERE = 'polyfleet_model_workers_ready{instance="s", model="m"}'
 CAPACITY = (
     Case(
         "PolyfleetModelDown",
@@ -103,6 +105,24 @@ CAPACITY = (
         4,
         (Firing("critical", "No worker of m takes requests.", {"model": "m"}),),
     ),
+    Case(
+        "PolyfleetModelDown",
+        "no worker is left",
+        {WANTED: "2x20", THERE: "2 2 0x18"},
+        6,
+        (Firing("critical", "No worker of m takes requests.", {"model": "m"}),),
+    ),
+    Case("PolyfleetModelDown", "it never was up", {WANTED: "2x20", THERE: "0x20"}, 10),
+    Case("PolyfleetModelDown", "nobody wants one", {WANTED: "1 1 0x18", THERE: "1 1 0x18"}, 6),
+    Case(
+        "PolyfleetWorkersMissing",
+        "none is left",
+        {WANTED: "2x30", THERE: "0x30"},
+        20,
+        (Firing("warning", "m lacks 2 of the workers that it is to have.", {"model": "m"}),),
+    ),
+    Case("PolyfleetWorkersMissing", "all are there", {WANTED: "2x30", THERE: "2x30"}, 20),
+    Case("PolyfleetWorkersMissing", "one is replaced", {WANTED: "2x30", THERE: "2 2 1 1 1 1 1 2x30"}, 20),
     Case("PolyfleetModelDown", "one is", {READY.format("a"): "1 0x9", READY.format("b"): "1x10"}, 4),
     Case("PolyfleetModelDown", "for a moment", {READY.format("a"): "1 0 1x9"}, 4),
     Case("PolyfleetQueueGrowing", "it grows", {QUEUED: "0+2x30"}, 20, (queue(35),)),

@@ -112,6 +112,13 @@ replicas: {{ $live }}
 {{- end -}}
 {{- end -}}
 
+{{/*
+How many workers a pool is to have at least: an autoscaler's or DaemonSet's own number isn't known here. Takes a pool.
+*/}}
+{{- define "polyfleet.wantedWorkers" -}}
+{{- if eq .kind "DaemonSet" }}1{{ else if eq .autoscaling.owner "none" }}{{ .replicas }}{{ else }}{{ .autoscaling.minReplicas }}{{ end -}}
+{{- end -}}
+
 {{/* How many workers the pool's Deployment in the cluster wants; empty where there is none, or no cluster. */}}
 {{- define "polyfleet.liveWorkers" -}}
 {{- $name := include "polyfleet.name" (dict "ctx" .ctx "component" (printf "worker-%s" .name)) -}}

@@ -7,7 +7,7 @@ import click
 
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import examples, fleet_options, json_option
-from polyfleet.cli.output import command_name, out, print_json, print_table
+from polyfleet.cli.output import command_name, err, out, print_json, print_table
 
 if TYPE_CHECKING:
     from polyfleet.v1 import fleet_pb2 as pb
@@ -85,13 +85,16 @@ def workers(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
         snapshot = client.snapshot()
     mark_outvoted(snapshot)
     found = snapshot.workers
+    problems = [f"{each.name}: {each.problem}" for each in snapshot.deployments if each.problem]
     if as_json:
         print_json([worker_record(worker) for worker in found])
     elif found:
         columns = ("WORKER", "DEPLOYMENT", "STATE", "LOAD", "DEVICE", "HOST", "PID")
         print_table(columns, [worker_row(worker) for worker in found])
-    else:
+    elif not problems:
         out.print(f"No workers. `{command_name()} deploy NAME PATH` starts one.", markup=False)
+    for problem in problems:
+        (err if as_json else out).print(problem, markup=False)
 
 
 @click.command(epilog=examples("polyfleet undeploy smollm2"))

@@ -23,7 +23,7 @@ def model_row(model: "Model") -> tuple[str, ...]:
 @gateway_options
 @json_option
 def models(gateway: str, api_key_file: Path | None, tls: bool, ca_file: Path | None, as_json: bool) -> None:
-    """List the models that are served or being loaded."""
+    """List the models that somebody wants, and why one is not served now."""
     with open_client(gateway, api_key_file, tls, ca_file) as client:
         found = client.models()
     if as_json:
@@ -31,5 +31,8 @@ def models(gateway: str, api_key_file: Path | None, tls: bool, ca_file: Path | N
     elif found:
         columns = ("MODEL", "READY WORKERS", "CONTEXT", "VOCABULARY", "ACCELERATORS", "SAMPLING DEFAULTS")
         print_table(columns, [model_row(model) for model in found])
+        for model in found:
+            if model.reason:
+                out.print(model.reason, markup=False)
     else:
         out.print(f"No models. `{command_name()} deploy NAME PATH` serves one.", markup=False)

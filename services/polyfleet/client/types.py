@@ -155,6 +155,7 @@ class Model:
     """A served model; `context_length` counts prompt and output tokens together.
 
     `sampling_defaults` (temperature, top_p, …) are its own, which hold for what a request leaves out.
+    `reason`: why no worker is ready, how far loading is for one; empty while one is.
     """
 
     name: str
@@ -164,6 +165,7 @@ class Model:
     accelerators: tuple[str, ...]
     created_unix_seconds: int
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
 
     @classmethod
     def from_proto(cls, message: pb.Model) -> Model:
@@ -176,4 +178,5 @@ class Model:
             tuple(message.accelerators),
             message.created_unix_seconds,
             {field.name: value for field, value in message.sampling_defaults.ListFields()},
+            message.reason,
         )

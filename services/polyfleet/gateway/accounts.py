@@ -81,9 +81,12 @@ class Record:
         return DeadlineExceeded("The request's deadline has passed.")
 
     def name_model(self, model: str) -> None:
-        """The request is for this model of the fleet; from now on it is in flight there."""
-        self._model = model
-        self._accounts.metrics.of(model).inflight.inc()
+        """The request is for this model of the fleet (empty: not known yet); from now on it is in flight there."""
+        if model != self._model:
+            if self._model:
+                self._accounts.metrics.of(self._model).inflight.dec()
+            self._model = model
+            self._accounts.metrics.of(model).inflight.inc()
 
     def placed(self, worker_id: str, queue_seconds: float) -> None:
         """The first news came, from this worker, which had it in its queue for so long."""

@@ -165,6 +165,7 @@ class Model:
     ready_workers: int = 0
     accelerators: tuple[str, ...] = ()
     created_unix_seconds: int = 0
+    reason: str = ""  # why no worker is ready
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 

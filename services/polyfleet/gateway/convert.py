@@ -155,6 +155,7 @@ def model_message(model: Model) -> pb.Model:
         context_length=model.context_length,
         vocabulary_size=model.vocabulary_size,
         ready_workers=model.ready_workers,
+        reason=model.reason,
         accelerators=model.accelerators,
         created_unix_seconds=model.created_unix_seconds,
         sampling_defaults=defaults,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from polyfleet.gateway.api import Model
 from polyfleet.gateway.callbacks import Listeners
 from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.outlook import Outlook, intended_models, outlook, served_name
 from polyfleet.gateway.session import Session
 from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
 from polyfleet.placement.place import prevailing_fingerprint
@@ -41,6 +42,8 @@ class FleetView:
         self._token = token
         self._metrics = metrics or Metrics()
         self._epoch, self._version = "", 0
+        self._heard = fleet_pb2.FleetSnapshot()  # the last one
+        self._resting: frozenset[str] = frozenset()  # models whose deployments want no worker now
         self._listed: frozenset[str] = frozenset()  # workers of the last snapshot
         self._deployed: dict[str, int] = {}  # model name -> creation time
         self._infos: dict[str, fleet_pb2.ModelInfo] = {}  # model name -> what prevails, or did when last one was ready
@@ -53,9 +56,10 @@ class FleetView:
         before = self._outline()
         self.known = True
         self._epoch, self._version = snapshot.scheduler_epoch, snapshot.version
-        self._deployed = {
-            each.model_name or each.name: each.created_unix_seconds for each in snapshot.deployments if each.workers
-        }
+        self._heard = snapshot
+        wishes = (*snapshot.pools, *snapshot.deployments)
+        self._deployed = {served_name(each): each.created_unix_seconds for each in wishes if each.workers}
+        self._resting = frozenset(served_name(each) for each in wishes if not each.workers)
         self._listed = frozenset(each.info.worker_id for each in snapshot.workers if each.info.address)
         for each in snapshot.workers:
             if each.info.address:
@@ -68,7 +72,9 @@ class FleetView:
         """What a change of counts: who serves what in which state, and which models there are. Not the load."""
         workers = [(each.worker_id, each.model, each.fingerprint, each.state) for each in self.snapshot().workers]
         infos = [(name, info.fingerprint, info.tokenizer_hash) for name, info in self._infos.items()]
-        return self.known, self._listed, self._deployed, workers, infos
+        seen = [(each.info.worker_id, each.status.state, each.status.reason) for each in self._heard.workers]
+        problems = [each.problem for each in self._heard.deployments]
+        return self.known, self._listed, self._deployed, self._resting, workers, infos, seen, problems
 
     def _report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
         session = self.sessions.get(info.worker_id)
@@ -151,7 +157,8 @@ class FleetView:
         return sum(session.connected is connected for session in self.sessions.values())
 
     def _names(self) -> set[str]:
-        return {*self._deployed, *(s.info.model.name for s in self.sessions.values())} - {""}
+        loaded = (session.info.model.name for session in self.sessions.values())
+        return {*self._deployed, *intended_models(self._heard), *loaded} - {""}
 
     def models(self) -> tuple[ModelFacts, ...]:
         """Every model that is deployed or that a worker serves, by name."""
@@ -159,7 +166,15 @@ class FleetView:
 
     def model(self, name: str) -> ModelFacts | None:
         """The model of that name, None when the fleet has none."""
-        return self._facts(name) if name in self._names() else None
+        return self._facts(name) if name in self._names() | self._resting else None
+
+    def outlook(self, name: str) -> Outlook:
+        """Why a model of the fleet has no ready worker, and whether waiting may help."""
+        return outlook(name, self._heard)
+
+    def reason(self) -> str:
+        """Why no worker is ready: a sentence for each model; empty while there is none."""
+        return " ".join(self.outlook(name).reason for name in sorted(self._names()))
 
     def _facts(self, name: str) -> ModelFacts:
         info = self._infos.get(name)
@@ -175,6 +190,7 @@ class FleetView:
                 ready_workers=len(ready),
                 accelerators=tuple(sorted({worker.accelerator for worker in ready})),
                 created_unix_seconds=self._deployed.get(name, 0),
+                reason="" if ready else self.outlook(name).reason,
             ),
             info,
         )

@@ -168,6 +168,7 @@ class Generation:
     async def _resolve(self, name: str, record: Record) -> ServedModel:
         if self._closed:
             raise Unavailable("The gateway is shutting down.", retry_after=RETRY_SECONDS)
+        record.name_model(self._models.known_name(name))
         served = await self._models.resolve(name, record.seconds_left)
         record.name_model(served.model.name)
         return served

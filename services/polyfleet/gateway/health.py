@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 
 class Health:
-    """Readiness for gRPC health and `/readyz`. `ready_workers` counts the workers that take sequences now."""
+    """Readiness for gRPC health and `/readyz`. `ready_workers` counts the workers that take sequences now,
+    `why` says why there is none."""
 
-    def __init__(self, ready_workers: Callable[[], int]) -> None:
-        self._ready_workers = ready_workers
+    def __init__(self, ready_workers: Callable[[], int], why: Callable[[], str] = str) -> None:
+        self._ready_workers, self._why = ready_workers, why
         self.draining = False
 
     @property
@@ -20,4 +21,4 @@ class Health:
         """Why not, in one sentence; empty while serving."""
         if self.draining:
             return "The gateway is shutting down."
-        return "" if self._ready_workers() else "No worker is ready."
+        return "" if self._ready_workers() else f"No worker is ready. {self._why()}".strip()

@@ -61,6 +61,13 @@ class Models:
             text = None
         return replace(facts.model, sampling_defaults=text.answers.sampling_defaults) if text else facts.model
 
+    def known_name(self, name: str) -> str:
+        """The name, if the fleet has such a model, ready or not (of an empty one, the only model's); else empty."""
+        known = self._view.models()
+        if not name and len(known) == 1:
+            return known[0].model.name
+        return name if name and self._view.model(name) else ""
+
     async def resolve(self, name: str, seconds_left: float) -> ServedModel:
         """The model of that name (empty: the only one), waiting up to `queue_timeout` for what is on its way.
 
@@ -92,6 +99,12 @@ class Models:
         if not self._view.known:
             return "The gateway has not heard of the fleet yet."
         facts = self._facts(name)
+        if not facts.model.ready_workers:
+            outlook = self._view.outlook(facts.model.name)
+            if outlook.hopeless:
+                raise Unavailable(outlook.reason, retry_after=RETRY_SECONDS)
+            if facts.info is None:
+                return outlook.reason
         if facts.info is None:
             return f"Model {facts.model.name} is being loaded."
         fingerprint, tokenizer_hash = facts.info.fingerprint, facts.info.tokenizer_hash

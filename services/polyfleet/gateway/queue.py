@@ -190,7 +190,7 @@ class RequestQueue:
             return Unavailable(f"The gateway was full and no turn came {waited}.", retry_after=RETRY_SECONDS)
         verdicts = self._place(candidate.needs(), self._view.snapshot()).verdicts
         reasons = [f"{each.worker_id}: {each.dropped}" for each in verdicts if each.dropped][:8]
-        found = "; ".join(reasons) or "the fleet has no worker"
+        found = "; ".join(reasons) or self._view.outlook(turn.model).reason.rstrip(".")
         return Unavailable(f"No worker could serve model {turn.model} {waited} ({found}).", retry_after=RETRY_SECONDS)
 
     def _enter(self, model: str) -> None:

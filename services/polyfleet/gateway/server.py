@@ -63,7 +63,7 @@ class Gateway:
             limits,
             accounts,
         )
-        self._health = Health(self.view.num_ready)
+        self._health = Health(self.view.num_ready, self.view.reason)
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         state = GatewayState(self._generation, authenticator, self.metrics, self._health, limits)
         share = connection_share(raise_descriptor_limit(), limits.max_connections, ports=2)

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
+from polyfleet.v1 import fleet_pb2 as pb
+
 ACCELERATORS = ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu", "vulkan")
 """The families, in the order in which a deployment that names none prefers them."""
 
@@ -28,6 +30,14 @@ class LaunchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str = ""  # attach: host:port where the worker beside the launcher listens
 
 
+class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Workers that others start with a model of their own: a pool of the chart."""
+
+    model: str  # the name it is served under
+    accelerator: str
+    workers: int = 1  # that there should be at least
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the scheduler's section may say. Addresses are host:port, times are seconds."""
 
@@ -43,6 +53,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shutdown_seconds: float = 10.0  # the same, when the whole local fleet is stopped
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     accelerators: dict[str, LaunchConfig] = msgspec.field(default_factory=dict)  # by family; absent: all defaults
+    pools: dict[str, PoolConfig] = msgspec.field(default_factory=dict)  # known though none of their workers is up
 
     @property
     def fleet_address(self) -> str:
@@ -92,6 +103,19 @@ def check_config(config: SchedulerConfig) -> None:
             raise ConfigError(f"accelerators: {family!r} is none of {', '.join(ACCELERATORS)}.")
         if launch.mode == "attach" and not launch.address:
             raise ConfigError(f"accelerators.{family}.address: attach needs the worker's host:port.")
+    for name, pool in config.pools.items():
+        if pool.accelerator not in ACCELERATORS:
+            raise ConfigError(f"pools.{name}.accelerator: {pool.accelerator!r} is none of {', '.join(ACCELERATORS)}.")
+        if not pool.model or not 0 <= pool.workers < 2**32:
+            raise ConfigError(f"pools.{name}: needs the name of a model, and 0 workers or more.")
+
+
+def pool_wishes(config: SchedulerConfig) -> tuple[pb.ModelDeployment, ...]:
+    """The pools as wishes, by name."""
+    return tuple(
+        pb.ModelDeployment(name=name, model_name=pool.model, accelerators=[pool.accelerator], workers=pool.workers)
+        for name, pool in sorted(config.pools.items())
+    )
 
 
 def _read_section(path: str | Path) -> dict[str, Any]:

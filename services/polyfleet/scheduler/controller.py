@@ -18,6 +18,7 @@ from polyfleet.scheduler.reconcile import Action, DrainWorker, Forget, Launch, N
 from polyfleet.scheduler.registry import Registry
 from polyfleet.scheduler.store import Store, StoreError
 from polyfleet.scheduler.worker_client import WorkerClient
+from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.auth import is_loopback
 from polyfleet.wire.ids import new_id
 
@@ -36,6 +37,15 @@ def worker_host(fleet_address: str, node_address: str) -> str:
     if is_loopback(fleet_address):
         return "127.0.0.1"
     return "0.0.0.0" if is_loopback(node_address) else node_address
+
+
+def _log_problem(deployment: pb.ModelDeployment) -> None:
+    """Say that a deployment can't have all its workers, and why, or that it can again."""
+    fields = {"deployment": deployment.name, "workers": deployment.workers}
+    if deployment.problem:
+        log.warning("A deployment can't have all its workers: %s", deployment.problem, extra=fields)
+    else:
+        log.info("Nothing hinders a deployment's workers any more.", extra=fields)
 
 
 class Controller:
@@ -60,6 +70,7 @@ class Controller:
         self._poked = asyncio.Event()
         self.opened = asyncio.Event()  # the cluster's launchers have been found
         self._began = clock()
+        self._problems: dict[str, str] = {}  # as last shown
 
     # What the Fleet service asks for.
 
@@ -164,7 +175,10 @@ class Controller:
         shown = []
         for deployment in self._store.deployments():
             deployment.problem = problems.get(deployment.name, "")
+            if deployment.problem != self._problems.get(deployment.name, ""):
+                _log_problem(deployment)
             shown.append(deployment)
+        self._problems = dict(problems)
         self._registry.set_deployments(shown)
 
     def _spec(self, action: Launch) -> LaunchSpec:

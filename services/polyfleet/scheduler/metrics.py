@@ -43,6 +43,7 @@ class SchedulerMetrics:
         state = self._read()
         yield _workers(state.snapshot)
         yield from _deployments(state.snapshot)
+        yield from _models(state.snapshot)
         yield self._restart_counts(state.reports)
         version = "Version of the fleet snapshot, within one epoch"
         yield GaugeMetricFamily("polyfleet_snapshot_version", version, state.snapshot.version)
@@ -97,6 +98,23 @@ def _deployments(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:
     for deployment in snapshot.deployments:
         desired.add_metric([deployment.name], deployment.workers)
         have.add_metric([deployment.name], ready[deployment.name])
+    yield desired
+    yield have
+
+
+def _models(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:
+    """Of each model that a deployment or a pool wants; a worker that is gone leaves its wish behind."""
+    wanted = Counter[str]()
+    for wish in (*snapshot.deployments, *snapshot.pools):
+        wanted[wish.model_name or wish.name] += wish.workers
+    ready = Counter(w.info.model.name for w in snapshot.workers if w.status.state == pb.WORKER_STATE_READY)
+    desired = GaugeMetricFamily(
+        "polyfleet_model_workers_desired", "Workers that deployments and pools want for a model", labels=["model"]
+    )
+    have = GaugeMetricFamily("polyfleet_model_workers_ready", "Workers of a model that are ready", labels=["model"])
+    for model, workers in sorted(wanted.items()):
+        desired.add_metric([model], workers)
+        have.add_metric([model], ready[model])
     yield desired
     yield have
 

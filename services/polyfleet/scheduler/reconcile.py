@@ -218,6 +218,8 @@ def _reconcile_one(have: _Have, room: _Room, plan: Plan) -> None:
         spare = have.least_useful([r for r in outdated if r.spec.accelerator in families])[:1]
     plan.actions.extend(Retire(report.spec.worker_id) for report in spare)
     plan.actions.extend(have.endings(current)[: max(0, -missing)])
+    if have.some_leave:
+        plan.problems.pop(wish.name, None)  # their places come free in a moment
     waiting = [r.reason for r in current if r.phase is Phase.STARTING and r.reason]
     if waiting:
         plan.problems.setdefault(wish.name, waiting[0])

@@ -75,6 +75,8 @@ class Record:
             return pb.WorkerStatus(state=pb.WORKER_STATE_STARTING, reason=report.reason)
         if self.lost:
             silence = f"no report for {LOST_AFTER_SECONDS:.0f} s"
+            if self.status.state == pb.WORKER_STATE_UNHEALTHY and self.status.reason:
+                silence += f"; before that: {self.status.reason}"
             return pb.WorkerStatus(state=pb.WORKER_STATE_LOST, reason=silence, step=self.status.step)
         return self.status
 
@@ -88,13 +90,14 @@ class Record:
 class Registry:
     """All workers and deployments of one life (`epoch`) of the scheduler; `version` grows with each visible change."""
 
-    def __init__(self, epoch: str) -> None:
+    def __init__(self, epoch: str, pools: Iterable[pb.ModelDeployment] = ()) -> None:
         self.epoch = epoch
         self.version = 0
         self._records: dict[str, Record] = {}
         self._deployments: tuple[pb.ModelDeployment, ...] = ()
+        self._pools = tuple(pools)
         self._swept: float | None = None
-        self._snapshot = pb.FleetSnapshot(scheduler_epoch=epoch)
+        self._snapshot = pb.FleetSnapshot(scheduler_epoch=epoch, pools=self._pools)
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -210,7 +213,11 @@ class Registry:
         if self._snapshot.version != self.version:
             workers = [pb.FleetWorker(info=record.announced, status=record.shown) for record in self.records]
             self._snapshot = pb.FleetSnapshot(
-                scheduler_epoch=self.epoch, version=self.version, workers=workers, deployments=self._deployments
+                scheduler_epoch=self.epoch,
+                version=self.version,
+                workers=workers,
+                deployments=self._deployments,
+                pools=self._pools,
             )
         return self._snapshot
 
@@ -235,4 +242,5 @@ def _info_of(report: LauncherReport) -> pb.WorkerInfo:
         accelerator=report.spec.accelerator,
         host=report.host,
         pid=report.pid,
+        intended_model=report.spec.load_request.model_name,
     )

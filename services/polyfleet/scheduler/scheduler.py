@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from polyfleet.scheduler.auth import FleetAuth
 from polyfleet.scheduler.cluster import Cluster
-from polyfleet.scheduler.config import SchedulerConfig, fleet_id
+from polyfleet.scheduler.config import SchedulerConfig, fleet_id, pool_wishes
 from polyfleet.scheduler.controller import Controller
 from polyfleet.scheduler.feed import SnapshotFeed
 from polyfleet.scheduler.fleet_service import FleetService
@@ -43,7 +43,7 @@ class Scheduler:
         token = fleet_token(config.fleet_token_file or None)
         check_bind(config.listen, token)
         self._store = Store(config.state_path / STATE_NAME)
-        self._registry = Registry(secrets.token_hex(8))
+        self._registry = Registry(secrets.token_hex(8), pool_wishes(config))
         self._registry.set_deployments(self._store.deployments())
         self._feed = SnapshotFeed(self._registry)
         self._controller = Controller(config, self._store, self._registry, self._feed, cluster, token)

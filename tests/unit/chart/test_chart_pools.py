@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import pytest
+import yaml
 from tests.support.helm_chart import container, find, needs_helm, of_kind, pod_of, release, rendered
 
 pytestmark = needs_helm
@@ -264,3 +265,17 @@ def test_a_name_with_dots_makes_names_that_services_may_have() -> None:
     objects = rendered(values={"fullnameOverride": "my.llm"})
     names = {each["metadata"]["name"] for each in of_kind(objects, "Service")}
     assert {"my-llm-gateway", "my-llm-scheduler"} <= names
+
+
+def test_the_scheduler_knows_every_pool_though_none_of_its_workers_is_up() -> None:
+    pools = {
+        "fixed": {"accelerator": "cpu", "replicas": 3, "model": {"name": "m", **IMAGE}},
+        "scaled": {"accelerator": "cuda", "autoscaling": {"owner": "hpa", "minReplicas": 2}, "model": IMAGE},
+        "each-node": {"accelerator": "rocm", "kind": "DaemonSet", "model": IMAGE},
+    }
+    config = find(rendered(values={"workers": pools}), "ConfigMap", "polyfleet-scheduler")
+    assert yaml.safe_load(config["data"]["scheduler.yaml"])["scheduler"]["pools"] == {
+        "fixed": {"model": "m", "accelerator": "cpu", "workers": 3},
+        "scaled": {"model": "scaled", "accelerator": "cuda", "workers": 2},
+        "each-node": {"model": "each-node", "accelerator": "rocm", "workers": 1},
+    }

@@ -159,7 +159,10 @@ async def test_models_are_those_deployed_and_those_served(view: FleetView) -> No
     wished = view.model("wished")
     assert wished is not None
     assert (wished.model.created_unix_seconds, wished.info) == (5, None)
-    assert view.model("asleep") is None
+    asleep = view.model("asleep")  # not listed, and no unknown name
+    assert asleep is not None
+    assert "none is wanted now" in asleep.model.reason
+    assert view.model("never wanted") is None
     assert view.tokenizer_hashes() == {"h-m", "h-n"}
 
 

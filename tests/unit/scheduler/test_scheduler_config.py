@@ -5,8 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from polyfleet.scheduler.config import ConfigError, SchedulerConfig, default_state_dir, load_config
+from polyfleet.scheduler.config import (
+    ConfigError,
+    PoolConfig,
+    SchedulerConfig,
+    default_state_dir,
+    load_config,
+    pool_wishes,
+)
 from polyfleet.scheduler.ports import check_ports, free_address
+from polyfleet.scheduler.registry import Registry
+from polyfleet.v1 import fleet_pb2 as pb
 
 
 def test_a_file_gives_the_section_and_flags_override_it(tmp_path: Path) -> None:
@@ -28,6 +37,19 @@ def test_a_file_gives_the_section_and_flags_override_it(tmp_path: Path) -> None:
     assert config.launch_config("rocm").mode == "spawn"
 
 
+def test_pools_are_wishes_that_snapshots_carry() -> None:
+    pools = {"b": PoolConfig("m", "cuda", 3), "a": PoolConfig("n", "cpu")}
+    wishes = pool_wishes(SchedulerConfig(pools=pools))
+    assert [(w.name, w.model_name, list(w.accelerators), w.workers) for w in wishes] == [
+        ("a", "n", ["cpu"], 1),
+        ("b", "m", ["cuda"], 3),
+    ]
+    registry = Registry("epoch", wishes)
+    assert tuple(registry.snapshot().pools) == wishes
+    registry.set_deployments([pb.ModelDeployment(name="d")])
+    assert tuple(registry.snapshot().pools) == wishes
+
+
 def test_advertise_is_where_workers_dial() -> None:
     assert SchedulerConfig(listen="0.0.0.0:1", advertise="scheduler:1").fleet_address == "scheduler:1"
 
@@ -38,6 +60,9 @@ def test_advertise_is_where_workers_dial() -> None:
         ("scheduler: {lisen: x}", "unknown field `lisen`"),
         ("scheduler: {settle_seconds: soon}", "Expected `float`, got `str` - at `$.settle_seconds`"),
         ("scheduler: {accelerators: {gpu: {}}}", "'gpu' is none of cuda, rocm"),
+        ("scheduler: {pools: {a: {model: m, accelerator: gpu}}}", "pools.a.accelerator: 'gpu' is none of cuda"),
+        ("scheduler: {pools: {a: {model: m, accelerator: cpu, workers: -1}}}", "pools.a: needs the name of a model"),
+        ("scheduler: {pools: {a: {accelerator: cpu}}}", "missing required field `model`"),
         ("scheduler: {accelerators: {cuda: {mode: attach}}}", "accelerators.cuda.address: attach needs"),
         ("scheduler: [1]", "needs a mapping"),
         ("scheduler: {a: [", "no valid YAML"),

@@ -26,6 +26,10 @@ SNAPSHOT = pb.FleetSnapshot(
     version=7,
     workers=[worker("m", "READY"), worker("m", "READY", "other"), worker("m", "LOST"), worker("", "STARTING")],
     deployments=[pb.ModelDeployment(name="d", workers=3), pb.ModelDeployment(name="idle", workers=0)],
+    pools=[
+        pb.ModelDeployment(name="a", model_name="m", workers=3),
+        pb.ModelDeployment(name="b", model_name="m", workers=1),
+    ],
 )
 
 
@@ -54,6 +58,12 @@ def test_every_series_has_its_value(state: SchedulerState) -> None:
         "polyfleet_workers accelerator=cpu model=m state=ready": 2,
         "polyfleet_workers accelerator=cpu model=m state=lost": 1,
         "polyfleet_workers accelerator=cpu model= state=starting": 1,
+        "polyfleet_model_workers_desired model=d": 3,
+        "polyfleet_model_workers_desired model=idle": 0,
+        "polyfleet_model_workers_desired model=m": 4,
+        "polyfleet_model_workers_ready model=d": 0,
+        "polyfleet_model_workers_ready model=idle": 0,
+        "polyfleet_model_workers_ready model=m": 2,
         "polyfleet_deployment_workers_desired deployment=d": 3,
         "polyfleet_deployment_workers_desired deployment=idle": 0,
         "polyfleet_deployment_workers_ready deployment=d": 1,

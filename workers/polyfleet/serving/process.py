@@ -215,6 +215,7 @@ def describe(config: WorkerConfig) -> fleet.WorkerInfo:
         version=version("polyfleet"),
         own_model=config.load is not None and not config.launched,
         fleet_id=config.fleet_id,
+        intended_model=config.load.model_name if config.load else "",
     )
 
 

@@ -118,6 +118,7 @@ class ModelReply(msgspec.Struct):
     created: int
     context_length: int
     ready_workers: int
+    reason: str
     accelerators: list[str]
     sampling_defaults: dict[str, float]
     object: Literal["model"] = "model"
@@ -195,6 +196,7 @@ def model_reply(model: Model) -> ModelReply:
         created=model.created_unix_seconds,
         context_length=model.context_length,
         ready_workers=model.ready_workers,
+        reason=model.reason,
         accelerators=list(model.accelerators),
         sampling_defaults=dict(model.sampling_defaults),
     )
