@@ -237,6 +237,7 @@ def test_model_extensions(http: httpx.Client) -> None:
                 "created": 1700000000,
                 "context_length": 2048,
                 "ready_workers": 1,
+                "reason": "",
                 "accelerators": ["cpu"],
                 "sampling_defaults": {},
                 "object": "model",
