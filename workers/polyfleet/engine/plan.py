@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from polyfleet.engine.sequence import Sequence as EngineSequence
 
 Int32s = NDArray[np.int32]
+Parts = tuple[Sequence[int], ...]
 Share = tuple["EngineSequence", int]  # a sequence and how many of its next tokens a step computes
 
 
@@ -128,22 +129,19 @@ class Assembler:
         written = set(blocks)
         self._cleared = [block for block in self._cleared if block not in written]
 
-    def assemble(self, shares: Iterable[Share], decodes: Sequence["EngineSequence"] = ()) -> StepPlan:
+    def assemble(self, shares: Sequence[Share], decodes: Sequence["EngineSequence"] = ()) -> StepPlan:
         """The plan in which each sequence computes so many of its next tokens, those with one token first.
 
         `decodes` come before all of `shares`: each computes the last token that it has, or is being given, and draws.
         """
-        parts = _Parts(decodes)
-        needs = 0
+        parts, needs = _decoding(decodes), 0
         for sequence in decodes:
             needs |= sequence.needs
-        for sequence, size in shares:
-            needs |= sequence.needs if parts.add(sequence, size) else 0
-        if parts.pooled:
-            needs |= Need.POOLING
+        if shares:
+            parts, more = _with_shares(parts, shares)
+            needs |= more
         changed = np.array(list(self._changed), dtype=np.int32) if self._changed else NOTHING
-        lists = (*parts.lists(), self._cleared)
-        return lay_out(lists, NEEDS[needs], self._tables, changed, self._sampling, self._starts)
+        return lay_out((*parts, self._cleared), NEEDS[needs], self._tables, changed, self._sampling, self._starts)
 
     def accepted(self) -> None:
         """The last plan was launched: its changes need not be told again."""
@@ -174,50 +172,38 @@ def lay_out(
     )
 
 
-class _Parts:
-    """A plan's arrays while they are lists. Those of sequences that decode are made many at once."""
+def _decoding(decodes: Sequence["EngineSequence"]) -> Parts:
+    """The arrays of sequences that have one row and draw, in the order of StepPlan's fields, up to `pool_last`."""
+    slots = [each.place[0] for each in decodes]  # type: ignore[index]
+    lengths = [each.num_tokens for each in decodes]
+    token_ids = [
+        -1 - slot if each.num_drawing else each.generated_ids[-1] for slot, each in zip(slots, decodes, strict=True)
+    ]
+    positions = [length - 1 for length in lengths]
+    rows = range(len(decodes))
+    return token_ids, positions, slots, range(len(decodes) + 1), lengths, rows, slots, lengths, (), ()
 
-    def __init__(self, decodes: Sequence["EngineSequence"]) -> None:
-        count = len(decodes)
-        self.slots = [each.place[0] for each in decodes]  # type: ignore[index]
-        self.lengths = [each.num_tokens for each in decodes]
-        self.token_ids = [
-            -1 - each.place[0] if each.num_drawing else each.generated_ids[-1]  # type: ignore[index]
-            for each in decodes
-        ]
-        self.positions = [length - 1 for length in self.lengths]
-        self.row_starts = list(range(count + 1))
-        self.draw_rows = list(range(count))
-        self.draw_slots = self.slots[:]
-        self.draw_positions = self.lengths[:]
-        self.pooled: list[int] = []
-        self.pool_last: list[int] = []
 
-    def add(self, sequence: "EngineSequence", size: int) -> bool:
-        """Append a sequence's next tokens; says whether it draws behind them."""
+def _with_shares(decoding: Parts, shares: Iterable[Share]) -> tuple[Parts, int]:
+    """The same with more sequences behind them, and what these need."""
+    parts = tuple(map(list, decoding))
+    token_ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, pool_last = parts
+    needs = 0
+    for sequence, size in shares:
         first = sequence.num_computed
         end = first + size
-        if size == 1:
-            self.token_ids.append(sequence.next_token())
-        else:
-            self.token_ids.extend(sequence.tokens(first, end))
-        self.positions.extend(range(first, end))
-        self.slots.append(sequence.slot)
-        self.lengths.append(end)
-        self.row_starts.append(len(self.token_ids))
-        last = end == sequence.num_tokens
-        if sequence.pooling is not None:
-            if last or sequence.pooling is PoolingKind.MEAN:
-                self.pooled.append(len(self.slots) - 1)
-                self.pool_last.append(sequence.pooling is PoolingKind.LAST)
-            return False
-        if last:
-            self.draw_rows.append(len(self.token_ids) - 1)
-            self.draw_slots.append(sequence.slot)
-            self.draw_positions.append(end)
-        return last
-
-    def lists(self) -> tuple[list[int], ...]:
-        """In the order of StepPlan's fields."""
-        rows = (self.token_ids, self.positions, self.slots, self.row_starts, self.lengths)
-        return (*rows, self.draw_rows, self.draw_slots, self.draw_positions, self.pooled, self.pool_last)
+        token_ids += sequence.tokens(first, end) if size > 1 else (sequence.next_token(),)
+        positions += range(first, end)
+        slots.append(sequence.slot)
+        lengths.append(end)
+        row_starts.append(len(token_ids))
+        if sequence.pooling is PoolingKind.MEAN or (sequence.pooling is not None and end == sequence.num_tokens):
+            pooled.append(len(slots) - 1)
+            pool_last.append(sequence.pooling is PoolingKind.LAST)
+            needs |= Need.POOLING
+        elif sequence.pooling is None and end == sequence.num_tokens:
+            draw_rows.append(len(token_ids) - 1)
+            draw_slots.append(sequence.slot)
+            draw_positions.append(end)
+            needs |= sequence.needs
+    return parts, needs
