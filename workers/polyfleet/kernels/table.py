@@ -7,4 +7,12 @@ from polyfleet.kernels.reference import REFERENCE
 
 def implementations() -> tuple[Implementation, ...]:
     """All implementations that could be imported here."""
-    return (*REFERENCE, *BATCHED)
+    return (*REFERENCE, *BATCHED, *_of_triton())
+
+
+def _of_triton() -> tuple[Implementation, ...]:
+    try:
+        from polyfleet.kernels.triton import TRITON
+    except ImportError:  # the vendor's torch brings Triton, or there is none
+        return ()
+    return TRITON

@@ -1,0 +1,62 @@
+"""Paged attention of a step: its one-row sequences by one launch, those with several rows by another.
+
+Caches whose blocks are no power of two, or smaller than 16, are left to torch's implementation.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfleet.graph.ops import Attention, Op, of
+from polyfleet.kernels import batched
+from polyfleet.kernels.context import KernelContext
+from polyfleet.kernels.dispatch import Kernel
+from polyfleet.kernels.step import Step
+from polyfleet.kernels.triton.decode import DecodePlan, decode, plan_decode
+from polyfleet.kernels.triton.prefill import PrefillPlan, plan_prefill, prefill
+from polyfleet.kernels.triton.tuning import tuning
+
+SMALLEST_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What layers share."""
+
+    decode: DecodePlan | None
+    prefill: PrefillPlan | None
+
+
+def fits(block_size: int) -> bool:
+    """Whether the kernels read blocks of so many positions."""
+    return block_size >= SMALLEST_BLOCK and block_size & (block_size - 1) == 0
+
+
+def plan_attention(context: KernelContext, step: Step, attention: Any) -> Any:
+    """Nothing in it depends on the lengths of one-row sequences."""
+    if not fits(context.block_size):
+        return batched.plan_attention(context, step, attention)
+    tuned, single = tuning(context.device), step.num_single
+    decodes = plan_decode(attention, step.tables, step.lengths, single, tuned) if single else None
+    return AttentionPlan(decodes, plan_prefill(step, tuned) if single < step.num_sequences else None)
+
+
+def bind_attention(op: Op, context: KernelContext) -> Kernel:
+    """q -> y."""
+    if not fits(context.block_size):
+        return batched.bind_attention(op, context)
+    attention, tuned = of(op, Attention), tuning(context.device)
+    caches = context.keys[attention.cache], context.values[attention.cache]
+
+    def kernel(plan: AttentionPlan, q: Tensor) -> Tensor:
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        if plan.decode is not None:
+            decode(attention, tuned, plan.decode, q, caches, out)
+        if plan.prefill is not None:
+            prefill(attention, plan.prefill, q, caches, out)
+        return out
+
+    return kernel

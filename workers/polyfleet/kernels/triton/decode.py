@@ -1,0 +1,134 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+"""Paged attention of sequences with one row each.
+
+A program has all queries of one KV head of one sequence, and one of SPLITS equal parts of its context, as the device
+knows its length; so nothing of a launch depends on lengths, and graphs can hold it. The part that is done last puts
+them together, in their order.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polyfleet.graph.ops import Attention
+from polyfleet.kernels.triton.tuning import Tuning
+
+LOG2E = 1.4426950408889634
+LEAST_ROWS = 16  # of a matrix product
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """What layers share: the cut, and where parts meet."""
+
+    rows: int
+    splits: int
+    tables: Tensor  # [>= rows, W]
+    lengths: Tensor  # [>= rows]
+    parts: Tensor  # [rows * K * splits * G, D] float32
+    peaks: Tensor  # [rows * K * splits * G, 2] float32: each part's maximum and sum
+    arrived: Tensor  # [rows * K] int32, all 0 between launches
+
+
+@triton.jit
+def decode_kernel(
+    q, keys, values, tables, lengths, out, parts, peaks, arrived, table_stride, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Of a sequence without positions, zeros. `scale` counts in powers of two."""
+    head = tl.program_id(0)
+    sequence = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    length = tl.load(lengths + sequence).to(tl.int32)
+    share = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE
+    begin = split * share
+    if (begin >= length) & (split > 0):
+        return
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, PADDED)
+    mine = (row < GROUP)[:, None] & (column < WIDTH)[None, :]
+    place = ((sequence * KV_HEADS + head) * GROUP + row)[:, None] * WIDTH + column[None, :]
+    query = tl.load(q + place, mask=mine, other=0.0)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, PADDED], tl.float32)
+    table = tables + sequence * table_stride
+    for start in range(begin, tl.minimum(begin + share, length), TILE):
+        position = start + tl.arange(0, TILE)
+        valid = position < length
+        block = tl.load(table + position // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
+        cell = ((block * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE) * WIDTH
+        key = tl.load(keys + cell[None, :] + column[:, None], mask=valid[None, :] & (column < WIDTH)[:, None], other=0.0)
+        scores = tl.where(valid[None, :], tl.dot(query, key, input_precision="ieee") * scale, float("-inf"))
+        highest = tl.maximum(peak, tl.max(scores, 1))
+        shrink = tl.exp2(peak - highest)
+        weights = tl.exp2(scores - highest[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        value = tl.load(
+            values + cell[:, None] + column[None, :], mask=valid[:, None] & (column < WIDTH)[None, :], other=0.0
+        )
+        sums = tl.dot(weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
+        peak = highest
+    count = tl.maximum(1, tl.cdiv(length, tl.maximum(share, 1)))
+    if count == 1:
+        result = sums / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out + place, result.to(out.dtype.element_ty), mask=mine)
+    else:
+        first = ((sequence * KV_HEADS + head) * SPLITS) * GROUP
+        part = first + split * GROUP + row
+        tl.store(parts + part[:, None] * WIDTH + column[None, :], sums, mask=mine)
+        tl.store(peaks + part * 2, peak, mask=row < GROUP)
+        tl.store(peaks + part * 2 + 1, total, mask=row < GROUP)
+        tl.debug_barrier()
+        before = tl.atomic_add(arrived + sequence * KV_HEADS + head, 1, sem="acq_rel")
+        if before == count - 1:
+            each = tl.arange(0, SPLITS)
+            for number in tl.static_range(GROUP):
+                mine_too = first + each * GROUP + number
+                there = each < count
+                high = tl.load(peaks + mine_too * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+                amount = tl.load(peaks + mine_too * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+                factor = tl.exp2(high - tl.max(high, 0))
+                values_of = tl.load(
+                    parts + mine_too[:, None] * WIDTH + column[None, :],
+                    mask=there[:, None] & (column < WIDTH)[None, :],
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                result = tl.sum(values_of * factor[:, None], 0) / tl.sum(amount * factor, 0)
+                target = out + ((sequence * KV_HEADS + head) * GROUP + number) * WIDTH + column
+                tl.store(target, result.to(out.dtype.element_ty), mask=column < WIDTH)
+            tl.store(arrived + sequence * KV_HEADS + head, 0)
+
+
+def plan_decode(attention: Attention, tables: Tensor, lengths: Tensor, rows: int, tuned: Tuning) -> DecodePlan:
+    """For the first `rows` sequences, whatever their lengths."""
+    pairs = rows * attention.kv_heads
+    splits = min(tuned.most_splits, triton.next_power_of_2(max(1, tuned.programs // pairs)))
+    each = pairs * splits * (attention.heads // attention.kv_heads)
+
+    def floats(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=tables.device)
+
+    arrived = torch.zeros(pairs, dtype=torch.int32, device=tables.device)
+    return DecodePlan(rows, splits, tables, lengths, floats(each, attention.width), floats(each, 2), arrived)
+
+
+def decode(attention: Attention, tuned: Tuning, plan: DecodePlan, q: Tensor, caches: Any, out: Tensor) -> None:
+    """`out` of the first rows of `q`; `caches` are keys and values."""
+    keys, values = caches
+    group, width = attention.heads // attention.kv_heads, attention.width
+    launch = tuned.decode
+    decode_kernel[(attention.kv_heads, plan.rows, plan.splits)](
+        *(q, keys, values, plan.tables, plan.lengths, out, plan.parts, plan.peaks, plan.arrived),
+        *(plan.tables.stride(0), attention.scale * LOG2E, attention.kv_heads, group),
+        *(max(LEAST_ROWS, triton.next_power_of_2(group)), width, max(16, triton.next_power_of_2(width))),
+        *(keys.shape[2], launch.tile, plan.splits),
+        num_warps=launch.warps,
+        num_stages=launch.stages,
+    )

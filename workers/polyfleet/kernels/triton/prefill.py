@@ -1,0 +1,112 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+"""Paged attention of sequences with several rows each: causal, over what is cached before them and over themselves."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polyfleet.graph.ops import Attention
+from polyfleet.kernels.step import Step, upload
+from polyfleet.kernels.triton.decode import LEAST_ROWS, LOG2E
+from polyfleet.kernels.triton.tuning import SHORT_PREFILL, Launch, Tuning
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """Which rows each program has, those with the longest context first."""
+
+    step: Step
+    launch: Launch
+    tiles: Tensor  # [programs, 2] int32: a sequence, and its first row counted from its own
+
+
+@triton.jit
+def prefill_kernel(
+    q, keys, values, tables, lengths, row_starts, tiles, out, table_stride, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One head of ROWS rows of a sequence. `scale` counts in powers of two."""
+    head = tl.program_id(0)
+    kv_head = head // GROUP
+    sequence = tl.load(tiles + tl.program_id(1) * 2).to(tl.int64)
+    first = tl.load(tiles + tl.program_id(1) * 2 + 1)
+    row_start = tl.load(row_starts + sequence).to(tl.int64)
+    rows = tl.load(row_starts + sequence + 1).to(tl.int32) - row_start.to(tl.int32)
+    length = tl.load(lengths + sequence).to(tl.int32)
+    row = first + tl.arange(0, ROWS)
+    column = tl.arange(0, PADDED)
+    mine = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    place = ((row_start + row)[:, None] * (KV_HEADS * GROUP) + head) * WIDTH + column[None, :]
+    query = tl.load(q + place, mask=mine, other=0.0)
+    position = length - rows + row  # of each row
+    end = tl.minimum(length, length - rows + first + ROWS)
+    full = (length - rows + first + 1) // TILE * TILE  # up to here every row sees every position
+    table = tables + sequence * table_stride
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, PADDED], tl.float32)
+    for start in range(0, full, TILE):
+        seen = start + tl.arange(0, TILE)
+        block = tl.load(table + seen // BLOCK_SIZE).to(tl.int64)
+        cell = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + seen % BLOCK_SIZE) * WIDTH
+        key = tl.load(keys + cell[None, :] + column[:, None], mask=(column < WIDTH)[:, None], other=0.0)
+        scores = tl.dot(query, key, input_precision="ieee") * scale
+        highest = tl.maximum(peak, tl.max(scores, 1))
+        shrink = tl.exp2(peak - highest)
+        weights = tl.exp2(scores - highest[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        value = tl.load(values + cell[:, None] + column[None, :], mask=(column < WIDTH)[None, :], other=0.0)
+        sums = tl.dot(weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
+        peak = highest
+    for start in range(full, end, TILE):
+        seen = start + tl.arange(0, TILE)
+        valid = seen < end
+        block = tl.load(table + seen // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
+        cell = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + seen % BLOCK_SIZE) * WIDTH
+        key = tl.load(keys + cell[None, :] + column[:, None], mask=valid[None, :] & (column < WIDTH)[:, None], other=0.0)
+        scores = tl.dot(query, key, input_precision="ieee") * scale
+        scores = tl.where(seen[None, :] <= position[:, None], scores, float("-inf"))
+        highest = tl.maximum(peak, tl.max(scores, 1))
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        shrink = tl.exp2(peak - base)
+        weights = tl.exp2(scores - base[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        value = tl.load(
+            values + cell[:, None] + column[None, :], mask=valid[:, None] & (column < WIDTH)[None, :], other=0.0
+        )
+        sums = tl.dot(weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
+        peak = highest
+    result = sums / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=mine)
+
+
+def plan_prefill(step: Step, tuned: Tuning) -> PrefillPlan:
+    """For the sequences behind those with one row; counted on the host."""
+    single = step.num_single
+    counts = np.diff(step.host_row_starts)[single:]
+    launch = tuned.prefill if counts.sum() >= SHORT_PREFILL else tuned.short_prefill
+    numbers = -(-counts // launch.rows)
+    sequences = np.repeat(np.arange(len(counts)), numbers)
+    firsts = (np.arange(len(sequences)) - np.repeat(numbers.cumsum() - numbers, numbers)) * launch.rows
+    contexts = (step.host_lengths[single:] - counts)[sequences] + firsts
+    order = np.argsort(-contexts, kind="stable")
+    tiles = np.stack((sequences + single, firsts), axis=1)[order].astype(np.int32)
+    return PrefillPlan(step, launch, upload(tiles, step.tables.device))
+
+
+def prefill(attention: Attention, plan: PrefillPlan, q: Tensor, caches: Any, out: Tensor) -> None:
+    """`out` of the rows of `q` behind those of sequences with one; `caches` are keys and values."""
+    keys, values = caches
+    step, launch, width = plan.step, plan.launch, attention.width
+    prefill_kernel[(attention.heads, len(plan.tiles))](
+        *(q, keys, values, step.tables, step.lengths, step.row_starts, plan.tiles, out, step.tables.stride(0)),
+        *(attention.scale * LOG2E, attention.kv_heads, attention.heads // attention.kv_heads),
+        *(max(LEAST_ROWS, launch.rows), width, max(16, triton.next_power_of_2(width)), keys.shape[2], launch.tile),
+        num_warps=launch.warps,
+        num_stages=launch.stages,
+    )
