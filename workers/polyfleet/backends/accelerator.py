@@ -59,9 +59,10 @@ class TorchGraphs:
         """An empty graph."""
         return getattr(self.module, self.graph_class)()
 
-    def capture(self, graph: Any) -> AbstractContextManager[Any]:
+    def capture(self, graph: Any, share: Any = None) -> AbstractContextManager[Any]:
         """Record into it."""
-        context: AbstractContextManager[Any] = self.module.graph(graph)
+        pool = None if share is None else share.pool()
+        context: AbstractContextManager[Any] = self.module.graph(graph, pool=pool)
         return context
 
 

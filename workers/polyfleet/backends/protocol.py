@@ -154,8 +154,11 @@ class CommunicationBackend(Protocol):
 class GraphApi(Protocol):
     """Capture and replay of device work."""
 
-    def capture(self, graph: Any) -> AbstractContextManager[Any]:
-        """Record what runs inside the context into `graph`."""
+    def capture(self, graph: Any, share: Any = None) -> AbstractContextManager[Any]:
+        """Record what runs inside the context into `graph`; it takes its memory from where the graph `share` has its.
+
+        Graphs that share memory are never replayed at once.
+        """
         ...
 
     def new_graph(self) -> Any:

@@ -97,6 +97,7 @@ class RocmBackend(AcceleratorBackend):
             streams=True,
             triton=matrix_cores and installed("triton"),
             flash_attention=matrix_cores,
+            executors=("captured", "eager"),
         )
 
     def _with_facts(self, found: ProbeResult) -> ProbeResult:

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 # A backend names others in `KernelCapabilities.executors` as entry points are written: "name = module:class".
 KNOWN = {
+    "captured": "polyfleet.executors.captured:CapturedExecutor",
     "eager": "polyfleet.executors.eager:EagerExecutor",
     "persistent": "polyfleet.executors.persistent:PersistentExecutor",
     "vulkan": "polyfleet.executors.vulkan:VulkanExecutor",

@@ -46,7 +46,7 @@ class _Pending(Pending):
     sums: Tensor | None  # [T] of hidden states, not finite where one of them is not; None: their logits tell
     pooled: tuple[Tensor, Tensor] | None  # [P, H] and whether each is finite
     outputs: tuple[Tensor, ...] = ()  # of the graph, where they are wanted
-    drawn: Drawn | DeviceDrawn | None = None
+    drawn: Drawn | DeviceDrawn | None = None  # where `launch` gave one there is nothing left to draw
     done: Any = None  # an event behind the last copy to the host; None: all is here
 
 
@@ -139,7 +139,7 @@ class EagerExecutor:
         if not isinstance(pending, _Pending) or pending.logits is None or pending.draw_slots is None:
             raise ValueError("each step is drawn once")
         with _memory_errors(), torch.inference_mode():
-            if len(pending.draws):
+            if len(pending.draws) and pending.drawn is None:
                 drawn = self._sampler.draw(pending.logits, replace(pending.draws, masks=masks))
                 if isinstance(drawn, DeviceDrawn):
                     self._last_token.index_copy_(0, pending.draw_slots, drawn.token_ids)

@@ -242,10 +242,10 @@ def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
 
 
 BATCHED = (
-    Implementation(OpKind.RMS_NORM, "torch", bind_rms_norm, rank=1),
-    Implementation(OpKind.ADD_RMS_NORM, "torch", bind_add_rms_norm, rank=1),
-    Implementation(OpKind.LINEAR, "torch", bind_linear, rank=1),
-    Implementation(OpKind.SILU_MUL, "torch", bind_silu_mul, rank=1),
+    Implementation(OpKind.RMS_NORM, "torch", bind_rms_norm, capturable=True, rank=1),
+    Implementation(OpKind.ADD_RMS_NORM, "torch", bind_add_rms_norm, capturable=True, rank=1),
+    Implementation(OpKind.LINEAR, "torch", bind_linear, capturable=True, rank=1),
+    Implementation(OpKind.SILU_MUL, "torch", bind_silu_mul, capturable=True, rank=1),
     Implementation(OpKind.ROPE_CACHE, "batched", bind_rope_cache, plan_rope, rank=1),
     Implementation(OpKind.PAGED_ATTENTION, "sdpa", bind_attention, plan_attention, rank=1),
 )

@@ -43,6 +43,7 @@ class Implementation:
     device_types: frozenset[str] | None = None
     dtypes: frozenset[torch.dtype] | None = None
     capabilities: frozenset[str] = frozenset()
+    capturable: bool = False  # launches depend on sizes alone, and rows whose place is negative leave no trace
     rank: int = 0  # the highest one that fits is taken
 
     def fits(self, target: Target) -> bool:

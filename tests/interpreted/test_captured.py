@@ -1,0 +1,110 @@
+"""The captured executor, its graphs run anew each time: the same tokens as the eager one's on torch's kernels."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.support.batching import Outcomes, run_all
+from tests.support.batching import request as make_request
+from tests.support.eager_models import CAPABILITIES, POISON, poison, tiny_model, workload
+
+from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.executor import Capacity
+from polyfleet.engine.executors import Workload
+from polyfleet.executors.captured import CapturedExecutor, buckets
+from polyfleet.executors.eager import EagerExecutor
+from polyfleet.loading.model import LoadedModel
+from polyfleet.wire.sampling import SamplingParams
+
+PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, seed=9, top_p=0.9, presence_penalty=0.7),
+)
+CAPTURING = replace(CAPABILITIES, graph_capture=True, triton=True)
+Work = Callable[[], None]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return tiny_model(tmp_path_factory.mktemp("captured") / "model")
+
+
+class Replays:
+    """Instead of graphs: work that is done again, counted."""
+
+    def __init__(self) -> None:
+        self.captured = self.replayed = 0
+
+    def __call__(self, work: Work) -> Work:
+        self.captured += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            work()
+
+        return replay
+
+
+def capturing(model: LoadedModel, **options: Any) -> Workload:
+    return replace(workload(model, **options), capabilities=CAPTURING)
+
+
+def run_batch(executor: Any, params: tuple[SamplingParams, ...] = PARAMS, num_blocks: int = 12) -> tuple[Outcomes, Batcher]:
+    capacity = Capacity(num_blocks, 16, 3, 6, 24)
+    executor.allocate(capacity)
+    batcher = Batcher(executor, capacity, BatchLimits(3, 24, 96))
+    for number in range(5):
+        changes = {"num_logprobs": 2 if number == 3 else None, "params": params[number % len(params)]}
+        batcher.add(make_request(number, 3 + 9 * (number % 3), 4 + 3 * (number % 3), **changes))
+    return run_all(batcher), batcher
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_same_tokens_with_graphs_and_without(model: LoadedModel, depth: int) -> None:
+    expected, _ = run_batch(EagerExecutor(workload(model), depth=1))
+    replays = Replays()
+    executor = CapturedExecutor(capturing(model), depth=depth, capture=replays)
+    assert executor.implementations()["paged_attention"] == "triton"
+    found, batcher = run_batch(executor)
+    assert {name: each.token_ids for name, each in found.items()} == {
+        name: each.token_ids for name, each in expected.items()
+    }
+    assert not any(each.error for each in found.values())
+    assert replays.captured == len(buckets(3))
+    assert replays.replayed > 8
+
+
+def test_rows_that_are_not_finite_are_told_and_hurt_nobody(model: LoadedModel) -> None:
+    def run(executor: EagerExecutor, wrong: bool) -> Outcomes:
+        capacity = Capacity(12, 16, 2, 6, 24)
+        executor.allocate(capacity)
+        batcher = Batcher(executor, capacity, BatchLimits(2, 24, 96, prefix_cache=False))
+        if wrong:
+            batcher.add(replace(make_request(7, 4), prompt_ids=(1, 2, POISON)))
+            batcher.add(replace(make_request(8, 4), prompt_ids=(POISON,)))
+        batcher.add(make_request(1, 12, 5))
+        return run_all(batcher)
+
+    expected = run(EagerExecutor(workload(model), depth=1), False)
+    found = run(CapturedExecutor(capturing(poison(model)), depth=2, capture=Replays()), True)
+    assert found["s7"].error
+    assert found["s8"].error
+    assert found["s1"].token_ids == expected["s1"].token_ids
+
+
+def test_it_refuses_what_it_cannot_capture(model: LoadedModel) -> None:
+    assert CapturedExecutor.refuses(capturing(model)) == ""
+    assert "captures no graphs" in CapturedExecutor.refuses(workload(model))
+    without = replace(workload(model), capabilities=replace(CAPABILITIES, graph_capture=True))
+    assert "paged_attention, rope_cache" in CapturedExecutor.refuses(without)
+    assert "not of 24" in CapturedExecutor.refuses(capturing(model, block_size=24))
+
+
+def test_buckets_end_with_the_most_sequences() -> None:
+    assert buckets(1) == (1,)
+    assert buckets(20) == (1, 2, 4, 8, 16, 20)
+    assert buckets(200) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 200)
+    assert buckets(256)[-4:] == (160, 192, 224, 256)

@@ -1,0 +1,199 @@
+"""The captured executor: decode steps as graphs of the device, one for each bucket of batch sizes; the rest is eager."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfleet.backends.accelerator import TorchGraphs
+from polyfleet.engine.executor import Capacity, Footprint
+from polyfleet.engine.executors import Workload
+from polyfleet.engine.plan import Need, StepPlan
+from polyfleet.executors.eager import EagerExecutor, _Pending
+from polyfleet.executors.torch_memory import statistics
+from polyfleet.graph.lowering import fuse
+from polyfleet.kernels.context import DTYPES
+from polyfleet.kernels.dispatch import Target, choose
+from polyfleet.kernels.step import upload
+from polyfleet.kernels.table import implementations
+from polyfleet.kernels.triton.stepping import DecodeBuffers, results_of
+from polyfleet.loading.progress import Progress, silent
+from polyfleet.sampling.device import DeviceDrawn
+
+log = logging.getLogger(__name__)
+
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # and from there on every BUCKET_STEP
+BUCKET_STEP = 32
+BLOCK_SIZE = 64  # where the options name none
+CAPTURE_SECONDS = 30.0  # at most, when memory is allocated; what is left is captured when it is needed
+
+Work = Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Captured:
+    """A bucket's step: what replays it, and the logits [rows, V] that it leaves."""
+
+    replay: Work
+    logits: list[Tensor]  # one; where work is only repeated it is another each time
+
+
+def buckets(max_sequences: int) -> tuple[int, ...]:
+    """Batch sizes that have graphs: every batch is padded to the next of them."""
+    above = range(BUCKETS[-1] + BUCKET_STEP, max_sequences + BUCKET_STEP, BUCKET_STEP)
+    return tuple(sorted({min(size, max_sequences) for size in (*BUCKETS, *above)}))
+
+
+class CapturedExecutor(EagerExecutor):
+    """A step in which every sequence has one row and draws is one launch, however many kernels it takes.
+
+    Its inputs are three numbers a sequence, copied into buffers that the graph reads; block tables stay on the device
+    and change by what the plan says has changed. The likeliest tokens are drawn in the graph, others by the sampler.
+    """
+
+    name = "captured"
+
+    @classmethod
+    def refuses(cls, workload: Workload) -> str:
+        """Devices without graph capture or Triton, and ops of which no kernel can be captured."""
+        if reason := super().refuses(workload):
+            return reason
+        if not workload.capabilities.graph_capture:
+            return f"{workload.device} captures no graphs"
+        if workload.graph.inputs:
+            return "models with inputs beside their tokens are not captured"
+        device = torch.device(workload.device)
+        chosen = choose(implementations(), Target(device.type, DTYPES[workload.dtype], workload.facts))
+        left = sorted({op.kind.value for op in fuse(workload.graph).ops if not chosen[op.kind].capturable})
+        if left:
+            return f"no kernel here that a graph can hold computes {', '.join(left)}"
+        block_size = workload.options.block_size
+        if block_size and (block_size < 16 or block_size & (block_size - 1)):
+            return f"its kernels read blocks of 16, 32, 64 … tokens, not of {block_size}"
+        return ""
+
+    def __init__(
+        self,
+        workload: Workload,
+        progress: Progress = silent,
+        *,
+        depth: int = 0,
+        capture: Callable[[Work], Work] | None = None,
+    ) -> None:
+        """`capture` makes of work on the device what does it again; by default a graph of the device's."""
+        options = replace(workload.options, block_size=workload.options.block_size or BLOCK_SIZE)
+        super().__init__(replace(workload, options=options), progress, depth=depth)
+        self._capture = capture or self._capture_graph
+        self._last_graph: Any = None
+        self._measuring = False
+
+    def measure(self) -> Footprint:
+        """As the eager executor's, and what the graphs take."""
+        self._measuring = True
+        measured = super().measure()
+        self._measuring = False
+        known = statistics(self._device)
+        if known is None:
+            return measured
+        sizes = buckets(self._capacity.max_sequences)
+        before = known.memory_reserved(self._device)
+        with torch.inference_mode():
+            self._captured_of(sizes[-1])
+        graph = known.memory_reserved(self._device) - before
+        vocabulary = self._graph.widths[self._graph.logits]
+        logits = sum(sizes[:-1]) * vocabulary * self._dtype.itemsize
+        self._graphs.clear()
+        return replace(measured, workspace=measured.workspace + graph + logits)
+
+    def allocate(self, capacity: Capacity) -> None:
+        """The eager executor's memory, the buffers that graphs read, and the graphs, as far as time allows."""
+        self._graphs: dict[int, _Captured] = {}
+        self._last_graph = None
+        super().allocate(capacity)
+        self._sizes = buckets(capacity.max_sequences)
+        shape = (capacity.max_sequences, capacity.max_blocks)
+        with torch.inference_mode():
+            self._slot_tables = torch.zeros(shape, dtype=torch.int64, device=self._device)
+            self._buffers = DecodeBuffers(self._sizes[-1], capacity.max_blocks, capacity.block_size, self._device)
+        if not self._measuring:
+            self._capture_all(time.monotonic() + CAPTURE_SECONDS)
+
+    def close(self) -> None:
+        """Graphs first: they hold what they were captured over."""
+        self._graphs.clear()
+        self._last_graph = None
+        super().close()
+
+    def _capture_all(self, deadline: float) -> None:
+        with torch.inference_mode():
+            for size in reversed(self._sizes):  # what the largest takes does for the others
+                if time.monotonic() > deadline:
+                    log.info("%d graphs of decode steps are left to be captured when needed", size)
+                    return
+                self._captured_of(size)
+
+    def _launch(self, plan: StepPlan) -> _Pending:
+        if len(plan.changed):
+            moved = upload(np.concatenate((plan.changed, plan.block_tables[plan.changed].reshape(-1))), self._device)
+            slots, tables = moved.long().split((len(plan.changed), len(moved) - len(plan.changed)))
+            self._slot_tables.index_copy_(0, slots, tables.view(len(plan.changed), -1))
+        decodes = plan.num_rows == len(plan.slots) == plan.num_draws > 0
+        other = len(plan.pooled) or plan.needs & Need.OUTPUTS
+        return self._replay(plan) if decodes and not other else super()._launch(plan)
+
+    def _replay(self, plan: StepPlan) -> _Pending:
+        rows = plan.num_rows
+        size = next(size for size in self._sizes if size >= rows)
+        captured = self._captured_of(size)
+        self._sampler.start(plan.starts)
+        if len(plan.cleared_blocks):
+            self._storage.clear(upload(plan.cleared_blocks.astype(np.int64), self._device))
+        numbers = np.full((3, size), -1, dtype=np.int32)
+        numbers[:, :rows] = plan.token_ids, plan.slots, plan.lengths
+        host = torch.from_numpy(numbers.reshape(-1))
+        self._buffers.numbers[: 3 * size].copy_(host.pin_memory() if self._asynchronous else host, non_blocking=True)
+        captured.replay()
+        drawn, slots = None, self._buffers.numbers[size : size + rows]
+        if plan.needs is Need.NOTHING:
+            packed = self._buffers.results[: 9 * size].to("cpu", non_blocking=self._asynchronous, copy=True)
+            token_ids, finite = results_of(packed)
+            drawn = DeviceDrawn(token_ids[:rows], finite[:rows])
+        else:
+            slots = upload(plan.draw_slots.astype(np.int64), self._device)
+        sequences = plan.draw_sequences, plan.pooled.copy()
+        logits, starts = captured.logits[0][:rows], plan.row_starts.copy()
+        return _Pending(plan.draws(), *sequences, logits, slots, starts, None, None, drawn=drawn)
+
+    def _captured_of(self, size: int) -> _Captured:
+        if size not in self._graphs:
+            self._graphs[size] = self._captured(size)
+        return self._graphs[size]
+
+    def _captured(self, size: int) -> _Captured:
+        """Over padding alone, which leaves no trace."""
+        logits: list[Tensor] = []
+
+        def work() -> None:
+            found = self._program.run(self._buffers.prepare(size, self._slot_tables, self._last_token))[-1]
+            self._buffers.pick(found, self._last_token)
+            logits[:] = [found]
+
+        self._buffers.numbers.fill_(-1)
+        work()  # what is compiled or made at its first use is so now
+        return _Captured(self._capture(work), logits)
+
+    def _capture_graph(self, work: Work) -> Work:
+        module = torch.get_device_module(self._device)
+        graphs = TorchGraphs(module, "CUDAGraph")
+        graph = graphs.new_graph()
+        module.synchronize(self._device)
+        with graphs.capture(graph, share=self._last_graph):
+            work()
+        self._last_graph = graph
+        replay: Work = graph.replay
+        return replay

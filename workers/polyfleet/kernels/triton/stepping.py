@@ -1,0 +1,132 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+"""What surrounds a decode step that stays on the device: its Step out of a few numbers, and the likeliest tokens.
+
+Rows without a slot (-1) are padding: they read nothing and leave nothing.
+"""
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polyfleet.kernels.step import Step
+
+COPIED = 128  # blocks at once
+LOGITS = 8192  # of a program
+
+
+@triton.jit
+def prepare_kernel(
+    numbers, slot_tables, last_token, token_ids, positions, blocks, offsets, places, lengths, tables,
+    rows, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, COPIED: tl.constexpr,
+):  # fmt: skip
+    """One sequence's share of a Step."""
+    row = tl.program_id(0)
+    token = tl.load(numbers + row).to(tl.int64)
+    slot = tl.load(numbers + rows + row).to(tl.int64)
+    length = tl.load(numbers + 2 * rows + row).to(tl.int64)
+    real = slot >= 0
+    drawn = tl.load(last_token + (-1 - token), mask=real & (token < 0), other=0)
+    tl.store(token_ids + row, tl.where(token < 0, drawn, token))
+    position = tl.where(real, length - 1, 0)
+    block = tl.load(slot_tables + slot * WIDTH + position // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
+    tl.store(positions + row, position)
+    tl.store(blocks + row, block)
+    tl.store(offsets + row, position % BLOCK_SIZE)
+    tl.store(places + row, tl.where(real, block * BLOCK_SIZE + position % BLOCK_SIZE, -1))
+    tl.store(lengths + row, tl.where(real, length, 0))
+    used = tl.where(real, tl.cdiv(length, BLOCK_SIZE), 0).to(tl.int32)
+    for start in range(0, used, COPIED):
+        column = start + tl.arange(0, COPIED)
+        mine = tl.load(slot_tables + slot * WIDTH + column, mask=column < used, other=0)
+        tl.store(tables + row.to(tl.int64) * WIDTH + column, mine.to(tl.int64), mask=column < used)
+
+
+@triton.jit
+def best_kernel(logits, bests, where, VOCABULARY: tl.constexpr, LOGITS: tl.constexpr, PARTS: tl.constexpr):
+    """The highest of some logits of a row, and its id, the lowest of equals; NaN where one of them is not finite."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = part * LOGITS + tl.arange(0, LOGITS)
+    inside = column < VOCABULARY
+    values = tl.load(logits + row * VOCABULARY + column, mask=inside, other=float("-inf")).to(tl.float32)
+    odd = tl.max((inside & (values - values != 0)).to(tl.int32), 0)
+    best, place = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(bests + row * PARTS + part, tl.where(odd != 0, float("nan"), best))
+    tl.store(where + row * PARTS + part, part * LOGITS + place)
+
+
+@triton.jit
+def pick_kernel(
+    bests, where, slots, last_token, token_ids, finite, VOCABULARY: tl.constexpr, PARTS: tl.constexpr,
+    PADDED: tl.constexpr,
+):  # fmt: skip
+    """The best of a row's parts; some valid id where a logit is not finite."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PADDED)
+    inside = part < PARTS
+    values = tl.load(bests + row * PARTS + part, mask=inside, other=float("-inf"))
+    odd = tl.max((inside & (values != values)).to(tl.int32), 0)
+    _, best = tl.max(tl.where(values != values, float("-inf"), values), 0, return_indices=True)
+    token = tl.load(where + row * PARTS + tl.minimum(best, PARTS - 1)).to(tl.int64)
+    token = tl.minimum(tl.maximum(token, 0), VOCABULARY - 1)
+    slot = tl.load(slots + row).to(tl.int64)
+    tl.store(token_ids + row, token)
+    tl.store(finite + row, (odd == 0).to(tl.uint8))
+    tl.store(last_token + slot, token, mask=slot >= 0)
+
+
+def results_of(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rows that lie in one piece, so that one copy moves them: tokens [n] and whether all logits were finite [n]."""
+    rows = len(packed) // 9
+    return packed[: 8 * rows].view(torch.int64), packed[8 * rows :].view(torch.bool)
+
+
+class DecodeBuffers:
+    """Room on one device for the Steps of up to `rows` sequences with one row each, in place from step to step."""
+
+    def __init__(self, rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
+        self.numbers = torch.zeros(3 * rows, dtype=torch.int32, device=device)  # token ids, slots, lengths
+        self.results = torch.zeros(9 * rows, dtype=torch.uint8, device=device)  # see `results_of`
+        self._rows = torch.zeros((6, rows), dtype=torch.int64, device=device)
+        self._tables = torch.zeros((rows, max_blocks), dtype=torch.int64, device=device)
+        self._starts = torch.arange(rows + 1, device=device)
+        self._block_size = block_size
+
+    def prepare(self, rows: int, slot_tables: Tensor, last_token: Tensor) -> Step:
+        """The Step of the first 3 * `rows` of `numbers`; `slot_tables` is [slots, max_blocks]."""
+        token_ids, positions, blocks, offsets, places, lengths = self._rows[:, :rows]
+        tables = self._tables[:rows]
+        made = (token_ids, positions, blocks, offsets, places, lengths, tables)
+        width = tables.shape[1]
+        prepare_kernel[(rows,)](
+            self.numbers, slot_tables, last_token, *made, rows, width, self._block_size, COPIED, num_warps=1
+        )
+        longest = np.full(rows, width * self._block_size)
+        starts = self._starts[: rows + 1]
+        return Step(
+            token_ids=token_ids,
+            positions=positions,
+            blocks=blocks,
+            offsets=offsets,
+            places=places,
+            selected=starts[:rows],
+            tables=tables,
+            lengths=lengths,
+            row_starts=starts,
+            host_lengths=longest,
+            host_row_starts=np.arange(rows + 1),
+        )
+
+    def pick(self, logits: Tensor, last_token: Tensor) -> None:
+        """Each row's likeliest token, into `results` and its slot of `last_token`."""
+        rows, vocabulary = logits.shape
+        parts = triton.cdiv(vocabulary, LOGITS)
+        bests = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
+        where = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
+        best_kernel[(rows, parts)](logits.contiguous(), bests, where, vocabulary, LOGITS, parts, num_warps=8)
+        padded = triton.next_power_of_2(parts)
+        slots = self.numbers[rows : 2 * rows]
+        token_ids, finite = results_of(self.results[: 9 * rows])
+        operands = (bests, where, slots, last_token, token_ids, finite.view(torch.uint8))
+        pick_kernel[(rows,)](*operands, vocabulary, parts, padded, num_warps=1)
