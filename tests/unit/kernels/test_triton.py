@@ -1,0 +1,85 @@
+"""Triton's kernels where there is no device: interpreted, in a process of its own, and compiled ahead for four targets."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource, compile  # noqa: E402
+
+from polyfleet.kernels.triton import activation, decode, norms, prefill, rope, stepping  # noqa: E402
+from polyfleet.kernels.triton.tuning import TUNING  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx90a": GPUTarget("hip", "gfx90a", 64),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx90a": 64 * 1024, "gfx942": 64 * 1024}  # of a program
+
+
+def test_interpreted() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/interpreted"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def kernels(name: str) -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
+    """Each kernel with the types of its operands, its constants for Llama-3-8B's shape, warps and stages."""
+    tuned = TUNING[name]
+    heads = {"KV_HEADS": 8, "GROUP": 4, "WIDTH": 128, "PADDED": 128, "BLOCK_SIZE": 64}
+    over = {"q": "*bf16", "keys": "*bf16", "values": "*bf16", "tables": "*i64", "lengths": "*i64", "out": "*bf16"}
+    over |= {"table_stride": "i32", "scale": "fp32"}
+    meeting = {"parts": "*fp32", "peaks": "*fp32", "arrived": "*i32"}
+    cases: list[tuple[Any, dict[str, str], dict[str, Any], int, int]] = []
+    for splits in (1, 16):
+        constants = {**heads, "ROWS": 16, "TILE": tuned.decode.tile, "SPLITS": splits}
+        cases.append((decode.decode_kernel, over | meeting, constants, tuned.decode.warps, tuned.decode.stages))
+    for launch in (tuned.prefill, tuned.short_prefill):
+        constants = {**heads, "ROWS": launch.rows, "TILE": launch.tile}
+        types = over | {"row_starts": "*i64", "tiles": "*i32"}
+        cases.append((prefill.prefill_kernel, types, constants, launch.warps, launch.stages))
+    row = {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "out": "*bf16", "total": "*bf16", "eps": "fp32"}
+    cases.append((norms.norm_kernel, row, {"WIDTH": 4096, "PADDED": 4096, "ADD": True}, 8, 3))
+    wide = {"gate_up": "*bf16", "out": "*bf16"}
+    cases.append((activation.silu_mul_kernel, wide, {"WIDTH": 14336, "COLUMNS": 1024}, 4, 3))
+    angles = {"positions": "*i64", "frequencies": "*fp32", "cosine": "*fp32", "sine": "*fp32"}
+    cases.append((rope.angles_kernel, angles, {"HALF": 64, "PADDED": 64}, 1, 3))
+    turned = {"qkv": "*bf16", "cosine": "*fp32", "sine": "*fp32", "places": "*i64", "out": "*bf16"}
+    turned |= {"keys": "*bf16", "values": "*bf16"}
+    shape = {"Q_HEADS": 32, "KV_HEADS": 8, "HALF": 64, "PADDED": 64, "BLOCK_SIZE": 64, "HEADS": 8}
+    cases.append((rope.rope_cache_kernel, turned, shape, 2, 3))
+    wholes = ("slot_tables", "last_token", "token_ids", "positions", "blocks", "offsets", "places", "lengths", "tables")
+    numbers = {"numbers": "*i32", **dict.fromkeys(wholes, "*i64"), "rows": "i32"}
+    cases.append((stepping.prepare_kernel, numbers, {"WIDTH": 128, "BLOCK_SIZE": 64, "COPIED": 128}, 1, 3))
+    logits = {"logits": "*bf16", "bests": "*fp32", "where": "*i32"}
+    cases.append((stepping.best_kernel, logits, {"VOCABULARY": 128256, "LOGITS": 8192, "PARTS": 16}, 8, 3))
+    picked = {"bests": "*fp32", "where": "*i32", "slots": "*i32", "last_token": "*i64", "token_ids": "*i64"}
+    picked["finite"] = "*u8"
+    cases.append((stepping.pick_kernel, picked, {"VOCABULARY": 128256, "PARTS": 16, "PADDED": 16}, 1, 3))
+    return cases
+
+
+@pytest.mark.parametrize("name", list(TARGETS))
+def test_every_kernel_compiles_ahead(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for kernel, types, constants, warps, stages in kernels(name):
+        operands = {each: types[each] for each in kernel.arg_names if each not in constants}
+        signature = {each: operands.get(each, "constexpr") for each in kernel.arg_names}
+        places = {each: (place,) for place, each in enumerate(kernel.arg_names)}
+        aligned = {places[each]: [["tt.divisibility", 16]] for each, kind in operands.items() if kind[0] == "*"}
+        source = ASTSource(kernel, signature, {places[each]: value for each, value in constants.items()}, aligned)
+        compiled = compile(source, target=TARGETS[name], options={"num_warps": warps, "num_stages": stages})
+        binary = "cubin" if name.startswith("sm") else "hsaco"
+        assert compiled.asm[binary][:4] == b"\x7fELF"
+        assert compiled.metadata.shared <= SHARED_BYTES[name], (kernel, compiled.metadata.shared)
