@@ -56,9 +56,9 @@ def run_batch(executor: Any, params: tuple[SamplingParams, ...] = PARAMS, num_bl
     capacity = Capacity(num_blocks, 16, 3, 6, 24)
     executor.allocate(capacity)
     batcher = Batcher(executor, capacity, BatchLimits(3, 24, 96))
-    for number in range(5):
+    for number in range(4):
         changes = {"num_logprobs": 2 if number == 3 else None, "params": params[number % len(params)]}
-        batcher.add(make_request(number, 3 + 9 * (number % 3), 4 + 3 * (number % 3), **changes))
+        batcher.add(make_request(number, 3 + 9 * (number % 3), 4 + 2 * (number % 3), **changes))
     return run_all(batcher), batcher
 
 
@@ -74,7 +74,7 @@ def test_the_same_tokens_with_graphs_and_without(model: LoadedModel, depth: int)
     }
     assert not any(each.error for each in found.values())
     assert replays.captured == len(buckets(3))
-    assert replays.replayed > 8
+    assert replays.replayed > 5
 
 
 def test_rows_that_are_not_finite_are_told_and_hurt_nobody(model: LoadedModel) -> None:
