@@ -52,23 +52,23 @@ def capturing(model: LoadedModel, **options: Any) -> Workload:
     return replace(workload(model, **options), capabilities=CAPTURING)
 
 
-def run_batch(executor: Any, params: tuple[SamplingParams, ...] = PARAMS, num_blocks: int = 12) -> tuple[Outcomes, Batcher]:
+def run_batch(executor: Any, num_blocks: int = 12) -> Outcomes:
     capacity = Capacity(num_blocks, 16, 3, 6, 24)
     executor.allocate(capacity)
     batcher = Batcher(executor, capacity, BatchLimits(3, 24, 96))
     for number in range(4):
-        changes = {"num_logprobs": 2 if number == 3 else None, "params": params[number % len(params)]}
+        changes = {"num_logprobs": 2 if number == 3 else None, "params": PARAMS[number % len(PARAMS)]}
         batcher.add(make_request(number, 3 + 9 * (number % 3), 4 + 2 * (number % 3), **changes))
-    return run_all(batcher), batcher
+    return run_all(batcher)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_same_tokens_with_graphs_and_without(model: LoadedModel, depth: int) -> None:
-    expected, _ = run_batch(EagerExecutor(workload(model), depth=1))
+    expected = run_batch(EagerExecutor(workload(model), depth=1))
     replays = Replays()
     executor = CapturedExecutor(capturing(model), depth=depth, capture=replays)
     assert executor.implementations()["paged_attention"] == "triton"
-    found, batcher = run_batch(executor)
+    found = run_batch(executor)
     assert {name: each.token_ids for name, each in found.items()} == {
         name: each.token_ids for name, each in expected.items()
     }

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.step import Step
 from polyfleet.kernels.triton import TRITON
 from polyfleet.kernels.triton import attention as triton_attention
+from polyfleet.kernels.triton.tuning import tuning
 
 REFERENCES = {each.op: each for each in REFERENCE}
 KERNELS = {each.op: each for each in TRITON}
@@ -46,11 +47,10 @@ SHAPES = [Shape(3, 3, 64, 16), Shape(3, 1, 64, 64), Shape(8, 2, 80, 16), Shape(8
 
 
 @pytest.fixture(autouse=True)
-def fresh_numbers() -> Iterator[None]:
+def fresh_numbers() -> None:
     seed = int.from_bytes(os.urandom(4), "little")
     torch.manual_seed(seed)
     print("seed", seed)
-    yield
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_decode_attention_is_the_same_however_the_context_is_split(
     splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = SHAPES[2]
-    tuned = replace(triton_attention.tuning(torch.device("cpu")), most_splits=splits, programs=10**6)
+    tuned = replace(tuning(torch.device("cpu")), most_splits=splits, programs=10**6)
     monkeypatch.setattr(triton_attention, "tuning", lambda device: tuned)
     context, step = shape.context(torch.float32), make_step([(1, 500), (1, 63), (1, 64), (1, 129)], 16)
     q = torch.randn(4, shape.heads * shape.head_dim)

@@ -1,4 +1,4 @@
-"""Triton's kernels where there is no device: interpreted, in a process of its own, and compiled ahead for four targets."""
+"""Triton's kernels where there is no device: interpreted, in a process of its own, and compiled for four targets."""
 
 import os
 import subprocess

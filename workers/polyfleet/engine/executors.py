@@ -24,6 +24,7 @@ KNOWN = {
     "persistent": "polyfleet.executors.persistent:PersistentExecutor",
     "vulkan": "polyfleet.executors.vulkan:VulkanExecutor",
 }
+EXACT = ("captured", "eager")  # compute in the dtype that was asked for, whatever weights are stored as
 Result = TypeVar("Result")
 
 
@@ -79,8 +80,8 @@ class NoExecutor(ValueError):
 def candidates(options: EngineOptions, device: str, capabilities: KernelCapabilities) -> dict[str, str]:
     """The executors that `options` mean on torch's `device` (of which `capabilities` speak): name -> module:class.
 
-    `auto` means the device's own, the best first, or the eager one where a dtype is asked for: others may compute in
-    int8 where weights are quantised, that one exactly in the dtype. Raises ValueError for options that can't be met.
+    `auto` means the device's own, the best first, or the EXACT ones where a dtype is asked for: others may compute
+    in int8 where weights are quantised. Raises ValueError for options that can't be met.
     """
     possible: dict[str, str] = {}
     for entry in capabilities.executors:
@@ -88,7 +89,8 @@ def candidates(options: EngineOptions, device: str, capabilities: KernelCapabili
         possible[name] = target or KNOWN.get(name, "")
     wanted = options.executor
     if wanted == "auto":
-        return {"eager": possible["eager"]} if options.dtype != "auto" and "eager" in possible else possible
+        exact = {name: possible[name] for name in EXACT if name in possible}
+        return exact if options.dtype != "auto" and exact else possible
     if wanted in possible:
         return {wanted: possible[wanted]}
     if wanted in KNOWN:

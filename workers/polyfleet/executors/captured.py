@@ -1,4 +1,4 @@
-"""The captured executor: decode steps as graphs of the device, one for each bucket of batch sizes; the rest is eager."""
+"""The captured executor: decode steps as graphs of the device, one a bucket of batch sizes; all others are eager."""
 
 import logging
 import time
@@ -140,8 +140,9 @@ class CapturedExecutor(EagerExecutor):
     def _launch(self, plan: StepPlan) -> _Pending:
         if len(plan.changed):
             moved = upload(np.concatenate((plan.changed, plan.block_tables[plan.changed].reshape(-1))), self._device)
-            slots, tables = moved.long().split((len(plan.changed), len(moved) - len(plan.changed)))
-            self._slot_tables.index_copy_(0, slots, tables.view(len(plan.changed), -1))
+            moved = moved.long()
+            count = len(plan.changed)
+            self._slot_tables.index_copy_(0, moved[:count], moved[count:].view(count, -1))
         decodes = plan.num_rows == len(plan.slots) == plan.num_draws > 0
         other = len(plan.pooled) or plan.needs & Need.OUTPUTS
         return self._replay(plan) if decodes and not other else super()._launch(plan)

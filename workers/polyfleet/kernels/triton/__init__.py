@@ -17,7 +17,6 @@ WHERE = frozenset({"cuda", "cpu"} if triton.knobs.runtime.interpret else {"cuda"
 NEEDS = frozenset({"triton"})
 
 
-
 def _implementation(op: OpKind, bind: Callable[[Op, KernelContext], Kernel], **options: Any) -> Implementation:
     return Implementation(
         op, "triton", bind, device_types=WHERE, capabilities=NEEDS, capturable=True, rank=2, **options

@@ -63,7 +63,9 @@ def decode_kernel(
         valid = position < length
         block = tl.load(table + position // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
         cell = ((block * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE) * WIDTH
-        key = tl.load(keys + cell[None, :] + column[:, None], mask=valid[None, :] & (column < WIDTH)[:, None], other=0.0)
+        key = tl.load(
+            keys + cell[None, :] + column[:, None], mask=valid[None, :] & (column < WIDTH)[:, None], other=0.0
+        )
         scores = tl.where(valid[None, :], tl.dot(query, key, input_precision="ieee") * scale, float("-inf"))
         highest = tl.maximum(peak, tl.max(scores, 1))
         shrink = tl.exp2(peak - highest)
@@ -89,14 +91,14 @@ def decode_kernel(
         if before == count - 1:
             each = tl.arange(0, SPLITS)
             for number in tl.static_range(GROUP):
-                mine_too = first + each * GROUP + number
-                there = each < count
-                high = tl.load(peaks + mine_too * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-                amount = tl.load(peaks + mine_too * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+                mine_of_all = first + each * GROUP + number
+                came = each < count
+                high = tl.load(peaks + mine_of_all * 2, mask=came, other=float("-inf"), cache_modifier=".cg")
+                amount = tl.load(peaks + mine_of_all * 2 + 1, mask=came, other=0.0, cache_modifier=".cg")
                 factor = tl.exp2(high - tl.max(high, 0))
                 values_of = tl.load(
-                    parts + mine_too[:, None] * WIDTH + column[None, :],
-                    mask=there[:, None] & (column < WIDTH)[None, :],
+                    parts + mine_of_all[:, None] * WIDTH + column[None, :],
+                    mask=came[:, None] & (column < WIDTH)[None, :],
                     other=0.0,
                     cache_modifier=".cg",
                 )

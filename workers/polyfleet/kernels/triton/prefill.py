@@ -68,7 +68,9 @@ def prefill_kernel(
         valid = seen < end
         block = tl.load(table + seen // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
         cell = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + seen % BLOCK_SIZE) * WIDTH
-        key = tl.load(keys + cell[None, :] + column[:, None], mask=valid[None, :] & (column < WIDTH)[:, None], other=0.0)
+        key = tl.load(
+            keys + cell[None, :] + column[:, None], mask=valid[None, :] & (column < WIDTH)[:, None], other=0.0
+        )
         scores = tl.dot(query, key, input_precision="ieee") * scale
         scores = tl.where(seen[None, :] <= position[:, None], scores, float("-inf"))
         highest = tl.maximum(peak, tl.max(scores, 1))
