@@ -20,6 +20,7 @@ PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 ALLOWED = {
     ("workers/polyfleet/backends/", ""): "the one place that knows vendors",
     ("workers/polyfleet/kernels/vulkan/", ""): "shaders for one programming interface",
+    ("workers/polyfleet/kernels/triton/__init__.py", "WHERE"): "the devices for which Triton compiles and was tested",
     ("workers/polyfleet/executors/vulkan.py", ""): "the executor of those shaders, named after them",
     ("workers/polyfleet/kernels/batched.py", "prefer_steady_attention"): "what torch calls its switch for all devices",
     ("workers/polyfleet/engine/executors.py", "KNOWN"): "the list of executors' names",

@@ -61,9 +61,16 @@ class TorchGraphs:
 
     def capture(self, graph: Any, share: Any = None) -> AbstractContextManager[Any]:
         """Record into it."""
-        pool = None if share is None else share.pool()
-        context: AbstractContextManager[Any] = self.module.graph(graph, pool=pool)
+        options = {} if share is None else {"pool": share.pool()}
+        context: AbstractContextManager[Any] = self.module.graph(graph, **options)
         return context
+
+
+def graphs_of(device_type: str) -> TorchGraphs:
+    """Graph capture by torch's name for the kind of device, whose module holds a class named after it."""
+    import torch
+
+    return TorchGraphs(getattr(torch, device_type), f"{device_type.upper()}Graph")
 
 
 class AcceleratorBackend(ABC):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfleet.backends.accelerator import TorchGraphs
+from polyfleet.backends.accelerator import graphs_of
 from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan
@@ -189,10 +189,9 @@ class CapturedExecutor(EagerExecutor):
         return _Captured(self._capture(work), logits)
 
     def _capture_graph(self, work: Work) -> Work:
-        module = torch.get_device_module(self._device)
-        graphs = TorchGraphs(module, "CUDAGraph")
+        graphs = graphs_of(self._device.type)
         graph = graphs.new_graph()
-        module.synchronize(self._device)
+        graphs.module.synchronize(self._device)
         with graphs.capture(graph, share=self._last_graph):
             work()
         self._last_graph = graph

@@ -44,7 +44,7 @@ def architecture(device: torch.device) -> str:
         return ""
     properties = torch.get_device_module(device).get_device_properties(device)
     name = getattr(properties, "gcnArchName", "")
-    return name.partition(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+    return name.partition(":")[0] if name.startswith("gfx") else f"sm_{properties.major}{properties.minor}"
 
 
 def tuning(device: torch.device) -> Tuning:
