@@ -99,8 +99,17 @@ def test_without_library_auto_is_eager_and_says_so(
         load(model, EngineOptions(executor="persistent"))
 
 
+def test_a_dtype_asked_for_brings_executors_that_compute_in_it() -> None:
+    capturing = KernelCapabilities(DTYPES, "float32", executors=("captured", "persistent", "eager"))
+    assert list(candidates(EngineOptions(), "cuda:0", capturing)) == ["captured", "persistent", "eager"]
+    assert list(candidates(EngineOptions(dtype="float32"), "cuda:0", capturing)) == ["captured", "eager"]
+    assert list(candidates(EngineOptions(dtype="float32"), "cpu", CPU)) == ["eager"]
+
+
 def test_what_can_not_be_had() -> None:
-    with pytest.raises(ValueError, match="there is no executor 'fast': choose one of auto, eager, persistent"):
+    with pytest.raises(
+        ValueError, match="no executor 'fast': choose one of auto, captured, eager, persistent"
+    ):
         candidates(EngineOptions(executor="fast"), "cpu", CPU)
     card = KernelCapabilities(frozenset({"float32"}), "float32")
     with pytest.raises(ValueError, match="the persistent executor can't run on cuda:0: choose auto or eager"):

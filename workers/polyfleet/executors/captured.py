@@ -14,7 +14,7 @@ from polyfleet.backends.accelerator import graphs_of
 from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan
-from polyfleet.executors.eager import EagerExecutor, _Pending
+from polyfleet.executors.eager import EagerExecutor, _memory_errors, _Pending
 from polyfleet.executors.torch_memory import statistics
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.context import DTYPES
@@ -87,22 +87,25 @@ class CapturedExecutor(EagerExecutor):
     ) -> None:
         """`capture` makes of work on the device what does it again; by default a graph of the device's."""
         options = replace(workload.options, block_size=workload.options.block_size or BLOCK_SIZE)
-        super().__init__(replace(workload, options=options), progress, depth=depth)
-        self._capture = capture or self._capture_graph
+        self._graphs: dict[int, _Captured] = {}  # of each bucket
         self._last_graph: Any = None
         self._measuring = False
+        self._capture = capture or self._capture_graph
+        super().__init__(replace(workload, options=options), progress, depth=depth)
 
     def measure(self) -> Footprint:
         """As the eager executor's, and what the graphs take."""
         self._measuring = True
-        measured = super().measure()
-        self._measuring = False
+        try:
+            measured = super().measure()
+        finally:
+            self._measuring = False
         known = statistics(self._device)
         if known is None:
             return measured
         sizes = buckets(self._capacity.max_sequences)
         before = known.memory_reserved(self._device)
-        with torch.inference_mode():
+        with _memory_errors(), torch.inference_mode():
             self._captured_of(sizes[-1])
         graph = known.memory_reserved(self._device) - before
         vocabulary = self._graph.widths[self._graph.logits]
@@ -112,12 +115,12 @@ class CapturedExecutor(EagerExecutor):
 
     def allocate(self, capacity: Capacity) -> None:
         """The eager executor's memory, the buffers that graphs read, and the graphs, as far as time allows."""
-        self._graphs: dict[int, _Captured] = {}
+        self._graphs.clear()
         self._last_graph = None
         super().allocate(capacity)
         self._sizes = buckets(capacity.max_sequences)
         shape = (capacity.max_sequences, capacity.max_blocks)
-        with torch.inference_mode():
+        with _memory_errors(), torch.inference_mode():
             self._slot_tables = torch.zeros(shape, dtype=torch.int64, device=self._device)
             self._buffers = DecodeBuffers(self._sizes[-1], capacity.max_blocks, capacity.block_size, self._device)
         if not self._measuring:
@@ -130,7 +133,7 @@ class CapturedExecutor(EagerExecutor):
         super().close()
 
     def _capture_all(self, deadline: float) -> None:
-        with torch.inference_mode():
+        with _memory_errors(), torch.inference_mode():
             for size in reversed(self._sizes):  # what the largest takes does for the others
                 if time.monotonic() > deadline:
                     log.info("%d graphs of decode steps are left to be captured when needed", size)
