@@ -107,9 +107,7 @@ def test_a_dtype_asked_for_brings_executors_that_compute_in_it() -> None:
 
 
 def test_what_can_not_be_had() -> None:
-    with pytest.raises(
-        ValueError, match="no executor 'fast': choose one of auto, captured, eager, persistent"
-    ):
+    with pytest.raises(ValueError, match="no executor 'fast': choose one of auto, captured, eager, persistent"):
         candidates(EngineOptions(executor="fast"), "cpu", CPU)
     card = KernelCapabilities(frozenset({"float32"}), "float32")
     with pytest.raises(ValueError, match="the persistent executor can't run on cuda:0: choose auto or eager"):
