@@ -2,7 +2,8 @@
 
 LEAST_ROWS = 16  # for prompts, whatever a step takes, so that there is always progress
 ROW_TRIES = 3  # of a step of one row that finds no memory
-PATIENCE_STEPS = 256  # good steps before a step that is twice as large as memory allowed is tried again
+PATIENCE_STEPS = 64  # good steps before a step that is twice as large as memory allowed is tried again, at first
+MOST_PATIENCE_STEPS = 2**14  # and where larger steps were tried again in vain
 
 
 class StepBudget:
@@ -16,6 +17,7 @@ class StepBudget:
         self._seconds = seconds
         self._good_steps = 0
         self._patience = PATIENCE_STEPS
+        self._probing = False  # whether `most` was raised since memory was short
         self._failed_rows = 0  # one after the other
 
     def for_prompts(self, num_decodes: int) -> int:
@@ -26,11 +28,10 @@ class StepBudget:
     def observe(self, num_decodes: int, num_prompt_rows: int, seconds: float) -> None:
         """A step came to a good end after so long."""
         self._failed_rows = 0
-        if self.most < self._step_tokens:
+        if self._probing or self.most < self._step_tokens:
             self._good_steps += 1
             if self._good_steps >= self._patience:
-                self._good_steps = 0
-                self.most = min(self._step_tokens, 2 * self.most)
+                self._raise_most()
         if not (self._seconds and num_prompt_rows and seconds > 0):
             return
         rows = num_decodes + num_prompt_rows
@@ -46,6 +47,17 @@ class StepBudget:
         False when trying again is in vain: single rows have failed one after the other.
         """
         self.most = max(1, rows // 2)
-        self._good_steps, self._patience = 0, min(2 * self._patience, 2**20)
+        self._good_steps = 0
+        if self._probing:  # in vain; several failures in a row are one lack of memory
+            self._patience = min(2 * self._patience, MOST_PATIENCE_STEPS)
+            self._probing = False
         self._failed_rows = self._failed_rows + 1 if rows == 1 else 0
         return self._failed_rows < ROW_TRIES
+
+    def _raise_most(self) -> None:
+        """Patience is over: try larger steps, and be less patient where the last ones proved good."""
+        self._good_steps = 0
+        if self._probing:
+            self._patience = max(PATIENCE_STEPS, self._patience // 2)
+        self._probing = self.most < self._step_tokens
+        self.most = min(self._step_tokens, 2 * self.most)

@@ -52,7 +52,8 @@ class Composer:
         if preempted:
             decodes = [each for each in decodes if each.place is not None]
             prompts = [each for each in prompts if each.place is not None]
-        del decodes[self._budget.most :]
+        if len(decodes) > self._budget.most:  # they take turns
+            decodes = sorted(decodes, key=lambda each: each.last_step)[: self._budget.most]
         rows = self._budget.for_prompts(len(decodes))
         if not rows or not (prompts or self._ledger.waiting):
             return decodes, []
