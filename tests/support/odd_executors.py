@@ -1,5 +1,6 @@
 """Third parties' executors that fail in every way that one can fail in before it is trusted with requests."""
 
+import numpy as np
 from tests.support.numpy_executor import NumpyExecutor, NumpyStep
 
 from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput
@@ -80,6 +81,38 @@ class GivesNothing(Odd):
         return StepOutput(output.token_ids[:0], output.faults)
 
 
+class GivesLists(Odd):
+    name = "gives-lists"
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        return StepOutput([0], super().collect(pending, timeout).faults)  # type: ignore[arg-type]
+
+
+class DrawsNumbers(Odd):
+    """Would have the engine take its tokens for some that are still being drawn."""
+
+    name = "draws-numbers"
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        output = super().collect(pending, timeout)
+        return StepOutput(0 * output.token_ids - 1, output.faults)
+
+
+class KnowsFaults(Odd):
+    name = "knows-faults"
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        output = super().collect(pending, timeout)
+        return StepOutput(output.token_ids, output.faults + np.int8(7))
+
+
+class IsShallow(Odd):
+    """Would never be asked for a step, and its requests would wait for ever."""
+
+    name = "shallow"
+    depth = 0
+
+
 class OwesMemory(Odd):
     name = "owes"
 
@@ -110,5 +143,5 @@ class IsMuchHeavier(Odd):
 
 ODD = (
     *(Refuses, RaisesWhenAsked, RaisesFootprint, RaisesWhenBuilt, RunsOutOfMemory, RaisesInLaunch, RaisesInDraw),
-    *(GivesNothing, OwesMemory, WeighsWords, IsMuchHeavier),
+    *(GivesNothing, GivesLists, DrawsNumbers, KnowsFaults, IsShallow, OwesMemory, WeighsWords, IsMuchHeavier),
 )

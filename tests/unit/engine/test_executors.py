@@ -1,17 +1,28 @@
 """Which executor the operator's options mean, and what becomes of executors that do not do what they say."""
 
+import gc
 import logging
+import weakref
 from pathlib import Path
 
 import pytest
 from tests.support import odd_executors
 from tests.support.numpy_executor import NumpyExecutor
-from tests.support.odd_executors import ODD
+from tests.support.odd_executors import ODD, RunsOutOfMemory
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executor import Executor
-from polyfleet.engine.executors import KNOWN, NoExecutor, PassedOver, Workload, candidates, find, first_that_works
+from polyfleet.engine.executors import (
+    KNOWN,
+    ExecutorKind,
+    NoExecutor,
+    PassedOver,
+    Workload,
+    candidates,
+    find,
+    first_that_works,
+)
 from polyfleet.engine.loader import fit
 from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import Machine
@@ -37,6 +48,10 @@ REASONS = {
     "raises-in-launch": "RuntimeError: no such kernel",
     "raises-in-draw": "RuntimeError: no dice",
     "gives-nothing": "the gives-nothing executor gave (0,) tokens and (1,) faults for one sequence",
+    "gives-lists": "the gives-lists executor gave [0] as tokens, which is no array of integers",
+    "draws-numbers": f"the draws-numbers executor drew the token -1 of a vocabulary of {TinyShape().vocabulary}",
+    "knows-faults": "the knows-faults executor reported a fault 7 that there is not",
+    "shallow": "the shallow executor can't have 0 steps under way",
     "owes": "the owes executor says that its weights take -5 bytes",
     "weighs-words": "the weighs-words executor says that its weights take 'much' bytes",
     "heavier": "kv_cache_tokens: no memory is left on cpu for a KV pool beside the model",
@@ -137,8 +152,27 @@ def test_an_executor_that_fails_makes_way_for_the_next_and_its_reason_is_kept(
     assert executor.name == "numpy"
     assert passed == (PassedOver(kind.name, REASONS[kind.name]),)
     assert resolved.kv_cache_tokens > 0
-    built = kind.name in ("runs-out", "raises-in-launch", "raises-in-draw", "gives-nothing", "weighs-words", "heavier")
-    assert odd_executors.closed == [kind.name] * built
+    never_built = ("refuses", "raises-when-asked", "raises-footprint", "raises-when-built", "owes")
+    assert odd_executors.closed == [kind.name] * (kind.name not in never_built)
+
+
+def test_nothing_holds_an_executor_that_was_passed_over_while_the_next_is_tried(model: LoadedModel) -> None:
+    held: list[weakref.ref[Executor]] = []
+
+    def attempt(kind: ExecutorKind) -> str:
+        if kind.name == "numpy":
+            gc.collect()
+            return "alive" if held[0]() is not None else "gone"
+        executor = NumpyExecutor(record(model.config, model.weights), model.weights)
+        held.append(weakref.ref(executor))
+        try:
+            raise MemoryError
+        except MemoryError:
+            raise ValueError("there is no room") from None
+
+    entries = (odd(RunsOutOfMemory), NUMPY)
+    names = dict(entry.split(" = ") for entry in entries)
+    assert first_that_works(names, attempt) == ("gone", (PassedOver("runs-out", "there is no room"),))
 
 
 def test_when_all_fail_each_reason_is_said_in_one_sentence(model: LoadedModel) -> None:

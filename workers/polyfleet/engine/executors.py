@@ -122,6 +122,7 @@ def first_that_works(
             reason = str(error) if isinstance(error, ValueError) and str(error) else first_line(error)
             log.warning("the %s executor is passed over: %s", name, reason)
             passed.append(PassedOver(name, reason))
+            error.__traceback__ = error.__cause__ = error.__context__ = None  # their frames hold the executor's memory
             last = error
     if not passed:
         raise NoExecutor("this device has no executor")
