@@ -1,29 +1,13 @@
 """Steps that are planned while others are under way: what ends, is cancelled, preempted or fails meanwhile."""
 
-from collections.abc import Sequence
-
-import numpy as np
 import pytest
 from tests.support.batching import Outcomes, assert_right, make_batcher, prompt, request, run_all
-from tests.support.fake_executor import VOCABULARY, expected_tokens
+from tests.support.fake_executor import expected_tokens
 
 from polyfleet.engine.executor import FAULTS, DeviceTimeout, Fault
 from polyfleet.engine.request import FinishReason, SequenceRequest
-from polyfleet.sampling.draw import Bools
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
-
-
-class Odd:
-    """Allows odd tokens, and counts how often it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def allowed(self, generated_ids: Sequence[int]) -> Bools:
-        self.asked.append(len(generated_ids))
-        allowed: Bools = np.arange(VOCABULARY) % 2 == 1
-        return allowed
 
 
 class TestAhead:
@@ -92,31 +76,6 @@ class TestAhead:
             batcher.add(request(1, 21, 1))
             run_all(batcher)
             assert not batcher.has_work
-
-
-class TestMasks:
-    @DEPTHS
-    def test_masks_arrive_when_the_tokens_before_are_known(self, depth: int) -> None:
-        batcher, executor = make_batcher(depth=depth, max_sequences=4, step_tokens=16)
-        mask = Odd()
-        masked = request(1, 5, 8)
-        batcher.add(masked, mask)
-        batcher.add(request(2, 7, 12))
-        outcomes = run_all(batcher)
-        assert outcomes["s1"].token_ids == expected_tokens(masked, 256, allowed=Odd().allowed)[0]
-        assert all(each % 2 for each in outcomes["s1"].token_ids)
-        assert mask.asked == list(range(8))
-        assert_right(outcomes, request(2, 7, 12))
-        assert [each is None for each in executor.masks].count(False) == 8
-
-    def test_a_mask_whose_sequence_has_ended_is_not_asked(self) -> None:
-        batcher, executor = make_batcher(depth=2)
-        mask = Odd()
-        stop = expected_tokens(request(1, 5, 9), 256, allowed=Odd().allowed)[0][2]
-        batcher.add(request(1, 5, 9, stop_token_ids=frozenset({stop})), mask)
-        run_all(batcher)
-        assert mask.asked == [0, 1, 2]
-        assert executor.masks[-1] is None
 
 
 class TestFailures:

@@ -9,7 +9,7 @@ from itertools import count
 from polyfleet.engine.batch import BatchCounters, BatchLimits, StepReport
 from polyfleet.engine.budget import StepBudget
 from polyfleet.engine.composer import Composer
-from polyfleet.engine.executor import FAULTS, Capacity, Executor, Fault, Pending, StepOutput, StepTooLarge
+from polyfleet.engine.executor import Capacity, Executor, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.flight import Flight, Part, first_line, sampled
 from polyfleet.engine.holdings import Holdings
 from polyfleet.engine.ledger import Ledger
@@ -225,8 +225,9 @@ class Batcher:
 
     def _apply(self, flight: Flight, output: StepOutput) -> list[SequenceUpdate]:
         """The news of each sequence that has any."""
-        faults: list[int] = output.faults.tolist()
-        updates = self._fail_faulty(flight, faults) if any(faults) else []
+        updates = [
+            self._fail(sequence, why) for sequence, place, why in flight.broken(output) if sequence.place is place
+        ]
         token_ids: list[int] = output.token_ids.tolist()
         block_size = self._holdings.block_size
         for drawn, (sequence, place) in enumerate(zip(flight.decodes, flight.places, strict=True)):
@@ -253,15 +254,6 @@ class Batcher:
                 updates.append(self._accept(sequence, token_ids[drawn], output, drawn))
             elif sequence.num_settled == sequence.num_tokens:  # all of an embedding's
                 updates.append(self._finish(sequence, FinishReason.STOP, embedding=sequence.embedding()))
-        return updates
-
-    def _fail_faulty(self, flight: Flight, faults: list[int]) -> list[SequenceUpdate]:
-        updates = []
-        for (sequence, place), fault in zip(flight.members, faults, strict=True):
-            if fault:
-                flight.doubtful.append(place)
-                if sequence.place is place:
-                    updates.append(self._fail(sequence, FAULTS[Fault(fault)]))
         return updates
 
     def _accept(self, sequence: Sequence, token_id: int, output: StepOutput, drawn: int) -> SequenceUpdate:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from polyfleet.engine.executor import Pending, StepOutput
+from polyfleet.engine.executor import FAULTS, Fault, Pending, StepOutput
 from polyfleet.engine.request import SampledToken, SequenceRequest
 from polyfleet.engine.sequence import Place, Sequence
 from polyfleet.sampling.draw import Bools
@@ -35,6 +35,7 @@ class Flight:
     drawn: bool = False
     error: Exception | None = None
     doubtful: list[Place] = field(default_factory=list)  # whose rows were not good
+    unmasked: list[tuple[Sequence, Place, str]] = field(default_factory=list)  # whose mask gave none, and why
 
     @property
     def num_rows(self) -> int:
@@ -48,18 +49,41 @@ class Flight:
         return decodes + [(part.sequence, part.place) for part in self.parts]
 
     def masks(self) -> Bools | None:
-        """[S, V] which tokens each draw may take; None where nobody limits any."""
+        """[S, V] which tokens each draw may take; None where nobody limits any. `unmasked` are whose mask fails."""
         rows: list[Bools | None] = []
         drawing = [part.draws for part in self.parts]
         for (sequence, place), draws in zip(self.members, [True] * len(self.decodes) + drawing, strict=True):
             if draws:
-                mask = sequence.mask if sequence.place == place else None
-                rows.append(mask.allowed(sequence.generated_ids) if mask is not None else None)
+                rows.append(self._allowed(sequence, place))
         known = next((row for row in rows if row is not None), None)
         if known is None:
             return None
         everything = np.ones(len(known), dtype=bool)
         return np.stack([everything if row is None else row for row in rows])
+
+    def _allowed(self, sequence: Sequence, place: Place) -> Bools | None:
+        """What a sequence's mask leaves; None for all. A mask is its user's code: what it raises fails it alone."""
+        if sequence.mask is None or sequence.place is not place:
+            return None
+        try:
+            allowed = sequence.mask.allowed(sequence.generated_ids)
+            if allowed.any():
+                return allowed
+            problem = "it leaves no token"
+        except Exception as error:
+            problem = first_line(error)
+        self.unmasked.append((sequence, place, f"the mask of allowed tokens failed: {problem}"))
+        return None
+
+    def broken(self, output: StepOutput) -> list[tuple[Sequence, Place, str]]:
+        """Whose rows or masks were not good, and why; notes in `doubtful` whose rows were not."""
+        faults: list[int] = output.faults.tolist()
+        if not any(faults):
+            return self.unmasked
+        members = zip(self.members, faults, strict=True)
+        found = [(sequence, place, FAULTS[Fault(fault)]) for (sequence, place), fault in members if fault]
+        self.doubtful += [place for _, place, _ in found]
+        return found + self.unmasked
 
     def check(self, output: StepOutput) -> None:
         """Raise RuntimeError for an output that does not fit this step."""

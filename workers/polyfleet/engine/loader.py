@@ -93,7 +93,7 @@ def fit(
             executor.allocate(capacity_of(resolved))
         except MemoryError:
             raise ValueError(f"the memory that the {kind.name} executor measured is not there") from None
-        trial(executor, capacity_of(resolved), model.config.vocabulary_size)
+        trial(executor, capacity_of(resolved), workload.graph.widths[workload.graph.logits])
     except BaseException:
         executor.close()
         raise
