@@ -63,3 +63,21 @@ def test_sequences_that_decode_take_turns_where_a_step_has_no_room_for_all() -> 
         run_all(batcher, outcomes)
         for each in requests:
             assert_right(outcomes, each)
+
+
+def test_a_prompt_goes_on_beside_decodes_that_fill_what_memory_allows() -> None:
+    for depth in (1, 2):
+        batcher, executor = make_batcher(depth=depth, step_tokens=32, max_sequences=8)
+        outcomes = Outcomes()
+        batcher.add(request(1, 4, 100))
+        while not outcomes:
+            outcomes.add(batcher.step())
+        executor.most_rows = 1
+        batcher.add(request(2, 6, 3, priority=1))
+        while len(outcomes) < 2:
+            outcomes.add(batcher.step())
+            assert len(outcomes["s1"].token_ids) < 30
+        assert len(outcomes["s1"].token_ids) > 5
+        run_all(batcher, outcomes)
+        assert_right(outcomes, request(1, 4, 100))
+        assert_right(outcomes, request(2, 6, 3))

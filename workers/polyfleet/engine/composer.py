@@ -1,6 +1,6 @@
 """Composer: who takes part in the next step, and with how many tokens."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from polyfleet.engine.budget import StepBudget
@@ -24,6 +24,7 @@ class Composer:
         self._holdings = holdings
         self._budget = budget
         self.waits = False  # whether a sequence of the last composition waits for a block
+        self._prompts_turn = False
 
     def compose(self, *, ahead: bool, preempt: Callable[[Sequence], None]) -> tuple[list[Sequence], list[Share]]:
         """The sequences that decode in the next step, and the shares of prompts, those of one token first.
@@ -52,13 +53,22 @@ class Composer:
         if preempted:
             decodes = [each for each in decodes if each.place is not None]
             prompts = [each for each in prompts if each.place is not None]
-        if len(decodes) > self._budget.most:  # they take turns
-            decodes = sorted(decodes, key=lambda each: each.last_step)[: self._budget.most]
-        rows = self._budget.for_prompts(len(decodes))
-        if not rows or not (prompts or self._ledger.waiting):
-            return decodes, []
-        shares = self._prompts(prompts, rows, admitting=not (preempted or self.waits))
+        shares: list[Share] = []
+        rows = self._rows_for_prompts(len(decodes)) if prompts or self._ledger.waiting else 0
+        if rows:
+            shares = self._prompts(prompts, rows, admitting=not (preempted or self.waits))
+        room = self._budget.most - sum(size for _, size in shares)
+        if len(decodes) > room:  # they take turns
+            decodes = sorted(decodes, key=lambda each: each.last_step)[:room]
         return decodes, sorted(shares, key=lambda share: share[1] > 1)
+
+    def _rows_for_prompts(self, num_decodes: int) -> int:
+        """Half a step's rows in every second step where decodes alone would fill what memory allows."""
+        rows = self._budget.for_prompts(num_decodes)
+        if not rows:
+            self._prompts_turn = not self._prompts_turn
+            rows = max(1, self._budget.most // 2) if self._prompts_turn else 0
+        return rows
 
     def _grow(self, sequence: Sequence, ahead: bool, preempt: Callable[[Sequence], None]) -> bool:
         """Find blocks for a running sequence; False when it waits, or was preempted itself."""
@@ -71,7 +81,7 @@ class Composer:
                 return False
         return True
 
-    def _prompts(self, prompts: list[Sequence], rows: int, *, admitting: bool) -> Iterable[Share]:
+    def _prompts(self, prompts: list[Sequence], rows: int, *, admitting: bool) -> list[Share]:
         """Share `rows` out among prompts under way and newcomers; these start when they get some."""
         shares: dict[Sequence, int] = {}
         candidates = sorted((*prompts, *self._ledger.waiting[:MOST_NEWCOMERS]), key=lambda each: each.rank)
@@ -94,7 +104,7 @@ class Composer:
         second = rows // 2
         left = give(rows - second, lambda each: each.rank)
         give(left + second, lambda each: (-each.request.priority, each.num_uncomputed - shares.get(each, 0)))
-        return shares.items()
+        return list(shares.items())
 
     def _start(self, sequence: Sequence) -> bool:
         """Start a waiting sequence if there are blocks for its tokens and one for each running one that grows."""
