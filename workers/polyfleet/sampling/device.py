@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyfleet.kernels.step import upload
 from polyfleet.sampling.candidates import Filters
-from polyfleet.sampling.device_counts import DeviceCounts, to_device
+from polyfleet.sampling.device_counts import DeviceCounts
 from polyfleet.sampling.draw import Bools, Drawn, Draws, Ints, Logprobs, Start
 
 LOGITS = 2**24  # ranked at once, by rows: bounds the memory it takes to about 40 bytes for each
@@ -97,7 +98,7 @@ class DeviceSampler:
         return DeviceDrawn(token_ids, finite, *self._logprobs(logits, token_ids, draws))
 
     def _moved(self, array: NDArray[Any]) -> Tensor:
-        return to_device(array, self._device)
+        return upload(array, self._device)
 
     def _places(self, rows: Ints) -> slice | Tensor:
         """An index of these ascending rows, which launches nothing where they lie side by side."""

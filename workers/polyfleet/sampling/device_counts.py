@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyfleet.kernels.step import upload
 from polyfleet.sampling.draw import Draws, Ints, Start
 
 PROMPT, GENERATED = 1, 2  # what a token's first occurrence in a prompt and each in an answer add to its count
@@ -58,10 +59,4 @@ class DeviceCounts:
         self._table = grown
 
     def _moved(self, array: NDArray[Any]) -> Tensor:
-        return to_device(array, self._table.device)
-
-
-def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy on the device; nothing waits for it."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.clone() if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+        return upload(array, self._table.device)
