@@ -9,7 +9,7 @@ from itertools import count
 from polyfleet.engine.batch import BatchCounters, BatchLimits, StepReport
 from polyfleet.engine.budget import StepBudget
 from polyfleet.engine.composer import Composer
-from polyfleet.engine.executor import Capacity, Executor, Pending, StepOutput, StepTooLarge
+from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.flight import Flight, Part, first_line, sampled
 from polyfleet.engine.holdings import Holdings
 from polyfleet.engine.ledger import Ledger
@@ -111,7 +111,10 @@ class Batcher:
         return True
 
     def step(self) -> StepReport:
-        """Launch what may be under way, then collect the oldest step. A step that fails fails its sequences alone."""
+        """Launch what may be under way, then collect the oldest step. A step that fails fails its sequences alone.
+
+        Raises DeviceTimeout where the device hangs; no more can be computed then.
+        """
         while len(self._flights) < self._executor.depth and (not self._flights or self._flights[-1].drawn):
             if not self._launch():
                 break
@@ -208,6 +211,8 @@ class Batcher:
             try:
                 output = self._executor.collect(flight.pending, STEP_TIMEOUT_SECONDS)
                 flight.check(output)
+            except DeviceTimeout:
+                raise  # further steps would wait as long, and end sequences that another engine can go on with
             except Exception as error:
                 flight.error = error
         self._flights.popleft()

@@ -136,7 +136,8 @@ class Engine:
     def step(self) -> list[SequenceUpdate]:
         """Compute one step, or the next of those under way; returns the news of each sequence that has any.
 
-        An error inside the step ends the sequences that took part in it, each with an update that says why.
+        An error inside the step ends the sequences that took part in it, each with an update that says why. Raises
+        DeviceTimeout where the device hangs: the engine is of no use any more, its sequences can go on in another.
         """
         canary_alone = len(self._batcher.ledger) == 1 and CANARY_ID in self._batcher.ledger
         report = self._batcher.step()

@@ -76,7 +76,7 @@ class Executor(Protocol):
     For each step: `launch`, then `draw`, then `collect`, each once, `draw` before the next `launch`; steps are
     collected in the order of their launches, and no more than `depth` are under way. Where one of the three raises,
     nothing more is asked of that step. MemoryError means that the device's memory did not suffice: the sequences are
-    computed again, in smaller steps. Any other exception fails the step's sequences.
+    computed again, in smaller steps. DeviceTimeout ends the engine. Any other exception fails the step's sequences.
     """
 
     name: str  # what operators call it
