@@ -9,7 +9,7 @@ from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executor import Footprint
 from polyfleet.engine.executors import KNOWN, Workload, find
 from polyfleet.engine.request import EngineOptions
-from polyfleet.engine.sizing import Machine, resolve
+from polyfleet.engine.sizing import MOST_BLOCKS, Machine, capacity_of, resolve
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
@@ -35,6 +35,7 @@ CONFIG = ModelConfig(
 HOST = Machine("cpu", frozenset({"float32", "bfloat16", "float64"}), "float32", 8 * GIB, cores=4)
 CARD = Machine("cuda:0", frozenset({"float32", "float16", "bfloat16"}), "bfloat16", 64 * GIB, cores=16)
 EACH = 2 * 4 * 2 * 16 * 4  # keys and values, layers, KV heads, head size, bytes of float32
+CARD_EACH = 2**16  # of a larger model, in bfloat16
 
 
 def weights(count: int) -> Footprint:
@@ -44,7 +45,7 @@ def weights(count: int) -> Footprint:
 
 def halves(count: int) -> Footprint:
     """The same in bfloat16, on a card."""
-    return Footprint(count * 2, EACH // 2)
+    return Footprint(count * 2, CARD_EACH)
 
 
 def test_nothing_is_left_open() -> None:
@@ -87,7 +88,7 @@ def test_a_workspace_that_was_measured_is_left_free() -> None:
     card = replace(CARD, free_bytes=80 * GIB)
     footprint = replace(halves(8 * GIB), workspace=20 * GIB)
     resolved = resolve(EngineOptions(), CONFIG, footprint, card)
-    used = 16 * GIB + resolved.kv_cache_tokens * EACH // 2
+    used = 16 * GIB + resolved.kv_cache_tokens * CARD_EACH
     assert 59.9 * GIB < used <= 60 * GIB
 
 
@@ -151,14 +152,18 @@ def test_a_card_is_used_to_85_to_90_percent(size: int, share: float) -> None:
     card = replace(CARD, free_bytes=size * GIB)
     held = int(share * card.free_bytes)
     resolved = resolve(EngineOptions(), CONFIG, halves(held // 2), card)
-    used = held + resolved.kv_cache_tokens * EACH // 2
+    used = held + resolved.kv_cache_tokens * CARD_EACH
     assert 0.85 <= used / card.free_bytes <= 0.90
+
+
+def test_tokens_that_take_next_to_nothing_do_not_fill_a_card() -> None:
+    assert capacity_of(resolve(EngineOptions(), CONFIG, Footprint(0, 1), CARD)).num_blocks == MOST_BLOCKS
 
 
 def test_a_small_card_keeps_a_gibibyte_for_activations() -> None:
     card = replace(CARD, free_bytes=4 * GIB)
     resolved = resolve(EngineOptions(), CONFIG, halves(GIB // 2), card)
-    used = GIB + resolved.kv_cache_tokens * EACH // 2
+    used = GIB + resolved.kv_cache_tokens * CARD_EACH
     assert 2.9 * GIB < used <= 3 * GIB
 
 

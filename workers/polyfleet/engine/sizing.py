@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 TOKENS_PER_SEQUENCE = 256  # of pool, below which running one more sequence would only preempt another
 BLOCK_SIZE = 16  # tokens a block, where the device accepts it
+MOST_BLOCKS = 2**20  # where the choice is ours: the host keeps books of each, however little it takes on the device
 SPARE_BYTES = 2**30  # of an accelerator, for activations, at least
 
 
@@ -123,7 +124,7 @@ def _pool_tokens(
             problem = f"{tokens} tokens take {tokens * each / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
             raise FieldError("kv_cache_tokens", f"{problem} beside the model on {machine.device}")
         return tokens
-    tokens = _pool_bytes(machine, defaults, free, footprint) // each
+    tokens = min(_pool_bytes(machine, defaults, free, footprint) // each, MOST_BLOCKS * block_size)
     if defaults.pool_contexts:
         context = options.context_length or config.context_length
         whole_contexts = min(defaults.pool_contexts, options.max_sequences or defaults.pool_contexts)
