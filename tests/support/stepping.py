@@ -150,7 +150,7 @@ class Driver:
         """Launch a step and start its draws, with the plan scribbled over in between."""
         shares = [(run, run.next_piece(size)) for run, size in pieces]
         shares.sort(key=lambda share: share[1][1] > 1)
-        plan = self.assembler.assemble(share for _, share in shares)
+        plan = self.assembler.assemble([share for _, share in shares])
         draws, pooled = plan.draw_sequences.tolist(), plan.pooled.tolist()
         pending = self.executor.launch(plan)
         self.assembler.accepted()

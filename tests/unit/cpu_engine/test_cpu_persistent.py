@@ -319,7 +319,7 @@ def test_a_plan_is_read_where_it_lies() -> None:
     driver = Driver(Mock(), num_blocks=8)
     runs = [driver.begin([7], blocks=[3]), driver.begin([4, 5], pooling=PoolingKind.MEAN), driver.begin([1, 2, 3])]
     driver.assembler.clear([6, 2])
-    plan = driver.assembler.assemble(run.next_piece(3) for run in runs)
+    plan = driver.assembler.assemble([run.next_piece(3) for run in runs])
     fields = StepFields()
     for greedy in (True, False, True):
         step = fields.of(plan, greedy=greedy)

@@ -268,8 +268,11 @@ class Batcher:
             return self._finish(sequence, reason)
         self.counters.generated_tokens += 1
         token = SampledToken(token_id) if output.logprobs is None else sampled(output, drawn, sequence.request)
-        tokens = (token,)
-        return sequence.news(tokens) if reason is None else self._finish(sequence, reason, tokens)
+        if reason is not None:
+            return self._finish(sequence, reason, (token,))
+        if sequence.reported:  # most updates
+            return SequenceUpdate(sequence.request.sequence_id, (token,))
+        return sequence.news((token,))
 
     def _finish(
         self,
