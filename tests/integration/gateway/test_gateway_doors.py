@@ -250,8 +250,9 @@ async def test_metrics_are_those_of_the_architecture() -> None:
         assert value("polyfleet_tls_certificate_expiry_timestamp_seconds") is None
         for state, count in {"admitted": 2, "finished": 1, "failed": 1, "cancelled": 0, "running": 0}.items():
             assert value("polyfleet_ledger_requests", {"state": state}) == count
-        for name in ("queue_time", "time_to_first_token", "time_per_output_token", "request_duration"):
+        for name in ("queue_time", "time_to_first_token", "request_duration"):
             assert value(f"polyfleet_{name}_seconds_count", model) == 1
+        assert value("polyfleet_time_per_output_token_seconds_count", model) == 2  # of each choice
         _, text = await asyncio.to_thread(http, f"{rig.metrics}/metrics")
         assert b'polyfleet_requests_total{code="OK",method="Generate",model="fake"} 1.0' in text
         await rig.fleet.stop()

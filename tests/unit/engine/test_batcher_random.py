@@ -136,7 +136,9 @@ def test_two_thousand_requests_with_cancels_preemptions_and_failures_balance(dep
     assert ledger.failed == len(failed) > 20
     assert ledger.finished == NUM_REQUESTS - len(traffic.cancelled) - len(failed)
     reasons = {"told to fail", FAULTS[Fault.NOT_FINITE]}
-    assert {traffic.outcomes[each].error.rpartition(": ")[2] for each in failed} == reasons
+    found = [traffic.outcomes[each].error.rpartition(": ")[2] for each in failed]
+    assert reasons <= set(found) <= reasons | {"MemoryError"}
+    assert found.count("MemoryError") < 5  # of rows that found no memory three times, one after the other
     assert counters.preemptions > 50
     assert counters.prefix_hit_tokens > 1000
     assert any(not each.draw and each.pooling is None for batch in executor.batches for each in batch.slices)
