@@ -3,12 +3,12 @@
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tests.support.kernel_cases import attention_over, make_context, make_step, rope_into
+from tests.support.kernel_cases import Shape, attention_over, make_context, make_step, rope_into
 
 from polyfleet.graph.ops import Norm, Op, OpKind
 from polyfleet.kernels.context import KernelContext
@@ -30,17 +30,6 @@ MIXTURES = [
     [(5, 133)],
     [(1, 11), (1, 100), (66, 64), (3, 14)],
 ]
-
-
-@dataclass(frozen=True)
-class Shape:
-    heads: int
-    kv_heads: int
-    head_dim: int
-    block_size: int
-
-    def context(self, dtype: torch.dtype) -> KernelContext:
-        return make_context(dtype, kv_heads=self.kv_heads, head_dim=self.head_dim, block_size=self.block_size)
 
 
 SHAPES = [Shape(3, 3, 64, 16), Shape(3, 1, 64, 64), Shape(8, 2, 80, 16), Shape(8, 1, 128, 32)]

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,6 +30,20 @@ def make_context(
     keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
     held = {name: _weight(name, data) for name, data in (weights or {}).items()}
     return KernelContext(held, torch.device("cpu"), dtype, list(torch.stack((keys, values), dim=1)), block_size)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of an attention and the cache that it reads."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+
+    def context(self, dtype: torch.dtype) -> KernelContext:
+        """Two random caches of this shape."""
+        return make_context(dtype, kv_heads=self.kv_heads, head_dim=self.head_dim, block_size=self.block_size)
 
 
 def attention_over(cache: int = 0, heads: int = 6, kv_heads: int = 2, width: int = 8) -> Attention:

@@ -1,12 +1,11 @@
 """Every faster torch implementation against the reference in float32, over dtypes, shapes and mixtures of slices."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from tests.support.kernel_cases import attention_over, make_context, make_step, rope_into
+from tests.support.kernel_cases import Shape, attention_over, make_context, make_step, rope_into
 
 from polyfleet.graph.ops import Norm, Op, OpKind
 from polyfleet.kernels import batched
@@ -28,17 +27,6 @@ MIXTURES = [
     [(9, 0), (4, 9)],
     [(1, 11), (1, 3), (7, 0), (1, 30), (3, 14), (2, 0)],
 ]
-
-
-@dataclass(frozen=True)
-class Shape:
-    heads: int
-    kv_heads: int
-    head_dim: int
-    block_size: int
-
-    def context(self, dtype: torch.dtype) -> KernelContext:
-        return make_context(dtype, kv_heads=self.kv_heads, head_dim=self.head_dim, block_size=self.block_size)
 
 
 SHAPES = [Shape(6, 2, 8, 4), Shape(4, 4, 16, 1), Shape(8, 1, 6, 3)]

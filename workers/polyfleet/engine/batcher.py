@@ -140,7 +140,7 @@ class Batcher:
         if not decodes and not shares:
             return False
         plan = self._holdings.assembler.assemble(shares, decodes)
-        pooled = plan.pooled.tolist() if len(plan.pooled) else []
+        pooled: list[int] = plan.pooled.tolist()
         now = self._clock()
         pending: Pending | None = None
         error: Exception | None = None
@@ -270,8 +270,6 @@ class Batcher:
         token = SampledToken(token_id) if output.logprobs is None else sampled(output, drawn, sequence.request)
         if reason is not None:
             return self._finish(sequence, reason, (token,))
-        if sequence.reported:  # most updates
-            return SequenceUpdate(sequence.request.sequence_id, (token,))
         return sequence.news((token,))
 
     def _finish(

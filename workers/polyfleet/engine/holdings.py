@@ -30,11 +30,6 @@ class Holdings:
         self._left: dict[Place, tuple[int, list[int]]] = {}  # the last step under way, and the blocks kept until then
         self._collected = 0  # steps
 
-    @property
-    def num_free_slots(self) -> int:
-        """Sequences that could start."""
-        return len(self._free_slots)
-
     def start(self, sequence: Sequence, reserved: int) -> bool:
         """Give a sequence a slot and blocks for its tokens, less those of a known beginning.
 
