@@ -1,6 +1,7 @@
 """A whole gateway in the test's event loop, with a fake Fleet and fake workers around it."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -23,8 +24,10 @@ VOCABULARY = byte_level_tokenizer().get_vocab_size()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds; the test's own time limit bounds it."""
+    """Wait until `condition` holds; a minute without it is a failure."""
+    deadline = time.monotonic() + 60
     while not condition():
+        assert time.monotonic() < deadline, "never came true"
         await asyncio.sleep(0.005)
 
 
@@ -78,6 +81,7 @@ class GatewayRig:
         ids = {worker.worker_id for worker in workers}
         sessions = self.gateway.view.sessions
         await until(lambda: ids <= {i for i, session in sessions.items() if session.connected})
+        await until(lambda: all(worker.sessions for worker in workers))  # a Hello that is written may yet be on its way
 
     async def drop(self, *workers: FakeWorker) -> None:
         """Kill workers and tell the gateway so."""
