@@ -24,7 +24,7 @@ from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import NotFound
 from polyfleet.gateway.health import Health
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.gateway.state import GatewayState
+from polyfleet.gateway.parts import GatewayParts
 
 WORDS = ("Hello", " there", " friend")
 MODEL = Model("org/fake", 2048, 1000, 1, ("cpu",), 1700000000)
@@ -136,9 +136,9 @@ class FakeGeneration:
 
 def gateway_state(
     generation: FakeGeneration, *, keys_file: Path | None = None, ready_workers: int = 1, max_body_bytes: int = 4096
-) -> GatewayState:
+) -> GatewayParts:
     """A front end's state around `generation`."""
-    return GatewayState(
+    return GatewayParts(
         generation=generation,
         auth=Authenticator(keys_file),
         metrics=Metrics(),

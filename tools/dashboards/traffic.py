@@ -8,7 +8,7 @@ QUEUED, FIRST, WHOLE = (
     for each in ("queue_time", "time_to_first_token", "request_duration")
 )
 ANSWERED = "sum(rate(polyfleet_time_to_first_token_seconds_count{<model>}[$__rate_interval]))"
-# Ends that are the fleet's fault; the others are their caller's (gateway/accounts.py).
+# Ends that are the fleet's fault; the others are their caller's (gateway/request/accounts.py).
 FAULTS = 'code=~"UNAVAILABLE|INTERNAL|DEADLINE_EXCEEDED|DATA_LOSS|RESOURCE_EXHAUSTED|FAILED_PRECONDITION"'
 
 LATENCY = Row(

@@ -6,9 +6,9 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import Objectives
-from polyfleet.gateway.ledger import Ledger
+from polyfleet.gateway.ports.certificate import ServedCertificate
+from polyfleet.gateway.request.ledger import Ledger
 from polyfleet.wire.process_metrics import ProcessMetrics
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

@@ -5,27 +5,27 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from polyfleet.gateway.accounts import Accounts
 from polyfleet.gateway.auth import Authenticator, check_listen
-from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import GatewayConfig
-from polyfleet.gateway.doors import Doors
 from polyfleet.gateway.errors import Unavailable
-from polyfleet.gateway.fleet_client import FleetClient
-from polyfleet.gateway.fleet_view import FleetView
-from polyfleet.gateway.generation import Generation
-from polyfleet.gateway.grpc_server import GrpcServer
+from polyfleet.gateway.fleet.models import Models
+from polyfleet.gateway.fleet.scheduler_link import SchedulerLink
+from polyfleet.gateway.fleet.tokenizers import Tokenizers
+from polyfleet.gateway.fleet.view import FleetView
+from polyfleet.gateway.grpc.server import GrpcServer
 from polyfleet.gateway.health import Health
 from polyfleet.gateway.http import create_app, create_metrics_app
-from polyfleet.gateway.http_server import HttpServer
-from polyfleet.gateway.ledger import Ledger
-from polyfleet.gateway.listen import split_address
+from polyfleet.gateway.http.server import HttpServer
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.gateway.models import Models
-from polyfleet.gateway.prompts import Prompts
-from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue
-from polyfleet.gateway.state import GatewayState
-from polyfleet.gateway.texts import Texts
+from polyfleet.gateway.parts import GatewayParts
+from polyfleet.gateway.ports.certificate import ServedCertificate
+from polyfleet.gateway.ports.doors import Doors
+from polyfleet.gateway.ports.listen import split_address
+from polyfleet.gateway.request.accounts import Accounts
+from polyfleet.gateway.request.generation import Generation
+from polyfleet.gateway.request.ledger import Ledger
+from polyfleet.gateway.request.prompts import Prompts
+from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.placement.place import place
 from polyfleet.wire.auth import fleet_token
 from polyfleet.wire.ids import new_id
@@ -52,25 +52,25 @@ class Gateway:
         self.ledger = Ledger()
         self.metrics = Metrics()
         self.view = FleetView(gateway_id, token, self.metrics)
-        self._fleet = FleetClient(config.fleet, gateway_id, token)
+        self._fleet = SchedulerLink(config.fleet, gateway_id, token)
         make_prompts = partial(Prompts, limits=limits, open_contents=config.allow_special_tokens_in_content)
-        self._texts = Texts(self._fleet.tokenizer, self.view.changed, make_prompts)
+        self._tokenizers = Tokenizers(self._fleet.tokenizer, self.view.changed, make_prompts)
         queue = RequestQueue(self.view, place, limits, self.metrics)
         accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives)
         self._generation = Generation(
-            Models(self.view, self._texts, queue, limits, own_defaults=config.generation_config == "auto"),
+            Models(self.view, self._tokenizers, queue, limits, own_defaults=config.generation_config == "auto"),
             queue,
             limits,
             accounts,
         )
         self._health = Health(self.view.num_ready, self.view.reason)
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
-        state = GatewayState(self._generation, authenticator, self.metrics, self._health, limits)
+        parts = GatewayParts(self._generation, authenticator, self.metrics, self._health, limits)
         share = connection_share(raise_descriptor_limit(), limits.max_connections, ports=2)
         doors = Doors(share, limits.max_connections_per_address, partial(self.metrics.refused, "http"))
-        app = create_app(state, config.cors_origins)
+        app = create_app(parts, config.cors_origins)
         self.http = HttpServer(app, config.http_listen, "--http-listen", limits, doors, self._certificate)
-        self.grpc = GrpcServer(state, config, self._certificate, share)
+        self.grpc = GrpcServer(parts, config, self._certificate, share)
         doors = Doors(MONITORS, MONITORS, partial(self.metrics.refused, "metrics"))
         monitoring = create_metrics_app(self._health, self.metrics)
         self.monitoring = HttpServer(monitoring, config.metrics_listen, "--metrics-listen", limits, doors)
@@ -132,7 +132,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._texts.close()
+        await self._tokenizers.close()
         await self.view.close()
         self.ledger.check()
 

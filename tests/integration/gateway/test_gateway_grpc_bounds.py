@@ -27,7 +27,7 @@ from tests.support.raw_grpc import (
     frame,
 )
 
-from polyfleet.gateway.grpc_connections import Peer, peer_of, surplus
+from polyfleet.gateway.grpc.connections import Peer, peer_of, surplus
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1 import inference_pb2_grpc
 

@@ -18,8 +18,8 @@ from tests.support.gateway_rig import (
 )
 from tests.support.text_assets import assets_document
 
-from polyfleet.gateway import session as session_module
-from polyfleet.gateway.breaker import FAILURES
+from polyfleet.gateway.fleet import session as session_module
+from polyfleet.gateway.fleet.breaker import FAILURES
 from polyfleet.text.model_text import ModelText
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1 import worker_pb2

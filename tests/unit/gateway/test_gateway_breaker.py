@@ -1,6 +1,6 @@
 """The circuit breaker: opens on failures in a row, tries now and then, closes on the first news."""
 
-from polyfleet.gateway.breaker import FAILURES, PAUSE_SECONDS, TRIAL_SECONDS, CircuitBreaker
+from polyfleet.gateway.fleet.breaker import FAILURES, PAUSE_SECONDS, TRIAL_SECONDS, CircuitBreaker
 
 
 class Clock:

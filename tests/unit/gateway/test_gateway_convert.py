@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyfleet.gateway import convert
+from polyfleet.gateway.grpc import convert
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.wire.limits import FieldError
 

@@ -12,7 +12,6 @@ from tests.support.fake_worker import fake_tokens
 from tests.support.gateway_rig import VOCABULARY
 from tests.support.text_assets import assets_document
 
-from polyfleet.gateway.accounts import Accounts
 from polyfleet.gateway.api import Call, Delta, FinishReason, Usage
 from polyfleet.gateway.auth import Authenticator, KeySetupError, Role, check_listen, read_keys
 from polyfleet.gateway.callbacks import Listeners
@@ -28,11 +27,12 @@ from polyfleet.gateway.errors import (
     error_of,
 )
 from polyfleet.gateway.health import Health
-from polyfleet.gateway.inbox import Inbox, Parcel
-from polyfleet.gateway.ledger import Ledger, LedgerError, Outcome
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.gateway.output import ChoiceOutput, RequestOutput
-from polyfleet.gateway.times import TokenTimes
+from polyfleet.gateway.request.accounts import Accounts
+from polyfleet.gateway.request.inbox import Inbox, Parcel
+from polyfleet.gateway.request.ledger import Ledger, LedgerError, Outcome
+from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
+from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.text.model_text import ModelText
 from polyfleet.text.stop import StopStrings
 from polyfleet.v1 import inference_pb2 as pb

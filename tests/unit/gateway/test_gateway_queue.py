@@ -8,10 +8,10 @@ from tests.support.gateway_rig import until
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, ResourceExhausted, Unavailable
-from polyfleet.gateway.fleet_view import FleetView
+from polyfleet.gateway.fleet.session import Session
+from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.gateway.queue import RequestQueue, Turn
-from polyfleet.gateway.session import Session
+from polyfleet.gateway.request.queue import RequestQueue, Turn
 from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest, Worker, WorkerState
 from polyfleet.placement.place import place
 

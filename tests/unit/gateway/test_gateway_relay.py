@@ -7,12 +7,12 @@ import pytest
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, DataLoss, Internal, Unavailable
-from polyfleet.gateway.inbox import Inbox
+from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.gateway.queue import RequestQueue, Turn
-from polyfleet.gateway.relay import SequenceRelay, SequenceSpec
-from polyfleet.gateway.session import Session
-from polyfleet.gateway.times import TokenTimes
+from polyfleet.gateway.request.inbox import Inbox
+from polyfleet.gateway.request.queue import RequestQueue, Turn
+from polyfleet.gateway.request.relay import SequenceRelay, SequenceSpec
+from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.placement.fleet import Worker, WorkerState
 from polyfleet.v1 import inference_pb2, worker_pb2
 from polyfleet.wire.sampling import SamplingParams

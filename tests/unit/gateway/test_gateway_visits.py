@@ -1,6 +1,6 @@
 """Who is let in, and who has to go for whom."""
 
-from polyfleet.gateway.doors import Doors, Visit
+from polyfleet.gateway.ports.doors import Doors, Visit
 
 
 class Port:

@@ -2,7 +2,7 @@
 
 import socket
 
-from polyfleet.gateway.listen import open_socket
+from polyfleet.gateway.ports.listen import open_socket
 
 
 def test_connections_send_small_writes_at_once() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polyfleet.gateway.api import Delta, FinishReason, Usage
-from polyfleet.gateway.http.relay import merge, until_disconnect
+from polyfleet.gateway.http.streams import merge, until_disconnect
 
 
 async def never() -> dict[str, Any]:

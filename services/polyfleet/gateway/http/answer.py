@@ -15,9 +15,9 @@ from polyfleet.gateway.api import Delta, FinishReason, TokenLogprob, Usage
 from polyfleet.gateway.errors import ApiError, DataLoss
 from polyfleet.gateway.http.errors import error_body, error_response, internal_error
 from polyfleet.gateway.http.events import EventStream, event
-from polyfleet.gateway.http.relay import until_disconnect
 from polyfleet.gateway.http.replies import Choice, Reply, UsageReply, usage_reply
 from polyfleet.gateway.http.shapes import Shape
+from polyfleet.gateway.http.streams import until_disconnect
 
 HEADERS_SECONDS = 1.0  # in which a worker's refusal can still become a status
 DONE = event(b"[DONE]")

@@ -16,19 +16,19 @@ from polyfleet.gateway.http.endpoints import Endpoints
 from polyfleet.gateway.http.errors import error_response, internal_error, plain_error
 from polyfleet.gateway.http.monitoring import health_routes
 from polyfleet.gateway.http.welcome import Welcome
-from polyfleet.gateway.state import GatewayState
+from polyfleet.gateway.parts import GatewayParts
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import REQUEST_ID
 
 PREFLIGHT_SECONDS = 600  # a browser need not ask again so soon
 
 
-def create_app(state: GatewayState, cors_origins: Sequence[str] = ()) -> Starlette:
-    """The ASGI application over a gateway's shared state. Starts nothing and holds nothing itself.
+def create_app(parts: GatewayParts, cors_origins: Sequence[str] = ()) -> Starlette:
+    """The ASGI application over a gateway's shared parts. Starts nothing and holds nothing itself.
 
     Browsers let pages of `cors_origins` (`*`: of any) call it; keys travel in a header, so no credentials are allowed.
     """
-    to = Endpoints(state)
+    to = Endpoints(parts)
     cors = Middleware(
         CORSMiddleware,
         allow_origins=cors_origins,
@@ -44,8 +44,8 @@ def create_app(state: GatewayState, cors_origins: Sequence[str] = ()) -> Starlet
             Route("/v1/embeddings", to.embeddings, methods=["POST"]),
             Route("/v1/models", to.models, methods=["GET"]),
             Route("/v1/models/{name:path}", to.model, methods=["GET"]),
-            Route("/", Welcome(state).show, methods=["GET"]),
-            *health_routes(state.health),
+            Route("/", Welcome(parts).show, methods=["GET"]),
+            *health_routes(parts.health),
         ],
         middleware=[*([cors] if cors_origins else []), Middleware(Outermost)],
         exception_handlers={

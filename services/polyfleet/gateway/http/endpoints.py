@@ -24,11 +24,11 @@ from polyfleet.gateway.http.bodies import (
     decode,
 )
 from polyfleet.gateway.http.errors import BodyTooLarge, UnsupportedMediaType, error_response, invalid_field
-from polyfleet.gateway.http.relay import merge, until_disconnect
+from polyfleet.gateway.http.pace import Pace
 from polyfleet.gateway.http.replies import ModelList, embeddings_reply, model_reply
 from polyfleet.gateway.http.shapes import ChatShape, CompletionShape, Shape
-from polyfleet.gateway.pace import Pace
-from polyfleet.gateway.state import GatewayState
+from polyfleet.gateway.http.streams import merge, until_disconnect
+from polyfleet.gateway.parts import GatewayParts
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.tracing import TRACEPARENT, TRACESTATE, trace_context
 
@@ -37,11 +37,11 @@ EMBEDDING_RENAMES: Mapping[str, str] = {"inputs": "input"}
 
 
 class Endpoints:
-    """One method per route, over the gateway's shared state."""
+    """One method per route, over the gateway's shared parts."""
 
-    def __init__(self, state: GatewayState) -> None:
-        self._state = state
-        self._generation = state.generation
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts = parts
+        self._generation = parts.generation
         self._pace = Pace()
 
     async def chat(self, request: Request) -> ASGIApp:
@@ -91,7 +91,7 @@ class Endpoints:
     def _authenticate(self, request: Request, method: str) -> Call:
         call = Call(method)
         with self._refusals(call):
-            caller = self._state.auth.check(request.headers.get("authorization"))
+            caller = self._parts.auth.check(request.headers.get("authorization"))
             trace = trace_context(request.headers.getlist(TRACEPARENT), request.headers.getlist(TRACESTATE))
             return Call(method, key_id=caller.key_id, tenant=caller.tenant, trace=trace)
 
@@ -107,14 +107,14 @@ class Endpoints:
 
     def _count(self, call: Call, code: Code) -> None:
         """Count what the core does not: it counts the requests that it takes."""
-        self._state.metrics.requests.labels(model="", method=call.method, code=code.name).inc()
+        self._parts.metrics.requests.labels(model="", method=call.method, code=code.name).inc()
 
     async def _read(self, request: Request, kind: type[BodyT]) -> BodyT:
         if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             raise UnsupportedMediaType("The body must be sent with `Content-Type: application/json`.")
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise UnsupportedMediaType("The body must be sent as it is, without `Content-Encoding`.")
-        limit = self._state.limits.max_message_bytes
+        limit = self._parts.limits.max_message_bytes
         announced = request.headers.get("content-length", "")
         body = bytearray()
         if announced.isdigit() and int(announced[:20]) > limit:
@@ -147,7 +147,7 @@ class Endpoints:
             stream=bool(body.stream),
             include_usage=bool(options.include_usage),
             continuous_usage=continuous,
-            comment_seconds=self._state.limits.comment_seconds,
+            comment_seconds=self._parts.limits.comment_seconds,
         )
 
     async def _embed(

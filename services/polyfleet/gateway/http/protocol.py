@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.doors import Doors, Visit
+from polyfleet.gateway.http.pace import Pace
 from polyfleet.gateway.http.refusals import (
     BODY_LATE,
     FRAMING,
@@ -31,7 +31,7 @@ from polyfleet.gateway.http.refusals import (
     Refused,
 )
 from polyfleet.gateway.http.transport import LingeringTransport
-from polyfleet.gateway.pace import Pace
+from polyfleet.gateway.ports.doors import Doors, Visit
 
 FRAMING_BYTES = 65_536  # of a chunked body, beside…
 FRAMING_FACTOR = 1  # …so much for each byte of it: thousands of chunks of one byte are allowed, no million of them

@@ -9,7 +9,7 @@ from html import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from polyfleet.gateway.state import GatewayState
+from polyfleet.gateway.parts import GatewayParts
 
 _CURL = """\
 curl -N {base}/v1/chat/completions{key} \\
@@ -60,13 +60,13 @@ _HTML = """\
 class Welcome:
     """Answers `/`; the calls that it shows pass a key where one is asked for."""
 
-    def __init__(self, state: GatewayState) -> None:
-        self._state = state
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts = parts
 
     async def show(self, request: Request) -> Response:
         """GET /: a page for a browser, the same as text for others."""
-        base, health, keys = str(request.base_url).rstrip("/"), self._state.health, self._state.auth.required
-        names = [] if keys else [model.name for model in self._state.generation.models()]
+        base, health, keys = str(request.base_url).rstrip("/"), self._parts.health, self._parts.auth.required
+        names = [] if keys else [model.name for model in self._parts.generation.models()]
         key = " \\\n  -H 'Authorization: Bearer KEY'" if keys else ""
         facts = {
             "base": base,

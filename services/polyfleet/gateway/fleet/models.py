@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from polyfleet.gateway.api import Model
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from polyfleet.gateway.fleet_view import FleetView, ModelFacts
-from polyfleet.gateway.prompts import Prompts
-from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue
-from polyfleet.gateway.texts import Texts
+from polyfleet.gateway.fleet.tokenizers import Tokenizers
+from polyfleet.gateway.fleet.view import FleetView, ModelFacts
+from polyfleet.gateway.request.prompts import Prompts
+from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText
 from polyfleet.wire.limits import FieldError
@@ -36,14 +36,14 @@ class Models:
     """
 
     def __init__(
-        self, view: FleetView, texts: Texts, queue: RequestQueue, limits: Limits, *, own_defaults: bool = True
+        self, view: FleetView, tokenizers: Tokenizers, queue: RequestQueue, limits: Limits, *, own_defaults: bool = True
     ) -> None:
         self._view = view
-        self._texts = texts
+        self._tokenizers = tokenizers
         self._queue = queue
         self._limits = limits
         self._own_defaults = own_defaults
-        view.changed.add(lambda: texts.want(view.tokenizer_hashes()))
+        view.changed.add(lambda: tokenizers.want(view.tokenizer_hashes()))
 
     def all(self) -> tuple[Model, ...]:
         """Every model that is served or being loaded, by name."""
@@ -56,7 +56,7 @@ class Models:
     def _described(self, facts: ModelFacts) -> Model:
         """The model with its own sampling defaults, as far as they hold here and its tokenizer's document has come."""
         try:
-            text = self._texts.get(facts.info.tokenizer_hash) if facts.info and self._own_defaults else None
+            text = self._tokenizers.get(facts.info.tokenizer_hash) if facts.info and self._own_defaults else None
         except TextAssetsError:
             text = None
         return replace(facts.model, sampling_defaults=text.answers.sampling_defaults) if text else facts.model
@@ -111,7 +111,7 @@ class Models:
         if not tokenizer_hash:
             return ServedModel(facts.model, None, None, fingerprint)
         try:
-            text = self._texts.get(tokenizer_hash)
+            text = self._tokenizers.get(tokenizer_hash)
         except TextAssetsError as error:
             raise FailedPrecondition(f"The tokenizer of model {facts.model.name} can't be used: {error}") from None
         if text is None:

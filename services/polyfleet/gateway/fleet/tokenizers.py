@@ -10,8 +10,8 @@ import grpc
 
 from polyfleet.gateway.callbacks import Listeners
 from polyfleet.gateway.errors import ApiError
-from polyfleet.gateway.fleet_client import AssetError
-from polyfleet.gateway.prompts import Prompts
+from polyfleet.gateway.fleet.scheduler_link import AssetError
+from polyfleet.gateway.request.prompts import Prompts
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText
 from polyfleet.wire.limits import FieldError
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Tokenizer:
     """Both ways of a model's text."""
 
     prompts: Prompts
     answers: ModelText
 
 
-class Texts:
-    """Cache of `Text`. `fetch` gives the assets document of a hash; `changed` is called when one has come."""
+class Tokenizers:
+    """Cache of `Tokenizer`. `fetch` gives the assets document of a hash; `changed` is called when one has come."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Texts:
         self._fetch = fetch
         self._changed = changed
         self._make_prompts = make_prompts
-        self._ready: dict[str, Text] = {}
+        self._ready: dict[str, Tokenizer] = {}
         self._problems: dict[str, str] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._chores: set[asyncio.Task[None]] = set()
@@ -57,7 +57,7 @@ class Texts:
         for content_hash in wanted - self._ready.keys() - self._problems.keys() - self._fetching.keys():
             self._fetching[content_hash] = asyncio.create_task(self._load(content_hash))
 
-    def get(self, content_hash: str) -> Text | None:
+    def get(self, content_hash: str) -> Tokenizer | None:
         """The text of this hash, None while it is not here. Raises TextAssetsError when it can't be used."""
         if content_hash in self._problems:
             raise TextAssetsError(self._problems[content_hash])
@@ -69,8 +69,8 @@ class Texts:
             try:
                 document = await self._fetch(content_hash)
                 answers = await asyncio.to_thread(ModelText, document)
-                text = self._ready[content_hash] = Text(self._make_prompts(document), answers)
-                self._do(_prepare(content_hash, text.prompts))
+                tokenizer = self._ready[content_hash] = Tokenizer(self._make_prompts(document), answers)
+                self._do(_prepare(content_hash, tokenizer.prompts))
                 break
             except TextAssetsError as error:
                 log.error("Tokenizer %s can't be used. %s", content_hash, error)
@@ -93,7 +93,7 @@ class Texts:
         for task in self._fetching.values():
             task.cancel()
         await asyncio.gather(*self._fetching.values(), return_exceptions=True)
-        await asyncio.gather(*(text.prompts.close() for text in self._ready.values()))
+        await asyncio.gather(*(each.prompts.close() for each in self._ready.values()))
         await asyncio.gather(*self._chores, return_exceptions=True)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from polyfleet.gateway.api import Message
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded
-from polyfleet.gateway.text_process import TextProcess
+from polyfleet.gateway.request.text_process import TextProcess
 from polyfleet.text.process import Done, EncodeChat, Encoded, EncodeText, Job, PrepareChat
 from polyfleet.text.prompt_text import Turn
 

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, ResourceExhausted, Unavailable
-from polyfleet.gateway.fleet_view import FleetView
+from polyfleet.gateway.fleet.session import Session
+from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.gateway.session import Session
 from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest
 
 RETRY_SECONDS = 1.0  # hint to callers that were turned away

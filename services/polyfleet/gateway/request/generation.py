@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from polyfleet.gateway.accounts import Accounts, Record
 from polyfleet.gateway.api import (
     Call,
     Delta,
@@ -21,16 +20,17 @@ from polyfleet.gateway.api import (
     TokenizeResult,
 )
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.encoding import encode_chat, encode_prompt, encode_text
 from polyfleet.gateway.errors import ApiError, Unavailable
-from polyfleet.gateway.inbox import Inbox
-from polyfleet.gateway.models import Models, ServedModel
-from polyfleet.gateway.output import ChoiceOutput, RequestOutput
-from polyfleet.gateway.prompts import Prompt
-from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue
-from polyfleet.gateway.relay import SequenceSpec
-from polyfleet.gateway.sequences import Sequences
-from polyfleet.gateway.validation import (
+from polyfleet.gateway.fleet.models import Models, ServedModel
+from polyfleet.gateway.request.accounts import Accounts, Record
+from polyfleet.gateway.request.encoding import encode_chat, encode_prompt, encode_text
+from polyfleet.gateway.request.inbox import Inbox
+from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
+from polyfleet.gateway.request.prompts import Prompt
+from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
+from polyfleet.gateway.request.relay import SequenceSpec
+from polyfleet.gateway.request.sequences import Sequences
+from polyfleet.gateway.request.validation import (
     check_context,
     check_embed,
     check_fit,

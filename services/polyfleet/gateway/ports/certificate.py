@@ -9,7 +9,7 @@ import grpc
 from cryptography import x509
 
 from polyfleet.gateway.config import ConfigError
-from polyfleet.gateway.listen import check_tls
+from polyfleet.gateway.ports.listen import check_tls
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from polyfleet.gateway.acceptor import Acceptor
-from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.doors import Doors, Visit
+from polyfleet.gateway.http.pace import Pace
 from polyfleet.gateway.http.protocol import BoundedProtocol
-from polyfleet.gateway.listen import open_socket
-from polyfleet.gateway.pace import Pace
+from polyfleet.gateway.ports.acceptor import Acceptor
+from polyfleet.gateway.ports.certificate import ServedCertificate
+from polyfleet.gateway.ports.doors import Doors, Visit
+from polyfleet.gateway.ports.listen import open_socket
 
 
 class _Server(uvicorn.Server):

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from types import TracebackType
 
-from polyfleet.gateway.accounts import Record
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.inbox import Inbox, Parcel
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.gateway.queue import RequestQueue, Turn
-from polyfleet.gateway.relay import SequenceRelay, SequenceSpec
+from polyfleet.gateway.request.accounts import Record
+from polyfleet.gateway.request.inbox import Inbox, Parcel
+from polyfleet.gateway.request.queue import RequestQueue, Turn
+from polyfleet.gateway.request.relay import SequenceRelay, SequenceSpec
 
 
 class Sequences:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from polyfleet.gateway.accounts import Record
 from polyfleet.gateway.api import Delta, FinishReason, TokenLogprob
-from polyfleet.gateway.inbox import Parcel
+from polyfleet.gateway.request.accounts import Record
+from polyfleet.gateway.request.inbox import Parcel
 from polyfleet.text.model_text import ModelText
 from polyfleet.text.stop import StopMatcher, StopStrings
 from polyfleet.v1 import inference_pb2, worker_pb2

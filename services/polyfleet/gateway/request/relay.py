@@ -15,12 +15,12 @@ from enum import Enum, unique
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, Code, DataLoss, Unavailable, error_of
-from polyfleet.gateway.fleet_view import room
-from polyfleet.gateway.inbox import Inbox
+from polyfleet.gateway.fleet.session import Session
+from polyfleet.gateway.fleet.view import room
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.gateway.queue import RETRY_SECONDS, RequestQueue, Turn
-from polyfleet.gateway.session import Session
-from polyfleet.gateway.times import TokenTimes
+from polyfleet.gateway.request.inbox import Inbox
+from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue, Turn
+from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.placement.fleet import PlacementRequest
 from polyfleet.v1 import inference_pb2, worker_pb2
 from polyfleet.wire.ids import sequence_id

@@ -1,4 +1,4 @@
-"""What the two front ends of one gateway process share."""
+"""What the two front ends of one gateway process share: its parts that gRPC and HTTP call."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from polyfleet.gateway.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayState:
+class GatewayParts:
     """The gateway's core and everything beside it that gRPC and HTTP need.
 
     A front end authenticates with `auth.check(header)`, calls `generation`, and serves `health` and

@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc
 
-from polyfleet.gateway import convert
 from polyfleet.gateway.api import Call, Delta
 from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
-from polyfleet.gateway.grpc_errors import abort
-from polyfleet.gateway.state import GatewayState
+from polyfleet.gateway.grpc import convert
+from polyfleet.gateway.grpc.errors import abort
+from polyfleet.gateway.parts import GatewayParts
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1 import inference_pb2_grpc
 from polyfleet.wire.auth import AUTHORIZATION
@@ -31,11 +31,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
     `heard` is told the peer of each call that is let in.
     """
 
-    def __init__(self, state: GatewayState, heard: Callable[[str], None]) -> None:
-        self._state = state
+    def __init__(self, parts: GatewayParts, heard: Callable[[str], None]) -> None:
+        self._parts = parts
         self._heard = heard
-        self._generation = state.generation
-        self._seconds = state.limits.max_request_seconds + GRACE_SECONDS
+        self._generation = parts.generation
+        self._seconds = parts.limits.max_request_seconds + GRACE_SECONDS
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         """Stream deltas; a client that leaves cancels this coroutine, which closes the core's generator."""
@@ -95,7 +95,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
         try:
             with self._counting(method):
                 metadata = tuple(context.invocation_metadata() or ())
-                caller = self._state.auth.check(dict(metadata).get(AUTHORIZATION))
+                caller = self._parts.auth.check(dict(metadata).get(AUTHORIZATION))
             self._heard(context.peer())
             yield Call(method, caller.key_id, context.time_remaining(), caller.tenant, _trace(metadata))
         except (grpc.aio.InternalError, grpc.aio.UsageError):  # of a write
@@ -121,7 +121,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
             raise
 
     def _count(self, method: str, code: Code) -> None:
-        self._state.metrics.requests.labels("", method, code.name).inc()
+        self._parts.metrics.requests.labels("", method, code.name).inc()
 
 
 def _trace(metadata: Sequence[tuple[str, Any]]) -> TraceContext | None:

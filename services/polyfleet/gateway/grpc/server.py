@@ -8,13 +8,13 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from polyfleet.gateway.certificate import ServedCertificate
 from polyfleet.gateway.config import GatewayConfig, Limits
 from polyfleet.gateway.errors import Unauthenticated
-from polyfleet.gateway.grpc_connections import GrpcConnections
-from polyfleet.gateway.grpc_service import INFERENCE, InferenceService
-from polyfleet.gateway.listen import ListenError, check_free
-from polyfleet.gateway.state import GatewayState
+from polyfleet.gateway.grpc.connections import GrpcConnections
+from polyfleet.gateway.grpc.service import INFERENCE, InferenceService
+from polyfleet.gateway.parts import GatewayParts
+from polyfleet.gateway.ports.certificate import ServedCertificate
+from polyfleet.gateway.ports.listen import ListenError, check_free
 from polyfleet.v1 import inference_pb2_grpc
 from polyfleet.wire.auth import AUTHORIZATION
 from polyfleet.wire.decoding import DecodeInterceptor
@@ -44,8 +44,8 @@ def channel_arguments(limits: Limits, max_connections: int) -> list[tuple[str, i
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Refuses calls of Inference without a valid key before a byte of their message is waited for."""
 
-    def __init__(self, state: GatewayState, service: InferenceService) -> None:
-        self._auth = state.auth
+    def __init__(self, parts: GatewayParts, service: InferenceService) -> None:
+        self._auth = parts.auth
         self._service = service
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
@@ -68,17 +68,17 @@ class GrpcServer:
 
     def __init__(
         self,
-        state: GatewayState,
+        parts: GatewayParts,
         config: GatewayConfig,
         certificate: ServedCertificate | None,
         max_connections: int,
     ) -> None:
-        self._state = state
+        self._parts = parts
         limits = config.limits
-        service = InferenceService(state, lambda peer: self.connections.heard(peer))
+        service = InferenceService(parts, lambda peer: self.connections.heard(peer))
         self._server = grpc.aio.server(
             options=channel_arguments(limits, max_connections),
-            interceptors=[KeyInterceptor(state, service), DecodeInterceptor(service.refuse, limits.body_seconds)],
+            interceptors=[KeyInterceptor(parts, service), DecodeInterceptor(service.refuse, limits.body_seconds)],
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ class GrpcServer:
         self._serving: bool | None = None
         _add_reflection(self._server)
         self.port = self._bind(config, certificate)
-        refused = partial(state.metrics.refused, "grpc")
+        refused = partial(parts.metrics.refused, "grpc")
         self.connections = GrpcConnections(self.port, max_connections, limits.max_connections_per_address, refused)
 
     def _bind(self, config: GatewayConfig, certificate: ServedCertificate | None) -> int:
@@ -105,8 +105,8 @@ class GrpcServer:
         await self._server.start()
 
     async def show_health(self) -> None:
-        """Tell the health service what `state.health` says now."""
-        serving = self._state.health.serving
+        """Tell the health service what `parts.health` says now."""
+        serving = self._parts.health.serving
         if serving is self._serving:
             return
         self._serving = serving

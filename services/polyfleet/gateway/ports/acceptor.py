@@ -10,7 +10,7 @@ import ssl
 from asyncio import selector_events, sslproto
 from collections.abc import Callable
 
-from polyfleet.gateway.doors import Doors, Visit
+from polyfleet.gateway.ports.doors import Doors, Visit
 
 ACCEPTS_AT_ONCE = 16  # before others get their turn in the event loop
 PAUSE_SECONDS = 0.1  # when the system gives no more connections

@@ -24,7 +24,7 @@ class AssetError(RuntimeError):
     """Tokenizer assets did not arrive whole."""
 
 
-class FleetClient:
+class SchedulerLink:
     """Calls `Fleet` at `address` (host:port); `token` is the fleet token, if any."""
 
     def __init__(self, address: str, gateway_id: str, token: str | None = None) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from polyfleet.gateway.api import Model
 from polyfleet.gateway.callbacks import Listeners
+from polyfleet.gateway.fleet.outlook import Outlook, intended_models, outlook, served_name
+from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.gateway.outlook import Outlook, intended_models, outlook, served_name
-from polyfleet.gateway.session import Session
 from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
 from polyfleet.placement.place import prevailing_fingerprint
 from polyfleet.v1 import fleet_pb2

@@ -1,0 +1,1 @@
+"""The gateway's ports: who may be connected, sockets, certificates."""

@@ -1,0 +1,1 @@
+"""One request on its way: validated, encoded, queued, relayed, put into words, accounted for."""
