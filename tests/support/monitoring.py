@@ -16,7 +16,7 @@ from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.scheduler.metrics import SchedulerMetrics, SchedulerState
 from polyfleet.serving.device_metrics import device_families
-from polyfleet.serving.devices import DeviceState
+from polyfleet.serving.health.device_watch import DeviceState
 from polyfleet.serving.metrics import WorkerCollector
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as fleet

@@ -14,7 +14,7 @@ from tests.support.fake_tokens import fake_tokens
 from tests.support.session_client import OWN_CONNECTION, tokens_of
 from tests.support.worker_process import ENGINE, ROOT, WorkerProcess
 
-from polyfleet.serving.trust import TrustLimits
+from polyfleet.serving.health.watchdog import WatchdogLimits
 from polyfleet.serving.worker import LoadSpec, Worker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
@@ -126,7 +126,7 @@ async def test_a_worker_whose_engine_hangs_in_a_step_is_suspended_until_it_speak
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     flag = tmp_path / "stuck"
-    worker = Worker(fleet.WorkerInfo(), "cpu", limits=TrustLimits(interval, 0.5, 1000), engine=ENGINE)
+    worker = Worker(fleet.WorkerInfo(), "cpu", limits=WatchdogLimits(interval, 0.5, 1000), engine=ENGINE)
     try:
         await worker.load(LoadSpec(f"fake:stuck_while={flag}", "m", "", fleet.WorkerOptions()), lambda *_: None)
         session = worker.open_session()

@@ -1,12 +1,12 @@
-"""When the engine process runs its canary, and what a worker's condition makes of verdicts."""
+"""When the engine process runs its canary, and what a worker's lifecycle makes of verdicts."""
 
 import pytest
 
 from polyfleet.engine.canary import CANARY_ID, Canary, CanaryReference, CanaryResult
 from polyfleet.engine.request import FinishReason, SampledToken, SequenceRequest, SequenceUpdate
-from polyfleet.serving.canary import PATIENCE_SECONDS, RETRY_SECONDS, CanaryRounds
 from polyfleet.serving.changes import Changes
-from polyfleet.serving.condition import Condition
+from polyfleet.serving.health.canary_rounds import PATIENCE_SECONDS, RETRY_SECONDS, CanaryRounds
+from polyfleet.serving.health.lifecycle import Lifecycle
 from polyfleet.v1 import fleet_pb2 as fleet
 
 REFERENCE = CanaryReference((1, 2, 3) * 4, (7, 8), (5.0, 5.0))
@@ -130,46 +130,46 @@ READY, UNHEALTHY, DRAINING = (
 
 
 @pytest.fixture
-def condition() -> Condition:
-    return Condition(Changes())
+def lifecycle() -> Lifecycle:
+    return Lifecycle(Changes())
 
 
-def test_a_trouble_makes_a_ready_worker_unhealthy_until_it_is_over(condition: Condition) -> None:
-    condition.settle()
-    assert (condition.state, condition.reason) == (READY, "")
-    assert condition.trouble("canary", "It answers wrongly.")
-    assert not condition.trouble("canary", "It answers wrongly.")
-    assert (condition.state, condition.reason) == (UNHEALTHY, "It answers wrongly.")
-    condition.trouble("device", "It is too hot.")
-    assert condition.reason == "It answers wrongly. It is too hot."
-    condition.recover("canary")
-    assert (condition.state, condition.reason) == (UNHEALTHY, "It is too hot.")
-    condition.recover("device")
-    assert (condition.state, condition.reason) == (READY, "")
-    assert not condition.failed
+def test_a_trouble_makes_a_ready_worker_unhealthy_until_it_is_over(lifecycle: Lifecycle) -> None:
+    lifecycle.settle()
+    assert (lifecycle.state, lifecycle.reason) == (READY, "")
+    assert lifecycle.trouble("canary", "It answers wrongly.")
+    assert not lifecycle.trouble("canary", "It answers wrongly.")
+    assert (lifecycle.state, lifecycle.reason) == (UNHEALTHY, "It answers wrongly.")
+    lifecycle.trouble("device", "It is too hot.")
+    assert lifecycle.reason == "It answers wrongly. It is too hot."
+    lifecycle.recover("canary")
+    assert (lifecycle.state, lifecycle.reason) == (UNHEALTHY, "It is too hot.")
+    lifecycle.recover("device")
+    assert (lifecycle.state, lifecycle.reason) == (READY, "")
+    assert not lifecycle.failed
 
 
-def test_a_trouble_before_the_model_is_loaded_shows_then(condition: Condition) -> None:
-    condition.enter(fleet.WORKER_STATE_LOADING)
-    condition.trouble("canary", "It answers wrongly.")
-    assert condition.state == fleet.WORKER_STATE_LOADING
-    condition.settle()
-    assert condition.state == UNHEALTHY
+def test_a_trouble_before_the_model_is_loaded_shows_then(lifecycle: Lifecycle) -> None:
+    lifecycle.enter(fleet.WORKER_STATE_LOADING)
+    lifecycle.trouble("canary", "It answers wrongly.")
+    assert lifecycle.state == fleet.WORKER_STATE_LOADING
+    lifecycle.settle()
+    assert lifecycle.state == UNHEALTHY
 
 
-def test_draining_and_failure_are_final(condition: Condition) -> None:
-    condition.settle()
-    condition.enter(DRAINING)
-    condition.trouble("device", "hot")
-    condition.recover("device")
-    assert condition.state == DRAINING
-    condition.fail("The engine is gone.")
-    condition.trouble("device", "hot")
-    condition.recover("device")
-    assert (condition.state, condition.reason, condition.failed) == (UNHEALTHY, "The engine is gone.", True)
+def test_draining_and_failure_are_final(lifecycle: Lifecycle) -> None:
+    lifecycle.settle()
+    lifecycle.enter(DRAINING)
+    lifecycle.trouble("device", "hot")
+    lifecycle.recover("device")
+    assert lifecycle.state == DRAINING
+    lifecycle.fail("The engine is gone.")
+    lifecycle.trouble("device", "hot")
+    lifecycle.recover("device")
+    assert (lifecycle.state, lifecycle.reason, lifecycle.failed) == (UNHEALTHY, "The engine is gone.", True)
 
 
-def test_a_ready_worker_may_have_a_reservation(condition: Condition) -> None:
-    condition.reservation = "canary: no reference"
-    condition.settle()
-    assert (condition.state, condition.reason) == (READY, "canary: no reference")
+def test_a_ready_worker_may_have_a_reservation(lifecycle: Lifecycle) -> None:
+    lifecycle.reservation = "canary: no reference"
+    lifecycle.settle()
+    assert (lifecycle.state, lifecycle.reason) == (READY, "canary: no reference")

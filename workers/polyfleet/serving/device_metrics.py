@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from polyfleet.backends.protocol import DeviceTelemetry, Health
-from polyfleet.serving.devices import DeviceState
+from polyfleet.serving.health.device_watch import DeviceState
 
 LABELS = ("accelerator", "device", "product", "uuid")
 FACTS = ("driver_version", "pci_bus_id", "architecture")

@@ -20,7 +20,7 @@ from polyfleet.backends import BackendUnavailable
 from polyfleet.engine.canary import Canary
 from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus, SequenceRequest, SequenceUpdate
 from polyfleet.serving import messages
-from polyfleet.serving.canary import CanaryRounds
+from polyfleet.serving.health.canary_rounds import CanaryRounds
 from polyfleet.serving.messages import Add, Cancel, Command, Failed, Load, Loaded, Loading, Refusal, StepNews
 from polyfleet.wire import signals
 from polyfleet.wire.limits import FieldError

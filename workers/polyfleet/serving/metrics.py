@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from polyfleet.engine.canary import CanaryResult
 from polyfleet.engine.request import EngineStatus
 from polyfleet.serving.device_metrics import device_families
-from polyfleet.serving.devices import DeviceWatch
+from polyfleet.serving.health.device_watch import DeviceWatch
 from polyfleet.serving.server import BindError
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as fleet
@@ -63,7 +63,7 @@ class WorkerCollector(Collector):
         yield ready
         runs = CounterMetricFamily("polyfleet_canary_runs", "Runs of the canary by how they ended.", labels=("result",))
         for result in CanaryResult:
-            runs.add_metric((result.value,), self._worker.trust.runs[result])
+            runs.add_metric((result.value,), self._worker.watchdog.runs[result])
         yield runs
         if self._devices is not None and self._devices.state is not None:
             yield from device_families(self._devices.state)

@@ -17,13 +17,13 @@ from polyfleet.backends import BackendRegistry, BackendUnavailable, get_backend
 from polyfleet.backends.choice import ConfigError
 from polyfleet.backends.protocol import family_name
 from polyfleet.serving.config import WorkerConfig
-from polyfleet.serving.devices import DeviceWatch
 from polyfleet.serving.engine_client import LoadError
+from polyfleet.serving.health.device_watch import DeviceWatch
+from polyfleet.serving.health.watchdog import WatchdogLimits
 from polyfleet.serving.lock import LockedError, LockFile
 from polyfleet.serving.metrics import MetricsServer
 from polyfleet.serving.registration import Registration
 from polyfleet.serving.server import BindError, WorkerServer
-from polyfleet.serving.trust import TrustLimits
 from polyfleet.serving.worker import UNAVAILABLE, Worker, WorkerRefusal
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, split_host_port
@@ -51,7 +51,7 @@ class WorkerProcess:
         self._worker = Worker(
             info,
             device,
-            limits=TrustLimits(config.canary_interval, config.stall_timeout, config.replace_after),
+            limits=WatchdogLimits(config.canary_interval, config.stall_timeout, config.replace_after),
             engine=config.engine,
             log_level=config.log_level,
         )

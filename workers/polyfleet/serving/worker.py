@@ -18,15 +18,15 @@ from dataclasses import dataclass
 
 from polyfleet.engine.request import EngineStatus
 from polyfleet.serving.changes import Changes
-from polyfleet.serving.condition import Condition
 from polyfleet.serving.convert import model_info_of, options_of, request_of, status_of
-from polyfleet.serving.devices import confined
 from polyfleet.serving.engine_client import EngineProcess, LoadError, OnProgress
+from polyfleet.serving.health.device_watch import confined
+from polyfleet.serving.health.lifecycle import Lifecycle
+from polyfleet.serving.health.watchdog import EngineWatchdog, WatchdogLimits
 from polyfleet.serving.histograms import StepHistograms
-from polyfleet.serving.peak import PeakRate
+from polyfleet.serving.peak_rate import PeakRate
 from polyfleet.serving.router import INVALID_ARGUMENT, SequenceRouter
 from polyfleet.serving.session import GatewaySession
-from polyfleet.serving.trust import Trust, TrustLimits
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.wire.limits import FieldError
@@ -64,7 +64,7 @@ class Worker:
         info: fleet.WorkerInfo,
         device: str,
         *,
-        limits: TrustLimits = TrustLimits(),  # noqa: B008 - frozen
+        limits: WatchdogLimits = WatchdogLimits(),  # noqa: B008 - frozen
         engine: str = "",
         log_level: str = "info",
     ) -> None:
@@ -87,8 +87,8 @@ class Worker:
         self.tokenizer = b""
         self.peak = PeakRate()  # generated tokens per second of steps, of the model that is loaded
         self.steps = StepHistograms()  # of that model
-        self._condition = Condition(self.changes)
-        self.trust = Trust(self, self._condition, limits)
+        self._lifecycle = Lifecycle(self.changes)
+        self.watchdog = EngineWatchdog(self, self._lifecycle, limits)
 
     # What it is and how it does.
 
@@ -101,7 +101,7 @@ class Worker:
     @property
     def state(self) -> "fleet.WorkerState.ValueType":
         """Where it stands."""
-        return self._condition.state
+        return self._lifecycle.state
 
     @property
     def busy(self) -> bool:
@@ -111,7 +111,7 @@ class Worker:
     @property
     def failed(self) -> bool:
         """Whether it is unhealthy for good, and not only suspended."""
-        return self._condition.failed
+        return self._lifecycle.failed
 
     def set_addresses(self, address: str, metrics_address: str) -> None:
         """Where others reach it, once the ports are bound."""
@@ -123,7 +123,7 @@ class Worker:
 
     def status(self) -> fleet.WorkerStatus:
         """How it is doing now."""
-        return status_of(self.engine_status(), self.state, self._condition.reason, self.load_progress)
+        return status_of(self.engine_status(), self.state, self._lifecycle.reason, self.load_progress)
 
     @property
     def engine_pid(self) -> int | None:
@@ -139,7 +139,7 @@ class Worker:
         """
         if self.state != fleet.WORKER_STATE_STARTING:
             raise WorkerRefusal(f"The worker {self._doing()}: only a worker without a model can load one.")
-        self._condition.enter(fleet.WORKER_STATE_LOADING)
+        self._lifecycle.enter(fleet.WORKER_STATE_LOADING)
         self._info.deployment = spec.deployment or self._info.deployment
         loading = self._loading = asyncio.create_task(self._load(spec, on_progress))
         loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # its caller may be gone
@@ -171,18 +171,18 @@ class Worker:
                 log.exception("Loading failed.")
             self.load_progress = 0.0
             if self.state == fleet.WORKER_STATE_LOADING:
-                self._condition.enter(fleet.WORKER_STATE_STARTING, str(error))
+                self._lifecycle.enter(fleet.WORKER_STATE_STARTING, str(error))
             raise LoadError(str(error)) from None
         self._engine, self._spec, self.peak, self.steps = engine, spec, PeakRate(), StepHistograms()
         self.tokenizer = engine.loaded.tokenizer
         self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
         self.load_progress = 1.0
         self._news = asyncio.create_task(self._relay(engine))
-        self._watching = asyncio.create_task(self.trust.watch(engine))
-        self.trust.begin(engine.loaded.canary, again=again)
+        self._watching = asyncio.create_task(self.watchdog.watch(engine))
+        self.watchdog.begin(engine.loaded.canary, again=again)
         self.resume(REPLACEMENT)
         if self.state == fleet.WORKER_STATE_LOADING:  # else it was told to drain meanwhile
-            self._condition.settle()
+            self._lifecycle.settle()
         return self._info.model
 
     async def unload(self) -> None:
@@ -194,7 +194,7 @@ class Worker:
             self._info.own_model = False
             self.load_progress = 0.0
             if self.state == fleet.WORKER_STATE_DRAINING and not self.ending.is_set():
-                self._condition.enter(fleet.WORKER_STATE_STARTING)
+                self._lifecycle.enter(fleet.WORKER_STATE_STARTING)
 
     async def close(self) -> None:
         """Cancel what runs and end the engine process; for the process's end, when the state says why already."""
@@ -238,7 +238,7 @@ class Worker:
     def drain(self, *, leave: bool) -> int:
         """Take no new sequences; with `leave` the process has to end once quiet. Returns how many still run."""
         if self.state != fleet.WORKER_STATE_DRAINING and not self.failed:
-            self._condition.enter(fleet.WORKER_STATE_DRAINING)
+            self._lifecycle.enter(fleet.WORKER_STATE_DRAINING)
         if leave:
             self.ending.set()
         return len(self.router)
@@ -246,7 +246,7 @@ class Worker:
     def fail(self, reason: str) -> None:
         """The worker can't serve any more: end every sequence UNAVAILABLE, be UNHEALTHY, ask for the process's end."""
         self.router.fail_all(UNAVAILABLE, reason)
-        self._condition.fail(reason)
+        self._lifecycle.fail(reason)
         self.ending.set()
 
     def suspend(self, source: str, reason: str) -> None:
@@ -254,24 +254,24 @@ class Worker:
 
         `reason` is one sentence. Sources are independent; the worker is well again when each has called `resume`.
         """
-        if self._condition.trouble(source, reason):
+        if self._lifecycle.trouble(source, reason):
             for engine_id in self.router.fail_all(UNAVAILABLE, reason):
                 if self._engine is not None:
                     self._engine.cancel(engine_id)
 
     def resume(self, source: str) -> None:
         """`source` has nothing against it any more."""
-        self._condition.recover(source)
+        self._lifecycle.recover(source)
 
     async def _relay(self, engine: EngineProcess) -> None:
         try:
             async for news in engine.news():
-                self.trust.heard()
+                self.watchdog.heard()
                 self.router.deliver(news)
                 self.peak.see(news.status.generated_tokens, news.status.step_seconds)
                 self.steps.see(news.status)
                 if news.canary is not None:
-                    self.trust.judge(news.canary)
+                    self.watchdog.judge(news.canary)
             reason = engine.reason
         except Exception as error:
             log.exception("The engine's news can't be read.")
@@ -339,4 +339,4 @@ class Worker:
             fleet.WORKER_STATE_LOADING: "is loading a model",
             fleet.WORKER_STATE_READY: "serves a model already",
             fleet.WORKER_STATE_DRAINING: "is draining",
-        }.get(self.state, f"is unhealthy: {self._condition.reason}")
+        }.get(self.state, f"is unhealthy: {self._lifecycle.reason}")

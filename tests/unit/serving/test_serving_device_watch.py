@@ -15,7 +15,7 @@ from polyfleet.backends import torch_build
 from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, Health
 from polyfleet.backends.registry import BUILT_IN, BackendRegistry
 from polyfleet.serving.device_metrics import device_families
-from polyfleet.serving.devices import DeviceState, DeviceWatch, confined
+from polyfleet.serving.health.device_watch import DeviceState, DeviceWatch, confined
 
 GIB, MIB = 2**30, 2**20
 Series = dict[str, float]

@@ -1,6 +1,6 @@
 """The peak of a rate: over windows of a second, never falling, not raised by a burst within a window."""
 
-from polyfleet.serving.peak import PeakRate
+from polyfleet.serving.peak_rate import PeakRate
 
 
 def peak_of(*seen: tuple[int, float]) -> float:

@@ -11,7 +11,7 @@ from polyfleet.v1 import fleet_pb2 as fleet
 log = logging.getLogger(__name__)
 
 
-class Condition:
+class Lifecycle:
     """`changes` tells of each new state or reason. Single-threaded."""
 
     def __init__(self, changes: Changes) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from polyfleet.engine.canary import CanaryResult, CanaryVerdict
-from polyfleet.serving.canary import TRUSTED
-from polyfleet.serving.condition import Condition
+from polyfleet.serving.health.canary_rounds import TRUSTED
+from polyfleet.serving.health.lifecycle import Lifecycle
 
 CANARY, SILENCE = "canary", "silence"  # sources of trouble
 NO_REFERENCE = "canary: no reference"
@@ -20,7 +20,7 @@ SILENT = "The engine does not answer: a step hangs, on the device or before it."
 
 
 @dataclass(frozen=True, slots=True)
-class TrustLimits:
+class WatchdogLimits:
     """How long an engine is trusted, and what is tried. Times are in seconds."""
 
     canary_interval: float = 0.0  # 0: no canary but the first
@@ -62,13 +62,13 @@ class Spoken(Protocol):
         ...
 
 
-class Trust:
+class EngineWatchdog:
     """One worker's; `runs` counts its canary's runs over all models."""
 
-    def __init__(self, worker: Suspendable, condition: Condition, limits: TrustLimits) -> None:
+    def __init__(self, worker: Suspendable, lifecycle: Lifecycle, limits: WatchdogLimits) -> None:
         self.runs: Counter[CanaryResult] = Counter()
         self._worker = worker
-        self._condition = condition
+        self._lifecycle = lifecycle
         self._limits = limits
         self._failures = 0  # of the canary, in a row
         self._silent = False
@@ -82,7 +82,7 @@ class Trust:
         self._failures, self._replaced = 0, again
         self.heard()
         if verdict is None:
-            self._condition.reservation = NO_REFERENCE
+            self._lifecycle.reservation = NO_REFERENCE
             self._worker.resume(CANARY)
         else:
             self._take(verdict)
@@ -95,7 +95,7 @@ class Trust:
 
     def _take(self, verdict: CanaryVerdict) -> None:
         self.runs[verdict.result] += 1
-        self._condition.reservation = NO_REFERENCE if verdict.result is CanaryResult.NO_REFERENCE else ""
+        self._lifecycle.reservation = NO_REFERENCE if verdict.result is CanaryResult.NO_REFERENCE else ""
         if verdict.result in TRUSTED:
             self._failures = 0
             self._worker.resume(CANARY)
