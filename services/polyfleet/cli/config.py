@@ -8,7 +8,8 @@ from msgspec import Meta
 
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.gateway.config import GatewayConfig
-from polyfleet.scheduler.config import ConfigError, SchedulerConfig, check_config
+from polyfleet.scheduler.config import SchedulerConfig, check_config
+from polyfleet.wire.config import ConfigError
 
 Text = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]

@@ -15,9 +15,9 @@ from polyfleet.cli.fleet_client import FleetClient
 from polyfleet.cli.options import read_secret
 from polyfleet.cli.processes import descendants, end, end_all, ignore_signals, spawn
 from polyfleet.cli.settings import ServeSettings
-from polyfleet.scheduler.config import ConfigError
 from polyfleet.scheduler.local import LocalScheduler
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.config import ConfigError
 
 if TYPE_CHECKING:
     import psutil

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from polyfleet.gateway.auth import KeySetupError
-from polyfleet.gateway.config import ConfigError, GatewayConfig, load_config
+from polyfleet.gateway.config import GatewayConfig, load_config
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
+from polyfleet.wire.config import ConfigError
 from polyfleet.wire.logs import LEVELS, set_up_logging
 from polyfleet.wire.signals import ignore_hangups, stopping
 

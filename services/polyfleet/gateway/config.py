@@ -7,16 +7,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from polyfleet.wire.config import ConfigError
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]+)?")  # as browsers send it
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 Patience = Annotated[float, Meta(gt=0, le=86_400)]
-
-
-class ConfigError(ValueError):
-    """The gateway can't run with this configuration. One sentence that names file or flag and the reason."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

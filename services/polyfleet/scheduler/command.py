@@ -12,11 +12,12 @@ from typing import Any
 
 import click
 
-from polyfleet.scheduler.config import ACCELERATORS, ConfigError, SchedulerConfig, load_config
+from polyfleet.scheduler.config import ACCELERATORS, SchedulerConfig, load_config
 from polyfleet.scheduler.local import made_ray_folder
 from polyfleet.scheduler.ports import check_ports
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, is_loopback
+from polyfleet.wire.config import ConfigError
 from polyfleet.wire.logs import LEVELS
 from polyfleet.wire.signals import stopping
 

@@ -10,15 +10,12 @@ import msgspec
 import yaml
 
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.config import ConfigError
 
 ACCELERATORS = ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu", "vulkan")
 """The families, in the order in which a deployment that names none prefers them."""
 
 RESOURCE_PREFIX = "polyfleet-"
-
-
-class ConfigError(ValueError):
-    """The scheduler can't run with this configuration. The message is one sentence for the operator."""
 
 
 class LaunchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,8 +20,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from polyfleet.scheduler.config import ConfigError, SchedulerConfig
+from polyfleet.scheduler.config import SchedulerConfig
 from polyfleet.scheduler.ports import check_ports, free_address
+from polyfleet.wire.config import ConfigError
 
 START_SECONDS = 90.0
 STOP_MARGIN_SECONDS = 60.0

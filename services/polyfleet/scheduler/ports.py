@@ -3,8 +3,9 @@
 import errno
 import socket
 
-from polyfleet.scheduler.config import ConfigError, SchedulerConfig
+from polyfleet.scheduler.config import SchedulerConfig
 from polyfleet.wire.auth import split_host_port
+from polyfleet.wire.config import ConfigError
 
 
 def check_ports(config: SchedulerConfig) -> None:

@@ -9,8 +9,8 @@ import pytest
 from cryptography import x509
 from tests.support.tls_files import write_tls_files
 
-from polyfleet.gateway.config import ConfigError
 from polyfleet.gateway.ports.certificate import ServedCertificate
+from polyfleet.wire.config import ConfigError
 
 
 def end_of(chain: Path) -> float:

@@ -15,7 +15,7 @@ from tests.support.text_assets import assets_document
 from polyfleet.gateway.api import Call, Delta, FinishReason, Usage
 from polyfleet.gateway.auth import Authenticator, KeySetupError, Role, check_listen, read_keys
 from polyfleet.gateway.callbacks import Listeners
-from polyfleet.gateway.config import ConfigError, GatewayConfig, Objectives, load_config
+from polyfleet.gateway.config import GatewayConfig, Objectives, load_config
 from polyfleet.gateway.errors import (
     DataLoss,
     FailedPrecondition,
@@ -36,6 +36,7 @@ from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.text.model_text import ModelText
 from polyfleet.text.stop import StopStrings
 from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.config import ConfigError
 
 TEXT = ModelText(assets_document())
 IDS = fake_tokens([1], 40, 0, VOCABULARY)

@@ -5,17 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from polyfleet.scheduler.config import (
-    ConfigError,
-    PoolConfig,
-    SchedulerConfig,
-    default_state_dir,
-    load_config,
-    pool_wishes,
-)
+from polyfleet.scheduler.config import PoolConfig, SchedulerConfig, default_state_dir, load_config, pool_wishes
 from polyfleet.scheduler.ports import check_ports, free_address
 from polyfleet.scheduler.registry import Registry
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.config import ConfigError
 
 
 def test_a_file_gives_the_section_and_flags_override_it(tmp_path: Path) -> None:

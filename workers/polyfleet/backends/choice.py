@@ -8,6 +8,7 @@ from typing import Any
 
 from polyfleet.backends.protocol import BackendUnavailable, HardwareBackend
 from polyfleet.backends.registry import BackendRegistry
+from polyfleet.wire.config import ConfigError
 
 VARIABLE = "POLYFLEET_BACKEND"
 OPTION_TYPES: Mapping[str, type] = {
@@ -22,10 +23,6 @@ OPTION_TYPES: Mapping[str, type] = {
     "executor": str,
     "reproducible": bool,
 }
-
-
-class ConfigError(ValueError):
-    """A configuration can't be used; the message is one sentence that names the file or key."""
 
 
 def choice_file() -> Path:

@@ -5,11 +5,12 @@ import sys
 import time
 from collections.abc import Callable
 
-from polyfleet.backends.choice import ConfigError, get_backend
+from polyfleet.backends.choice import get_backend
 from polyfleet.backends.protocol import BackendUnavailable, family_name
 from polyfleet.conformance.checks import CHECKS, Failed, Skipped, Subject
 from polyfleet.conformance.collectives import collectives
 from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome, software_versions
+from polyfleet.wire.config import ConfigError
 
 
 def check(subject: Subject, run: Callable[[Subject], str]) -> CheckResult:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
 from polyfleet.backends import BackendRegistry, BackendUnavailable, get_backend
-from polyfleet.backends.choice import ConfigError
 from polyfleet.backends.protocol import family_name
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.engine_client import LoadError
@@ -27,6 +26,7 @@ from polyfleet.serving.server import BindError, WorkerServer
 from polyfleet.serving.worker import UNAVAILABLE, Worker, WorkerRefusal
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, split_host_port
+from polyfleet.wire.config import ConfigError
 from polyfleet.wire.signals import ignore_hangups, stopping
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 from cryptography import x509
 
-from polyfleet.gateway.config import ConfigError
 from polyfleet.gateway.ports.listen import check_tls
+from polyfleet.wire.config import ConfigError
 
 log = logging.getLogger(__name__)
 

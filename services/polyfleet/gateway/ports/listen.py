@@ -4,8 +4,8 @@ import errno
 import socket
 import ssl
 
-from polyfleet.gateway.config import ConfigError
 from polyfleet.wire.auth import split_host_port
+from polyfleet.wire.config import ConfigError
 
 BACKLOG = 1024
 

@@ -1,0 +1,5 @@
+"""The one error of every process's configuration: its file, its flags, a user's stored choice."""
+
+
+class ConfigError(ValueError):
+    """A configuration can't be used. The message is one sentence that names the file, key or flag and the reason."""
