@@ -1,77 +1,35 @@
 """The HTTP port against callers who send too much, too slowly, or nothing at all; none of them has a key."""
 
 import asyncio
-import hashlib
-import json
 import logging
 import os
-import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
-from tests.support.gateway_rig import GatewayRig, text_worker, until
-from tests.support.raw_http import RawConnection
-from tests.support.tls_files import write_tls_files
-
-KEY = "secret-a"
-GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-AUTHORIZED = POST + f"Authorization: Bearer {KEY}\r\n".encode()
-BODY = json.dumps({"prompt": "Hi", "max_tokens": 3, "stream": True}).encode()
-WHOLE = AUTHORIZED + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
-
-
-class Rig(GatewayRig):
-    """With keys and a worker."""
-
-    async def __aenter__(self) -> "Rig":
-        await super().__aenter__()
-        return self
-
-    @property
-    def port(self) -> int:
-        return self.gateway.http.port
-
-    async def open(self, data: bytes = b"") -> RawConnection:
-        return await RawConnection.open(self.port, data)
-
-    def refused(self, reason: str) -> float:
-        labels = {"protocol": "http", "reason": reason}
-        registry = self.gateway.metrics.registry
-        return registry.get_sample_value("polyfleet_connections_refused_total", labels) or 0.0
-
-    def connections(self) -> int:
-        value = self.gateway.metrics.registry.get_sample_value("polyfleet_connections", {"protocol": "http"})
-        return int(value or 0)
-
-
-def keys_file(folder: Path) -> str:
-    keys = [{"id": "a", "hash": hashlib.sha256(KEY.encode()).hexdigest()}]
-    (folder / "keys.yaml").write_text(yaml.safe_dump({"keys": keys}))
-    return str(folder / "keys.yaml")
+from tests.support.gateway_rig import text_worker, until
+from tests.support.keyed_rig import AUTHORIZED, BODY, GET, POST, WHOLE, KeyedRig, keys_file
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path) -> AsyncIterator[KeyedRig]:
     """Patience enough for what a test does not try."""
-    async with Rig(config={"keys_file": keys_file(tmp_path)}) as rig:
+    async with KeyedRig(config={"keys_file": keys_file(tmp_path)}) as rig:
         await rig.add(text_worker("w-1"))
         yield rig
 
 
 @pytest.fixture
-async def hasty(tmp_path: Path) -> AsyncIterator[Rig]:
+async def hasty(tmp_path: Path) -> AsyncIterator[KeyedRig]:
     """Little patience."""
     limits = {"header_seconds": 0.3, "body_seconds": 0.3, "idle_seconds": 0.3, "stall_seconds": 0.3}
-    async with Rig(config={"keys_file": keys_file(tmp_path)}, **limits) as rig:
+    async with KeyedRig(config={"keys_file": keys_file(tmp_path)}, **limits) as rig:
         await rig.add(text_worker("w-1"))
         yield rig
 
 
-async def test_headers_without_end_are_cut_and_take_no_memory(rig: Rig) -> None:
+async def test_headers_without_end_are_cut_and_take_no_memory(rig: KeyedRig) -> None:
     async def bomb(head: bytes) -> None:
         connection = await rig.open(head)
         for _ in range(50):
@@ -104,11 +62,11 @@ async def test_headers_without_end_are_cut_and_take_no_memory(rig: Rig) -> None:
     ],
     ids=["headers", "bytes", "path", "trailers"],
 )
-async def test_a_head_over_the_limit_is_431(rig: Rig, sent: bytes) -> None:
+async def test_a_head_over_the_limit_is_431(rig: KeyedRig, sent: bytes) -> None:
     assert await (await rig.open(sent)).error() == 431
 
 
-async def test_a_head_within_the_limit_is_read_however_it_is_cut(rig: Rig) -> None:
+async def test_a_head_within_the_limit_is_read_however_it_is_cut(rig: KeyedRig) -> None:
     connection = await rig.open()
     head = GET[:-2] + b"Cookie: %s\r\n\r\n" % (b"c" * 60_000)
     for start in range(0, len(head), 7_000):
@@ -121,14 +79,14 @@ async def test_a_head_within_the_limit_is_read_however_it_is_cut(rig: Rig) -> No
     "garbage", [b"\x16\x03\x01\x02\x00\x01", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"G\x00T / HTTP/1.1\r\n"]
 )
 async def test_what_is_no_http_is_400_and_no_line_in_the_log(
-    rig: Rig, garbage: bytes, caplog: pytest.LogCaptureFixture
+    rig: KeyedRig, garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert await (await rig.open(garbage)).error() == 400
     assert not caplog.records
 
 
-async def test_no_key_is_401_before_the_body(rig: Rig) -> None:
+async def test_no_key_is_401_before_the_body(rig: KeyedRig) -> None:
     for expect in (b"", b"Expect: 100-continue\r\n"):
         connection = await rig.open(POST + expect + b"Content-Length: 1000000\r\n\r\n{")
         assert await connection.error() == 401
@@ -136,19 +94,19 @@ async def test_no_key_is_401_before_the_body(rig: Rig) -> None:
     assert await connection.error() == 401
 
 
-async def test_an_announced_body_over_the_limit_is_413_before_it_comes(rig: Rig) -> None:
+async def test_an_announced_body_over_the_limit_is_413_before_it_comes(rig: KeyedRig) -> None:
     connection = await rig.open(AUTHORIZED + b"Content-Length: 99999999\r\nExpect: 100-continue\r\n\r\n")
     assert await connection.error() == 413
 
 
-async def test_the_answer_reaches_a_client_that_goes_on_sending(rig: Rig) -> None:
+async def test_the_answer_reaches_a_client_that_goes_on_sending(rig: KeyedRig) -> None:
     connection = await rig.open(POST + b"Content-Length: 90000000\r\n\r\n")
     for _ in range(20):
         await connection.send(b"a" * 10_000)
     assert (await connection.rest()).startswith(b"HTTP/1.1 401 ")
 
 
-async def test_not_everything_behind_an_answer_is_taken(rig: Rig) -> None:
+async def test_not_everything_behind_an_answer_is_taken(rig: KeyedRig) -> None:
     connection = await rig.open(POST + b"Content-Length: 90000000\r\n\r\n")
     sent = 0
     while await connection.send(b"a" * 100_000):
@@ -156,7 +114,7 @@ async def test_not_everything_behind_an_answer_is_taken(rig: Rig) -> None:
     assert sent < 200  # 20 MB, most of it on its way
 
 
-async def test_bodies_without_a_key_take_no_memory(rig: Rig) -> None:
+async def test_bodies_without_a_key_take_no_memory(rig: KeyedRig) -> None:
     async def body() -> None:
         connection = await rig.open(POST + b"Content-Length: 90000000\r\n\r\n")
         while await connection.send(b"a" * 100_000):
@@ -170,14 +128,14 @@ async def test_bodies_without_a_key_take_no_memory(rig: Rig) -> None:
     assert process.memory_info().rss - before < 20_000_000
 
 
-async def test_a_continue_is_sent_to_those_who_wait_for_it(rig: Rig) -> None:
+async def test_a_continue_is_sent_to_those_who_wait_for_it(rig: KeyedRig) -> None:
     connection = await rig.open(WHOLE.removesuffix(b"\r\n\r\n" + BODY) + b"\r\nExpect: 100-continue\r\n\r\n")
     assert await connection.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     await connection.send(BODY)
     assert (await connection.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_chunk_extensions_without_end_are_cut(rig: Rig) -> None:
+async def test_chunk_extensions_without_end_are_cut(rig: KeyedRig) -> None:
     connection = await rig.open(AUTHORIZED + b"Transfer-Encoding: chunked\r\n\r\n1;")
     for _ in range(20):
         if not await connection.send(b"x" * 10_000):
@@ -185,7 +143,7 @@ async def test_chunk_extensions_without_end_are_cut(rig: Rig) -> None:
     assert (await connection.rest()).startswith(b"HTTP/1.1 413 ")
 
 
-async def test_a_body_in_chunks_of_one_byte_is_taken(rig: Rig) -> None:
+async def test_a_body_in_chunks_of_one_byte_is_taken(rig: KeyedRig) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY)
     connection = await rig.open(
         AUTHORIZED + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
@@ -193,7 +151,7 @@ async def test_a_body_in_chunks_of_one_byte_is_taken(rig: Rig) -> None:
     assert b"data: [DONE]" in await connection.rest()
 
 
-async def test_half_a_request_is_408_in_time_and_silence_is_cut(hasty: Rig) -> None:
+async def test_half_a_request_is_408_in_time_and_silence_is_cut(hasty: KeyedRig) -> None:
     assert await (await hasty.open(GET[:-2])).error() == 408
     assert await (await hasty.open(AUTHORIZED + b"Content-Length: 100\r\n\r\n{")).error() == 408
     assert await (await hasty.open()).rest() == b""
@@ -205,14 +163,14 @@ async def test_half_a_request_is_408_in_time_and_silence_is_cut(hasty: Rig) -> N
     await until(lambda: hasty.connections() == 0)
 
 
-async def test_a_byte_now_and_then_buys_no_time(hasty: Rig) -> None:
+async def test_a_byte_now_and_then_buys_no_time(hasty: KeyedRig) -> None:
     connection = await hasty.open(b"GET / HTTP/1.1\r\nX-")
     while not connection.reader.at_eof() and await connection.send(b"a"):
         await asyncio.sleep(0.02)
     assert hasty.refused("header_time") == 1
 
 
-async def test_requests_may_be_pipelined_but_not_without_end(rig: Rig) -> None:
+async def test_requests_may_be_pipelined_but_not_without_end(rig: KeyedRig) -> None:
     connection = await rig.open(GET * 10)
     for _ in range(10):
         assert (await connection.reply())[0] == 200
@@ -221,7 +179,7 @@ async def test_requests_may_be_pipelined_but_not_without_end(rig: Rig) -> None:
     assert rig.refused("pipelined") == 1
 
 
-async def test_http_1_0_gets_a_body_without_chunks(rig: Rig) -> None:
+async def test_http_1_0_gets_a_body_without_chunks(rig: KeyedRig) -> None:
     answer = await (await rig.open(WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0"))).rest()
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"chunked" not in head
@@ -230,7 +188,7 @@ async def test_http_1_0_gets_a_body_without_chunks(rig: Rig) -> None:
     assert (await (await rig.open(b"GET /healthz HTTP/1.0\r\n\r\n")).rest()).endswith(b"\r\n\r\nok\n")
 
 
-async def test_another_protocol_is_not_spoken(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_another_protocol_is_not_spoken(rig: KeyedRig, caplog: pytest.LogCaptureFixture) -> None:
     upgrade = GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     with caplog.at_level(logging.WARNING):
         connection = await rig.open(upgrade + b"\x00\x01frames")
@@ -239,59 +197,8 @@ async def test_another_protocol_is_not_spoken(rig: Rig, caplog: pytest.LogCaptur
     assert not caplog.records
 
 
-async def test_a_full_port_lets_those_go_that_wait_for_nothing(tmp_path: Path) -> None:
-    async with Rig(config={"keys_file": keys_file(tmp_path)}, max_connections=20) as rig:
-        await rig.add(text_worker("w-1", token_seconds=0.05))
-        busy = await rig.open(WHOLE.replace(b'"max_tokens": 3', b'"max_tokens":40'))
-        await busy.reader.readuntil(b"data: ")
-        silent = [await rig.open(GET[:-2] if number % 2 else b"") for number in range(60)]
-        assert (await (await rig.open(GET)).reply())[0] == 200
-        assert rig.connections() <= 20
-        assert rig.refused("full") >= 40
-        assert await silent[0].rest() == b""
-        assert b"[DONE]" in await asyncio.wait_for(busy.reader.readuntil(b"[DONE]"), 60)
-
-
-async def test_an_address_has_its_share(tmp_path: Path) -> None:
-    limits = {"max_connections": 20, "max_connections_per_address": 5}
-    async with Rig(config={"keys_file": keys_file(tmp_path)}, **limits) as rig:
-        other = await RawConnection.open(rig.port, GET[:-2], local_addr=("127.0.0.2", 0))
-        half_open = [await rig.open(GET[:-2]) for _ in range(20)]
-        assert (await (await rig.open(GET)).reply())[0] == 200
-        assert rig.refused("address_full") == 16
-        assert await half_open[0].rest() == b""
-        await other.send(b"\r\n")
-        assert (await other.reply())[0] == 200
-
-
-async def test_unfinished_tls_handshakes_take_little_memory(tmp_path: Path) -> None:
-    cert, key = write_tls_files(tmp_path)
-    async with Rig(config={"tls_cert": str(cert), "tls_key": str(key)}) as rig:
-        process = psutil.Process(os.getpid())
-        before = process.memory_info().rss
-        unfinished = [await rig.open(b"\x16\x03\x01") for _ in range(200)]
-        await until(lambda: rig.connections() == 200)
-        assert process.memory_info().rss - before < 30_000_000  # asyncio's own buffers alone would be 52 MB
-        for connection in unfinished:
-            connection.abort()
-
-
-async def test_a_tls_handshake_ends_in_time_or_when_its_place_is_wanted(tmp_path: Path) -> None:
-    cert, key = write_tls_files(tmp_path)
-    config = {"keys_file": keys_file(tmp_path), "tls_cert": str(cert), "tls_key": str(key)}
-    async with Rig(config=config, header_seconds=2.0, max_connections=10) as rig:
-        unfinished = [await rig.open(b"\x16\x03\x01") for _ in range(15)]
-        context = ssl.create_default_context(cafile=str(cert))
-        secure = await RawConnection.open(rig.port, GET, ssl=context)
-        assert (await secure.reply())[0] == 200
-        secure.abort()
-        await until(lambda: rig.connections() == 0)
-        assert rig.refused("handshake")
-        assert [await connection.rest() for connection in unfinished] == [b""] * 15
-
-
 async def test_a_connection_cut_at_any_byte_leaves_no_line_in_the_log(
-    rig: Rig, caplog: pytest.LogCaptureFixture
+    rig: KeyedRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for length in range(len(WHOLE) + 1):
@@ -306,7 +213,7 @@ async def test_a_connection_cut_at_any_byte_leaves_no_line_in_the_log(
     assert [record.getMessage() for record in caplog.records] == []
 
 
-async def test_a_client_that_takes_nothing_is_cut(hasty: Rig) -> None:
+async def test_a_client_that_takes_nothing_is_cut(hasty: KeyedRig) -> None:
     connection = await hasty.open()
     connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
     many = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret-a\r\n\r\n"

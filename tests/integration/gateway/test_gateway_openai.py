@@ -1,4 +1,4 @@
-"""The official `openai` client and our own against a whole gateway with fake workers: HTTP, core, sessions."""
+"""The official `openai` client against a whole gateway with fake workers: HTTP, core, sessions."""
 
 import asyncio
 import json
@@ -13,7 +13,6 @@ from tests.support.fake_worker import FakeWorker, fake_tokens
 from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig, Stream, text_worker, until
 from tests.support.text_assets import byte_level_tokenizer
 
-from polyfleet import client as pf
 from polyfleet.v1 import inference_pb2 as pb
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -271,39 +270,3 @@ async def test_worker_lost_mid_stream_is_one_unbroken_stream(
     worker.drop_after(5)
     stream = await client.completions.create(model=MODEL, prompt=[5], max_tokens=40, stream=True)
     assert "".join([chunk.choices[0].text async for chunk in stream]) == expected_text([5], 40)
-
-
-async def test_our_own_client(rig: GatewayRig, worker: FakeWorker) -> None:
-    address = f"127.0.0.1:{rig.gateway.grpc.port}"
-    async with pf.AsyncClient(address) as client:
-        answer = await client.generate(token_ids=[5], max_tokens=12, n=2, logprobs=1)
-        assert [list(c.token_ids) for c in answer.choices] == [fake_tokens([5], 12, c, VOCABULARY) for c in range(2)]
-        assert [len(choice.logprobs) for choice in answer.choices] == [12, 12]
-        assert (answer.worker_ids[0], answer.finish_reason) == ("w-1", "length")
-        tokens = await client.tokenize("hello")
-        assert list(tokens.token_ids) == byte_level_tokenizer().encode("hello").ids
-        assert [model.name for model in await client.models()] == [MODEL]
-        with pytest.raises(pf.NotFoundError, match=MODEL):
-            await client.model("other")
-        with pytest.raises(pf.InvalidArgumentError) as caught:
-            await client.generate("a", temperature=float("nan"))
-        assert [violation.field for violation in caught.value.field_violations] == ["sampling.temperature"]
-        with pytest.raises(pf.InvalidArgumentError):
-            await client.generate("a", token_ids=[1])
-        worker.token_seconds = 0.01
-        with pytest.raises(pf.DeadlineExceededError):
-            await client.generate("a", max_tokens=1000, timeout=0.2)
-        stream = client.stream("a", max_tokens=1000)
-        await stream.__anext__()
-        await stream.close()
-        await until(lambda: not worker.sequences)
-
-
-async def test_our_own_synchronous_client(rig: GatewayRig, worker: FakeWorker) -> None:
-    def talk() -> tuple[str, tuple[tuple[float, ...], ...]]:
-        with pf.Client(f"127.0.0.1:{rig.gateway.grpc.port}") as client:
-            return client.chat([pf.Message("user", "hi")], max_tokens=3).text, client.embed(["a"]).vectors
-
-    text, vectors = await asyncio.to_thread(talk)
-    assert text == expected_text(list(worker.started[0].prompt_ids), 3)
-    assert len(vectors[0]) == worker.hidden_size

@@ -6,42 +6,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
-from tests.support.fake_generation import FakeGeneration, gateway_state
+from tests.support.fake_generation import FakeGeneration
 from tests.support.http_server import serve_http
 
 from polyfleet.gateway.errors import DataLoss, ResourceExhausted
-from polyfleet.gateway.http import create_app, create_metrics_app
+from polyfleet.gateway.http import create_metrics_app
+from polyfleet.gateway.parts import GatewayParts
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-CORE = FakeGeneration()
-STATE = gateway_state(CORE)
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serve_http(create_app(STATE)) as url:
-        yield url
-
-
-@pytest.fixture
-def generation() -> FakeGeneration:
-    CORE.reset()
-    return CORE
-
-
-@pytest.fixture
-def http(url: str, generation: FakeGeneration) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
-        yield http
 
 
 @contextmanager
@@ -73,23 +51,23 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
-def num_malformed(path: str) -> float:
+def num_malformed(state: GatewayParts, path: str) -> float:
     method = path.removeprefix("/v1/").replace("/", ".")
     labels = {"model": "", "method": method, "code": "INVALID_ARGUMENT"}
-    return STATE.metrics.registry.get_sample_value("polyfleet_requests_total", labels) or 0
+    return state.metrics.registry.get_sample_value("polyfleet_requests_total", labels) or 0
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xff", b'{"model": }', b'{"model": "m", "user": NaN}'])
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings"])
-def test_malformed_json(http: httpx.Client, path: str, body: bytes) -> None:
-    before = num_malformed(path)
+def test_malformed_json(state: GatewayParts, http: httpx.Client, path: str, body: bytes) -> None:
+    before = num_malformed(state, path)
     response = http.post(path, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
     error = error_of(response)
     assert error["type"] == "invalid_request_error"
     assert error["param"] is None
     assert error["message"].startswith("The body is no valid JSON")
-    assert num_malformed(path) == before + 1
+    assert num_malformed(state, path) == before + 1
 
 
 def test_field_errors_name_the_field(http: httpx.Client) -> None:
@@ -255,47 +233,14 @@ def test_model_extensions(http: httpx.Client) -> None:
         ("/v1/models/other", "models.retrieve", "NOT_FOUND"),
     ],
 )
-def test_calls_that_the_core_does_not_see_are_counted(http: httpx.Client, path: str, method: str, code: str) -> None:
+def test_calls_that_the_core_does_not_see_are_counted(
+    state: GatewayParts, http: httpx.Client, path: str, method: str, code: str
+) -> None:
     labels = {"model": "", "method": method, "code": code}
-    sample = partial(STATE.metrics.registry.get_sample_value, "polyfleet_requests_total", labels)
+    sample = partial(state.metrics.registry.get_sample_value, "polyfleet_requests_total", labels)
     before = sample() or 0
     http.get(path)
     assert sample() == before + 1
-
-
-def test_health(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
-    monkeypatch.setattr(STATE.health, "draining", True)
-    assert (http.get("/readyz").status_code, http.get("/readyz").text) == (503, "The gateway is shutting down.\n")
-    assert http.get("/healthz").status_code == 200
-
-
-def test_a_browser_at_the_root_gets_a_page_and_others_text(http: httpx.Client) -> None:
-    page = http.get("/", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
-    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert '<a href="/v1/models">' in page.text
-    assert "org/fake" in page.text
-    text = http.get("/")
-    assert text.headers["content-type"] == "text/plain; charset=utf-8"
-    assert f"base URL {http.base_url}/v1" in text.text.replace("//v1", "/v1")
-    assert '"model": "org/fake"' in text.text
-    assert http.head("/").status_code == 200
-
-
-def test_the_page_takes_no_markup_from_the_host_header(http: httpx.Client) -> None:
-    page = http.get("/", headers={"accept": "text/html", "host": "a<script>alert(1)</script>"})
-    assert "<script>" not in page.text
-
-
-def test_the_page_of_a_gateway_with_keys_names_no_model(generation: FakeGeneration, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.yaml"
-    keys.write_text(f"keys: [{{id: me, hash: {'a' * 64}}}]")
-    with serve_http(create_app(gateway_state(generation, keys_file=keys, ready_workers=0))) as url:
-        shown = httpx.get(url).text
-    assert "org/fake" not in shown
-    assert "Authorization: Bearer KEY" in shown
-    assert "It is not ready: No worker is ready." in shown
 
 
 def test_metrics_are_not_behind_the_callers_door(http: httpx.Client) -> None:
@@ -305,19 +250,18 @@ def test_metrics_are_not_behind_the_callers_door(http: httpx.Client) -> None:
         assert error_of(response)["code"] == "not_found"
 
 
-def test_metrics_port(generation: FakeGeneration, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_port(state: GatewayParts, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     http.post(CHAT, content=b"{", headers={"content-type": "application/json"})
-    with serve_http(create_metrics_app(STATE.health, STATE.metrics)) as url:
+    with serve_http(create_metrics_app(state.health, state.metrics)) as url:
         response = httpx.get(f"{url}/metrics")
         assert httpx.get(f"{url}/healthz").status_code == httpx.get(f"{url}/readyz").status_code == 200
         assert "/metrics for Prometheus" in httpx.get(url).text
-        monkeypatch.setattr(STATE.health, "draining", True)
+        monkeypatch.setattr(state.health, "draining", True)
         assert httpx.get(f"{url}/readyz").status_code == 503
         assert httpx.get(f"{url}/v1/models").status_code == 404
     assert response.headers["content-type"].startswith("text/plain; version=")
-    line = (
-        f'polyfleet_requests_total{{code="INVALID_ARGUMENT",method="chat.completions",model=""}} {num_malformed(CHAT)}'
-    )
+    count = num_malformed(state, CHAT)
+    line = f'polyfleet_requests_total{{code="INVALID_ARGUMENT",method="chat.completions",model=""}} {count}'
     assert line in response.text.splitlines()
 
 

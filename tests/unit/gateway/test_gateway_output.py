@@ -1,0 +1,120 @@
+"""What a request's answer is made of: the inbox of a choice, its text, its deltas."""
+
+import asyncio
+
+import pytest
+from tests.support.fake_worker import fake_tokens
+from tests.support.gateway_rig import VOCABULARY
+from tests.support.text_assets import assets_document
+
+from polyfleet.gateway.api import Call, Delta, FinishReason, Usage
+from polyfleet.gateway.errors import (
+    DataLoss,
+    Unavailable,
+)
+from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.request.accounts import Accounts
+from polyfleet.gateway.request.inbox import Inbox, Parcel
+from polyfleet.gateway.request.ledger import Ledger
+from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
+from polyfleet.text.model_text import ModelText
+from polyfleet.text.stop import StopStrings
+from polyfleet.v1 import inference_pb2 as pb
+
+TEXT = ModelText(assets_document())
+
+
+IDS = fake_tokens([1], 40, 0, VOCABULARY)
+
+
+async def test_news_of_a_choice_are_merged_until_taken() -> None:
+    inbox = Inbox()
+    for choice, token in ((1, 10), (0, 20), (1, 11)):
+        inbox.parcel(choice).token_ids.append(token)
+    inbox.num_tokens = 3
+    assert [(parcel.choice, parcel.token_ids) for parcel in await inbox.take()] == [(1, [10, 11]), (0, [20])]
+    assert inbox.num_tokens == 0
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(inbox.take(), 0.01)
+
+
+async def test_an_error_comes_behind_the_news_and_the_first_one_counts() -> None:
+    inbox = Inbox()
+    inbox.parcel(0).token_ids.append(1)
+    inbox.fail(DataLoss("first"))
+    inbox.fail(Unavailable("second"))
+    assert len(await inbox.take()) == 1
+    for _ in range(2):
+        with pytest.raises(DataLoss, match="first"):
+            await inbox.take()
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+@pytest.mark.parametrize(
+    ("stop", "shown", "num_ids"),
+    [
+        ("<|im_end|>", "the fox", 3),
+        ("<|im_end|>\n", "the fox", 4),
+        ("fox<|im_end|>", "the ", 3),
+        ("nd|>\n<|im_start|>t", "the fox", 6),
+        ("<|im_start|>", "the fox\n", 5),
+        ("<|im_end|>x", "the fox\nthe", 6),
+        ("fox\n", "the fox\nthe", 6),
+    ],
+)
+def test_stop_strings_of_special_tokens(stop: str, shown: str, num_ids: int, size: int) -> None:
+    start, end = 1, 2
+    ids = [*TEXT.encode("the"), *TEXT.encode(" fox"), end, *TEXT.encode("\n"), start, *TEXT.encode("the")]
+    output, deltas = ChoiceOutput(0, TEXT, StopStrings([stop])), list[Delta]()
+    for at in range(0, len(ids), size):
+        last = pb.FINISH_REASON_LENGTH if at + size >= len(ids) else pb.FINISH_REASON_UNSPECIFIED
+        deltas.append(output.take(Parcel(0, token_ids=ids[at : at + size], finish_reason=last)))
+        if deltas[-1].finish_reason:
+            break
+    reason = FinishReason.STOP if stop in "the fox<|im_end|>\n<|im_start|>the" else FinishReason.LENGTH
+    assert "".join(delta.text for delta in deltas) == shown
+    assert [i for delta in deltas for i in delta.token_ids] == ids[:num_ids]
+    assert deltas[-1].finish_reason is reason
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 40])
+def test_output_does_not_depend_on_how_tokens_are_parcelled(size: int) -> None:
+    whole = TEXT.decode(IDS)
+    stop = whole[15:18]
+    output = ChoiceOutput(0, TEXT, StopStrings([stop]))
+    deltas: list[Delta] = []
+    for start in range(0, len(IDS), size):
+        deltas.append(output.take(Parcel(0, token_ids=IDS[start : start + size])))
+        if deltas[-1].finish_reason:
+            break
+    ids = [i for delta in deltas for i in delta.token_ids]
+    assert "".join(delta.text for delta in deltas) == whole[: whole.index(stop)]
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    assert ids == IDS[: len(ids)]
+    assert stop in TEXT.decode(ids)
+    assert stop not in TEXT.decode(ids[:-1])
+
+
+def test_what_was_held_back_comes_with_the_end() -> None:
+    whole = TEXT.decode(IDS)
+    output = ChoiceOutput(0, TEXT, StopStrings([whole[-3:] + "never"]))
+    first = output.take(Parcel(0, token_ids=list(IDS)))
+    last = output.take(Parcel(0, finish_reason=pb.FINISH_REASON_LENGTH))
+    assert (first.text, last.text) == (whole[:-3], whole[-3:])
+    assert last.finish_reason is FinishReason.LENGTH
+
+
+def test_the_first_delta_names_the_request_and_the_last_has_usage() -> None:
+    with Accounts(Ledger(), Metrics(), 10).open("req-1", Call("Generate")) as record:
+        output = RequestOutput([ChoiceOutput(i, TEXT, None) for i in range(2)], 5, record)
+        deltas = [
+            output.take(Parcel(0, "w-1", [1], cached_tokens=4)),
+            output.take(Parcel(1, "w-2", [2, 3], finish_reason=pb.FINISH_REASON_LENGTH)),
+            output.take(Parcel(1, "w-2", [9])),
+            output.take(Parcel(0, token_ids=[4], finish_reason=pb.FINISH_REASON_STOP)),
+        ]
+    assert [delta.request_id if delta else None for delta in deltas] == ["req-1", "", None, ""]
+    assert [delta.worker_id if delta else None for delta in deltas] == ["w-1", "w-2", None, ""]
+    assert [delta.usage if delta else None for delta in deltas] == [None, None, None, Usage(5, 4, 4)]
+    assert output.finished
+    assert record.worker_id == "w-1"
