@@ -51,8 +51,8 @@ def backends() -> None:
 @json_option
 def info(as_json: bool) -> None:
     """Show every backend: available or why not, its devices and what they compute in."""
-    from polyfleet.backends import BackendOptimizer
     from polyfleet.backends.protocol import memory_words
+    from polyfleet.tuning.optimizer import BackendOptimizer
 
     facts = BackendOptimizer().system_info()
     facts["in_use"], how, facts["problem"] = in_use(facts)
@@ -72,7 +72,7 @@ def info(as_json: bool) -> None:
 
 def in_use(facts: dict[str, Any]) -> tuple[str, str, str]:
     """The backend that commands use here and how it came to that; or "" twice and why the one chosen can't be had."""
-    from polyfleet.backends.choice import chosen_by, user_config
+    from polyfleet.tuning.choice import chosen_by, user_config
 
     try:
         chosen = str(user_config().get("backend", "auto"))
@@ -89,8 +89,9 @@ def in_use(facts: dict[str, Any]) -> tuple[str, str, str]:
 @json_option
 def list_(as_json: bool) -> None:
     """List the backends that can be used here, best first; the one in use is marked."""
-    from polyfleet.backends import BackendRegistry, get_backend
+    from polyfleet.backends import BackendRegistry
     from polyfleet.backends.protocol import family_name
+    from polyfleet.tuning.choice import get_backend
 
     with sentences():
         used = family_name(get_backend().type)
@@ -106,8 +107,8 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 def set_(name: str) -> None:
     """Use backend NAME for this user from now on (undo with `polyfleet backends reset`)."""
-    from polyfleet.backends import set_backend
     from polyfleet.backends.protocol import family_name
+    from polyfleet.tuning.choice import set_backend
 
     with sentences():
         backend = set_backend(name)
@@ -117,8 +118,8 @@ def set_(name: str) -> None:
 @backends.command(epilog=examples("polyfleet backends reset"))
 def reset() -> None:
     """Forget the backend and options chosen before; the best one found is used again."""
-    from polyfleet.backends import get_backend, reset_backend
     from polyfleet.backends.protocol import family_name
+    from polyfleet.tuning.choice import get_backend, reset_backend
 
     with sentences():
         reset_backend()
@@ -148,9 +149,9 @@ def test(name: str, as_json: bool) -> None:
 @json_option
 def optimize(backend: str, template: str, apply: bool, output: Path | None, templates: bool, as_json: bool) -> None:
     """Choose engine options for a backend's device by its memory and cores, or by a template."""
-    from polyfleet.backends import BackendOptimizer
-    from polyfleet.backends.choice import write_config
-    from polyfleet.backends.templates import TEMPLATES
+    from polyfleet.tuning.choice import write_config
+    from polyfleet.tuning.optimizer import BackendOptimizer
+    from polyfleet.tuning.templates import TEMPLATES
 
     if templates and as_json:
         print_json({name: each.description for name, each in TEMPLATES.items()})
@@ -201,7 +202,7 @@ def benchmark(
 ) -> None:
     """Time what a decoder computes (matmul, norm, gated MLP, attention) on each backend."""
     from polyfleet.backends import BackendRegistry
-    from polyfleet.backends.benchmark import BenchmarkOptions, run
+    from polyfleet.tuning.benchmark import BenchmarkOptions, run
 
     if dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise CliError(f"{dtype!r} is no dtype: choose auto, float32, float16 or bfloat16.", ExitCode.BAD_INPUT)
@@ -248,8 +249,8 @@ def conformance(backend: str, output: Path | None, as_json: bool) -> None:
 
 
 def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
-    from polyfleet.backends import get_backend
     from polyfleet.conformance.report import ConformanceReport
+    from polyfleet.tuning.choice import get_backend
 
     with sentences():
         get_backend(backend)  # what can't be had is said at once and by its own exit code

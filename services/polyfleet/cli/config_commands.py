@@ -33,7 +33,7 @@ def check(file: Path) -> None:
 @json_option
 def show(as_json: bool) -> None:
     """Show the backend and engine options that this user's commands start from."""
-    from polyfleet.backends.choice import choice_file, user_config
+    from polyfleet.tuning.choice import choice_file, user_config
 
     with sentences():
         chosen = user_config()
@@ -49,7 +49,7 @@ def show(as_json: bool) -> None:
 @click.argument("file", type=FILE)
 def save(file: Path) -> None:
     """Write the options that this user's commands start from to FILE."""
-    from polyfleet.backends.choice import user_config, write_config
+    from polyfleet.tuning.choice import user_config, write_config
 
     with sentences():
         write_config(file, user_config())
@@ -60,7 +60,7 @@ def save(file: Path) -> None:
 @click.argument("file", type=FILE)
 def load(file: Path) -> None:
     """Make the options in FILE this user's (undo with `polyfleet backends reset`)."""
-    from polyfleet.backends.choice import choice_file, read_config, write_config
+    from polyfleet.tuning.choice import choice_file, read_config, write_config
 
     with sentences():
         write_config(choice_file(), read_config(file))

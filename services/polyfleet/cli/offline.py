@@ -54,7 +54,8 @@ def generate_offline(
 
 def check_request(path: Path, device: str) -> None:
     """Raise CliError for a device that is not here or a file that is no model; no torch is imported."""
-    from polyfleet.backends import BackendUnavailable, get_backend
+    from polyfleet.backends import BackendUnavailable
+    from polyfleet.tuning.choice import get_backend
 
     try:
         if device != "auto":

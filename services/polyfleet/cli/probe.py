@@ -9,8 +9,8 @@ PROBE_TOKENS = 64  # the engine is loaded only to ask it
 
 def accelerators() -> tuple[list[dict[str, Any]], str]:
     """Every backend: available or why not, what chose it if it is in use, its devices; and why there is none in use."""
-    from polyfleet.backends import BackendOptimizer
     from polyfleet.cli.backends import in_use
+    from polyfleet.tuning.optimizer import BackendOptimizer
 
     facts = BackendOptimizer().system_info()
     used, how, problem = in_use(facts)

@@ -112,9 +112,8 @@ def chosen_accelerators() -> tuple[str, ...]:
 
     Empty when nothing was chosen. Raises CliError when it can't be had.
     """
-    from polyfleet.backends import get_backend
-    from polyfleet.backends.choice import user_config
     from polyfleet.cli.backends import sentences
+    from polyfleet.tuning.choice import get_backend, user_config
 
     with sentences():
         chosen = str(user_config().get("backend", "auto"))

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from polyfleet.backends import BackendOptimizer, BackendRegistry, get_backend, registry
-from polyfleet.backends.choice import user_config, write_config
 from polyfleet.backends.cpu import CpuBackend
 from polyfleet.backends.protocol import DeviceTelemetry, Health
-from polyfleet.backends.templates import TEMPLATES
 from polyfleet.cli.main import cli
 from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome
+from polyfleet.tuning.choice import user_config, write_config
+from polyfleet.tuning.templates import TEMPLATES
 
 
 @pytest.fixture(autouse=True)

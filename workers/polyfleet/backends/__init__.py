@@ -7,15 +7,14 @@ backends.set_backend("auto")           # remembered for this user
 config = backends.auto_configure_backend()
 backends.get_memory_info("cuda")
 
-Names are imported when they are first used, so that importing this package costs next to nothing.
+Names are imported when they are first used, so that importing this package costs next to nothing. What a script asks of
+its backends is answered by `polyfleet.tuning`, on which nothing in this package depends.
 """
 
 from importlib import import_module
 
 TYPE_CHECKING = False  # type checkers take it for true; typing's own would cost more than all the rest of this module
 if TYPE_CHECKING:
-    from polyfleet.backends.choice import get_backend, reset_backend, set_backend
-    from polyfleet.backends.optimizer import BackendOptimizer, auto_configure_backend
     from polyfleet.backends.protocol import (
         BackendType,
         BackendUnavailable,
@@ -25,32 +24,34 @@ if TYPE_CHECKING:
         KernelCapabilities,
         MemoryInfo,
     )
-    from polyfleet.backends.questions import (
+    from polyfleet.backends.registry import BackendRegistry
+    from polyfleet.tuning.choice import get_backend, reset_backend, set_backend
+    from polyfleet.tuning.optimizer import BackendOptimizer, auto_configure_backend
+    from polyfleet.tuning.questions import (
         benchmark_backends,
         get_available_backends,
         get_best_device,
         get_memory_info,
     )
-    from polyfleet.backends.registry import BackendRegistry
 
 _MODULES = {
-    "BackendOptimizer": "optimizer",
-    "BackendRegistry": "registry",
-    "BackendType": "protocol",
-    "BackendUnavailable": "protocol",
-    "CommunicationBackend": "protocol",
-    "DeviceInfo": "protocol",
-    "HardwareBackend": "protocol",
-    "KernelCapabilities": "protocol",
-    "MemoryInfo": "protocol",
-    "auto_configure_backend": "optimizer",
-    "benchmark_backends": "questions",
-    "get_available_backends": "questions",
-    "get_backend": "choice",
-    "get_best_device": "questions",
-    "get_memory_info": "questions",
-    "reset_backend": "choice",
-    "set_backend": "choice",
+    "BackendOptimizer": "tuning.optimizer",
+    "BackendRegistry": "backends.registry",
+    "BackendType": "backends.protocol",
+    "BackendUnavailable": "backends.protocol",
+    "CommunicationBackend": "backends.protocol",
+    "DeviceInfo": "backends.protocol",
+    "HardwareBackend": "backends.protocol",
+    "KernelCapabilities": "backends.protocol",
+    "MemoryInfo": "backends.protocol",
+    "auto_configure_backend": "tuning.optimizer",
+    "benchmark_backends": "tuning.questions",
+    "get_available_backends": "tuning.questions",
+    "get_backend": "tuning.choice",
+    "get_best_device": "tuning.questions",
+    "get_memory_info": "tuning.questions",
+    "reset_backend": "tuning.choice",
+    "set_backend": "tuning.choice",
 }
 
 __all__ = [
@@ -77,7 +78,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"polyfleet.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -5,11 +5,11 @@ import sys
 import time
 from collections.abc import Callable
 
-from polyfleet.backends.choice import get_backend
 from polyfleet.backends.protocol import BackendUnavailable, family_name
 from polyfleet.conformance.checks import CHECKS, Failed, Skipped, Subject
 from polyfleet.conformance.collectives import collectives
 from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome, software_versions
+from polyfleet.tuning.choice import get_backend
 from polyfleet.wire.config import ConfigError
 
 

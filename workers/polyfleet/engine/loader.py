@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from polyfleet.backends import BackendRegistry, KernelCapabilities
-from polyfleet.backends.choice import user_config
 from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.canary import Canary
 from polyfleet.engine.canary_reference import canary_for
@@ -18,6 +17,7 @@ from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.tuning.choice import user_config
 from polyfleet.wire.limits import FieldError
 
 Progress = Callable[[float, str], None]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfleet.backends.choice import check_config, get_backend
 from polyfleet.backends.protocol import BackendType, family_name
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.graph_arrays import Array
@@ -19,6 +18,7 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
+from polyfleet.tuning.choice import check_config, get_backend
 
 # What the keywords of other persistent kernels must be here, and why.
 FIXED: Mapping[str, tuple[Any, str]] = {

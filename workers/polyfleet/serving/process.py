@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
-from polyfleet.backends import BackendRegistry, BackendUnavailable, get_backend
+from polyfleet.backends import BackendRegistry, BackendUnavailable
 from polyfleet.backends.protocol import family_name
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.engine_client import LoadError
@@ -24,6 +24,7 @@ from polyfleet.serving.metrics import MetricsServer
 from polyfleet.serving.registration import Registration
 from polyfleet.serving.server import BindError, WorkerServer
 from polyfleet.serving.worker import UNAVAILABLE, Worker, WorkerRefusal
+from polyfleet.tuning.choice import get_backend
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, split_host_port
 from polyfleet.wire.config import ConfigError

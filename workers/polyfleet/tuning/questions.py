@@ -1,8 +1,8 @@
 """Short questions that a script asks of this machine's backends; `polyfleet.backends` offers them by name."""
 
-from polyfleet.backends.choice import get_backend
 from polyfleet.backends.protocol import BackendType, BackendUnavailable, MemoryInfo, family_name
 from polyfleet.backends.registry import BackendRegistry
+from polyfleet.tuning.choice import get_backend
 
 
 def get_available_backends() -> list[BackendType]:
@@ -31,7 +31,7 @@ def get_memory_info(name: str = "auto") -> MemoryInfo:
 
 
 def benchmark_backends(duration_seconds: float = 10.0, backends: list[str] | None = None) -> dict[str, object]:
-    """A quick comparison of the available backends, a process each; see `polyfleet.backends.benchmark`."""
-    from polyfleet.backends.benchmark import BenchmarkOptions, run
+    """A quick comparison of the available backends, a process each; see `polyfleet.tuning.benchmark`."""
+    from polyfleet.tuning.benchmark import BenchmarkOptions, run
 
     return run(BenchmarkOptions(duration_seconds=duration_seconds), backends)

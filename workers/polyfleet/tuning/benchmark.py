@@ -1,6 +1,6 @@
 """How fast a backend computes what a decoder computes: matmul, norm, gated MLP, attention. One process a backend.
 
-The child activates the device, so the parent never does. `python -m polyfleet.backends.benchmark BACKEND JSON` is it.
+The child activates the device, so the parent never does. `python -m polyfleet.tuning.benchmark BACKEND JSON` is it.
 """
 
 import json
@@ -54,7 +54,7 @@ def _run_child(name: str, options: BenchmarkOptions) -> dict[str, Any]:
         for each in readings
         if (each.utilization_ratio or 0) > BUSY_UTILIZATION
     ]
-    command = [sys.executable, "-m", "polyfleet.backends.benchmark", name, json.dumps(asdict(options))]
+    command = [sys.executable, "-m", "polyfleet.tuning.benchmark", name, json.dumps(asdict(options))]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=START_SECONDS + 2 * options.duration_seconds

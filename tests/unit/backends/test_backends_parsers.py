@@ -12,7 +12,7 @@ from polyfleet.backends.protocol import Health
 from polyfleet.backends.reading import ProbeResult, mebibytes, number, pci_address
 from polyfleet.backends.torch_build import parse_version_file
 
-TOOLS = Path(__file__).parent.parent / "data" / "tools"
+TOOLS = Path(__file__).parents[2] / "data" / "tools"
 MIB = 2**20
 
 

@@ -4,14 +4,14 @@ from dataclasses import fields, replace
 
 import pytest
 
-from polyfleet.backends.choice import OPTION_TYPES, check_config
-from polyfleet.backends.optimizer import best_template
 from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities
-from polyfleet.backends.templates import FAMILIES, GIB, TEMPLATES, configure
 from polyfleet.engine.executor import Footprint
 from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import DTYPE_BYTES, Machine, computing_dtype, resolve
 from polyfleet.models.config import ModelConfig
+from polyfleet.tuning.choice import OPTION_TYPES, check_config
+from polyfleet.tuning.optimizer import best_template
+from polyfleet.tuning.templates import FAMILIES, GIB, TEMPLATES, configure
 
 CAPABILITIES = KernelCapabilities(frozenset({"float32", "float16", "bfloat16"}), "bfloat16")
 CONFIG = ModelConfig("llama", "m", 32000, 2048, 16, 32, 8, 64, 8192, 1e-5, (1.0,) * 32, 4096, False)

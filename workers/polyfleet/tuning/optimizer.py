@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfleet.backends.choice import check_config, choice_file, get_backend, read_config, write_config
 from polyfleet.backends.protocol import (
     BackendType,
     BackendUnavailable,
@@ -14,7 +13,8 @@ from polyfleet.backends.protocol import (
     memory_words,
 )
 from polyfleet.backends.registry import BackendRegistry
-from polyfleet.backends.templates import FAMILIES, GIB, TEMPLATES, Template, configure
+from polyfleet.tuning.choice import check_config, choice_file, get_backend, read_config, write_config
+from polyfleet.tuning.templates import FAMILIES, GIB, TEMPLATES, Template, configure
 
 LARGE_MEMORY = 24 * GIB
 SMALL_MEMORY = 4 * GIB
