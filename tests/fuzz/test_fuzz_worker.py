@@ -10,8 +10,8 @@ from google.rpc import code_pb2
 from tests.support.bad_messages import bad_messages, change_bytes
 from tests.support.fake_tokens import fake_tokens
 from tests.support.raw_calls import RawChannel
+from tests.support.running_worker import RunningWorker
 from tests.support.session_client import tokens_of
-from tests.support.worker_process import WorkerProcess
 
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1.fleet_pb2 import WorkerOptions
@@ -37,7 +37,7 @@ ALLOWED = {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"
 @pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.slow)])
 async def test_any_bytes_end_with_a_status_of_the_caller(count: int, tmp_path: Path) -> None:
     seen: dict[str, int] = {}
-    async with WorkerProcess(tmp_path, "--log-level", "warning", model="fake:step_seconds=0.001") as worker:
+    async with RunningWorker(tmp_path, "--log-level", "warning", model="fake:step_seconds=0.001") as worker:
         with RawChannel(worker.address) as channel:
             for method, messages in _cases(count):
                 code, answers = await channel.call(SERVICE + method, messages)
@@ -51,7 +51,7 @@ async def test_any_bytes_end_with_a_status_of_the_caller(count: int, tmp_path: P
     assert "Traceback" not in worker.errors
 
 
-async def _alive(worker: WorkerProcess) -> None:
+async def _alive(worker: RunningWorker) -> None:
     """It computes as before, and nothing of what it was sent runs on."""
     async with worker.session() as session:
         await session.start(pb.StartSequence(sequence_id="good", prompt_ids=[1], max_tokens=9))

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from tests.support.fake_fleet import FakeFleet
 from tests.support.helm_chart import CHART
+from tests.support.running_worker import ENGINE, ROOT
 from tests.support.starting import INIT, NAMESPACE, Starting, needs_init, needs_namespace
-from tests.support.worker_process import ENGINE, ROOT
 
 NOBODY = "127.0.0.1:1"
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP

@@ -12,8 +12,8 @@ import time
 import grpc
 
 from polyfleet.scheduler.backoff import Backoff
+from polyfleet.scheduler.latest_report import LatestReport
 from polyfleet.scheduler.launch import LaunchSpec, Phase
-from polyfleet.scheduler.news import News
 from polyfleet.scheduler.worker_client import WorkerClient
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class AttachedWorker:
     """One worker at a given address. It is told what to load and, in the end, to unload; it is never killed."""
 
-    def __init__(self, spec: LaunchSpec, news: News, token: str | None) -> None:
-        self._spec, self._news, self._token = spec, news, token
+    def __init__(self, spec: LaunchSpec, latest: LatestReport, token: str | None) -> None:
+        self._spec, self._latest, self._token = spec, latest, token
         self._load = spec.load_request
         self._stop = asyncio.Event()
         self._idle = asyncio.Event()  # run() touches the worker no more
@@ -35,7 +35,7 @@ class AttachedWorker:
 
     async def run(self) -> None:
         """Keep the worker loaded until `stop` is called."""
-        self._news.publish(Phase.STARTING, reason=f"It waits for a worker at {self._spec.launch.address}.")
+        self._latest.publish(Phase.STARTING, reason=f"It waits for a worker at {self._spec.launch.address}.")
         backoff = Backoff(first=POLL_SECONDS)
         while not self._stop.is_set():
             began = time.monotonic()
@@ -52,7 +52,7 @@ class AttachedWorker:
         status = await client.status()
         if owner := self._other_owner(status.info, status.status.state):
             reason = f"The worker at {self._spec.launch.address} {owner}; it is left alone until it is free."
-            self._news.publish(Phase.STARTING, worker_id="", reason=reason)
+            self._latest.publish(Phase.STARTING, worker_id="", reason=reason)
             return
         if not self._serves(status):
             await self._load_into(client, status)
@@ -60,15 +60,15 @@ class AttachedWorker:
             status = await client.status()
             if not self._serves(status):
                 reason = status.status.reason or "The worker lost its model."
-                self._news.publish(Phase.FAILED, worker_id=status.info.worker_id, reason=reason)
+                self._latest.publish(Phase.FAILED, worker_id=status.info.worker_id, reason=reason)
                 return
             self._loaded_before = True
-            self._news.publish(Phase.WATCHING, worker_id=status.info.worker_id)
+            self._latest.publish(Phase.WATCHING, worker_id=status.info.worker_id)
             await self._pause(POLL_SECONDS)
 
     async def _load_into(self, client: WorkerClient, found: pb.StatusResponse) -> None:
         again = self._loaded_before
-        self._news.publish(Phase.WATCHING, worker_id=found.info.worker_id, restarted=again)
+        self._latest.publish(Phase.WATCHING, worker_id=found.info.worker_id, restarted=again)
         if found.status.state != fleet.WORKER_STATE_STARTING:
             await client.unload()  # the deployment's model of before
         log.info("The worker is told to load its model.", extra={"attached_worker_id": found.info.worker_id})
@@ -100,9 +100,9 @@ class AttachedWorker:
     def _failed(self, error: grpc.aio.AioRpcError) -> None:
         address = self._spec.launch.address
         if error.code() not in _ABSENT:
-            self._news.publish(Phase.FAILED, reason=error.details() or str(error.code()))
-        elif self._news.report.worker_id:
-            self._news.publish(Phase.FAILED, reason=f"The worker at {address} does not answer.")
+            self._latest.publish(Phase.FAILED, reason=error.details() or str(error.code()))
+        elif self._latest.report.worker_id:
+            self._latest.publish(Phase.FAILED, reason=f"The worker at {address} does not answer.")
         log.warning("A call to the worker failed.", extra={"address": address, "code": str(error.code())})
 
     async def _pause(self, seconds: float) -> None:
@@ -112,14 +112,14 @@ class AttachedWorker:
     async def stop(self, grace: float) -> None:
         """Let the worker finish for at most `grace` seconds and free its model; it stays, without one."""
         self._stop.set()
-        self._news.publish_stopping()
+        self._latest.publish_stopping()
         await self._idle.wait()
         with contextlib.suppress(grpc.aio.AioRpcError):
             async with WorkerClient(self._spec.launch.address, self._token) as client:
                 if self._serves(await client.status()):
                     await self._finish(client, grace)
                     await client.unload()
-        self._news.publish(Phase.LEFT)
+        self._latest.publish(Phase.LEFT)
 
     async def _finish(self, client: WorkerClient, grace: float) -> None:
         await client.drain(leave=False)

@@ -12,10 +12,10 @@ import grpc
 
 from polyfleet.scheduler.cluster import Cluster, ClusterError
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id
-from polyfleet.scheduler.feed import SnapshotFeed
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase, load_request
 from polyfleet.scheduler.reconcile import Action, DrainWorker, Forget, Launch, Node, Retire, reconcile
 from polyfleet.scheduler.registry import Registry
+from polyfleet.scheduler.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.store import Store, StoreError
 from polyfleet.scheduler.worker_client import WorkerClient
 from polyfleet.v1 import fleet_pb2 as pb

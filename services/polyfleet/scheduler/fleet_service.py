@@ -14,8 +14,8 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from polyfleet.scheduler.assets import Uploads, chunks
-from polyfleet.scheduler.feed import SnapshotFeed
 from polyfleet.scheduler.registry import MAX_WORKERS, FullError, Registry, TakenError
+from polyfleet.scheduler.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.store import Store, StoreError, StoreFullError
 from polyfleet.scheduler.validate import check_deployment, check_info, check_status
 from polyfleet.v1 import fleet_pb2 as pb

@@ -5,9 +5,9 @@ import logging
 from pathlib import Path
 
 from polyfleet.scheduler.attached import AttachedWorker
+from polyfleet.scheduler.latest_report import LatestReport
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
 from polyfleet.scheduler.log_files import keep_small
-from polyfleet.scheduler.news import News
 from polyfleet.scheduler.spawned import SpawnedWorker
 from polyfleet.wire.auth import fleet_token
 from polyfleet.wire.logs import log_fields, set_up_logging
@@ -23,10 +23,10 @@ class Launcher:
     async def __init__(self, spec: LaunchSpec) -> None:  # type: ignore[misc]  # Ray awaits it
         _log_to_file(spec)
         self._logs = asyncio.create_task(keep_small(Path(spec.state_dir) / "logs"))
-        self._news = News(spec)
+        self._latest = LatestReport(spec)
         token = fleet_token(spec.fleet_token_file or None)
         attach = spec.launch.mode == "attach"
-        self._worker = AttachedWorker(spec, self._news, token) if attach else SpawnedWorker(spec, self._news, token)
+        self._worker = AttachedWorker(spec, self._latest, token) if attach else SpawnedWorker(spec, self._latest, token)
         with log_fields(worker_id=spec.worker_id, deployment=spec.deployment):
             self._task = asyncio.create_task(self._run())
 
@@ -36,12 +36,12 @@ class Launcher:
                 return await self._worker.run()
             except Exception:
                 log.exception("The launcher failed and tries again.")
-                self._news.publish(Phase.FAILED, reason="The launcher failed; launchers.log says why.")
+                self._latest.publish(Phase.FAILED, reason="The launcher failed; launchers.log says why.")
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def next_report(self, after: int) -> LauncherReport:
         """The report as soon as its revision differs from `after`, at the latest in a few seconds."""
-        return await self._news.next(after, LONGEST_WAIT_SECONDS)
+        return await self._latest.next(after, LONGEST_WAIT_SECONDS)
 
     async def stop(self, grace: float) -> None:
         """Let the worker finish for at most `grace` seconds, then stop it; returns when it has left."""

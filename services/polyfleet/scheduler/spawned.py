@@ -8,10 +8,10 @@ import time
 import grpc
 
 from polyfleet.scheduler.backoff import Backoff
+from polyfleet.scheduler.latest_report import LatestReport
 from polyfleet.scheduler.launch import LaunchSpec, Phase
-from polyfleet.scheduler.news import News
+from polyfleet.scheduler.launched_process import LaunchedProcess, ending, read_lock
 from polyfleet.scheduler.worker_client import WorkerClient
-from polyfleet.scheduler.worker_process import WorkerProcess, ending, read_lock
 
 TERMINATE_SECONDS = 3.0  # between SIGTERM, SIGTERM and SIGKILL
 log = logging.getLogger(__name__)
@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 class SpawnedWorker:
     """One worker process for as long as it is wanted. `run` ends once the worker has left in good order."""
 
-    def __init__(self, spec: LaunchSpec, news: News, token: str | None) -> None:
-        self._spec, self._news, self._token = spec, news, token
-        self._process: WorkerProcess | None = None
+    def __init__(self, spec: LaunchSpec, latest: LatestReport, token: str | None) -> None:
+        self._spec, self._latest, self._token = spec, latest, token
+        self._process: LaunchedProcess | None = None
         self._stop = asyncio.Event()
         self._left = asyncio.Event()
 
@@ -36,21 +36,21 @@ class SpawnedWorker:
                 break
             delay = backoff.delay_after(time.monotonic() - began)
             log.warning("%s It is started again in %.1f s.", reason, delay)
-            self._news.publish(Phase.FAILED, reason=reason, restarted=True)
+            self._latest.publish(Phase.FAILED, reason=reason, restarted=True)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), delay)
-        self._news.publish(Phase.LEFT)
+        self._latest.publish(Phase.LEFT)
         self._left.set()
 
     async def _run_once(self) -> tuple[int | None, str]:
         """One process from start or adoption to its end: exit status and the reason in words."""
         try:
-            process = WorkerProcess.adopt(self._spec) or await WorkerProcess.start(self._spec)
+            process = LaunchedProcess.adopt(self._spec) or await LaunchedProcess.start(self._spec)
         except OSError as error:
             return 1, f"The worker can't be started: {error.strerror}: {error.filename}."
         self._process = process
         log.info("The worker's process runs.", extra={"worker_pid": process.pid})
-        self._news.publish(Phase.WATCHING, pid=process.pid)
+        self._latest.publish(Phase.WATCHING, pid=process.pid)
         try:
             status = await process.wait()
         finally:
@@ -60,7 +60,7 @@ class SpawnedWorker:
     async def stop(self, grace: float) -> None:
         """Let the worker finish for at most `grace` seconds; returns when its process has ended."""
         self._stop.set()
-        self._news.publish_stopping()
+        self._latest.publish_stopping()
         if self._process:
             await self._ask_to_leave(self._process)
         if await self._has_left(grace):
@@ -74,7 +74,7 @@ class SpawnedWorker:
             self._process.kill()
         await self._left.wait()
 
-    async def _ask_to_leave(self, process: WorkerProcess) -> None:
+    async def _ask_to_leave(self, process: LaunchedProcess) -> None:
         """By RPC; by SIGTERM when its port is not open yet or does not answer."""
         lock = read_lock(self._spec)
         if lock and lock.pid == process.pid:

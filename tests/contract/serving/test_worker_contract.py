@@ -9,8 +9,8 @@ import grpc
 import pytest
 from tests.support.fake_tokens import fake_embedding, fake_tokens
 from tests.support.fake_worker import FakeWorker
+from tests.support.running_worker import RunningWorker
 from tests.support.session_client import SessionClient, tokens_of
-from tests.support.worker_process import WorkerProcess
 
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import inference_pb2 as inference
@@ -25,7 +25,7 @@ async def worker_of(kind: str, folder: Path) -> AsyncIterator[str]:
         async with FakeWorker(token_seconds=0.005) as fake:
             yield fake.address
     else:
-        async with WorkerProcess(folder, model="fake:step_seconds=0.005") as real:
+        async with RunningWorker(folder, model="fake:step_seconds=0.005") as real:
             yield real.address
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.worker_process import WorkerProcess
+from tests.support.running_worker import RunningWorker
 
 from polyfleet.scheduler.attached import AttachedWorker
 from polyfleet.scheduler.config import LaunchConfig
+from polyfleet.scheduler.latest_report import LatestReport
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
-from polyfleet.scheduler.news import News
 from polyfleet.scheduler.ports import free_address
 from polyfleet.scheduler.worker_client import WorkerClient
 from polyfleet.v1 import fleet_pb2 as fleet
@@ -25,14 +25,14 @@ class Looking:
         load = pb.LoadRequest(deployment=deployment, model_name=deployment, source=source)
         launch = LaunchConfig(mode="attach", address=address)
         spec = LaunchSpec("launcher-1", "cpu", load.SerializeToString(), launch, "127.0.0.1:1", "/nowhere")
-        self.news = News(spec)
-        self.worker = AttachedWorker(spec, self.news, None)
+        self.latest = LatestReport(spec)
+        self.worker = AttachedWorker(spec, self.latest, None)
         self.task = asyncio.create_task(self.worker.run())
 
     async def until(self, condition: Callable[[LauncherReport], bool]) -> LauncherReport:
-        while not condition(self.news.report):
-            await self.news.next(self.news.report.revision, 1.0)
-        return self.news.report
+        while not condition(self.latest.report):
+            await self.latest.next(self.latest.report.revision, 1.0)
+        return self.latest.report
 
 
 async def test_it_waits_for_the_worker_loads_it_and_loads_it_again_after_a_crash(tmp_path: Path) -> None:
@@ -41,27 +41,27 @@ async def test_it_waits_for_the_worker_loads_it_and_loads_it_again_after_a_crash
     waiting = await looking.until(lambda r: bool(r.reason))
     assert (waiting.phase, waiting.reason) == (Phase.STARTING, f"It waits for a worker at {address}.")
     options = ("--listen", address, "--worker-id", "w-own")
-    async with WorkerProcess(tmp_path, *options) as worker:
+    async with RunningWorker(tmp_path, *options) as worker:
         await looking.until(lambda r: r.phase is Phase.WATCHING)
         await worker.until_state(fleet.WORKER_STATE_READY)
         info = (await worker.status()).info
         assert (info.deployment, info.model.name) == ("d", "d")
-        assert looking.news.report.worker_id == "w-own"
+        assert looking.latest.report.worker_id == "w-own"
         worker.signal(signal.SIGKILL)
     failed = await looking.until(lambda r: r.phase is Phase.FAILED)
     assert failed.reason == f"The worker at {address} does not answer."
-    async with WorkerProcess(tmp_path, *options) as worker:
+    async with RunningWorker(tmp_path, *options) as worker:
         await worker.until_state(fleet.WORKER_STATE_READY)
         await looking.until(lambda r: r.restarts == 1)
         await looking.worker.stop(grace=5.0)
-        assert looking.news.report.phase is Phase.LEFT
+        assert looking.latest.report.phase is Phase.LEFT
         status = await worker.status()
         assert status.status.state == fleet.WORKER_STATE_STARTING
         assert not status.info.HasField("model")
 
 
 async def test_a_worker_that_serves_the_wish_already_is_left_as_it_is(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, "--deployment", "fake", "--launched", model="fake:") as worker:
+    async with RunningWorker(tmp_path, "--deployment", "fake", "--launched", model="fake:") as worker:
         before = worker.engine().pid
         looking = Looking(worker.address, deployment="fake")
         await looking.until(lambda r: r.phase is Phase.WATCHING)
@@ -71,7 +71,7 @@ async def test_a_worker_that_serves_the_wish_already_is_left_as_it_is(tmp_path: 
 
 async def test_another_model_of_the_same_deployment_is_replaced(tmp_path: Path) -> None:
     flags = ("--deployment", "d", "--model-name", "old", "--launched")
-    async with WorkerProcess(tmp_path, *flags, model="fake:") as worker:
+    async with RunningWorker(tmp_path, *flags, model="fake:") as worker:
         looking = Looking(worker.address)
         await looking.until(lambda r: r.phase is Phase.WATCHING)
         while (await worker.status()).info.model.name != "d":
@@ -89,7 +89,7 @@ async def test_another_model_of_the_same_deployment_is_replaced(tmp_path: Path) 
 async def test_another_owners_worker_is_left_alone_until_it_is_free(
     tmp_path: Path, flags: tuple[str, ...], owner: str
 ) -> None:
-    async with WorkerProcess(tmp_path, *flags, model="fake:") as worker:
+    async with RunningWorker(tmp_path, *flags, model="fake:") as worker:
         before = worker.engine().pid
         looking = Looking(worker.address)
         waiting = await looking.until(lambda r: owner in r.reason)
@@ -103,7 +103,7 @@ async def test_another_owners_worker_is_left_alone_until_it_is_free(
 
 
 async def test_stopping_leaves_another_owners_worker_alone(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, "--deployment", "d", model="fake:") as worker:
+    async with RunningWorker(tmp_path, "--deployment", "d", model="fake:") as worker:
         looking = Looking(worker.address)
         await looking.until(lambda r: "own model" in r.reason)
         await looking.worker.stop(grace=5.0)
@@ -111,7 +111,7 @@ async def test_stopping_leaves_another_owners_worker_alone(tmp_path: Path) -> No
 
 
 async def test_a_model_that_cannot_be_served_is_reported_and_the_worker_left_running(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path) as worker:
+    async with RunningWorker(tmp_path) as worker:
         looking = Looking(worker.address, "fake:unusable=1")
         failed = await looking.until(lambda r: r.phase is Phase.FAILED)
         assert failed.reason == "fake:unusable=1 is truncated: it ends in the middle of a tensor."
@@ -120,7 +120,7 @@ async def test_a_model_that_cannot_be_served_is_reported_and_the_worker_left_run
 
 
 async def test_stopping_waits_for_running_sequences(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, "--deployment", "fake", "--launched", model="fake:step_seconds=0.02") as worker:
+    async with RunningWorker(tmp_path, "--deployment", "fake", "--launched", model="fake:step_seconds=0.02") as worker:
         looking = Looking(worker.address, "fake:step_seconds=0.02", deployment="fake")
         await looking.until(lambda r: r.phase is Phase.WATCHING)
         async with worker.session() as session:
@@ -135,7 +135,7 @@ async def test_stopping_waits_for_running_sequences(tmp_path: Path) -> None:
 
 
 async def test_stopping_while_it_loads_frees_the_worker(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path) as worker:
+    async with RunningWorker(tmp_path) as worker:
         looking = Looking(worker.address, "fake:load_seconds=60")
         await worker.until_state(fleet.WORKER_STATE_LOADING)
         await looking.worker.stop(grace=0.1)

@@ -15,10 +15,9 @@ from tests.support.fake_interpreter import fake_interpreter
 from tests.support.session_client import SessionClient
 
 from polyfleet.scheduler.config import LaunchConfig
+from polyfleet.scheduler.latest_report import LatestReport
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
-from polyfleet.scheduler.news import News
-from polyfleet.scheduler.spawned import SpawnedWorker
-from polyfleet.scheduler.worker_process import (
+from polyfleet.scheduler.launched_process import (
     WorkerLock,
     ending,
     lock_path,
@@ -27,6 +26,7 @@ from polyfleet.scheduler.worker_process import (
     worker_command,
     worker_environment,
 )
+from polyfleet.scheduler.spawned import SpawnedWorker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 
@@ -42,18 +42,18 @@ class Looking:
     """One launcher's inside."""
 
     spec: LaunchSpec
-    news: News
+    latest: LatestReport
     worker: SpawnedWorker
     task: "asyncio.Task[None]"
 
     @property
     def report(self) -> LauncherReport:
-        return self.news.report
+        return self.latest.report
 
     async def until(self, condition: Callable[[LauncherReport], bool]) -> LauncherReport:
-        while not condition(self.news.report):
-            await self.news.next(self.news.report.revision, 1.0)
-        return self.news.report
+        while not condition(self.latest.report):
+            await self.latest.next(self.latest.report.revision, 1.0)
+        return self.latest.report
 
     async def until_up(self) -> WorkerLock:
         """Until the worker's ports are open."""
@@ -69,9 +69,9 @@ class Looking:
 
 
 def look_after(spec: LaunchSpec) -> Looking:
-    news = News(spec)
-    worker = SpawnedWorker(spec, news, None)
-    return Looking(spec, news, worker, asyncio.create_task(worker.run()))
+    latest = LatestReport(spec)
+    worker = SpawnedWorker(spec, latest, None)
+    return Looking(spec, latest, worker, asyncio.create_task(worker.run()))
 
 
 @pytest.fixture

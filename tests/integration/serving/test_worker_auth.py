@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.support.running_worker import RunningWorker
 from tests.support.session_client import OWN_CONNECTION, SessionClient
-from tests.support.worker_process import WorkerProcess
 
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
@@ -36,11 +36,11 @@ CALLS: dict[str, Call] = {
 }
 
 
-def with_token(folder: Path, listen: str) -> WorkerProcess:
+def with_token(folder: Path, listen: str) -> RunningWorker:
     secret = folder / "token"
     secret.write_text("right\n")
     where = ("--listen", listen, "--advertise-host", "127.0.0.1")
-    return WorkerProcess(folder, *where, "--fleet-token-file", str(secret))
+    return RunningWorker(folder, *where, "--fleet-token-file", str(secret))
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "127.0.0.1:0"])
@@ -62,7 +62,7 @@ async def test_every_call_needs_the_token_but_health(tmp_path: Path, listen: str
 
 
 async def test_beyond_loopback_a_worker_without_a_token_does_not_start(tmp_path: Path) -> None:
-    worker = WorkerProcess(tmp_path, "--listen", "0.0.0.0:0")
+    worker = RunningWorker(tmp_path, "--listen", "0.0.0.0:0")
     await worker.spawn()
     assert await worker.exit_status() == 2
     (line,) = worker.errors.splitlines()
@@ -70,7 +70,7 @@ async def test_beyond_loopback_a_worker_without_a_token_does_not_start(tmp_path:
 
 
 async def test_an_unreadable_token_file_is_named(tmp_path: Path) -> None:
-    worker = WorkerProcess(tmp_path, "--fleet-token-file", str(tmp_path / "none"))
+    worker = RunningWorker(tmp_path, "--fleet-token-file", str(tmp_path / "none"))
     await worker.spawn()
     assert await worker.exit_status() == 2
     (line,) = worker.errors.splitlines()
@@ -78,7 +78,7 @@ async def test_an_unreadable_token_file_is_named(tmp_path: Path) -> None:
 
 
 async def test_the_token_file_may_come_from_the_environment(tmp_path: Path) -> None:
-    worker = WorkerProcess(tmp_path, "--listen", "0.0.0.0:0")
+    worker = RunningWorker(tmp_path, "--listen", "0.0.0.0:0")
     await worker.spawn({"POLYFLEET_FLEET_TOKEN_FILE": str(tmp_path / "empty")})
     (tmp_path / "empty").touch()
     assert await worker.exit_status() == 2

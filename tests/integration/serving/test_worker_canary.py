@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.integration.serving.test_worker_metrics import scrape
 from tests.support.fake_fleet import FakeFleet
 from tests.support.fake_tokens import fake_tokens
+from tests.support.running_worker import ENGINE, ROOT, RunningWorker
 from tests.support.session_client import OWN_CONNECTION, tokens_of
-from tests.support.worker_process import ENGINE, ROOT, WorkerProcess
 
 from polyfleet.serving.health.watchdog import WatchdogLimits
 from polyfleet.serving.worker import LoadSpec, Worker
@@ -27,7 +27,7 @@ STALLS = ("--canary-interval", "0.2", "--stall-timeout", "0.5", "--replace-after
 REASON = "The model answers wrongly on this device: the canary's token 1 is 767 instead of 766, which leads by 9.0."
 
 
-async def healths(worker: WorkerProcess) -> tuple[int, int]:
+async def healths(worker: RunningWorker) -> tuple[int, int]:
     """Of the service and of the process."""
     async with grpc.aio.insecure_channel(worker.address, options=OWN_CONNECTION) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -41,7 +41,7 @@ async def test_a_worker_that_answers_wrongly_leaves_says_why_and_comes_back(tmp_
     model = f"fake:step_seconds=0.01,wrong_while={flag}"
     async with (
         FakeFleet() as scheduler,
-        WorkerProcess(tmp_path, "--fleet", scheduler.address, *OFTEN, model=model) as worker,
+        RunningWorker(tmp_path, "--fleet", scheduler.address, *OFTEN, model=model) as worker,
         worker.session() as session,
     ):
         await session.start(pb.StartSequence(sequence_id="long", prompt_ids=[1], max_tokens=50_000))
@@ -77,7 +77,7 @@ async def test_a_worker_that_answers_wrongly_from_the_start_never_becomes_ready(
     flag.touch()
     async with FakeFleet() as scheduler:
         options = ("--fleet", scheduler.address, *OFTEN)
-        async with WorkerProcess(tmp_path, *options, model=f"fake:wrong_while={flag}", wait_ready=False) as worker:
+        async with RunningWorker(tmp_path, *options, model=f"fake:wrong_while={flag}", wait_ready=False) as worker:
             await worker.until_state(fleet.WORKER_STATE_UNHEALTHY)
             while (await scrape(worker))["polyfleet_canary_runs_total wrong"] < 3:
                 await asyncio.sleep(0.05)
@@ -92,7 +92,7 @@ async def test_a_suspended_worker_can_be_drained_and_another_model_loaded(tmp_pa
     flag = tmp_path / "wrong"
     flag.touch()
     model = f"fake:wrong_while={flag}"
-    async with WorkerProcess(tmp_path, *OFTEN, model=model, wait_ready=False) as worker:
+    async with RunningWorker(tmp_path, *OFTEN, model=model, wait_ready=False) as worker:
         await worker.until_state(fleet.WORKER_STATE_UNHEALTHY)
         async with grpc.aio.insecure_channel(worker.address, options=OWN_CONNECTION) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
@@ -108,13 +108,13 @@ async def test_a_suspended_worker_can_be_drained_and_another_model_loaded(tmp_pa
 
 
 async def test_a_worker_without_a_canary_says_that_nobody_knows(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:canary=0") as worker:
+    async with RunningWorker(tmp_path, model="fake:canary=0") as worker:
         status = (await worker.status()).status
         assert (status.state, status.reason) == (fleet.WORKER_STATE_READY, "canary: no reference")
 
 
 async def test_the_death_of_a_suspended_workers_engine_is_still_its_end(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, *OFTEN, model=f"fake:wrong_while={tmp_path}", wait_ready=False) as worker:
+    async with RunningWorker(tmp_path, *OFTEN, model=f"fake:wrong_while={tmp_path}", wait_ready=False) as worker:
         await worker.until_state(fleet.WORKER_STATE_UNHEALTHY)
         os.kill(worker.engine().pid, signal.SIGKILL)
         assert await worker.exit_status() == 1
@@ -146,7 +146,7 @@ async def test_a_worker_whose_engine_hangs_in_a_step_is_suspended_until_it_speak
 
 
 async def test_a_stopped_engine_loses_its_streams_and_is_replaced(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, *STALLS, model="fake:step_seconds=0.01") as worker, worker.session() as session:
+    async with RunningWorker(tmp_path, *STALLS, model="fake:step_seconds=0.01") as worker, worker.session() as session:
         await session.start(pb.StartSequence(sequence_id="a", prompt_ids=[1], max_tokens=50_000))
         while (await session.event()).status.running_sequences == 0:
             pass
@@ -167,7 +167,7 @@ async def test_a_worker_ends_when_a_new_engine_process_answers_as_wrongly(tmp_pa
     flag = tmp_path / "wrong"
     async with FakeFleet() as scheduler:
         options = ("--fleet", scheduler.address, *STALLS)
-        async with WorkerProcess(tmp_path, *options, model=f"fake:wrong_while={flag}") as worker:
+        async with RunningWorker(tmp_path, *options, model=f"fake:wrong_while={flag}") as worker:
             first = worker.engine()
             flag.touch()
             assert await worker.exit_status() == 1
@@ -179,7 +179,7 @@ async def test_a_worker_ends_when_a_new_engine_process_answers_as_wrongly(tmp_pa
 
 async def test_a_worker_whose_engine_is_being_replaced_can_be_stopped(tmp_path: Path) -> None:
     model = "fake:load_seconds=1"
-    async with WorkerProcess(tmp_path, *STALLS, model=model) as worker:
+    async with RunningWorker(tmp_path, *STALLS, model=model) as worker:
         stopped = worker.engine()
         os.kill(stopped.pid, signal.SIGSTOP)
         while "being replaced" not in (await worker.status()).status.reason:

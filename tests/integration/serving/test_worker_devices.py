@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support import lab_backend
 from tests.support.fake_fleet import FakeFleet
-from tests.support.worker_process import WorkerProcess
+from tests.support.running_worker import RunningWorker
 
 from polyfleet.v1 import fleet_pb2 as fleet
 
@@ -17,7 +17,7 @@ Labels = dict[str, str]
 LAB = {"accelerator": "lab", "device": "0", "product": "Lab One", "uuid": "LAB-1"}
 
 
-async def device_series(worker: WorkerProcess) -> dict[str, list[tuple[Labels, float]]]:
+async def device_series(worker: RunningWorker) -> dict[str, list[tuple[Labels, float]]]:
     """Labels and value of every polyfleet_device_* sample, by name."""
 
     def get() -> str:
@@ -38,7 +38,7 @@ async def test_an_unhealthy_device_suspends_its_worker_until_it_is_well(tmp_path
     environ = lab_backend.install(tmp_path / "site", device)
     async with FakeFleet() as scheduler:
         options = ("--accelerator", "lab", "--telemetry-interval", "0.1", "--fleet", scheduler.address)
-        async with WorkerProcess(tmp_path, *options, model="fake:", environ=environ) as worker:
+        async with RunningWorker(tmp_path, *options, model="fake:", environ=environ) as worker:
             info = (await worker.status()).info
             assert (info.accelerator, info.device_name) == ("lab", "Lab One")
             series = await device_series(worker)
@@ -70,7 +70,7 @@ async def test_a_worker_takes_the_device_of_its_place_alone(tmp_path: Path, opti
     (tmp_path / "device").write_text("")
     environ = lab_backend.install(tmp_path / "site", tmp_path / "device", devices="1,0")
     asked = ("--accelerator", "lab", "--telemetry-interval", "0.1", *options)
-    async with WorkerProcess(tmp_path, *asked, model="fake:", environ=environ) as worker:
+    async with RunningWorker(tmp_path, *asked, model="fake:", environ=environ) as worker:
         info = (await worker.status()).info
         assert (info.device_name, info.device_index) == (("Lab Two", "Lab One")[index], index)
         (engine,) = psutil.Process(worker.lock.pid).children()
@@ -82,7 +82,7 @@ async def test_a_worker_takes_the_device_of_its_place_alone(tmp_path: Path, opti
 
 
 async def test_a_cpu_worker_shows_its_memory_and_load(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, "--telemetry-interval", "0.1") as worker:
+    async with RunningWorker(tmp_path, "--telemetry-interval", "0.1") as worker:
         while not (series := await device_series(worker)):
             await asyncio.sleep(0.02)
         ((labels, total),) = series["polyfleet_device_memory_total_bytes"]

@@ -16,8 +16,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support import fake_engine
 from tests.support.fake_tokens import fake_tokens
+from tests.support.running_worker import RunningWorker
 from tests.support.session_client import OWN_CONNECTION, tokens_of
-from tests.support.worker_process import WorkerProcess
 
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
@@ -28,12 +28,12 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 
 @contextlib.asynccontextmanager
-async def stub_of(worker: WorkerProcess) -> AsyncIterator[worker_pb2_grpc.WorkerStub]:
+async def stub_of(worker: RunningWorker) -> AsyncIterator[worker_pb2_grpc.WorkerStub]:
     async with grpc.aio.insecure_channel(worker.address, options=OWN_CONNECTION) as channel:
         yield worker_pb2_grpc.WorkerStub(channel)
 
 
-async def health_of(worker: WorkerProcess, service: str = "polyfleet.v1.Worker") -> int:
+async def health_of(worker: RunningWorker, service: str = "polyfleet.v1.Worker") -> int:
     async with grpc.aio.insecure_channel(worker.address, options=OWN_CONNECTION) as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
         return int(answer.status)
@@ -55,7 +55,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 async def test_load_reports_progress_and_unload_frees_the_engine_process(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path) as worker, stub_of(worker) as stub:
+    async with RunningWorker(tmp_path) as worker, stub_of(worker) as stub:
         assert await health_of(worker) == NOT_SERVING
         request = pb.LoadRequest(deployment="d", model_name="m", source="fake:load_seconds=0.2")
         request.options.context_length = 77
@@ -97,7 +97,7 @@ async def test_load_reports_progress_and_unload_frees_the_engine_process(tmp_pat
 async def test_a_load_that_fails_leaves_a_worker_that_can_load_another(
     tmp_path: Path, source: str, reason: str
 ) -> None:
-    async with WorkerProcess(tmp_path) as worker, stub_of(worker) as stub:
+    async with RunningWorker(tmp_path) as worker, stub_of(worker) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             _ = [step async for step in stub.Load(pb.LoadRequest(model_name="m", source=source))]
         assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, reason)
@@ -108,7 +108,7 @@ async def test_a_load_that_fails_leaves_a_worker_that_can_load_another(
 
 
 async def test_loading_goes_on_when_its_caller_leaves_and_ends_with_unload(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path) as worker, stub_of(worker) as stub:
+    async with RunningWorker(tmp_path) as worker, stub_of(worker) as stub:
         call = stub.Load(pb.LoadRequest(model_name="m", source="fake:load_seconds=0.5"))
         await call.read()
         call.cancel()
@@ -125,7 +125,7 @@ async def test_loading_goes_on_when_its_caller_leaves_and_ends_with_unload(tmp_p
 
 
 async def test_a_model_given_at_the_start_that_cannot_be_served_is_exit_status_3(tmp_path: Path) -> None:
-    worker = WorkerProcess(tmp_path, model="fake:unusable=1")
+    worker = RunningWorker(tmp_path, model="fake:unusable=1")
     await worker.spawn()
     assert await worker.exit_status() == 3
     assert "is truncated: it ends in the middle of a tensor." in worker.errors
@@ -135,7 +135,7 @@ async def test_a_model_given_at_the_start_that_cannot_be_served_is_exit_status_3
 
 @pytest.mark.parametrize("death", ["killed", "crash", "raise"])
 async def test_the_engines_death_ends_sequences_unavailable_and_the_worker_with_1(tmp_path: Path, death: str) -> None:
-    async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01") as worker:
+    async with RunningWorker(tmp_path, model="fake:step_seconds=0.01") as worker:
         async with worker.session("g-1") as one, worker.session("g-2") as two:
             await one.start(start("a", 1))
             await two.start(start("b", 2))
@@ -157,7 +157,7 @@ async def test_the_engines_death_ends_sequences_unavailable_and_the_worker_with_
 
 async def test_the_workers_death_ends_the_engine_process(tmp_path: Path) -> None:
     for model in ("fake:", "fake:load_seconds=2"):
-        async with WorkerProcess(tmp_path, model=model, wait_ready=model == "fake:") as worker:
+        async with RunningWorker(tmp_path, model=model, wait_ready=model == "fake:") as worker:
             while not psutil.Process(worker.process.pid).children():
                 await asyncio.sleep(0.02)
             engine = worker.engine()
@@ -168,7 +168,7 @@ async def test_the_workers_death_ends_the_engine_process(tmp_path: Path) -> None
 
 
 async def test_sigterm_finishes_what_runs_and_exits_0(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
+    async with RunningWorker(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
         await session.start(start("old", 1, max_tokens=100))
         while (await session.event()).status.running_sequences != 1:
             pass
@@ -188,7 +188,7 @@ async def test_sigterm_finishes_what_runs_and_exits_0(tmp_path: Path) -> None:
 
 
 async def test_drain_with_exit_ends_an_idle_worker(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:") as worker, stub_of(worker) as stub:
+    async with RunningWorker(tmp_path, model="fake:") as worker, stub_of(worker) as stub:
         await stub.Drain(pb.WorkerDrainRequest())
         assert (await worker.status()).status.state == fleet.WORKER_STATE_DRAINING
         assert worker.process.returncode is None
@@ -197,7 +197,7 @@ async def test_drain_with_exit_ends_an_idle_worker(tmp_path: Path) -> None:
 
 
 async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
+    async with RunningWorker(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
         await session.start(start("endless", 1, max_tokens=10**9))
         while (await session.event()).status.running_sequences != 1:
             pass
@@ -209,7 +209,7 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_terminal_that_goes_drains_however_often_it_says_so(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
+    async with RunningWorker(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
         await session.start(start("running", 1, max_tokens=100))
         while (await session.event()).status.running_sequences != 1:
             pass
@@ -225,7 +225,7 @@ async def test_a_terminal_that_goes_drains_however_often_it_says_so(tmp_path: Pa
 
 async def test_the_drain_timeout_hands_the_rest_back(tmp_path: Path) -> None:
     options = ("--drain-timeout", "0.2")
-    async with WorkerProcess(tmp_path, *options, model="fake:step_seconds=0.01") as worker:
+    async with RunningWorker(tmp_path, *options, model="fake:step_seconds=0.01") as worker:
         async with worker.session() as session:
             await session.start(start("endless", 1, max_tokens=10**9))
             while (await session.event()).status.running_sequences != 1:
@@ -236,7 +236,7 @@ async def test_the_drain_timeout_hands_the_rest_back(tmp_path: Path) -> None:
 
 
 async def test_sigterm_in_the_moment_that_the_lock_names_it_exits_0(tmp_path: Path) -> None:
-    worker = WorkerProcess(tmp_path)
+    worker = RunningWorker(tmp_path)
     await worker.spawn()
     while not worker.lock_path.exists():
         pass  # no pause: a launcher may be as quick
@@ -245,14 +245,14 @@ async def test_sigterm_in_the_moment_that_the_lock_names_it_exits_0(tmp_path: Pa
 
 
 async def test_sigterm_while_loading_exits_0(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:load_seconds=600", wait_ready=False) as worker:
+    async with RunningWorker(tmp_path, model="fake:load_seconds=600", wait_ready=False) as worker:
         await worker.until_state(fleet.WORKER_STATE_LOADING)
         worker.signal(signal.SIGTERM)
         assert await worker.exit_status() == 0
 
 
 async def test_an_idle_engine_that_lost_a_block_ends_the_worker(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:leak=1") as worker:
+    async with RunningWorker(tmp_path, model="fake:leak=1") as worker:
         async with worker.session() as session:
             await session.start(start("a", 1, max_tokens=1))
             await session.run_to_end()
@@ -261,8 +261,8 @@ async def test_an_idle_engine_that_lost_a_block_ends_the_worker(tmp_path: Path) 
 
 
 async def test_a_second_worker_on_one_lock_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path) as worker:
-        second = WorkerProcess(tmp_path)
+    async with RunningWorker(tmp_path) as worker:
+        second = RunningWorker(tmp_path)
         await second.spawn()
         assert await second.exit_status() == 2
         (line,) = second.errors.splitlines()
@@ -274,7 +274,7 @@ async def test_a_second_worker_on_one_lock_file_is_refused_in_a_sentence(tmp_pat
 async def test_a_port_in_use_is_named(tmp_path: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        worker = WorkerProcess(tmp_path, option, address)
+        worker = RunningWorker(tmp_path, option, address)
         await worker.spawn()
         assert await worker.exit_status() == 2
     assert address in worker.errors.splitlines()[-1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.worker_process import WorkerProcess
+from tests.support.running_worker import RunningWorker
 
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
@@ -28,7 +28,7 @@ OF_THE_PROCESS = ("polyfleet_build", "polyfleet_event_loop_lag", "process_", "en
 CANARY_RUNS = {f"polyfleet_canary_runs_total {result}" for result in ("right", "wrong", "failed", "no_reference")}
 
 
-async def scrape(worker: WorkerProcess) -> Samples:
+async def scrape(worker: RunningWorker) -> Samples:
     """Values by name; of OWN_LABEL by name and label. Checks labels, but not those of devices and of the process."""
 
     def get() -> str:
@@ -55,7 +55,7 @@ async def scrape(worker: WorkerProcess) -> Samples:
 
 
 async def test_figures_follow_the_engine_and_leave_with_the_model(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01,max_sequences=2,canary=0") as worker:
+    async with RunningWorker(tmp_path, model="fake:step_seconds=0.01,max_sequences=2,canary=0") as worker:
         idle = await scrape(worker)
         assert idle.keys() >= LABELLED
         assert idle["polyfleet_worker_ready"] == 1

@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.support import fake_engine
 from tests.support.fake_fleet import FakeFleet
 from tests.support.fake_tokens import fake_tokens
+from tests.support.running_worker import RunningWorker
 from tests.support.session_client import tokens_of
-from tests.support.worker_process import WorkerProcess
 
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
@@ -18,7 +18,7 @@ from polyfleet.v1 import worker_pb2 as pb
 async def test_a_worker_says_what_it_is_and_how_it_does(tmp_path: Path) -> None:
     options = ("--worker-id", "w-7", "--deployment", "d")
     async with FakeFleet() as scheduler:
-        async with WorkerProcess(tmp_path, "--fleet", scheduler.address, *options, model="fake:") as worker:
+        async with RunningWorker(tmp_path, "--fleet", scheduler.address, *options, model="fake:") as worker:
             await scheduler.until(lambda: "READY" in scheduler.states())
             info = scheduler.infos[-1]
             assert (info.worker_id, info.deployment, info.accelerator) == ("w-7", "d", "cpu")
@@ -40,7 +40,7 @@ async def test_a_worker_says_what_it_is_and_how_it_does(tmp_path: Path) -> None:
 async def test_a_worker_serves_without_a_fleet_and_finds_it_again(tmp_path: Path) -> None:
     async with FakeFleet() as first:
         port = first.port
-    async with WorkerProcess(tmp_path, "--fleet", f"127.0.0.1:{port}", model="fake:") as worker:
+    async with RunningWorker(tmp_path, "--fleet", f"127.0.0.1:{port}", model="fake:") as worker:
         for _ in range(2):
             async with worker.session() as session:
                 await session.start(pb.StartSequence(sequence_id="a", prompt_ids=[1], max_tokens=5))
@@ -53,7 +53,7 @@ async def test_a_worker_serves_without_a_fleet_and_finds_it_again(tmp_path: Path
 
 async def test_tokenizer_assets_arrive_whole_in_chunks(tmp_path: Path) -> None:
     async with FakeFleet(want_assets=True) as scheduler:
-        async with WorkerProcess(tmp_path, "--fleet", scheduler.address, model="fake:"):
+        async with RunningWorker(tmp_path, "--fleet", scheduler.address, model="fake:"):
             await scheduler.until(lambda: len(scheduler.asset) >= len(fake_engine.DOCUMENT))
         assert scheduler.asset == fake_engine.DOCUMENT
         assert scheduler.asset_chunks == 2
@@ -62,7 +62,7 @@ async def test_tokenizer_assets_arrive_whole_in_chunks(tmp_path: Path) -> None:
 async def test_a_worker_that_is_not_wanted_drains_and_exits(tmp_path: Path) -> None:
     async with (
         FakeFleet() as scheduler,
-        WorkerProcess(tmp_path, "--fleet", scheduler.address, model="fake:step_seconds=0.01") as worker,
+        RunningWorker(tmp_path, "--fleet", scheduler.address, model="fake:step_seconds=0.01") as worker,
     ):
         await scheduler.until(lambda: "READY" in scheduler.states())
         async with worker.session() as session:
@@ -76,7 +76,7 @@ async def test_a_worker_that_is_not_wanted_drains_and_exits(tmp_path: Path) -> N
 
 async def test_a_model_that_cannot_be_served_is_reported_before_the_end(tmp_path: Path) -> None:
     async with FakeFleet() as scheduler:
-        worker = WorkerProcess(tmp_path, "--fleet", scheduler.address, model="fake:unusable=1")
+        worker = RunningWorker(tmp_path, "--fleet", scheduler.address, model="fake:unusable=1")
         await worker.spawn()
         assert await worker.exit_status() == 3
         assert scheduler.states()[-1] == "UNHEALTHY"
@@ -85,7 +85,7 @@ async def test_a_model_that_cannot_be_served_is_reported_before_the_end(tmp_path
 
 async def test_the_engines_death_is_reported_before_the_end(tmp_path: Path) -> None:
     async with FakeFleet() as scheduler:
-        async with WorkerProcess(tmp_path, "--fleet", scheduler.address, model="fake:") as worker:
+        async with RunningWorker(tmp_path, "--fleet", scheduler.address, model="fake:") as worker:
             await scheduler.until(lambda: "READY" in scheduler.states())
             worker.engine().kill()
             assert await worker.exit_status() == 1
@@ -95,7 +95,7 @@ async def test_the_engines_death_is_reported_before_the_end(tmp_path: Path) -> N
 
 async def test_progress_of_loading_is_reported(tmp_path: Path) -> None:
     async with FakeFleet() as scheduler:
-        async with WorkerProcess(tmp_path, "--fleet", scheduler.address, model="fake:load_seconds=2"):
+        async with RunningWorker(tmp_path, "--fleet", scheduler.address, model="fake:load_seconds=2"):
             loading = [each for each in scheduler.statuses if each.state == fleet.WORKER_STATE_LOADING]
         progress = [each.load_progress for each in loading]
         assert progress == sorted(progress)
@@ -107,7 +107,7 @@ async def test_the_fleet_token_is_shown_and_never_logged(tmp_path: Path) -> None
     secret.write_text("s3cret-of-the-fleet\n")
     options = ("--fleet-token-file", str(secret), "--log-level", "debug")
     async with FakeFleet() as scheduler:
-        async with WorkerProcess(tmp_path, "--fleet", scheduler.address, *options) as worker:
+        async with RunningWorker(tmp_path, "--fleet", scheduler.address, *options) as worker:
             await scheduler.until(lambda: bool(scheduler.statuses))
             worker.signal(signal.SIGTERM)
             await worker.exit_status()

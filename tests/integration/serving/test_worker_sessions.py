@@ -6,8 +6,8 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.support.fake_tokens import fake_tokens
+from tests.support.running_worker import RunningWorker
 from tests.support.session_client import SessionClient, ended, tokens_of
-from tests.support.worker_process import WorkerProcess
 
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
@@ -20,7 +20,7 @@ def start(name: str, *prompt: int, **more: object) -> pb.StartSequence:
 
 
 async def test_bad_fields_are_named_and_harm_nobody(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
+    async with RunningWorker(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
         await session.start(start("good", 1, max_tokens=30))
         bad = {
             "empty": start("empty"),
@@ -46,7 +46,7 @@ async def test_bad_fields_are_named_and_harm_nobody(tmp_path: Path) -> None:
 
 async def test_a_status_says_which_starts_it_counts(tmp_path: Path) -> None:
     """While the engine is in a step it hears nothing: heartbeats come, but with a status from before."""
-    async with WorkerProcess(tmp_path, model="fake:step_seconds=1.2,canary=0") as worker, worker.session() as session:
+    async with RunningWorker(tmp_path, model="fake:step_seconds=1.2,canary=0") as worker, worker.session() as session:
         seen: list[tuple[int, int]] = []
 
         async def until_reported(count: int) -> None:
@@ -68,7 +68,7 @@ async def test_a_status_says_which_starts_it_counts(tmp_path: Path) -> None:
 
 
 async def test_an_id_that_is_open_already_ends_with_the_error(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
+    async with RunningWorker(tmp_path, model="fake:step_seconds=0.01") as worker, worker.session() as session:
         await session.start(start("a", 1, max_tokens=50_000))
         while not (await session.event()).deltas:
             pass
@@ -81,7 +81,7 @@ async def test_an_id_that_is_open_already_ends_with_the_error(tmp_path: Path) ->
 
 
 async def test_a_worker_without_a_model_says_so(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path) as worker, worker.session() as session:
+    async with RunningWorker(tmp_path) as worker, worker.session() as session:
         assert (await session.event()).status.state == fleet.WORKER_STATE_STARTING
         await session.start(start("a", 1))
         (delta,) = (await session.run_to_end())["a"]
@@ -89,7 +89,7 @@ async def test_a_worker_without_a_model_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_session_begins_with_hello(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path) as worker:
+    async with RunningWorker(tmp_path) as worker:
         for first in (pb.SessionCommand(start=start("a", 1)), pb.SessionCommand(hello=pb.Hello())):
             session = SessionClient(worker.address)
             await session.call.write(first)
@@ -103,7 +103,7 @@ async def test_a_slow_reader_slows_only_itself_and_loses_nothing(tmp_path: Path)
     """The stalled session's tokens carry 20 logprobs each, far more bytes than HTTP/2's windows hold."""
     model = "fake:step_tokens=200,max_sequences=8"
     count = 40_000
-    async with WorkerProcess(tmp_path, model=model) as worker, worker.session("slow") as slow:
+    async with RunningWorker(tmp_path, model=model) as worker, worker.session("slow") as slow:
         for number in range(3):
             await slow.start(start(f"s{number}", number + 1, max_tokens=count, logprobs=20))
         async with worker.session("quick") as quick:
@@ -121,7 +121,7 @@ async def test_a_slow_reader_slows_only_itself_and_loses_nothing(tmp_path: Path)
 
 
 async def test_many_sequences_share_steps_and_events(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:max_sequences=32,step_seconds=0.002,canary=0") as worker:
+    async with RunningWorker(tmp_path, model="fake:max_sequences=32,step_seconds=0.002,canary=0") as worker:
         async with worker.session() as session:
             for number in range(100):
                 await session.start(start(str(number), number + 1, max_tokens=20))
@@ -141,7 +141,7 @@ async def test_many_sequences_share_steps_and_events(tmp_path: Path) -> None:
 
 
 async def test_a_burst_of_cancels_balances(tmp_path: Path) -> None:
-    async with WorkerProcess(tmp_path, model="fake:max_sequences=4,step_seconds=0.001,canary=0") as worker:
+    async with RunningWorker(tmp_path, model="fake:max_sequences=4,step_seconds=0.001,canary=0") as worker:
         async with worker.session() as session:
             reader = asyncio.create_task(session.run_to_end(10**9))
             for number in range(200):

@@ -8,8 +8,8 @@ from tests.support.fake_cluster import FakeCluster, node
 from polyfleet.scheduler.cluster import ClusterError
 from polyfleet.scheduler.config import SchedulerConfig
 from polyfleet.scheduler.controller import SILENCE_SECONDS, Controller
-from polyfleet.scheduler.feed import SnapshotFeed
 from polyfleet.scheduler.registry import Registry
+from polyfleet.scheduler.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.store import Store
 
 

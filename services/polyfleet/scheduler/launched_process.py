@@ -92,7 +92,7 @@ def worker_environment(spec: LaunchSpec, environ: Mapping[str, str] = os.environ
     return {**kept, **spec.launch.environment} | ({FLEET_ID: spec.fleet_id} if spec.fleet_id else {})
 
 
-class WorkerProcess:
+class LaunchedProcess:
     """One running worker process. `child` is None for an adopted one, whose exit status nobody can learn."""
 
     def __init__(self, pid: int, started: float, child: asyncio.subprocess.Process | None = None) -> None:
@@ -101,7 +101,7 @@ class WorkerProcess:
         self._child = child
 
     @classmethod
-    async def start(cls, spec: LaunchSpec) -> "WorkerProcess":
+    async def start(cls, spec: LaunchSpec) -> "LaunchedProcess":
         """Start a worker that outlives this process. Raises OSError when the interpreter can't be run."""
         log_path(spec).parent.mkdir(parents=True, exist_ok=True)
         with log_path(spec).open("ab") as log:
@@ -116,7 +116,7 @@ class WorkerProcess:
         return cls(child.pid, 0.0, child)
 
     @classmethod
-    def adopt(cls, spec: LaunchSpec) -> "WorkerProcess | None":
+    def adopt(cls, spec: LaunchSpec) -> "LaunchedProcess | None":
         """The worker that runs already, by its lock file; None when there is none."""
         lock = read_lock(spec)
         return cls(lock.pid, lock.started) if lock else None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
 
 
-class News:
+class LatestReport:
     """Holds one LauncherReport; each change of it is a new revision."""
 
     def __init__(self, spec: LaunchSpec) -> None:

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 ENGINE = "tests.support.fake_engine:load"
 
 
-class WorkerProcess:
-    """`async with WorkerProcess(tmp_path, model="fake:step_seconds=0.01") as worker`: up, and ready if it has a model.
+class RunningWorker:
+    """`async with RunningWorker(tmp_path, model="fake:step_seconds=0.01") as worker`: up, and ready if it has a model.
 
     `wait_ready=False` for one that will not be; `engine=""` for the real engine and a real model. Options are given as
     on the command line, with their dashes.
@@ -45,7 +45,7 @@ class WorkerProcess:
         self.lock: LockRecord
         self.errors = ""
 
-    async def __aenter__(self) -> "WorkerProcess":
+    async def __aenter__(self) -> "RunningWorker":
         await self.spawn(self._environ)
         try:
             await self._until_up()
