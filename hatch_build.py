@@ -1,4 +1,4 @@
-"""Build hook: before anything is packed, generates gRPC code beside the .proto files and compiles the CPU engine."""
+"""Build hook: before anything is packed, generates gRPC code beside the .proto files and compiles the CPU library."""
 
 import os
 import platform
@@ -73,7 +73,7 @@ def engine_objects() -> dict[str, tuple[str, list[str]]]:
 
 
 def compile_engine(compiler: list[str]) -> Path:
-    """Compile and link the CPU engine beside its sources; raises CalledProcessError with the compiler's output."""
+    """Compile and link the CPU library beside its sources; raises CalledProcessError with the compiler's output."""
     library = CPU_ENGINE / f"libpolyfleet_cpu.{'dylib' if sys.platform == 'darwin' else 'so'}"
     zig = "ziglang" in compiler
     static = [] if zig or sys.platform == "darwin" else ["-static-libstdc++", "-static-libgcc"]
@@ -104,13 +104,14 @@ def compile_engine(compiler: list[str]) -> Path:
 
 
 def build_engine() -> str | None:
-    """Build the CPU engine; gives the platform of the wheel's tag, or None behind a printed sentence."""
+    """Build the CPU library; gives the platform of the wheel's tag, or None behind a printed sentence."""
     machine, compiler = platform.machine(), machine_compiler()
     try:
         compile_engine(compiler or zig_compiler())
     except (OSError, subprocess.CalledProcessError) as error:
         print(getattr(error, "stderr", None) or error, file=sys.stderr)
-        print("The CPU engine could not be compiled (see above): CPU workers will run on torch alone.", file=sys.stderr)
+        message = "The CPU library could not be compiled (see above): CPU workers will run on torch alone."
+        print(message, file=sys.stderr)
         return None
     if sys.platform != "linux":
         return sysconfig.get_platform().replace("-", "_").replace(".", "_")

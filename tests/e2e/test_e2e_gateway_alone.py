@@ -25,7 +25,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy(ROOT / part, folder / part)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python, lock = str(folder / "venv" / "bin" / "python"), str(ROOT / "requirements.lock")
-    # A gateway needs no CPU engine, so none is compiled: `false` is a compiler that fails.
+    # A gateway needs no CPU library, so none is compiled: `false` is a compiler that fails.
     environment = {**os.environ, "CXX": "false", "PIP_CONSTRAINT": lock, "PIP_BUILD_CONSTRAINT": lock}
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, ".[gateway]"], cwd=folder, env=environment, check=True, timeout=250)

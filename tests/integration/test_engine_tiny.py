@@ -15,7 +15,7 @@ from tests.support.divergence import TOLERANCE, assert_same_tokens
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.engine import Engine, EngineOptions, FinishReason, SequenceRequest, generate_offline
-from polyfleet.engine.loader import LoadedEngine, load
+from polyfleet.engine.loader import EngineParts, load
 from polyfleet.loading.model import ModelFileError
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.sampling import SamplingParams
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> LoadedEngine:
+def loaded(folder: Path) -> EngineParts:
     options = EngineOptions(
         device="cpu", dtype="float32", kv_cache_tokens=160, block_size=4, threads=1, max_sequences=6
     )
@@ -49,7 +49,7 @@ def next_logits(reference: Any, token_ids: list[int]) -> NDArray[np.float64]:
     return row.double().numpy()
 
 
-def compute(loaded: LoadedEngine, requests: list[SequenceRequest], **changes: Any) -> dict[str, Outcome]:
+def compute(loaded: EngineParts, requests: list[SequenceRequest], **changes: Any) -> dict[str, Outcome]:
     engine = Engine(loaded.executor, loaded.model.config, replace(loaded.options, **changes))
     outcomes: dict[str, Outcome] = {}
     for request in requests:
@@ -77,7 +77,7 @@ REQUESTS = st.lists(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes=REQUESTS, step_tokens=st.integers(7, 40), max_sequences=st.integers(1, 6), prefix_cache=st.booleans())
 def test_tokens_do_not_depend_on_the_company(
-    loaded: LoadedEngine,
+    loaded: EngineParts,
     reference: Any,
     shapes: list[tuple[int, list[int], int, float, int]],
     step_tokens: int,

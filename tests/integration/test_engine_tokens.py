@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity, Executor, Pending
-from polyfleet.engine.loader import LoadedEngine, load
+from polyfleet.engine.loader import EngineParts, load
 from polyfleet.engine.plan import StepPlan
 from polyfleet.engine.request import EngineOptions, EngineStatus, PoolingKind, SequenceRequest
 from polyfleet.engine.sizing import capacity_of
@@ -68,13 +68,13 @@ def model_path() -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(model_path: Path) -> LoadedEngine:
+def loaded(model_path: Path) -> EngineParts:
     options = EngineOptions(device="cpu", dtype="float32", kv_cache_tokens=POOL_TOKENS, executor="eager")
     return load(str(model_path), options, lambda share, phase: None)
 
 
 @pytest.fixture(scope="module")
-def prompts(loaded: LoadedEngine) -> list[tuple[int, ...]]:
+def prompts(loaded: EngineParts) -> list[tuple[int, ...]]:
     import json
 
     assert loaded.model.tokenizer is not None
@@ -83,7 +83,7 @@ def prompts(loaded: LoadedEngine) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture(scope="module")
-def reference(model_path: Path, loaded: LoadedEngine) -> Any:
+def reference(model_path: Path, loaded: EngineParts) -> Any:
     """transformers' model, which reads and dequantises the file by itself."""
     from transformers import AutoModelForCausalLM
 
@@ -119,7 +119,7 @@ class Run:
 
 
 def compute(
-    loaded: LoadedEngine,
+    loaded: EngineParts,
     requests: list[SequenceRequest],
     *,
     num_blocks: int = POOL_TOKENS // 16,
@@ -158,16 +158,14 @@ def greedy(prompts: list[tuple[int, ...]]) -> list[SequenceRequest]:
     ]
 
 
-def test_alone(loaded: LoadedEngine, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
+def test_alone(loaded: EngineParts, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
     for request, tokens in zip(greedy(prompts), expected, strict=True):
         run = compute(loaded, [request], prefix_cache=False)
         assert run.tokens == [tokens]
         assert run.sizes == [[len(request.prompt_ids)]] + [[1]] * (NUM_TOKENS - 1)
 
 
-def test_among_others_in_chunks(
-    loaded: LoadedEngine, prompts: list[tuple[int, ...]], expected: list[list[int]]
-) -> None:
+def test_among_others_in_chunks(loaded: EngineParts, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
     run = compute(loaded, greedy(prompts), apart=2, max_sequences=8, step_tokens=12, prefix_cache=False)
     assert run.tokens == expected
     assert max(map(len, run.sizes)) == 8
@@ -177,7 +175,7 @@ def test_among_others_in_chunks(
     assert run.status.preemptions == 0
 
 
-def test_over_cached_prefixes(loaded: LoadedEngine, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
+def test_over_cached_prefixes(loaded: EngineParts, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
     requests = greedy([(*prompt, *tokens[:20]) for prompt, tokens in zip(prompts, expected, strict=True)])
     requests = [replace(request, max_tokens=NUM_TOKENS - 20) for request in requests]
     run = compute(loaded, requests, rounds=2, max_sequences=8, step_tokens=64)
@@ -187,13 +185,13 @@ def test_over_cached_prefixes(loaded: LoadedEngine, prompts: list[tuple[int, ...
     assert run.status.prefix_hit_tokens >= sum(filter(None, cached))
 
 
-def test_after_preemptions(loaded: LoadedEngine, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
+def test_after_preemptions(loaded: EngineParts, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
     run = compute(loaded, greedy(prompts), num_blocks=28, max_sequences=8, step_tokens=32, prefix_cache=False)
     assert run.tokens == expected
     assert run.status.preemptions >= 2
 
 
-def test_resumed(loaded: LoadedEngine, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
+def test_resumed(loaded: EngineParts, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
     requests = [
         replace(request, generated_ids=tuple(tokens[:30]))
         for request, tokens in zip(greedy(prompts), expected, strict=True)
@@ -202,7 +200,7 @@ def test_resumed(loaded: LoadedEngine, prompts: list[tuple[int, ...]], expected:
 
 
 def test_same_seed_same_tokens_in_any_company(
-    loaded: LoadedEngine, reference: Any, prompts: list[tuple[int, ...]]
+    loaded: EngineParts, reference: Any, prompts: list[tuple[int, ...]]
 ) -> None:
     requests = [
         replace(request, max_tokens=16, params=SamplingParams(temperature=0.8, seed=number), choice=number % 2)
@@ -223,7 +221,7 @@ def test_same_seed_same_tokens_in_any_company(
         )
 
 
-def test_embeddings(loaded: LoadedEngine, reference: Any, prompts: list[tuple[int, ...]]) -> None:
+def test_embeddings(loaded: EngineParts, reference: Any, prompts: list[tuple[int, ...]]) -> None:
     requests = [
         SequenceRequest(f"s{number}{kind.value}", prompt, pooling=kind)
         for number, prompt in enumerate(prompts)
@@ -250,7 +248,7 @@ def next_logits(reference: Any, token_ids: list[int]) -> NDArray[np.float64]:
     ("reproducible", "params"),
     [(False, SamplingParams(temperature=0.0)), (True, SamplingParams(temperature=0.8, seed=5))],
 )
-def test_equal_requests_get_equal_tokens_of_the_cpu_engine(
+def test_equal_requests_get_equal_tokens_of_the_cpu_library(
     model_path: Path, prompts: list[tuple[int, ...]], reproducible: bool, params: SamplingParams
 ) -> None:
     """Far past the lengths at which attention is split, with prompts of others computed meanwhile."""

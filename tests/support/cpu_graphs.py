@@ -1,4 +1,4 @@
-"""Small graphs for tests of the CPU engine: rows come from an embedding, results are the graph's "logits"."""
+"""Small graphs for tests of the CPU library: rows come from an embedding, results are the graph's "logits"."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from polyfleet.graph.kernel_graph import GraphBuilder
 from polyfleet.graph.ops import Norm, Op, OpKind, Rope, RopeCache
 from polyfleet.kernels.cpu import library
-from polyfleet.kernels.cpu.engine import CpuEngine
 from polyfleet.kernels.cpu.library import PfStep
+from polyfleet.kernels.cpu.model import CpuModel
 from polyfleet.kernels.weights import Weight, WeightFormat
 
 MAX_ROWS = 4096  # of a step
@@ -134,7 +134,7 @@ class FusedBuilder(GraphBuilder):
 
 
 def run_step(
-    engine: CpuEngine,
+    engine: CpuModel,
     slices: Sequence[Slice],
     selected: Sequence[int] = (),
     cleared: Sequence[int] = (),
@@ -184,7 +184,7 @@ class Rig:
         result = record(graph, source)
         self.keep_hidden = keep_hidden
         self.block_size = block_size
-        self.engine = CpuEngine(
+        self.engine = CpuModel(
             graph.finish(hidden=source, logits=result),
             held,
             threads=threads,

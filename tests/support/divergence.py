@@ -1,6 +1,6 @@
 """Whether two continuations of one request are the same, up to what floating point may do.
 
-Logits differ in low bits with the device and, but in the CPU engine, with the size of the batch. So two runs may part
+Logits differ in low bits with the device and, but in the CPU library, with the size of the batch. So two runs may part
 where, and only where, logits that are off by at most `tolerance` could have led to either token:
 
 * greedy: both tokens' logits are within 2 · tolerance of the largest;

@@ -70,9 +70,9 @@ def show(facts: dict[str, Any]) -> None:
             out.print(f"    {device['index']}: {device['name']}, {memory}", markup=False)
             if device["instruction_sets"]:
                 out.print(f"       instruction sets: {' '.join(device['instruction_sets'])}")
-    if engine := facts.get("cpu_engine"):
-        sets = " ".join(engine.get("instruction_sets", ()))
-        out.print(f"[bold]CPU engine[/] {sets or 'torch alone: ' + escape(engine['reason'])}")
+    if library := facts.get("cpu_library"):
+        sets = " ".join(library.get("instruction_sets", ()))
+        out.print(f"[bold]CPU library[/] {sets or 'torch alone: ' + escape(library['reason'])}")
     if facts.get("executor"):
         out.print(f"[bold]Executor[/] {escape(facts['executor'])}")
     for reason in facts.get("passed_over", ()):

@@ -48,8 +48,8 @@ def operators() -> dict[str, Any]:
     }
 
 
-def cpu_engine() -> dict[str, Any]:
-    """The compiled CPU engine: its instruction sets and implementations, or why it is not there."""
+def cpu_library() -> dict[str, Any]:
+    """The compiled CPU library: its instruction sets and implementations, or why it is not there."""
     from polyfleet.kernels.cpu import describe
 
     return describe()
@@ -57,11 +57,11 @@ def cpu_engine() -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON object."""
-    facts: dict[str, Any] = {"accelerators": [], "cpu_engine": {}, "problem": ""}
+    facts: dict[str, Any] = {"accelerators": [], "cpu_library": {}, "problem": ""}
     facts |= {"executor": "", "passed_over": [], "operators": {}}
     try:
         facts["accelerators"], facts["problem"] = accelerators()
-        facts["cpu_engine"] = cpu_engine()
+        facts["cpu_library"] = cpu_library()
         facts |= operators() if not facts["problem"] else {}
     except Exception as error:  # whatever a driver may throw: the report is about just that
         facts["problem"] = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The real model through the CPU engine: perplexity of a fixed text and agreement with the float32 reference."""
+"""The real model through the CPU library: perplexity of a fixed text and agreement with the float32 reference."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import Tensor
 from polyfleet.engine.executor import Capacity
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.persistent import choose_instruction_set, choose_threads
-from polyfleet.kernels.cpu.engine import CpuEngine
+from polyfleet.kernels.cpu.model import CpuModel
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.step import make_step
 from polyfleet.loading.load import load_model
@@ -61,7 +61,7 @@ def reference_logits(model: LoadedModel, token_ids: list[int]) -> Tensor:
 
 def engine_logits(model: LoadedModel, token_ids: list[int], chunk: int) -> Tensor:
     """Logits of every position, in chunks."""
-    engine = CpuEngine(
+    engine = CpuModel(
         record(model.config, model.weights),
         model.weights,
         threads=choose_threads(0),

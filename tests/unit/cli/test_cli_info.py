@@ -71,7 +71,7 @@ def test_a_choice_that_can_not_be_had_is_the_problem(
     assert found["problem"].endswith("(it was chosen by POLYFLEET_BACKEND).")
     assert not any(each["chosen"] for each in found["accelerators"])
     assert found["operators"] == {}
-    assert "available" in found["cpu_engine"]
+    assert "available" in found["cpu_library"]
 
 
 def test_the_probe_says_why_an_executor_was_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Rotation, cache and attention of the CPU engine against float64: shapes, block sizes, chunks, shuffled tables."""
+"""Rotation, cache and attention of the CPU library against float64: shapes, block sizes, chunks, shuffled tables."""
 
 from collections.abc import Sequence
 

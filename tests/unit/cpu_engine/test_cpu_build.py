@@ -67,7 +67,7 @@ def test_without_a_working_compiler_installation_goes_on(
     assert hook.build_engine() is None
     printed = capsys.readouterr().err
     assert "one.cpp: no such language" in printed
-    assert "The CPU engine could not be compiled (see above): CPU workers will run on torch alone." in printed
+    assert "The CPU library could not be compiled (see above): CPU workers will run on torch alone." in printed
     assert not list(hook.CPU_ENGINE.glob("libpolyfleet_cpu.*"))
 
 

@@ -1,4 +1,4 @@
-"""Weights quantised in groups, repacked as blocks: the numbers stay, and the CPU engine computes with them."""
+"""Weights quantised in groups, repacked as blocks: the numbers stay, and the CPU library computes with them."""
 
 import numpy as np
 import pytest

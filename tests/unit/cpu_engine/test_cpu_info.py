@@ -1,4 +1,4 @@
-"""`polyfleet info` says which instruction sets the CPU engine found, or that torch runs alone, and why."""
+"""`polyfleet info` says which instruction sets the CPU library found, or that torch runs alone, and why."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from polyfleet.cli.main import cli
 
 
 @pytest.mark.parametrize(
-    ("engine", "line"),
+    ("library", "line"),
     [
-        ({"available": True, "instruction_sets": ["avx2", "plain"]}, "CPU engine avx2 plain"),
-        ({"available": False, "reason": "it was not built"}, "CPU engine torch alone: it was not built"),
+        ({"available": True, "instruction_sets": ["avx2", "plain"]}, "CPU library avx2 plain"),
+        ({"available": False, "reason": "it was not built"}, "CPU library torch alone: it was not built"),
     ],
 )
-def test_the_cpu_engine_has_a_line(engine: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"accelerators": [], "cpu_engine": engine, "operators": {"linear": "cpu avx2"}, "problem": ""}
+def test_the_cpu_library_has_a_line(library: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"accelerators": [], "cpu_library": library, "operators": {"linear": "cpu avx2"}, "problem": ""}
     monkeypatch.setattr(info, "probe", lambda: found)
     result = CliRunner().invoke(cli, ("info",))
     assert result.exit_code == 0

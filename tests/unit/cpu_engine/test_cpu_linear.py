@@ -1,4 +1,4 @@
-"""Linears of the CPU engine against float64, in every format and on every instruction set of this machine."""
+"""Linears of the CPU library against float64, in every format and on every instruction set of this machine."""
 
 from itertools import pairwise
 

@@ -108,7 +108,7 @@ def test_a_closed_executor_says_so(model: LoadedModel) -> None:
     driver = Driver(chosen, num_blocks=4)
     chosen.close()
     chosen.close()
-    with pytest.raises(ValueError, match="this engine is closed"):
+    with pytest.raises(ValueError, match="this model is closed"):
         driver.step([(driver.begin([1]), 1)])
 
 

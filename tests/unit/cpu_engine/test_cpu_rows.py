@@ -1,4 +1,4 @@
-"""Embedding, norms, gate and their fusions in the CPU engine, against float64."""
+"""Embedding, norms, gate and their fusions in the CPU library, against float64."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Attention of the CPU engine to the bit: a row's result depends on its own sequence and position, on nothing else.
+"""Attention of the CPU library to the bit: a row's result depends on its own sequence and position, on nothing else.
 
 Not on who else is in the step, on threads, on how the prompt was cut, or on where blocks lie and how large they are.
 """

@@ -18,7 +18,7 @@ from polyfleet.kvcache.portable import Buffer
 from polyfleet.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from polyfleet.engine.loader import LoadedEngine
+    from polyfleet.engine.loader import EngineParts
     from polyfleet.loading.model import TokenizerAssets
 
 Progress = Callable[[float, str], None]  # share done from 0 to 1, and what is being done, for people
@@ -97,16 +97,16 @@ class Engine:
         return cls.of(load(path, options or EngineOptions(), progress or (lambda share, phase: None)))
 
     @classmethod
-    def of(cls, loaded: "LoadedEngine") -> "Engine":
+    def of(cls, parts: "EngineParts") -> "Engine":
         """What `polyfleet.engine.loader` has prepared."""
         return cls(
-            loaded.executor,
-            loaded.model.config,
-            loaded.options,
-            loaded.model.tokenizer,
-            canary=loaded.canary,
-            fingerprint=loaded.fingerprint,
-            passed_over=loaded.passed_over,
+            parts.executor,
+            parts.model.config,
+            parts.options,
+            parts.model.tokenizer,
+            canary=parts.canary,
+            fingerprint=parts.fingerprint,
+            passed_over=parts.passed_over,
         )
 
     @property

@@ -25,8 +25,8 @@ READING_SHARE = 0.5  # of the progress shown; the rest is preparing weights on t
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """A model on its device, and the options with nothing left open."""
+class EngineParts:
+    """What an Engine is made of: a model on its device, and the options with nothing left open."""
 
     model: LoadedModel
     executor: Executor
@@ -36,7 +36,7 @@ class LoadedEngine:
     passed_over: tuple[str, ...] = ()  # executors that were not taken, with the reason
 
 
-def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
+def load(path: str, options: EngineOptions, progress: Progress) -> EngineParts:
     """Load a model. Raises ModelFileError, BackendUnavailable or ValueError, each with one sentence."""
 
     def read(share: float) -> None:
@@ -47,7 +47,7 @@ def load(path: str, options: EngineOptions, progress: Progress) -> LoadedEngine:
 
 def prepare_engine(
     read: Callable[[], LoadedModel], options: EngineOptions, progress: Progress, graph: KernelGraph | None = None
-) -> LoadedEngine:
+) -> EngineParts:
     """The model that `read` gives on its device; without `graph` as its architecture records it. Raises as `load`."""
     options = with_user_choice(options)
     machine, capabilities = open_machine(options.device)
@@ -73,7 +73,7 @@ def prepare_engine(
         )
     progress(1.0, "ready")
     reasons = tuple(f"{each.executor}: {each.reason}" for each in passed_over)
-    return LoadedEngine(model, executor, resolved, canary, fingerprint(model), reasons)
+    return EngineParts(model, executor, resolved, canary, fingerprint(model), reasons)
 
 
 def fit(

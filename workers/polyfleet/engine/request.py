@@ -79,7 +79,7 @@ class EngineOptions:
     block_size: int = 0  # tokens a KV block
     prefix_cache: bool = True
     executor: str = "auto"  # eager, persistent, or whatever else the device has
-    reproducible: bool = False  # never round long prompts more than other tokens, as the CPU engine does with AMX
+    reproducible: bool = False  # never round long prompts more than other tokens, as the CPU library does with AMX
     canary: bool = False  # prepare a canary while loading, for a process that serves
 
 

@@ -1,4 +1,4 @@
-"""PersistentExecutor: a whole step of a KernelGraph in one call of the CPU's C++ engine, with no Python between ops."""
+"""PersistentExecutor: a whole step of a KernelGraph in one call of the C++ CPU library, with no Python between ops."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from polyfleet.engine.sizing import BLOCK_SIZE, HOST
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.cpu import footprint, library
-from polyfleet.kernels.cpu.engine import CpuEngine, implementations, linear_formats, unsupported
 from polyfleet.kernels.cpu.library import PfStep, instruction_sets
+from polyfleet.kernels.cpu.model import CpuModel, implementations, linear_formats, unsupported
 from polyfleet.kernels.cpu.program import programs
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.progress import Progress
@@ -74,7 +74,7 @@ class PersistentExecutor:
         self.instruction_set = choose_instruction_set(instruction_set)
         self.threads = choose_threads(threads)
         self._formats = linear_formats(graph, weights)
-        self._engine = CpuEngine(
+        self._model = CpuModel(
             graph, weights, threads=self.threads, instruction_set=self.instruction_set, wide=not reproducible
         )
         self._footprint = estimate(graph, weights, step_tokens, block_size)
@@ -86,7 +86,7 @@ class PersistentExecutor:
 
     @classmethod
     def refuses(cls, workload: Workload) -> str:
-        """Without the library; and what the engine has no code for."""
+        """Without the library; and what the library has no code for."""
         try:
             library.load()
         except library.LibraryUnavailable as error:
@@ -116,13 +116,13 @@ class PersistentExecutor:
 
     def measure(self) -> Footprint:
         """The weights as they lie in memory."""
-        return replace(self._footprint, weights=self._engine.weight_bytes)
+        return replace(self._footprint, weights=self._model.weight_bytes)
 
     def allocate(self, capacity: Capacity) -> None:
-        """Raises ValueError for sizes that no engine has, MemoryError where the cache can't be had."""
+        """Raises ValueError for sizes that no model has, MemoryError where the cache can't be had."""
         for name in ("num_blocks", "block_size", "step_tokens"):
             _check_size(name, getattr(capacity, name))
-        self._engine.allocate(capacity.num_blocks, capacity.block_size, capacity.step_tokens)
+        self._model.allocate(capacity.num_blocks, capacity.block_size, capacity.step_tokens)
         self._num_rows = capacity.step_tokens
 
     def launch(self, plan: StepPlan) -> Pending:
@@ -134,19 +134,19 @@ class PersistentExecutor:
         keep_hidden = bool(outputs) or len(plan.pooled) > 0
         step = self._step
         if plan.inputs:
-            for buffer, rows in zip(self._engine.inputs(plan.num_rows), plan.inputs, strict=True):
+            for buffer, rows in zip(self._model.inputs(plan.num_rows), plan.inputs, strict=True):
                 buffer[:] = rows
-        self._engine.step(step.of(plan, greedy=greedy), keep_hidden=keep_hidden)
+        self._model.step(step.of(plan, greedy=greedy), keep_hidden=keep_hidden)
         pending = _Launched(step.token_ids[: plan.num_draws].copy(), step.faults[: len(plan.slots)].copy())
         if plan.starts:
             self._sampler.start(plan.starts)
         if not greedy:
-            logits = torch.from_numpy(self._engine.logits(plan.num_draws, keep_hidden=keep_hidden))
+            logits = torch.from_numpy(self._model.logits(plan.num_draws, keep_hidden=keep_hidden))
             pending.drawing = logits, plan.draws(), plan.draw_sequences
         if outputs:
-            pending.outputs = tuple(rows.copy() for rows in self._engine.outputs(plan.num_rows))
+            pending.outputs = tuple(rows.copy() for rows in self._model.outputs(plan.num_rows))
         if len(plan.pooled):
-            hidden = torch.from_numpy(self._engine.hidden(plan.num_rows))
+            hidden = torch.from_numpy(self._model.hidden(plan.num_rows))
             pooled, finite = pool(hidden, plan.row_starts, plan.pooled, plan.pool_last)
             pending.faults[plan.pooled[~finite.numpy()]] = Fault.NOT_FINITE
             pending.pooled = pooled.numpy()
@@ -169,7 +169,7 @@ class PersistentExecutor:
 
     def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
         """Of each cache [2, tokens, kv heads, width], float16."""
-        keys, values, index = self._engine.keys(), self._engine.values(), list(blocks)
+        keys, values, index = self._model.keys(), self._model.values(), list(blocks)
         caches = []
         for cache in range(self._num_caches):
             tokens = keys[cache, index].transpose(0, 3, 1, 2), values[cache, index].transpose(0, 2, 1, 3)
@@ -178,7 +178,7 @@ class PersistentExecutor:
 
     def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
         """Write what `export_blocks` gave; raises ValueError for other shapes."""
-        keys, values, index = self._engine.keys(), self._engine.values(), list(blocks)
+        keys, values, index = self._model.keys(), self._model.values(), list(blocks)
         heads, size, width = values.shape[2:]
         shape = (2, len(index) * size, heads, width)
         if [each.shape for each in caches] != [shape] * self._num_caches:
@@ -194,7 +194,7 @@ class PersistentExecutor:
 
     def close(self) -> None:
         """Free memory and threads at once rather than with the last reference."""
-        self._engine.close()
+        self._model.close()
 
 
 class StepFields:

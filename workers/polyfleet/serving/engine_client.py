@@ -22,7 +22,7 @@ class LoadError(Exception):
     """A model can't be served. The message is one sentence."""
 
 
-class EngineProcess:
+class EngineClient:
     """One engine process, from the start of loading to its end.
 
     `load` either returns a process that is ready or raises LoadError and leaves none behind. `news` ends when the
@@ -58,7 +58,7 @@ class EngineProcess:
         canary_interval: float = 0.0,
         engine: str = "",
         log_level: str = "info",
-    ) -> "EngineProcess":
+    ) -> "EngineClient":
         """Start a process and load a model in it; cancelling ends the process.
 
         `environment` adds variables to its own; `engine` replaces the factory.

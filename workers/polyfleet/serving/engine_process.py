@@ -48,7 +48,7 @@ class Assets(Protocol):
         ...
 
 
-class EngineLike(Protocol):
+class ServedEngine(Protocol):
     """What this process needs of `polyfleet.engine.Engine`, whose docstrings say more, and of a test's stand-in."""
 
     @property
@@ -92,7 +92,7 @@ class EngineLike(Protocol):
         ...
 
 
-EngineFactory = Callable[[str, EngineOptions, Progress], EngineLike]
+EngineFactory = Callable[[str, EngineOptions, Progress], ServedEngine]
 
 
 class WorkerSocket:
@@ -156,7 +156,7 @@ class Overtaking:
         return wanted
 
 
-def serve(engine: EngineLike, worker: WorkerSocket, rounds: CanaryRounds) -> None:
+def serve(engine: ServedEngine, worker: WorkerSocket, rounds: CanaryRounds) -> None:
     """Apply commands and step until the worker is gone (EOFError). While idle it sleeps on the socket.
 
     After a second of idleness the engine checks its books once; AssertionError ends the process, and so the worker.
@@ -179,7 +179,7 @@ def serve(engine: EngineLike, worker: WorkerSocket, rounds: CanaryRounds) -> Non
         unchecked = True
 
 
-def apply(engine: EngineLike, command: Command) -> Refusal | None:
+def apply(engine: ServedEngine, command: Command) -> Refusal | None:
     """Carry out one command; the refusal when the engine can't take the sequence."""
     if isinstance(command, Cancel):
         engine.cancel(command.sequence_id)
@@ -193,7 +193,7 @@ def apply(engine: EngineLike, command: Command) -> Refusal | None:
     return None
 
 
-def load(factory: EngineFactory, worker: WorkerSocket) -> tuple[EngineLike, CanaryRounds] | None:
+def load(factory: EngineFactory, worker: WorkerSocket) -> tuple[ServedEngine, CanaryRounds] | None:
     """Wait for Load, carry it out and run the canary; None when it failed, which the worker has been told."""
     (command,) = worker.receive(None)
     if not isinstance(command, Load):

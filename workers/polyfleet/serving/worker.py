@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from polyfleet.engine.request import EngineStatus
 from polyfleet.serving.changes import Changes
 from polyfleet.serving.convert import model_info_of, options_of, request_of, status_of
-from polyfleet.serving.engine_client import EngineProcess, LoadError, OnProgress
+from polyfleet.serving.engine_client import EngineClient, LoadError, OnProgress
 from polyfleet.serving.health.device_watch import confined
 from polyfleet.serving.health.lifecycle import Lifecycle
 from polyfleet.serving.health.watchdog import EngineWatchdog, WatchdogLimits
@@ -73,7 +73,7 @@ class Worker:
         self._limits = limits
         self._engine_factory = engine
         self._log_level = log_level
-        self._engine: EngineProcess | None = None
+        self._engine: EngineClient | None = None
         self._spec: LoadSpec | None = None  # of what is loaded
         self._news: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -157,7 +157,7 @@ class Worker:
 
         device, variables = confined(self._device)
         try:
-            engine = await EngineProcess.load(
+            engine = await EngineClient.load(
                 spec.source,
                 options_of(spec.options, device),
                 progressed,
@@ -263,7 +263,7 @@ class Worker:
         """`source` has nothing against it any more."""
         self._lifecycle.recover(source)
 
-    async def _relay(self, engine: EngineProcess) -> None:
+    async def _relay(self, engine: EngineClient) -> None:
         try:
             async for news in engine.news():
                 self.watchdog.heard()

@@ -1,16 +1,16 @@
-"""The CPU engine: whole steps of a KernelGraph in one call of C++ code, chosen by instruction set when it is loaded."""
+"""The CPU library: whole steps of a KernelGraph in one call of C++ code, for the instruction set found when loaded."""
 
 from typing import Any
 
 
 def describe() -> dict[str, Any]:
-    """What the engine is here, for `polyfleet info`.
+    """What the library is here, for `polyfleet info`.
 
     `available`; without the library `reason`; else `instruction_sets` (best first), the `instruction_set` that is
     chosen, and `implementations` by op, linears for every weight format.
     """
-    from polyfleet.kernels.cpu.engine import implementations
     from polyfleet.kernels.cpu.library import LibraryUnavailable, instruction_sets
+    from polyfleet.kernels.cpu.model import implementations
     from polyfleet.kernels.weights import WeightFormat
 
     try:

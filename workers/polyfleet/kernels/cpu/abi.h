@@ -1,4 +1,4 @@
-// The C ABI of the CPU engine: what Python hands over by ctypes (library.py mirrors every struct).
+// The C ABI of the CPU library: what Python hands over by ctypes (library.py mirrors every struct).
 //
 // A program is a flat list of stages over numbered buffers of float32 rows. Python records it once from a KernelGraph
 // (program.py, which also decides what is fused); every step runs a program from its first stage to its last.

@@ -1,4 +1,4 @@
-"""What the CPU engine keeps in memory, in bytes, from the shapes and formats of weights alone. Pure."""
+"""What the CPU library keeps in memory, in bytes, from the shapes and formats of weights alone. Pure."""
 
 from collections.abc import Iterable
 

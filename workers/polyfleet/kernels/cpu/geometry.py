@@ -1,4 +1,4 @@
-"""What the CPU engine needs to know of a graph's heads and positions: one answer for all layers. Pure."""
+"""What the CPU library needs to know of a graph's heads and positions: one answer for all layers. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ class Geometry:
 
     @classmethod
     def of(cls, graph: KernelGraph) -> "Geometry":
-        """Raises ValueError, in one sentence, for a graph that the engine can't run."""
+        """Raises ValueError, in one sentence, for a graph that the library can't run."""
         for op in graph.ops:
             if op.kind not in KINDS:
-                raise ValueError(f"the CPU engine has no {op.kind.value}")
+                raise ValueError(f"the CPU library has no {op.kind.value}")
         attention = _same(graph, (OpKind.PAGED_ATTENTION,), Attention, NO_ATTENTION)
         width = attention.width
         if width % 2 or width > MAX_HEAD_DIM:
@@ -40,7 +40,7 @@ class Geometry:
         no_rope = RopeCache(0, attention.heads, attention.kv_heads, Rope(width, (0.0,) * (width // 2)))
         both = _same(graph, (OpKind.ROPE_CACHE,), RopeCache, no_rope)
         if (both.heads, both.kv_heads, both.rope.width) != (attention.heads, attention.kv_heads, width):
-            raise ValueError("the CPU engine needs the same heads in rope_cache and paged_attention")
+            raise ValueError("the CPU library needs the same heads in rope_cache and paged_attention")
         return cls(max(1, len(graph.caches)), attention, both.rope)
 
 
@@ -49,5 +49,5 @@ def _same(graph: KernelGraph, kinds: Iterable[OpKind], kind: type[_T], default: 
     ops: list[Op] = [op for op in graph.ops if op.kind in kinds]
     found: set[Any] = {without_cache(op) for op in ops}
     if len(found) > 1:
-        raise ValueError(f"the CPU engine needs {ops[0].kind.value} to be the same in all layers")
+        raise ValueError(f"the CPU library needs {ops[0].kind.value} to be the same in all layers")
     return of(ops[0], kind) if ops else default

@@ -1,4 +1,4 @@
-"""The shared library of the CPU engine: found beside this file, loaded by ctypes; structs mirror abi.h."""
+"""The shared library of the CPU library: found beside this file, loaded by ctypes; structs mirror abi.h."""
 
 import ctypes
 import sys
@@ -15,7 +15,7 @@ Int32s = POINTER(c_int32)
 
 
 class LibraryUnavailable(RuntimeError):
-    """The CPU engine can't be used here. The message is one sentence that says why and what to do."""
+    """The CPU library can't be used here. The message is one sentence that says why and what to do."""
 
 
 class PfWeight(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""From a KernelGraph to the flat program that the CPU engine runs: what is fused, what shares a buffer. Pure.
+"""From a KernelGraph to the flat program that the CPU library runs: what is fused, what shares a buffer. Pure.
 
 Fusions, each only where nobody else reads the value in between:
     norm -> linear                 the linear normalises its rows as they enter
@@ -90,7 +90,7 @@ class Program:
 
 @dataclass(slots=True)
 class Buffers:
-    """Rows of memory that values take turns in, `widths[b]` columns each. Programs of one engine share them."""
+    """Rows of memory that values take turns in, `widths[b]` columns each. Programs of one model share them."""
 
     widths: list[int] = field(default_factory=list)
 
@@ -185,7 +185,7 @@ def _stage(op: Op) -> Stage:
             return Stage(StageKind.SILU_MUL, source, output)
         case OpKind.SELECT_ROWS:
             return Stage(StageKind.SELECT, source, output)
-    raise ValueError(f"the CPU engine has no {op.kind.value}")
+    raise ValueError(f"the CPU library has no {op.kind.value}")
 
 
 def _eps(op: Op) -> float:

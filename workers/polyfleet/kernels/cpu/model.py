@@ -1,4 +1,4 @@
-"""The CPU engine of one model: packed weights, KV cache, threads and two programs behind one call a step."""
+"""One model in the CPU library: packed weights, KV cache, threads and two programs behind one call a step."""
 
 import ctypes
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ COLUMN_MULTIPLE = 32  # of quantised weights
 Int32s = NDArray[np.int32]
 
 
-class CpuEngine:
+class CpuModel:
     """Runs the graph's programs. Not thread-safe. Holds the embedding's memory; packs everything else."""
 
     def __init__(
@@ -32,7 +32,7 @@ class CpuEngine:
     ) -> None:
         """`wide`: whether long chunks of a prompt may be rounded to bfloat16, where the instruction set does.
 
-        Raises ValueError for a model that the engine can't run, LibraryUnavailable without the library.
+        Raises ValueError for a model that the library can't run, LibraryUnavailable without the library.
         """
         self._library = library.load()
         self._handle: int | None = None
@@ -60,8 +60,8 @@ class CpuEngine:
     def step(self, step: PfStep, *, keep_hidden: bool) -> None:
         """Compute one step; its results stand in `logits` and, when kept, `hidden` until the next.
 
-        Raises ValueError for a step that would lead the engine to memory that is not its own, before anything is
-        written, and once the engine is closed.
+        Raises ValueError for a step that would lead the library to memory that is not its own, before anything is
+        written, and once the model is closed.
         """
         step.logits = self._programs[keep_hidden].outputs[-1]
         library.check(self._library.pf_engine_step(self._alive(), self._numbers[keep_hidden], ctypes.byref(step)))
@@ -95,7 +95,7 @@ class CpuEngine:
         return tuple(self._view(buffer, rows) for buffer in self._programs[True].outputs)
 
     def close(self) -> None:
-        """Free memory and threads; the engine is of no use afterwards."""
+        """Free memory and threads; the model is of no use afterwards."""
         if self._handle is not None:
             self._library.pf_engine_destroy(self._handle)
             self._handle = None
@@ -127,7 +127,7 @@ class CpuEngine:
 
     def _alive(self) -> int:
         if self._handle is None:
-            raise ValueError("this engine is closed")
+            raise ValueError("this model is closed")
         return self._handle
 
     def _halves(self, function: Any, shape: tuple[int, ...]) -> NDArray[np.float16]:
@@ -196,7 +196,7 @@ class _Packing:
 
 
 def unsupported(graph: KernelGraph, weights: Weights) -> str:
-    """Why the engine can't run the graph, in words; empty when it can."""
+    """Why the library can't run the graph, in words; empty when it can."""
     try:
         Geometry.of(fuse(graph))
     except ValueError as error:
@@ -210,7 +210,7 @@ def unsupported(graph: KernelGraph, weights: Weights) -> str:
 
 def _problem(weight: Weight) -> str:
     if weight.format not in FORMATS:
-        return f"weight {weight.name} has a format that the CPU engine does not read"
+        return f"weight {weight.name} has a format that the CPU library does not read"
     if weight.format.quantised and weight.columns % COLUMN_MULTIPLE:
         return f"weight {weight.name} has {weight.columns} columns, no multiple of {COLUMN_MULTIPLE}"
     if weight.rows == 1 and weight.format.quantised:
