@@ -10,6 +10,7 @@ from polyfleet.cli.backends import backends, conformance
 from polyfleet.cli.chat import chat
 from polyfleet.cli.config_commands import config
 from polyfleet.cli.deploy import deploy
+from polyfleet.cli.embed import embed
 from polyfleet.cli.errors import ExitCode
 from polyfleet.cli.fleet import drain, undeploy, workers
 from polyfleet.cli.generate import generate
@@ -17,7 +18,7 @@ from polyfleet.cli.info import info
 from polyfleet.cli.keys import keys
 from polyfleet.cli.models import models
 from polyfleet.cli.serve import serve
-from polyfleet.cli.texts import embed, tokenize
+from polyfleet.cli.tokenize import tokenize
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 tried and failed; 2 bad argument, file or field; 3 not reachable or not now; "

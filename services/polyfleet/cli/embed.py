@@ -1,0 +1,42 @@
+"""`polyfleet embed`: vectors of texts."""
+
+from pathlib import Path
+
+import click
+
+from polyfleet.cli.options import examples, gateway_options, json_option, model_option, open_client, read_text
+from polyfleet.cli.output import print_json, print_table
+
+SHOWN_VALUES = 6  # of a vector, for people
+
+
+@click.command(epilog=examples("polyfleet embed 'first text' 'second text'", "polyfleet embed --json < page.txt"))
+@click.argument("texts", metavar="[TEXT]...", nargs=-1)
+@model_option
+@click.option("--pooling", type=click.Choice(["mean", "last"]), default="mean", show_default=True, help="Over tokens.")
+@click.option("--normalize", is_flag=True, help="Scale each vector to length 1.")
+@gateway_options
+@json_option
+def embed(
+    texts: tuple[str, ...],
+    model: str | None,
+    pooling: str,
+    normalize: bool,
+    as_json: bool,
+    gateway: str,
+    api_key_file: Path | None,
+    tls: bool,
+    ca_file: Path | None,
+) -> None:
+    """Turn each TEXT into a vector; `-` or nothing reads one from stdin. --json prints all their values."""
+    inputs = [read_text(text, "A text") for text in texts or (None,)]
+    with open_client(gateway, api_key_file, tls, ca_file) as client:
+        done = client.embed(inputs, model=model or "", pooling=pooling, normalize=normalize)
+    if as_json:
+        print_json({"embeddings": done.vectors, "usage": done.usage}, indent=0)
+        return
+    rows = [
+        (repr(text[:40]), str(len(vector)), " ".join(f"{value:.4f}" for value in vector[:SHOWN_VALUES]))
+        for text, vector in zip(inputs, done.vectors, strict=True)
+    ]
+    print_table(("TEXT", "VALUES", "BEGINNING"), rows)
