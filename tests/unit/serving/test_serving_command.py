@@ -25,7 +25,7 @@ def parse(monkeypatch: pytest.MonkeyPatch) -> Any:
         async def run(self) -> int:
             return 0
 
-    monkeypatch.setattr(command, "RunningWorker", Recorder)
+    monkeypatch.setattr(command, "WorkerProcess", Recorder)
     monkeypatch.setattr(command, "set_up_logging", lambda *_, **__: None)
 
     def run(*arguments: str) -> Any:

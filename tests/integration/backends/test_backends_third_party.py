@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-SAMPLE = Path(__file__).parent.parent / "data" / "sample_backend"
+SAMPLE = Path(__file__).parents[2] / "data" / "sample_backend"
 QUESTION = """
 import json
 from polyfleet.backends import BackendRegistry as R

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.contract.cpu_engine.test_cpu_executor import workload
+from tests.contract.executors.test_cpu_executor import workload
 from tests.support.cpu_graphs import needs_library, run_step
 from tokenizers import Tokenizer
 from torch import Tensor

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CPU = ROOT / "workers/polyfleet/kernels/cpu"
 COMPILER = shutil.which("c++") or shutil.which("g++")
 

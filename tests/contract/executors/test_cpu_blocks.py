@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.contract.cpu_engine.test_cpu_executor import POISON, SHAPES, eager, persistent, poisoned
+from tests.contract.executors.test_cpu_executor import POISON, SHAPES, eager, persistent, poisoned
 from tests.support.batching import Outcomes, run_all
 from tests.support.batching import request as make_request
 from tests.support.cpu_graphs import available_sets, needs_library

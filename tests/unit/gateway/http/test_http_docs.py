@@ -10,7 +10,7 @@ from polyfleet.client.requests import GenerateOptions
 from polyfleet.gateway.errors import Code
 from polyfleet.gateway.http.bodies import UNSUPPORTED, ChatBody, CompletionBody, EmbeddingsBody, MessageBody, Strict
 
-TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")
 NAMED = set(re.findall(r"[A-Za-z_]+", " ".join(re.findall(r"`([^`]+)`", TEXT))))
 
 

@@ -16,7 +16,7 @@ from triton.compiler import ASTSource, compile  # noqa: E402
 from polyfleet.kernels.triton import activation, decode, norms, prefill, rope, stepping  # noqa: E402
 from polyfleet.kernels.triton.tuning import TUNING  # noqa: E402
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),

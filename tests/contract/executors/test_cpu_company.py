@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.contract.cpu_engine.test_cpu_executor import SHAPES, VOCABULARY, in_format
+from tests.contract.executors.test_cpu_executor import SHAPES, VOCABULARY, in_format
 from tests.support.cpu_graphs import available_sets, needs_library
 from tests.support.stepping import Driver, logprobs_of
 from tests.support.tiny_models import write_folder

@@ -11,7 +11,7 @@ import pytest
 from polyfleet.engine import PersistentKernel, RunnableGraph, generate_offline
 from polyfleet.kernels.cpu import library
 
-TEXT = (Path(__file__).parents[2] / "docs" / "kernel-graphs.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "kernel-graphs.md").read_text(encoding="utf-8")
 GRAPH, KERNEL = (
     "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))
     for section in re.split(r"^## ", TEXT, flags=re.M)[1:]
