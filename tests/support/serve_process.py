@@ -118,6 +118,11 @@ class ServeProcess:
         files = (self.state_dir / "workers").glob("*.json")
         return [json.loads(path.read_text()) for path in files]
 
+    def ray_folders(self) -> list[str]:
+        """Where this stack's Ray keeps its files, while it has one."""
+        link = self.state_dir / "ray"
+        return [os.readlink(link)] if link.is_symlink() else []
+
     def find(self, pattern: str) -> list[psutil.Process]:
         """Living processes of the stack whose command line matches."""
         return [each for each in self.processes() if re.search(pattern, command_line(each))]

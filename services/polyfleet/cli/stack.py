@@ -2,8 +2,7 @@
 
 import subprocess
 import sys
-import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,11 @@ from polyfleet.cli.config import Deployment
 from polyfleet.cli.errors import CliError, calling
 from polyfleet.cli.fleet_client import FleetClient
 from polyfleet.cli.options import read_secret
+from polyfleet.cli.output import err
 from polyfleet.cli.processes import descendants, end, end_all, ignore_signals, spawn
 from polyfleet.cli.settings import ServeSettings
 from polyfleet.scheduler.local import LocalScheduler
+from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.config import ConfigError
 
@@ -61,11 +62,19 @@ class Stack:
             return self._fleet.snapshot()
 
     def check(self) -> None:
-        """Raise CliError when gateway or scheduler has ended; workers are the scheduler's business."""
+        """Start Ray and the scheduler again when they have ended; workers are the scheduler's business.
+
+        Raises CliError when they can't be, or when the gateway has ended.
+        """
         if self._gateway is not None and (code := self._gateway.poll()) is not None:
             raise CliError(f"The gateway ended with code {code}: {self.gateway_log} says why.")
-        if self._scheduler is not None and not self._scheduler.running:
-            raise CliError(f"The scheduler has ended: the logs in {self._settings.state_dir / 'logs'} say why.")
+        if self._scheduler is None or self._scheduler.running:
+            return
+        err.print("Ray has failed and is started again; the workers serve on.", style="yellow")
+        try:
+            err.print(f"Ray runs again. It had failed: {self._scheduler.revive()}", style="yellow", markup=False)
+        except ConfigError as error:
+            raise CliError(f"Ray can't be started again: {error}") from None
 
     def remember_processes(self) -> None:
         """Note every process below this one, so that `stop` knows them even when their parents have gone."""
@@ -78,22 +87,16 @@ class Stack:
         if self._gateway is not None:
             end(self._gateway)
         if self._scheduler is not None:
-            with suppress(grpc.RpcError):
-                self._take_wishes_back()
             self._scheduler.shutdown()
+            self._take_wishes_back()
         self._channel.close()
         end_all(self._processes)  # what Ray leaves behind goes by itself, but not at once
 
     def _take_wishes_back(self) -> None:
-        """Undeploy what `start` deployed, and give its workers some time to leave in good order."""
-        names = {deployment.name for deployment in self._settings.config.deployments}
-        for name in names:
-            self._fleet.undeploy(name)
-        deadline = time.monotonic() + self._settings.config.scheduler.shutdown_seconds
-        while any(worker.info.deployment in names for worker in self._fleet.snapshot().workers):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
+        """Remove what `start` deployed: the next start may wish for something else. The scheduler has ended."""
+        with suppress(StoreError), closing(Store(self._settings.state_dir / STATE_NAME)) as store:
+            for deployment in self._settings.config.deployments:
+                store.remove_deployment(deployment.name)
 
     def _gateway_command(self) -> list[str]:
         gateway = self._settings.config.gateway

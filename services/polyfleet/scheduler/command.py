@@ -8,12 +8,13 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from polyfleet.scheduler.config import ACCELERATORS, SchedulerConfig, load_config
 from polyfleet.scheduler.local import made_ray_folder
+from polyfleet.scheduler.marks import end_workers
 from polyfleet.scheduler.ports import check_ports
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, is_loopback
@@ -21,7 +22,12 @@ from polyfleet.wire.config import ConfigError
 from polyfleet.wire.logs import LEVELS
 from polyfleet.wire.signals import stopping
 
+if TYPE_CHECKING:
+    from polyfleet.scheduler.local_ray import LocalRay
+
 CANNOT_START = 2
+RAY_LOST = 3
+STOP_SECONDS = 3.0  # for the scheduler to stop itself, once its workers have had their time
 LOOPBACK_RAY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's name for: this machine's address is 127.0.0.1
 LOCAL_ENVIRONMENT = {  # of a Ray of our own; read when Ray is imported
     **LOOPBACK_RAY,
@@ -36,7 +42,7 @@ Examples:
   python -m polyfleet.scheduler --address auto --config /etc/polyfleet.yaml
       creates the scheduler in the Ray that runs here, or finds it, and returns
 
-Exit status: 0 well, 2 can't start.
+Exit status: 0 well, 2 can't start, 3 the Ray that it started did not start, or has failed.
 """
 
 
@@ -99,29 +105,52 @@ def main(
 
 
 def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof: bool, ray_folder: str | None) -> None:
-    """Serve until told to stop, then stop everything. What it and Ray write is for this user alone."""
+    """Serve until told to stop, then stop everything. What it and Ray write is for this user alone.
+
+    When Ray is lost, whoever started this process may start it again: then the workers serve on.
+    """
     os.umask(0o077)
     os.environ.update(LOCAL_ENVIRONMENT)
     with contextlib.suppress(OSError):  # absent: Ray makes one
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
-    from polyfleet.scheduler.actor import find_or_create, shut_down
-    from polyfleet.scheduler.local_ray import local_ray
+    from polyfleet.scheduler.local_ray import LocalRay, RayLostError
 
     told = threading.Event()
     for number in stopping():
         signal.signal(number, lambda *_: told.set())
     if stop_at_eof:
         threading.Thread(target=_wait_for_eof, args=(told,), daemon=True).start()
-    with local_ray(places, told, ray_folder or made_ray_folder()) as ray_address:  # made when no signal can leave it
-        if ray_address is not None:
-            try:
-                find_or_create(config)
-                _say(_addresses(config, ray_address))
-                told.wait()
-            finally:
-                shut_down(config.shutdown_seconds)
-    if ray_address is None:
-        os._exit(0)  # what is left is Ray's start, on its thread: nothing else ends it
+    lost = ""
+    try:
+        with LocalRay(places, ray_folder or made_ray_folder()) as ray:  # made when no signal can leave it
+            _serve(config, ray, told)
+    except RayLostError as error:
+        lost = str(error)
+    if not lost or not stop_at_eof or told.is_set():
+        end_workers(config.state_path, config.shutdown_seconds)
+    if lost:
+        _say({"lost": lost})
+        click.echo(lost, err=True)
+    os._exit(RAY_LOST if lost and not told.is_set() else 0)  # a call of Ray's may still be under way
+
+
+def _serve(config: SchedulerConfig, ray: "LocalRay", told: threading.Event) -> None:
+    """From Ray's start to the fleet's end. Raises RayLostError."""
+    from ray.exceptions import RayError
+
+    from polyfleet.scheduler.actor import find_or_create, shut_down
+    from polyfleet.scheduler.local_ray import RayLostError
+
+    try:
+        ray.call(lambda: find_or_create(config), told)
+        if told.is_set():
+            return  # a worker that was started already is ended with Ray
+        _say(_addresses(config, ray.address))
+        ray.wait(told)
+        seconds = config.shutdown_seconds + STOP_SECONDS
+        ray.call(lambda: shut_down(config.shutdown_seconds), threading.Event(), seconds)
+    except (RayError, ConfigError) as error:
+        raise RayLostError(str(error).strip().splitlines()[-1]) from None
 
 
 def _wait_for_eof(told: threading.Event) -> None:

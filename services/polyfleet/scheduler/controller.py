@@ -13,7 +13,7 @@ import grpc
 from polyfleet.scheduler.cluster import Cluster, ClusterError
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase, load_request
-from polyfleet.scheduler.reconcile import Action, DrainWorker, Forget, Launch, Node, Retire, reconcile
+from polyfleet.scheduler.reconcile import Action, DrainWorker, Forget, Launch, Node, Relaunch, Retire, reconcile
 from polyfleet.scheduler.registry import Registry
 from polyfleet.scheduler.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.store import Store, StoreError
@@ -25,6 +25,7 @@ from polyfleet.wire.ids import new_id
 TICK_SECONDS = 0.5
 SWEEP_SECONDS = 0.25
 NODES_SECONDS = 2.0  # how long the list of nodes is trusted
+ABSENCE_POLL_SECONDS = 0.05
 SILENCE_SECONDS = 10.0  # a cluster that has not listed its nodes for so long counts as gone
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Controller:
         self._config, self._store, self._registry, self._feed = config, store, registry, feed
         self._cluster, self._token, self._clock = cluster, token, clock
         self._expected = store.workers()
+        self._launches = store.launches()
         self._nodes: tuple[Node, ...] = ()
         self._nodes_at = float("-inf")
         self._stopping: dict[str, asyncio.Task[None]] = {}
@@ -71,6 +73,7 @@ class Controller:
         self.opened = asyncio.Event()  # the cluster's launchers have been found
         self._began = clock()
         self._problems: dict[str, str] = {}  # as last shown
+        self._failure = "Ray has not answered yet."  # of the last look; empty when it succeeded
 
     # What the Fleet service asks for.
 
@@ -83,6 +86,19 @@ class Controller:
         launcher = next((r.spec.worker_id for r in self._cluster.reports if r.watched_id == worker_id), None)
         self._act(Retire(launcher) if launcher else DrainWorker(worker_id))
         self.poke()
+
+    async def absence(self, patience: float) -> str:
+        """Why nothing can be started or stopped, as a sentence; empty as soon as it can, `patience` seconds given."""
+        deadline = self._clock() + patience
+        while (reason := self._absence()) and self._clock() < deadline:
+            await asyncio.sleep(ABSENCE_POLL_SECONDS)
+        return reason
+
+    def _absence(self) -> str:
+        silence = self._clock() - self._nodes_at
+        if not self._failure and self._feed.is_open and silence >= SILENCE_SECONDS:
+            return "Ray does not answer."
+        return self._failure
 
     # The loop.
 
@@ -97,7 +113,9 @@ class Controller:
                         await self._cluster.open(self.poke)
                         self.opened.set()
                     await self.tick()
+                    self._failure = ""
                 except ClusterError as error:
+                    self._failure = str(error)
                     log.warning("%s Nothing is started or stopped meanwhile.", error)
                 except Exception:  # a fault of ours must not end the loop that looks after the fleet
                     log.exception("Reconciling failed and is tried again.")
@@ -124,11 +142,13 @@ class Controller:
             records = self._registry.records
             removed = {name for r in records if self._store.was_removed(name := r.info.deployment)}
             attach = {family for family, launch in self._config.accelerators.items() if launch.mode == "attach"}
-            plan = reconcile(self._store.deployments(), reports, records, await self._known_nodes(), removed, attach)
+            plan = reconcile(
+                self._store.deployments(), reports, records, await self._known_nodes(), removed, attach, self._launches
+            )
             self._show_problems(plan.problems)
             for action in plan.actions:
-                if isinstance(action, Launch):
-                    await self._cluster.launch(self._spec(action))
+                if isinstance(action, Launch | Relaunch):
+                    await self._cluster.launch(action.spec if isinstance(action, Relaunch) else self._spec(action))
                 else:
                     self._act(action)
         self._feed.poke()
@@ -163,13 +183,19 @@ class Controller:
         return self._expected <= heard or self._clock() - self._began >= self._config.settle_seconds
 
     def _remember_workers(self) -> None:
+        """Note who is there and what the launchers were told, those of workers that have lost theirs included."""
         present = frozenset(record.info.worker_id for record in self._registry.records if record.stream >= 0)
-        if present != self._expected:
-            self._expected = present
-            try:
-                self._store.set_workers(present)
-            except StoreError as error:  # the fleet runs on; a returning scheduler waits for the wrong workers a while
-                log.error("The fleet's workers are not noted: %s", error)
+        launches = {worker_id: spec for worker_id, spec in self._launches.items() if worker_id in present}
+        launches |= {report.spec.worker_id: report.spec for report in self._cluster.reports}
+        noted = (self._expected, self._launches)
+        self._expected, self._launches = present, launches
+        if noted == (present, launches):
+            return
+        try:
+            self._store.set_workers(present)
+            self._store.set_launches(launches.values())
+        except StoreError as error:  # the fleet runs on; a returning scheduler waits for the wrong workers a while
+            log.error("The fleet's workers are not noted: %s", error)
 
     def _show_problems(self, problems: Mapping[str, str]) -> None:
         shown = []
@@ -250,3 +276,4 @@ class Controller:
         await asyncio.gather(*(self._retire(launcher_id, grace) for launcher_id in launchers))
         with contextlib.suppress(StoreError):
             self._store.set_workers(())
+            self._store.set_launches(())

@@ -24,6 +24,7 @@ from polyfleet.wire.limits import FieldError
 
 MAX_STREAMS = 2 * MAX_WORKERS  # of Register; a worker that dials again may have an old one
 FIRST_SECONDS, SILENT_SECONDS = 10.0, 60.0  # without the first message, without another one: the stream is ended
+PATIENCE_SECONDS = 5.0  # with a cluster that does not answer, before a call is ended
 log = logging.getLogger(__name__)
 
 
@@ -39,6 +40,9 @@ class Steering(Protocol):
 
     def drain(self, worker_id: str) -> None:
         """Let this worker finish and stop; at once, in the background."""
+
+    async def absence(self, patience: float) -> str:
+        """Why nothing can be started or stopped; empty as soon as it can, `patience` seconds given."""
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
@@ -177,9 +181,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         """Begin to drain one worker."""
-        if self._registry.record(request.worker_id) is None:
+        if (worker := self._registry.record(request.worker_id)) is None:
             ids = [record.info.worker_id for record in self._registry.records]
             await _abort_not_found(context, "worker", request.worker_id, ids)
+        if worker and worker.launcher:
+            await self._be_able(context)
         log.info("A worker is to drain.", extra={"worker_id": request.worker_id})
         self._steering.drain(request.worker_id)
         return pb.DrainResponse()
@@ -192,6 +198,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
             check_deployment(wish)
         except FieldError as error:
             await abort_invalid(context, error)
+        await self._be_able(context)
         known = {each.name: each for each in self._store.deployments()}
         before = known.get(wish.name)
         wish.created_unix_seconds = before.created_unix_seconds if before else int(time.time())
@@ -206,6 +213,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
 
     async def Undeploy(self, request: pb.UndeployRequest, context: Any) -> pb.UndeployResponse:
         """Remove the wish; the controller drains its workers."""
+        await self._be_able(context)
         try:
             removed = self._store.remove_deployment(request.name)
         except StoreError as error:
@@ -216,6 +224,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         log.info("A deployment was removed.", extra={"deployment": request.name})
         self._wish_changed()
         return pb.UndeployResponse()
+
+    async def _be_able(self, context: Any) -> None:
+        """End the call with UNAVAILABLE when its wish could not be followed now."""
+        if reason := await self._steering.absence(PATIENCE_SECONDS):
+            problem = f"{reason.rstrip('.')}: nothing was changed, since nothing can be started or stopped now."
+            await context.abort(grpc.StatusCode.UNAVAILABLE, problem)
 
     def _wish_changed(self) -> None:
         self._registry.set_deployments(self._store.deployments())

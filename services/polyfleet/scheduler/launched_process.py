@@ -12,9 +12,9 @@ import msgspec
 import psutil
 
 from polyfleet.scheduler.launch import LaunchSpec
+from polyfleet.scheduler.marks import FLEET_ID
 
 START_TOLERANCE_SECONDS = 2.0  # the start is computed from the boot time, which clock steps move
-FLEET_ID = "POLYFLEET_FLEET_ID"  # no flag: an older worker need not know it
 POLL_SECONDS = 0.2  # how often the end of an adopted process, which is no child, is looked for
 REASON_TAIL_BYTES = 4096
 

@@ -6,7 +6,7 @@
 The caller imports no Ray, and sees nothing of its output.
 """
 
-import json
+import contextlib
 import os
 import selectors
 import shutil
@@ -15,18 +15,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
 import msgspec
 import yaml
 
 from polyfleet.scheduler.config import SchedulerConfig
+from polyfleet.scheduler.marks import RAY_FOLDER, end_workers, kill_marked
 from polyfleet.scheduler.ports import check_ports, free_address
 from polyfleet.wire.config import ConfigError
 
 START_SECONDS = 90.0
-STOP_MARGIN_SECONDS = 60.0
+START_TRIES = 3  # where it is Ray that fails
+STOP_MARGIN_SECONDS = 10.0
 OUTPUT_NAME = "scheduler-process.log"
+RAY_FOLDER_PREFIX = "polyfleet-"
 LONGEST_FOLDER = 24  # Ray's sockets lie below, and their paths may have 103 characters
 
 
@@ -75,18 +78,56 @@ class LocalScheduler:
         self.shutdown()
 
     def start(self) -> None:
-        """Start Ray and the scheduler; returns when the Fleet service answers."""
+        """Start Ray and the scheduler; returns when the Fleet service answers. Ends what a killed one left behind."""
         check_ports(self.config)
-        logs = self.config.state_path / "logs"
         try:
-            logs.mkdir(parents=True, exist_ok=True)
+            (self.config.state_path / "logs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"The folder {logs} can't be made: {error.strerror}.") from None
+            raise ConfigError(
+                f"The folder {self.config.state_path / 'logs'} can't be made: {error.strerror}."
+            ) from None
+        with contextlib.suppress(OSError):
+            self._ray_folder = os.readlink(self._folder_link)
+        self._end_ray()
+        end_workers(self.config.state_path, 0)
+        self._try_to_start()
+
+    def revive(self) -> str:
+        """Start it again if it has ended; gives the reason why it had, nothing while it runs. The workers serve on.
+
+        Raises ConfigError when it can't be started any more.
+        """
+        if self._process is None or self.running:
+            return ""
+        why = self._said().get("lost") or f"Its process ended with code {self._process.returncode}."
+        self._forget_process()
+        self._try_to_start()
+        return why
+
+    def _try_to_start(self) -> None:
+        for _ in range(START_TRIES):
+            try:
+                self._spawn()
+                said = self._said(START_SECONDS)
+            except BaseException:
+                self.shutdown()
+                raise
+            if "ray" in said:
+                self.ray_address = said["ray"]
+                return
+            self._forget_process()
+            if "lost" not in said:
+                break
+        problem = said.get("error") or said.get("lost") or "The scheduler did not start."
+        raise ConfigError(problem if "error" in said else f"{problem} {self._output} says more.")
+
+    def _spawn(self) -> None:
         # A file without a name: none is left behind, however this process ends.
-        with tempfile.TemporaryFile("w+") as file, (logs / OUTPUT_NAME).open("ab") as output:
+        with tempfile.TemporaryFile("w+") as file, self._output.open("ab") as output:
             yaml.safe_dump({"scheduler": msgspec.to_builtins(self.config)}, file)
             file.seek(0)
             self._ray_folder = made_ray_folder()
+            self._folder_link.symlink_to(self._ray_folder)
             self._process = subprocess.Popen(
                 self._command(f"/dev/fd/{file.fileno()}"),
                 pass_fds=(file.fileno(),),
@@ -95,11 +136,6 @@ class LocalScheduler:
                 stderr=output,
                 start_new_session=True,  # Ctrl-C is for us: we stop it in order
             )
-            try:
-                self.ray_address = self._first_line()["ray"]
-            except BaseException:
-                self.shutdown()
-                raise
 
     def _command(self, config_file: str) -> list[str]:
         command = [sys.executable, "-m", "polyfleet.scheduler", "--config", config_file, "--stop-at-eof"]
@@ -108,51 +144,72 @@ class LocalScheduler:
             command += ["--places", ",".join(f"{family}={count}" for family, count in self._places.items())]
         return command
 
-    def _first_line(self) -> dict[str, Any]:
-        """What the process says once it serves. Raises ConfigError with its error, or when it says nothing."""
+    def _said(self, seconds: float = 0.0) -> dict[str, str]:
+        """The process's news: its addresses once it serves, an error, or how it lost Ray; nothing if it has none."""
         assert self._process
         assert self._process.stdout
-        line = _read_line(self._process.stdout.fileno(), START_SECONDS)
-        logs = self.config.state_path / "logs"
-        if not line:
-            raise ConfigError(f"The scheduler did not start; {logs / OUTPUT_NAME} says why.")
-        said: dict[str, Any] = json.loads(line)
-        if "error" in said:
-            raise ConfigError(said["error"])
-        return said
+        return _read_news(self._process.stdout.fileno(), seconds)
+
+    @property
+    def _output(self) -> Path:
+        return self.config.state_path / "logs" / OUTPUT_NAME
+
+    @property
+    def _folder_link(self) -> Path:
+        """Names Ray's folder for as long as there is one: whoever comes after a killed process ends what it left."""
+        return self.config.state_path / "ray"
 
     def shutdown(self) -> None:
         """Stop workers, launchers, scheduler and Ray; returns when their processes have ended. Twice does no harm."""
+        if self._process is None:
+            return
+        status = self._forget_process()
+        end_workers(self.config.state_path, 0 if status is None else self.config.shutdown_seconds)
+
+    def _forget_process(self) -> int | None:
+        """Stop the process and its Ray: its exit status, None when it had to be killed."""
         process, self._process = self._process, None
         if process is None:
-            return
+            return 0
         assert process.stdin
         assert process.stdout
         process.stdin.close()
         process.terminate()
+        status: int | None = None
         try:
-            process.wait(self.config.shutdown_seconds + STOP_MARGIN_SECONDS)
+            status = process.wait(2 * self.config.shutdown_seconds + STOP_MARGIN_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
         process.stdout.close()
-        shutil.rmtree(self._ray_folder, ignore_errors=True)  # still there when it was killed
+        self._end_ray()
+        return status
+
+    def _end_ray(self) -> None:
+        """End what is left of the last Ray: all, when its process was killed."""
+        folder = self._ray_folder
+        if os.path.basename(folder).startswith(RAY_FOLDER_PREFIX):
+            kill_marked(RAY_FOLDER, folder)
+            shutil.rmtree(folder, ignore_errors=True)
+        self._folder_link.unlink(missing_ok=True)
+        self._ray_folder = ""
 
 
 def made_ray_folder() -> str:
     """A new folder of this user's alone for what Ray writes, with a path that is short enough for Ray."""
     usual = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="polyfleet-", dir=usual if len(usual) <= LONGEST_FOLDER else "/tmp")
+    return tempfile.mkdtemp(prefix=RAY_FOLDER_PREFIX, dir=usual if len(usual) <= LONGEST_FOLDER else "/tmp")
 
 
-def _read_line(descriptor: int, seconds: float) -> bytes:
-    """One line from a pipe; what there is of it when the pipe ends or the time is over."""
+def _read_news(descriptor: int, seconds: float) -> dict[str, str]:
+    """The first line of JSON from a pipe, whatever Ray prints besides; empty when the pipe or the time ends before."""
     deadline = time.monotonic() + seconds
-    line = b""
+    rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
-        while not line.endswith(b"\n") and selector.select(max(0.0, deadline - time.monotonic())):
-            if not (data := os.read(descriptor, 4096)):
-                break
-            line += data
-    return line
+        while selector.select(max(0.0, deadline - time.monotonic())) and (data := os.read(descriptor, 4096)):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(msgspec.DecodeError):
+                    return msgspec.json.decode(line, type=dict[str, str])
+    return {}

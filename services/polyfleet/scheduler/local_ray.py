@@ -5,79 +5,120 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import psutil
 import ray
 
 from polyfleet.scheduler.config import RESOURCE_PREFIX
+from polyfleet.scheduler.marks import RAY_FOLDER, kill_marked
 from polyfleet.scheduler.ray_cluster import NAMESPACE
 
 POLL_SECONDS = 0.05
+LOOK_SECONDS = 0.5  # between looks at Ray's processes
 END_SECONDS = 2.0
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray refuses less than 75 MiB; nothing of ours lives there
+PARTS = {"gcs_server": "control store (gcs_server)", "raylet": "node manager (raylet)"}  # it works with both or not
+T = TypeVar("T")
 
 
-@contextmanager
-def local_ray(places: Mapping[str, int], told: threading.Event, folder: str) -> Iterator[str | None]:
-    """Start Ray in `folder` with room for `places` workers of each accelerator; gives the cluster's address.
+class RayLostError(RuntimeError):
+    """This Ray works no more, or never did. The message is one sentence."""
 
-    None when `told` to end before Ray is up. However the block ends, it leaves no process below this one and no folder.
-    Ray starts on a thread: on the main one it would replace the handler of SIGTERM and could not be left.
-    `command.LOCAL_ENVIRONMENT` must have been set before this module was imported.
+
+class LocalRay:
+    """Starts on entry, in `folder`, with room for `places` workers of each accelerator; leaves no process, no folder.
+
+    A call of Ray's may block for a minute when a part of Ray has died, so all are made on one thread, which is left
+    behind in the end: the caller must end its process by `os._exit`. That thread lives until then, since the kernel
+    kills Ray's processes when the thread that started them ends. `command.LOCAL_ENVIRONMENT` must have been set before
+    this module was imported.
     """
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    outcome: Future[str] = Future()
-    over = threading.Event()
-    own = os.path.join(folder, "ray")  # which Ray opens to all; the folder above is closed
-    threading.Thread(target=_keep, args=(places, own, outcome, over), daemon=True).start()
-    try:
-        while not outcome.done() and not told.wait(POLL_SECONDS):
-            pass
-        yield outcome.result() if outcome.done() else None
-    finally:
-        _end(outcome)
-        over.set()
-        shutil.rmtree(folder, ignore_errors=True)
 
+    def __init__(self, places: Mapping[str, int], folder: str) -> None:
+        self._places, self._folder = places, folder
+        self._calls = ThreadPoolExecutor(1)
+        self._parts: dict[str, psutil.Process] = {}
+        self._looked = float("-inf")
+        self._started: Future[str] = Future()
 
-def _keep(places: Mapping[str, int], folder: str, outcome: "Future[str]", over: threading.Event) -> None:
-    """Start Ray and wait: the kernel kills Ray's processes when the thread that started them ends."""
-    try:
+    def __enter__(self) -> "LocalRay":
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ |= {RAY_FOLDER: self._folder, "SPT_NOENV": "1"}  # whose titles don't overwrite the mark
+        self._started = self._calls.submit(self._start)
+        return self
+
+    def _start(self) -> str:
         context = ray.init(
             address="local",
-            _temp_dir=folder,
+            _temp_dir=os.path.join(self._folder, "ray"),  # which Ray opens to all; the folder above is closed
             namespace=NAMESPACE,
             num_cpus=0,  # no idle Python workers
             num_gpus=0,  # devices are the workers' business
-            resources={f"{RESOURCE_PREFIX}{family}": count for family, count in places.items()},
+            resources={f"{RESOURCE_PREFIX}{family}": count for family, count in self._places.items()},
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",
         )
-        outcome.set_result(str(context.address_info["gcs_address"]))
-        over.wait()
-    except BaseException as error:
-        outcome.set_exception(error)
+        return str(context.address_info["gcs_address"])
+
+    def call(self, work: Callable[[], T], told: threading.Event, seconds: float = float("inf")) -> T | None:
+        """Do this once Ray is up; None when `told` to end, or the time is over, before it is done.
+
+        Raises RayLostError when a part of Ray has ended meanwhile, and whatever `work` raises.
+        """
+        done, deadline = self._calls.submit(self._once_up, work), time.monotonic() + seconds
+        while not done.done():
+            self.check()
+            if told.wait(POLL_SECONDS) or time.monotonic() > deadline:
+                return None
+        self.check()
+        return done.result()
+
+    def _once_up(self, work: Callable[[], T]) -> T:
+        self._started.result()  # without a Ray its calls would start another one
+        return work()
+
+    @property
+    def address(self) -> str:
+        """host:port of its control store, once it is up."""
+        return self._started.result()
+
+    def wait(self, told: threading.Event) -> None:
+        """Until told. Raises RayLostError when a part of Ray has ended."""
+        while not told.wait(LOOK_SECONDS):
+            self.check()
+
+    def check(self) -> None:
+        """Raise RayLostError when Ray did not start, or a part of it that was seen has ended."""
+        if self._started.done() and (error := self._started.exception()):
+            raise RayLostError(f"Ray did not start: {str(error).strip() or type(error).__name__}")
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        for name, process in self._parts.items():
+            if not _is_alive(process):
+                raise RayLostError(f"Ray's {PARTS[name]} has ended.")
+        if len(self._parts) < len(PARTS):
+            self._parts = {each.name(): each for each in psutil.Process().children() if each.name() in PARTS}
+
+    def __exit__(self, *_: object) -> None:
+        deadline = time.monotonic() + END_SECONDS
+        kill_marked(RAY_FOLDER, self._folder)  # Ray's agents would outlive it by half a minute
+        while not self._started.done() and time.monotonic() < deadline:
+            kill_marked(RAY_FOLDER, self._folder)  # its start may have made one more
+            time.sleep(POLL_SECONDS)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _end(outcome: "Future[str]") -> None:
-    """Ray's agents would outlive it by half a minute, and half a Ray does not end by itself at all."""
-    this = psutil.Process()
-    processes = this.children(recursive=True)
-    if outcome.done():
-        ray.shutdown()
-    deadline = time.monotonic() + END_SECONDS
-    while processes or (not outcome.done() and time.monotonic() < deadline):
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(processes, timeout=END_SECONDS)
-        wait([outcome], POLL_SECONDS)  # Ray's start may have made one more
-        processes = this.children(recursive=True)
+def _is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 @contextmanager

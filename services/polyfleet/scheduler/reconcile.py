@@ -6,11 +6,12 @@ belongs to whoever did that: it fulfils no deployment's wish, and no plan touche
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from polyfleet.scheduler.config import ACCELERATORS
-from polyfleet.scheduler.launch import LauncherReport, Phase, generation_of
+from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase, generation_of
 from polyfleet.scheduler.registry import Record
 from polyfleet.v1 import fleet_pb2 as pb
 
@@ -39,6 +40,13 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Relaunch:
+    """Start the launcher of a running worker again: Ray, started anew, knows it no more. It finds the worker."""
+
+    spec: LaunchSpec
+
+
+@dataclass(frozen=True, slots=True)
 class Retire:
     """Let this launcher's worker finish and stop, then end the launcher."""
 
@@ -59,7 +67,7 @@ class DrainWorker:
     worker_id: str
 
 
-Action = Launch | Retire | Forget | DrainWorker
+Action = Launch | Relaunch | Retire | Forget | DrainWorker
 
 
 @dataclass(slots=True)
@@ -112,12 +120,14 @@ def reconcile(
     nodes: Sequence[Node],
     removed: Collection[str] = (),
     attach: Collection[str] = (),
+    known: Mapping[str, LaunchSpec] = MappingProxyType({}),
 ) -> Plan:
     """The next actions.
 
     `launchers` are all that exist, those already told to stop included (`stopping`). Workers of a deployment that is
     neither in `deployments` nor in `removed` are left alone: this scheduler may have lost its state, they serve.
     `attach` are the families whose workers stand on their nodes already, where one that has its own model is no place.
+    `known` is what the workers' launchers were told, those of a Ray of before included.
     """
     plan = Plan()
     alive = {node.node_id for node in nodes}
@@ -134,6 +144,7 @@ def reconcile(
             present.append(report)
     orphans = _orphans(launchers, records)
     plan.actions.extend(DrainWorker(info.worker_id) for info in orphans if info.deployment in removed)
+    plan.actions.extend(_relaunches([o for o in orphans if o.deployment in names], nodes, known))
     owned = [r.info for r in records if r.info.own_model and r.info.accelerator in attach]
     room = _Room(nodes, launchers, orphans + owned)
     for wish in wishes:
@@ -194,6 +205,16 @@ def _orphans(launchers: Iterable[LauncherReport], records: Iterable[Record]) -> 
         and record.shown.state not in (*_LEAVING, pb.WORKER_STATE_STARTING, pb.WORKER_STATE_UNSPECIFIED)
         and (record.info.HasField("model") or record.shown.state == pb.WORKER_STATE_LOADING)
     ]
+
+
+def _relaunches(
+    orphans: Iterable[pb.WorkerInfo], nodes: Sequence[Node], known: Mapping[str, LaunchSpec]
+) -> Iterator[Relaunch]:
+    """Launchers for the spawned ones whose nodes are there."""
+    for info in orphans:
+        spec, node = known.get(info.worker_id), next((n for n in nodes if info.host in n.hosts), None)
+        if spec and node and spec.launch.mode == "spawn":
+            yield Relaunch(replace(spec, node_id=node.node_id))
 
 
 def _reconcile_one(have: _Have, room: _Room, plan: Plan) -> None:

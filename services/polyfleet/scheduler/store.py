@@ -1,4 +1,4 @@
-"""The scheduler's state on disk: deployments, tokenizer assets, ids of known workers, in one SQLite file.
+"""The scheduler's state on disk: deployments, tokenizer assets, known workers and their launchers, in one SQLite file.
 
 Every change is durable when its method returns; a process killed at any moment leaves the file whole (WAL). One
 Store is used by one thread.
@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
+from polyfleet.scheduler.launch import LaunchSpec
 from polyfleet.v1 import fleet_pb2 as pb
 
 STATE_NAME = "fleet.sqlite"
@@ -25,6 +28,9 @@ CREATE TABLE removed_deployments (name TEXT PRIMARY KEY, removed_unix_seconds IN
 CREATE TABLE assets (hash TEXT PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE workers (worker_id TEXT PRIMARY KEY);
 """
+_ADDED = (
+    "CREATE TABLE IF NOT EXISTS launches (worker_id TEXT PRIMARY KEY, spec BLOB NOT NULL)"  # older versions: unused
+)
 
 
 class StoreError(RuntimeError):
@@ -64,6 +70,7 @@ class Store:
             raise StoreError(f"The state file {path} was written by a newer Polyfleet: upgrade, or use another folder.")
         if version == 0:
             self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        self._db.execute(_ADDED)
         oldest = int(time.time()) - REMOVED_KEPT_SECONDS
         self._db.execute("DELETE FROM removed_deployments WHERE removed_unix_seconds < ?", (oldest,))
 
@@ -151,9 +158,29 @@ class Store:
             self._db.execute("DELETE FROM workers")
             self._db.executemany("INSERT INTO workers VALUES (?)", ((worker_id,) for worker_id in worker_ids))
 
+    def launches(self) -> dict[str, LaunchSpec]:
+        """What each launcher was told, by worker id, when this was last written."""
+        rows = self._db.execute("SELECT worker_id, spec FROM launches")
+        return {worker_id: spec for worker_id, data in rows if (spec := _spec(data))}
+
+    def set_launches(self, specs: Iterable[LaunchSpec]) -> None:
+        """Remember what the launchers were told: a Ray that starts anew knows none of them."""
+        rows = [(spec.worker_id, msgspec.json.encode(spec)) for spec in specs]
+        with self._writing():
+            self._db.execute("DELETE FROM launches")
+            self._db.executemany("INSERT INTO launches VALUES (?, ?)", rows)
+
     def close(self) -> None:
         """Close the file; the Store can't be used after."""
         self._db.close()
+
+
+def _spec(data: bytes) -> LaunchSpec | None:
+    """A stored LaunchSpec; None for one of a version that meant something else."""
+    try:
+        return msgspec.json.decode(data, type=LaunchSpec)
+    except msgspec.DecodeError:
+        return None
 
 
 def _disk_is_full(error: sqlite3.Error, path: Path) -> bool:

@@ -15,6 +15,7 @@ from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_worker import FakeWorker
 from tests.support.running_scheduler import Running, start, states, stop
 
+from polyfleet.scheduler import fleet_service
 from polyfleet.scheduler.assets import chunks
 from polyfleet.scheduler.config import fleet_id
 from polyfleet.scheduler.launch import Phase
@@ -53,11 +54,10 @@ async def test_a_cluster_that_fails_at_the_start_is_asked_again_and_nothing_serv
     cluster.away = True
     running = await start(tmp_path, cluster, settle_seconds=0.0)
     try:
-        await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
-        await asyncio.sleep(0.1)  # several looks: each deployment wakes the loop
+        await asyncio.sleep(0.1)
         await until_health(running, health_pb2.HealthCheckResponse.NOT_SERVING)
-        assert not cluster.launched
         cluster.away = False
+        await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))  # which waits until it can be followed
         await until_health(running, health_pb2.HealthCheckResponse.SERVING)
         while not cluster.launched:
             await asyncio.sleep(0.01)
@@ -233,14 +233,32 @@ async def test_a_worker_without_launcher_is_drained_by_rpc(running: Running) -> 
         await running.until(lambda s: states(s) == {"w-1": "DRAINING"})
 
 
-async def test_nothing_happens_while_the_cluster_is_away(running: Running) -> None:
-    running.cluster.away = True
+async def test_nothing_happens_while_the_cluster_is_away_and_who_asks_is_told(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = pb.ModelDeployment(name="other", source="/m.gguf", workers=1)
     await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    await running.until(lambda s: len(running.cluster.launched) == 1)
+    monkeypatch.setattr(fleet_service, "PATIENCE_SECONDS", 0.1)
+    running.cluster.away = True
     async with FakeWorker("w-1", fleet=running.address):
-        await running.until(lambda s: states(s) == {"w-1": "READY"})
-        assert not running.cluster.launched
+        await running.until(lambda s: states(s).get("w-1") == "READY")
+        await asyncio.sleep(2.1)  # the nodes are asked for again
+        for call, request in (
+            (running.fleet.Deploy, pb.DeployRequest(deployment=other)),
+            (running.fleet.Undeploy, pb.UndeployRequest(name="d")),
+            (running.fleet.Drain, pb.DrainRequest(worker_id=running.cluster.launched[0].worker_id)),
+        ):
+            error = await refusal(call(request))
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert error.details().startswith("Ray did not answer: it is away: nothing was changed")
+        assert [each.name for each in (await running.snapshot()).deployments] == ["d"]
+        assert len(running.cluster.launched) == 1
         running.cluster.away = False
-        await running.until(lambda s: len(s.workers) == 2)
+        await running.until(lambda s: running.cluster.known)
+    monkeypatch.setattr(fleet_service, "PATIENCE_SECONDS", 60.0)
+    await running.fleet.Deploy(pb.DeployRequest(deployment=other))
+    await running.until(lambda s: len(running.cluster.launched) == 2)
 
 
 async def test_a_worker_of_a_removed_deployment_is_told_to_stop(running: Running) -> None:

@@ -7,8 +7,9 @@ import pytest
 from tests.support.fake_cluster import node
 from tests.support.launch_records import WISH, launcher, record
 
+from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.launch import Phase
-from polyfleet.scheduler.reconcile import DrainWorker, Forget, Launch, Retire, reconcile
+from polyfleet.scheduler.reconcile import DrainWorker, Forget, Launch, Relaunch, Retire, reconcile
 from polyfleet.scheduler.registry import Record
 from polyfleet.v1 import fleet_pb2 as pb
 
@@ -142,6 +143,19 @@ def test_workers_that_outlived_their_launchers_count_and_hold_their_place() -> N
     assert launches(plan.actions) == [("cpu", "n-1")]
     three = pb.ModelDeployment(name="d", source="/m.gguf", workers=3)
     assert reconcile([three], [], [record("w-1"), record("w-2")], [node(cpu=2)]).problems
+
+
+def test_workers_that_ray_forgot_get_launchers_again_where_they_run() -> None:
+    specs = {worker_id: launcher(worker_id).spec for worker_id in ("w-1", "w-2", "w-3", "w-4")}
+    specs["w-3"] = replace(specs["w-3"], launch=LaunchConfig(mode="attach", address="127.0.0.1:1"))
+    wish = pb.ModelDeployment(name="d", source="/m.gguf", workers=4)
+    workers = [record("w-1"), record("w-2", host="n-9"), record("w-3"), record("w-4", "LOST"), record("w-5")]
+    node_now = replace(node("n-1"), node_id="n-1 as Ray names it now")
+    plan = reconcile([wish], [], workers, [node_now], known=specs)
+    assert plan.actions == [Relaunch(replace(specs["w-1"], node_id="n-1 as Ray names it now"))]
+    assert reconcile([], [], workers, [node_now], ["d"], known=specs).actions == [
+        DrainWorker(f"w-{number}") for number in (1, 2, 3, 5)
+    ]
 
 
 def test_a_worker_without_launcher_counts_while_it_loads_and_not_without_a_model() -> None:

@@ -4,11 +4,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from polyfleet.scheduler.config import LaunchConfig
+from polyfleet.scheduler.launch import LaunchSpec
 from polyfleet.scheduler.store import DiskFullError, Store, StoreError, StoreFullError
 from polyfleet.v1 import fleet_pb2 as pb
 
@@ -127,6 +130,26 @@ def test_workers_are_replaced_as_a_whole(path: Path) -> None:
     assert store.workers() == {"w-2", "w-3"}
     store.set_workers([])
     assert store.workers() == frozenset()
+
+
+def test_launches_come_back_as_they_were_and_are_replaced_as_a_whole(path: Path) -> None:
+    launch = LaunchConfig(interpreter="/opt/python", environment={"A": "b"})
+    one, two = (LaunchSpec(f"w-{n}", "cpu", b"\x00\xff", launch, "127.0.0.1:1", "/state", place=n) for n in (1, 2))
+    with closing(Store(path)) as store:
+        store.set_launches([one, two])
+    with closing(Store(path)) as store:
+        assert store.launches() == {"w-1": one, "w-2": two}
+        store.set_launches([two])
+        assert store.launches() == {"w-2": two}
+
+
+def test_launches_of_another_version_count_for_nothing(path: Path) -> None:
+    with closing(Store(path)):
+        pass
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("INSERT INTO launches VALUES ('w-1', ?)", (b'{"worker_id": 1}',))
+    with closing(Store(path)) as store:
+        assert store.launches() == {}
 
 
 def test_what_was_written_survives_kill_9(path: Path) -> None:
