@@ -167,6 +167,12 @@ SPEED = Row(
             (rate("polyfleet_engine_dropped_rows_total", "accelerator", matchers="<pool>"),),
         ),
         Panel(
+            "Evictions",
+            "Cached KV blocks that made way for others: prompts that would have been found there are computed again.",
+            "suffix: blocks/s",
+            (rate("polyfleet_kv_evictions_total", "accelerator", matchers="<pool>"),),
+        ),
+        Panel(
             "Sequences",
             "Sequences in the engines' batches, those that wait for a place there, and those that a full KV cache "
             "put back.",

@@ -93,6 +93,12 @@ QUEUE = Row(
             quantiles("polyfleet_queue_time_seconds", 0.5, 0.9, 0.99),
         ),
         Panel(
+            "Queue time in engines",
+            "From a sequence's arrival at its worker's engine to its first step.",
+            "s",
+            quantiles("polyfleet_engine_queue_seconds", 0.5, 0.9, 0.99, matchers="<pool>"),
+        ),
+        Panel(
             "Sequences waiting in engines",
             "Sequences that have a worker but no place in its batch yet.",
             "short",
@@ -105,9 +111,16 @@ FLEET = Row(
     (
         Panel(
             "Restarts in an hour",
-            "Workers that were started again after a failure, by deployment.",
+            "Workers that were started again after a failure, by deployment, and engine processes that were replaced "
+            "within their workers, since they answered wrongly or not at all.",
             "short",
-            (Query("sum by (deployment) (increase(polyfleet_worker_restarts_total{<scope>}[1h]))", "{{deployment}}"),),
+            (
+                Query("sum by (deployment) (increase(polyfleet_worker_restarts_total{<scope>}[1h]))", "{{deployment}}"),
+                Query(
+                    "sum by (accelerator) (increase(polyfleet_engine_replacements_total{<pool>}[1h]))",
+                    "engines of {{accelerator}}",
+                ),
+            ),
             bad=3,
         ),
         Panel(

@@ -159,6 +159,7 @@ async def test_a_stopped_engine_loses_its_streams_and_is_replaced(tmp_path: Path
         await worker.until_state(fleet.WORKER_STATE_READY)
         assert not stopped.is_running()
         assert (await worker.status()).status.reason == ""
+        assert (await scrape(worker))["polyfleet_engine_replacements_total"] == 1
         await session.start(pb.StartSequence(sequence_id="b", prompt_ids=[1], max_tokens=5))
         assert tokens_of((await session.run_to_end())["b"]) == fake_tokens([1], 5)
 

@@ -21,9 +21,12 @@ LABELLED = {
     "polyfleet_prefix_cache_queries_total", "polyfleet_prefix_cache_hits_total",
     "polyfleet_engine_prompt_tokens_total", "polyfleet_engine_generation_tokens_total",
     "polyfleet_engine_steps_total", "polyfleet_engine_step_seconds_total", "polyfleet_preemptions_total",
-    "polyfleet_engine_dropped_rows_total",
+    "polyfleet_engine_dropped_rows_total", "polyfleet_kv_evictions_total",
 }  # fmt: skip
-OWN_LABEL = {"polyfleet_engine_ledger_sequences": "state", "polyfleet_canary_runs_total": "result"}
+OWN_LABEL = {
+    "polyfleet_engine_ledger_sequences": "state",
+    "polyfleet_canary_runs_total": "result",
+}
 OF_THE_PROCESS = ("polyfleet_build", "polyfleet_event_loop_lag", "process_", "engine_process_", "python_")
 CANARY_RUNS = {f"polyfleet_canary_runs_total {result}" for result in ("right", "wrong", "failed", "no_reference")}
 
@@ -92,10 +95,12 @@ async def test_figures_follow_the_engine_and_leave_with_the_model(tmp_path: Path
         assert done["polyfleet_engine_step_duration_seconds_bucket 0.01"] == 0  # each takes longer
         assert done["polyfleet_engine_step_duration_seconds_bucket +Inf"] == status.step
         assert done["polyfleet_engine_step_rows_bucket 2.0"] == done["polyfleet_engine_step_rows_count"] == status.step
+        assert done["polyfleet_engine_queue_seconds_count"] == 4 - 1  # "c" was cancelled before it had a place
         ledger = {key.split()[1]: value for key, value in done.items() if key.startswith("polyfleet_engine_ledger")}
         assert ledger == {"admitted": 4, "finished": 1, "failed": 0, "cancelled": 3, "running": 0, "waiting": 0}
 
         async with grpc.aio.insecure_channel(worker.address) as channel:
             await worker_pb2_grpc.WorkerStub(channel).Unload(pb.UnloadRequest())
         empty = {name: value for name, value in (await scrape(worker)).items() if not name.startswith("own ")}
-        assert empty == {"polyfleet_worker_ready": 0, **dict.fromkeys(CANARY_RUNS, 0)}
+        of_the_worker = {"polyfleet_worker_ready", "polyfleet_engine_replacements_total", *CANARY_RUNS}
+        assert empty == dict.fromkeys(of_the_worker, 0)

@@ -46,6 +46,7 @@ def test_evicts_the_least_recently_used_and_the_tail_of_a_chain_first() -> None:
     pool.release([old[0]])  # used again: now the most recent of all
     assert pool.allocate(4) is not None
     assert evicted == [old[1], new[1], new[0], old[0]]
+    assert pool.evictions == 4
     pool.check()
 
 
@@ -57,7 +58,7 @@ def test_evicts_only_when_free_blocks_are_gone() -> None:
     pool.keep(block)
     pool.release([block])
     assert pool.allocate(2) is not None
-    assert evicted == []
+    assert (evicted, pool.evictions) == ([], 0)
     assert pool.allocate(1) == [block]
     assert evicted == [block]
     assert pool.kept == frozenset()

@@ -188,6 +188,7 @@ class Engine:
             prefix_hit_tokens=counters.prefix_hit_tokens,
             preemptions=counters.preemptions,
             dropped_rows=counters.dropped_rows,
+            evictions=batcher.pool.evictions,
         )
 
     def check(self) -> None:

@@ -124,3 +124,4 @@ class EngineStatus(NamedTuple):
     cancelled: int = 0
     step_rows: int = 0
     dropped_rows: int = 0  # computed ahead for sequences that had ended meanwhile
+    evictions: int = 0  # of cached KV blocks, whose place others needed

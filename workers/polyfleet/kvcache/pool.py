@@ -22,6 +22,7 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         self.num_blocks = num_blocks
+        self.evictions = 0  # so far
         self.on_evict: Callable[[int], None] = lambda block: None
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is the warmest
@@ -106,4 +107,5 @@ class BlockPool:
         block, _ = self._cached.popitem(last=False)
         self._kept.discard(block)
         self._free.append(block)
+        self.evictions += 1
         self.on_evict(block)

@@ -42,6 +42,7 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
     ("polyfleet_engine_steps", "Engine steps.", lambda s, _: s.steps),
     ("polyfleet_engine_step_seconds", "Time spent in engine steps.", lambda s, _: s.step_seconds),
     ("polyfleet_preemptions", "Sequences put back to wait for blocks.", lambda s, _: s.preemptions),
+    ("polyfleet_kv_evictions", "Cached KV blocks that made way for others.", lambda s, _: s.evictions),
     ("polyfleet_engine_dropped_rows", "Rows computed ahead for ended sequences.", lambda s, _: s.dropped_rows),
 )
 LEDGER_STATES = ("admitted", "finished", "failed", "cancelled", "running", "waiting")
@@ -65,6 +66,10 @@ class WorkerCollector(Collector):
         for result in CanaryResult:
             runs.add_metric((result.value,), self._worker.watchdog.runs[result])
         yield runs
+        text = "Engine processes that were replaced, since they answered wrongly or not at all."
+        replaced = CounterMetricFamily("polyfleet_engine_replacements", text, labels=LABELS)
+        replaced.add_metric(labels, self._worker.watchdog.replacements)
+        yield replaced
         if self._devices is not None and self._devices.state is not None:
             yield from device_families(self._devices.state)
         if not info.HasField("model"):
@@ -85,7 +90,7 @@ class WorkerCollector(Collector):
             fact = GaugeMetricFamily(name, text, labels=LABELS)
             fact.add_metric(labels, value)
             yield fact
-        yield from self._worker.steps.families(LABELS, labels)
+        yield from self._worker.histograms.families(LABELS, labels)
         ledger = GaugeMetricFamily(
             "polyfleet_engine_ledger_sequences", "Admitted = all other states together.", labels=("state",)
         )

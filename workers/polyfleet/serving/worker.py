@@ -23,7 +23,7 @@ from polyfleet.serving.engine_client import EngineClient, LoadError, OnProgress
 from polyfleet.serving.health.device_watch import confined
 from polyfleet.serving.health.lifecycle import Lifecycle
 from polyfleet.serving.health.watchdog import EngineWatchdog, WatchdogLimits
-from polyfleet.serving.histograms import StepHistograms
+from polyfleet.serving.histograms import EngineHistograms
 from polyfleet.serving.peak_rate import PeakRate
 from polyfleet.serving.router import INVALID_ARGUMENT, SequenceRouter
 from polyfleet.serving.session import GatewaySession
@@ -86,7 +86,7 @@ class Worker:
         self.load_progress = 0.0
         self.tokenizer = b""
         self.peak = PeakRate()  # generated tokens per second of steps, of the model that is loaded
-        self.steps = StepHistograms()  # of that model
+        self.histograms = EngineHistograms()  # of that model
         self._lifecycle = Lifecycle(self.changes)
         self.watchdog = EngineWatchdog(self, self._lifecycle, limits)
 
@@ -173,7 +173,7 @@ class Worker:
             if self.state == fleet.WORKER_STATE_LOADING:
                 self._lifecycle.enter(fleet.WORKER_STATE_STARTING, str(error))
             raise LoadError(str(error)) from None
-        self._engine, self._spec, self.peak, self.steps = engine, spec, PeakRate(), StepHistograms()
+        self._engine, self._spec, self.peak, self.histograms = engine, spec, PeakRate(), EngineHistograms()
         self.tokenizer = engine.loaded.tokenizer
         self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
         self.load_progress = 1.0
@@ -269,7 +269,7 @@ class Worker:
                 self.watchdog.heard()
                 self.router.deliver(news)
                 self.peak.see(news.status.generated_tokens, news.status.step_seconds)
-                self.steps.see(news.status)
+                self.histograms.see(news.status, news.updates)
                 if news.canary is not None:
                     self.watchdog.judge(news.canary)
             reason = engine.reason

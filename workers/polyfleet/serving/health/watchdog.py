@@ -63,10 +63,11 @@ class Spoken(Protocol):
 
 
 class EngineWatchdog:
-    """One worker's; `runs` counts its canary's runs over all models."""
+    """One worker's; `runs` counts its canary's runs, `replacements` its engine's, over all models."""
 
     def __init__(self, worker: Suspendable, lifecycle: Lifecycle, limits: WatchdogLimits) -> None:
         self.runs: Counter[CanaryResult] = Counter()
+        self.replacements = 0
         self._worker = worker
         self._lifecycle = lifecycle
         self._limits = limits
@@ -139,4 +140,5 @@ class EngineWatchdog:
         if self._replaced:
             self._worker.fail(f"A new engine process is no better. {reason}")
         else:
+            self.replacements += 1
             self._worker.replace_engine(reason)
