@@ -109,9 +109,16 @@ async def test_a_silent_worker_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -
     assert stream.workers() == ["w-1", "w-2"]
 
 
-async def test_a_refusal_sends_the_sequence_elsewhere() -> None:
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "The worker is draining."),
+        (grpc.StatusCode.FAILED_PRECONDITION, "The worker has no model."),  # it has just unloaded it
+    ],
+)
+async def test_a_refusal_sends_the_sequence_elsewhere(code: grpc.StatusCode, message: str) -> None:
     first, second = text_worker("w-1"), text_worker("w-2")
-    first.refusal = (grpc.StatusCode.UNAVAILABLE.value[0], "draining")
+    first.refusal = (code.value[0], message)
     async with GatewayRig() as rig:
         await rig.add(first, second)
         streams = [await Stream.read(rig.stub.Generate(SHORT)) for _ in range(8)]
@@ -154,6 +161,15 @@ async def test_a_spared_worker_that_is_well_again_is_found_out() -> None:
         assert (await Stream.read(rig.stub.Generate(SHORT))).ids() == expected(3)
         value = rig.gateway.metrics.registry.get_sample_value
         assert value("polyfleet_circuit_open", {"worker_id": "w-1"}) == 0
+
+
+async def test_a_model_that_its_only_worker_unloads_is_unavailable_and_no_fault_of_the_request() -> None:
+    worker = text_worker("w-1")
+    worker.refusal = (grpc.StatusCode.FAILED_PRECONDITION.value[0], "The worker has no model.")
+    async with GatewayRig(max_moves=1, queue_timeout=20) as rig:
+        await rig.add(worker)
+        failure = await failure_of(rig.stub.Generate(SHORT))
+    assert failure.code is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_wrong_request_is_no_failure_of_its_worker() -> None:

@@ -1,11 +1,24 @@
 """What holds for every release: the chart without values, and each example."""
 
 import re
+import shutil
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.helm_chart import RELEASES, containers, find, needs_helm, of_kind, pod_of, pods, release
+from tests.support.helm_chart import (
+    CHART,
+    RELEASES,
+    containers,
+    find,
+    needs_helm,
+    of_kind,
+    pod_of,
+    pods,
+    release,
+    rendered,
+)
 
 pytestmark = needs_helm
 every_release = pytest.mark.parametrize("name", RELEASES)
@@ -169,3 +182,18 @@ def _longest_stream(objects: list[dict[str, Any]]) -> int:
     found = re.search(r"max_request_seconds: (\d+)", config)
     assert found is not None
     return int(found[1])
+
+
+def test_pods_start_anew_for_another_configuration_and_not_for_another_chart(tmp_path: Path) -> None:
+    def templates(*arguments: str, chart: Path = CHART) -> dict[str, Any]:
+        objects = of_kind(rendered(*arguments, chart=chart), "Deployment", "DaemonSet")
+        return {each["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"]["template"] for each in objects}
+
+    newer = tmp_path / "polyfleet"
+    shutil.copytree(CHART, newer)
+    manifest = newer / "Chart.yaml"
+    manifest.write_text(re.sub(r"(?m)^version: .*", "version: 99.0.0", manifest.read_text()))
+    before = templates()
+    assert templates(chart=newer) == before
+    louder = templates("--set", "logLevel=debug")
+    assert {name for name in before if louder[name] != before[name]} >= {"gateway", "scheduler"}

@@ -107,6 +107,21 @@ def test_only_close_calls_may_differ() -> None:
         checks._agreeing(0, reference, [SampledToken(each) for each in (1, 2, 8)])
 
 
+def test_too_few_equal_tokens_fail_though_each_difference_is_a_close_call(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong_behind_8_tokens(positions: list[int], output: StepOutput) -> StepOutput:
+        return replace(output, token_ids=np.where(np.array(positions) == 8, 511, output.token_ids))
+
+    alter(monkeypatch, wrong_behind_8_tokens)
+    monkeypatch.setattr(checks, "CLOSE_CALL", 1000.0)
+    monkeypatch.setattr(checks, "LEAST_EQUAL", 1.0)
+    with pytest.raises(Failed, match=r": \d+ of 60 tokens equal the CPU reference, which is too few"):
+        checks.greedy_tokens(subject)
+    monkeypatch.setattr(checks, "LEAST_EQUAL", 0.1)
+    assert "of 60 tokens equal" in checks.greedy_tokens(subject)
+
+
 def test_no_executor_at_all_fails(shaders: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     class Absent:
         def refuses(self, workload: Workload) -> str:

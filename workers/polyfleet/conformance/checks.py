@@ -34,6 +34,7 @@ NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 16, 16, 20
 PROMPTS = tuple(tuple(range(index, index + length)) for index, length in ((3, 5), (40, 33), (90, 1)))
 # A single token, a chunk over block borders, and a whole prompt: ids, first position, blocks.
 SEQUENCES = ((range(3, 4), 0, [4]), (range(40, 73), 0, [9, 1, 6]), (range(90, 97), 0, [11]))
+LEAST_EQUAL = 0.5  # of all tokens; with fewer before close calls, a device has shown too little
 CLOSE_CALL = 0.05  # in log probability between the best token and the second
 PROBE_BYTES = 256 * 2**20
 
@@ -134,7 +135,8 @@ def graph_capture(subject: Subject) -> str:
 def greedy_tokens(subject: Subject) -> str:
     """Greedy tokens of a small model equal the CPU reference's on each of the device's executors, batched.
 
-    From a close call on a prompt is not compared: executors add up in different orders, the CPU's keeps KV in float16.
+    At least LEAST_EQUAL of them all have to. From a close call on a prompt is not compared: executors add up in
+    different orders, the CPU's keeps KV in float16.
     """
     host = EngineOptions(executor="eager", dtype="float32", block_size=BLOCK_SIZE)
     expected = _tokens(_generate(_workload(subject, host, "cpu"), KNOWN["eager"]))
@@ -148,8 +150,11 @@ def greedy_tokens(subject: Subject) -> str:
             details.append(f"{name} is not here ({error})")
             continue
         pairs = enumerate(zip(expected, _tokens(answers), strict=True))
-        count = sum(_agreeing(prompt, *pair) for prompt, pair in pairs)
-        details.append(f"{name}: {count} of {len(expected) * NUM_TOKENS} tokens equal the CPU reference")
+        count, total = sum(_agreeing(prompt, *pair) for prompt, pair in pairs), len(expected) * NUM_TOKENS
+        equal = f"{name}: {count} of {total} tokens equal the CPU reference"
+        if count < LEAST_EQUAL * total:
+            raise Failed(f"{equal}, which is too few, though the others are close calls")
+        details.append(equal)
     if all("is not here" in each for each in details):
         raise Failed("; ".join(details))
     return "; ".join(details)

@@ -211,7 +211,9 @@ class SequenceRelay:
             self._move(Unavailable(f"The worker was lost: {reason}.", retry_after=RETRY_SECONDS))
 
     def _refused(self, error: worker_pb2.SequenceError) -> None:
-        refusal = error_of(error.code, error.message, retry_after=RETRY_SECONDS)
+        # A worker that has just unloaded its model has nothing to say about the request.
+        code = Code.UNAVAILABLE if error.code == Code.FAILED_PRECONDITION else error.code
+        refusal = error_of(code, error.message, retry_after=RETRY_SECONDS)
         if refusal.code in MOVES_ON:
             self._move(refusal, refused=True)
         else:
