@@ -127,7 +127,6 @@ class Controller:
     async def _sweep(self) -> None:
         while True:
             self._registry.sweep(self._clock())
-            self._feed.poke()
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def tick(self) -> None:
@@ -151,7 +150,6 @@ class Controller:
                     await self._cluster.launch(action.spec if isinstance(action, Relaunch) else self._spec(action))
                 else:
                     self._act(action)
-        self._feed.poke()
 
     @property
     def reports(self) -> tuple[LauncherReport, ...]:

@@ -117,11 +117,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
                         wanted = ""
                 elif kind == "asset":
                     self._receive(request.asset, stream)
-                self._feed.poke()
         finally:
             self._uploads.end(stream)
             self._registry.closed(worker_id, stream)
-            self._feed.poke()
 
     def _register(self, info: pb.WorkerInfo, known_as: str, stream: int) -> str:
         check_info(info, loopback=self._loopback)
@@ -233,7 +231,6 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
 
     def _wish_changed(self) -> None:
         self._registry.set_deployments(self._store.deployments())
-        self._feed.poke()
         self._steering.poke()
 
 

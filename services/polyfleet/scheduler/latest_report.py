@@ -1,12 +1,11 @@
 """A launcher's latest report, and waiting for the next one."""
 
-import asyncio
-import contextlib
 import os
 import socket
 from dataclasses import replace
 
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
+from polyfleet.wire.revision import Revision
 
 
 class LatestReport:
@@ -14,7 +13,7 @@ class LatestReport:
 
     def __init__(self, spec: LaunchSpec) -> None:
         self.report = LauncherReport(spec, host=socket.gethostname(), launcher_pid=os.getpid())
-        self._changed = asyncio.Event()
+        self._revision = Revision()
 
     def publish(
         self,
@@ -35,25 +34,20 @@ class LatestReport:
                 worker_id=known.worker_id if worker_id is None else worker_id,
                 reason=reason,
                 restarts=known.restarts + restarted,
-                revision=known.revision + 1,
             )
         )
 
     def publish_stopping(self) -> None:
         """Say that the launcher was told to let its worker go."""
         if not self.report.stopping:
-            self._set(replace(self.report, stopping=True, revision=self.report.revision + 1))
+            self._set(replace(self.report, stopping=True))
 
     def _set(self, report: LauncherReport) -> None:
-        if replace(report, revision=0) == replace(self.report, revision=0):
-            return
-        self.report = report
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        if report != self.report:
+            self._revision.advance()
+            self.report = replace(report, revision=self._revision.number)
 
     async def next(self, after: int, seconds: float) -> LauncherReport:
         """The report as soon as its revision is not `after`; after `seconds` the report as it is."""
-        if self.report.revision == after:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), seconds)
+        await self._revision.wait(after, seconds)
         return self.report

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from polyfleet.scheduler.launch import LauncherReport, Phase
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.revision import Revision
 
 LOST_AFTER_SECONDS = 3.0
 FORGOTTEN_AFTER_SECONDS = 60.0
@@ -88,11 +89,11 @@ class Record:
 
 
 class Registry:
-    """All workers and deployments of one life (`epoch`) of the scheduler; `version` grows with each visible change."""
+    """All workers and deployments of one life (`epoch`) of the scheduler; `revision` counts the visible changes."""
 
     def __init__(self, epoch: str, pools: Iterable[pb.ModelDeployment] = ()) -> None:
         self.epoch = epoch
-        self.version = 0
+        self.revision = Revision()
         self._records: dict[str, Record] = {}
         self._deployments: tuple[pb.ModelDeployment, ...] = ()
         self._pools = tuple(pools)
@@ -209,12 +210,12 @@ class Registry:
         return self._deployments
 
     def snapshot(self) -> pb.FleetSnapshot:
-        """The fleet now. Callers must not change it: it is built once per version."""
-        if self._snapshot.version != self.version:
+        """The fleet now. Callers must not change it: it is built once per revision."""
+        if self._snapshot.version != self.revision.number:
             workers = [pb.FleetWorker(info=record.announced, status=record.shown) for record in self.records]
             self._snapshot = pb.FleetSnapshot(
                 scheduler_epoch=self.epoch,
-                version=self.version,
+                version=self.revision.number,
                 workers=workers,
                 deployments=self._deployments,
                 pools=self._pools,
@@ -222,7 +223,7 @@ class Registry:
         return self._snapshot
 
     def _changed(self) -> None:
-        self.version += 1
+        self.revision.advance()
 
 
 def _visible(status: pb.WorkerStatus) -> bytes:

@@ -16,8 +16,6 @@ class SnapshotFeed:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._opened = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._announced = registry.version
         self.watchers = 0
 
     def open(self) -> None:
@@ -29,32 +27,15 @@ class SnapshotFeed:
         """Whether snapshots flow."""
         return self._opened.is_set()
 
-    def poke(self) -> None:
-        """Wake the watchers if the registry has changed since the last call."""
-        if self._announced != self._registry.version:
-            self._announced = self._registry.version
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
-
     async def watch(self) -> AsyncGenerator[pb.FleetSnapshot, None]:
         """Snapshots without end: at most one every 50 ms, at least one every 2 s."""
         self.watchers += 1
         try:
             await self._opened.wait()
             while True:
-                changed = self._changed
                 snapshot = self._registry.snapshot()
                 yield snapshot
                 await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
-                if self._registry.version == snapshot.version:
-                    await _wait(changed, HEARTBEAT_SECONDS - SHORTEST_PAUSE_SECONDS)
+                await self._registry.revision.wait(snapshot.version, HEARTBEAT_SECONDS - SHORTEST_PAUSE_SECONDS)
         finally:
             self.watchers -= 1
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until the event, but no longer than `seconds`."""
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except asyncio.TimeoutError:
-        return

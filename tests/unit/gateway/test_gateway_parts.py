@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from polyfleet.gateway.auth import Authenticator, KeySetupError, Role, check_listen, read_keys
-from polyfleet.gateway.callbacks import Listeners
 from polyfleet.gateway.config import GatewayConfig, load_config
 from polyfleet.gateway.errors import (
     Internal,
@@ -18,6 +17,7 @@ from polyfleet.gateway.errors import (
     error_of,
 )
 from polyfleet.gateway.health import Health
+from polyfleet.gateway.listeners import Listeners
 from polyfleet.wire.config import ConfigError
 
 

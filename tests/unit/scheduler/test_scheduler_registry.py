@@ -51,15 +51,15 @@ def test_a_worker_is_starting_until_it_reports(registry: Registry) -> None:
 def test_the_version_grows_with_visible_changes_only(registry: Registry) -> None:
     registry.register(info(), stream=1, now=0.0)
     registry.report("w-1", READY, stream=1, now=0.1)
-    version = registry.version
+    version = registry.revision.number
     idle = pb.WorkerStatus(state=pb.WORKER_STATE_READY, step=9, counters=pb.EngineCounters(finished=3))
     registry.report("w-1", idle, stream=1, now=0.6)
-    assert registry.version == version
+    assert registry.revision.number == version
     registry.report("w-1", pb.WorkerStatus(state=pb.WORKER_STATE_READY, running_sequences=1), stream=1, now=0.7)
-    assert registry.version == version + 1
+    assert registry.revision.number == version + 1
     registry.set_deployments([pb.ModelDeployment(name="d")])
     registry.set_deployments([pb.ModelDeployment(name="d")])
-    assert registry.version == version + 2
+    assert registry.revision.number == version + 2
 
 
 def test_a_snapshot_carries_epoch_version_workers_by_id_and_deployments(registry: Registry) -> None:
@@ -162,9 +162,9 @@ def test_a_fleet_has_room_for_so_many_and_says_the_same_thing_once(registry: Reg
         registry.register(info(f"w-{number}"), stream=number, now=0.0)
     with pytest.raises(FullError, match="4096 workers"):
         registry.register(info("w-more"), stream=MAX_WORKERS, now=0.0)
-    version = registry.version
+    version = registry.revision.number
     registry.register(info("w-0"), stream=0, now=0.1)
-    assert registry.version == version
+    assert registry.revision.number == version
 
 
 def test_a_draining_worker_has_gone_when_its_stream_ends_and_a_ready_one_has_not(registry: Registry) -> None:

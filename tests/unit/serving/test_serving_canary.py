@@ -4,10 +4,10 @@ import pytest
 
 from polyfleet.engine.canary import CANARY_ID, Canary, CanaryReference, CanaryResult
 from polyfleet.engine.request import FinishReason, SampledToken, SequenceRequest, SequenceUpdate
-from polyfleet.serving.changes import Changes
 from polyfleet.serving.health.canary_rounds import PATIENCE_SECONDS, RETRY_SECONDS, CanaryRounds
 from polyfleet.serving.health.lifecycle import Lifecycle
 from polyfleet.v1 import fleet_pb2 as fleet
+from polyfleet.wire.revision import Revision
 
 REFERENCE = CanaryReference((1, 2, 3) * 4, (7, 8), (5.0, 5.0))
 RIGHT, WRONG = (7, 8), (7, 9)
@@ -131,7 +131,7 @@ READY, UNHEALTHY, DRAINING = (
 
 @pytest.fixture
 def lifecycle() -> Lifecycle:
-    return Lifecycle(Changes())
+    return Lifecycle(Revision())
 
 
 def test_a_trouble_makes_a_ready_worker_unhealthy_until_it_is_over(lifecycle: Lifecycle) -> None:

@@ -67,7 +67,7 @@ class Registration:
         """
         if self._heard or dial:
             self._leaving = True
-            self._worker.changes.notify()
+            self._worker.revision.advance()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._left.wait(), timeout)
 
@@ -92,7 +92,7 @@ class Registration:
         """Info first and whenever it changed; status every 0.5 s and at each change; assets when asked for."""
         announced: pb.WorkerInfo | None = None
         while True:
-            version, leaving, info = self._worker.changes.version, self._leaving, self._worker.info()
+            seen, leaving, info = self._worker.revision.number, self._leaving, self._worker.info()
             if info != announced:
                 await call.write(pb.RegisterRequest(info=info))
                 announced = info
@@ -102,7 +102,7 @@ class Registration:
             if leaving:
                 await call.done_writing()
                 return
-            await self._worker.changes.wait(version, REPORT_SECONDS)
+            await self._worker.revision.wait(seen, REPORT_SECONDS)
 
     async def _read(self, call: Any) -> None:
         async for answer in call:
@@ -112,7 +112,7 @@ class Registration:
             if answer.want_asset and answer.want_asset == self._worker.info().model.tokenizer_hash:
                 for chunk in asset_chunks(answer.want_asset, self._worker.tokenizer):
                     self._assets.put_nowait(chunk)
-                self._worker.changes.notify()
+                self._worker.revision.advance()
             if answer.stop:
                 log.info("The Fleet does not want this worker any more.")
                 self._worker.drain(leave=True)

@@ -86,7 +86,7 @@ class WorkerServer:
         seen = 0
         while True:
             await self._set_health()
-            seen = await self._worker.changes.wait(seen)
+            seen = await self._worker.revision.wait(seen)
 
     async def stop(self, grace: float) -> None:
         """Say NOT_SERVING, end sessions once what waits in them has been taken, and close within `grace` seconds."""

@@ -17,7 +17,6 @@ import logging
 from dataclasses import dataclass
 
 from polyfleet.engine.request import EngineStatus
-from polyfleet.serving.changes import Changes
 from polyfleet.serving.convert import model_info_of, options_of, request_of, status_of
 from polyfleet.serving.engine_client import EngineClient, LoadError, OnProgress
 from polyfleet.serving.health.device_watch import confined
@@ -30,6 +29,7 @@ from polyfleet.serving.session import GatewaySession
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.revision import Revision
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class WorkerRefusal(Exception):
 class Worker:
     """State machine of the worker process; single-threaded, on the event loop.
 
-    `changes` tells of new states and new info; `ending` is set when the process has to end: by drain with exit, or by
-    the engine's end (`state` is UNHEALTHY then).
+    `revision` advances with new states and new info; `ending` is set when the process has to end: by drain with exit,
+    or by the engine's end (`state` is UNHEALTHY then).
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Worker:
         self._replacing: asyncio.Task[None] | None = None
         self._unloading = asyncio.Lock()
         self.router = SequenceRouter()
-        self.changes = Changes()
+        self.revision = Revision()
         self.ending = asyncio.Event()
         self.load_progress = 0.0
         self.tokenizer = b""
         self.peak = PeakRate()  # generated tokens per second of steps, of the model that is loaded
         self.histograms = EngineHistograms()  # of that model
-        self._lifecycle = Lifecycle(self.changes)
+        self._lifecycle = Lifecycle(self.revision)
         self.watchdog = EngineWatchdog(self, self._lifecycle, limits)
 
     # What it is and how it does.

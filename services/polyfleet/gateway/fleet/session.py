@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import grpc
 
-from polyfleet.gateway.callbacks import Listeners
 from polyfleet.gateway.errors import Code
 from polyfleet.gateway.fleet.breaker import CircuitBreaker
+from polyfleet.gateway.listeners import Listeners
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.fleet import Worker, WorkerState
 from polyfleet.placement.proto import worker_from_proto

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from polyfleet.gateway.callbacks import Listeners
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.fleet.scheduler_link import AssetError
+from polyfleet.gateway.listeners import Listeners
 from polyfleet.gateway.request.prompts import Prompts
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText

@@ -12,9 +12,9 @@ import logging
 from dataclasses import dataclass
 
 from polyfleet.gateway.api import Model
-from polyfleet.gateway.callbacks import Listeners
 from polyfleet.gateway.fleet.outlook import Outlook, intended_models, outlook, served_name
 from polyfleet.gateway.fleet.session import Session
+from polyfleet.gateway.listeners import Listeners
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
 from polyfleet.placement.place import prevailing_fingerprint

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from polyfleet.gateway.callbacks import Listeners
 from polyfleet.gateway.fleet import session as session_module
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.view import FleetView
+from polyfleet.gateway.listeners import Listeners
 from polyfleet.placement.fleet import WorkerState
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import worker_pb2

@@ -5,21 +5,21 @@ STARTING ──▶ LOADING ──▶ READY ◀──trouble, recovery──▶ U
 
 import logging
 
-from polyfleet.serving.changes import Changes
 from polyfleet.v1 import fleet_pb2 as fleet
+from polyfleet.wire.revision import Revision
 
 log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """`changes` tells of each new state or reason. Single-threaded."""
+    """`revision` advances with each new state or reason. Single-threaded."""
 
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, revision: Revision) -> None:
         self.state = fleet.WORKER_STATE_STARTING
         self.reason = ""
         self.failed = False  # for good
         self.reservation = ""  # said of a worker that is ready: what is not known of it
-        self._changes = changes
+        self._revision = revision
         self._troubles: dict[str, str] = {}
 
     def enter(self, state: "fleet.WorkerState.ValueType", reason: str = "") -> None:
@@ -30,7 +30,7 @@ class Lifecycle:
         name = fleet.WorkerState.Name(state).removeprefix("WORKER_STATE_")
         level = logging.ERROR if reason and state != fleet.WORKER_STATE_READY else logging.INFO
         log.log(level, "State is %s%s", name, f": {reason}" if reason else ".")
-        self._changes.notify()
+        self._revision.advance()
 
     def fail(self, reason: str) -> None:
         """UNHEALTHY for good."""

@@ -1,7 +1,8 @@
 """A list of callbacks: how one part of the gateway tells others that something changed."""
 
-import asyncio
 from collections.abc import Callable
+
+from polyfleet.wire.revision import Revision
 
 
 class Listeners:
@@ -9,7 +10,7 @@ class Listeners:
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], None]] = []
-        self._waiting: list[asyncio.Future[None]] = []
+        self._revision = Revision()
 
     def add(self, callback: Callable[[], None]) -> None:
         """Call `callback` at every change from now on."""
@@ -19,13 +20,8 @@ class Listeners:
         """Something changed."""
         for callback in self._callbacks:
             callback()
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        self._revision.advance()
 
     async def wait(self) -> None:
         """Until the next change."""
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        await future
+        await self._revision.wait(self._revision.number)
