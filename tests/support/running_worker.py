@@ -11,10 +11,10 @@ import grpc
 import psutil
 from tests.support.session_client import OWN_CONNECTION, SessionClient
 
-from polyfleet.serving.lock import LockRecord, read_lock
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
+from polyfleet.wire.worker_lock import WorkerLock, read_lock
 
 ROOT = Path(__file__).parents[2]
 ENGINE = "tests.support.fake_engine:load"
@@ -42,7 +42,7 @@ class RunningWorker:
         self.options = [*options, *(["--model", model, "--model-name", "fake"] if model else [])]
         self._wait_ready = wait_ready and bool(model)
         self.process: asyncio.subprocess.Process
-        self.lock: LockRecord
+        self.lock: WorkerLock
         self.errors = ""
 
     async def __aenter__(self) -> "RunningWorker":

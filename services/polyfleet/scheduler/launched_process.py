@@ -9,24 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from polyfleet.scheduler.launch import LaunchSpec
 from polyfleet.scheduler.marks import FLEET_ID
+from polyfleet.wire.worker_lock import WorkerLock, is_alive, read_lock
 
-START_TOLERANCE_SECONDS = 2.0  # the start is computed from the boot time, which clock steps move
 POLL_SECONDS = 0.2  # how often the end of an adopted process, which is no child, is looked for
 REASON_TAIL_BYTES = 4096
-
-
-class WorkerLock(msgspec.Struct, frozen=True):
-    """What a worker writes about itself once its ports are open. `started` is its process's start in Unix seconds."""
-
-    worker_id: str
-    pid: int
-    started: float
-    address: str = ""
-    metrics_address: str = ""
 
 
 def lock_path(spec: LaunchSpec) -> Path:
@@ -39,23 +28,12 @@ def log_path(spec: LaunchSpec) -> Path:
     return Path(spec.state_dir) / "logs" / f"{spec.worker_id}.log"
 
 
-def read_lock(spec: LaunchSpec) -> WorkerLock | None:
+def live_lock(spec: LaunchSpec) -> WorkerLock | None:
     """The lock of this worker if the process that wrote it is alive, else None."""
-    try:
-        lock = msgspec.json.decode(lock_path(spec).read_bytes(), type=WorkerLock)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return lock if lock.worker_id == spec.worker_id and _is_alive(lock.pid, lock.started) else None
-
-
-def _is_alive(pid: int, started: float) -> bool:
-    """Whether the process of that pid runs, and is the one that started then."""
-    try:
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - started) <= START_TOLERANCE_SECONDS
-        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    with contextlib.suppress(OSError):
+        lock = read_lock(lock_path(spec))
+        return lock if lock and lock.worker_id == spec.worker_id and lock.alive else None
+    return None
 
 
 def worker_command(spec: LaunchSpec) -> list[str]:
@@ -118,7 +96,7 @@ class LaunchedProcess:
     @classmethod
     def adopt(cls, spec: LaunchSpec) -> "LaunchedProcess | None":
         """The worker that runs already, by its lock file; None when there is none."""
-        lock = read_lock(spec)
+        lock = live_lock(spec)
         return cls(lock.pid, lock.started) if lock else None
 
     async def wait(self) -> int | None:
@@ -130,7 +108,7 @@ class LaunchedProcess:
             status: int | None = await self._child.wait()
         else:
             status = None
-            while _is_alive(self.pid, self._started):
+            while is_alive(self.pid, self._started):
                 await asyncio.sleep(POLL_SECONDS)
         if _group_of(self.pid) is None:  # else the pid belongs to somebody else by now
             with contextlib.suppress(ProcessLookupError, PermissionError):

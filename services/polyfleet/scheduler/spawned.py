@@ -10,7 +10,7 @@ import grpc
 from polyfleet.scheduler.backoff import Backoff
 from polyfleet.scheduler.latest_report import LatestReport
 from polyfleet.scheduler.launch import LaunchSpec, Phase
-from polyfleet.scheduler.launched_process import LaunchedProcess, ending, read_lock
+from polyfleet.scheduler.launched_process import LaunchedProcess, ending, live_lock
 from polyfleet.scheduler.worker_client import WorkerClient
 
 TERMINATE_SECONDS = 3.0  # between SIGTERM, SIGTERM and SIGKILL
@@ -76,7 +76,7 @@ class SpawnedWorker:
 
     async def _ask_to_leave(self, process: LaunchedProcess) -> None:
         """By RPC; by SIGTERM when its port is not open yet or does not answer."""
-        lock = read_lock(self._spec)
+        lock = live_lock(self._spec)
         if lock and lock.pid == process.pid:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async with WorkerClient(lock.address, self._token) as client:

@@ -18,17 +18,17 @@ from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.latest_report import LatestReport
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
 from polyfleet.scheduler.launched_process import (
-    WorkerLock,
     ending,
+    live_lock,
     lock_path,
     log_path,
-    read_lock,
     worker_command,
     worker_environment,
 )
 from polyfleet.scheduler.spawned import SpawnedWorker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
+from polyfleet.wire.worker_lock import WorkerLock
 
 
 def spec_of(folder: Path, source: str = "fake:", **launch: object) -> LaunchSpec:
@@ -57,7 +57,7 @@ class Looking:
 
     async def until_up(self) -> WorkerLock:
         """Until the worker's ports are open."""
-        while (lock := read_lock(self.spec)) is None or lock.pid != self.report.pid:
+        while (lock := live_lock(self.spec)) is None or lock.pid != self.report.pid:
             await asyncio.sleep(0.02)
         return lock
 
@@ -78,7 +78,7 @@ def look_after(spec: LaunchSpec) -> Looking:
 async def clean(tmp_path: Path) -> AsyncIterator[Path]:
     """A state folder; whatever still holds a lock in it is ended afterwards."""
     yield tmp_path
-    if lock := read_lock(spec_of(tmp_path)):
+    if lock := live_lock(spec_of(tmp_path)):
         os.killpg(lock.pid, signal.SIGKILL)
 
 
@@ -183,7 +183,7 @@ async def test_an_interpreter_that_is_not_there_is_named(clean: Path) -> None:
 
 def test_a_lock_of_another_process_or_of_none_is_no_worker(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
-    assert read_lock(spec) is None
+    assert live_lock(spec) is None
     lock_path(spec).parent.mkdir()
     me = psutil.Process()
     for content, alive in (
@@ -195,7 +195,7 @@ def test_a_lock_of_another_process_or_of_none_is_no_worker(tmp_path: Path) -> No
         ('{"pid": 1}', False),
     ):
         lock_path(spec).write_text(content)
-        assert (read_lock(spec) is not None) == alive, content
+        assert (live_lock(spec) is not None) == alive, content
 
 
 def test_the_command_names_what_is_set_and_nothing_else(tmp_path: Path) -> None:

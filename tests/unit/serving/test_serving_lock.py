@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polyfleet.serving.lock import LockedError, LockFile, read_lock
+from polyfleet.serving.lock import LockedError, LockFile
+from polyfleet.wire.worker_lock import read_lock
 
 
 def test_content_is_what_adopters_read(tmp_path: Path) -> None:

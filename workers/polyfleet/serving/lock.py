@@ -1,8 +1,4 @@
-"""The worker's lock file: one live worker per file, and where others find it.
-
-Content: {"worker_id", "pid", "started", "address", "metrics_address"}; `started` is the process's start in Unix
-seconds, so that a process that inherited the pid is not taken for the worker.
-"""
+"""The worker's claim on its lock file, so that one live worker at most has it."""
 
 import contextlib
 import fcntl
@@ -13,31 +9,11 @@ from pathlib import Path
 import msgspec
 import psutil
 
-START_TOLERANCE_SECONDS = 2.0  # the start is computed from the boot time, which clock steps move
+from polyfleet.wire.worker_lock import WorkerLock, read_lock
 
 
 class LockedError(Exception):
     """The lock can't be had: a live worker holds it, or the file can't be used. The message is one sentence."""
-
-
-class LockRecord(msgspec.Struct, frozen=True):
-    """What a lock file says."""
-
-    worker_id: str
-    pid: int
-    started: float
-    address: str
-    metrics_address: str
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process that wrote it still runs."""
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < START_TOLERANCE_SECONDS
-            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return False
 
 
 class LockFile:
@@ -45,7 +21,7 @@ class LockFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._mine: LockRecord | None = None
+        self._mine: WorkerLock | None = None
 
     def check(self) -> None:
         """Raise LockedError when a live worker holds the file, or the file can't be read."""
@@ -62,7 +38,7 @@ class LockFile:
     def acquire(self, worker_id: str, address: str, metrics_address: str) -> None:
         """Write this process into the file, at once and whole. Raises LockedError."""
         started = psutil.Process().create_time()
-        record = LockRecord(worker_id, os.getpid(), started, address, metrics_address)
+        record = WorkerLock(worker_id, os.getpid(), started, address, metrics_address)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with _only_one(self._path.parent):
@@ -80,14 +56,6 @@ class LockFile:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
         self._mine = None
-
-
-def read_lock(path: Path) -> LockRecord | None:
-    """What a lock file says; None when there is none or it is no lock file of ours."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=LockRecord)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return None
 
 
 @contextlib.contextmanager
