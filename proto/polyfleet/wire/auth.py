@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
+NEEDS_TOKEN = "This call needs the fleet token: send `authorization: Bearer <fleet token>`."
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
 FLEET_TOKEN_FILE = "POLYFLEET_FLEET_TOKEN_FILE"
 AUTHORIZATION = "authorization"
 _BEARER = "bearer "
@@ -84,6 +86,11 @@ def may_call(bound: str, metadata: Metadata | None, token: str | None) -> bool:
     if token is None:
         return is_loopback(bound)
     return same_secret(bearer_in(metadata), token)
+
+
+def fleet_objection(bound: str, token: str | None, method: str, metadata: Metadata | None) -> str:
+    """Why a server bound to `bound` refuses a call of `method` (its full path) by the rule above; empty: it doesn't."""
+    return "" if method.startswith(HEALTH_PREFIX) or may_call(bound, metadata, token) else NEEDS_TOKEN
 
 
 def is_loopback(address: str) -> bool:

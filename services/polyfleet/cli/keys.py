@@ -3,7 +3,6 @@
 import os
 import re
 import secrets
-from hashlib import sha256
 from pathlib import Path
 
 import click
@@ -12,6 +11,8 @@ import msgspec
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import FILE, examples, json_option
 from polyfleet.cli.output import err, print_json
+from polyfleet.wire.config import ConfigError
+from polyfleet.wire.keys import Key, KeysFile, Role, hash_of, read_keys
 
 KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -39,7 +40,7 @@ def create(key_id: str, keys_file: Path, role: str, tenant: str, as_json: bool) 
         if not KEY_ID.fullmatch(name):
             raise CliError(f"{name!r} is no {what}: 1 to 64 of A-Z a-z 0-9 . _ -", ExitCode.BAD_INPUT)
     key = f"pf-{secrets.token_hex(32)}"
-    add_key(keys_file, key_id, sha256(key.encode()).hexdigest(), role, tenant)
+    add_key(keys_file, key_id, hash_of(key), role, tenant)
     if as_json:
         print_json({"id": key_id, "key": key, "role": role, "tenant": tenant or key_id})
         return
@@ -49,11 +50,9 @@ def create(key_id: str, keys_file: Path, role: str, tenant: str, as_json: bool) 
 
 def add_key(path: Path, key_id: str, key_hash: str, role: str, tenant: str = "") -> None:
     """Append one key to the file, whole or not at all, readable by its owner only. Raises CliError."""
-    from polyfleet.gateway.auth import Key, KeySetupError, KeysFile, Role, read_keys
-
     try:
         present = read_keys(path) if path.exists() else ()
-    except KeySetupError as error:
+    except ConfigError as error:
         raise CliError(str(error), ExitCode.BAD_INPUT) from None
     if any(key.id == key_id for key in present):
         raise CliError(f"{path} has a key {key_id} already: choose another id.", ExitCode.BAD_INPUT)

@@ -1,36 +1,17 @@
-"""API keys: who may call the gateway. Keys are high-entropy random strings; the file holds their sha256 only.
+"""Who may call the gateway: holders of the keys in its file, which may change while it runs."""
 
-    keys:
-      - {id: team-a, hash: <sha256 of the key, 64 hexadecimal digits>, role: tenant, tenant: a}
-
-`tenant` (default: the id) says whom a key belongs to: keys of one tenant share cached prefixes, others never do.
-
-A single round of sha256 is enough for 256 random bits (nothing to guess); it would not be for passwords.
-"""
-
-import hashlib
-import hmac
 import logging
 import time
 from dataclasses import dataclass
-from enum import Enum, unique
 from pathlib import Path
-
-import msgspec
 
 from polyfleet.gateway.errors import Unauthenticated
 from polyfleet.wire.auth import bearer_of, is_loopback
+from polyfleet.wire.config import ConfigError
+from polyfleet.wire.keys import Role, find_key, read_keys
 
 RELOAD_SECONDS = 1.0
 log = logging.getLogger(__name__)
-
-
-@unique
-class Role(str, Enum):
-    """What a key may do: call models, or also change the fleet."""
-
-    TENANT = "tenant"
-    OPERATOR = "operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +26,10 @@ class Principal:
 ANONYMOUS = Principal("", Role.OPERATOR)
 
 
-class KeySetupError(ValueError):
-    """The gateway can't start with this keys file or listen address. One sentence for the operator."""
-
-
-class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One entry of the keys file."""
-
-    id: str
-    hash: str
-    role: Role = Role.TENANT
-    tenant: str = ""  # empty: a tenant of its own, named as its id
-
-
-class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file."""
-
-    keys: tuple[Key, ...]
-
-
-def read_keys(path: Path) -> tuple[Key, ...]:
-    """The keys of a file. Raises KeySetupError when it can't be read or holds anything but well-formed keys."""
-    try:
-        keys = msgspec.yaml.decode(path.read_bytes(), type=KeysFile).keys
-    except OSError as error:
-        raise KeySetupError(f"The keys file {path} can't be read: {error.strerror}.") from None
-    except msgspec.DecodeError as error:
-        raise KeySetupError(f"The keys file {path} is not valid: {error}.") from None
-    for key in keys:
-        if len(key.hash) != 64 or any(digit not in "0123456789abcdef" for digit in key.hash):
-            raise KeySetupError(f"The keys file {path} is not valid: the hash of key {key.id} is no sha256 in hex.")
-    return keys
-
-
 def check_listen(address: str, keys_file: Path | None, *, insecure: bool) -> None:
-    """Raise KeySetupError when the gateway would open `address` beyond loopback to callers without keys."""
+    """Raise ConfigError when the gateway would open `address` beyond loopback to callers without keys."""
     if keys_file is None and not insecure and not is_loopback(address):
-        raise KeySetupError(
+        raise ConfigError(
             f"Listening on {address} without keys would let anybody in: give --keys-file, listen on 127.0.0.1, "
             "or say --insecure-no-keys."
         )
@@ -109,11 +57,7 @@ class Authenticator:
         secret = bearer_of(authorization)
         if not secret:
             raise Unauthenticated("This gateway needs a key: send `Authorization: Bearer <key>`.")
-        digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
-        found = None
-        for key in self._keys:  # all of them, so that time says nothing about which one matched
-            if hmac.compare_digest(digest, key.hash):
-                found = key
+        found = find_key(self._keys, secret)
         if found is None:
             raise Unauthenticated("The key is not known to this gateway.")
         return Principal(found.id, found.role, found.tenant or found.id)
@@ -136,7 +80,7 @@ class Authenticator:
         self._stamp = stamp
         try:
             self._keys = read_keys(self._path)
-        except KeySetupError as error:
+        except ConfigError as error:
             log.error("The keys read before stay valid. %s", error)
         else:
             log.info("Keys file read again.", extra={"keys": len(self._keys)})

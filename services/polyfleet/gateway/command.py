@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from polyfleet.gateway.auth import KeySetupError
 from polyfleet.gateway.config import GatewayConfig, load_config
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
 from polyfleet.wire.config import ConfigError
@@ -65,7 +64,7 @@ def main(config: Path | None, **overrides: Any) -> None:
         settings = load_config(config, overrides)
         set_up_logging(settings.log_level, process="gateway")
         asyncio.run(serve(settings))
-    except (ConfigError, KeySetupError, AuthSetupError) as error:
+    except (ConfigError, AuthSetupError) as error:
         click.echo(error, err=True)
         sys.exit(CANNOT_START)
 

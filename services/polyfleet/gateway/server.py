@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class Gateway:
     """Make it inside the event loop that it will live in: that opens its ports.
 
-    Raises ConfigError, KeySetupError or AuthSetupError, each one sentence for the operator.
+    Raises ConfigError or AuthSetupError, each one sentence for the operator.
     """
 
     def __init__(self, config: GatewayConfig) -> None:

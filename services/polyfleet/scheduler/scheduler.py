@@ -22,6 +22,7 @@ from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import check_bind, fleet_token, split_host_port
 from polyfleet.wire.decoding import DecodeInterceptor
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
+from polyfleet.wire.refusing import RefusingInterceptor
 from polyfleet.wire.servers import connection_share, raise_descriptor_limit, server_options
 
 SERVICE_NAME = "polyfleet.v1.Fleet"
@@ -55,7 +56,8 @@ class Scheduler:
             min_ping_seconds=5,  # workers and gateways may ping this often
             max_connections=connection_share(raise_descriptor_limit()),
         )
-        self._server: Any = grpc.aio.server(options=options, interceptors=[auth, DecodeInterceptor()])
+        interceptors: Any = [RefusingInterceptor(auth.objection), DecodeInterceptor()]
+        self._server: Any = grpc.aio.server(options=options, interceptors=interceptors)
         self._health = _HEALTH.aio.HealthServicer()
         service = FleetService(
             self._store,

@@ -7,7 +7,8 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from polyfleet.cli.main import cli
-from polyfleet.gateway.auth import Authenticator, Role, read_keys
+from polyfleet.gateway.auth import Authenticator
+from polyfleet.wire.keys import Role, read_keys
 
 
 def create(*arguments: str) -> Result:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polyfleet.gateway.auth import Authenticator, KeySetupError, Role, check_listen, read_keys
+from polyfleet.gateway.auth import Authenticator, check_listen
 from polyfleet.gateway.config import GatewayConfig, load_config
 from polyfleet.gateway.errors import (
     Internal,
@@ -19,6 +19,7 @@ from polyfleet.gateway.errors import (
 from polyfleet.gateway.health import Health
 from polyfleet.gateway.listeners import Listeners
 from polyfleet.wire.config import ConfigError
+from polyfleet.wire.keys import Role, read_keys
 
 
 def test_health_says_why_not() -> None:
@@ -82,7 +83,7 @@ def test_keys_have_roles(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_keys_file_is_refused(tmp_path: Path, content: object) -> None:
-    with pytest.raises(KeySetupError, match=r"keys\.yaml is not valid"):
+    with pytest.raises(ConfigError, match=r"keys\.yaml is not valid"):
         read_keys(write(tmp_path / "keys.yaml", content))
 
 
@@ -90,7 +91,7 @@ def test_beyond_loopback_keys_are_needed() -> None:
     check_listen("127.0.0.1:1", None, insecure=False)
     check_listen("0.0.0.0:1", Path("keys"), insecure=False)
     check_listen("0.0.0.0:1", None, insecure=True)
-    with pytest.raises(KeySetupError, match="--insecure-no-keys"):
+    with pytest.raises(ConfigError, match="--insecure-no-keys"):
         check_listen("0.0.0.0:1", None, insecure=False)
 
 

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from polyfleet.scheduler.auth import FleetAuth
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
+from polyfleet.wire.refusing import RefusingInterceptor
 
 LIST, DEPLOY, REGISTER = (f"/polyfleet.v1.Fleet/{name}" for name in ("ListWorkers", "Deploy", "Register"))
 
@@ -28,35 +29,35 @@ def keys_file(tmp_path: Path) -> Path:
 
 
 def test_loopback_is_open_without_a_token() -> None:
-    assert FleetAuth("127.0.0.1:1", None).allows(DEPLOY, ())
+    assert not FleetAuth("127.0.0.1:1", None).objection(DEPLOY, ())
 
 
 @pytest.mark.parametrize("bound", ["0.0.0.0:1", "127.0.0.1:1"])
 def test_the_token_opens_everything_and_nothing_else_does(bound: str) -> None:
     auth = FleetAuth(bound, "token")
     for method in (LIST, DEPLOY, REGISTER):
-        assert auth.allows(method, bearer("token"))
-        assert not auth.allows(method, bearer("tokem"))
-        assert not auth.allows(method, ())
+        assert not auth.objection(method, bearer("token"))
+        assert auth.objection(method, bearer("tokem"))
+        assert auth.objection(method, ())
 
 
 def test_an_operators_key_opens_the_writes_alone(keys_file: Path) -> None:
     auth = FleetAuth("0.0.0.0:1", "token", keys_file)
-    assert auth.allows(DEPLOY, bearer("boss"))
-    assert not auth.allows(DEPLOY, bearer("user"))
-    assert not auth.allows(LIST, bearer("boss"))
-    assert not auth.allows(REGISTER, bearer("boss"))
+    assert not auth.objection(DEPLOY, bearer("boss"))
+    assert auth.objection(DEPLOY, bearer("user"))
+    assert auth.objection(LIST, bearer("boss"))
+    assert auth.objection(REGISTER, bearer("boss"))
 
 
 @pytest.mark.parametrize("content", ["", "keys: 3", "- a", "keys: [1]", "{", "keys: [{role: operator}]"])
 def test_a_broken_keys_file_opens_nothing(tmp_path: Path, content: str) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(content)
-    assert not FleetAuth("0.0.0.0:1", "token", file).allows(DEPLOY, bearer("boss"))
+    assert FleetAuth("0.0.0.0:1", "token", file).objection(DEPLOY, bearer("boss"))
 
 
 def test_health_is_open_to_probes() -> None:
-    assert FleetAuth("0.0.0.0:1", "token").allows("/grpc.health.v1.Health/Check", ())
+    assert not FleetAuth("0.0.0.0:1", "token").objection("/grpc.health.v1.Health/Check", ())
 
 
 class Nothing(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
@@ -70,7 +71,7 @@ class Nothing(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
 
 
 async def test_a_refused_call_ends_unauthenticated_whatever_its_shape() -> None:
-    server = grpc.aio.server(interceptors=[FleetAuth("0.0.0.0:1", "token")])
+    server = grpc.aio.server(interceptors=[RefusingInterceptor(FleetAuth("0.0.0.0:1", "token").objection)])
     fleet_pb2_grpc.add_FleetServicer_to_server(Nothing(), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_pb2_grpc.HealthServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")

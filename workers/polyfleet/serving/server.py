@@ -1,6 +1,6 @@
 """The worker's gRPC server: limits, keepalive, who may call, and health."""
 
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -10,48 +10,17 @@ from polyfleet.serving.service import WorkerService
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2_grpc
-from polyfleet.wire.auth import may_call
+from polyfleet.wire.auth import fleet_objection
 from polyfleet.wire.decoding import DecodeInterceptor
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
+from polyfleet.wire.refusing import RefusingInterceptor
 from polyfleet.wire.servers import connection_share, raise_descriptor_limit, server_options
 
 SERVICE_NAME = "polyfleet.v1.Worker"
-HEALTH_PREFIX = "/grpc.health.v1.Health/"
 
 
 class BindError(Exception):
     """A port can't be had. The message is one sentence that names it."""
-
-
-class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses calls without the fleet token, health checks apart; a server that has none takes every call."""
-
-    def __init__(self, bound: str, token: str | None) -> None:
-        self._bound = bound
-        self._token = token
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        """The method's own handler, or one that answers UNAUTHENTICATED."""
-        handler = await continuation(handler_call_details)
-        exempt = handler_call_details.method.startswith(HEALTH_PREFIX)
-        if handler is None or exempt or may_call(self._bound, handler_call_details.invocation_metadata, self._token):
-            return handler
-        return _refusing(handler)
-
-
-def _refusing(handler: Any) -> Any:
-    """A handler of the same kind that refuses at once."""
-
-    async def refuse(_: Any, context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "This call needs the fleet token.")
-
-    async def refuse_stream(request: Any, context: Any) -> Any:
-        await refuse(request, context)
-        yield
-
-    arity = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
-    make = getattr(grpc, f"{arity[0]}_{arity[1]}_rpc_method_handler")
-    return make(refuse_stream if handler.response_streaming else refuse)
 
 
 class WorkerServer:
@@ -60,7 +29,7 @@ class WorkerServer:
     def __init__(self, worker: Worker, listen: str, token: str | None) -> None:
         """Bind. Raises BindError."""
         self._worker = worker
-        interceptors: Any = [TokenInterceptor(listen, token), DecodeInterceptor()]
+        interceptors: Any = [RefusingInterceptor(partial(fleet_objection, listen, token)), DecodeInterceptor()]
         options = server_options(
             max_receive_bytes=GRPC_MAX_MESSAGE_BYTES,
             max_send_bytes=GRPC_MAX_MESSAGE_BYTES,

@@ -1,6 +1,5 @@
 """The gRPC port: Inference, health, reflection; message sizes, keepalive, TLS."""
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -8,6 +7,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from polyfleet.gateway.auth import Authenticator
 from polyfleet.gateway.config import GatewayConfig, Limits
 from polyfleet.gateway.errors import Unauthenticated
 from polyfleet.gateway.grpc.connections import GrpcConnections
@@ -16,8 +16,9 @@ from polyfleet.gateway.parts import GatewayParts
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.gateway.ports.listen import ListenError, check_free
 from polyfleet.v1 import inference_pb2_grpc
-from polyfleet.wire.auth import AUTHORIZATION
+from polyfleet.wire.auth import AUTHORIZATION, Metadata
 from polyfleet.wire.decoding import DecodeInterceptor
+from polyfleet.wire.refusing import RefusingInterceptor
 from polyfleet.wire.servers import server_options
 
 REFLECTION = "grpc.reflection.v1.ServerReflection"
@@ -41,26 +42,15 @@ def channel_arguments(limits: Limits, max_connections: int) -> list[tuple[str, i
     ]
 
 
-class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses calls of Inference without a valid key before a byte of their message is waited for."""
-
-    def __init__(self, parts: GatewayParts, service: InferenceService) -> None:
-        self._auth = parts.auth
-        self._service = service
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """The method's own handler, or one that answers UNAUTHENTICATED."""
-        handler = await continuation(call)
-        if handler is None or not call.method.startswith(f"/{INFERENCE}/"):
-            return handler
-        try:
-            self._auth.check(dict(call.invocation_metadata or ()).get(AUTHORIZATION))
-        except Unauthenticated as error:
-            return grpc.stream_stream_rpc_method_handler(partial(self._refuse, call.method, str(error)))
-        return handler
-
-    async def _refuse(self, method: str, problem: str, _: Any, context: Any) -> None:
-        await self._service.refuse(method, context, problem)  # which finds the same, and counts it
+def key_objection(auth: Authenticator, method: str, metadata: Metadata | None) -> str:
+    """Why a call is refused: it is one of Inference without a valid key."""
+    if not method.startswith(f"/{INFERENCE}/"):
+        return ""
+    try:
+        auth.check(dict(metadata or ()).get(AUTHORIZATION))
+    except Unauthenticated as error:
+        return str(error)
+    return ""
 
 
 class GrpcServer:
@@ -76,9 +66,10 @@ class GrpcServer:
         self._parts = parts
         limits = config.limits
         service = InferenceService(parts, lambda peer: self.connections.heard(peer))
+        without_key = RefusingInterceptor(partial(key_objection, parts.auth), service.refuse)  # which counts the call
         self._server = grpc.aio.server(
             options=channel_arguments(limits, max_connections),
-            interceptors=[KeyInterceptor(parts, service), DecodeInterceptor(service.refuse, limits.body_seconds)],
+            interceptors=[without_key, DecodeInterceptor(service.refuse, limits.body_seconds)],
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
