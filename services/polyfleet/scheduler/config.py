@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import yaml
 
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.config import ConfigError
+from polyfleet.wire.config_file import overlaid, read_config
 
 ACCELERATORS = ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu", "vulkan")
 """The families, in the order in which a deployment that names none prefers them."""
@@ -78,17 +78,15 @@ def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "polyfleet"
 
 
-def load_config(path: str | Path | None, overrides: Mapping[str, Any]) -> SchedulerConfig:
-    """The `scheduler` section of the YAML at `path` (None: no file), with `overrides` that are not None on top.
+class ConfigFile(msgspec.Struct, frozen=True):
+    """The whole file; the other processes' sections are theirs."""
 
-    Raises ConfigError when the file can't be read or says something that is not understood.
-    """
-    section = _read_section(path) if path else {}
-    section |= {key: value for key, value in overrides.items() if value is not None}
-    try:
-        config = msgspec.convert(section, SchedulerConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"The scheduler's configuration is wrong: {error}.") from None
+    scheduler: SchedulerConfig = SchedulerConfig()
+
+
+def load_config(path: Path | None, overrides: Mapping[str, Any]) -> SchedulerConfig:
+    """The scheduler's section of `path` (None: the defaults) under `overrides`, Nones apart. Raises ConfigError."""
+    config = overlaid(read_config(path, ConfigFile).scheduler if path else SchedulerConfig(), **overrides)
     check_config(config)
     return config
 
@@ -113,16 +111,3 @@ def pool_wishes(config: SchedulerConfig) -> tuple[pb.ModelDeployment, ...]:
         pb.ModelDeployment(name=name, model_name=pool.model, accelerators=[pool.accelerator], workers=pool.workers)
         for name, pool in sorted(config.pools.items())
     )
-
-
-def _read_section(path: str | Path) -> dict[str, Any]:
-    try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"The configuration file {path} can't be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise ConfigError(f"The configuration file {path} is no valid YAML.") from None
-    section = document.get("scheduler") if isinstance(document, dict) else document
-    if not isinstance(section, dict | None):
-        raise ConfigError(f"The configuration file {path} needs a mapping below `scheduler:`.")
-    return dict(section or {})

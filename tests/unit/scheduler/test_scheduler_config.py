@@ -52,15 +52,15 @@ def test_advertise_is_where_workers_dial() -> None:
     ("text", "message"),
     [
         ("scheduler: {lisen: x}", "unknown field `lisen`"),
-        ("scheduler: {settle_seconds: soon}", "Expected `float`, got `str` - at `$.settle_seconds`"),
+        ("scheduler: {settle_seconds: soon}", "Expected `float`, got `str` - at `$.scheduler.settle_seconds`"),
         ("scheduler: {accelerators: {gpu: {}}}", "'gpu' is none of cuda, rocm"),
         ("scheduler: {pools: {a: {model: m, accelerator: gpu}}}", "pools.a.accelerator: 'gpu' is none of cuda"),
         ("scheduler: {pools: {a: {model: m, accelerator: cpu, workers: -1}}}", "pools.a: needs the name of a model"),
         ("scheduler: {pools: {a: {accelerator: cpu}}}", "missing required field `model`"),
         ("scheduler: {accelerators: {cuda: {mode: attach}}}", "accelerators.cuda.address: attach needs"),
-        ("scheduler: [1]", "needs a mapping"),
-        ("scheduler: {a: [", "no valid YAML"),
-        ("- 1", "needs a mapping"),
+        ("scheduler: [1]", "Expected `object`, got `array` - at `$.scheduler`"),
+        ("scheduler: {a: [", "is not valid"),
+        ("- 1", "Expected `object`, got `array`"),
     ],
 )
 def test_a_wrong_file_is_named_in_one_sentence(tmp_path: Path, text: str, message: str) -> None:

@@ -64,8 +64,8 @@ def test_flags_override_the_files_section(parse: Any, tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("worker: {listne: x}", "worker.listne is unknown"),
-        ("worker: [1]", "no YAML file with a section"),
-        ("{", "no YAML file with a section"),
+        ("worker: [1]", "Expected `object`, got `array` - at `$.worker`"),
+        ("{", "is not valid"),
         ("worker: {threads: many}", "threads"),
         ("worker: {listen: here}", "host:port"),
     ],

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
+import msgspec
 
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.process import CANNOT_START, StartError, WorkerProcess
 from polyfleet.serving.worker import LoadSpec
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, split_host_port
+from polyfleet.wire.config import ConfigError
+from polyfleet.wire.config_file import read_config
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.logs import LEVELS, set_up_logging
 
@@ -42,15 +44,21 @@ class Address(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
-def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+class ConfigFile(msgspec.Struct, frozen=True):
+    """The whole file; the other processes' sections are theirs."""
+
+    worker: dict[str, Any] = {}
+
+
+def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     """Make the file's section `worker` the defaults of the options; flags override it."""
     if path is None:
         return
     try:
-        section = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("worker") or {}
-        given = {str(key).replace("-", "_"): value for key, value in section.items()}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
-        raise click.BadParameter(f"{path} is no YAML file with a section `worker`: {error}") from None
+        section = read_config(path, ConfigFile).worker
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+    given = {key.replace("-", "_"): value for key, value in section.items()}
     known = {parameter.name for parameter in ctx.command.params}
     for key in given.keys() - known:
         raise click.BadParameter(f"{path}: worker.{key} is unknown. Known: {', '.join(sorted(filter(None, known)))}.")
@@ -63,7 +71,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     type=click.Path(path_type=Path),
     is_eager=True,
     expose_value=False,
-    callback=read_config,
+    callback=apply_config,
     help="YAML file; its section `worker` holds these options by name.",
 )
 @click.option("--listen", type=Address(), default="127.0.0.1:0", help="Of the Worker service; port 0: any free one.")
