@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from polyfleet.cli.settings import bundled_model
+from polyfleet.wire.listening import free_addresses
 
 READY = "Ctrl-C stops everything."
 PATIENCE_SECONDS = 300.0
@@ -32,7 +32,7 @@ class OwnStack:
 
     def __init__(self, workers: int, model: str = "") -> None:
         names = ("grpc", "http", "gateway-metrics", "fleet", "metrics")
-        self._addresses = dict(zip(names, _free_addresses(len(names)), strict=True))
+        self._addresses = dict(zip(names, free_addresses(len(names)), strict=True))
         self.grpc, self.http = self._addresses["grpc"], self._addresses["http"]
         self.folder = Path(tempfile.mkdtemp(prefix="polyfleet-soak-"))
         self._log = self.folder / "serve.log"
@@ -127,14 +127,6 @@ def _role(process: psutil.Process) -> str:
     if ENGINE in line:
         return "engine"
     return next((role for role, module in ROLES.items() if f"-m {module}" in line), "")
-
-
-def _free_addresses(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
 
 
 class Helper:

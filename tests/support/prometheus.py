@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.support.serve_process import free_addresses, wait_for
+from tests.support.serve_process import wait_for
+
+from polyfleet.wire.listening import free_addresses
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "deploy" / "prometheus.yaml"

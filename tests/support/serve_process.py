@@ -5,7 +5,6 @@ import os
 import queue
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,19 +18,11 @@ import psutil
 from polyfleet.cli.errors import CliError
 from polyfleet.cli.fleet import worker_record
 from polyfleet.cli.fleet_client import open_fleet
+from polyfleet.wire.listening import free_addresses
 
 READY = "Ctrl-C stops everything."
 PATIENCE_SECONDS = 240.0
 POLYFLEET = [sys.executable, "-m", "polyfleet.cli"]
-
-
-def free_addresses(count: int) -> list[str]:
-    """So many addresses on loopback that nothing listens on now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS, *, pause: float = 0.05) -> Any:

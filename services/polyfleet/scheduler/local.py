@@ -22,8 +22,8 @@ import yaml
 
 from polyfleet.scheduler.config import SchedulerConfig
 from polyfleet.scheduler.marks import RAY_FOLDER, end_workers, kill_marked
-from polyfleet.scheduler.ports import check_ports, free_address
 from polyfleet.wire.config import ConfigError
+from polyfleet.wire.listening import check_free, free_address
 
 START_SECONDS = 90.0
 START_TRIES = 3  # where it is Ray that fails
@@ -213,3 +213,9 @@ def _read_news(descriptor: int, seconds: float) -> dict[str, str]:
                 with contextlib.suppress(msgspec.DecodeError):
                     return msgspec.json.decode(line, type=dict[str, str])
     return {}
+
+
+def check_ports(config: SchedulerConfig) -> None:
+    """Raise ConfigError that names the first address which can't be listened on, and its option."""
+    for address, option in ((config.listen, "--listen"), (config.metrics_listen, "--metrics-listen")):
+        check_free(address, option, lowest_port=1)

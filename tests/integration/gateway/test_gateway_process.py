@@ -113,7 +113,9 @@ async def test_what_can_not_work_is_said_in_one_sentence(arguments: tuple[str, .
 async def test_the_file_is_read_and_flags_override_it(tmp_path: Path) -> None:
     path = tmp_path / "polyfleet.yaml"
     path.write_text("gateway: {grpc_listen: '127.0.0.1', limits: {max_queued: 3}}\nscheduler: {listen: x}\n")
-    assert (await refused("--config", str(path))).startswith("--grpc-listen must be host:port, not '127.0.0.1'")
+    assert (await refused("--config", str(path))).startswith(
+        "--grpc-listen must be host:port with a port from 0 to 65535, not '127.0.0.1'"
+    )
     async with running("--config", str(path), *ANY_PORTS) as (process, _):
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0

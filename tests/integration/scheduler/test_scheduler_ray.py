@@ -28,10 +28,10 @@ from tests.support.tiny_tokenizers import byte_level_metadata
 
 from polyfleet.scheduler.config import LaunchConfig, SchedulerConfig
 from polyfleet.scheduler.local import LocalScheduler
-from polyfleet.scheduler.ports import free_address
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.config import ConfigError
+from polyfleet.wire.listening import free_address
 
 ATTACHED = free_address("127.0.0.1:0")
 ANY_PORTS = SchedulerConfig(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0")

@@ -9,9 +9,9 @@ import pytest
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec
 from polyfleet.scheduler.metrics import MetricsServer, SchedulerMetrics, SchedulerState
-from polyfleet.scheduler.ports import free_address
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import worker_pb2
+from polyfleet.wire.listening import free_address
 
 LOAD = worker_pb2.LoadRequest(deployment="d").SerializeToString()
 REPORT = LauncherReport(LaunchSpec("w-1", "cpu", LOAD, LaunchConfig(), "", ""), restarts=2)

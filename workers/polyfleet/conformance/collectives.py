@@ -1,12 +1,13 @@
 """All-reduce between two devices of one family, a process each."""
 
-import socket
 import subprocess
 import sys
 from datetime import timedelta
 
 from polyfleet.backends.protocol import family_name
 from polyfleet.conformance.checks import Failed, Skipped, Subject, need_torch
+from polyfleet.wire.auth import split_host_port
+from polyfleet.wire.listening import free_address
 
 SECONDS = 90.0
 
@@ -19,11 +20,9 @@ def collectives(subject: Subject) -> str:
         raise Skipped(state.reason)
     if subject.device != "cpu" and len(subject.backend.devices()) < 2:
         raise Skipped("there is one device only")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = split_host_port(free_address())[1]
     name = family_name(subject.backend.type)
-    command = [sys.executable, "-m", "polyfleet.conformance.collectives", name, str(port)]
+    command = [sys.executable, "-m", "polyfleet.conformance.collectives", name, port]
     ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     try:
         messages = [each.communicate(timeout=SECONDS)[1] for each in ranks]

@@ -14,10 +14,10 @@ from polyfleet.gateway.grpc.connections import GrpcConnections
 from polyfleet.gateway.grpc.service import INFERENCE, InferenceService
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.gateway.ports.certificate import ServedCertificate
-from polyfleet.gateway.ports.listen import ListenError, check_free
 from polyfleet.v1 import inference_pb2_grpc
 from polyfleet.wire.auth import AUTHORIZATION, Metadata
 from polyfleet.wire.decoding import DecodeInterceptor
+from polyfleet.wire.listening import ListenError, check_free
 from polyfleet.wire.refusing import RefusingInterceptor
 from polyfleet.wire.servers import server_options
 

@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 from cryptography import x509
 
-from polyfleet.gateway.ports.listen import check_tls
 from polyfleet.wire.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -66,3 +65,17 @@ class ServedCertificate:
         chain, key = self._seen
         self._certificates = x509.load_pem_x509_certificates(chain)
         self._newest = grpc.ssl_server_certificate_configuration([(key, chain)])
+
+
+def check_tls(cert: str, key: str) -> None:
+    """Raise ConfigError unless the two PEM files belong together."""
+    for path in (cert, key):
+        try:
+            open(path, "rb").close()
+        except OSError as error:
+            raise ConfigError(f"The TLS file {path} can't be read: {error.strerror}.") from None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except ssl.SSLError as error:
+        reason = (error.reason or str(error)).replace("_", " ").lower()
+        raise ConfigError(f"The TLS files {cert} and {key} can't be used together: {reason}.") from None
