@@ -1,4 +1,4 @@
-"""Write every dashboard's JSON into deploy/grafana and into the chart; with --check only say whether it is there."""
+"""Write every dashboard's JSON into the chart, for Grafana with it or without; --check only says if it is there."""
 
 import json
 import sys
@@ -7,18 +7,17 @@ from pathlib import Path
 from tools.dashboards.boards import DASHBOARDS
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (ROOT / "deploy" / "grafana", ROOT / "charts" / "polyfleet" / "dashboards")
+FOLDER = ROOT / "charts" / "polyfleet" / "dashboards"
 
 
 def files() -> dict[Path, str]:
     """What should lie where."""
-    texts = {f"{each.name}.json": json.dumps(each.json(), indent=2) + "\n" for each in DASHBOARDS}
-    return {folder / name: text for folder in FOLDERS for name, text in texts.items()}
+    return {FOLDER / f"{each.name}.json": json.dumps(each.json(), indent=2) + "\n" for each in DASHBOARDS}
 
 
 def problems(wanted: dict[Path, str]) -> list[str]:
     """Files that differ, are missing, or are nobody's."""
-    found = {path: path.read_text(encoding="utf-8") for folder in FOLDERS for path in folder.glob("*.json")}
+    found = {path: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
     return sorted(
         path.relative_to(ROOT).as_posix()
         for path in wanted.keys() | found.keys()
@@ -34,10 +33,8 @@ def main() -> int:
         print(f"dashboards: not what the code makes, run `make dashboards`: {', '.join(stale)}" if stale else
               f"dashboards: {len(wanted)} files are what the code makes")  # fmt: skip
         return 1 if stale else 0
-    for folder in FOLDERS:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob("*.json"):
-            path.unlink()
+    for name in problems(wanted):
+        (ROOT / name).unlink(missing_ok=True)
     for path, text in wanted.items():
         path.write_text(text, encoding="utf-8")
     return 0

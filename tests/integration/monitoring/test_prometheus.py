@@ -21,7 +21,7 @@ from polyfleet.cli.settings import MODEL_NAME
 pytestmark = needs_prometheus
 
 ROOT = Path(__file__).parents[3]
-BOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
+BOARDS = sorted((ROOT / "charts" / "polyfleet" / "dashboards").glob("*.json"))
 INTERVAL_SECONDS = 15  # between the points of a panel
 RANGE_SECONDS = 6 * 3600
 SELECTOR = re.compile(r"polyfleet[_:][\w:]+(?:\{[^}]*\})?")
@@ -106,7 +106,7 @@ def test_variables_offer_what_is_there(fleet: MonitoredFleet) -> None:
 
 @pytest.mark.parametrize("accelerator", MACHINES)
 def test_every_vendors_devices_are_shown_in_the_same_units(accelerator: str, fleet: MonitoredFleet) -> None:
-    board = json.loads((ROOT / "deploy" / "grafana" / "devices.json").read_text())
+    board = json.loads((ROOT / "charts" / "polyfleet" / "dashboards" / "devices.json").read_text())
     panels = {panel["title"]: panel["targets"][0] for panel in board["panels"] if panel["type"] != "row"}
 
     def shown(title: str) -> list[float]:
@@ -138,7 +138,7 @@ def test_what_happened_is_counted(fleet: MonitoredFleet) -> None:
 
 
 def test_figures_of_capacity_are_plausible(fleet: MonitoredFleet) -> None:
-    board = json.loads((ROOT / "deploy" / "grafana" / "capacity.json").read_text())
+    board = json.loads((ROOT / "charts" / "polyfleet" / "dashboards" / "capacity.json").read_text())
     panels = {panel["title"]: panel["targets"] for panel in board["panels"] if panel["type"] != "row"}
     for title in ("KV head-room", "Engines busy", "KV cache in an hour"):
         found = [value for target in panels[title] for value in numbers(asked(fleet, target))]
