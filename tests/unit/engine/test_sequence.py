@@ -14,14 +14,15 @@ ENDS = frozenset({2})
 
 def make(longest: int = 7, **changes: object) -> Sequence:
     request = SequenceRequest("s", (10, 11, 12), max_tokens=4, **changes)  # type: ignore[arg-type]
-    return Sequence(request, arrival=0, arrival_seconds=0.0, longest=longest)
+    ends = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | ENDS
+    return Sequence(request, arrival=0, arrival_seconds=0.0, longest=longest, ends=ends)
 
 
 def accept(sequence: Sequence, token_id: int, *, drawing: bool = True) -> FinishReason | None:
     """What a draw of this token comes to."""
     if drawing:
-        sequence.plan(sequence.num_uncomputed)
-    return sequence.accept(token_id, ENDS)
+        sequence.plan(sequence.num_uncomputed, 1)
+    return sequence.accept(token_id)
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(SequenceState, SequenceState)))
@@ -102,8 +103,8 @@ def test_last_pooling_keeps_the_row() -> None:
 
 def test_preemption_forgets_what_is_under_way() -> None:
     sequence = make(generated_ids=(20,))
-    assert not sequence.plan(3)
-    assert sequence.plan(1)
+    assert not sequence.plan(3, 1)
+    assert sequence.plan(1, 2)
     assert (sequence.num_tokens, sequence.num_drawing, sequence.num_computed) == (5, 1, 4)
     sequence.forget_computed()
     assert (sequence.num_tokens, sequence.num_drawing, sequence.num_computed) == (4, 0, 0)
@@ -113,7 +114,7 @@ def test_a_token_that_is_being_drawn_is_named_by_its_slot() -> None:
     sequence = make()
     sequence.place = (7, 1)
     assert sequence.next_token() == 10
-    sequence.plan(3)
+    sequence.plan(3, 1)
     assert sequence.next_token() == -1 - 7
     accept(sequence, 44, drawing=False)
     assert sequence.next_token() == 44

@@ -10,11 +10,10 @@ from polyfleet.engine.batch import BatchCounters, BatchLimits, StepReport
 from polyfleet.engine.budget import StepBudget
 from polyfleet.engine.composer import Composer
 from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending, StepOutput, StepTooLarge
-from polyfleet.engine.flight import Flight, Part, first_line, sampled
+from polyfleet.engine.flight import Flight, first_line
 from polyfleet.engine.holdings import Holdings
 from polyfleet.engine.ledger import Ledger
-from polyfleet.engine.plan import Share
-from polyfleet.engine.request import FinishReason, SampledToken, SequenceRequest, SequenceUpdate
+from polyfleet.engine.request import FinishReason, SampledToken, SequenceRequest, SequenceUpdate, plain_update
 from polyfleet.engine.sequence import Sequence, SequenceState, TokenMask
 from polyfleet.kvcache.pool import BlockPool
 from polyfleet.kvcache.prefix import PrefixIndex
@@ -56,7 +55,9 @@ class Batcher:
         self._arrivals = count()
         self._holdings = Holdings(capacity, limits.prefix_cache)
         self._budget = StepBudget(limits.step_tokens, limits.step_seconds)
-        self._composer = Composer(self.ledger, self._holdings, self._budget)
+        self._composer = Composer(
+            self.ledger, self._holdings, self._budget, started=self._count_prompt, preempt=self._preempt
+        )
         self._flights: deque[Flight] = deque()
         self._num_launched = 0
         self._collected_seconds = 0.0
@@ -84,8 +85,7 @@ class Batcher:
     @property
     def uncomputed_tokens(self) -> int:
         """Tokens to prefill before every present sequence decodes, prefix hits to come not counted off."""
-        running = [each.num_tokens - each.num_computed for each in self.ledger.running]
-        return sum([left for left in running if left > 1]) + sum([each.num_uncomputed for each in self.ledger.waiting])
+        return self._composer.uncomputed_tokens
 
     def add(self, request: SequenceRequest, mask: TokenMask | None = None) -> None:
         """Queue a sequence. Raises FieldError when its id is taken or its tokens leave no room in the context."""
@@ -96,8 +96,9 @@ class Batcher:
         if not 0 < num_tokens <= longest:
             raise FieldError("prompt_ids", f"must be 1 to {longest} tokens with those generated, not {num_tokens}")
         end = min(len(request.prompt_ids) + request.max_tokens, self._limits.context_length)
+        ends = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | self._limits.end_token_ids
         root = prefix_root(self._limits.fingerprint, request.cache_salt)
-        self.ledger.admit(Sequence(request, next(self._arrivals), self._clock(), end, root=root, mask=mask))
+        self.ledger.admit(Sequence(request, next(self._arrivals), self._clock(), end, ends, root=root, mask=mask))
 
     def cancel(self, sequence_id: str) -> bool:
         """End a sequence now and free its blocks; no update follows. False when there is none of that id.
@@ -136,7 +137,7 @@ class Batcher:
         """Launch a step; False when there is none to launch now."""
         if self._flights and (self._composer.waits or self._flights[-1].error is not None):
             return False  # what is under way is collected first
-        decodes, shares = self._composer.compose(ahead=bool(self._flights), preempt=self._preempt)
+        decodes, shares = self._composer.compose(ahead=bool(self._flights))
         if not decodes and not shares:
             return False
         plan = self._holdings.assembler.assemble(shares, decodes)
@@ -154,35 +155,13 @@ class Batcher:
             error = failure
         else:
             self._holdings.assembler.accepted()
-        flight = self._take_off(decodes, shares, now)
-        flight.pooled, flight.pending, flight.error = pooled, pending, error
+        self._num_launched += 1
+        flight = Flight.of(self._num_launched, decodes, shares, pooled, now, masked=plan.masked)
+        flight.pending, flight.error = pending, error
         if error is not None or not flight.masked or not self._flights:
             self._draw(flight)
         self._flights.append(flight)
         return True
-
-    def _take_off(self, decodes: list[Sequence], shares: list[Share], now: float) -> Flight:
-        """Count the rows of a step as computed and its draws as under way."""
-        self._num_launched += 1
-        number, masked = self._num_launched, False
-        for sequence in decodes:
-            if sequence.queue_seconds is None:
-                self._count_prompt(sequence, now)
-            sequence.last_step = number
-            sequence.num_computed += 1
-            sequence.num_drawing += 1
-            sequence.num_tokens += 1
-            masked = masked or sequence.mask is not None
-        places = [sequence.running_place for sequence in decodes]
-        parts = []
-        for sequence, size in shares:
-            if sequence.queue_seconds is None:
-                self._count_prompt(sequence, now)
-            sequence.last_step = number
-            part = Part(sequence, sequence.running_place, size, sequence.plan(size))
-            masked = masked or (part.draws and sequence.mask is not None)
-            parts.append(part)
-        return Flight(number, decodes, places, parts, [], now, masked)
 
     def _draw(self, flight: Flight) -> None:
         flight.drawn = True
@@ -193,8 +172,11 @@ class Batcher:
         except Exception as error:
             flight.error = error
 
-    def _count_prompt(self, sequence: Sequence, now: float) -> None:
-        sequence.queue_seconds = now - sequence.arrival_seconds
+    def _count_prompt(self, sequence: Sequence) -> None:
+        """A sequence runs for the first time, or again."""
+        if sequence.queue_seconds is not None:
+            return
+        sequence.queue_seconds = self._clock() - sequence.arrival_seconds
         num_prompt = len(sequence.request.prompt_ids)
         sequence.cached_tokens = min(sequence.num_computed, num_prompt)
         self.counters.prompt_tokens += num_prompt
@@ -222,27 +204,37 @@ class Batcher:
         if flight.error is not None or output is None:
             report = StepReport(self._fail_step(flight))
         else:
-            num_decodes, num_prompt_rows = len(flight.decodes), sum(part.size for part in flight.parts)
-            self._budget.observe(num_decodes, num_prompt_rows, seconds)
-            report = StepReport(self._apply(flight, output), num_decodes, num_prompt_rows, seconds)
+            rows = len(flight.decodes), flight.num_prompt_rows
+            self._budget.observe(*rows, seconds)
+            report = StepReport(self._apply(flight, output), *rows, seconds)
         self._holdings.collected(flight.number, flight.doubtful)
         return report
 
     def _apply(self, flight: Flight, output: StepOutput) -> list[SequenceUpdate]:
         """The news of each sequence that has any."""
-        updates = [
-            self._fail(sequence, why) for sequence, place, why in flight.broken(output) if sequence.place is place
-        ]
-        token_ids: list[int] = output.token_ids.tolist()
-        block_size = self._holdings.block_size
-        for drawn, (sequence, place) in enumerate(zip(flight.decodes, flight.places, strict=True)):
-            if sequence.place is place:
-                sequence.num_settled += 1
-                if not sequence.num_settled % block_size:
-                    self._holdings.publish(sequence)
-                updates.append(self._accept(sequence, token_ids[drawn], output, drawn))
-            elif place not in flight.doubtful:
-                self.counters.dropped_rows += 1
+        broken = flight.broken(output)
+        updates = [self._fail(sequence, why) for sequence, place, why in broken if sequence.place is place]
+        tokens = flight.tokens(output)
+        block_size, num_usual = self._holdings.block_size, 0
+        for sequence, place, token in zip(flight.decodes, flight.places, tokens, strict=False):
+            if sequence.place is not place:
+                self.counters.dropped_rows += place not in flight.doubtful
+                continue
+            sequence.num_settled = settled = sequence.num_settled + 1
+            if not settled % block_size:
+                self._holdings.publish(sequence)
+            reason = sequence.accept(token.token_id)
+            if reason is None and sequence.reported:
+                num_usual += 1
+                updates.append(plain_update(sequence.sequence_id, token))
+            else:
+                updates.append(self._news(sequence, token, reason))
+        self.counters.generated_tokens += num_usual
+        return updates + self._apply_parts(flight, output, tokens) if flight.parts else updates
+
+    def _apply_parts(self, flight: Flight, output: StepOutput, tokens: list[SampledToken]) -> list[SequenceUpdate]:
+        """The same of the sequences with prompts."""
+        updates: list[SequenceUpdate] = []
         drawn = len(flight.decodes) - 1
         pooled = dict(zip(flight.pooled, output.pooled, strict=True)) if output.pooled is not None else {}
         for index, part in enumerate(flight.parts, len(flight.decodes)):
@@ -256,21 +248,18 @@ class Batcher:
             if index in pooled:
                 sequence.add_pooled(pooled[index])
             if part.draws:
-                updates.append(self._accept(sequence, token_ids[drawn], output, drawn))
+                token = tokens[drawn]
+                updates.append(self._news(sequence, token, sequence.accept(token.token_id)))
             elif sequence.num_settled == sequence.num_tokens:  # all of an embedding's
                 updates.append(self._finish(sequence, FinishReason.STOP, embedding=sequence.embedding()))
         return updates
 
-    def _accept(self, sequence: Sequence, token_id: int, output: StepOutput, drawn: int) -> SequenceUpdate:
-        """A token was drawn."""
-        reason = sequence.accept(token_id, self._limits.end_token_ids)
+    def _news(self, sequence: Sequence, token: SampledToken, reason: FinishReason | None) -> SequenceUpdate:
+        """Of a sequence that has accepted a token."""
         if reason is FinishReason.STOP:
             return self._finish(sequence, reason)
         self.counters.generated_tokens += 1
-        token = SampledToken(token_id) if output.logprobs is None else sampled(output, drawn, sequence.request)
-        if reason is not None:
-            return self._finish(sequence, reason, (token,))
-        return sequence.news((token,))
+        return sequence.news((token,)) if reason is None else self._finish(sequence, reason, (token,))
 
     def _finish(
         self,
@@ -284,11 +273,11 @@ class Batcher:
 
     def _fail_step(self, flight: Flight) -> list[SequenceUpdate]:
         """End the step's sequences, or have them computed again in smaller steps where only memory was short."""
-        error = flight.error
+        error, num_rows = flight.error, len(flight.decodes) + flight.num_prompt_rows
         alive = [sequence for sequence, place in flight.members if sequence.place is place]
         flight.doubtful += [place for _, place in flight.members]
-        if isinstance(error, MemoryError) and self._budget.too_large(flight.num_rows):
-            log.warning("the device has no memory for a step of %d rows: smaller ones are tried", flight.num_rows)
+        if isinstance(error, MemoryError) and self._budget.too_large(num_rows):
+            log.warning("the device has no memory for a step of %d rows: smaller ones are tried", num_rows)
             for sequence in alive:
                 self._preempt(sequence, doubtful=True)
             return []

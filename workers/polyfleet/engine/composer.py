@@ -17,21 +17,73 @@ class Composer:
 
     Of the rows for prompts half go by rank (priority, then arrival), the rest to the prompts with the fewest tokens
     left: a long prompt always goes on, and a short one behind it needs not wait for its end.
+
+    While all that runs decodes, nothing can start and no block is full, steps are composed of the same sequences: this
+    is known ahead, and costs nothing.
     """
 
-    def __init__(self, ledger: Ledger, holdings: Holdings, budget: StepBudget) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        holdings: Holdings,
+        budget: StepBudget,
+        *,
+        started: Callable[[Sequence], None],
+        preempt: Callable[[Sequence], None],
+    ) -> None:
+        """`started` hears of every sequence that leaves the queue; `preempt` is to put one back."""
         self._ledger = ledger
         self._holdings = holdings
         self._budget = budget
+        self._started = started
+        self._preempt = preempt
         self.waits = False  # whether a sequence of the last composition waits for a block
+        self._prompts_left: list[Sequence] = []  # those that ran at the last composition and did not decode
         self._prompts_turn = False
+        self._decodes: tuple[Sequence, ...] = ()  # of the last composition
+        self._repeats = 0  # how often this can be composed again, while the ledger has come to `_num_moves`
+        self._num_moves = 0
 
-    def compose(self, *, ahead: bool, preempt: Callable[[Sequence], None]) -> tuple[list[Sequence], list[Share]]:
+    def compose(self, *, ahead: bool) -> tuple[tuple[Sequence, ...], list[Share]]:
         """The sequences that decode in the next step, and the shares of prompts, those of one token first.
 
-        `ahead`: steps are under way; then nothing is preempted, and a sequence that finds no block waits. Else
-        `preempt` is called for the running sequence last in rank until blocks suffice: the first never is.
+        Where the former are all of the last composition's, one token further, they are the same tuple.
+
+        `ahead`: steps are under way; then nothing is preempted, and a sequence that finds no block waits. Else the
+        running sequence last in rank is preempted until blocks suffice: the first never is.
         """
+        num_moves = self._num_moves
+        same = self._repeats and num_moves == self._ledger.num_moves and not self._may_start()
+        if same and len(self._decodes) <= self._budget.most:
+            self._repeats -= 1
+            return self._decodes, []
+        found, shares = self._compose(ahead)
+        decodes, self._num_moves = tuple(found), self._ledger.num_moves
+        if self._num_moves != num_moves or decodes != self._decodes:
+            self._decodes = decodes
+        alone = not shares and len(decodes) == len(self._ledger.running)
+        self._repeats = min(map(self._room, decodes), default=0) if alone else 0
+        return self._decodes, shares
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Tokens of all sequences, running and waiting, that must be computed before each of them decodes."""
+        total = self._ledger.waiting_tokens
+        for each in self._prompts_left:
+            if each.state is SequenceState.RUNNING and each.num_uncomputed > 1:
+                total += each.num_uncomputed
+        return total
+
+    def _may_start(self) -> bool:
+        """Whether some sequence may leave the queue."""
+        return bool(self._ledger.waiting) and self._holdings.has_slot
+
+    def _room(self, sequence: Sequence) -> int:
+        """Tokens behind its next one that need no block and don't end it for their number."""
+        most = min(len(sequence.blocks) * self._holdings.block_size, sequence.longest - 1)
+        return max(0, most - sequence.num_tokens)
+
+    def _compose(self, ahead: bool) -> tuple[list[Sequence], list[Share]]:
         self.waits = False
         decodes: list[Sequence] = []
         prompts: list[Sequence] = []
@@ -43,9 +95,9 @@ class Composer:
             left = each.num_tokens - each.num_computed
             if left == 0 or (each.num_drawing and each.num_tokens >= each.longest):
                 continue  # all it takes is under way
-            if each.num_tokens > len(each.blocks) * block_size and not self._grow(each, ahead, preempt):
+            if each.num_tokens > len(each.blocks) * block_size and not self._grow(each, ahead):
                 continue
-            if left == 1 and (each.num_drawing or each.generated_ids) and each.pooling is None:
+            if left == 1 and each.num_tokens > len(each.request.prompt_ids) and each.pooling is None:
                 decodes.append(each)
             else:
                 prompts.append(each)
@@ -54,7 +106,8 @@ class Composer:
             decodes = [each for each in decodes if each.place is not None]
             prompts = [each for each in prompts if each.place is not None]
         shares: list[Share] = []
-        rows = self._rows_for_prompts(len(decodes)) if prompts or self._ledger.waiting else 0
+        rows = self._rows_for_prompts(len(decodes)) if prompts or self._may_start() else 0
+        self._prompts_left = prompts
         if rows:
             shares = self._prompts(prompts, rows, admitting=not (preempted or self.waits))
         room = self._budget.most - sum(size for _, size in shares)
@@ -70,13 +123,13 @@ class Composer:
             rows = max(1, self._budget.most // 2) if self._prompts_turn else 0
         return rows
 
-    def _grow(self, sequence: Sequence, ahead: bool, preempt: Callable[[Sequence], None]) -> bool:
+    def _grow(self, sequence: Sequence, ahead: bool) -> bool:
         """Find blocks for a running sequence; False when it waits, or was preempted itself."""
         while not self._holdings.grow(sequence):
             if ahead:
                 self.waits = True
                 return False
-            preempt(self._ledger.running[-1])
+            self._preempt(self._ledger.running[-1])
             if sequence.state is not SequenceState.RUNNING:
                 return False
         return True
@@ -112,4 +165,6 @@ class Composer:
         if not self._holdings.start(sequence, reserved):
             return False
         self._ledger.move(sequence, SequenceState.RUNNING)
+        self._started(sequence)
+        self._prompts_left.append(sequence)
         return True

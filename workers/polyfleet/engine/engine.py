@@ -168,27 +168,29 @@ class Engine:
         """How the engine is doing."""
         batcher = self._batcher
         ledger, counters = batcher.ledger, batcher.counters
-        return EngineStatus(
-            running_sequences=len(ledger.running),
-            waiting_sequences=len(ledger.waiting),
-            waiting_prefill_tokens=batcher.uncomputed_tokens,
-            free_blocks=batcher.pool.num_free,
-            prefill_tokens_per_second=self._rates.prefill.per_second,
-            decode_tokens_per_second=self._rates.decode.per_second,
-            steps=self._steps,
-            step_seconds=self._step_seconds,
-            step_rows=self._step_rows,
-            admitted=ledger.admitted,
-            finished=ledger.finished,
-            failed=ledger.failed,
-            cancelled=ledger.cancelled,
-            prompt_tokens=counters.prompt_tokens,
-            generated_tokens=counters.generated_tokens,
-            prefix_queries_tokens=counters.prefix_queries_tokens,
-            prefix_hit_tokens=counters.prefix_hit_tokens,
-            preemptions=counters.preemptions,
-            dropped_rows=counters.dropped_rows,
-            evictions=batcher.pool.evictions,
+        return EngineStatus._make(  # in the order of its fields: by their names it takes three times as long
+            (
+                len(ledger.running),
+                len(ledger.waiting),
+                batcher.uncomputed_tokens,
+                batcher.pool.num_free,
+                self._rates.prefill.per_second,
+                self._rates.decode.per_second,
+                self._steps,
+                self._step_seconds,
+                counters.prompt_tokens,
+                counters.generated_tokens,
+                counters.prefix_queries_tokens,
+                counters.prefix_hit_tokens,
+                counters.preemptions,
+                ledger.admitted,
+                ledger.finished,
+                ledger.failed,
+                ledger.cancelled,
+                self._step_rows,
+                counters.dropped_rows,
+                batcher.pool.evictions,
+            )
         )
 
     def check(self) -> None:

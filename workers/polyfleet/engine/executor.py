@@ -53,7 +53,7 @@ class Capacity:
     step_tokens: int  # rows of one step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutput:
     """What a step came to. Arrays are the receiver's to keep."""
 

@@ -1,11 +1,13 @@
 """Flight: a step under way, as the Batcher remembers it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from polyfleet.engine.executor import FAULTS, Fault, Pending, StepOutput
-from polyfleet.engine.request import SampledToken, SequenceRequest
+from polyfleet.engine.plan import Share
+from polyfleet.engine.request import SampledToken, SequenceRequest, plain_token
 from polyfleet.engine.sequence import Place, Sequence
 from polyfleet.sampling.draw import Bools
 
@@ -25,7 +27,7 @@ class Flight:
     """A step under way. First come the sequences that decode, with one row and one draw each, then the other parts."""
 
     number: int
-    decodes: list[Sequence]
+    decodes: tuple[Sequence, ...]
     places: list[Place]  # of each of them
     parts: list[Part]
     pooled: list[int]  # sequences of the step
@@ -37,10 +39,30 @@ class Flight:
     doubtful: list[Place] = field(default_factory=list)  # whose rows were not good
     unmasked: list[tuple[Sequence, Place, str]] = field(default_factory=list)  # whose mask gave none, and why
 
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        decodes: tuple[Sequence, ...],
+        shares: Iterable[Share],
+        pooled: list[int],
+        now: float,
+        *,
+        masked: bool,
+    ) -> "Flight":
+        """A step takes off: its rows count as computed, and its draws as under way."""
+        for sequence in decodes:  # as `Sequence.plan` does, at a third of its cost
+            sequence.last_step = number
+            sequence.num_computed += 1
+            sequence.num_tokens += 1
+        parts = [Part(each, each.running_place, size, each.plan(size, number)) for each, size in shares]
+        places: list[Place] = [each.place for each in decodes]  # type: ignore[misc]
+        return cls(number, decodes, places, parts, pooled, now, masked)
+
     @property
-    def num_rows(self) -> int:
-        """Rows of all sequences."""
-        return len(self.decodes) + sum(part.size for part in self.parts)
+    def num_prompt_rows(self) -> int:
+        """Rows of the sequences that do not decode."""
+        return sum([part.size for part in self.parts])
 
     @property
     def members(self) -> list[tuple[Sequence, Place]]:
@@ -85,10 +107,18 @@ class Flight:
         self.doubtful += [place for _, place, _ in found]
         return found + self.unmasked
 
+    def tokens(self, output: StepOutput) -> list[SampledToken]:
+        """The drawn tokens, with the logprobs that were asked for."""
+        if output.logprobs is None:
+            return list(map(plain_token, output.token_ids.tolist()))
+        drawing = [*self.decodes, *(part.sequence for part in self.parts if part.draws)]
+        return [sampled(output, drawn, each.request) for drawn, each in enumerate(drawing)]
+
     def check(self, output: StepOutput) -> None:
         """Raise RuntimeError for an output that does not fit this step."""
-        num_decodes = len(self.decodes)
-        num_draws = num_decodes + sum(part.draws for part in self.parts)
+        num_decodes = num_draws = len(self.decodes)
+        if self.parts:
+            num_draws += sum(part.draws for part in self.parts)
         shape = (len(output.token_ids), len(output.faults), 0 if output.pooled is None else len(output.pooled))
         wanted = (num_draws, num_decodes + len(self.parts), len(self.pooled))
         if shape != wanted:
@@ -99,7 +129,7 @@ def sampled(output: StepOutput, drawn: int, request: SequenceRequest) -> Sampled
     """A drawn token with the logprobs that were asked for."""
     token_id, wanted, logprobs = int(output.token_ids[drawn]), request.num_logprobs, output.logprobs
     if wanted is None or logprobs is None:
-        return SampledToken(token_id)
+        return plain_token(token_id)
     ids, top = logprobs.top_ids[drawn][:wanted], logprobs.top[drawn][:wanted]
     return SampledToken(token_id, float(logprobs.drawn[drawn]), tuple(ids.tolist()), tuple(top.tolist()))
 

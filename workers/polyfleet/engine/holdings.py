@@ -30,6 +30,11 @@ class Holdings:
         self._left: dict[Place, tuple[int, list[int]]] = {}  # the last step under way, and the blocks kept until then
         self._collected = 0  # steps
 
+    @property
+    def has_slot(self) -> bool:
+        """Whether one more sequence finds a slot."""
+        return bool(self._free_slots)
+
     def start(self, sequence: Sequence, reserved: int) -> bool:
         """Give a sequence a slot and blocks for its tokens, less those of a known beginning.
 

@@ -14,6 +14,8 @@ class Ledger:
     def __init__(self) -> None:
         self.running: list[Sequence] = []  # best rank first; these hold blocks
         self.waiting: list[Sequence] = []  # best rank first; these hold none
+        self.waiting_tokens = 0  # of these
+        self.num_moves = 0  # how often a sequence has changed its state
         self.admitted = 0
         self.finished = 0  # ended well
         self.failed = 0  # ended with an error
@@ -32,19 +34,22 @@ class Ledger:
 
     def admit(self, sequence: Sequence) -> None:
         """Take a new sequence in; its id must be free."""
-        self._sequences[sequence.request.sequence_id] = sequence
-        insort(self.waiting, sequence, key=_rank)
+        self._sequences[sequence.sequence_id] = sequence
+        self._enqueue(sequence)
         self.admitted += 1
 
     def move(self, sequence: Sequence, state: SequenceState) -> None:
         """Change a sequence's state and put it into the queue, or the count, of that state."""
         queue = self._queue(sequence.state)
         sequence.move(state)
+        self.num_moves += 1
         queue.remove(sequence)
+        if queue is self.waiting:
+            self.waiting_tokens -= sequence.num_tokens
         if state is SequenceState.RUNNING or state is SequenceState.WAITING:
-            insort(self._queue(state), sequence, key=_rank)
+            self._enqueue(sequence)
             return
-        del self._sequences[sequence.request.sequence_id]
+        del self._sequences[sequence.sequence_id]
         if state is SequenceState.FINISHED:
             self.finished += 1
         elif state is SequenceState.FAILED:
@@ -63,6 +68,13 @@ class Ledger:
             assert all(each.state is state for each in queue), f"a sequence in the {state.value} queue is not"
             assert queue == sorted(queue, key=_rank), f"the {state.value} queue is out of order"
         assert not any(each.blocks for each in self.waiting), "a waiting sequence holds blocks"
+        assert self.waiting_tokens == sum(each.num_tokens for each in self.waiting), "waiting tokens are miscounted"
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        queue = self._queue(sequence.state)
+        insort(queue, sequence, key=_rank)
+        if queue is self.waiting:
+            self.waiting_tokens += sequence.num_tokens
 
     def _queue(self, state: SequenceState) -> list[Sequence]:
         return self.running if state is SequenceState.RUNNING else self.waiting

@@ -35,6 +35,7 @@ class Need(IntFlag):
     OUTPUTS = 32
 
 
+MASKS = int(Need.MASKS)
 NEEDS = [Need(bits) for bits in range(2 * max(Need))]
 NOTHING = np.zeros(0, dtype=np.int32)
 
@@ -82,6 +83,11 @@ class StepPlan:
         return len(self.draw_rows)
 
     @property
+    def masked(self) -> bool:
+        """Whether some draw has a mask."""
+        return bool(int(self.needs) & MASKS)
+
+    @property
     def draw_sequences(self) -> NDArray[np.int64]:
         """[S] which of the B sequences draws."""
         return np.searchsorted(self.row_starts, self.draw_rows, side="right") - 1
@@ -93,7 +99,10 @@ class StepPlan:
 
 
 class Assembler:
-    """Turns shares of a step into a plan. Arrays of slots persist and are changed only where something changed."""
+    """Turns shares of a step into a plan. Arrays of slots persist and are changed only where something changed.
+
+    So does the plan of sequences that all decode on.
+    """
 
     def __init__(self, max_sequences: int, max_blocks: int) -> None:
         self._tables = np.zeros((max_sequences, max_blocks), dtype=np.int32)
@@ -101,6 +110,8 @@ class Assembler:
         self._changed: set[int] = set()
         self._starts: list[Start] = []
         self._cleared: list[int] = []
+        self._last: _Decoding | None = None  # of the last plan, where it has nothing else
+        self._accepted: _Decoding | None = None  # the same, once the plan was launched
 
     def start(self, slot: int, sequence: "EngineSequence") -> None:
         """A sequence begins in a slot, with the blocks that it has."""
@@ -117,7 +128,10 @@ class Assembler:
 
     def set_blocks(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """A sequence's blocks from its `first` on."""
-        self._tables[slot, first : first + len(blocks)] = blocks
+        if len(blocks) == 1:  # the usual case, and ten times as fast
+            self._tables[slot, first] = blocks[0]
+        else:
+            self._tables[slot, first : first + len(blocks)] = blocks
         self._changed.add(slot)
 
     def clear(self, blocks: Iterable[int]) -> None:
@@ -133,21 +147,60 @@ class Assembler:
         """The plan in which each sequence computes so many of its next tokens, those with one token first.
 
         `decodes` come before all of `shares`: each computes the last token that it has, or is being given, and draws.
+        The same tuple again, behind a plan that was accepted, are sequences that have all come one token further.
         """
+        before, self._accepted = self._accepted, None
+        if before is not None and before.sequences is decodes and not shares and not self._cleared:
+            before.advance(self._changes(), self._starts)
+            self._last = before
+            return before.plan
+        plan = self._lay_out(shares, decodes)
+        again = isinstance(decodes, tuple) and decodes and not shares and not self._cleared
+        self._last = _Decoding(decodes, plan) if again else None
+        return plan
+
+    def _lay_out(self, shares: Sequence[Share], decodes: Sequence["EngineSequence"]) -> StepPlan:
         parts, needs = _decoding(decodes), 0
         for sequence in decodes:
             needs |= sequence.needs
         if shares:
             parts, more = _with_shares(parts, shares)
             needs |= more
-        changed = np.array(list(self._changed), dtype=np.int32) if self._changed else NOTHING
-        return lay_out((*parts, self._cleared), NEEDS[needs], self._tables, changed, self._sampling, self._starts)
+        tables, sampling = self._tables, self._sampling
+        return lay_out((*parts, self._cleared), NEEDS[needs], tables, self._changes(), sampling, self._starts)
+
+    def _changes(self) -> Int32s:
+        return np.array(list(self._changed), dtype=np.int32) if self._changed else NOTHING
 
     def accepted(self) -> None:
         """The last plan was launched: its changes need not be told again."""
+        self._accepted = self._last
         self._changed.clear()
         self._starts = []
         self._cleared = []
+
+
+class _Decoding:
+    """A plan of sequences that decode, and what it is without regard to what its borrower wrote there."""
+
+    def __init__(self, sequences: Sequence["EngineSequence"], plan: StepPlan) -> None:
+        self.sequences, self.plan = sequences, plan
+        self._numbers = plan.numbers.copy()
+        self._growth = NOTHING  # of `_numbers` from step to step
+
+    def advance(self, changed: Int32s, starts: Sequence[Start]) -> None:
+        """All sequences have come one token further."""
+        plan, count = self.plan, len(self.sequences)
+        if not len(self._growth):  # token ids, positions, slots and row starts, lengths, draw rows and slots, positions
+            growth = np.repeat((0, 1, 0, 1, 0, 1), (count, count, 2 * count + 1, count, 2 * count, count))
+            self._growth = growth.astype(np.int32)
+        self._numbers += self._growth
+        if self.sequences[0].num_drawing:  # as all are
+            self._numbers[:count] = -1 - self._numbers[2 * count : 3 * count]
+        else:
+            self._numbers[:count] = [each.generated_ids[-1] for each in self.sequences]
+        plan.numbers[:] = self._numbers
+        plan.changed, plan.starts = changed, starts
 
 
 def lay_out(
@@ -176,11 +229,11 @@ def _decoding(decodes: Sequence["EngineSequence"]) -> Parts:
     """The arrays of sequences that have one row and draw, in the order of StepPlan's fields, up to `pool_last`."""
     slots = [each.place[0] for each in decodes]  # type: ignore[index]
     lengths = [each.num_tokens for each in decodes]
+    positions = [length - 1 for length in lengths]
+    rows = range(len(decodes))
     token_ids = [
         -1 - slot if each.num_drawing else each.generated_ids[-1] for slot, each in zip(slots, decodes, strict=True)
     ]
-    positions = [length - 1 for length in lengths]
-    rows = range(len(decodes))
     return token_ids, positions, slots, range(len(decodes) + 1), lengths, rows, slots, lengths, (), ()
 
 

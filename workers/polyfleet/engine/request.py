@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum, unique
+from functools import lru_cache
 from typing import NamedTuple
 
 from polyfleet.wire.sampling import SamplingParams
@@ -62,6 +63,17 @@ class SequenceUpdate(NamedTuple):
     cached_tokens: int | None = None  # with the first update: prompt tokens read from the prefix cache
     queue_seconds: float | None = None  # with the first update: from add() to the first step
     embedding: tuple[float, ...] = ()
+
+
+@lru_cache(maxsize=1 << 14)
+def plain_token(token_id: int) -> SampledToken:
+    """A token without logprobs. Every step wants one of every sequence, and most of them again and again."""
+    return SampledToken(token_id)
+
+
+def plain_update(sequence_id: str, token: SampledToken) -> SequenceUpdate:
+    """SequenceUpdate(sequence_id, (token,)), at half its cost."""
+    return tuple.__new__(SequenceUpdate, (sequence_id, (token,), None, "", None, None, ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,10 +57,12 @@ class Sequence:
     arrival: int  # a running number; kept when preempted
     arrival_seconds: float
     longest: int  # tokens at which it ends
+    ends: frozenset[int] = frozenset()  # tokens that end it
     state: SequenceState = SequenceState.WAITING
+    sequence_id: str = ""
+    most_generated: int = 0  # tokens at which it ends, its prompt left out
     generated_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0  # prompt, generated, and those that are being drawn
-    num_drawing: int = 0
     num_computed: int = 0
     num_settled: int = 0
     place: Place | None = None
@@ -78,6 +80,8 @@ class Sequence:
     reported: bool = False  # whether its first update has left
 
     def __post_init__(self) -> None:
+        self.sequence_id = self.request.sequence_id
+        self.most_generated = self.longest - len(self.request.prompt_ids)
         self.generated_ids.extend(self.request.generated_ids)
         self.num_tokens = len(self.request.prompt_ids) + len(self.generated_ids)
         self.pooling = self.request.pooling
@@ -93,6 +97,11 @@ class Sequence:
         if self.place is None:
             raise RuntimeError("a sequence that does not run has no slot")
         return self.place
+
+    @property
+    def num_drawing(self) -> int:
+        """Tokens that are being drawn."""
+        return self.num_tokens - len(self.request.prompt_ids) - len(self.generated_ids)
 
     @property
     def slot(self) -> int:
@@ -133,38 +142,36 @@ class Sequence:
 
     def chain(self, num_blocks: int, block_size: int) -> list[bytes]:
         """The hashes of the first `num_blocks` blocks, which must be full."""
-        while len(self.hashes) < num_blocks:
-            start = len(self.hashes) * block_size
-            parent = self.hashes[-1] if self.hashes else self.root
-            self.hashes.append(grain_hash(parent, self.tokens(start, start + block_size)))
-        return self.hashes[:num_blocks]
+        hashes = self.hashes
+        while len(hashes) < num_blocks:
+            start = len(hashes) * block_size
+            parent = hashes[-1] if hashes else self.root
+            hashes.append(grain_hash(parent, self.tokens(start, start + block_size)))
+        return hashes if len(hashes) == num_blocks else hashes[:num_blocks]
 
-    def plan(self, size: int) -> bool:
+    def plan(self, size: int, step: int) -> bool:
         """A step was launched that computes the next `size` tokens; says whether it draws one behind them."""
+        self.last_step = step
         self.num_computed += size
         if self.num_computed < self.num_tokens or self.pooling is not None:
             return False
-        self.num_drawing += 1
         self.num_tokens += 1
         return True
 
-    def accept(self, token_id: int, end_token_ids: frozenset[int]) -> FinishReason | None:
+    def accept(self, token_id: int) -> FinishReason | None:
         """Take the drawn token and say whether the sequence has ended. A stop or end token is not appended."""
-        request = self.request
-        self.num_drawing -= 1
-        if token_id in request.stop_token_ids or (token_id in end_token_ids and not request.ignore_eos):
+        if token_id in self.ends:
             self.num_tokens -= 1
             return FinishReason.STOP
         self.generated_ids.append(token_id)
-        return FinishReason.LENGTH if self.num_tokens - self.num_drawing >= self.longest else None
+        return FinishReason.LENGTH if len(self.generated_ids) >= self.most_generated else None
 
     def news(self, tokens: tuple[SampledToken, ...] = (), **end: Any) -> SequenceUpdate:
         """An update with these tokens and how it ended; the first one also says how the sequence began."""
-        if self.reported:
-            return SequenceUpdate(self.request.sequence_id, tokens, **end)
-        self.reported = True
-        end |= {"cached_tokens": self.cached_tokens, "queue_seconds": self.queue_seconds}
-        return SequenceUpdate(self.request.sequence_id, tokens, **end)
+        if not self.reported:
+            self.reported = True
+            end |= {"cached_tokens": self.cached_tokens, "queue_seconds": self.queue_seconds}
+        return SequenceUpdate(self.sequence_id, tokens, **end)
 
     def add_pooled(self, values: NDArray[Any]) -> None:
         """Add one step's pooled hidden states to those before."""
@@ -182,5 +189,5 @@ class Sequence:
         self.blocks = []
         self.place = None
         self.num_tokens -= self.num_drawing
-        self.num_drawing = self.num_computed = self.num_settled = self.num_published = 0
+        self.num_computed = self.num_settled = self.num_published = 0
         self.pooled = None
