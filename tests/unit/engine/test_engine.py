@@ -3,12 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from tests.support.batching import Outcome
 from tests.support.fake_executor import HIDDEN, VOCABULARY, FakeExecutor, expected_tokens
 
+from polyfleet.engine.batch import BatchCounters
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.request import EngineOptions, EngineStatus, FinishReason, PoolingKind, SequenceRequest
 from polyfleet.engine.sizing import capacity_of
@@ -61,6 +62,25 @@ def balance(status: EngineStatus) -> int:
     """0 when the ledger balances."""
     ended = status.finished + status.failed + status.cancelled
     return status.admitted - ended - status.running_sequences - status.waiting_sequences
+
+
+def test_every_figure_of_the_status_stands_in_its_field() -> None:
+    engine = make_engine()[0]
+    batcher = engine._batcher
+    wanted: dict[str, int] = {}
+    ledger = ("admitted", "finished", "failed", "cancelled")
+    for owner, names in ((batcher.ledger, ledger), (batcher.counters, [each.name for each in fields(BatchCounters)])):
+        for name in names:
+            wanted[name] = 100 + len(wanted)
+            setattr(owner, name, wanted[name])
+    engine._steps, engine._step_seconds, engine._step_rows = 1, 2.5, 3
+    batcher.pool.evictions = 4
+    wanted |= {"steps": 1, "step_rows": 3, "evictions": 4, "free_blocks": 64}
+    status = engine.status()._asdict()
+    assert {name: status[name] for name in wanted} == wanted
+    assert status["step_seconds"] == 2.5
+    engine._rates.add_step(3, 0, 1.0)
+    assert (engine.status().prefill_tokens_per_second, engine.status().decode_tokens_per_second) == (0.0, 1.0)
 
 
 def test_facts_state_what_is_served() -> None:
