@@ -37,6 +37,8 @@ endef
 SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto) \
 	$(wildcard $(addprefix workers/polyfleet/kernels/cpu/*.,cpp h inl))
 PYTEST := $(BIN)/python -m pytest
+# Two files at a time: tests that wait for processes leave a core idle.
+PARALLEL := -n 2 --dist loadfile
 IMAGE_FLAGS = $(IMAGES) --registry=$(REGISTRY) $(if $(BUILDER),--builder=$(BUILDER))
 BUILD_FLAGS = $(if $(BASE),--base=$(BASE)) $(if $(TOOLS_BASE),--tools-base=$(TOOLS_BASE)) \
 	$(if $(filter command environment,$(firstword $(origin TORCH_INDEX))),--torch-index=$(TORCH_INDEX))
@@ -64,10 +66,10 @@ serve: $(VENV)/.installed-serve ## Start everything on this machine: Ray, schedu
 	@$(BIN)/polyfleet serve $(if $(ONCE),--once) $(ARGS)
 
 test: lint ## Lint, then all tests but the slow ones
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "not slow" $(ARGS)
 
 test-all: lint ## Lint, then all tests
-	$(PYTEST) $(ARGS)
+	$(PYTEST) $(PARALLEL) $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff, mypy, the import rules, sizes, the chart's README, the dashboards
 	$(BIN)/ruff check

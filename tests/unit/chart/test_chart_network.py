@@ -143,7 +143,7 @@ MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.nam
         ({"gatewayFrom": MONITORING, "metricsFrom": ONE}, set(), set(METRICS.items()), API),
         ({"gatewayFrom": ONE, "metricsFrom": []}, set(), API, set()),
     ],
-    ids=str,
+    ids=["anybody", "callers", "scrapers", "both", "the other way round", "no scraper"],
 )
 def test_the_api_is_for_callers_and_metrics_are_for_scrapers(
     policy: dict[str, Any], outsider: set[Any], neighbour: set[Any], prometheus: set[Any]
