@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, unique
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from polyfleet.wire.sampling import SamplingParams
 from polyfleet.wire.tracing import TraceContext
@@ -89,9 +89,8 @@ class Usage:
     completion_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """One increment of one choice.
+class Delta(NamedTuple):
+    """One increment of one choice. A named tuple: one is made per token.
 
     `request_id` is set in the first delta of a stream; `worker_id` in the first of each choice and after each move;
     `finish_reason` in the last of each choice; `usage` in the last of the stream, or in all with `continuous_usage`.

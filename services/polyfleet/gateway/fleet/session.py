@@ -6,6 +6,7 @@ The session redials for ever. What breaks it, or silence for 3 s, is a loss to e
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -213,14 +214,14 @@ class Session:
                 return "the worker has a new address"
         return f"no news from the worker for {SILENT_TICKS * TICK_SECONDS:g} s"
 
-    def _judge(self, *, good: bool) -> None:
-        """News for the breaker; who waits for a worker looks again when it lets one through."""
+    def _judge(self, news: Sequence[bool]) -> None:
+        """Good or bad, for the breaker; who waits for a worker looks again when it lets one through."""
         was_open = self.breaker.open
-        if good:
-            self.breaker.worked()
-        else:
+        for _ in range(news.count(False)):
             self._metrics.failures.inc()
             self.breaker.failed()
+        if any(news):
+            self.breaker.worked()
         if self.breaker.open or was_open:
             self._metrics.circuit_open.set(self.breaker.open)
             asyncio.get_running_loop().call_later(self.breaker.seconds, self._changed.call)
@@ -241,8 +242,8 @@ class Session:
             self._heard = event.status
         if self._unreported:
             self._strike_reported(event)
-        for delta in event.deltas:
-            self._pass_on(delta)
+        if event.deltas:
+            self._judge([self._pass_on(delta) for delta in event.deltas])
         if (self._heard or self._reported).state != before:
             self._changed.call()
 
@@ -257,14 +258,16 @@ class Session:
             if reported:
                 del self._unreported[sequence_id]
 
-    def _pass_on(self, delta: worker_pb2.SequenceDelta) -> None:
-        sequence_id = delta.sequence_id
-        self._unreported.pop(sequence_id, None)
-        ended = delta.finish_reason or delta.HasField("error")
-        self._judge(good=not delta.HasField("error") or delta.error.code in CALLERS_OWN)
+    def _pass_on(self, delta: worker_pb2.SequenceDelta) -> bool:
+        """Whether it is good news of the worker, be it bad news of the sequence."""
+        sequence_id, failed = delta.sequence_id, delta.HasField("error")
+        if self._unreported:
+            self._unreported.pop(sequence_id, None)
+        ended = failed or delta.finish_reason
         sink = self._sinks.pop(sequence_id, None) if ended else self._sinks.get(sequence_id)
         if sink is not None:
             sink.delta(delta)
+        return not failed or delta.error.code in CALLERS_OWN
 
     def _lose(self, reason: str) -> None:
         """Forget the worker's sequences and tell each of them."""
@@ -275,7 +278,7 @@ class Session:
         self._num_starts = 0
         sinks, self._sinks = list(self._sinks.values()), {}
         if sinks:
-            self._judge(good=False)
+            self._judge([False])
         for sink in sinks:
             sink.lost(reason)
         if was_connected:

@@ -34,7 +34,6 @@ _POOLING = {
     pb.POOLING_LAST: Pooling.LAST,
 }
 _REASONS = {
-    None: pb.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
@@ -83,17 +82,19 @@ def _messages(messages: Sequence[pb.ChatMessage]) -> tuple[Message, ...]:
 
 
 def generate_response(delta: Delta) -> pb.GenerateResponse:
-    """To the wire."""
-    return pb.GenerateResponse(
-        request_id=delta.request_id,
-        worker_id=delta.worker_id,
-        choice=delta.choice,
-        text=delta.text,
-        token_ids=delta.token_ids,
-        logprobs=map(_logprobs, delta.logprobs),
-        finish_reason=_REASONS[delta.finish_reason],
-        usage=_usage(delta.usage) if delta.usage else None,
-    )
+    """To the wire. What is seldom there is set apart: one is made per token."""
+    message = pb.GenerateResponse(choice=delta.choice, text=delta.text, token_ids=delta.token_ids)
+    if delta.request_id:
+        message.request_id = delta.request_id
+    if delta.worker_id:
+        message.worker_id = delta.worker_id
+    if delta.logprobs:
+        message.logprobs.extend(map(_logprobs, delta.logprobs))
+    if delta.finish_reason is not None:
+        message.finish_reason = _REASONS[delta.finish_reason]
+    if delta.usage is not None:
+        message.usage.CopyFrom(_usage(delta.usage))
+    return message
 
 
 def _logprobs(token: TokenLogprob) -> pb.TokenLogprobs:

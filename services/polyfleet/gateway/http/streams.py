@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from starlette.types import Receive
@@ -45,7 +44,7 @@ async def merge(
                     if delta.usage:
                         usages[index] = delta.usage
                     so_far = _sum(usages.values()) if continuous_usage else None
-                    await deltas.put(replace(delta, choice=index * n + delta.choice, usage=so_far))
+                    await deltas.put(delta._replace(choice=index * n + delta.choice, usage=so_far))
             await deltas.put(None)
         except Exception as error:
             await deltas.put(error)

@@ -32,32 +32,36 @@ class Inbox:
         self.num_tokens = 0  # not taken yet
         self._parcels: dict[int, Parcel] = {}
         self._error: ApiError | None = None
-        self._filled = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # waits for news
 
     def parcel(self, choice: int) -> Parcel:
         """The choice's open parcel, for its sequence to add to; the client is woken."""
         parcel = self._parcels.get(choice)
         if parcel is None:
             parcel = self._parcels[choice] = Parcel(choice)
-            self._filled.set()
+            self._wake()
         return parcel
 
     def fail(self, error: ApiError) -> None:
         """End the request with this error, behind what has come already. Only the first one counts."""
         self._error = self._error or error
-        self._filled.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def take(self) -> list[Parcel]:
         """Wait for news, then take all: one parcel per choice that has any, in the order they were opened.
 
         Raises the error that the request was failed with once everything before it was taken.
         """
-        await self._filled.wait()
+        if not self._parcels and self._error is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         if not self._parcels and self._error is not None:
             raise self._error
         parcels = list(self._parcels.values())
         self._parcels.clear()
         self.num_tokens = 0
-        if self._error is None:
-            self._filled.clear()
         return parcels

@@ -1,7 +1,6 @@
 """Tokens become what the client sees: text, ids, logprobs, and the end, stop strings included."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from polyfleet.gateway.api import Delta, FinishReason, TokenLogprob
 from polyfleet.gateway.request.accounts import Record
@@ -112,10 +111,8 @@ class RequestOutput:
         self._record.generated(len(delta.token_ids))
         if delta.finish_reason is not None:
             self._finished.add(parcel.choice)
-        if first or self.finished or self._continuous_usage:
-            return replace(
-                delta,
-                request_id=self._record.request_id if first else "",
-                usage=self._record.usage if self.finished or self._continuous_usage else None,
-            )
+        if first:
+            delta = delta._replace(request_id=self._record.request_id)
+        if self.finished or self._continuous_usage:
+            delta = delta._replace(usage=self._record.usage)
         return delta

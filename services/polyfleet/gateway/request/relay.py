@@ -185,20 +185,21 @@ class SequenceRelay:
         if delta.HasField("error"):
             self._refused(delta.error)
             return
-        self._times.arrived(len(delta.token_ids))
+        token_ids = delta.token_ids
+        self._times.arrived(len(token_ids))
         parcel = self._inbox.parcel(self._spec.choice)
         if self._session is not None and self._worker_id != self._session.worker_id:
             self._worker_id = parcel.worker_id = self._session.worker_id
         if not self._heard:
             self._heard = True
             parcel.cached_tokens, parcel.queue_seconds = delta.cached_tokens, self._waited + delta.queue_seconds
-        self._generated += delta.token_ids
-        parcel.token_ids += delta.token_ids
+        self._generated += token_ids
+        parcel.token_ids += token_ids
         if delta.logprobs:
             parcel.logprobs += delta.logprobs
         if delta.embedding:
             parcel.embedding = tuple(delta.embedding)
-        self._inbox.num_tokens += len(delta.token_ids)
+        self._inbox.num_tokens += len(token_ids)
         if delta.finish_reason:
             parcel.finish_reason = delta.finish_reason
             self._end()
