@@ -1,7 +1,8 @@
 """The one YAML file of a fleet: a section for each process, read and overlaid in the same way by all of them."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,15 +12,16 @@ _T = TypeVar("_T")
 _S = TypeVar("_S", bound=msgspec.Struct)
 
 
-def read_config(path: Path, sections: type[_T]) -> _T:
+def read_config(path: Path, sections: type[_T], decode: Callable[[type, Any], Any] | None = None) -> _T:
     """The file as `sections` says, whose fields all have defaults: an empty file or section is all defaults.
 
+    `decode` makes values of types that msgspec does not know; what it raises as ValueError is wrong with the file.
     Raises ConfigError that names the file, the key and what is wrong with it.
     """
     try:
         found = msgspec.yaml.decode(document) if (document := path.read_bytes()).strip() else None
         given = {key: value for key, value in found.items() if value is not None} if isinstance(found, dict) else found
-        return msgspec.convert({} if given is None else given, sections)
+        return msgspec.convert({} if given is None else given, sections, dec_hook=decode)
     except OSError as error:
         raise ConfigError(f"The configuration {path} can't be read: {error.strerror}.") from None
     except msgspec.DecodeError as error:

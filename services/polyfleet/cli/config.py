@@ -1,7 +1,7 @@
 """The one YAML file: everything that `polyfleet serve` starts. Unknown keys are refused with their path."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -11,21 +11,13 @@ from polyfleet.gateway.config import GatewayConfig
 from polyfleet.scheduler.config import SchedulerConfig, check_config
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import read_config
+from polyfleet.wire.options import OptionValue, checked, options_schema
 
 Text = Annotated[str, Meta(min_length=1)]
-Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker may be told. 0 or auto: it chooses from the device and the model."""
-
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    context_length: Annotated[Count, Meta(description="tokens, prompt and output together")] = 0
-    kv_cache_tokens: Annotated[Count, Meta(description="size of the KV pool in tokens")] = 0
-    max_sequences: Annotated[Count, Meta(description="sequences that run at once")] = 0
-    step_tokens: Annotated[Count, Meta(description="token budget of one step")] = 0
-    threads: Annotated[Count, Meta(description="CPU threads")] = 0
-    reproducible: Annotated[bool, Meta(description="round long prompts no more than all else, with AMX too")] = False
+class StatedOptions(dict[str, OptionValue]):
+    """The engine's options that a deployment states; the others are its workers' to choose."""
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +28,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model_name: str = ""
     accelerators: Annotated[tuple[str, ...], Meta(description="in order of preference; empty: any")] = ()
     workers: Annotated[int, Meta(ge=0, le=1000)] = 1
-    options: WorkerOptions = WorkerOptions()
+    options: StatedOptions = StatedOptions()
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +44,7 @@ def load_config(path: Path | None) -> Config:
     if path is None:
         return Config()
     try:
-        config = read_config(path, Config)
+        config = read_config(path, Config, _decode)
     except ConfigError as error:
         raise CliError(str(error), ExitCode.BAD_INPUT) from None
     try:
@@ -73,4 +65,10 @@ def check_deployments(deployments: tuple[Deployment, ...]) -> None:
 
 def config_schema() -> dict[str, Any]:
     """JSON schema of the file, for editors and checks."""
-    return msgspec.json.schema(Config)
+    return msgspec.json.schema(Config, schema_hook=lambda _: options_schema())
+
+
+def _decode(kind: type, value: Any) -> StatedOptions:
+    if not isinstance(value, dict):
+        raise ValueError("options: must be a mapping of options to values")
+    return StatedOptions(checked(value))

@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from polyfleet.cli.chosen import Choice, say_chosen
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import TEXT, examples, fleet_options, json_option
 from polyfleet.cli.output import command_name, out, print_json
+from polyfleet.wire.flags import option_flags, take_options
+from polyfleet.wire.options import OptionValue
 
 if TYPE_CHECKING:
     from polyfleet.cli.fleet_client import FleetClient
     from polyfleet.v1 import fleet_pb2 as pb
-
-TOKENS = click.IntRange(0, 2**31 - 1)
 
 
 @click.command(
@@ -29,13 +30,7 @@ TOKENS = click.IntRange(0, 2**31 - 1)
 @click.option(
     "--accelerator", "accelerators", type=TEXT, multiple=True, help="Family, in order of preference; repeat it."
 )
-@click.option("--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Computing type.")
-@click.option("--context-length", type=TOKENS, help="Tokens, prompt and output together.")
-@click.option("--kv-cache-tokens", type=TOKENS, help="Size of the KV pool.")
-@click.option("--max-sequences", type=TOKENS, help="Sequences that run at once.")
-@click.option("--step-tokens", type=TOKENS, help="Token budget of one step.")
-@click.option("--threads", type=TOKENS, help="CPU threads.")
-@click.option("--reproducible", type=bool, help="Round long prompts no more than all else, with AMX too.")
+@option_flags()
 @fleet_options
 @json_option
 def deploy(
@@ -50,11 +45,16 @@ def deploy(
     from polyfleet.cli.settings import check_model
     from polyfleet.cli.state_folder import known_token
 
-    if source and known_token(fleet):  # its workers see this machine's files
+    options = take_options(changes)
+    if source and known_token(fleet):  # its workers are this machine's: they see its files
         check_model(source)
+        choice = Choice.read()
+        changes["accelerators"] = choice.accelerators(changes["accelerators"])
+        stated, options = options, choice.options_beside(options, changes["accelerators"])
+        say_chosen(stated, options)
     with open_fleet(fleet, fleet_token_file) as client:
         wanted = new_deployment(name, source) if source else known_deployment(client, name)
-        stored = client.deploy(changed(wanted, changes))
+        stored = client.deploy(changed(wanted, changes, options))
     if as_json:
         print_json({"name": stored.name, "model": stored.model_name or stored.name, "workers": stored.workers})
     else:
@@ -80,14 +80,15 @@ def known_deployment(client: "FleetClient", name: str) -> "pb.ModelDeployment":
     return known[name]
 
 
-def changed(deployment: "pb.ModelDeployment", changes: dict[str, Any]) -> "pb.ModelDeployment":
-    """The deployment with every option that was given."""
-    given = {key: value for key, value in changes.items() if value not in (None, ())}
+def changed(
+    deployment: "pb.ModelDeployment", changes: dict[str, Any], options: dict[str, OptionValue]
+) -> "pb.ModelDeployment":
+    """The deployment with every flag that was given."""
     for key in ("workers", "model_name"):
-        if key in given:
-            setattr(deployment, key, given.pop(key))
-    if families := given.pop("accelerators", ()):
-        deployment.accelerators[:] = families
-    for key, value in given.items():
+        if changes[key] is not None:
+            setattr(deployment, key, changes[key])
+    if changes["accelerators"]:
+        deployment.accelerators[:] = changes["accelerators"]
+    for key, value in options.items():
         setattr(deployment.options, key, value)
     return deployment

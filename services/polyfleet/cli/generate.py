@@ -16,6 +16,8 @@ from polyfleet.cli.options import (
     read_text,
 )
 from polyfleet.cli.output import print_json
+from polyfleet.wire.flags import option_flags, take_options
+from polyfleet.wire.options import OPTIONS
 
 if TYPE_CHECKING:
     from polyfleet.client import Client
@@ -54,9 +56,7 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the draws when the temperature is over 0.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens.")
 @click.option("--offline", type=GivenPath(path_type=Path), metavar="PATH", help="GGUF file or Hugging Face folder.")
-@click.option(
-    "--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Computing type.  [offline only]"
-)
+@option_flags("[offline only]")
 @click.option("--device", metavar="NAME", help="An accelerator family, or one of its devices as cpu:0.  [offline only]")
 @click.option(
     "--generation-config",
@@ -71,7 +71,6 @@ def generate(
     prompt_ids: tuple[int, ...] | None,
     model: str | None,
     offline: Path | None,
-    dtype: str | None,
     device: str | None,
     generation_config: str | None,
     as_json: bool,
@@ -79,13 +78,14 @@ def generate(
     api_key_file: Path | None,
     tls: bool,
     ca_file: Path | None,
-    **sampling: Any,
+    **flags: Any,
 ) -> None:
     """Continue TEXT, raw as it is; `-` or nothing reads stdin.
 
     A gateway's answer is streamed as it comes; --json prints it whole, with token ids and finish reason.
     """
     text = read_prompt(text, prompt, prompt_ids)
+    options, sampling = take_options(flags), flags
     if offline is not None:
         if model:
             raise click.UsageError("--model names a model of a gateway; --offline names the file itself.")
@@ -93,13 +93,14 @@ def generate(
 
         own_defaults = generation_config == "auto"
         result = generate_offline(
-            offline, text, prompt_ids, dtype or "auto", device or "auto", own_defaults=own_defaults, **sampling
+            offline, text, prompt_ids, device or "auto", options, own_defaults=own_defaults, **sampling
         )
         print_json(result, indent=0) if as_json else click.echo(
             result["text"] or ",".join(map(str, result["token_ids"]))
         )
         return
-    offline_only = {"--dtype": dtype, "--device": device, "--generation-config": generation_config}
+    offline_only: dict[str, object] = {"--device": device, "--generation-config": generation_config}
+    offline_only |= {OPTIONS[name].flag: value for name, value in options.items()}
     for option in (name for name, value in offline_only.items() if value is not None):
         raise click.UsageError(f"{option} belongs to --offline: a gateway and its workers have chosen theirs.")
     with open_client(gateway, api_key_file, tls, ca_file) as client:

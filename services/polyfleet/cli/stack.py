@@ -45,16 +45,15 @@ class Stack:
 
     def start(self) -> None:
         """Start the gateway, which dials for ever, and beside it Ray and the scheduler; then wish for the models."""
-        chosen = chosen_accelerators()
         self._gateway = spawn(self._gateway_command(), self.gateway_log)
-        self._scheduler = LocalScheduler(self._settings.config.scheduler, local_places(self._settings, chosen))
+        self._scheduler = LocalScheduler(self._settings.config.scheduler, local_places(self._settings))
         try:
             self._scheduler.start()
         except ConfigError as error:
             raise CliError(str(error)) from None
         with calling(self._settings.fleet_address):
             for deployment in self._settings.config.deployments:
-                self._fleet.deploy(to_proto(deployment, chosen))
+                self._fleet.deploy(to_proto(deployment))
 
     def snapshot(self) -> pb.FleetSnapshot:
         """The fleet now. Raises CliError."""
@@ -110,49 +109,26 @@ class Stack:
         return [*command, "--fleet-token-file", token_file] if token_file else command
 
 
-def chosen_accelerators() -> tuple[str, ...]:
-    """What this user chose (`polyfleet backends set`, POLYFLEET_BACKEND), for deployments that name no accelerator.
-
-    Empty when nothing was chosen. Raises CliError when it can't be had.
-    """
-    from polyfleet.cli.backends import sentences
-    from polyfleet.tuning.choice import get_backend, user_config
-
-    with sentences():
-        chosen = str(user_config().get("backend", "auto"))
-        if chosen == "auto":
-            return ()
-        get_backend()
-        return (chosen,)
-
-
-def local_places(settings: ServeSettings, chosen: tuple[str, ...] = ()) -> dict[str, int]:
+def local_places(settings: ServeSettings) -> dict[str, int]:
     """For how many workers of each accelerator this machine has room: one per device, on the CPU as many as wished."""
     from polyfleet.backends import BackendRegistry, BackendType
 
-    experimental = {each.value for each in BackendType if each.experimental} - set(chosen)
+    deployments = settings.config.deployments
+    named = {family for deployment in deployments for family in deployment.accelerators}
+    experimental = {each.value for each in BackendType if each.experimental} - named
     backends = {name: BackendRegistry.find(name) for name in BackendRegistry.names() if name not in experimental}
     places = {name: len(backend.devices()) for name, backend in backends.items() if backend}
-    wished = sum(deployment.workers for deployment in settings.config.deployments)
+    wished = sum(deployment.workers for deployment in deployments)
     return {name: count for name, count in places.items() if count} | {"cpu": max(MIN_CPU_PLACES, wished)}
 
 
-def to_proto(deployment: Deployment, chosen: tuple[str, ...] = ()) -> pb.ModelDeployment:
-    """The wish as the scheduler takes it; `chosen` are the accelerators where it names none."""
-    options = deployment.options
+def to_proto(deployment: Deployment) -> pb.ModelDeployment:
+    """The wish as the scheduler takes it."""
     return pb.ModelDeployment(
         name=deployment.name,
         model_name=deployment.model_name,
         source=deployment.source,
-        accelerators=deployment.accelerators or chosen,
+        accelerators=deployment.accelerators,
         workers=deployment.workers,
-        options=pb.WorkerOptions(
-            dtype=options.dtype,
-            context_length=options.context_length,
-            kv_cache_tokens=options.kv_cache_tokens,
-            max_sequences=options.max_sequences,
-            step_tokens=options.step_tokens,
-            threads=options.threads,
-            reproducible=options.reproducible,
-        ),
+        options=pb.WorkerOptions(**deployment.options),  # type: ignore[arg-type]
     )

@@ -6,11 +6,11 @@ from polyfleet.scheduler.config import ACCELERATORS
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.auth import is_loopback, split_host_port
 from polyfleet.wire.limits import REQUEST_ID, FieldError
+from polyfleet.wire.options import options_in
 
 MAX_WORKERS = 1000
 MAX_INFO_BYTES = MAX_STATUS_BYTES = 16 * 1024  # of a worker's messages; one takes less than 1 KiB
 MAX_MODEL_NAME = 256
-DTYPES = ("", "auto", "float32", "float16", "bfloat16")
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.%]{2,64}")
 _HASH = re.compile(r"[0-9a-f]{64}|")
@@ -29,9 +29,10 @@ def check_deployment(deployment: pb.ModelDeployment) -> None:
             raise FieldError("deployment.accelerators", f"{family!r:.80} is none of {', '.join(ACCELERATORS)}")
     if deployment.workers > MAX_WORKERS:
         raise FieldError("deployment.workers", f"must be at most {MAX_WORKERS}, not {deployment.workers}")
-    if deployment.options.dtype not in DTYPES:
-        dtype = deployment.options.dtype
-        raise FieldError("deployment.options.dtype", f"{dtype!r:.80} is none of {', '.join(DTYPES[1:])}")
+    try:
+        options_in(deployment.options)
+    except FieldError as error:
+        raise error.on(f"deployment.options.{error.field}") from None
 
 
 def check_info(info: pb.WorkerInfo, *, loopback: bool) -> None:

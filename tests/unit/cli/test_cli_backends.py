@@ -108,10 +108,16 @@ def test_optimize_applies_saves_and_loads(tmp_path: Path) -> None:
         ("[]", "must hold one JSON object"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ('{"colour": 1}', "colour is no option: choose from backend, dtype"),
-        ('{"threads": "two"}', "threads must be of type int, not 'two'"),
-        ('{"threads": -1}', "threads must be 0 (let the engine choose) or more, not -1"),
-        ('{"block_size": -1}', "block_size must be 0 (let the engine choose) or more, not -1"),
+        ('{"colour": 1}', "colour: is no option: choose from backend, dtype"),
+        (
+            '{"threads": "two"}',
+            "threads: must be a whole number from 1 to 2147483647, or 0 for a good choice, not 'two'",
+        ),
+        ('{"threads": -1}', "threads: must be a whole number from 1 to 2147483647, or 0 for a good choice, not -1"),
+        (
+            '{"block_size": -1}',
+            "block_size: must be a whole number from 1 to 2147483647, or 0 for a good choice, not -1",
+        ),
         ('{"backend": "tpu"}', "there is no backend 'tpu'"),
     ],
 )

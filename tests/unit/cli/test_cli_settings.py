@@ -100,7 +100,7 @@ def test_keys_of_the_gateway_hold_at_the_scheduler(tmp_path: Path) -> None:
 
 
 def test_flags_of_the_model_need_a_model_when_the_file_has_its_own(tmp_path: Path) -> None:
-    with pytest.raises(CliError, match="--workers and --model-name belong to --model"):
+    with pytest.raises(CliError, match="--workers belongs to --model"):
         resolve(Flags(config=config_file(tmp_path), workers=2))
 
 

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from polyfleet.cli.config import Deployment, WorkerOptions
+from polyfleet.cli.chosen import Choice
+from polyfleet.cli.config import Deployment, StatedOptions
 from polyfleet.cli.errors import CliError
 from polyfleet.cli.progress import LoadingView
+from polyfleet.cli.serve import with_users_choice
 from polyfleet.cli.settings import Flags, resolve
-from polyfleet.cli.stack import chosen_accelerators, local_places, to_proto
+from polyfleet.cli.stack import local_places, to_proto
 from polyfleet.cli.startup import fleet_ready
+from polyfleet.tuning.choice import choice_file, write_config
 from polyfleet.v1 import fleet_pb2 as pb
 
 SMALL = Deployment(name="small", source="/m.gguf")
@@ -44,7 +47,7 @@ def test_a_stranger_may_be_unhealthy() -> None:
 
 
 def test_the_wish_carries_every_key_of_the_file() -> None:
-    options = WorkerOptions(
+    options = StatedOptions(
         dtype="float32",
         context_length=1,
         kv_cache_tokens=2,
@@ -52,6 +55,10 @@ def test_the_wish_carries_every_key_of_the_file() -> None:
         step_tokens=4,
         threads=5,
         reproducible=True,
+        step_seconds=0.5,
+        block_size=32,
+        prefix_cache=False,
+        executor="eager",
     )
     deployment = Deployment(
         name="n", source="/s", model_name="m", accelerators=("cuda", "cpu"), workers=2, options=options
@@ -70,6 +77,10 @@ def test_the_wish_carries_every_key_of_the_file() -> None:
             step_tokens=4,
             threads=5,
             reproducible=True,
+            step_seconds=0.5,
+            block_size=32,
+            prefix_cache=False,
+            executor="eager",
         ),
     )
 
@@ -79,15 +90,43 @@ def test_a_users_choice_holds_for_deployments_that_name_no_accelerator(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("POLYFLEET_BACKEND", raising=False)
-    assert chosen_accelerators() == ()
+    plain, named = Deployment(name="n", source="/s"), Deployment(name="n", source="/s", accelerators=("cuda",))
+    assert Choice.read().complete(plain) == plain
     monkeypatch.setenv("POLYFLEET_BACKEND", "cpu")
-    assert chosen_accelerators() == ("cpu",)
-    assert to_proto(Deployment(name="n", source="/s"), ("cpu",)).accelerators == ["cpu"]
-    assert to_proto(Deployment(name="n", source="/s", accelerators=("cuda",)), ("cpu",)).accelerators == ["cuda"]
-    assert to_proto(Deployment(name="n", source="/s")).accelerators == []
+    assert Choice.read().complete(plain).accelerators == ("cpu",)
+    assert Choice.read().complete(named) == named
     monkeypatch.setenv("POLYFLEET_BACKEND", "ascend")
     with pytest.raises(CliError, match="Backend ascend is not available: no Huawei Ascend device is present"):
-        chosen_accelerators()
+        Choice.read()
+
+
+def test_chosen_options_fill_what_a_deployment_for_that_backend_leaves_open() -> None:
+    choice = Choice("cpu", {"threads": 2, "prefix_cache": False})
+    stated = Deployment(name="n", source="/s", options=StatedOptions(threads=0))
+    assert choice.complete(stated).options == {"threads": 0, "prefix_cache": False}  # a 0 that is stated counts
+    for families in (("cuda",), ("cpu", "cuda")):
+        elsewhere = Deployment(name="n", source="/s", accelerators=families)
+        assert choice.complete(elsewhere) == elsewhere
+    here = Deployment(name="n", source="/s", accelerators=("cpu",))
+    assert choice.complete(here).options == choice.options
+    of_no_backend = Choice(options={"threads": 2})
+    assert of_no_backend.complete(stated).accelerators == ()
+    assert of_no_backend.complete(here) == here
+
+
+def test_serve_says_what_it_takes_from_the_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("POLYFLEET_BACKEND", raising=False)
+    settings = resolve(Flags(options={"max_sequences": 3}))
+    assert with_users_choice(settings) == settings
+    assert capsys.readouterr().err == ""
+    write_config(choice_file(), {"backend": "cpu", "max_sequences": 5, "step_seconds": 0.5})
+    (deployment,) = with_users_choice(settings).config.deployments
+    assert deployment.accelerators == ("cpu",)
+    assert deployment.options == {"max_sequences": 3, "step_seconds": 0.5}
+    assert "From your choice (`polyfleet config show`): --step-seconds 0.5." in capsys.readouterr().err
 
 
 def test_there_is_room_for_every_wished_cpu_worker(tmp_path: Path) -> None:

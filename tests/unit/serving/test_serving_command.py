@@ -11,6 +11,7 @@ from polyfleet.serving import command
 from polyfleet.serving.command import config_of, main
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.process import describe, reachable
+from polyfleet.wire.options import OPTIONS
 
 
 @pytest.fixture
@@ -111,8 +112,7 @@ def test_a_launched_worker_says_whose_it_is(parse: Any, monkeypatch: pytest.Monk
 def test_every_option_reaches_the_config(parse: Any) -> None:
     visible = {each.name for each in main.params if isinstance(each, click.Option) and each.name != "config"}
     reported = set(WorkerConfig.__dataclass_fields__) | {
-        "model", "model_name", "dtype", "context_length", "kv_cache_tokens", "max_sequences", "step_tokens", "threads",
-        "reproducible",
+        "model", "model_name", *OPTIONS
     }  # fmt: skip
     assert visible == reported - {"load"}
     assert config_of.__annotations__["return"] is WorkerConfig

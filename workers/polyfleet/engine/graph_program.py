@@ -11,7 +11,7 @@ from polyfleet.backends.protocol import BackendType, KernelCapabilities, family_
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.executors import ExecutorKind, Workload, believable, candidates, first_that_works, refuse
-from polyfleet.engine.loader import open_machine, with_user_choice
+from polyfleet.engine.loader import open_machine
 from polyfleet.engine.plan import Need, lay_out
 from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import ACCELERATOR, BLOCK_SIZE, HOST, Machine, computing_dtype
@@ -37,7 +37,7 @@ class Site:
     @classmethod
     def open(cls, backend: BackendType | str, executor: str, dtype: str) -> "Site":
         """Raises BackendUnavailable, or ValueError for what the device lacks."""
-        options = with_user_choice(EngineOptions(device=family_name(backend), executor=executor))
+        options = EngineOptions(device=family_name(backend), executor=executor)
         machine, capabilities = open_machine(options.device)
         dtype = computing_dtype(replace(options, dtype=dtype), machine)
         # Executors of their own precision compute in float32 or as exactly; another dtype is the eager one's to keep.

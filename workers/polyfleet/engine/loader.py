@@ -1,7 +1,7 @@
 """From a path and an operator's options to everything that an Engine needs: the one place of default wiring."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from polyfleet.backends import BackendRegistry, KernelCapabilities
 from polyfleet.backends.cpu import usable_cores
@@ -17,7 +17,6 @@ from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
-from polyfleet.tuning.choice import user_config
 from polyfleet.wire.limits import FieldError
 
 Progress = Callable[[float, str], None]
@@ -49,7 +48,6 @@ def prepare_engine(
     read: Callable[[], LoadedModel], options: EngineOptions, progress: Progress, graph: KernelGraph | None = None
 ) -> EngineParts:
     """The model that `read` gives on its device; without `graph` as its architecture records it. Raises as `load`."""
-    options = with_user_choice(options)
     machine, capabilities = open_machine(options.device)
     progress(0.0, "reading the model")
     model = read()
@@ -98,17 +96,6 @@ def fit(
         executor.close()
         raise
     return executor, resolved
-
-
-def with_user_choice(options: EngineOptions) -> EngineOptions:
-    """What the caller left as it was comes from this user's choice, unless that was made for another backend."""
-    chosen = user_config()
-    backend = chosen.pop("backend", "auto")
-    if options.device.partition(":")[0] not in ("auto", backend):
-        return options
-    untouched = EngineOptions()
-    taken = {key: value for key, value in chosen.items() if getattr(options, key) == getattr(untouched, key)}
-    return replace(options, device=backend if options.device == "auto" else options.device, **taken)
 
 
 def open_machine(device: str) -> tuple[Machine, KernelCapabilities]:

@@ -5,6 +5,7 @@ from enum import Enum, unique
 from functools import lru_cache
 from typing import NamedTuple
 
+from polyfleet.wire.options import EngineOptions as EngineOptions
 from polyfleet.wire.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -74,25 +75,6 @@ def plain_token(token_id: int) -> SampledToken:
 def plain_update(sequence_id: str, token: SampledToken) -> SequenceUpdate:
     """SequenceUpdate(sequence_id, (token,)), at half its cost."""
     return tuple.__new__(SequenceUpdate, (sequence_id, (token,), None, "", None, None, ()))
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What an operator may choose; 0 and "auto" let the engine choose from device and model."""
-
-    device: str = "auto"  # an accelerator family, or a torch device string
-    dtype: str = "auto"  # float32, float16, bfloat16
-    context_length: int = 0  # tokens
-    kv_cache_tokens: int = 0  # size of the KV pool
-    max_sequences: int = 0
-    step_tokens: int = 0  # rows of one step at most
-    step_seconds: float = 0.0  # that a step with prompts should stay under: its rows adapt
-    threads: int = 0  # CPU threads
-    block_size: int = 0  # tokens a KV block
-    prefix_cache: bool = True
-    executor: str = "auto"  # eager, persistent, or whatever else the device has
-    reproducible: bool = False  # never round long prompts more than other tokens, as the CPU library does with AMX
-    canary: bool = False  # prepare a canary while loading, for a process that serves
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,11 +53,6 @@ def resolve(options: EngineOptions, config: ModelConfig, footprint: Footprint, m
 
     `footprint` is what the executor takes that is to run the model: its estimate, or what it measured.
     """
-    for field in ("context_length", "kv_cache_tokens", "max_sequences", "step_tokens", "threads", "block_size"):
-        if (value := getattr(options, field)) < 0:
-            raise FieldError(field, f"must be 1 or more, or 0 for a good choice, not {value}")
-    if not 0 <= options.step_seconds < float("inf"):
-        raise FieldError("step_seconds", f"must be a number over 0, or 0 for a good choice, not {options.step_seconds}")
     defaults = HOST if machine.device == "cpu" else UNIFIED if machine.unified_memory else ACCELERATOR
     dtype = computing_dtype(options, machine)
     options = replace(options, block_size=_block_size(options, machine))

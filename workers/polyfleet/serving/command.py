@@ -15,8 +15,10 @@ from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, split_host_port
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import read_config
+from polyfleet.wire.flags import option_flags, take_options
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.logs import LEVELS, set_up_logging
+from polyfleet.wire.options import OPTIONS, OptionValue
 
 EPILOG = """\b
 Examples:
@@ -88,17 +90,7 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
 @click.option("--deployment", help="Whose wish this worker fulfils.")
 @click.option("--model", help="GGUF file or Hugging Face folder to load. [default: wait for a Load call]")
 @click.option("--model-name", help="Served name. [default: --deployment, else the file's name]")
-@click.option("--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), default="auto")
-@click.option("--context-length", type=click.IntRange(0), default=0, help="Tokens; 0: the model's own, as far as fits.")
-@click.option(
-    "--kv-cache-tokens", type=click.IntRange(0), default=0, help="Size of the KV pool; 0: the worker chooses."
-)
-@click.option("--max-sequences", type=click.IntRange(0), default=0, help="Running at once; 0: the worker chooses.")
-@click.option("--step-tokens", type=click.IntRange(0), default=0, help="Token budget of a step; 0: the worker chooses.")
-@click.option("--threads", type=click.IntRange(0), default=0, help="CPU threads; 0: the worker chooses.")
-@click.option(
-    "--reproducible", type=bool, default=False, help="Round long prompts no more than all else, with AMX too."
-)
+@option_flags()
 @click.option(
     "--fleet-token-file",
     type=click.Path(path_type=Path),
@@ -151,7 +143,10 @@ def main(**options: Any) -> None:
 
 def config_of(options: dict[str, Any]) -> WorkerConfig:
     """The options as a WorkerConfig."""
-    load = load_of(options) if options["model"] else None
+    given = take_options(options)
+    if given and not options["model"]:
+        flag = OPTIONS[next(iter(given))].flag
+        raise click.UsageError(f"{flag} belongs to --model: a Load call brings options of its own.")
     return WorkerConfig(
         worker_id=options["worker_id"] or new_id("w"),
         listen=options["listen"],
@@ -165,7 +160,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         lock_file=options["lock_file"],
         launched=options["launched"],
         fleet_id=options["fleet_id"],
-        load=load,
+        load=load_of(options, given) if options["model"] else None,
         fleet_token_file=options["fleet_token_file"],
         drain_timeout=options["drain_timeout"],
         canary_interval=options["canary_interval"],
@@ -177,9 +172,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
     )
 
 
-def load_of(options: dict[str, Any]) -> LoadSpec:
-    """The model given at the start."""
-    numbers = ("context_length", "kv_cache_tokens", "max_sequences", "step_tokens", "threads", "reproducible")
+def load_of(options: dict[str, Any], given: dict[str, OptionValue]) -> LoadSpec:
+    """The model given at the start, and how it is to run."""
     name = options["model_name"] or options["deployment"] or Path(options["model"]).stem
-    wanted = fleet.WorkerOptions(dtype=options["dtype"], **{key: options[key] for key in numbers})
-    return LoadSpec(options["model"], name, options["deployment"] or "", wanted)
+    return LoadSpec(options["model"], name, options["deployment"] or "", fleet.WorkerOptions(**given))  # type: ignore[arg-type]

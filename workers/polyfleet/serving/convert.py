@@ -16,6 +16,7 @@ from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import inference_pb2 as inference
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import options_in
 from polyfleet.wire.sampling import SamplingParams
 
 _POOLING = {inference.POOLING_MEAN: PoolingKind.MEAN, inference.POOLING_LAST: PoolingKind.LAST}
@@ -127,15 +128,5 @@ def model_info_of(loaded: Loaded, served_name: str) -> fleet.ModelInfo:
 
 
 def options_of(message: fleet.WorkerOptions, device: str) -> EngineOptions:
-    """Engine options of a Load; 0 and empty mean that the engine chooses."""
-    return EngineOptions(
-        device=device,
-        dtype=message.dtype or "auto",
-        context_length=message.context_length,
-        kv_cache_tokens=message.kv_cache_tokens,
-        max_sequences=message.max_sequences,
-        step_tokens=message.step_tokens,
-        threads=message.threads,
-        reproducible=message.reproducible,
-        canary=True,
-    )
+    """Engine options of a Load. Raises FieldError for a value out of range."""
+    return EngineOptions(device=device, canary=True, **options_in(message))  # type: ignore[arg-type]

@@ -13,7 +13,9 @@ from polyfleet.serving.session import GatewaySession
 from polyfleet.serving.worker import LoadSpec, Worker, WorkerRefusal
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
+from polyfleet.wire.limits import FieldError
 from polyfleet.wire.logs import log_fields
+from polyfleet.wire.options import options_in
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         name = request.model_name or request.deployment
         if not request.source or not name:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "source, model_name: must not be empty")
+        try:
+            options_in(request.options)
+        except FieldError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"options.{error}")
         steps: asyncio.Queue[pb.LoadProgress | None] = asyncio.Queue()
         spec = LoadSpec(request.source, name, request.deployment, request.options)
         load = asyncio.create_task(self._worker.load(spec, lambda *step: steps.put_nowait(_progress(*step))))

@@ -9,20 +9,10 @@ from typing import Any
 from polyfleet.backends.protocol import BackendUnavailable, HardwareBackend
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.wire.config import ConfigError
+from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import OPTIONS, checked
 
 VARIABLE = "POLYFLEET_BACKEND"
-OPTION_TYPES: Mapping[str, type] = {
-    "dtype": str,
-    "context_length": int,
-    "kv_cache_tokens": int,
-    "max_sequences": int,
-    "step_tokens": int,
-    "threads": int,
-    "block_size": int,
-    "prefix_cache": bool,
-    "executor": str,
-    "reproducible": bool,
-}
 
 
 def choice_file() -> Path:
@@ -33,20 +23,18 @@ def choice_file() -> Path:
 
 def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The same configuration; raises ConfigError for an unknown key, a wrong type or an unknown backend."""
-    for key, value in config.items():
-        wanted = str if key == "backend" else OPTION_TYPES.get(key)
-        if wanted is None:
-            raise ConfigError(f"{key} is no option: choose from backend, {', '.join(OPTION_TYPES)}")
-        if type(value) is not wanted or not isinstance(value, str | int | bool):
-            raise ConfigError(f"{key} must be of type {wanted.__name__}, not {value!r}")
-        if isinstance(value, int) and value < 0:
-            raise ConfigError(f"{key} must be 0 (let the engine choose) or more, not {value}")
+    for key in config.keys() - {"backend", *OPTIONS}:
+        raise ConfigError(f"{key}: is no option: choose from backend, {', '.join(OPTIONS)}")
+    try:
+        options = checked({key: value for key, value in config.items() if key != "backend"})
+    except FieldError as error:
+        raise ConfigError(str(error)) from None
     backend = config.get("backend", "auto")
     if backend != "auto" and backend not in BackendRegistry.names():
         raise ConfigError(
             f"there is no backend {backend!r}: choose auto or one of {', '.join(BackendRegistry.names())}"
         )
-    return dict(config)
+    return {**({"backend": backend} if "backend" in config else {}), **options}
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""The declared options as flags of a click command."""
+
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any, TypeVar
+
+import click
+
+from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import OPTIONS, Option, OptionValue
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class OptionType(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """A value of one option, from a command line's text or a file's value; what is refused is so as everywhere else."""
+
+    def __init__(self, option: Option) -> None:
+        self._option = option
+        self.name = {bool: "true|false", int: "number", float: "number", str: "name"}[option.kind]
+        if option.choices:
+            self.name = "|".join(option.choices)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """As `--help` shows it."""
+        return self.name if self._option.choices or self._option.kind is bool else self.name.upper()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> OptionValue:
+        """The value; fails with the option's limit for any other."""
+        try:
+            return self._option.parse(value) if isinstance(value, str) else self._option.check(value)
+        except FieldError as error:
+            self.fail(f"{error.problem}.", param, ctx)
+
+
+def option_flags(note: str = "", names: Iterable[str] = OPTIONS) -> Callable[[_F], _F]:
+    """Give a command a flag for each option, None where it is not given; `note` ends each one's help."""
+
+    def add(command: _F) -> _F:
+        for option in reversed([OPTIONS[name] for name in names]):
+            text = f"{option.help}  {note}" if note else option.help
+            command = click.option(option.flag, option.name, type=OptionType(option), help=text)(command)
+        return command
+
+    return add
+
+
+def take_options(flags: MutableMapping[str, Any]) -> dict[str, OptionValue]:
+    """Remove the options from a command's flags, and keep those that were given."""
+    taken = {name: flags.pop(name) for name in OPTIONS}
+    return {name: value for name, value in taken.items() if value is not None}

@@ -1,0 +1,180 @@
+"""The engine's options, declared once. Whatever takes, checks, passes on or documents an option reads it from here.
+
+The flags of `polyfleet serve`, `deploy`, `generate` and of the worker, the file's `deployments[].options` with its
+schema, the chart's `options`, `polyfleet.v1.WorkerOptions` and a user's stored choice all have the OPTIONS, by name.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from polyfleet.wire.limits import FieldError, shown
+
+OptionValue = bool | int | float | str
+Group = Literal["computing", "memory", "steps"]
+MOST = 2**31 - 1  # of a count: it crosses the wire and the C ABI in 32 bits
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+SHOWN_CHARACTERS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What one option takes. Its default (0, "auto" or what is usual) needs no word of the operator."""
+
+    name: str
+    default: OptionValue
+    group: Group
+    help: str  # one sentence
+    choices: tuple[str, ...] = ()  # of a text; empty: any name
+    most: float = MOST  # of a number, whose least is 0
+
+    @property
+    def kind(self) -> type[OptionValue]:
+        """bool, int, float or str."""
+        return type(self.default)
+
+    @property
+    def flag(self) -> str:
+        """On a command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def limit(self) -> str:
+        """What a value must be, in words that follow "must be"."""
+        if self.kind is bool:
+            return "true or false"
+        if self.kind is str:
+            return either(self.choices) if self.choices else "auto or a name of up to 64 letters, digits, '.', '_', '-'"
+        if self.kind is int:
+            return f"a whole number from 1 to {self.most}, or 0 for a good choice"
+        return f"a number over 0 up to {self.most:g}, or 0 for a good choice"
+
+    def check(self, value: object) -> OptionValue:
+        """The value as the option's kind. Raises FieldError with name, limit and value for any other."""
+        if isinstance(value, bool):
+            if self.kind is bool:
+                return value
+        elif self.kind is str and isinstance(value, str):
+            if value in self.choices or (not self.choices and re.fullmatch(NAME, value)):
+                return value
+        elif isinstance(value, int) and self.kind in (int, float) and 0 <= value <= self.most:
+            return self.kind(value)
+        elif isinstance(value, float) and self.kind is float and 0 <= value <= self.most:
+            return value
+        raise FieldError(self.name, f"must be {self.limit}, not {_shown(value)}")
+
+    def parse(self, text: str) -> OptionValue:
+        """The value that a command line says. Raises FieldError as `check`."""
+        if self.kind is bool:
+            return self.check(WORDS.get(text.lower(), text))
+        try:
+            return self.check(self.kind(text))
+        except FieldError:
+            raise
+        except ValueError:
+            return self.check(text)
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema."""
+        if self.kind is bool:
+            return {"type": "boolean"}
+        if self.kind is str:
+            return {"enum": list(self.choices)} if self.choices else {"type": "string", "pattern": f"^{NAME}$"}
+        return {"type": "integer" if self.kind is int else "number", "minimum": 0, "maximum": self.most}
+
+
+def _option(default: OptionValue, group: Group, text: str, *, choices: tuple[str, ...] = (), most: float = MOST) -> Any:
+    return field(default=default, metadata={"option": Option("", default, group, text, choices, most)})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine is to run a model; 0 and "auto" let it choose from device and model.
+
+    Raises FieldError for a value that no device takes.
+    """
+
+    device: str = "auto"  # an accelerator's family, or one of its devices: cuda:1. Workers have one by their place
+    dtype: str = _option(
+        "auto",
+        "computing",
+        "Computing type; one that is named rules out executors of their own precision.",
+        choices=("auto", "float32", "float16", "bfloat16"),
+    )
+    executor: str = _option(
+        "auto",
+        "computing",
+        "What runs the model: eager, captured, persistent, vulkan or another that the device has; auto: its best.",
+    )
+    threads: int = _option(0, "computing", "CPU threads; 0: one for each core that may be used.")
+    reproducible: bool = _option(
+        False, "computing", "Round long prompts no more than all else, as the CPU library does with AMX."
+    )
+    context_length: int = _option(
+        0, "memory", "Tokens of a sequence, prompt and output together; 0: the model's own, as far as the pool allows."
+    )
+    kv_cache_tokens: int = _option(0, "memory", "Tokens in the KV pool of all sequences; 0: by the free memory.")
+    block_size: int = _option(0, "memory", "Tokens of a KV block; 0: 16, or what is next to it on the device.")
+    prefix_cache: bool = _option(True, "memory", "Keep the KV blocks of prompts for others that begin alike.")
+    max_sequences: int = _option(0, "steps", "Sequences that run at once; 0: by device and pool.")
+    step_tokens: int = _option(
+        0, "steps", "Rows of one step at most, over max_sequences: prompts come in pieces; 0: by device."
+    )
+    step_seconds: float = _option(
+        0.0, "steps", "Seconds that a step with prompts should stay under: its rows adapt; 0: by device.", most=3600.0
+    )
+    canary: bool = False  # prepare a canary while loading, for a process that serves; no operator's to choose
+
+    def __post_init__(self) -> None:
+        for option in OPTIONS.values():
+            option.check(getattr(self, option.name))
+
+
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {each.name: replace(each.metadata["option"], name=each.name) for each in fields(EngineOptions) if each.metadata}
+)
+"""What an operator may choose for each model, wherever it runs."""
+
+
+def checked(given: Mapping[str, object]) -> dict[str, OptionValue]:
+    """The options given. Raises FieldError for a name that is none, or for a value that its option does not take."""
+    for name in given:
+        if name not in OPTIONS:
+            raise FieldError(str(name)[:SHOWN_CHARACTERS], f"is no option: choose from {', '.join(OPTIONS)}")
+    return {name: OPTIONS[name].check(value) for name, value in given.items()}
+
+
+class Message(Protocol):
+    """A protobuf message."""
+
+    def ListFields(self) -> Sequence[tuple[Any, Any]]:
+        """Descriptors and values of the fields that are set."""
+        ...
+
+
+def options_in(message: Message) -> dict[str, OptionValue]:
+    """The options that a `polyfleet.v1.WorkerOptions` states. Raises FieldError for a value out of range."""
+    return checked({each.name: value for each, value in message.ListFields()})
+
+
+def options_schema() -> dict[str, Any]:
+    """JSON schema of the options, none of which has to be there."""
+    properties = {
+        each.name: {**each.schema(), "description": each.help, "default": each.default} for each in OPTIONS.values()
+    }
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def either(words: tuple[str, ...]) -> str:
+    """a, b or c."""
+    return " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+def _shown(value: object) -> str:
+    """Somebody's value in a message, as JSON and YAML write it where that is short."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return shown(value) if isinstance(value, int) else f"{value!r:.{SHOWN_CHARACTERS}}"

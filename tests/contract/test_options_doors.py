@@ -1,0 +1,142 @@
+"""Every option of the engine at every door: the same name, limits and help, and one sentence for a bad value."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from polyfleet.cli.config import Deployment, StatedOptions, config_schema, load_config
+from polyfleet.cli.deploy import deploy
+from polyfleet.cli.errors import CliError
+from polyfleet.cli.generate import generate
+from polyfleet.cli.serve import serve
+from polyfleet.cli.stack import to_proto
+from polyfleet.scheduler.validate import check_deployment
+from polyfleet.serving.command import main as worker
+from polyfleet.serving.convert import options_of
+from polyfleet.tuning.choice import read_config
+from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.config import ConfigError
+from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import OPTIONS, EngineOptions, Option
+
+COMMANDS: dict[str, tuple[click.Command, list[str]]] = {
+    "serve": (serve, ["--model", "m"]),
+    "deploy": (deploy, ["n", "/m.gguf", "--fleet", "127.0.0.1:1"]),
+    "generate": (generate, ["x", "--offline", "/m.gguf"]),
+    "worker": (worker, ["--model", "/m.gguf"]),
+}
+KINDS: dict[type, set[int]] = {
+    bool: {pb.WorkerOptions.DESCRIPTOR.fields_by_name["reproducible"].type},
+    int: {pb.WorkerOptions.DESCRIPTOR.fields_by_name["threads"].type},
+    float: {pb.WorkerOptions.DESCRIPTOR.fields_by_name["step_seconds"].type},
+    str: {pb.WorkerOptions.DESCRIPTOR.fields_by_name["dtype"].type},
+}
+BAD: dict[type, Any] = {bool: "maybe", int: -1, float: -1.5, str: "in valid"}
+options = pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda each: each.name)
+
+
+def sentence(option: Option) -> str:
+    """What is said of a bad value."""
+    bad = BAD[option.kind]
+    return f"must be {option.limit}, not {bad!r}"
+
+
+def plain(text: str) -> str:
+    """Text without a terminal's line breaks."""
+    return " ".join(text.split())
+
+
+@options
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_the_flag_and_its_help(option: Option, name: str) -> None:
+    command, _ = COMMANDS[name]
+    (flag,) = [each for each in command.params if each.name == option.name]
+    assert isinstance(flag, click.Option)
+    assert flag.opts == [option.flag]
+    assert (flag.help or "").startswith(option.help)
+
+
+@options
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_refuses_a_bad_value(option: Option, name: str) -> None:
+    command, arguments = COMMANDS[name]
+    done = CliRunner(env={"COLUMNS": "500"}).invoke(command, [*arguments, f"{option.flag}={BAD[option.kind]}"])
+    assert done.exit_code == 2
+    assert f"Invalid value for '{option.flag}': {sentence(option)}." in plain(done.stderr)
+
+
+@options
+def test_the_file_and_its_schema_have_it(option: Option, tmp_path: Path) -> None:
+    path = tmp_path / "polyfleet.yaml"
+
+    def write(value: Any) -> None:
+        path.write_text(
+            yaml.safe_dump({"deployments": [{"name": "a", "source": "b", "options": {option.name: value}}]})
+        )
+
+    write(option.default)
+    assert load_config(path).deployments[0].options == {option.name: option.default}
+    write(BAD[option.kind])
+    with pytest.raises(CliError) as raised:
+        load_config(path)
+    assert f"{option.name}: {sentence(option)} - at `$.deployments[0].options`" in raised.value.message
+    schema = config_schema()["$defs"]["Deployment"]["properties"]["options"]["properties"][option.name]
+    assert schema == {**option.schema(), "description": option.help, "default": option.default}
+
+
+@options
+def test_the_message_has_it(option: Option) -> None:
+    field = pb.WorkerOptions.DESCRIPTOR.fields_by_name[option.name]
+    assert {field.type} == KINDS[option.kind]
+    if option.default is True:
+        assert field.has_presence  # or a false could not be told from nothing
+
+
+@options
+def test_a_value_reaches_the_engine(option: Option) -> None:
+    value: Any = not option.default if option.kind is bool else "float16" if option.choices else option.kind("7")
+    wish = to_proto(Deployment(name="a", source="b", options=StatedOptions({option.name: value})))
+    check_deployment(wish)
+    engines = options_of(wish.options, "cpu")
+    assert engines == EngineOptions(device="cpu", canary=True, **{option.name: value})
+    assert engines != EngineOptions(device="cpu", canary=True)
+
+
+@pytest.mark.parametrize("option", [each for each in OPTIONS.values() if each.kind is not bool], ids=lambda e: e.name)
+def test_a_call_is_refused_for_a_bad_value(option: Option) -> None:
+    """Of the values that protobuf carries at all."""
+    bad = 2**31 if option.kind is int else BAD[option.kind]
+    wish = to_proto(Deployment(name="a", source="b", options=StatedOptions({option.name: bad})))
+    with pytest.raises(FieldError) as raised:
+        check_deployment(wish)
+    assert str(raised.value) == f"deployment.options.{option.name}: must be {option.limit}, not {bad!r}"
+
+
+@options
+def test_a_stored_choice_has_it(option: Option, tmp_path: Path) -> None:
+    path = tmp_path / "choice.json"
+    path.write_text(json.dumps({option.name: option.default}))
+    assert read_config(path) == {option.name: option.default}
+    path.write_text(json.dumps({option.name: BAD[option.kind]}))
+    with pytest.raises(ConfigError) as raised:
+        read_config(path)
+    assert str(raised.value) == f"the file {path} can't be used: {option.name}: {sentence(option)}"
+
+
+@options
+def test_a_worker_without_a_model_takes_no_option_that_a_load_call_brings(option: Option) -> None:
+    done = CliRunner().invoke(worker, [option.flag, str(option.default).lower()])
+    assert done.exit_code == 2
+    assert f"{option.flag} belongs to --model" in plain(done.stderr)
+
+
+@options
+def test_generate_takes_no_option_that_a_gateways_workers_have_chosen(option: Option) -> None:
+    done = CliRunner().invoke(generate, ["x", option.flag, str(option.default).lower()])
+    assert done.exit_code == 2
+    assert f"{option.flag} belongs to --offline" in plain(done.stderr)
