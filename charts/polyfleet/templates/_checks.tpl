@@ -12,17 +12,7 @@
 {{- if and (not .Values.auth.enabled) (or .Values.auth.existingSecret .Values.auth.keys) -}}
 {{- fail "auth.enabled is false, so that auth.existingSecret and auth.keys would do nothing: leave them out." -}}
 {{- end -}}
-{{- with .Values.tls -}}
-{{- if and .enabled (eq (empty .existingSecret) (not .certManager.enabled)) -}}
-{{- fail "tls.enabled needs either tls.existingSecret or tls.certManager.enabled." -}}
-{{- end -}}
-{{- if and .enabled .certManager.enabled (not .certManager.issuerRef.name) -}}
-{{- fail "tls.certManager.enabled needs tls.certManager.issuerRef.name." -}}
-{{- end -}}
-{{- if and (not .enabled) (or .existingSecret .certManager.enabled) -}}
-{{- fail "tls.enabled is false, so that tls.existingSecret and tls.certManager would do nothing: leave them out." -}}
-{{- end -}}
-{{- end -}}
+{{- include "polyfleet.checkTls" .Values.tls -}}
 {{- if and .Values.gatewayApi.enabled (not .Values.gatewayApi.parentRefs) -}}
 {{- fail "gatewayApi.enabled needs gatewayApi.parentRefs, the Gateways that the routes belong to." -}}
 {{- end -}}
@@ -38,6 +28,18 @@
 {{- include "polyfleet.checkSecrets" . -}}
 {{- include "polyfleet.checkClaims" . -}}
 {{- include "polyfleet.checkStateClaim" . -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "polyfleet.checkTls" -}}
+{{- if and .enabled (eq (empty .existingSecret) (not .certManager.enabled)) -}}
+{{- fail "tls.enabled needs either tls.existingSecret or tls.certManager.enabled." -}}
+{{- end -}}
+{{- if and .enabled .certManager.enabled (not .certManager.issuerRef.name) -}}
+{{- fail "tls.certManager.enabled needs tls.certManager.issuerRef.name." -}}
+{{- end -}}
+{{- if and (not .enabled) (or .existingSecret .certManager.enabled) -}}
+{{- fail "tls.enabled is false, so that tls.existingSecret and tls.certManager would do nothing: leave them out." -}}
 {{- end -}}
 {{- end -}}
 

@@ -26,23 +26,23 @@ fetch:
   - {{ $kind }}
   - {{ ternary $where.repository $where.uri (eq $kind "hub") | toJson }}
   - {{ printf "--into=%s" $folder | toJson }}
-  {{- with $where.revision }}
-  - {{ printf "--revision=%s" . | toJson }}
-  {{- end }}
-  {{- range $where.include }}
-  - {{ printf "--include=%s" . | toJson }}
-  {{- end }}
-  {{- with $where.endpoint }}
-  - {{ printf "--endpoint=%s" . | toJson }}
-  {{- end }}
-  {{- with $where.region }}
-  - {{ printf "--region=%s" . | toJson }}
-  {{- end }}
-  {{- if or $where.tokenSecret $where.credentialsSecret }}
-  - --credentials=/etc/polyfleet/model-source
-  {{- end }}
+  {{- include "polyfleet.fetchOptions" $where | indent 2 }}
 {{- else }}
 path: {{ list "/models" $where.path | compact | join "/" | toJson }}
+{{- end }}
+{{- end -}}
+
+{{/* Further arguments of the init container that fetches the model. Takes what hub or s3 are. */}}
+{{- define "polyfleet.fetchOptions" -}}
+{{- range $flag := list "revision" "include" "endpoint" "region" }}
+{{- with index $ $flag }}
+{{- range kindIs "slice" . | ternary . (list .) }}
+- {{ printf "--%s=%s" $flag . | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if or .tokenSecret .credentialsSecret }}
+- --credentials=/etc/polyfleet/model-source
 {{- end }}
 {{- end -}}
 

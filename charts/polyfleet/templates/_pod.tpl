@@ -27,18 +27,23 @@ priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 topologySpreadConstraints:
-  {{- with .settings.topologySpreadConstraints }}
-  {{- toYaml . | nindent 2 }}
-  {{- else }}
-  {{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
-  - topologyKey: {{ . }}
-    maxSkew: 1
-    whenUnsatisfiable: ScheduleAnyway
-    labelSelector:
-      matchLabels:
-        {{- include "polyfleet.selector" $ | nindent 8 }}
-  {{- end }}
-  {{- end }}
+  {{- include "polyfleet.spread" . | trim | nindent 2 }}
+{{- end -}}
+
+{{/* Over zones and nodes as far as possible, unless the settings say otherwise. Takes what podSpec does. */}}
+{{- define "polyfleet.spread" -}}
+{{- with .settings.topologySpreadConstraints }}
+{{ toYaml . }}
+{{- else }}
+{{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+- topologyKey: {{ . }}
+  maxSkew: 1
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      {{- include "polyfleet.selector" $ | nindent 6 }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Labels of a pod: {ctx, settings, component, pool}. No version of the chart: it alone should restart nothing. */}}
@@ -66,19 +71,7 @@ resources}. It ends with its volumeMounts, so that whoever includes it can add t
     {{- range .args }}
     - {{ . | squote }}
     {{- end }}
-    - --node-ip-address=$(POD_IP)
-    - --node-manager-port=6380
-    - --object-manager-port=6381
-    - --runtime-env-agent-port=6382
-    - --dashboard-agent-grpc-port=6383
-    - --dashboard-agent-listen-port=6384
-    - --metrics-export-port=6385
-    - --min-worker-port=6400
-    - --max-worker-port=6499
-    - --num-cpus=0
-    - --num-gpus=0
-    - --object-store-memory=80000000
-    - --include-log-monitor=false
+    {{- include "polyfleet.rayArgs" . | nindent 4 }}
   env:
     {{- include "polyfleet.podIP" . | nindent 4 }}
     {{- $env := dict "HOME" "/tmp" "STATE_DIR" "/var/lib/polyfleet" "RAY_AUTH_MODE" "token" }}
@@ -97,6 +90,23 @@ resources}. It ends with its volumeMounts, so that whoever includes it can add t
     - {name: state, mountPath: /var/lib/polyfleet}
     - {name: ray-tmp, mountPath: /tmp}
     - {name: ray-shm, mountPath: /dev/shm}
+{{- end -}}
+
+{{/* Arguments of `ray start`, the same everywhere. */}}
+{{- define "polyfleet.rayArgs" -}}
+- --node-ip-address=$(POD_IP)
+- --node-manager-port=6380
+- --object-manager-port=6381
+- --runtime-env-agent-port=6382
+- --dashboard-agent-grpc-port=6383
+- --dashboard-agent-listen-port=6384
+- --metrics-export-port=6385
+- --min-worker-port=6400
+- --max-worker-port=6499
+- --num-cpus=0
+- --num-gpus=0
+- --object-store-memory=80000000
+- --include-log-monitor=false
 {{- end -}}
 
 {{/* The fleet's token alone. */}}

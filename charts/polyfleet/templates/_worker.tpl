@@ -1,85 +1,99 @@
 {{/* Containers and volumes of a worker pod: {ctx, pool (its name), settings (the pool)}. One template for all accelerators. */}}
 {{- define "polyfleet.workerContainers" -}}
-{{- $pool := .settings -}}
-{{- $model := include "polyfleet.model" (dict "name" .pool "pool" $pool) | fromYaml -}}
-{{- $parts := dict "ctx" .ctx "pool" $pool "model" $model "name" .pool -}}
+{{- $model := include "polyfleet.model" (dict "name" .pool "pool" .settings) | fromYaml -}}
+{{- $parts := dict "ctx" .ctx "pool" .settings "model" $model "name" .pool -}}
 {{- if $model.fetch }}
 initContainers:
   {{- include "polyfleet.fetchContainer" $parts | nindent 2 }}
 {{- end }}
 containers:
-  - name: worker
-    image: {{ $pool.image | default (include "polyfleet.image" (dict "ctx" .ctx "name" (printf "worker-%s" $pool.accelerator))) | quote }}
-    imagePullPolicy: {{ .ctx.Values.image.pullPolicy }}
-    command: [{{ include "polyfleet.init" . }}, python, -m, polyfleet.serving]
-    args:
-      {{- include "polyfleet.workerArgs" $parts | nindent 6 }}
-    env:
-      {{- include "polyfleet.podIP" . | nindent 6 }}
-      {{- include "polyfleet.env" (merge (dict "HOME" "/tmp") ($pool.env | default dict)) | trim | nindent 6 }}
-    ports:
-      - {name: worker, containerPort: 50061}
-      - {name: metrics, containerPort: 9100}
-    startupProbe: # serving: the model is loaded
-      grpc: {port: 50061}
-      periodSeconds: 5
-      timeoutSeconds: 5
-      failureThreshold: {{ div (add $pool.startupSeconds 4) 5 }}
-    readinessProbe:
-      grpc: {port: 50061}
-      periodSeconds: 5
-      timeoutSeconds: 5
-      failureThreshold: 2
-    livenessProbe: # not lost by loading or draining
-      grpc: {port: 50061, service: liveness}
-      periodSeconds: 10
-      timeoutSeconds: 5
-      failureThreshold: 6
-    resources:
-      {{- $device := dict }}
-      {{- with $pool.resource }}{{ $_ := set $device . 1 }}{{ end }}
-      requests:
-        {{- toYaml (merge (dict) $device ($pool.resources.requests | default dict)) | nindent 8 }}
-      limits:
-        {{- toYaml (merge (dict) $device ($pool.resources.limits | default dict)) | nindent 8 }}
-    securityContext:
-      {{- include "polyfleet.securityContext" $pool.securityContext | nindent 6 }}
-    volumeMounts:
-      - {name: fleet, mountPath: /etc/polyfleet/fleet, readOnly: true}
-      - {name: tmp, mountPath: /tmp}
-      {{- if ne $model.kind "image" }}
-      - {name: models, mountPath: /models, readOnly: true}
-      {{- end }}
-      {{- range $index, $path := $pool.hostMounts }}
-      - {name: host-{{ $index }}, mountPath: {{ $path | quote }}, readOnly: true}
-      {{- end }}
-      {{- with $pool.volumeMounts }}
-      {{- toYaml . | nindent 6 }}
-      {{- end }}
+  {{- include "polyfleet.workerContainer" $parts | nindent 2 }}
   {{- if .ctx.Values.rayNode.enabled }}
   {{- $head := printf "%s:6379" (include "polyfleet.name" (dict "ctx" .ctx "component" "ray-head")) }}
   {{- $env := dict "RAY_HEAD" $head }}
-  {{- $resources := printf `--resources={"polyfleet-%s": 1}` $pool.accelerator }}
+  {{- $resources := printf `--resources={"polyfleet-%s": 1}` .settings.accelerator }}
   {{- $ray := dict "name" "ray-node" "script" "ray-node" "args" (list $resources) "env" $env }}
   {{- include "polyfleet.rayContainer" (merge $ray (dict "ctx" .ctx "resources" .ctx.Values.rayNode.resources)) | nindent 2 }}
   {{- end }}
 volumes:
-  {{- include "polyfleet.fleetVolume" .ctx | nindent 2 }}
-  - name: tmp
-    emptyDir: {sizeLimit: 8Gi}
-  {{- include "polyfleet.modelVolumes" $parts | trim | nindent 2 }}
-  {{- range $index, $path := $pool.hostMounts }}
-  - name: host-{{ $index }}
-    hostPath: {path: {{ $path | quote }}}
-  {{- end }}
-  {{- with $pool.volumes }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-  {{- if .ctx.Values.rayNode.enabled }}
-  {{- include "polyfleet.rayVolumes" .ctx | nindent 2 }}
-  - name: state
-    emptyDir: {sizeLimit: 256Mi}
-  {{- end }}
+  {{- include "polyfleet.workerVolumes" $parts | nindent 2 }}
+{{- end -}}
+
+{{/* The worker itself. Takes {ctx, name, pool, model}. */}}
+{{- define "polyfleet.workerContainer" -}}
+- name: worker
+  image: {{ .pool.image | default (include "polyfleet.image" (dict "ctx" .ctx "name" (printf "worker-%s" .pool.accelerator))) | quote }}
+  imagePullPolicy: {{ .ctx.Values.image.pullPolicy }}
+  command: [{{ include "polyfleet.init" . }}, python, -m, polyfleet.serving]
+  args:
+    {{- include "polyfleet.workerArgs" . | nindent 4 }}
+  env:
+    {{- include "polyfleet.podIP" . | nindent 4 }}
+    {{- include "polyfleet.env" (merge (dict "HOME" "/tmp") (.pool.env | default dict)) | trim | nindent 4 }}
+  ports:
+    - {name: worker, containerPort: 50061}
+    - {name: metrics, containerPort: 9100}
+  {{- include "polyfleet.workerProbes" .pool | nindent 2 }}
+  resources:
+    {{- $device := dict }}
+    {{- with .pool.resource }}{{ $_ := set $device . 1 }}{{ end }}
+    requests:
+      {{- toYaml (merge (dict) $device (.pool.resources.requests | default dict)) | nindent 6 }}
+    limits:
+      {{- toYaml (merge (dict) $device (.pool.resources.limits | default dict)) | nindent 6 }}
+  securityContext:
+    {{- include "polyfleet.securityContext" .pool.securityContext | nindent 4 }}
+  volumeMounts:
+    - {name: fleet, mountPath: /etc/polyfleet/fleet, readOnly: true}
+    - {name: tmp, mountPath: /tmp}
+    {{- if ne .model.kind "image" }}
+    - {name: models, mountPath: /models, readOnly: true}
+    {{- end }}
+    {{- range $index, $path := .pool.hostMounts }}
+    - {name: host-{{ $index }}, mountPath: {{ $path | quote }}, readOnly: true}
+    {{- end }}
+    {{- with .pool.volumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}
+
+{{/* The worker's probes. Takes a pool. */}}
+{{- define "polyfleet.workerProbes" -}}
+startupProbe: # serving: the model is loaded
+  grpc: {port: 50061}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: {{ div (add .startupSeconds 4) 5 }}
+readinessProbe:
+  grpc: {port: 50061}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 2
+livenessProbe: # not lost by loading or draining
+  grpc: {port: 50061, service: liveness}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end -}}
+
+{{/* Takes {ctx, name, pool, model}. */}}
+{{- define "polyfleet.workerVolumes" -}}
+{{- include "polyfleet.fleetVolume" .ctx }}
+- name: tmp
+  emptyDir: {sizeLimit: 8Gi}
+{{ include "polyfleet.modelVolumes" . | trim }}
+{{- range $index, $path := .pool.hostMounts }}
+- name: host-{{ $index }}
+  hostPath: {path: {{ $path | quote }}}
+{{- end }}
+{{- with .pool.volumes }}
+{{ toYaml . }}
+{{- end }}
+{{- if .ctx.Values.rayNode.enabled }}
+{{ include "polyfleet.rayVolumes" .ctx }}
+- name: state
+  emptyDir: {sizeLimit: 256Mi}
+{{- end }}
 {{- end -}}
 
 {{- define "polyfleet.workerArgs" -}}
