@@ -95,8 +95,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         self.cancelled: list[str] = []
         self.sequences: dict[tuple[FakeSession, str], FakeSequence] = {}
         self.sessions: list[FakeSession] = []
-        self.registrations = 0  # times that a Fleet answered
-        self.address = ""
+        self.address, self.registrations = "", 0  # times that a Fleet answered
         self._drop_after: int | None = None
         self.changed = asyncio.Event()
         self._server: Any = None

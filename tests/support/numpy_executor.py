@@ -5,7 +5,7 @@ It runs a KernelGraph as it was recorded, sequence by sequence, and keeps keys a
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -26,6 +26,14 @@ from polyfleet.sampling.draw import Bools, Drawn, Draws
 from polyfleet.sampling.host import HostSampler
 
 Array = NDArray[np.float64]
+ELEMENTWISE: Mapping[OpKind, Callable[..., Array]] = {
+    OpKind.ADD: np.add,
+    OpKind.MUL: np.multiply,
+    OpKind.SILU: lambda x: x / (1 + np.exp(-x)),
+    OpKind.RELU: lambda x: np.maximum(x, 0),
+    OpKind.GELU: lambda x: x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    OpKind.GELU_TANH: lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
 
 
 @dataclass(slots=True)
@@ -172,7 +180,9 @@ class NumpyExecutor:
         selected: NDArray[np.int32],
     ) -> None:
         inputs, weights = [values[each] for each in op.inputs], [self._weights[name] for name in op.weights]
-        if op.kind is OpKind.EMBEDDING:
+        if op.kind in ELEMENTWISE:
+            result = ELEMENTWISE[op.kind](*inputs)
+        elif op.kind is OpKind.EMBEDDING:
             result = weights[0][inputs[0]]
         elif op.kind is OpKind.RMS_NORM:
             x, eps = inputs[0], of(op, Norm).eps
@@ -182,19 +192,6 @@ class NumpyExecutor:
             result = (
                 result + np.concatenate([self._weights[name].ravel() for name in op.biases]) if op.biases else result
             )
-        elif op.kind is OpKind.ADD:
-            result = inputs[0] + inputs[1]
-        elif op.kind is OpKind.MUL:
-            result = inputs[0] * inputs[1]
-        elif op.kind is OpKind.SILU:
-            result = inputs[0] / (1 + np.exp(-inputs[0]))
-        elif op.kind is OpKind.RELU:
-            result = np.maximum(inputs[0], 0)
-        elif op.kind is OpKind.GELU:
-            result = inputs[0] / 2 * (1 + np.vectorize(math.erf)(inputs[0] / math.sqrt(2)))
-        elif op.kind is OpKind.GELU_TANH:
-            x = inputs[0]
-            result = x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         elif op.kind is OpKind.LAYER_NORM:
             x, eps = inputs[0], of(op, Norm).eps
             x = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + eps)

@@ -57,19 +57,23 @@ async def scrape(worker: RunningWorker) -> Samples:
     return samples
 
 
+def check_idle(figures: Samples) -> None:
+    """What a worker's figures are before its first sequence."""
+    assert figures.keys() >= LABELLED
+    assert figures["polyfleet_worker_ready"] == 1
+    assert figures["own polyfleet_build_info"] == 1
+    assert "own polyfleet_event_loop_lag_seconds_count" in figures
+    if sys.platform == "linux":
+        own, engine = (figures[f"own {of}process_resident_memory_bytes"] for of in ("", "engine_"))
+        assert own != engine
+        assert min(own, engine) > 0
+    assert (figures["polyfleet_kv_blocks_free"], figures["polyfleet_kv_blocks_used"]) == (1000, 0)
+    assert figures["polyfleet_kv_block_tokens"] == 16
+
+
 async def test_figures_follow_the_engine_and_leave_with_the_model(tmp_path: Path) -> None:
     async with RunningWorker(tmp_path, model="fake:step_seconds=0.01,max_sequences=2,canary=0") as worker:
-        idle = await scrape(worker)
-        assert idle.keys() >= LABELLED
-        assert idle["polyfleet_worker_ready"] == 1
-        assert idle["own polyfleet_build_info"] == 1
-        assert "own polyfleet_event_loop_lag_seconds_count" in idle
-        if sys.platform == "linux":
-            own, engine = (idle[f"own {of}process_resident_memory_bytes"] for of in ("", "engine_"))
-            assert own != engine
-            assert min(own, engine) > 0
-        assert (idle["polyfleet_kv_blocks_free"], idle["polyfleet_kv_blocks_used"]) == (1000, 0)
-        assert idle["polyfleet_kv_block_tokens"] == 16
+        check_idle(await scrape(worker))
 
         async with worker.session() as session:
             for name in ("a", "b", "c"):

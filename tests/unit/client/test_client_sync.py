@@ -49,18 +49,21 @@ def test_completion_speaks_for_its_first_choice(client: pf.Client) -> None:
 
 
 def test_every_option_reaches_its_field(client: pf.Client, script: Script) -> None:
+    sampling: Any = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "seed": 2**64 - 1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": -1.0,
+        "frequency_penalty": 1.5,
+    }
     client.chat(
         [{"role": "system", "content": "be brief"}, pf.Message("user", "hi", name="ann")],
         model="m",
         max_tokens=7,
-        temperature=0.5,
-        top_p=0.9,
-        top_k=3,
-        min_p=0.1,
-        seed=2**64 - 1,
-        repetition_penalty=1.1,
-        presence_penalty=-1.0,
-        frequency_penalty=1.5,
+        **sampling,
         stop=["x", "y"],
         stop_token_ids=[4, 5],
         ignore_eos=True,
@@ -75,16 +78,7 @@ def test_every_option_reaches_its_field(client: pf.Client, script: Script) -> No
             pb.ChatMessage(role="system", content="be brief"),
             pb.ChatMessage(role="user", content="hi", name="ann"),
         ],
-        sampling=pb.SamplingParams(
-            temperature=0.5,
-            top_p=0.9,
-            top_k=3,
-            min_p=0.1,
-            seed=2**64 - 1,
-            repetition_penalty=1.1,
-            presence_penalty=-1.0,
-            frequency_penalty=1.5,
-        ),
+        sampling=pb.SamplingParams(**sampling),
         max_tokens=7,
         stop=["x", "y"],
         stop_token_ids=[4, 5],

@@ -21,6 +21,10 @@ from polyfleet.gateway.request.ledger import Ledger, LedgerError, Outcome
 from polyfleet.gateway.request.token_times import TokenTimes
 
 
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"polyfleet_{name}", labels)
+
+
 def test_a_record_writes_down_every_way_out() -> None:
     ledger, metrics = Ledger(), Metrics()
     accounts = Accounts(ledger, metrics, 10)
@@ -40,9 +44,9 @@ def test_a_record_writes_down_every_way_out() -> None:
 def test_requests_are_judged_by_the_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    metrics = Metrics()
-    objectives = Objectives(time_to_first_token=2, time_per_output_token=0.5)
-    accounts = Accounts(Ledger(), metrics, 10, objectives)
+    accounts = Accounts(
+        Ledger(), metrics := Metrics(), 10, Objectives(time_to_first_token=2, time_per_output_token=0.5)
+    )
 
     def fail(error: BaseException) -> None:
         with accounts.open("r", Call("Generate", "team-b")) as record:
@@ -54,32 +58,29 @@ def test_requests_are_judged_by_the_objectives(monkeypatch: pytest.MonkeyPatch) 
             record.name_model("m")
             record.placed("w-1", 0.0)
             record.prompt(5, 0)
-            now[0] += first
-            for choice in range(2):
-                record.times(choice).arrived(1)
-            record.generated(2)
-            now[0] += per_token
-            record.times(0).arrived(1)
-            record.generated(1)
+            for seconds, choices in ((first, (0, 1)), (per_token, (0,))):
+                now[0] += seconds
+                for choice in choices:
+                    record.times(choice).arrived(1)
+                    record.generated(1)
             now[0] += 100  # in which a client reads
 
-    for first, per_token in ((2, 0.5), (0, 0), (2.5, 0), (0, 0.75)):
-        answer(first, per_token)
-    with accounts.open("r", Call("Tokenize")) as record:
-        record.name_model("m")  # no worker took part
-    faults, callers_own = (Unavailable("x"), FailedPrecondition("x")), (InvalidArgument("x"), NotFound("x"))
-    for error in (*faults, *callers_own, asyncio.CancelledError()):
+    for times in ((2, 0.5), (0, 0), (2.5, 0), (0, 0.75)):
+        answer(*times)
+    with accounts.open("r", Call("Tokenize")) as record:  # no worker takes part
+        record.name_model("m")
+    faults = Unavailable("x"), FailedPrecondition("x")
+    for error in (*faults, InvalidArgument("x"), NotFound("x"), asyncio.CancelledError()):  # these are the caller's own
         with pytest.raises(type(error)):
             fail(error)
-    value = metrics.registry.get_sample_value
-    for result, count in {"good": 2, "slow": 2, "failed": 2}.items():
-        assert value("polyfleet_slo_requests_total", {"model": "m", "result": result}) == count
-    assert value("polyfleet_slo_objective_seconds", {"objective": "time_to_first_token"}) == 2
-    assert value("polyfleet_slo_objective_seconds", {"objective": "time_per_output_token"}) == 0.5
-    assert value("polyfleet_key_requests_total", {"key_id": "team-a", "code": "OK"}) == 4
-    assert value("polyfleet_key_requests_total", {"key_id": "team-b", "code": "CANCELLED"}) == 1
-    assert value("polyfleet_key_prompt_tokens_total", {"key_id": "team-a"}) == 20
-    assert value("polyfleet_key_generation_tokens_total", {"key_id": "team-a"}) == 12
+    for result in ("good", "slow", "failed"):
+        assert value(metrics, "slo_requests_total", model="m", result=result) == 2
+    assert value(metrics, "slo_objective_seconds", objective="time_to_first_token") == 2
+    assert value(metrics, "slo_objective_seconds", objective="time_per_output_token") == 0.5
+    assert value(metrics, "key_requests_total", key_id="team-a", code="OK") == 4
+    assert value(metrics, "key_requests_total", key_id="team-b", code="CANCELLED") == 1
+    assert value(metrics, "key_prompt_tokens_total", key_id="team-a") == 20
+    assert value(metrics, "key_generation_tokens_total", key_id="team-a") == 12
 
 
 def test_times_are_those_of_each_choice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.canary import CANARY_ID, Canary
 from polyfleet.engine.checks import check_request
 from polyfleet.engine.exchange import Exchange
-from polyfleet.engine.executor import Executor
+from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.rates import Rates
 from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus, SequenceRequest, SequenceUpdate
 from polyfleet.engine.sequence import TokenMask
@@ -50,21 +50,7 @@ class Engine:
         `load` is the usual way here.
         """
         capacity = capacity_of(options)
-        self.facts = EngineFacts(
-            name=config.name,
-            architecture=config.architecture,
-            context_length=options.context_length,
-            vocabulary_size=config.vocabulary_size,
-            hidden_size=config.hidden_size,
-            block_size=capacity.block_size,
-            num_blocks=capacity.num_blocks,
-            max_sequences=options.max_sequences,
-            dtype=options.dtype,
-            end_token_ids=config.end_token_ids,
-            fingerprint=fingerprint,
-            executor=executor.name,
-            passed_over=passed_over,
-        )
+        self.facts = _facts(config, options, capacity, fingerprint, executor.name, passed_over)
         self.options = options
         self.tokenizer = tokenizer
         self.canary = canary
@@ -196,3 +182,28 @@ class Engine:
     def check(self) -> None:
         """Raise AssertionError unless pool, prefix index and ledger balance. Cheap enough for an idle engine."""
         self._batcher.check()
+
+
+def _facts(
+    config: ModelConfig,
+    options: EngineOptions,
+    capacity: Capacity,
+    fingerprint: str,
+    executor: str,
+    passed_over: tuple[str, ...],
+) -> EngineFacts:
+    return EngineFacts(
+        name=config.name,
+        architecture=config.architecture,
+        context_length=options.context_length,
+        vocabulary_size=config.vocabulary_size,
+        hidden_size=config.hidden_size,
+        block_size=capacity.block_size,
+        num_blocks=capacity.num_blocks,
+        max_sequences=options.max_sequences,
+        dtype=options.dtype,
+        end_token_ids=config.end_token_ids,
+        fingerprint=fingerprint,
+        executor=executor,
+        passed_over=passed_over,
+    )

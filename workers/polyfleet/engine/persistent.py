@@ -40,6 +40,14 @@ class PersistentKernel:
         kernel()                                  # both hold the continuation
         kernel.generate((1, 2, 3), max_tokens=5)  # or as a tuple
 
+    max_seq_length   tokens of a sequence, prompt included; 0: as many as model and memory allow
+    eos_token_id     ends a sequence, in the place of the model's own end tokens
+    num_workers      threads of a CPU; 0: all cores that may be used. Other devices choose their own
+    meta_tensors     [step, tokens], int32 or int64 [n] and [n, length], kept up to date: tokens of n sequences, and
+                     the index of the last one that each has. An end token is not written
+    options          what `auto_configure_backend()` gives, fields of EngineOptions; without them the KV cache has
+                     room for the n sequences of meta_tensors, or for one
+
     Not thread-safe.
     """
 
@@ -63,44 +71,29 @@ class PersistentKernel:
     ) -> None:
         """`model` is a file, a folder, a loaded model, or a recorded graph of one, which needs its `weights`.
 
-        max_seq_length   tokens of a sequence, prompt included; 0: as many as model and memory allow
-        eos_token_id     ends a sequence, in the place of the model's own end tokens
-        num_workers      threads of a CPU; 0: all cores that may be used. Other devices choose their own
-        meta_tensors     [step, tokens], int32 or int64 [n] and [n, length], kept up to date: tokens of n sequences, and
-                         the index of the last one that each has. An end token is not written
-        options          what `auto_configure_backend()` gives, fields of EngineOptions; without them the KV cache has
-                         room for the n sequences of meta_tensors, or for one
-
-        The other keywords exist for configurations made elsewhere, and have one value each. Raises ValueError for any
-        other, and what `Engine.load` raises.
+        The keywords of FIXED exist for configurations made elsewhere, and have one value each. Raises ValueError for
+        any other, and what `Engine.load` raises.
         """
-        given = {
-            "world_size": world_size,
-            "mpi_rank": mpi_rank,
-            "num_local_schedulers": num_local_schedulers,
-            "num_remote_schedulers": num_remote_schedulers,
-            "profiler_tensor": profiler_tensor,
-            "spec_decode_config": spec_decode_config,
-        }
-        _check_fixed(given)
+        fixed = world_size, mpi_rank, num_local_schedulers, num_remote_schedulers, profiler_tensor, spec_decode_config
+        _check_fixed(fixed)
         self._meta = None if meta_tensors is None else MetaTensors.of(meta_tensors)
         options = _merged(options, "context_length", "max_seq_length", max_seq_length)
         options = _merged(options, "threads", "num_workers", num_workers)
         count = self._meta.count if self._meta is not None else 1
         options = {"max_sequences": count, "kv_cache_tokens": count * options["context_length"], **options}
-        device = family_name(backend)
-        if num_workers and get_backend(device.partition(":")[0]).type is not BackendType.CPU:
-            raise ValueError(f"num_workers must be 0 on {device}, not {num_workers}: only a CPU's threads are counted")
+        device = _device(backend, num_workers)
         self.engine = _load(model, weights, EngineOptions(device=device, **options))
-        vocabulary = self.engine.facts.vocabulary_size
-        if eos_token_id is not None and not 0 <= eos_token_id < vocabulary:
-            self.close()
-            raise ValueError(f"eos_token_id must be 0 to {vocabulary - 1}, not {eos_token_id}")
-        self._end: dict[str, Any] = {}
-        if eos_token_id is not None:
-            self._end = {"stop_token_ids": frozenset({eos_token_id}), "ignore_eos": True}
+        self._end = {} if eos_token_id is None else self._ended_by(eos_token_id)
         self._rows: dict[str, int] = {}  # of meta tensors, by sequence
         self._generated: dict[str, list[int]] = {}
+
+    def _ended_by(self, token_id: int) -> dict[str, Any]:
+        """What of a request makes this token its only end; where there is no such token, nothing stays behind."""
+        vocabulary = self.engine.facts.vocabulary_size
+        if not 0 <= token_id < vocabulary:
+            self.close()
+            raise ValueError(f"eos_token_id must be 0 to {vocabulary - 1}, not {token_id}")
+        return {"stop_token_ids": frozenset({token_id}), "ignore_eos": True}
 
     def __call__(self) -> None:
         """Continue all sequences of the meta tensors to their ends."""
@@ -230,11 +223,18 @@ class MetaTensors:
         self.last[row] = at
 
 
-def _check_fixed(given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
-        wanted, reason = FIXED[name]
+def _check_fixed(given: Sequence[Any]) -> None:
+    """Raise ValueError unless each keyword of FIXED, in its order, has its one value."""
+    for value, (name, (wanted, reason)) in zip(given, FIXED.items(), strict=True):
         if value is not wanted and value != wanted:
             raise ValueError(f"{name} must be {wanted}, not {value!r}: {reason}")
+
+
+def _device(backend: BackendType | str, num_workers: int) -> str:
+    device = family_name(backend)
+    if num_workers and get_backend(device.partition(":")[0]).type is not BackendType.CPU:
+        raise ValueError(f"num_workers must be 0 on {device}, not {num_workers}: only a CPU's threads are counted")
+    return device
 
 
 def _holds_integers(array: Array) -> bool:

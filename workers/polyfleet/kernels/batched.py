@@ -134,9 +134,8 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
         return pairs.as_strided(shape, strides), pairs.as_strided(shape, strides, kv_heads * head)
 
     def decode(each: DecodeGroup, q: Tensor) -> Tensor:
-        count = len(q)
-        k, v = gathered(each, count)
-        queries = q.view(count, kv_heads, group, head_dim)
+        k, v = gathered(each, len(q))
+        queries = q.view(len(q), kv_heads, group, head_dim)
         return F.scaled_dot_product_attention(queries, k, v, attn_mask=each.mask, scale=scale).reshape(q.shape)
 
     def prefill(each: PrefillRun, q: Tensor) -> Tensor:

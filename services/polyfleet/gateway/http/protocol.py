@@ -21,20 +21,17 @@ from polyfleet.gateway.config import Limits
 from polyfleet.gateway.http.pace import Pace
 from polyfleet.gateway.http.refusals import (
     BODY_LATE,
-    FRAMING,
     HEAD_LATE,
-    HEAD_SIZE,
     MALFORMED,
     MAX_PIPELINED,
     PIPELINED,
     Refusal,
     Refused,
 )
+from polyfleet.gateway.http.request_size import RequestSize
 from polyfleet.gateway.http.transport import LingeringTransport
 from polyfleet.gateway.ports.doors import Doors, Visit
 
-FRAMING_BYTES = 65_536  # of a chunked body, beside…
-FRAMING_FACTOR = 1  # …so much for each byte of it: thousands of chunks of one byte are allowed, no million of them
 UNREAD_BYTES = 1 << 18  # that a client may send behind the answer which ends its connection
 QUICK_SECONDS = 0.0005  # what takes longer to parse, as chunks of one byte do, is paced
 GRACE_SECONDS = 1.0  # for the status DEADLINE_EXCEEDED to reach a client that reads
@@ -77,13 +74,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None  # for what is awaited
         self._answer_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._incoming = False  # a request has begun and not come whole
-        self._in_head = False  # and its headers neither
+        self._size = RequestSize(limits)
         self._unasked = False  # its headers have come just now, and its body not
-        self._num_heads = 0  # of all requests
-        self._head_bytes = self._num_headers = 0  # parsed, of this one
-        self._raw_head_bytes = 0  # that came while its head stayed unfinished
-        self._raw_bytes = self._body_bytes = 0  # behind its head, with and without framing
         self._over = False  # nothing is parsed any more
         self._unread_bytes = 0  # that came since
 
@@ -92,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         self._visit.close = transport.abort
-        self._lingering = LingeringTransport(transport, lambda: self._incoming or self._over)
+        self._lingering = LingeringTransport(transport, lambda: self._size.incoming or self._over)
         super().connection_made(self._lingering)  # type: ignore[arg-type]
         self._await(Awaiting.HEAD)
 
@@ -141,14 +133,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._lingering.rest(self._pace.spend(took))
 
     def _take(self, data: bytes) -> None:
-        head = self._num_heads + (not self._incoming)  # the one that these bytes belong to from the first on
-        self._raw_bytes += len(data)
         try:
-            self.parser.feed_data(data)
-            if self._in_head and self._num_heads == head:
-                self._raw_head_bytes += len(data)
-                self._check_head(self._raw_head_bytes)
-            self._check_framing()
+            self._size.feed(data, self.parser.feed_data)
             if self._unasked:
                 self._unasked = False
                 self.flow.pause_reading()  # until the application, which looks for a key first, wants the body
@@ -171,43 +157,39 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._incoming = self._in_head = True
-        self._num_heads += 1
-        self._head_bytes = self._num_headers = self._raw_head_bytes = 0
+        self._size.begin()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         """A part of the request's line."""
-        self._head_bytes += len(url)
-        self._check_head(self._head_bytes)
+        self._size.url(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer, which nobody wants."""
-        self._num_headers += 1
-        self._head_bytes += len(name) + len(value) + 4
-        self._check_head(self._head_bytes)
-        if self._in_head:
+        self._size.header(name, value)
+        if self._size.in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Hand the request to the application."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise Refused(PIPELINED)
-        self._in_head, self._unasked = False, True
-        self._raw_bytes = self._body_bytes = 0
+        self._size.begin_body()
+        self._unasked = True
         self._await(Awaiting.BODY)
         self._doors.busy(self._visit)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
-        self._body_bytes += len(body)
+        self._size.body(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request has come whole."""
-        self._incoming = self._unasked = False
+        self._size.end()
+        self._unasked = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -242,20 +224,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def _rest(self) -> None:
         """Wait for the next request, if none is under way and the client has taken the last answer."""
         answered = self.cycle is not None and self.cycle.response_complete
-        if answered and not self._incoming and not self.flow.write_paused and not self._over:
+        if answered and not self._size.incoming and not self.flow.write_paused and not self._over:
             self._doors.wait(self._visit)
             self._await(Awaiting.NEXT)
 
     # Bounds.
-
-    def _check_head(self, num_bytes: int) -> None:
-        if num_bytes > self._limits.max_header_bytes or self._num_headers > self._limits.max_headers:
-            raise Refused(HEAD_SIZE)
-
-    def _check_framing(self) -> None:
-        framing = self._raw_bytes - self._body_bytes
-        if self._incoming and not self._in_head and framing > FRAMING_BYTES + FRAMING_FACTOR * self._body_bytes:
-            raise Refused(FRAMING)
 
     def _await(self, what: Awaiting) -> None:
         self._awaiting = what
@@ -273,7 +246,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await(self._awaiting)  # it is we who keep the client waiting
         elif self._awaiting is Awaiting.NEXT:
             self.transport.close()
-        elif self._in_head:
+        elif self._size.in_head:
             self._refuse(HEAD_LATE)
         elif self._awaiting is Awaiting.BODY:
             self._refuse(BODY_LATE)

@@ -44,7 +44,7 @@ def test_what_is_left_out_or_null_is_the_models_to_choose() -> None:
 
 
 def test_every_sampling_field_lands() -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 3,
@@ -67,15 +67,7 @@ def test_every_sampling_field_lands() -> None:
     assert wanted == GenerateRequest(
         model="m",
         messages=(Message("user", "hi"),),
-        sampling=SamplingParams(
-            temperature=0.5,
-            top_p=0.9,
-            top_k=3,
-            min_p=0.1,
-            repetition_penalty=1.1,
-            presence_penalty=-1.0,
-            frequency_penalty=1.5,
-        ),
+        sampling=SamplingParams(**fields),
         seed=7,
         max_tokens=9,
         stop=("x", "y"),
