@@ -59,6 +59,15 @@ class WorkerCollector(Collector):
         """All families of this moment."""
         info, status = self._worker.info(), self._worker.engine_status()
         labels = (info.model.name, info.accelerator)
+        yield from self._of_the_worker(labels)
+        if self._devices is not None and self._devices.state is not None:
+            yield from device_families(self._devices.state)
+        if info.HasField("model"):
+            yield from self._of_the_model(info.model, status, labels)
+            yield from self._worker.histograms.families(LABELS, labels)
+            yield _ledger(status)
+
+    def _of_the_worker(self, labels: tuple[str, str]) -> Iterator[Any]:
         ready = GaugeMetricFamily("polyfleet_worker_ready", "1 when it takes requests.", labels=LABELS)
         ready.add_metric(labels, float(self._worker.state == fleet.WORKER_STATE_READY))
         yield ready
@@ -70,34 +79,30 @@ class WorkerCollector(Collector):
         replaced = CounterMetricFamily("polyfleet_engine_replacements", text, labels=LABELS)
         replaced.add_metric(labels, self._worker.watchdog.replacements)
         yield replaced
-        if self._devices is not None and self._devices.state is not None:
-            yield from device_families(self._devices.state)
-        if not info.HasField("model"):
-            return
+
+    def _of_the_model(self, model: fleet.ModelInfo, status: EngineStatus, labels: tuple[str, str]) -> Iterator[Any]:
         for family, readings in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
             for name, text, reading in readings:
                 metric = family(name, text, labels=LABELS)
-                metric.add_metric(labels, reading(status, info.model.num_blocks))
+                metric.add_metric(labels, reading(status, model.num_blocks))
                 yield metric
+        peak = self._worker.peak.per_second
         for name, text, value in (
-            ("polyfleet_kv_block_tokens", "Tokens that a KV block holds.", info.model.block_size),
-            (
-                "polyfleet_engine_peak_tokens_per_second",
-                "Most tokens generated in a second of steps.",
-                self._worker.peak.per_second,
-            ),
+            ("polyfleet_kv_block_tokens", "Tokens that a KV block holds.", model.block_size),
+            ("polyfleet_engine_peak_tokens_per_second", "Most tokens generated in a second of steps.", peak),
         ):
             fact = GaugeMetricFamily(name, text, labels=LABELS)
             fact.add_metric(labels, value)
             yield fact
-        yield from self._worker.histograms.families(LABELS, labels)
-        ledger = GaugeMetricFamily(
-            "polyfleet_engine_ledger_sequences", "Admitted = all other states together.", labels=("state",)
-        )
-        for state in LEDGER_STATES:
-            count = getattr(status, f"{state}_sequences", None)
-            ledger.add_metric((state,), getattr(status, state) if count is None else count)
-        yield ledger
+
+
+def _ledger(status: EngineStatus) -> GaugeMetricFamily:
+    text = "Admitted = all other states together."
+    ledger = GaugeMetricFamily("polyfleet_engine_ledger_sequences", text, labels=("state",))
+    for state in LEDGER_STATES:
+        count = getattr(status, f"{state}_sequences", None)
+        ledger.add_metric((state,), getattr(status, state) if count is None else count)
+    return ledger
 
 
 class MetricsServer:
