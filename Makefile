@@ -71,13 +71,14 @@ test: lint ## Lint, then all tests but the slow ones
 test-all: lint ## Lint, then all tests
 	$(PYTEST) $(PARALLEL) $(ARGS)
 
-lint: $(VENV)/.installed-dev ## ruff, mypy, the import rules, sizes, the chart's README, the dashboards
+lint: $(VENV)/.installed-dev ## ruff, mypy, the import rules, sizes, what is made of declarations
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/chart_readme.py --check
+	$(BIN)/python -m tools.options --check
 	$(BIN)/python -m tools.dashboards --check
 
 dashboards: $(VENV)/.installed-dev ## Write Grafana's dashboards anew, from tools/dashboards

