@@ -47,6 +47,13 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def hurry_at_signals(hurry: Callable[[], None]) -> None:
+    """From here on SIGINT and SIGTERM call `hurry`. SIGHUP means nothing: a terminal that goes may send two."""
+    ignore_signals()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: hurry())
+
+
 def spawn(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
     """Start a process that writes to `log`, in a session of its own: the terminal's Ctrl-C does not reach it.
 

@@ -96,7 +96,7 @@ def run(settings: ServeSettings, once: bool, api_key_file: Path | None, ca_file:
                     stay(stack)
             finally:
                 with suppress(OSError):  # the terminal may have gone
-                    err.print("Stopping.", style="dim")
+                    err.print("Stopping. Ctrl-C again stops at once what still runs.", style="dim")
                 stack.stop()
     except Stopped:
         if not ready:

@@ -13,7 +13,7 @@ from polyfleet.cli.errors import CliError, calling
 from polyfleet.cli.fleet_client import FleetClient
 from polyfleet.cli.options import read_secret
 from polyfleet.cli.output import err
-from polyfleet.cli.processes import descendants, end, end_all, ignore_signals, spawn
+from polyfleet.cli.processes import descendants, end, end_all, hurry_at_signals, spawn
 from polyfleet.cli.settings import ServeSettings
 from polyfleet.scheduler.local import LocalScheduler
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
@@ -80,8 +80,11 @@ class Stack:
         self._processes.update(descendants())
 
     def stop(self) -> None:
-        """End every process that was started and take the wishes back; may be called in any state."""
-        ignore_signals()
+        """End every process that was started and take the wishes back; may be called in any state.
+
+        What runs may take a while to finish, unless a signal says not to wait.
+        """
+        hurry_at_signals(self._hurry)
         self.remember_processes()
         if self._gateway is not None:
             end(self._gateway)
@@ -90,6 +93,12 @@ class Stack:
             self._take_wishes_back()
         self._channel.close()
         end_all(self._processes)  # what Ray leaves behind goes by itself, but not at once
+
+    def _hurry(self) -> None:
+        if self._gateway is not None:
+            self._gateway.kill()
+        if self._scheduler is not None:
+            self._scheduler.hurry()
 
     def _take_wishes_back(self) -> None:
         """Remove what `start` deployed: the next start may wish for something else. The scheduler has ended."""

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,26 +115,27 @@ def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
     from polyfleet.scheduler.local_ray import LocalRay, RayLostError
 
-    told = threading.Event()
+    told, hurried = threading.Event(), threading.Event()  # by the first signal, by the next one
+    signals = chain((told,), repeat(hurried))
     for number in stopping():
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: next(signals).set())
     if stop_at_eof:
         threading.Thread(target=_wait_for_eof, args=(told,), daemon=True).start()
     lost = ""
     try:
         with LocalRay(places, ray_folder or made_ray_folder()) as ray:  # made when no signal can leave it
-            _serve(config, ray, told)
+            _serve(config, ray, told, hurried)
     except RayLostError as error:
         lost = str(error)
     if not lost or not stop_at_eof or told.is_set():
-        end_workers(config.state_path, config.shutdown_seconds)
+        end_workers(config.state_path, 0 if hurried.is_set() else config.shutdown_seconds)
     if lost:
         _say({"lost": lost})
         click.echo(lost, err=True)
     os._exit(RAY_LOST if lost and not told.is_set() else 0)  # a call of Ray's may still be under way
 
 
-def _serve(config: SchedulerConfig, ray: "LocalRay", told: threading.Event) -> None:
+def _serve(config: SchedulerConfig, ray: "LocalRay", told: threading.Event, hurried: threading.Event) -> None:
     """From Ray's start to the fleet's end. Raises RayLostError."""
     from ray.exceptions import RayError
 
@@ -147,7 +149,7 @@ def _serve(config: SchedulerConfig, ray: "LocalRay", told: threading.Event) -> N
         _say(_addresses(config, ray.address))
         ray.wait(told)
         seconds = config.shutdown_seconds + STOP_SECONDS
-        ray.call(lambda: shut_down(config.shutdown_seconds), threading.Event(), seconds)
+        ray.call(lambda: shut_down(config.shutdown_seconds), hurried, seconds)
     except (RayError, ConfigError) as error:
         raise RayLostError(str(error).strip().splitlines()[-1]) from None
 

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from polyfleet.cli.processes import Stopped, descendants, end, end_all, ignore_signals, spawn, stop_on_signals
+from polyfleet.cli.processes import (
+    Stopped,
+    descendants,
+    end,
+    end_all,
+    hurry_at_signals,
+    ignore_signals,
+    spawn,
+    stop_on_signals,
+)
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 STUBBORN = [
@@ -49,6 +58,15 @@ def test_handlers_come_back_after_ignoring() -> None:
         ignore_signals()
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_while_it_stops_further_signals_hurry_but_for_hangups() -> None:
+    calls: list[str] = []
+    with stop_on_signals(lambda: None):
+        hurry_at_signals(lambda: calls.append("hurry"))
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+    assert calls == ["hurry", "hurry"]
 
 
 def test_a_spawned_process_writes_to_its_log_and_ends(tmp_path: Path) -> None:
