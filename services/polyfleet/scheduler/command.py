@@ -34,6 +34,8 @@ LOCAL_ENVIRONMENT = {  # of a Ray of our own; read when Ray is imported
     "RAY_AUTH_MODE": "token",
     "RAY_ROTATION_MAX_BYTES": str(8 * 1024 * 1024),  # of each of Ray's logs
     "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAY_task_events_report_interval_ms": "0",  # nobody reads them
+    "RAY_enable_metrics_collection": "0",
 }
 EPILOG = """\b
 Examples:

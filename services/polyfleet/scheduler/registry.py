@@ -8,6 +8,7 @@ says of its model counts once it is READY with it. One open stream speaks for an
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from polyfleet.scheduler.crash_loops import CrashLoops
 from polyfleet.scheduler.launch import LauncherReport, Phase
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.revision import Revision
@@ -42,6 +43,7 @@ class Record:
     lost: bool = False
     is_open: bool = False  # the stream has not ended
     proven: bool = False  # it was READY with the model that it announces
+    was_ready: bool = False  # with any, in this life of its process
     launcher: LauncherReport | None = None
 
     @property
@@ -97,6 +99,7 @@ class Registry:
         self._records: dict[str, Record] = {}
         self._deployments: tuple[pb.ModelDeployment, ...] = ()
         self._pools = tuple(pools)
+        self._crash_loops = CrashLoops()
         self._swept: float | None = None
         self._snapshot = pb.FleetSnapshot(scheduler_epoch=epoch, pools=self._pools)
 
@@ -122,7 +125,9 @@ class Registry:
         elif reason := record.taken(info, stream, now):
             raise TakenError(f"The worker id {info.worker_id!r} is taken: {reason}.")
         if record.stream != stream and record.info.pid != info.pid:
-            record.status, record.proven = _starting(), False
+            self._note_end(record, now)
+            record.status, record.proven, record.was_ready = _starting(), False, False
+        self._crash_loops.came_back(info)
         record.proven = record.proven and record.info.model == info.model
         before = (record.info, record.stream, record.lost)
         record.info, record.stream, record.heard, record.lost = info, stream, now, False
@@ -136,8 +141,11 @@ class Registry:
         if record is None or record.stream != stream:
             return
         before = record.shown
+        if record.lost:
+            self._crash_loops.came_back(record.info)
         record.status, record.heard, record.lost = status, now, False
         record.proven = record.proven or status.state == pb.WORKER_STATE_READY
+        record.was_ready = record.was_ready or record.proven
         if _visible(before) != _visible(record.shown):
             self._changed()
 
@@ -167,9 +175,29 @@ class Registry:
             silence = now - record.heard
             if record.stream >= 0 and not record.lost and silence > LOST_AFTER_SECONDS:
                 record.lost = True
+                self._note_end(record, now)
                 self._changed()
             if record.lost and record.launcher is None and silence > FORGOTTEN_AFTER_SECONDS:
                 self.forget(worker_id)
+        self._show_crash_loops(now)
+
+    def _note_end(self, record: Record, now: float) -> None:
+        if record.launcher is None and record.status.state != pb.WORKER_STATE_DRAINING:
+            self._crash_loops.ended(record.info, record.status.reason, now, ready=record.was_ready)
+
+    def _show_crash_loops(self, now: float) -> None:
+        """Tell of each pool that can't keep its workers."""
+        problems = self._crash_loops.problems(self._pools, now)
+        if problems == [pool.problem for pool in self._pools]:
+            return
+        shown = []
+        for pool, problem in zip(self._pools, problems, strict=True):
+            changed = pb.ModelDeployment()
+            changed.CopyFrom(pool)
+            changed.problem = problem
+            shown.append(changed)
+        self._pools = tuple(shown)
+        self._changed()
 
     def observe(self, reports: Iterable[LauncherReport]) -> None:
         """Take over what all launchers say now.

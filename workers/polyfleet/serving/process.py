@@ -74,19 +74,19 @@ class WorkerProcess:
             server = WorkerServer(self._worker, config.listen, token)
             metrics = MetricsServer(self._worker, config.metrics_listen, self._devices)
             lag = asyncio.create_task(metrics.process.watch_loop())
-            try:
-                self._announce(server, metrics)
-                with self._handling_signals():  # before the lock names this process to others
+            with self._handling_signals():  # for as long as the lock names this process to others
+                try:
+                    self._announce(server, metrics)
                     if lock is not None:
                         info = self._worker.info()
                         lock.acquire(config.worker_id, info.address, info.metrics_address)
                     await self._serve(server, token)
-            finally:
-                await self._worker.close()
-                lag.cancel()
-                await asyncio.to_thread(metrics.stop)
-                if lock is not None:
-                    lock.release()
+                finally:
+                    await self._worker.close()
+                    lag.cancel()
+                    await asyncio.to_thread(metrics.stop)
+                    if lock is not None:
+                        lock.release()
         except (AuthSetupError, BindError, LockedError) as error:
             raise StartError(str(error)) from None
         return self._exit_status

@@ -32,8 +32,9 @@ def outlook(model: str, snapshot: pb.FleetSnapshot) -> Outlook:
     wishes = [wish for wish in (*snapshot.deployments, *snapshot.pools) if served_name(wish) == model]
     deployments = {wish.name for wish in snapshot.deployments if served_name(wish) == model}
     workers = [each for each in snapshot.workers if _is_for(model, deployments, each.info)]
+    looping = [pool.problem for pool in snapshot.pools if served_name(pool) == model]
     if loading := [each.status.load_progress for each in workers if each.status.state == pb.WORKER_STATE_LOADING]:
-        return Outlook(f"Model {model} is being loaded ({max(loading):.0%}).")
+        return Outlook(f"Model {model} is being loaded ({max(loading):.0%}). {_sentences(looping)}".strip())
     problems = list(dict.fromkeys(wish.problem for wish in wishes if wish.problem))
     broken = [each for each in workers if each.status.state == pb.WORKER_STATE_UNHEALTHY]
     told = _sentences([*(each.status.reason for each in workers), *problems])
@@ -44,7 +45,7 @@ def outlook(model: str, snapshot: pb.FleetSnapshot) -> Outlook:
         return Outlook(f"The workers of model {model} are changing. {told}".strip())
     if workers:  # one that had its model, or was lost, may come back; one that could not load it fails again
         failed = all(each in broken and not each.info.HasField("model") for each in workers)
-        return Outlook(f"No worker of model {model} is well. {told}".strip(), failed)
+        return Outlook(f"No worker of model {model} is well. {told}".strip(), failed or any(looping))
     if problems:
         return Outlook(f"Model {model} has no worker. {told}", hopeless=True)
     wanted = sum(wish.workers for wish in wishes)

@@ -73,7 +73,7 @@ class FleetView:
         workers = [(each.worker_id, each.model, each.fingerprint, each.state) for each in self.snapshot().workers]
         infos = [(name, info.fingerprint, info.tokenizer_hash) for name, info in self._infos.items()]
         seen = [(each.info.worker_id, each.status.state, each.status.reason) for each in self._heard.workers]
-        problems = [each.problem for each in self._heard.deployments]
+        problems = [each.problem for each in (*self._heard.deployments, *self._heard.pools)]
         return self.known, self._listed, self._deployed, self._resting, workers, infos, seen, problems
 
     def _report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
@@ -171,6 +171,11 @@ class FleetView:
     def outlook(self, name: str) -> Outlook:
         """Why a model of the fleet has no ready worker, and whether waiting may help."""
         return outlook(name, self._heard)
+
+    def hopeless(self, name: str) -> str:
+        """Why a model has no ready worker, where a wait won't change it; else empty."""
+        found = None if self._ready(name) else self.outlook(name)
+        return found.reason if found and found.hopeless else ""
 
     def reason(self) -> str:
         """Why no worker is ready: a sentence for each model; empty while there is none."""

@@ -137,9 +137,15 @@ class RequestQueue:
 
     def _dispatch(self) -> None:
         everybody, self._scheduled, self._fleet_changed = self._fleet_changed, False, False
+        hopeless: dict[str, str] = {}  # by model: why
         for waiting in list(self._waiting):
-            if waiting.live and (everybody or not waiting.no_worker):
-                self._try(waiting.candidate, waiting)
+            if waiting.live and (everybody or not waiting.no_worker) and not self._try(waiting.candidate, waiting):
+                model = waiting.candidate.turn.model
+                if model not in hopeless:
+                    hopeless[model] = self._view.hopeless(model)
+                if reason := hopeless[model]:
+                    self._remove(waiting)
+                    waiting.candidate.denied(Unavailable(reason, retry_after=RETRY_SECONDS))
 
     def _try(self, candidate: Candidate, waiting: _Waiting | None = None) -> bool:
         turn = candidate.turn

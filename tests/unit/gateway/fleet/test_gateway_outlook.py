@@ -17,6 +17,7 @@ from polyfleet.v1 import fleet_pb2 as pb
 
 STARTING, LOADING, DRAINING = pb.WORKER_STATE_STARTING, pb.WORKER_STATE_LOADING, pb.WORKER_STATE_DRAINING
 UNHEALTHY, LOST = pb.WORKER_STATE_UNHEALTHY, pb.WORKER_STATE_LOST
+LOOPING = "Pool p loses worker after worker."
 NO_ROOM = "All places for cpu workers are taken."
 
 
@@ -42,8 +43,8 @@ def deployed(*workers: pb.FleetWorker, problem: str = "", wanted: int = 2) -> pb
     return pb.FleetSnapshot(workers=workers, deployments=[wish])
 
 
-def pooled(*workers: pb.FleetWorker, wanted: int = 2) -> pb.FleetSnapshot:
-    pool = pb.ModelDeployment(name="pool", model_name="m", accelerators=["cpu"], workers=wanted)
+def pooled(*workers: pb.FleetWorker, wanted: int = 2, problem: str = "") -> pb.FleetSnapshot:
+    pool = pb.ModelDeployment(name="pool", model_name="m", accelerators=["cpu"], workers=wanted, problem=problem)
     return pb.FleetSnapshot(workers=workers, pools=[pool])
 
 
@@ -54,6 +55,10 @@ def pooled(*workers: pb.FleetWorker, wanted: int = 2) -> pb.FleetSnapshot:
         (pooled(worker(LOADING, intended_model="m")), False, "being loaded (42%)"),
         (pooled(worker(UNHEALTHY, "the file is cut off", intended_model="m")), True, "The file is cut off."),
         (pooled(worker(LOST, "no report for 3 s", intended_model="m")), False, "No report for 3 s."),
+        (pooled(problem=LOOPING), True, LOOPING),
+        (pooled(worker(LOST, "no report for 3 s", intended_model="m"), problem=LOOPING), True, LOOPING),
+        (pooled(worker(LOADING, intended_model="m"), problem=LOOPING), False, f"(42%). {LOOPING}"),
+        (pooled(worker(STARTING, intended_model="m"), problem=LOOPING), False, LOOPING),
         (pooled(wanted=0), False, "none is wanted now"),  # an autoscaler may want one when requests wait
         (deployed(problem=NO_ROOM), True, NO_ROOM),
         (deployed(worker(STARTING, deployment="d"), problem=NO_ROOM), False, "a worker starts"),

@@ -14,6 +14,7 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.queue import RequestQueue, Turn
 from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest, Worker, WorkerState
 from polyfleet.placement.place import place
+from polyfleet.v1 import fleet_pb2
 
 
 class FakeSession:
@@ -40,6 +41,9 @@ class Fleet(FleetView):
 
     def snapshot(self) -> FleetSnapshot:
         return FleetSnapshot("e", 1, self.workers)
+
+    def _ready(self, name: str) -> list[Session]:
+        return [self.sessions[worker.worker_id] for worker in self.workers if worker.model == name]
 
     def _prune(self) -> None:
         pass
@@ -141,6 +145,26 @@ async def test_a_turn_is_given_back_once() -> None:
     rig.submit(name="third")
     await asyncio.sleep(0.01)
     assert rig.log[1:] == ["second@w"]
+
+
+async def test_who_waits_hears_at_once_what_waiting_will_not_change() -> None:
+    fleet, log, metrics = Fleet(), list[str](), Metrics()
+    queue = RequestQueue(fleet, place, Limits(queue_timeout=86_400), metrics)
+    wish, other = Wish(Turn("m"), log), Wish(Turn("other"), log)
+    queue.submit(wish)
+    queue.submit(other)
+    reason = "All places for cpu workers are taken."
+    fleet.apply(fleet_pb2.FleetSnapshot(deployments=[fleet_pb2.ModelDeployment(name="m", workers=1, problem=reason)]))
+    await until(lambda: wish.error is not None)
+    assert isinstance(wish.error, Unavailable)
+    assert wish.error.message == f"Model m has no worker. {reason}"
+    assert wish.error.retry_after
+    assert other.error is None
+    late = Wish(Turn("m"), log)
+    queue.submit(late)
+    await until(lambda: late.error is not None)
+    queue.withdraw(other)
+    assert metrics.registry.get_sample_value("polyfleet_requests_queued", {"model": "m"}) == 0
 
 
 async def test_a_full_queue_refuses_and_counts_requests_once() -> None:
