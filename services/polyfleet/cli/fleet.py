@@ -86,6 +86,7 @@ def workers(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
     mark_outvoted(snapshot)
     found = snapshot.workers
     problems = [f"{each.name}: {each.problem}" for each in snapshot.deployments if each.problem]
+    problems += [pool.problem for pool in snapshot.pools if pool.problem]
     if as_json:
         print_json([worker_record(worker) for worker in found])
     elif found:

@@ -23,6 +23,7 @@ class Fleet(FleetServicer):  # type: ignore[misc]
         self.tokens: list[Any] = []
         self.workers: list[pb.FleetWorker] = []
         self.deployments: list[pb.ModelDeployment] = []
+        self.pools: list[pb.ModelDeployment] = []
         self.wants_token = False
 
     def _note(self, request: Any, context: Any) -> None:
@@ -33,7 +34,7 @@ class Fleet(FleetServicer):  # type: ignore[misc]
 
     def ListWorkers(self, request: Any, context: Any) -> pb.FleetSnapshot:
         self._note(request, context)
-        return pb.FleetSnapshot(workers=self.workers, deployments=self.deployments)
+        return pb.FleetSnapshot(workers=self.workers, deployments=self.deployments, pools=self.pools)
 
     def Deploy(self, request: Any, context: Any) -> pb.DeployResponse:
         self._note(request, context)
@@ -96,6 +97,15 @@ def test_workers_for_people_and_programs(fleet: tuple[Fleet, str]) -> None:
     )
     (record,) = json.loads(run("workers", "--fleet", address, "--json").stdout)
     assert (record["state"], record["load_progress"], record["running_sequences"]) == ("loading", 0.5, 3)
+
+
+def test_what_deployments_and_pools_lack_is_said(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    service.deployments = [pb.ModelDeployment(name="small", problem="No node of the cluster has cuda.")]
+    service.pools = [pb.ModelDeployment(name="fine"), pb.ModelDeployment(name="cpu", problem="Pool cpu loses workers.")]
+    lines = run("workers", "--fleet", address).stdout.splitlines()
+    assert lines == ["small: No node of the cluster has cuda.", "Pool cpu loses workers."]
+    assert json.loads(run("workers", "--fleet", address, "--json").stdout) == []
 
 
 def test_an_unhealthy_worker_says_why(fleet: tuple[Fleet, str]) -> None:
