@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput
 from polyfleet.engine.plan import StepPlan
-from polyfleet.engine.request import EngineOptions, SequenceRequest
+from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.models.config import ModelConfig
 from polyfleet.sampling.draw import Bools
 from polyfleet.serving.messages import StepNews, frame
+from polyfleet.wire.requests import SequenceRequest
 
 SIZES = (1, 32, 256)
 PROMPT_TOKENS, BLOCK_TOKENS, BLOCKS = 16, 16, 12

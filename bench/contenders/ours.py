@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from bench.contenders.workload import MAX_SEQUENCES, MAX_TOKENS, Setting, Timing
 
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.request import EngineOptions, SequenceRequest
+from polyfleet.engine.request import EngineOptions
+from polyfleet.wire.requests import SequenceRequest
 
 
 class PolyfleetContender:

@@ -8,7 +8,8 @@ from tests.support.fake_executor import FakeExecutor, expected_tokens
 from polyfleet.engine.batch import BatchLimits, StepReport
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.executor import Capacity
-from polyfleet.engine.request import FinishReason, SequenceRequest, SequenceUpdate
+from polyfleet.wire.answers import FinishReason, SequenceUpdate
+from polyfleet.wire.requests import SequenceRequest
 
 
 def make_batcher(

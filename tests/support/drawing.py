@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.backends import BackendRegistry
-from polyfleet.engine.request import SampledToken
 from polyfleet.sampling.counts import TokenCounts
 from polyfleet.sampling.device import can_draw
 from polyfleet.sampling.draw import PARAMETERS, Drawn, Draws, Start, parameters
 from polyfleet.sampling.host import sample
+from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.sampling import SamplingParams
 
 

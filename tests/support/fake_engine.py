@@ -28,17 +28,11 @@ from tests.support.fake_tokens import fake_embedding, fake_token, fake_tokens
 
 from polyfleet.engine.canary import Canary, CanaryReference
 from polyfleet.engine.checks import check_request
-from polyfleet.engine.request import (
-    EngineFacts,
-    EngineOptions,
-    EngineStatus,
-    FinishReason,
-    SampledToken,
-    SequenceRequest,
-    SequenceUpdate,
-)
+from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
 from polyfleet.serving.engine_process import Progress
+from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import SequenceRequest
 
 CRASH, BREAK, FAIL = 901, 902, 903
 VOCABULARY, HIDDEN, CONTEXT, BLOCK, BLOCKS = 1000, 8, 100_000, 16, 1000
@@ -149,6 +143,7 @@ class FakeEngine:
             vector = tuple(fake_embedding(request.prompt_ids, HIDDEN))
             return self._end(SequenceUpdate(request.sequence_id, (), FinishReason.STOP, embedding=vector), finished=1)
         done = request.generated_ids
+        assert request.max_tokens is not None
         count = min(int(self._script.step_tokens), request.max_tokens - len(done))
         new = [fake_token(request.prompt_ids, len(done) + k, request.choice, VOCABULARY) for k in range(count)]
         if os.path.exists(self._script.wrong_while):
@@ -164,7 +159,7 @@ class FakeEngine:
         return update
 
     def _sampled(self, token: int, request: SequenceRequest) -> SampledToken:
-        alternatives = request.num_logprobs or 0
+        alternatives = request.logprobs or 0
         return SampledToken(token, -0.5, tuple(range(alternatives)), (-1.0,) * alternatives)
 
     def _end(self, update: SequenceUpdate, **counts: int) -> SequenceUpdate:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.plan import Need, StepPlan
-from polyfleet.engine.request import PoolingKind, SequenceRequest
 from polyfleet.sampling.draw import Bools, Start
+from polyfleet.wire.requests import Pooling, SequenceRequest
 
 VOCABULARY = 97
 HIDDEN = 3
@@ -32,7 +32,7 @@ class Slice:
     token_ids: tuple[int, ...]  # as they were computed; the plan may have left one to be drawn
     start: int
     draw: bool
-    pooling: PoolingKind | None
+    pooling: Pooling | None
 
     @property
     def length(self) -> int:
@@ -182,7 +182,7 @@ class FakeExecutor:
             start = length - len(ids)
             assert plan.positions[rows[number] : rows[number + 1]].tolist() == list(range(start, length))
             ids = [each if each >= 0 else self._last_token[-1 - each] for each in ids]
-            pooling = (PoolingKind.MEAN, PoolingKind.LAST)[pools[number]] if number in pools else None
+            pooling = (Pooling.MEAN, Pooling.LAST)[pools[number]] if number in pools else None
             slices.append(Slice(slot, tuple(ids), start, number in draws, pooling))
         self.batches.append(Batch(tuple(slices), tuple(plan.cleared_blocks.tolist()), ahead))
         for number, each in enumerate(slices):
@@ -217,10 +217,10 @@ def next_token(token_ids: Sequence[int], seed: int = 0, choice: int = 0) -> int:
     return int.from_bytes(digest, "little") % VOCABULARY
 
 
-def pooled(kind: PoolingKind, token_ids: Sequence[int]) -> tuple[float, ...]:
+def pooled(kind: Pooling, token_ids: Sequence[int]) -> tuple[float, ...]:
     """What a slice pools to: powers of the ids, summed or of the last one."""
     rows = [tuple(float(each**power) for power in range(1, HIDDEN + 1)) for each in token_ids]
-    return rows[-1] if kind is PoolingKind.LAST else tuple(map(sum, zip(*rows, strict=True)))
+    return rows[-1] if kind is Pooling.LAST else tuple(map(sum, zip(*rows, strict=True)))
 
 
 def expected_tokens(
@@ -232,7 +232,7 @@ def expected_tokens(
     """The tokens that follow `generated_ids` and the finish reason, computed one by one without an engine."""
     generated = list(request.generated_ids)
     while True:
-        token_id = next_token([*request.prompt_ids, *generated], request.params.seed, request.choice)
+        token_id = next_token([*request.prompt_ids, *generated], request.sampling.seed, request.choice)
         while allowed is not None and not allowed(generated)[token_id]:
             token_id = (token_id + 1) % VOCABULARY
         if token_id in request.stop_token_ids or (not request.ignore_eos and token_id in end_token_ids):

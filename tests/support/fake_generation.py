@@ -6,35 +6,25 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polyfleet.gateway.api import (
-    Call,
-    Delta,
-    EmbedRequest,
-    EmbedResult,
-    FinishReason,
-    GenerateRequest,
-    Model,
-    TokenizeRequest,
-    TokenizeResult,
-    TokenLogprob,
-    Usage,
-)
+from polyfleet.gateway.api import Call
 from polyfleet.gateway.auth import Authenticator
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import NotFound
 from polyfleet.gateway.health import Health
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.parts import GatewayParts
+from polyfleet.wire.answers import Delta, Embeddings, FinishReason, Model, TokenLogprobs, Tokens, Usage
+from polyfleet.wire.requests import EmbedRequest, GenerateRequest, TokenizeRequest
 
 WORDS = ("Hello", " there", " friend")
 MODEL = Model("org/fake", 2048, 1000, 1, ("cpu",), 1700000000)
 
 
-def logprob_of(position: int) -> TokenLogprob:
+def logprob_of(position: int) -> TokenLogprobs:
     """The logprob of the word number `position`."""
-    other = TokenLogprob(50 + position, "\ufffd", -3.0, partial=b"\xf0")
-    chosen = TokenLogprob(position, WORDS[position], -0.5)
-    return TokenLogprob(position, WORDS[position], -0.5, (chosen, other))
+    other = TokenLogprobs(50 + position, "\ufffd", -3.0, partial=b"\xf0")
+    chosen = TokenLogprobs(position, WORDS[position], -0.5)
+    return TokenLogprobs(position, WORDS[position], -0.5, (chosen, other))
 
 
 @dataclass
@@ -101,7 +91,7 @@ class FakeGeneration:
         usage = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=3 * request.n)
         return deltas if self.truncated else [*deltas, Delta(choice=0, usage=usage)]
 
-    async def embed(self, request: EmbedRequest, call: Call) -> EmbedResult:
+    async def embed(self, request: EmbedRequest, call: Call) -> Embeddings:
         self._note(request, call)
         if self.error:
             raise self.error
@@ -112,11 +102,11 @@ class FakeGeneration:
                 self.cancelled.set()
                 raise
         vectors = tuple((float(index), 0.5, -0.25) for index in range(len(request.inputs)))
-        return EmbedResult(vectors, Usage(prompt_tokens=4 * len(vectors)))
+        return Embeddings(vectors, Usage(prompt_tokens=4 * len(vectors)))
 
-    async def tokenize(self, request: TokenizeRequest, call: Call) -> TokenizeResult:
+    async def tokenize(self, request: TokenizeRequest, call: Call) -> Tokens:
         self._note(request, call)
-        return TokenizeResult((1,), ("a",))
+        return Tokens((1,), ("a",))
 
     def models(self) -> tuple[Model, ...]:
         return self.known

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from polyfleet.engine.executor import Capacity, Executor, Fault, Pending, StepOutput
 from polyfleet.engine.flight import sampled
 from polyfleet.engine.plan import Assembler
-from polyfleet.engine.request import GREEDY, PoolingKind, SampledToken, SequenceRequest
 from polyfleet.engine.sequence import Sequence as EngineSequence
 from polyfleet.sampling.draw import Bools
-from polyfleet.wire.sampling import SamplingParams
+from polyfleet.wire.answers import SampledToken
+from polyfleet.wire.requests import Pooling, SequenceRequest
+from polyfleet.wire.sampling import GREEDY, SamplingParams
 
 TIMEOUT = 60.0
 GARBAGE = -77_777  # written over plans behind their launch: an executor that kept a view fails
@@ -113,7 +114,7 @@ class Driver:
         generated_ids: Sequence[int] = (),
         params: SamplingParams = GREEDY,
         num_logprobs: int | None = None,
-        pooling: PoolingKind | None = None,
+        pooling: Pooling | None = None,
         draws: bool = True,
         room: int = 0,
         blocks: Sequence[int] | None = None,
@@ -124,7 +125,7 @@ class Driver:
             tuple(token_ids),
             params,
             generated_ids=tuple(generated_ids),
-            num_logprobs=num_logprobs,
+            logprobs=num_logprobs,
             pooling=pooling,
         )
         sequence = EngineSequence(request, 0, 0.0, 2**31)

@@ -1,1 +1,1 @@
-"""What both ends of the wire must compute alike: limits, sampling parameters, block hashes, ids. Pure Python."""
+"""What both ends of the wire must compute alike: requests, answers, limits, block hashes, ids. Pure Python."""

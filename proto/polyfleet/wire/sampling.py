@@ -47,3 +47,6 @@ class SamplingParams:
             raise FieldError(f"{prefix}top_k", f"must be 0 (off) or more, not {shown(self.top_k)}")
         if not 0 <= self.seed < 2**64:
             raise FieldError(f"{prefix}seed", f"must fit an unsigned 64-bit integer, not {shown(self.seed)}")
+
+
+GREEDY = SamplingParams(temperature=0.0)

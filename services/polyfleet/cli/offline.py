@@ -11,8 +11,8 @@ from polyfleet.wire.options import EngineOptions, OptionValue
 
 if TYPE_CHECKING:
     from polyfleet.engine.engine import Engine
-    from polyfleet.engine.request import SequenceRequest
     from polyfleet.text.model_text import ModelText
+    from polyfleet.wire.requests import SequenceRequest
 
 
 def generate_offline(
@@ -37,7 +37,7 @@ def generate_offline(
     options = engine_options(device, {"max_sequences": 1, **stated})
     from polyfleet.backends import BackendUnavailable
     from polyfleet.engine.engine import Engine
-    from polyfleet.engine.request import SequenceRequest
+    from polyfleet.wire.requests import SequenceRequest
     from polyfleet.wire.sampling import SamplingParams
 
     try:
@@ -47,7 +47,7 @@ def generate_offline(
         defaults = model_text.sampling_defaults if model_text and own_defaults else {}
         given = {"temperature": temperature} if temperature is not None else {}
         params = SamplingParams(**{"temperature": 0.0, **defaults, **given}, seed=seed or 0)  # type: ignore[arg-type]
-        request = SequenceRequest("offline", ids, params, max_tokens, ignore_eos=ignore_eos)
+        request = SequenceRequest("offline", ids, params, max_tokens=max_tokens, ignore_eos=ignore_eos)
         token_ids, finish_reason = run(engine, request)
     except (ValueError, BackendUnavailable) as error:  # model files, fields and options: all one sentence
         raise CliError(sentence(error), ExitCode.BAD_INPUT) from None

@@ -18,7 +18,9 @@ from polyfleet.client.errors import (
 from polyfleet.client.requests import GenerateOptions
 from polyfleet.client.retry import NO_RETRIES, RetryPolicy
 from polyfleet.client.sync import Client, CompletionStream
-from polyfleet.client.types import Choice, Completion, Delta, Embeddings, Message, Model, TokenLogprobs, Tokens, Usage
+from polyfleet.client.types import Choice, Completion
+from polyfleet.wire.answers import Delta, Embeddings, FinishReason, Model, TokenLogprobs, Tokens, Usage
+from polyfleet.wire.requests import Message
 
 __all__ = [
     "NO_RETRIES",
@@ -34,6 +36,7 @@ __all__ = [
     "Delta",
     "Embeddings",
     "FieldViolation",
+    "FinishReason",
     "GenerateOptions",
     "InvalidArgumentError",
     "Message",

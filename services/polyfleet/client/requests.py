@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from polyfleet.client.errors import invalid_argument
-from polyfleet.client.types import Message
 from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.requests import Message, Pooling
 from polyfleet.wire.sampling import NONE
 
 Messages = Sequence[Message | Mapping[str, str]]
 
-POOLINGS = {"mean": pb.POOLING_MEAN, "last": pb.POOLING_LAST}
+POOLINGS = {each.value: pb.Pooling.Value(f"POOLING_{each.name}") for each in Pooling}
 
 _SAMPLING_FIELDS = frozenset(field.name for field in pb.SamplingParams.DESCRIPTOR.fields)
 _MESSAGE_FIELDS = frozenset(field.name for field in pb.ChatMessage.DESCRIPTOR.fields)

@@ -15,9 +15,11 @@ from polyfleet.client.errors import PolyfleetError, from_rpc_error
 from polyfleet.client.requests import GenerateOptions, Messages
 from polyfleet.client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy
 from polyfleet.client.transcript import Transcript
-from polyfleet.client.types import Completion, Delta, Embeddings, Model, Tokens
+from polyfleet.client.types import Completion
+from polyfleet.convert.inference import embeddings_of, model_of, tokens_of
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceStub
+from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
 from polyfleet.wire.auth import bearer_metadata
 
 if TYPE_CHECKING:
@@ -152,7 +154,7 @@ class Client:
     ) -> Embeddings:
         """One vector per input; an input is a text or a list of token ids. `pooling` is mean or last."""
         request = requests.embed_request(inputs, model, pooling, normalize)
-        return Embeddings.from_proto(self._unary(self._stub.Embed, request, timeout))
+        return embeddings_of(self._unary(self._stub.Embed, request, timeout))
 
     def tokenize(
         self,
@@ -165,16 +167,16 @@ class Client:
     ) -> Tokens:
         """The token ids that `generate` would compute for this text or these messages."""
         request = requests.tokenize_request(text, messages, model, add_special_tokens)
-        return Tokens.from_proto(self._unary(self._stub.Tokenize, request, timeout))
+        return tokens_of(self._unary(self._stub.Tokenize, request, timeout))
 
     def models(self, *, timeout: float | None = None) -> list[Model]:
         """Every model that is served or being loaded, by name."""
         response = self._unary(self._stub.ListModels, pb.ListModelsRequest(), timeout)
-        return [Model.from_proto(model) for model in response.models]
+        return list(map(model_of, response.models))
 
     def model(self, name: str, *, timeout: float | None = None) -> Model:
         """One model; NotFoundError when it is not deployed."""
-        return Model.from_proto(self._unary(self._stub.GetModel, pb.GetModelRequest(name=name), timeout))
+        return model_of(self._unary(self._stub.GetModel, pb.GetModelRequest(name=name), timeout))
 
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""

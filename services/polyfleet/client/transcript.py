@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polyfleet.client.errors import DataLossError
-from polyfleet.client.types import Choice, Completion, Delta, TokenLogprobs, Usage
+from polyfleet.client.types import Choice, Completion
+from polyfleet.convert.inference import delta_of
 from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.answers import Delta, FinishReason, TokenLogprobs, Usage
 
 
 @dataclass(slots=True)
@@ -14,7 +16,7 @@ class _OpenChoice:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
@@ -34,10 +36,10 @@ class Transcript:
 
     def add(self, message: pb.GenerateResponse) -> Delta:
         """Take one message and give it back as a Delta."""
-        delta = Delta.from_proto(message)
-        self.request_id = message.request_id or self.request_id
-        if message.worker_id:
-            self.worker_ids.append(message.worker_id)
+        delta = delta_of(message)
+        self.request_id = delta.request_id or self.request_id
+        if delta.worker_id:
+            self.worker_ids.append(delta.worker_id)
         self.usage = delta.usage or self.usage
         self._choices.setdefault(delta.choice, _OpenChoice()).add(delta)
         return delta

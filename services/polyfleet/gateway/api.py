@@ -1,171 +1,14 @@
-"""What gRPC and HTTP ask of the gateway's core and what it answers: frozen requests, deltas, and `GenerationApi`.
-
-The meanings and limits of the fields stand in `polyfleet/v1/inference.proto`; `validation.py` checks them.
-"""
+"""What gRPC and HTTP ask of the gateway's core: `GenerationApi`, in requests and answers of `polyfleet.wire`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from enum import Enum, unique
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from polyfleet.wire.sampling import SamplingParams
+from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
+from polyfleet.wire.requests import EmbedRequest, GenerateRequest, TokenizeRequest
 from polyfleet.wire.tracing import TraceContext
-
-
-@unique
-class FinishReason(str, Enum):
-    """Why a choice ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-
-
-@unique
-class Pooling(str, Enum):
-    """How the hidden states of an input become one vector."""
-
-    MEAN = "mean"
-    LAST = "last"
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a chat; a content of several texts came in parts."""
-
-    role: str
-    content: str | tuple[str, ...]
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """A prompt (exactly one of text, messages, token_ids) and how to continue it.
-
-    None means absent. `seed` replaces `sampling.seed`; without one the gateway draws it. `left_out` names the fields of
-    `sampling` that the client did not state: the model's own defaults hold for them, where it has any.
-    `continuous_usage`: every delta carries usage, so far.
-    """
-
-    model: str = ""
-    text: str | None = None
-    messages: tuple[Message, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    left_out: frozenset[str] = field(default=frozenset(), compare=False)  # requests that ask for the same are equal
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    n: int = 1
-    logprobs: int | None = None
-    priority: int = 0
-    request_id: str = ""
-    continuous_usage: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token with the natural log of its probability; `top` holds the likeliest alternatives, likeliest first.
-
-    `partial` are the token's bytes where they are no whole characters, so that `text` has U+FFFD; else it is empty.
-    """
-
-    token_id: int
-    text: str
-    logprob: float
-    top: tuple[TokenLogprob, ...] = ()
-    partial: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of one request; `cached_tokens` is the part of the prompt that was not computed."""
-
-    prompt_tokens: int
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class Delta(NamedTuple):
-    """One increment of one choice. A named tuple: one is made per token.
-
-    `request_id` is set in the first delta of a stream; `worker_id` in the first of each choice and after each move;
-    `finish_reason` in the last of each choice; `usage` in the last of the stream, or in all with `continuous_usage`.
-    """
-
-    choice: int
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish_reason: FinishReason | None = None
-    request_id: str = ""
-    worker_id: str = ""
-    usage: Usage | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedInput:
-    """Exactly one of text and token_ids."""
-
-    text: str | None = None
-    token_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedRequest:
-    """1 to 64 inputs, one vector each; `normalize` scales each to Euclidean length 1."""
-
-    model: str = ""
-    inputs: tuple[EmbedInput, ...] = ()
-    pooling: Pooling = Pooling.MEAN
-    normalize: bool = False
-    request_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedResult:
-    """Vectors in the order of the inputs."""
-
-    vectors: tuple[tuple[float, ...], ...]
-    usage: Usage
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizeRequest:
-    """Exactly one of text and messages; `add_special_tokens` counts for text only."""
-
-    model: str = ""
-    text: str | None = None
-    messages: tuple[Message, ...] = ()
-    add_special_tokens: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizeResult:
-    """Ids and, parallel to them, the pieces as the vocabulary spells them."""
-
-    token_ids: tuple[int, ...]
-    pieces: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A served model. `context_length` is the largest that a ready worker offers (0: none has said so yet).
-
-    `sampling_defaults` are those of its files that requests get here, by field of SamplingParams.
-    """
-
-    name: str
-    context_length: int = 0
-    vocabulary_size: int = 0
-    ready_workers: int = 0
-    accelerators: tuple[str, ...] = ()
-    created_unix_seconds: int = 0
-    reason: str = ""  # why no worker is ready
-    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +39,11 @@ class GenerationApi(Protocol):
         """
         ...
 
-    async def embed(self, request: EmbedRequest, call: Call) -> EmbedResult:
+    async def embed(self, request: EmbedRequest, call: Call) -> Embeddings:
         """One vector per input."""
         ...
 
-    async def tokenize(self, request: TokenizeRequest, call: Call) -> TokenizeResult:
+    async def tokenize(self, request: TokenizeRequest, call: Call) -> Tokens:
         """The ids that `generate` would compute for this prompt."""
         ...
 

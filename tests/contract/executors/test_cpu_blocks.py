@@ -14,11 +14,11 @@ from tests.support.tiny_models import write_folder
 from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.executor import Capacity, Fault
-from polyfleet.engine.request import SequenceRequest
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
@@ -105,7 +105,7 @@ def test_imports_of_another_shape(models: Mapping[str, LoadedModel], instruction
 def numbered(number: int) -> SequenceRequest:
     """Prompts begin alike; every other of three reports logprobs."""
     length, most = 3 + 5 * (number % 4), 4 + 3 * (number % 5)
-    made = make_request(number, length, most, params=PARAMS[number % 4], num_logprobs=2 if number % 3 == 0 else None)
+    made = make_request(number, length, most, sampling=PARAMS[number % 4], logprobs=2 if number % 3 == 0 else None)
     return replace(made, prompt_ids=(8, 9, *range(5, 3 + length)))
 
 

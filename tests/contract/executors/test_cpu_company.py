@@ -12,12 +12,12 @@ from tests.support.cpu_graphs import available_sets, needs_library
 from tests.support.stepping import Driver, logprobs_of
 from tests.support.tiny_models import write_folder
 
-from polyfleet.engine.request import PoolingKind
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.kernels.weights import WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.wire.requests import Pooling
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 
@@ -65,7 +65,7 @@ def compute(driver: Driver, sizes: Sequence[int], company: int, pooled: bool) ->
     """By position: what each chunk's end gives, logprobs or hidden state. Company decodes within a second sequence."""
     rng = random.Random(company)
     tables = np.array(rng.sample(range(2 * BLOCKS), 2 * BLOCKS)).reshape(2, -1).tolist()
-    wanted = {"pooling": PoolingKind.LAST} if pooled else {"num_logprobs": VOCABULARY}
+    wanted = {"pooling": Pooling.LAST} if pooled else {"num_logprobs": VOCABULARY}
     run = driver.begin(IDS, blocks=tables[0], **wanted)
     others = [driver.begin(IDS[::-1], num_logprobs=VOCABULARY, blocks=tables[1]) for _ in range(company)]
     if company:
@@ -101,7 +101,7 @@ def test_logprobs_and_hidden_states(model: LoadedModel, instruction_set: str) ->
 def test_a_sum_of_hidden_states_is_the_same_in_any_chunks(model: LoadedModel, instruction_set: str) -> None:
     driver, sums = make_driver(model, instruction_set, 2), []
     for sizes in ([LENGTH], [1, 30, 200], [64]):
-        run = driver.begin(IDS, pooling=PoolingKind.MEAN, blocks=range(BLOCKS))
+        run = driver.begin(IDS, pooling=Pooling.MEAN, blocks=range(BLOCKS))
         for begin, end in cut(sizes):
             driver.step([(run, end - begin)])
         parts = [result.pooled for result in run.results if result.pooled is not None]

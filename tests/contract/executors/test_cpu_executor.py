@@ -15,13 +15,14 @@ from tests.support.tiny_models import TinyShape, write_folder
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executor import Executor, Fault
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.request import EngineOptions, PoolingKind
+from polyfleet.engine.request import EngineOptions
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.wire.requests import Pooling
 from polyfleet.wire.sampling import SamplingParams
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
@@ -157,9 +158,9 @@ def test_results_are_those_of_the_eager_executor(models: Mapping[str, LoadedMode
             driver.begin([1, 2], draws=False),
             driver.begin([3]),
             driver.begin([4, 5, 6], params=sampled),
-            driver.begin([4, 5, 6], pooling=PoolingKind.LAST),
+            driver.begin([4, 5, 6], pooling=Pooling.LAST),
             driver.begin([7, 8], generated_ids=[8, 8], params=penalised),
-            driver.begin([9, 9, 9, 9], pooling=PoolingKind.MEAN),
+            driver.begin([9, 9, 9, 9], pooling=Pooling.MEAN),
             driver.begin([11, 12], num_logprobs=3),
         ]
         driver.step([(run, 4) for run in runs])
@@ -202,8 +203,8 @@ def test_masks_are_of_one_step(models: Mapping[str, LoadedModel], instruction_se
 def test_only_the_sequence_that_is_not_finite_fails(models: Mapping[str, LoadedModel], instruction_set: str) -> None:
     driver = persistent(poisoned(models["grouped"]), instruction_set, num_blocks=8)
     failed, fine = driver.begin([POISON]), driver.begin([1, 2, 3])
-    failed_pool = driver.begin([4, POISON], pooling=PoolingKind.MEAN)
-    fine_pool = driver.begin([4, 5], pooling=PoolingKind.MEAN)
+    failed_pool = driver.begin([4, POISON], pooling=Pooling.MEAN)
+    fine_pool = driver.begin([4, 5], pooling=Pooling.MEAN)
     failed_draw = driver.begin([POISON], params=SamplingParams(seed=1))
     failed_chunk = driver.begin([POISON, 1, 2], draws=False)
     runs = [failed, fine, failed_pool, fine_pool, failed_draw, failed_chunk]

@@ -89,7 +89,7 @@ def test_tokens_do_not_depend_on_the_company(
             f"s{number}",
             (5,) * same + tuple(tail),
             SamplingParams(temperature=temperature, seed=number),
-            max_tokens,
+            max_tokens=max_tokens,
             ignore_eos=True,
             priority=priority,
         )
@@ -105,7 +105,7 @@ def test_tokens_do_not_depend_on_the_company(
         assert_same_tokens(
             lambda ids: next_logits(reference, ids),
             request.prompt_ids,
-            request.params,
+            request.sampling,
             mixed,
             alone,
             TOLERANCE["float32"],

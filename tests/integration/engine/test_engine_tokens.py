@@ -22,8 +22,9 @@ from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity, Executor, Pending
 from polyfleet.engine.loader import EngineParts, load
 from polyfleet.engine.plan import StepPlan
-from polyfleet.engine.request import EngineOptions, EngineStatus, PoolingKind, SequenceRequest
+from polyfleet.engine.request import EngineOptions, EngineStatus
 from polyfleet.engine.sizing import capacity_of
+from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 pytestmark = pytest.mark.timeout(1200)  # transformers takes its time on few or busy cores
@@ -203,7 +204,7 @@ def test_same_seed_same_tokens_in_any_company(
     loaded: EngineParts, reference: Any, prompts: list[tuple[int, ...]]
 ) -> None:
     requests = [
-        replace(request, max_tokens=16, params=SamplingParams(temperature=0.8, seed=number), choice=number % 2)
+        replace(request, max_tokens=16, sampling=SamplingParams(temperature=0.8, seed=number), choice=number % 2)
         for number, request in enumerate(greedy(prompts[:5]))
     ]
     together = compute(loaded, requests, apart=1, max_sequences=8, step_tokens=16)
@@ -213,7 +214,7 @@ def test_same_seed_same_tokens_in_any_company(
         assert_same_tokens(
             lambda ids: next_logits(reference, ids),
             request.prompt_ids,
-            request.params,
+            request.sampling,
             tokens,
             alone,
             TOLERANCE["float32"],
@@ -225,13 +226,13 @@ def test_embeddings(loaded: EngineParts, reference: Any, prompts: list[tuple[int
     requests = [
         SequenceRequest(f"s{number}{kind.value}", prompt, pooling=kind)
         for number, prompt in enumerate(prompts)
-        for kind in PoolingKind
+        for kind in Pooling
     ]
     run = compute(loaded, requests, max_sequences=4, step_tokens=12)
     for request in requests:
         with torch.inference_mode():
             hidden = reference.model(torch.tensor([request.prompt_ids])).last_hidden_state[0]
-        wanted = hidden.mean(dim=0) if request.pooling is PoolingKind.MEAN else hidden[-1]
+        wanted = hidden.mean(dim=0) if request.pooling is Pooling.MEAN else hidden[-1]
         got = torch.tensor(run.outcomes[request.sequence_id].embedding)
         torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
 

@@ -11,7 +11,7 @@ from polyfleet.backends.registry import BackendRegistry
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Executor
 from polyfleet.engine.executors import KNOWN, Workload, find
-from polyfleet.engine.request import EngineOptions, SampledToken, SequenceRequest, SequenceUpdate
+from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.kvcache.portable import KvLayout
@@ -20,6 +20,8 @@ from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import silent
 from polyfleet.models.registry import record
+from polyfleet.wire.answers import SampledToken, SequenceUpdate
+from polyfleet.wire.requests import SequenceRequest
 
 VOCABULARY = 20  # all of whose logprobs may be asked for
 PROMPT = tuple(np.random.default_rng(5).integers(3, VOCABULARY, size=70).tolist())
@@ -90,7 +92,7 @@ def over(executor: Executor, workload: Workload, model: LoadedModel) -> Engine:
 
 def add(target: Engine, name: str, prompt: tuple[int, ...] = PROMPT) -> None:
     """Eight greedy tokens with all logprobs."""
-    target.add(SequenceRequest(name, prompt, max_tokens=8, ignore_eos=True, num_logprobs=VOCABULARY, cache_salt=TENANT))
+    target.add(SequenceRequest(name, prompt, max_tokens=8, ignore_eos=True, logprobs=VOCABULARY, cache_salt=TENANT))
 
 
 def drained(target: Engine) -> list[SequenceUpdate]:

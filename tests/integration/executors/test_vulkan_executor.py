@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executor import Fault, StepTooLarge
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.request import EngineOptions, PoolingKind
+from polyfleet.engine.request import EngineOptions
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.graph.kernel_graph import GraphBuilder
 from polyfleet.graph.ops import Rope
@@ -24,6 +24,7 @@ from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import silent
 from polyfleet.models.registry import record
+from polyfleet.wire.requests import Pooling
 from polyfleet.wire.sampling import SamplingParams
 
 wgpu = pytest.importorskip("wgpu", reason="the vulkan extra is not installed")
@@ -123,8 +124,8 @@ def test_seeded_draws_and_pooling_equal_the_reference(tmp_path: Path, drivers: D
     for side in drivers.pair(tiny(tmp_path)):
         own = [
             side.begin(prompt, params=hot, room=3),
-            side.begin(prompt, pooling=PoolingKind.MEAN),
-            side.begin(prompt[:5], pooling=PoolingKind.LAST),
+            side.begin(prompt, pooling=Pooling.MEAN),
+            side.begin(prompt[:5], pooling=Pooling.LAST),
         ]
         side.step([(run, len(prompt)) for run in own])
         token = own[0].results[0].token
@@ -158,7 +159,7 @@ def test_numbers_that_are_not_finite_fail_their_own_sequence_only(tmp_path: Path
     vulkan = drivers.vulkan(tiny(tmp_path, poisoned=True), num_blocks=8)
     drawing = [vulkan.begin(prompt) for prompt in ([7, POISON], [7, 8])]
     early = vulkan.begin([7, POISON, 9, 10], draws=False)  # nothing is drawn of it in this step
-    pooled = vulkan.begin([POISON, 7], pooling=PoolingKind.LAST)
+    pooled = vulkan.begin([POISON, 7], pooling=Pooling.LAST)
     vulkan.step([(run, 3) for run in (*drawing, early, pooled)])
     faults = [run.results[0].fault for run in (*drawing, early, pooled)]
     assert faults == [Fault.NOT_FINITE, Fault.NONE, Fault.NOT_FINITE, Fault.NOT_FINITE]

@@ -15,10 +15,11 @@ from transformers import LlamaForCausalLM
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.request import EngineOptions, PoolingKind
+from polyfleet.engine.request import EngineOptions
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.models.registry import record
+from polyfleet.wire.requests import Pooling
 
 TOLERANCE = 5e-5
 LLAMA3_ROPE = {
@@ -119,7 +120,7 @@ def test_pooled_hidden_states(tmp_path: Path) -> None:
     with torch.inference_mode():
         states = model.model(torch.tensor([ids])).last_hidden_state[0].numpy()
     steps = driver(folder, 16, 4)
-    runs = [steps.begin(ids, pooling=pooling) for pooling in (PoolingKind.MEAN, PoolingKind.LAST)]
+    runs = [steps.begin(ids, pooling=pooling) for pooling in (Pooling.MEAN, Pooling.LAST)]
     for size in (7, 12):
         steps.step([(run, size) for run in runs])
     assert all(result.token is None for run in runs for result in run.results)

@@ -10,7 +10,6 @@ import psutil
 import pytest
 from tests.support.text_assets import assets_document
 
-from polyfleet.gateway.api import Message
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded, ResourceExhausted
 from polyfleet.gateway.request.prompts import LONG_CHARACTERS, Prompts
@@ -19,6 +18,7 @@ from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.process import EncodeChat, Encoded, EncodeText
 from polyfleet.text.prompt_text import PromptText, Turn
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import Message
 
 LATER = "{% if messages[0].content == 'now' %}HOSTILE{% endif %}{{ messages[0].content }}"  # harmless when it is tried
 FOREVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"

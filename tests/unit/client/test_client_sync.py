@@ -31,8 +31,8 @@ def test_generate_gathers_the_choices(client: pf.Client, script: Script) -> None
         request_id="req-1",
         worker_ids=("w-1", "w-2"),
         choices=(
-            pf.Choice(0, "ab", (1, 3), (pf.TokenLogprobs(1, "a", -0.5, (top,)),), "length"),
-            pf.Choice(1, "x", (7, 8), (), "stop"),
+            pf.Choice(0, "ab", (1, 3), (pf.TokenLogprobs(1, "a", -0.5, (top,)),), pf.FinishReason.LENGTH),
+            pf.Choice(1, "x", (7, 8), (), pf.FinishReason.STOP),
         ),
         usage=pf.Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=4),
     )

@@ -22,8 +22,8 @@ from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome
 from polyfleet.engine.executor import StepOutput
 from polyfleet.engine.executors import Workload, find
 from polyfleet.engine.plan import StepPlan
-from polyfleet.engine.request import SampledToken
 from polyfleet.graph.ops import OpKind
+from polyfleet.wire.answers import SampledToken
 
 Change = Callable[[list[int], StepOutput], StepOutput]  # positions of the tokens drawn, and what they came to
 

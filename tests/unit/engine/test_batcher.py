@@ -7,8 +7,9 @@ from tests.support.batching import Outcomes, assert_right, make_batcher, over, p
 from tests.support.fake_executor import Batch, expected_tokens
 
 from polyfleet.engine.batch import BatchLimits
-from polyfleet.engine.request import FinishReason, PoolingKind, SequenceRequest
+from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import Pooling, SequenceRequest
 
 
 def sizes(batch: Batch) -> list[int]:
@@ -203,7 +204,7 @@ class TestPreemption:
         batcher, executor = make_batcher(num_blocks=4)
         with pytest.raises(FieldError, match="prompt_ids: must be 1 to 15 tokens with those generated, not 16"):
             batcher.add(request(1, 16))
-        batcher.add(request(2, 16, pooling=PoolingKind.LAST))  # nothing is generated: the last place may be used
+        batcher.add(request(2, 16, pooling=Pooling.LAST))  # nothing is generated: the last place may be used
         assert run_all(batcher)["s2"].finish_reason is FinishReason.STOP
         with pytest.raises(ValueError, match="does not fit a KV pool of 16"):
             over(executor, BatchLimits(max_sequences=1, step_tokens=8, context_length=17), 4)
@@ -225,7 +226,7 @@ class TestEnds:
     def test_stop_tokens_are_not_returned(self) -> None:
         plain = request(1, 5, 20)
         stop = expected_tokens(plain, 256)[0][7]
-        stopped = replace(plain, stop_token_ids=frozenset({stop}))
+        stopped = replace(plain, stop_token_ids=(stop,))
         batcher, _ = make_batcher()
         batcher.add(stopped)
         outcome = run_all(batcher)["s1"]
@@ -239,7 +240,9 @@ class TestEnds:
         for cut in (1, 5, 11):
             batcher, executor = make_batcher(step_tokens=8, max_sequences=4)
             batcher.add(
-                replace(whole, params=replace(whole.params, presence_penalty=1.0), generated_ids=tuple(token_ids[:cut]))
+                replace(
+                    whole, sampling=replace(whole.sampling, presence_penalty=1.0), generated_ids=tuple(token_ids[:cut])
+                )
             )
             outcome = run_all(batcher)["s1"]
             assert outcome.token_ids == token_ids[cut:]

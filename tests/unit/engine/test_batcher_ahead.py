@@ -5,7 +5,8 @@ from tests.support.batching import Outcomes, assert_right, make_batcher, prompt,
 from tests.support.fake_executor import expected_tokens
 
 from polyfleet.engine.executor import FAULTS, DeviceTimeout, Fault
-from polyfleet.engine.request import FinishReason, SequenceRequest
+from polyfleet.wire.answers import FinishReason
+from polyfleet.wire.requests import SequenceRequest
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 
@@ -29,7 +30,7 @@ class TestAhead:
     def test_what_a_stop_token_made_superfluous_is_dropped_and_counted(self) -> None:
         stop = expected_tokens(request(1, 5, 9), 256)[0][3]
         batcher, _ = make_batcher(depth=2)
-        stopped = request(1, 5, 9, stop_token_ids=frozenset({stop}))
+        stopped = request(1, 5, 9, stop_token_ids=(stop,))
         batcher.add(stopped)
         outcome = run_all(batcher)["s1"]
         assert (outcome.token_ids, outcome.finish_reason) == (expected_tokens(stopped, 256)[0], FinishReason.STOP)

@@ -9,7 +9,8 @@ from tests.support.fake_executor import FakeExecutor, pooled
 
 from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.executor import FAULTS, Fault, Pending, StepOutput
-from polyfleet.engine.request import FinishReason, PoolingKind, SequenceRequest
+from polyfleet.wire.answers import FinishReason
+from polyfleet.wire.requests import Pooling, SequenceRequest
 
 
 class TestEmbeddings:
@@ -18,23 +19,23 @@ class TestEmbeddings:
         token_ids = prompt(3, 21)
         batcher.add(SequenceRequest("text", token_ids, max_tokens=1))
         run_all(batcher)
-        batcher.add(SequenceRequest("mean", token_ids, pooling=PoolingKind.MEAN))
+        batcher.add(SequenceRequest("mean", token_ids, pooling=Pooling.MEAN))
         outcome = run_all(batcher)["mean"]
-        assert outcome.embedding == tuple(value / 21 for value in pooled(PoolingKind.MEAN, token_ids))
+        assert outcome.embedding == tuple(value / 21 for value in pooled(Pooling.MEAN, token_ids))
         assert (outcome.token_ids, outcome.finish_reason, outcome.cached_tokens) == ([], FinishReason.STOP, 0)
         slices = [each for batch in executor.batches[-3:] for each in batch.slices]
         assert [len(each.token_ids) for each in slices] == [8, 8, 5]
-        assert all(not each.draw and each.pooling is PoolingKind.MEAN for each in slices)
+        assert all(not each.draw and each.pooling is Pooling.MEAN for each in slices)
 
     def test_last_reads_the_prefix_and_pools_once(self) -> None:
         batcher, executor = make_batcher(step_tokens=8, max_sequences=4)
         token_ids = prompt(3, 21)
         for name in ("first", "second"):
-            batcher.add(SequenceRequest(name, token_ids, pooling=PoolingKind.LAST))
+            batcher.add(SequenceRequest(name, token_ids, pooling=Pooling.LAST))
             outcomes = run_all(batcher)
-            assert outcomes[name].embedding == pooled(PoolingKind.LAST, token_ids)
+            assert outcomes[name].embedding == pooled(Pooling.LAST, token_ids)
         assert outcomes["second"].cached_tokens == 20
-        assert [each.slices[0].pooling for each in executor.batches] == [None, None, PoolingKind.LAST, PoolingKind.LAST]
+        assert [each.slices[0].pooling for each in executor.batches] == [None, None, Pooling.LAST, Pooling.LAST]
 
     def test_a_preempted_embedding_starts_over(self) -> None:
         batcher, _ = make_batcher(num_blocks=8, max_sequences=2, step_tokens=3)
@@ -44,10 +45,10 @@ class TestEmbeddings:
         while not outcomes:
             outcomes.add(batcher.step())
         token_ids = prompt(2, 14)
-        batcher.add(SequenceRequest("mean", token_ids, pooling=PoolingKind.MEAN, priority=-1))
+        batcher.add(SequenceRequest("mean", token_ids, pooling=Pooling.MEAN, priority=-1))
         run_all(batcher, outcomes)
         assert batcher.counters.preemptions == 1
-        assert outcomes["mean"].embedding == tuple(value / 14 for value in pooled(PoolingKind.MEAN, token_ids))
+        assert outcomes["mean"].embedding == tuple(value / 14 for value in pooled(Pooling.MEAN, token_ids))
         assert_right(outcomes, text, context_length=32)
 
 

@@ -58,7 +58,7 @@ def test_a_mask_whose_sequence_has_ended_is_not_asked() -> None:
     batcher, executor = make_batcher(depth=2)
     mask = Odd()
     stop = expected_tokens(request(1, 5, 9), 256, allowed=Odd().allowed)[0][2]
-    batcher.add(request(1, 5, 9, stop_token_ids=frozenset({stop})), mask)
+    batcher.add(request(1, 5, 9, stop_token_ids=(stop,)), mask)
     run_all(batcher)
     assert mask.asked == [0, 1, 2]
     assert executor.masks[-1] is None

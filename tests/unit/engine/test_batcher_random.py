@@ -14,8 +14,9 @@ from tests.support.fake_executor import VOCABULARY, FakeExecutor, expected_token
 
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.executor import FAULTS, Fault
-from polyfleet.engine.request import FinishReason, PoolingKind, SequenceRequest
 from polyfleet.sampling.draw import Bools
+from polyfleet.wire.answers import FinishReason
+from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 NUM_REQUESTS = 2000
@@ -27,16 +28,16 @@ def random_request(rng: random.Random, number: int) -> SequenceRequest:
     """Prompts of a few common beginnings, so that prefixes are shared; now and then resumed or an embedding."""
     beginning = [rng.randrange(3)] * rng.randrange(0, 20)
     prompt = tuple(beginning + [rng.randrange(97) for _ in range(rng.randrange(1, 12))])
-    pooling = rng.choice((PoolingKind.MEAN, PoolingKind.LAST)) if rng.random() < 0.1 else None
+    pooling = rng.choice((Pooling.MEAN, Pooling.LAST)) if rng.random() < 0.1 else None
     generated = tuple(rng.randrange(97) for _ in range(rng.randrange(1, 4))) if rng.random() < 0.1 else ()
     return SequenceRequest(
         f"s{number}",
         prompt,
-        params=SamplingParams(seed=rng.randrange(3)),
+        sampling=SamplingParams(seed=rng.randrange(3)),
         max_tokens=rng.choice((4, 9, 30, 200)),
         generated_ids=() if pooling else generated,
         choice=rng.randrange(2),
-        stop_token_ids=frozenset({rng.randrange(97)}) if rng.random() < 0.3 else frozenset(),
+        stop_token_ids=(rng.randrange(97),) if rng.random() < 0.3 else (),
         ignore_eos=rng.random() < 0.5,
         priority=rng.choice((0, 0, 0, 1, -1)),
         pooling=pooling,
@@ -69,7 +70,7 @@ def assert_outcome(request: SequenceRequest, outcomes: Outcomes) -> None:
         assert (outcome.token_ids, outcome.finish_reason) == (token_ids, FinishReason(reason))
         return
     total = pooled(request.pooling, request.prompt_ids)
-    divisor = len(request.prompt_ids) if request.pooling is PoolingKind.MEAN else 1
+    divisor = len(request.prompt_ids) if request.pooling is Pooling.MEAN else 1
     assert outcome.embedding == tuple(value / divisor for value in total)
 
 
@@ -191,7 +192,9 @@ def test_company_changes_no_token(
         depth=depth,
     )
     requests = [
-        SequenceRequest(f"s{number}", (1,) * same + tuple(tail), SamplingParams(seed=seed), length, priority=priority)
+        SequenceRequest(
+            f"s{number}", (1,) * same + tuple(tail), SamplingParams(seed=seed), max_tokens=length, priority=priority
+        )
         for number, (same, tail, length, seed, priority) in enumerate(shapes)
     ]
     outcomes = Outcomes()

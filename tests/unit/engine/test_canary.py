@@ -47,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def test_a_canary_is_a_greedy_sequence_behind_everybody() -> None:
     request = Canary(PROMPT, SURE).request()
     assert (request.prompt_ids, request.max_tokens, request.ignore_eos) == (PROMPT, NUM_TOKENS, True)
-    assert request.params.greedy
+    assert request.sampling.greedy
     assert request.priority < 0
 
 

@@ -11,10 +11,12 @@ from tests.support.fake_executor import HIDDEN, VOCABULARY, FakeExecutor, expect
 
 from polyfleet.engine.batch import BatchCounters
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.request import EngineOptions, EngineStatus, FinishReason, PoolingKind, SequenceRequest
+from polyfleet.engine.request import EngineOptions, EngineStatus
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.models.config import ModelConfig
+from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 CONFIG = ModelConfig(
@@ -94,7 +96,7 @@ def test_facts_state_what_is_served() -> None:
 def test_end_tokens_of_the_model_end_a_sequence() -> None:
     engine, _ = make_engine()
     requests = [
-        replace(GOOD, sequence_id=str(seed), params=SamplingParams(seed=seed), max_tokens=90) for seed in (1, 2, 9)
+        replace(GOOD, sequence_id=str(seed), sampling=SamplingParams(seed=seed), max_tokens=90) for seed in (1, 2, 9)
     ]
     for request in requests:
         engine.add(request)
@@ -117,17 +119,17 @@ def test_end_tokens_of_the_model_end_a_sequence() -> None:
         ({"prompt_ids": (1, -1)}, "prompt_ids: must be below the vocabulary size 97, not -1"),
         ({"prompt_ids": (1,) * 100}, "prompt_ids: must be 1 to 99 tokens with those generated, not 100"),
         ({"generated_ids": (200,)}, "generated_ids: must be below the vocabulary size 97, not 200"),
-        ({"stop_token_ids": frozenset({97})}, "stop_token_ids: must be below the vocabulary size 97, not 97"),
+        ({"stop_token_ids": (97,)}, "stop_token_ids: must be below the vocabulary size 97, not 97"),
         ({"stop_token_ids": frozenset(range(66))}, "stop_token_ids: must be at most 65, not 66"),
         ({"max_tokens": 0}, "max_tokens: must be 1 or more, not 0"),
         ({"max_tokens": 2, "generated_ids": (1, 2)}, "max_tokens: must be over the 2 tokens generated already, not 2"),
-        ({"params": SamplingParams(temperature=float("nan"))}, "sampling.temperature: must be a finite number"),
-        ({"params": SamplingParams(top_p=0.0)}, "sampling.top_p: must be over 0 up to 1, not 0"),
-        ({"params": SamplingParams(seed=2**64)}, "sampling.seed: must fit an unsigned 64-bit integer"),
-        ({"num_logprobs": 21}, "logprobs: must be from 0 to 20, not 21"),
+        ({"sampling": SamplingParams(temperature=float("nan"))}, "sampling.temperature: must be a finite number"),
+        ({"sampling": SamplingParams(top_p=0.0)}, "sampling.top_p: must be over 0 up to 1, not 0"),
+        ({"sampling": SamplingParams(seed=2**64)}, "sampling.seed: must fit an unsigned 64-bit integer"),
+        ({"logprobs": 21}, "logprobs: must be from 0 to 20, not 21"),
         ({"priority": 101}, "priority: must be from -100 to 100, not 101"),
         ({"choice": -1}, "choice: must be from 0 to"),
-        ({"pooling": PoolingKind.MEAN, "generated_ids": (1,)}, "generated_ids: must be empty for an embedding"),
+        ({"pooling": Pooling.MEAN, "generated_ids": (1,)}, "generated_ids: must be empty for an embedding"),
     ],
 )
 def test_bad_requests_are_refused_by_name_and_cost_nothing(changes: dict[str, object], message: str) -> None:

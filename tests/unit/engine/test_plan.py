@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from polyfleet.engine.plan import Assembler, StepPlan
-from polyfleet.engine.request import SequenceRequest
 from polyfleet.engine.sequence import Sequence
+from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 GARBAGE = -77_777
@@ -51,7 +51,7 @@ SEQUENCES = [(6, 4), (0, 9), (3, 2)]  # slots and lengths
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["drawn", "still being drawn"])
 def test_sequences_that_decode_on(ahead: bool) -> None:
-    sequences = tuple(decoding(slot, length, params=SamplingParams(temperature=0.7)) for slot, length in SEQUENCES)
+    sequences = tuple(decoding(slot, length, sampling=SamplingParams(temperature=0.7)) for slot, length in SEQUENCES)
     assembler = make(*sequences)
     for step in range(4):
         launched(assembler, sequences)

@@ -5,17 +5,17 @@ import itertools
 import numpy as np
 import pytest
 
-from polyfleet.engine.request import FinishReason, PoolingKind, SequenceRequest
 from polyfleet.engine.sequence import TRANSITIONS, Sequence, SequenceState
+from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.hashing import chain_hashes
+from polyfleet.wire.requests import Pooling, SequenceRequest
 
 ENDS = frozenset({2})
 
 
 def make(longest: int = 7, **changes: object) -> Sequence:
     request = SequenceRequest("s", (10, 11, 12), max_tokens=4, **changes)  # type: ignore[arg-type]
-    ends = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | ENDS
-    return Sequence(request, arrival=0, arrival_seconds=0.0, longest=longest, ends=ends)
+    return Sequence(request, arrival=0, arrival_seconds=0.0, longest=longest, end_token_ids=ENDS)
 
 
 def accept(sequence: Sequence, token_id: int, *, drawing: bool = True) -> FinishReason | None:
@@ -67,7 +67,7 @@ def test_end_tokens_are_not_kept() -> None:
 
 
 def test_ignore_eos_keeps_end_tokens_but_not_stop_tokens() -> None:
-    sequence = make(ignore_eos=True, stop_token_ids=frozenset({5}))
+    sequence = make(ignore_eos=True, stop_token_ids=(5,))
     assert accept(sequence, 2) is None
     assert accept(sequence, 5) is FinishReason.STOP
     assert sequence.generated_ids == [2]
@@ -87,7 +87,7 @@ def test_the_context_ends_a_sequence() -> None:
 
 
 def test_mean_pooling_divides_by_the_prompt() -> None:
-    sequence = make(pooling=PoolingKind.MEAN)
+    sequence = make(pooling=Pooling.MEAN)
     sequence.add_pooled(np.array([1.0, 2.0]))
     sequence.add_pooled(np.array([5.0, 4.0]))
     assert sequence.embedding() == (2.0, 2.0)
@@ -95,7 +95,7 @@ def test_mean_pooling_divides_by_the_prompt() -> None:
 
 
 def test_last_pooling_keeps_the_row() -> None:
-    sequence = make(pooling=PoolingKind.LAST)
+    sequence = make(pooling=Pooling.LAST)
     sequence.add_pooled(np.array([1.0, 2.0]))
     assert sequence.embedding() == (1.0, 2.0)
     assert sequence.reads_prefix

@@ -13,11 +13,11 @@ from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.engine.executor import Capacity
 from polyfleet.engine.plan import StepPlan
-from polyfleet.engine.request import PoolingKind
 from polyfleet.executors.persistent import PersistentExecutor, StepFields
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.wire.requests import Pooling
 
 CAPACITY = Capacity(num_blocks=4, block_size=16, max_sequences=4, max_blocks=4, step_tokens=64)
 
@@ -115,7 +115,7 @@ def test_a_closed_executor_says_so(model: LoadedModel) -> None:
 def test_a_plan_is_read_where_it_lies() -> None:
     """The engine's pointers lead to the plan's own numbers, whatever else is in them."""
     driver = Driver(Mock(), num_blocks=8)
-    runs = [driver.begin([7], blocks=[3]), driver.begin([4, 5], pooling=PoolingKind.MEAN), driver.begin([1, 2, 3])]
+    runs = [driver.begin([7], blocks=[3]), driver.begin([4, 5], pooling=Pooling.MEAN), driver.begin([1, 2, 3])]
     driver.assembler.clear([6, 2])
     plan = driver.assembler.assemble([run.next_piece(3) for run in runs])
     fields = StepFields()

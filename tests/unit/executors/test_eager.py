@@ -10,11 +10,12 @@ from tests.support.stepping import Driver
 from tests.support.tiny_models import write_folder
 
 from polyfleet.engine.executor import DeviceTimeout, Fault, StepTooLarge
-from polyfleet.engine.request import PoolingKind, SampledToken
 from polyfleet.executors import eager
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
+from polyfleet.wire.answers import SampledToken
+from polyfleet.wire.requests import Pooling
 from polyfleet.wire.sampling import SamplingParams
 
 
@@ -42,7 +43,7 @@ def test_results_are_parallel_to_sequences(model: LoadedModel, depth: int) -> No
     steps = driver(model, 12, depth=depth)
     nothing = steps.begin([1, 2, 9], draws=False)
     token = steps.begin([3])
-    pooled = steps.begin([4, 5, 6], pooling=PoolingKind.LAST)
+    pooled = steps.begin([4, 5, 6], pooling=Pooling.LAST)
     logprobs = steps.begin([7, 8], params=SamplingParams(seed=1), num_logprobs=2)
     steps.step([(nothing, 2), (token, 1), (pooled, 3), (logprobs, 2)])
     assert nothing.results[0].token is None
@@ -82,7 +83,7 @@ def test_only_the_sequence_that_is_not_finite_fails(model: LoadedModel, poisoned
     good = greedy_ids(model, [1, 2, 3], 1)
     steps = driver(poisoned, depth=depth)
     failed, fine = steps.begin([POISON]), steps.begin([1, 2, 3])
-    failed_pool, fine_pool = (steps.begin(ids, pooling=PoolingKind.MEAN) for ids in ([4, POISON], [4, 5]))
+    failed_pool, fine_pool = (steps.begin(ids, pooling=Pooling.MEAN) for ids in ([4, POISON], [4, 5]))
     chunk = steps.begin([POISON, 5, 6], draws=False)
     steps.step([(failed, 1), (fine, 3), (failed_pool, 2), (fine_pool, 2), (chunk, 2)])
     assert all(run.results[0].fault is Fault.NOT_FINITE for run in (failed, failed_pool, chunk))

@@ -68,7 +68,7 @@ def run_batch(model: LoadedModel, depth: int, num_blocks: int = 40, ends: Sequen
     executor.allocate(capacity)
     batcher = Batcher(executor, capacity, BatchLimits(6, 24, min(128, num_blocks * 4), frozenset(ends)))
     for number in range(12):
-        changes = {"num_logprobs": 2 if number % 3 == 0 else None, "params": PARAMS[number % 4]}
+        changes = {"logprobs": 2 if number % 3 == 0 else None, "sampling": PARAMS[number % 4]}
         batcher.add(make_request(number, 3 + 5 * (number % 5), 4 + 3 * (number % 4), **changes))
     return run_all(batcher), (batcher, executor)
 

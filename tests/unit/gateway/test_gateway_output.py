@@ -7,7 +7,7 @@ from tests.support.fake_worker import fake_tokens
 from tests.support.gateway_rig import VOCABULARY
 from tests.support.text_assets import assets_document
 
-from polyfleet.gateway.api import Call, Delta, FinishReason, Usage
+from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import (
     DataLoss,
     Unavailable,
@@ -19,20 +19,27 @@ from polyfleet.gateway.request.ledger import Ledger
 from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
 from polyfleet.text.model_text import ModelText
 from polyfleet.text.stop import StopStrings
-from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.answers import Delta, FinishReason, SampledToken, Usage
+from polyfleet.wire.requests import SequenceRequest
 
 TEXT = ModelText(assets_document())
-
-
 IDS = fake_tokens([1], 40, 0, VOCABULARY)
+
+
+def drawn(*token_ids: int) -> list[SampledToken]:
+    return [SampledToken(token_id) for token_id in token_ids]
+
+
+def output_of(stop: str = "", choice: int = 0) -> ChoiceOutput:
+    return ChoiceOutput(SequenceRequest("", (), choice=choice), TEXT, StopStrings([stop]) if stop else None)
 
 
 async def test_news_of_a_choice_are_merged_until_taken() -> None:
     inbox = Inbox()
     for choice, token in ((1, 10), (0, 20), (1, 11)):
-        inbox.parcel(choice).token_ids.append(token)
+        inbox.parcel(choice).tokens += drawn(token)
     inbox.num_tokens = 3
-    assert [(parcel.choice, parcel.token_ids) for parcel in await inbox.take()] == [(1, [10, 11]), (0, [20])]
+    assert [(parcel.choice, parcel.tokens) for parcel in await inbox.take()] == [(1, drawn(10, 11)), (0, drawn(20))]
     assert inbox.num_tokens == 0
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(inbox.take(), 0.01)
@@ -40,7 +47,7 @@ async def test_news_of_a_choice_are_merged_until_taken() -> None:
 
 async def test_an_error_comes_behind_the_news_and_the_first_one_counts() -> None:
     inbox = Inbox()
-    inbox.parcel(0).token_ids.append(1)
+    inbox.parcel(0).tokens += drawn(1)
     inbox.fail(DataLoss("first"))
     inbox.fail(Unavailable("second"))
     assert len(await inbox.take()) == 1
@@ -65,10 +72,10 @@ async def test_an_error_comes_behind_the_news_and_the_first_one_counts() -> None
 def test_stop_strings_of_special_tokens(stop: str, shown: str, num_ids: int, size: int) -> None:
     start, end = 1, 2
     ids = [*TEXT.encode("the"), *TEXT.encode(" fox"), end, *TEXT.encode("\n"), start, *TEXT.encode("the")]
-    output, deltas = ChoiceOutput(0, TEXT, StopStrings([stop])), list[Delta]()
+    output, deltas = output_of(stop), list[Delta]()
     for at in range(0, len(ids), size):
-        last = pb.FINISH_REASON_LENGTH if at + size >= len(ids) else pb.FINISH_REASON_UNSPECIFIED
-        deltas.append(output.take(Parcel(0, token_ids=ids[at : at + size], finish_reason=last)))
+        last = FinishReason.LENGTH if at + size >= len(ids) else None
+        deltas.append(output.take(Parcel(0, tokens=drawn(*ids[at : at + size]), finish_reason=last)))
         if deltas[-1].finish_reason:
             break
     reason = FinishReason.STOP if stop in "the fox<|im_end|>\n<|im_start|>the" else FinishReason.LENGTH
@@ -81,10 +88,10 @@ def test_stop_strings_of_special_tokens(stop: str, shown: str, num_ids: int, siz
 def test_output_does_not_depend_on_how_tokens_are_parcelled(size: int) -> None:
     whole = TEXT.decode(IDS)
     stop = whole[15:18]
-    output = ChoiceOutput(0, TEXT, StopStrings([stop]))
+    output = output_of(stop)
     deltas: list[Delta] = []
     for start in range(0, len(IDS), size):
-        deltas.append(output.take(Parcel(0, token_ids=IDS[start : start + size])))
+        deltas.append(output.take(Parcel(0, tokens=drawn(*IDS[start : start + size]))))
         if deltas[-1].finish_reason:
             break
     ids = [i for delta in deltas for i in delta.token_ids]
@@ -97,21 +104,21 @@ def test_output_does_not_depend_on_how_tokens_are_parcelled(size: int) -> None:
 
 def test_what_was_held_back_comes_with_the_end() -> None:
     whole = TEXT.decode(IDS)
-    output = ChoiceOutput(0, TEXT, StopStrings([whole[-3:] + "never"]))
-    first = output.take(Parcel(0, token_ids=list(IDS)))
-    last = output.take(Parcel(0, finish_reason=pb.FINISH_REASON_LENGTH))
+    output = output_of(whole[-3:] + "never")
+    first = output.take(Parcel(0, tokens=drawn(*IDS)))
+    last = output.take(Parcel(0, finish_reason=FinishReason.LENGTH))
     assert (first.text, last.text) == (whole[:-3], whole[-3:])
     assert last.finish_reason is FinishReason.LENGTH
 
 
 def test_the_first_delta_names_the_request_and_the_last_has_usage() -> None:
     with Accounts(Ledger(), Metrics(), 10).open("req-1", Call("Generate")) as record:
-        output = RequestOutput([ChoiceOutput(i, TEXT, None) for i in range(2)], 5, record)
+        output = RequestOutput([output_of(choice=i) for i in range(2)], 5, record)
         deltas = [
-            output.take(Parcel(0, "w-1", [1], cached_tokens=4)),
-            output.take(Parcel(1, "w-2", [2, 3], finish_reason=pb.FINISH_REASON_LENGTH)),
-            output.take(Parcel(1, "w-2", [9])),
-            output.take(Parcel(0, token_ids=[4], finish_reason=pb.FINISH_REASON_STOP)),
+            output.take(Parcel(0, "w-1", drawn(1), cached_tokens=4)),
+            output.take(Parcel(1, "w-2", drawn(2, 3), finish_reason=FinishReason.LENGTH)),
+            output.take(Parcel(1, "w-2", drawn(9))),
+            output.take(Parcel(0, tokens=drawn(4), finish_reason=FinishReason.STOP)),
         ]
     assert [delta.request_id if delta else None for delta in deltas] == ["req-1", "", None, ""]
     assert [delta.worker_id if delta else None for delta in deltas] == ["w-1", "w-2", None, ""]

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.support.drawing import Draw, sample_rows
 
-from polyfleet.engine.request import SampledToken
 from polyfleet.sampling.host import _mass
+from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.sampling import SamplingParams
 
 VOCABULARY = 49_152  # enough for torch to share a row among threads

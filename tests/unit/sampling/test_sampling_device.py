@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from tests.support import sampling_oracle
 from tests.support.drawing import Draw, columns, devices, random_draw, random_masks, starts, tokens
 
-from polyfleet.engine.request import SampledToken
 from polyfleet.sampling import device
 from polyfleet.sampling.draw import Drawn, Start
 from polyfleet.sampling.host import HostSampler
+from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.sampling import SamplingParams
 
 EDGE = 1e-6  # of the distribution: draws nearer than this to an edge may fall on either side

@@ -10,8 +10,8 @@ import torch
 from tests.support import sampling_oracle
 from tests.support.drawing import Draw, sample_rows
 
-from polyfleet.engine.request import SampledToken
 from polyfleet.sampling.host import CANDIDATES, _likeliest
+from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.sampling import SamplingParams
 
 EDGE = 1e-5  # draws nearer than this to an edge of the cumulated distribution may fall on either side

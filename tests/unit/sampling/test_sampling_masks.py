@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from tests.support import sampling_oracle
 from tests.support.drawing import Draw, columns, devices, random_draw, random_masks, sample_rows, starts, tokens
 
-from polyfleet.engine.request import SampledToken
 from polyfleet.sampling.device import DeviceSampler
 from polyfleet.sampling.host import CANDIDATES
+from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.sampling import SamplingParams
 
 EDGE = 1e-5  # draws nearer than this to an edge of the cumulated distribution may fall on either side

@@ -4,16 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyfleet.engine.request import (
-    EngineFacts,
-    EngineOptions,
-    EngineStatus,
-    FinishReason,
-    PoolingKind,
-    SampledToken,
-    SequenceRequest,
-    SequenceUpdate,
-)
+from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
 from polyfleet.serving.messages import (
     HEADER_BYTES,
     Add,
@@ -30,6 +21,8 @@ from polyfleet.serving.messages import (
     frame,
     take_commands,
 )
+from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
+from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 COMMANDS: list[Command] = [
@@ -41,9 +34,9 @@ COMMANDS: list[Command] = [
             SamplingParams(0.5, 0.9, 3, 0.1, 2**64 - 1, 1.1, 0.2, -0.3),
             max_tokens=7,
             generated_ids=(4,),
-            stop_token_ids=frozenset({9, 8}),
-            num_logprobs=0,
-            pooling=PoolingKind.LAST,
+            stop_token_ids=(9, 8),
+            logprobs=0,
+            pooling=Pooling.LAST,
         )
     ),
     Cancel("1:a", 3),

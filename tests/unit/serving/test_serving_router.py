@@ -2,24 +2,18 @@
 
 import pytest
 
-from polyfleet.engine.request import (
-    EngineOptions,
-    EngineStatus,
-    FinishReason,
-    PoolingKind,
-    SampledToken,
-    SequenceRequest,
-    SequenceUpdate,
-)
-from polyfleet.serving.convert import delta_of, options_of, request_of, status_of
+from polyfleet.convert.sequences import delta_message, sequence_request, start_message
+from polyfleet.engine.request import EngineOptions, EngineStatus
+from polyfleet.serving.convert import options_of, status_of
 from polyfleet.serving.messages import Refusal, StepNews
 from polyfleet.serving.router import SequenceRouter
 from polyfleet.serving.session import GatewaySession
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import inference_pb2 as inference
 from polyfleet.v1 import worker_pb2 as pb
-from polyfleet.v1.worker_pb2 import StartSequence
+from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 
@@ -33,7 +27,7 @@ def token(sequence_id: str, value: int, **more: object) -> SequenceUpdate:
 
 def connect(router: SequenceRouter, session: GatewaySession, name: str) -> str:
     engine_id = router.engine_name(name)
-    router.connect(session, StartSequence(sequence_id=name), engine_id)
+    router.connect(session, SequenceRequest(name, (1,)), engine_id)
     return engine_id
 
 
@@ -84,39 +78,49 @@ def test_a_start_becomes_the_engines_request_whole() -> None:
     )  # fmt: skip
     start = pb.StartSequence(
         sequence_id="a", prompt_ids=[1, 2], generated_ids=[3], sampling=sampling, choice=4, max_tokens=5,
-        stop_token_ids=[6, 7], ignore_eos=True, logprobs=0, priority=-8, pooling=inference.POOLING_LAST,
-        cache_salt=b"salt",
+        stop_token_ids=[6, 7], ignore_eos=True, logprobs=0, priority=-8, cache_salt=b"salt",
+        request_id="r", traceparent="00-a", tracestate="b",
     )  # fmt: skip
-    assert request_of(start, "9:a") == SequenceRequest(
-        "9:a", (1, 2), SamplingParams(0.5, 0.9, 3, 0.1, 2**64 - 1, 1.1, 0.2, -0.3), max_tokens=5, generated_ids=(3,),
-        choice=4, stop_token_ids=frozenset({6, 7}), ignore_eos=True, num_logprobs=0, priority=-8,
-        pooling=PoolingKind.LAST, cache_salt=b"salt",
+    request = SequenceRequest(
+        "a", (1, 2), SamplingParams(0.5, 0.9, 3, 0.1, 2**64 - 1, 1.1, 0.2, -0.3), max_tokens=5, generated_ids=(3,),
+        choice=4, stop_token_ids=(6, 7), ignore_eos=True, logprobs=0, priority=-8,
+        cache_salt=b"salt", request_id="r", traceparent="00-a", tracestate="b",
     )  # fmt: skip
+    assert sequence_request(start) == request
+    assert start_message(request) == start
 
 
 def test_absent_fields_are_the_documented_defaults() -> None:
-    request = request_of(pb.StartSequence(sequence_id="a", prompt_ids=[1], max_tokens=1), "1:a")
-    assert request.params == SamplingParams()
-    assert request.num_logprobs is None
+    request = sequence_request(pb.StartSequence(sequence_id="a", prompt_ids=[1], max_tokens=1))
+    assert request.sampling == SamplingParams()
+    assert request.logprobs is None
     assert request.pooling is None
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_an_embedding_is_asked_for_by_its_pooling_alone(pooling: Pooling) -> None:
+    start = start_message(SequenceRequest("a", (1,), max_tokens=1, pooling=pooling))
+    assert start.pooling == inference.Pooling.Value(f"POOLING_{pooling.name}")
+    read = sequence_request(start)
+    assert (read.pooling, read.max_tokens) == (pooling, None)
 
 
 def test_an_unknown_pooling_is_refused_by_name() -> None:
     with pytest.raises(FieldError, match="pooling: "):
-        request_of(pb.StartSequence(sequence_id="a", prompt_ids=[1], pooling=77), "1:a")  # type: ignore[arg-type]
+        sequence_request(pb.StartSequence(sequence_id="a", prompt_ids=[1], pooling=77))  # type: ignore[arg-type]
 
 
 def test_logprobs_travel_only_when_asked_for() -> None:
     update = SequenceUpdate("1:a", (SampledToken(5, 0.0), SampledToken(6, -0.5, (6, 7), (-0.5, -1.0))))
-    assert not delta_of(update, "a", logprobs=False).logprobs
-    first, second = delta_of(update, "a", logprobs=True).logprobs
+    assert not delta_message(update, "a", logprobs=False).logprobs
+    first, second = delta_message(update, "a", logprobs=True).logprobs
     assert (first.logprob, list(first.top_ids)) == (0.0, [])
     assert (list(second.top_ids), list(second.top_logprobs)) == ([6, 7], [-0.5, -1.0])
 
 
 def test_an_embedding_and_first_news_travel() -> None:
     update = SequenceUpdate("1:a", (), FinishReason.STOP, cached_tokens=0, queue_seconds=0.5, embedding=(1.0, -2.0))
-    delta = delta_of(update, "a", logprobs=False)
+    delta = delta_message(update, "a", logprobs=False)
     assert (list(delta.embedding), delta.queue_seconds) == ([1.0, -2.0], 0.5)
     assert delta.finish_reason == inference.FINISH_REASON_STOP
 

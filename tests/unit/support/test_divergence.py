@@ -5,9 +5,8 @@ import pytest
 from numpy.typing import NDArray
 from tests.support.divergence import assert_same_tokens, reachable
 
-from polyfleet.engine.request import GREEDY
 from polyfleet.sampling.philox import uniforms
-from polyfleet.wire.sampling import SamplingParams
+from polyfleet.wire.sampling import GREEDY, SamplingParams
 
 ROW: NDArray[np.float64] = np.log(np.array([0.5, 0.3, 0.1999, 0.0001]))
 

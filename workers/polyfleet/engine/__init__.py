@@ -11,32 +11,25 @@ if TYPE_CHECKING:
     from polyfleet.engine.kernel_graph import RunnableGraph, new_kernel_graph
     from polyfleet.engine.offline import OfflineResult, generate_offline
     from polyfleet.engine.persistent import PersistentKernel
-    from polyfleet.engine.request import (
-        EngineFacts,
-        EngineOptions,
-        EngineStatus,
-        FinishReason,
-        PoolingKind,
-        SampledToken,
-        SequenceRequest,
-        SequenceUpdate,
-    )
+    from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
+    from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
+    from polyfleet.wire.requests import Pooling, SequenceRequest
 
 _MODULES = {
-    "Engine": "engine",
-    "EngineFacts": "request",
-    "EngineOptions": "request",
-    "EngineStatus": "request",
-    "FinishReason": "request",
-    "OfflineResult": "offline",
-    "PersistentKernel": "persistent",
-    "PoolingKind": "request",
-    "RunnableGraph": "kernel_graph",
-    "SampledToken": "request",
-    "SequenceRequest": "request",
-    "SequenceUpdate": "request",
-    "generate_offline": "offline",
-    "new_kernel_graph": "kernel_graph",
+    "Engine": "polyfleet.engine.engine",
+    "EngineFacts": "polyfleet.engine.request",
+    "EngineOptions": "polyfleet.engine.request",
+    "EngineStatus": "polyfleet.engine.request",
+    "FinishReason": "polyfleet.wire.answers",
+    "OfflineResult": "polyfleet.engine.offline",
+    "PersistentKernel": "polyfleet.engine.persistent",
+    "Pooling": "polyfleet.wire.requests",
+    "RunnableGraph": "polyfleet.engine.kernel_graph",
+    "SampledToken": "polyfleet.wire.answers",
+    "SequenceRequest": "polyfleet.wire.requests",
+    "SequenceUpdate": "polyfleet.wire.answers",
+    "generate_offline": "polyfleet.engine.offline",
+    "new_kernel_graph": "polyfleet.engine.kernel_graph",
 }
 
 __all__ = [
@@ -47,7 +40,7 @@ __all__ = [
     "FinishReason",
     "OfflineResult",
     "PersistentKernel",
-    "PoolingKind",
+    "Pooling",
     "RunnableGraph",
     "SampledToken",
     "SequenceRequest",
@@ -60,7 +53,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from polyfleet.engine.request import SequenceUpdate
+from polyfleet.wire.answers import SequenceUpdate
 
 
 @dataclass(frozen=True, slots=True)

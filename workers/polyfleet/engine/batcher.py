@@ -13,12 +13,13 @@ from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending
 from polyfleet.engine.flight import Flight, first_line
 from polyfleet.engine.holdings import Holdings
 from polyfleet.engine.ledger import Ledger
-from polyfleet.engine.request import FinishReason, SampledToken, SequenceRequest, SequenceUpdate, plain_update
 from polyfleet.engine.sequence import Sequence, SequenceState, TokenMask
 from polyfleet.kvcache.pool import BlockPool
 from polyfleet.kvcache.prefix import PrefixIndex
+from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate, plain_update
 from polyfleet.wire.hashing import prefix_root
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import SequenceRequest
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +96,9 @@ class Batcher:
         longest = self._limits.context_length - (request.pooling is None)
         if not 0 < num_tokens <= longest:
             raise FieldError("prompt_ids", f"must be 1 to {longest} tokens with those generated, not {num_tokens}")
-        end = min(len(request.prompt_ids) + request.max_tokens, self._limits.context_length)
-        ends = request.stop_token_ids if request.ignore_eos else request.stop_token_ids | self._limits.end_token_ids
         root = prefix_root(self._limits.fingerprint, request.cache_salt)
-        self.ledger.admit(Sequence(request, next(self._arrivals), self._clock(), end, ends, root=root, mask=mask))
+        ends = (self._limits.context_length, self._limits.end_token_ids)
+        self.ledger.admit(Sequence(request, next(self._arrivals), self._clock(), *ends, root=root, mask=mask))
 
     def cancel(self, sequence_id: str) -> bool:
         """End a sequence now and free its blocks; no update follows. False when there is none of that id.

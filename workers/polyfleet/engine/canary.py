@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, unique
 
-from polyfleet.engine.request import GREEDY, SequenceRequest
 from polyfleet.wire.limits import MAX_PRIORITY
+from polyfleet.wire.requests import SequenceRequest
+from polyfleet.wire.sampling import GREEDY
 
 CANARY_ID = "canary"  # of its sequence; a worker's own ones have a colon in their names
 NUM_TOKENS = 8
@@ -61,7 +62,9 @@ class Canary:
 
     def request(self, priority: int = -MAX_PRIORITY) -> SequenceRequest:
         """The prompt as an ordinary sequence that goes on past the model's own end."""
-        return SequenceRequest(CANARY_ID, self.prompt_ids, GREEDY, NUM_TOKENS, ignore_eos=True, priority=priority)
+        return SequenceRequest(
+            CANARY_ID, self.prompt_ids, GREEDY, max_tokens=NUM_TOKENS, ignore_eos=True, priority=priority
+        )
 
     def judge(self, token_ids: Sequence[int], error: str = "") -> CanaryVerdict:
         """The verdict on a whole answer, or on the `error` that the sequence ended with."""

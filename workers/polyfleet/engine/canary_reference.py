@@ -28,10 +28,12 @@ from polyfleet.engine.canary import (
 )
 from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.executors import KNOWN, Workload, find
-from polyfleet.engine.request import EngineOptions, SampledToken, SequenceRequest
+from polyfleet.engine.request import EngineOptions
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.models.registry import record
+from polyfleet.wire.answers import SampledToken
+from polyfleet.wire.requests import SequenceRequest
 
 SHIPPED = Path(__file__).parent / "canaries.json"
 MEMORY_SHARE = 0.5  # of the host's free memory that the reference may take
@@ -97,7 +99,7 @@ def continue_greedily(executor: Executor, prompts: Sequence[tuple[int, ...]], nu
     batcher = Batcher(executor, capacity, BatchLimits(len(prompts), rows, longest, prefix_cache=False))
     answers = {str(index): Continuation() for index in range(len(prompts))}
     for name, prompt in zip(answers, prompts, strict=True):
-        batcher.add(SequenceRequest(name, prompt, max_tokens=num_tokens, ignore_eos=True, num_logprobs=2))
+        batcher.add(SequenceRequest(name, prompt, max_tokens=num_tokens, ignore_eos=True, logprobs=2))
     while batcher.has_work:
         for update in batcher.step().updates:
             answer = answers[update.sequence_id]

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from polyfleet.engine.request import SequenceRequest
-from polyfleet.wire.limits import MAX_PRIORITY, MAX_SEQUENCE_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, FieldError, check_range
+from polyfleet.wire.limits import MAX_SEQUENCE_STOP_TOKEN_IDS, FieldError, check_range
+from polyfleet.wire.requests import SequenceRequest
 
 
 def check_request(request: SequenceRequest, vocabulary_size: int) -> None:
@@ -16,22 +16,13 @@ def check_request(request: SequenceRequest, vocabulary_size: int) -> None:
         _check_ids(field, getattr(request, field), vocabulary_size)
     if (count := len(request.stop_token_ids)) > MAX_SEQUENCE_STOP_TOKEN_IDS:
         raise FieldError("stop_token_ids", f"must be at most {MAX_SEQUENCE_STOP_TOKEN_IDS}, not {count}")
-    request.params.check()
+    request.sampling.check()
     check_range("choice", request.choice, 0, 2**32 - 1)
-    check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    if request.num_logprobs is not None:
-        check_range("logprobs", request.num_logprobs, 0, MAX_TOP_LOGPROBS)
-    if request.pooling is None:
-        _check_max_tokens(request)
-    elif request.generated_ids:
+    request.check()
+    done = len(request.generated_ids)
+    if done and request.pooling is not None:
         raise FieldError("generated_ids", "must be empty for an embedding")
-
-
-def _check_max_tokens(request: SequenceRequest) -> None:
-    if request.max_tokens < 1:
-        raise FieldError("max_tokens", f"must be 1 or more, not {request.max_tokens}")
-    if request.max_tokens <= len(request.generated_ids):
-        done = len(request.generated_ids)
+    if request.max_tokens is not None and request.max_tokens <= done:
         raise FieldError("max_tokens", f"must be over the {done} tokens generated already, not {request.max_tokens}")
 
 

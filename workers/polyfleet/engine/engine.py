@@ -11,11 +11,13 @@ from polyfleet.engine.checks import check_request
 from polyfleet.engine.exchange import Exchange
 from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.rates import Rates
-from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus, SequenceRequest, SequenceUpdate
+from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
 from polyfleet.engine.sequence import TokenMask
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.kvcache.portable import Buffer
 from polyfleet.models.config import ModelConfig
+from polyfleet.wire.answers import SequenceUpdate
+from polyfleet.wire.requests import SequenceRequest
 
 if TYPE_CHECKING:
     from polyfleet.engine.loader import EngineParts

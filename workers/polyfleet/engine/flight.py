@@ -7,9 +7,10 @@ import numpy as np
 
 from polyfleet.engine.executor import FAULTS, Fault, Pending, StepOutput
 from polyfleet.engine.plan import Share
-from polyfleet.engine.request import SampledToken, SequenceRequest, plain_token
 from polyfleet.engine.sequence import Place, Sequence
 from polyfleet.sampling.draw import Bools
+from polyfleet.wire.answers import SampledToken, plain_token
+from polyfleet.wire.requests import SequenceRequest
 
 
 @dataclass(slots=True)
@@ -127,7 +128,7 @@ class Flight:
 
 def sampled(output: StepOutput, drawn: int, request: SequenceRequest) -> SampledToken:
     """A drawn token with the logprobs that were asked for."""
-    token_id, wanted, logprobs = int(output.token_ids[drawn]), request.num_logprobs, output.logprobs
+    token_id, wanted, logprobs = int(output.token_ids[drawn]), request.logprobs, output.logprobs
     if wanted is None or logprobs is None:
         return plain_token(token_id)
     ids, top = logprobs.top_ids[drawn][:wanted], logprobs.top[drawn][:wanted]

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from polyfleet.engine.engine import Engine, Progress
-from polyfleet.engine.request import EngineOptions, FinishReason, SequenceRequest
+from polyfleet.engine.request import EngineOptions
+from polyfleet.wire.answers import FinishReason
+from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 
@@ -40,7 +42,7 @@ def generate_offline(
     more than one prompt, or to see tokens as they come, drive an `Engine`.
     """
     params = SamplingParams(temperature=temperature, seed=seed)
-    request = SequenceRequest("offline", tuple(prompt_ids), params, max_tokens, ignore_eos=ignore_eos)
+    request = SequenceRequest("offline", tuple(prompt_ids), params, max_tokens=max_tokens, ignore_eos=ignore_eos)
     options = EngineOptions(device=device, dtype=dtype, executor=executor, threads=threads, max_sequences=1)
     engine = Engine.load(path, options, progress)
     engine.add(request)

@@ -13,12 +13,13 @@ from polyfleet.backends.protocol import BackendType, family_name
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.graph_arrays import Array
 from polyfleet.engine.loader import prepare_engine
-from polyfleet.engine.request import EngineOptions, SequenceRequest
+from polyfleet.engine.request import EngineOptions
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
 from polyfleet.tuning.choice import check_config, get_backend
+from polyfleet.wire.requests import SequenceRequest
 
 # What the keywords of other persistent kernels must be here, and why.
 FIXED: Mapping[str, tuple[Any, str]] = {
@@ -93,7 +94,7 @@ class PersistentKernel:
         if not 0 <= token_id < vocabulary:
             self.close()
             raise ValueError(f"eos_token_id must be 0 to {vocabulary - 1}, not {token_id}")
-        return {"stop_token_ids": frozenset({token_id}), "ignore_eos": True}
+        return {"stop_token_ids": (token_id,), "ignore_eos": True}
 
     def __call__(self) -> None:
         """Continue all sequences of the meta tensors to their ends."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.engine.request import PoolingKind
 from polyfleet.sampling.draw import PARAMETERS, Draws, Parameters, Start, parameters
+from polyfleet.wire.requests import Pooling
 
 if TYPE_CHECKING:
     from polyfleet.engine.sequence import Sequence as EngineSequence
@@ -116,10 +116,10 @@ class Assembler:
     def start(self, slot: int, sequence: "EngineSequence") -> None:
         """A sequence begins in a slot, with the blocks that it has."""
         request = sequence.request
-        self._sampling[slot] = parameters(request.params, request.choice, request.num_logprobs)
-        needs = Need.NOTHING if request.params.greedy else Need.RANDOM
-        needs |= Need.PENALTIES if request.params.penalised else Need.NOTHING
-        needs |= Need.NOTHING if request.num_logprobs is None else Need.LOGPROBS
+        self._sampling[slot] = parameters(request.sampling, request.choice, request.logprobs)
+        needs = Need.NOTHING if request.sampling.greedy else Need.RANDOM
+        needs |= Need.PENALTIES if request.sampling.penalised else Need.NOTHING
+        needs |= Need.NOTHING if request.logprobs is None else Need.LOGPROBS
         needs |= Need.NOTHING if sequence.mask is None else Need.MASKS
         sequence.needs = int(needs)
         if needs & Need.PENALTIES:
@@ -250,9 +250,9 @@ def _with_shares(decoding: Parts, shares: Iterable[Share]) -> tuple[Parts, int]:
         slots.append(sequence.slot)
         lengths.append(end)
         row_starts.append(len(token_ids))
-        if sequence.pooling is PoolingKind.MEAN or (sequence.pooling is not None and end == sequence.num_tokens):
+        if sequence.pooling is Pooling.MEAN or (sequence.pooling is not None and end == sequence.num_tokens):
             pooled.append(len(slots) - 1)
-            pool_last.append(sequence.pooling is PoolingKind.LAST)
+            pool_last.append(sequence.pooling is Pooling.LAST)
             needs |= Need.POOLING
         elif sequence.pooling is None and end == sequence.num_tokens:
             draw_rows.append(len(token_ids) - 1)

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import Enum, unique
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from polyfleet.engine.request import FinishReason, PoolingKind, SampledToken, SequenceRequest, SequenceUpdate
 from polyfleet.sampling.draw import Bools
+from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.hashing import ROOT_HASH, grain_hash
+from polyfleet.wire.requests import Pooling, SequenceRequest
 
 Place = tuple[int, int]  # slot and generation: of one run of a sequence, from its start to its end or preemption
 
@@ -56,8 +57,9 @@ class Sequence:
     request: SequenceRequest
     arrival: int  # a running number; kept when preempted
     arrival_seconds: float
-    longest: int  # tokens at which it ends
-    ends: frozenset[int] = frozenset()  # tokens that end it
+    longest: int  # tokens at which it ends; told the context's length, it is less where its request wants less
+    end_token_ids: InitVar[frozenset[int]] = frozenset()  # the model's own
+    ends: frozenset[int] = field(init=False)  # tokens that end it
     state: SequenceState = SequenceState.WAITING
     sequence_id: str = ""
     most_generated: int = 0  # tokens at which it ends, its prompt left out
@@ -76,12 +78,16 @@ class Sequence:
     queue_seconds: float | None = None  # from arrival to the first step
     mask: TokenMask | None = None
     needs: int = 0  # `plan.Need` of its draws
-    pooling: PoolingKind | None = None  # how its hidden states are pooled, where an embedding is wanted
+    pooling: Pooling | None = None  # how its hidden states are pooled, where an embedding is wanted
     reported: bool = False  # whether its first update has left
 
-    def __post_init__(self) -> None:
-        self.sequence_id = self.request.sequence_id
-        self.most_generated = self.longest - len(self.request.prompt_ids)
+    def __post_init__(self, end_token_ids: frozenset[int]) -> None:
+        request = self.request
+        self.sequence_id = request.sequence_id
+        if request.max_tokens is not None:
+            self.longest = min(len(request.prompt_ids) + request.max_tokens, self.longest)
+        self.most_generated = self.longest - len(request.prompt_ids)
+        self.ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else end_token_ids)
         self.generated_ids.extend(self.request.generated_ids)
         self.num_tokens = len(self.request.prompt_ids) + len(self.generated_ids)
         self.pooling = self.request.pooling
@@ -116,7 +122,7 @@ class Sequence:
     @property
     def reads_prefix(self) -> bool:
         """Whether computed blocks may stand in for its own work: not where every hidden state is wanted."""
-        return self.pooling is not PoolingKind.MEAN
+        return self.pooling is not Pooling.MEAN
 
     def move(self, state: SequenceState) -> None:
         """Change state; raises RuntimeError for a change that TRANSITIONS does not have."""
@@ -181,7 +187,7 @@ class Sequence:
         """The pooled hidden states of the whole prompt."""
         if self.pooled is None:
             raise RuntimeError("nothing was pooled")
-        mean = self.pooling is PoolingKind.MEAN
+        mean = self.pooling is Pooling.MEAN
         return tuple((self.pooled / self.num_tokens if mean else self.pooled).tolist())
 
     def forget_computed(self) -> None:

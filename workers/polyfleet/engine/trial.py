@@ -4,8 +4,8 @@ import numpy as np
 
 from polyfleet.engine.executor import Capacity, Executor, Fault, StepOutput
 from polyfleet.engine.holdings import Holdings
-from polyfleet.engine.request import SequenceRequest
 from polyfleet.engine.sequence import Sequence
+from polyfleet.wire.requests import SequenceRequest
 
 TIMEOUT_SECONDS = 300.0  # kernels may be compiled for it
 

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from polyfleet.engine.request import EngineOptions, EngineStatus, SequenceRequest
+from polyfleet.engine.request import EngineOptions, EngineStatus
 from polyfleet.serving import messages
 from polyfleet.serving.messages import Add, Cancel, Event, Failed, Load, Loaded, Loading, StepNews
 from polyfleet.wire import signals
+from polyfleet.wire.requests import SequenceRequest
 
 EXIT_SECONDS = 2.0
 KILL_SECONDS = 10.0

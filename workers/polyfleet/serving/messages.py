@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import msgspec
 
 from polyfleet.engine.canary import CanaryVerdict
-from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus, SequenceRequest, SequenceUpdate
+from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
+from polyfleet.wire.answers import SequenceUpdate
+from polyfleet.wire.requests import SequenceRequest
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 1 << 30  # far over any tokenizer document; more means that the stream is out of step

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from polyfleet.serving.convert import delta_of
+from polyfleet.convert.sequences import delta_message
 from polyfleet.serving.messages import StepNews
 from polyfleet.serving.session import GatewaySession
-from polyfleet.v1.worker_pb2 import StartSequence
+from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.tracing import trace_context
 
 log = logging.getLogger(__name__)
 
-INVALID_ARGUMENT, INTERNAL = 3, 13  # google.rpc.Code
+INVALID_ARGUMENT = 3  # google.rpc.Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Route:
     fields: Mapping[str, str]  # for logs: whose it is
 
 
-def whose(start: StartSequence) -> dict[str, str]:
+def whose(request: SequenceRequest) -> dict[str, str]:
     """What logs say of a sequence."""
-    trace = trace_context([start.traceparent], [start.tracestate])
-    named = {"sequence_id": start.sequence_id, "request_id": start.request_id}
+    trace = trace_context([request.traceparent], [request.tracestate])
+    named = {"sequence_id": request.sequence_id, "request_id": request.request_id}
     return named if trace is None else {**named, "trace_id": trace.trace_id, "span_id": trace.span_id}
 
 
@@ -54,10 +54,12 @@ class SequenceRouter:
         """A new name for a sequence, unique in this worker's life."""
         return f"{next(self._serial)}:{sequence_id}"
 
-    def connect(self, session: GatewaySession, start: StartSequence, engine_id: str) -> None:
-        """From now on news of `engine_id` goes to the session whose `start` this is."""
-        session.open[start.sequence_id] = engine_id
-        self._routes[engine_id] = Route(session, start.sequence_id, start.HasField("logprobs"), whose(start))
+    def connect(self, session: GatewaySession, request: SequenceRequest, engine_id: str) -> None:
+        """From now on news of `engine_id` goes to the session whose `request` this is."""
+        session.open[request.sequence_id] = engine_id
+        route = Route(session, request.sequence_id, request.logprobs is not None, whose(request))
+        self._routes[engine_id] = route
+        log.debug("Sequence started.", extra=route.fields)
 
     def disconnect(self, session: GatewaySession, sequence_id: str) -> str | None:
         """No more news of it; the engine's name of what has to be cancelled there, None when it is not open."""
@@ -73,10 +75,9 @@ class SequenceRouter:
             route = self._routes.get(update.sequence_id)
             if route is None:
                 continue
-            delta = delta_of(update, route.sequence_id, logprobs=route.logprobs)
+            delta = delta_message(update, route.sequence_id, logprobs=route.logprobs)
             if update.error:
                 log.warning("Sequence failed: %s", update.error, extra=route.fields)
-                delta.error.code, delta.error.message = INTERNAL, update.error
             if update.error or update.finish_reason is not None:
                 del self._routes[update.sequence_id]
             route.session.push(delta)

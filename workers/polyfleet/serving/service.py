@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 
 from polyfleet.serving.engine_client import LoadError
-from polyfleet.serving.router import whose
 from polyfleet.serving.session import GatewaySession
 from polyfleet.serving.worker import LoadSpec, Worker, WorkerRefusal
 from polyfleet.v1 import worker_pb2 as pb
@@ -60,7 +59,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
                 await session.room()
                 kind = command.WhichOneof("command")
                 if kind == "start":
-                    log.debug("Sequence started.", extra=whose(command.start))
                     self._worker.start(session, command.start)
                 elif kind == "cancel":
                     self._worker.cancel(session, command.cancel.sequence_id)

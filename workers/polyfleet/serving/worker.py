@@ -14,10 +14,11 @@ stays so is replaced by a new process once; then the worker ends.
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from polyfleet.convert.sequences import sequence_request
 from polyfleet.engine.request import EngineStatus
-from polyfleet.serving.convert import model_info_of, options_of, request_of, status_of
+from polyfleet.serving.convert import model_info_of, options_of, status_of
 from polyfleet.serving.engine_client import EngineClient, LoadError, OnProgress
 from polyfleet.serving.health.device_watch import confined
 from polyfleet.serving.health.lifecycle import Lifecycle
@@ -304,12 +305,12 @@ class Worker:
         assert engine is not None
         engine_id = self.router.engine_name(start.sequence_id)
         try:
-            request = request_of(start, engine_id)
+            request = sequence_request(start)
         except FieldError as error:
             session.fail(start.sequence_id, INVALID_ARGUMENT, str(error))
             return
-        self.router.connect(session, start, engine_id)
-        number = engine.add(request)
+        self.router.connect(session, request, engine_id)
+        number = engine.add(replace(request, sequence_id=engine_id))
         session.queued(lambda: engine is not self._engine or number <= engine.counted_adds)
 
     def cancel(self, session: GatewaySession, sequence_id: str) -> None:

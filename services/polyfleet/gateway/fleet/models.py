@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import dataclass, replace
 
-from polyfleet.gateway.api import Model
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from polyfleet.gateway.fleet.tokenizers import Tokenizers
@@ -12,6 +11,7 @@ from polyfleet.gateway.request.prompts import Prompts
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText
+from polyfleet.wire.answers import Model
 from polyfleet.wire.limits import FieldError
 
 

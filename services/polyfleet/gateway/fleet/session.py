@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from polyfleet.convert.sequences import sequence_update, start_message
 from polyfleet.gateway.errors import Code
 from polyfleet.gateway.fleet.breaker import CircuitBreaker
 from polyfleet.gateway.listeners import Listeners
@@ -19,7 +20,9 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.fleet import Worker, WorkerState
 from polyfleet.placement.proto import worker_from_proto
 from polyfleet.v1 import fleet_pb2, worker_pb2, worker_pb2_grpc
+from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.requests import SequenceRequest
 
 TICK_SECONDS = 0.5
 SILENT_TICKS = 6  # a worker sends something every 0.5 s; after 3 s without it is lost
@@ -47,12 +50,12 @@ class _Unreported:
 class SequenceSink(Protocol):
     """A sequence that runs on a worker, as its session sees it. Its methods neither block nor raise."""
 
-    def delta(self, delta: worker_pb2.SequenceDelta) -> None:
+    def updated(self, update: SequenceUpdate) -> None:
         """News from the worker; the last one carries finish_reason or error."""
         ...
 
     def lost(self, reason: str) -> None:
-        """The worker can't be heard any more; no delta will follow."""
+        """The worker can't be heard any more; no news will follow."""
         ...
 
 
@@ -133,18 +136,18 @@ class Session:
             return replace(self._worker, circuit_open=True)
         return self._worker
 
-    def start(self, start: worker_pb2.StartSequence, sink: SequenceSink) -> None:
+    def start(self, request: SequenceRequest, sink: SequenceSink) -> None:
         """Run a sequence there. A loss may come at any time from now on, never within this call."""
-        self._sinks[start.sequence_id] = sink
+        self._sinks[request.sequence_id] = sink
         self._num_starts += 1
-        tokens = len(start.prompt_ids) + len(start.generated_ids)
-        self._unreported[start.sequence_id] = _Unreported(tokens, self._num_starts)
+        tokens = len(request.prompt_ids) + len(request.generated_ids)
+        self._unreported[request.sequence_id] = _Unreported(tokens, self._num_starts)
         self._worker = None
         self.breaker.started()
-        self._send(worker_pb2.SessionCommand(start=start))
+        self._send(worker_pb2.SessionCommand(start=start_message(request)))
 
     def cancel(self, sequence_id: str) -> None:
-        """Stop a sequence; none of its deltas come out any more."""
+        """Stop a sequence; none of its news come out any more."""
         if self._sinks.pop(sequence_id, None) is not None:
             self._unreported.pop(sequence_id, None)
             self._worker = None
@@ -243,7 +246,7 @@ class Session:
         if self._unreported:
             self._strike_reported(event)
         if event.deltas:
-            self._judge([self._pass_on(delta) for delta in event.deltas])
+            self._judge([self._pass_on(sequence_update(delta)) for delta in event.deltas])
         if (self._heard or self._reported).state != before:
             self._changed.call()
 
@@ -258,16 +261,16 @@ class Session:
             if reported:
                 del self._unreported[sequence_id]
 
-    def _pass_on(self, delta: worker_pb2.SequenceDelta) -> bool:
+    def _pass_on(self, update: SequenceUpdate) -> bool:
         """Whether it is good news of the worker, be it bad news of the sequence."""
-        sequence_id, failed = delta.sequence_id, delta.HasField("error")
+        sequence_id = update.sequence_id
         if self._unreported:
             self._unreported.pop(sequence_id, None)
-        ended = failed or delta.finish_reason
+        ended = update.finish_reason is not None or update.error
         sink = self._sinks.pop(sequence_id, None) if ended else self._sinks.get(sequence_id)
         if sink is not None:
-            sink.delta(delta)
-        return not failed or delta.error.code in CALLERS_OWN
+            sink.updated(update)
+        return not update.error or update.code in CALLERS_OWN
 
     def _lose(self, reason: str) -> None:
         """Forget the worker's sequences and tell each of them."""

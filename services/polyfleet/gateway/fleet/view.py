@@ -11,7 +11,6 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from polyfleet.gateway.api import Model
 from polyfleet.gateway.fleet.outlook import Outlook, intended_models, outlook, served_name
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.listeners import Listeners
@@ -19,6 +18,7 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
 from polyfleet.placement.place import prevailing_fingerprint
 from polyfleet.v1 import fleet_pb2
+from polyfleet.wire.answers import Model
 
 log = logging.getLogger(__name__)
 

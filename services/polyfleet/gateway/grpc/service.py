@@ -8,13 +8,14 @@ from typing import Any
 
 import grpc
 
-from polyfleet.gateway.api import Call, Delta
+from polyfleet.convert import inference as convert
+from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
-from polyfleet.gateway.grpc import convert
 from polyfleet.gateway.grpc.errors import abort
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1 import inference_pb2_grpc
+from polyfleet.wire.answers import Delta
 from polyfleet.wire.auth import AUTHORIZATION
 from polyfleet.wire.decoding import refuse_undecodable
 from polyfleet.wire.limits import FieldError

@@ -11,13 +11,13 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from polyfleet.gateway.api import Delta, FinishReason, TokenLogprob, Usage
 from polyfleet.gateway.errors import ApiError, DataLoss
 from polyfleet.gateway.http.errors import error_body, error_response, internal_error
 from polyfleet.gateway.http.events import EventStream, event
 from polyfleet.gateway.http.replies import Choice, Reply, UsageReply, usage_reply
 from polyfleet.gateway.http.shapes import Shape
 from polyfleet.gateway.http.streams import until_disconnect
+from polyfleet.wire.answers import Delta, FinishReason, TokenLogprobs, Usage
 
 HEADERS_SECONDS = 1.0  # in which a worker's refusal can still become a status
 DONE = event(b"[DONE]")
@@ -28,7 +28,7 @@ class _Gathered:
     """One choice of a whole answer, as it comes together."""
 
     texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
 

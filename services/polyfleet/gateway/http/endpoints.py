@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polyfleet.gateway.api import Call, Delta, EmbedRequest, GenerateRequest
+from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import ApiError, Code
 from polyfleet.gateway.http import translate
 from polyfleet.gateway.http.answer import Admission, Answer
@@ -29,7 +29,9 @@ from polyfleet.gateway.http.replies import ModelList, embeddings_reply, model_re
 from polyfleet.gateway.http.shapes import ChatShape, CompletionShape, Shape
 from polyfleet.gateway.http.streams import merge, until_disconnect
 from polyfleet.gateway.parts import GatewayParts
+from polyfleet.wire.answers import Delta
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import EmbedRequest, GenerateRequest
 from polyfleet.wire.tracing import TRACEPARENT, TRACESTATE, trace_context
 
 QUICK_BYTES = 65_536  # a body of this size is decoded within a millisecond

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from polyfleet.gateway.api import EmbedResult, FinishReason, Model, TokenLogprob, Usage
+from polyfleet.wire.answers import Embeddings, FinishReason, Model, TokenLogprobs, Usage
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -162,12 +162,12 @@ def usage_reply(usage: Usage) -> UsageReply:
     return UsageReply(usage.prompt_tokens, usage.completion_tokens, total, PromptTokensDetails(usage.cached_tokens))
 
 
-def chat_logprobs(logprobs: tuple[TokenLogprob, ...]) -> ChatLogprobs:
+def chat_logprobs(logprobs: tuple[TokenLogprobs, ...]) -> ChatLogprobs:
     """Logprobs as chat completions show them."""
     return ChatLogprobs([_chat_token(item, [_chat_token(top) for top in item.top]) for item in logprobs])
 
 
-def completion_logprobs(logprobs: tuple[TokenLogprob, ...], offset: int) -> CompletionLogprobs:
+def completion_logprobs(logprobs: tuple[TokenLogprobs, ...], offset: int) -> CompletionLogprobs:
     """Logprobs as text completions show them; `offset` is that of the first token.
 
     `top_logprobs` also names the chosen token, so it may have one entry more than was asked for.
@@ -185,7 +185,7 @@ def completion_logprobs(logprobs: tuple[TokenLogprob, ...], offset: int) -> Comp
     return reply
 
 
-def _spelt(item: TokenLogprob) -> str:
+def _spelt(item: TokenLogprobs) -> str:
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in item.partial) if item.partial else item.text
 
 
@@ -202,7 +202,7 @@ def model_reply(model: Model) -> ModelReply:
     )
 
 
-def embeddings_reply(result: EmbedResult, model: str, encoding: str) -> EmbeddingsReply:
+def embeddings_reply(result: Embeddings, model: str, encoding: str) -> EmbeddingsReply:
     """Vectors in `encoding`, float or base64."""
     data = [
         EmbeddingReply(index, _base64(vector) if encoding == "base64" else list(vector))
@@ -212,7 +212,7 @@ def embeddings_reply(result: EmbedResult, model: str, encoding: str) -> Embeddin
     return EmbeddingsReply(data, model, EmbeddingsUsage(tokens, tokens))
 
 
-def _chat_token(item: TokenLogprob, top: list[ChatToken] | UnsetType = UNSET) -> ChatToken:
+def _chat_token(item: TokenLogprobs, top: list[ChatToken] | UnsetType = UNSET) -> ChatToken:
     return ChatToken(item.text, item.logprob, list(item.partial or item.text.encode()), top)
 
 

@@ -5,7 +5,6 @@ from typing import ClassVar, Protocol
 
 from msgspec import UNSET
 
-from polyfleet.gateway.api import Delta, FinishReason, TokenLogprob
 from polyfleet.gateway.http.replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -16,6 +15,7 @@ from polyfleet.gateway.http.replies import (
     chat_logprobs,
     completion_logprobs,
 )
+from polyfleet.wire.answers import Delta, FinishReason, TokenLogprobs
 
 
 class Shape(Protocol):
@@ -34,7 +34,7 @@ class Shape(Protocol):
         ...
 
     def whole(
-        self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: FinishReason | None
+        self, index: int, text: str, logprobs: tuple[TokenLogprobs, ...], finish_reason: FinishReason | None
     ) -> Choice:
         """A whole choice."""
         ...
@@ -68,7 +68,7 @@ class ChatShape:
         return chunks
 
     def whole(
-        self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: FinishReason | None
+        self, index: int, text: str, logprobs: tuple[TokenLogprobs, ...], finish_reason: FinishReason | None
     ) -> ChatChoice:
         """As in Shape."""
         return ChatChoice(index, ChatMessage(text), chat_logprobs(logprobs) if self._logprobs else None, finish_reason)
@@ -99,7 +99,7 @@ class CompletionShape:
         return chunks
 
     def whole(
-        self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: FinishReason | None
+        self, index: int, text: str, logprobs: tuple[TokenLogprobs, ...], finish_reason: FinishReason | None
     ) -> CompletionChoice:
         """As in Shape."""
         if not self._logprobs:

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import Receive
 
-from polyfleet.gateway.api import Delta, Usage
+from polyfleet.wire.answers import Delta, Usage
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -1,8 +1,9 @@
 """From request bodies to what the gateway's core takes. Pure; ranges are the core's to judge."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
 
-from polyfleet.gateway.api import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
 from polyfleet.gateway.http.bodies import (
     ChatBody,
     CompletionBody,
@@ -15,11 +16,16 @@ from polyfleet.gateway.http.bodies import (
     refuse_unsupported,
 )
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError
+from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
 from polyfleet.wire.sampling import DEFAULTABLE, NONE, SamplingParams
 
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for text completions; chat has none
-_SAMPLING = (*DEFAULTABLE, "presence_penalty", "frequency_penalty")
+_OWN_SHAPE = {"seed", "stop", "max_tokens", "logprobs"}  # here, so that they are looked at one by one
+_PLAIN, _SAMPLING = (
+    {each.name for each in fields(kind)} & set(GenerateBody.__struct_fields__) - _OWN_SHAPE
+    for kind in (GenerateRequest, SamplingParams)
+)
 
 
 def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
@@ -76,12 +82,12 @@ def _request(
     max_tokens: int | None,
     logprobs: int | None,
 ) -> GenerateRequest:
-    given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    given = _given(body, _SAMPLING)
     if given.get("top_k") == NONE:
         given["top_k"] = 0
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return GenerateRequest(
-        model=body.model or "",
+        **_given(body, _PLAIN),
         text=prompt if isinstance(prompt, str) else None,
         messages=messages,
         token_ids=tuple(prompt) if isinstance(prompt, list) else (),
@@ -90,14 +96,16 @@ def _request(
         seed=None if body.seed == NONE else body.seed,
         max_tokens=max_tokens,
         stop=stop,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=bool(body.ignore_eos),
-        n=1 if body.n is None else body.n,
         logprobs=logprobs,
-        priority=body.priority or 0,
         request_id=request_id,
         continuous_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
     )
+
+
+def _given(body: GenerateBody, names: Iterable[str]) -> dict[str, Any]:
+    """What the body states of these fields."""
+    stated = {name: value for name in names if (value := getattr(body, name)) is not None}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()}
 
 
 def _message(message: MessageBody, path: str) -> Message:

@@ -7,12 +7,13 @@ import logging
 import time
 from types import TracebackType
 
-from polyfleet.gateway.api import Call, Usage
+from polyfleet.gateway.api import Call
 from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
 from polyfleet.gateway.metrics import Judgement, Metrics
 from polyfleet.gateway.request.ledger import Ledger, Outcome
 from polyfleet.gateway.request.token_times import TokenTimes
+from polyfleet.wire.answers import Usage
 from polyfleet.wire.limits import FieldError
 
 # Ends that are no fault of the fleet's: they say nothing about its service.

@@ -2,13 +2,13 @@
 
 from collections.abc import Awaitable, Sequence
 
-from polyfleet.gateway.api import Message
 from polyfleet.gateway.errors import FailedPrecondition
 from polyfleet.gateway.fleet.models import ServedModel
 from polyfleet.gateway.request.prompts import Prompt, Prompts
 from polyfleet.gateway.request.validation import check_ids
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import Message
 
 
 async def encode_text(

@@ -6,19 +6,9 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
-from polyfleet.gateway.api import (
-    Call,
-    Delta,
-    EmbedInput,
-    EmbedRequest,
-    EmbedResult,
-    GenerateRequest,
-    Model,
-    Pooling,
-    TokenizeRequest,
-    TokenizeResult,
-)
+from polyfleet.gateway.api import Call
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, Unavailable
 from polyfleet.gateway.fleet.models import Models, ServedModel
@@ -27,8 +17,7 @@ from polyfleet.gateway.request.encoding import encode_chat, encode_prompt, encod
 from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
 from polyfleet.gateway.request.prompts import Prompt
-from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
-from polyfleet.gateway.request.relay import SequenceSpec
+from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue, Turn
 from polyfleet.gateway.request.sequences import Sequences
 from polyfleet.gateway.request.validation import (
     check_context,
@@ -40,14 +29,12 @@ from polyfleet.gateway.request.validation import (
     check_tokenize,
 )
 from polyfleet.text.stop import StopStrings
-from polyfleet.v1 import inference_pb2
+from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
 from polyfleet.wire.hashing import cache_salt
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.sampling import SamplingParams
-
-POOLING = {Pooling.MEAN: inference_pb2.POOLING_MEAN, Pooling.LAST: inference_pb2.POOLING_LAST}
-GREEDY = SamplingParams(temperature=0.0)
+from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, SequenceRequest, TokenizeRequest
+from polyfleet.wire.sampling import GREEDY, SamplingParams
 
 
 class Generation:
@@ -64,12 +51,12 @@ class Generation:
     async def generate(self, request: GenerateRequest, call: Call) -> AsyncGenerator[Delta, None]:
         """See GenerationApi."""
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
-            served, specs = await self._generate_specs(request, record, call)
+            served, wanted = await self._generate_sequences(request, record, call)
             stops = StopStrings(request.stop) if request.stop else None
-            choices = [ChoiceOutput(spec.choice, served.text, stops, spec.prompt_ids) for spec in specs]
+            choices = [ChoiceOutput(each, served.text, stops) for each in wanted]
             continuous = request.continuous_usage
-            output = RequestOutput(choices, len(specs[0].prompt_ids), record, continuous_usage=continuous)
-            async with self._sequences(specs, record) as sequences:
+            output = RequestOutput(choices, len(wanted[0].prompt_ids), record, continuous_usage=continuous)
+            async with self._sequences(wanted, served, record) as sequences:
                 call.admitted()
                 while not output.finished:
                     for parcel in await sequences.take():
@@ -80,9 +67,9 @@ class Generation:
                             sequences.cancel(delta.choice)
                         yield delta
 
-    async def _generate_specs(
+    async def _generate_sequences(
         self, request: GenerateRequest, record: Record, call: Call
-    ) -> tuple[ServedModel, Sequence[SequenceSpec]]:
+    ) -> tuple[ServedModel, Sequence[SequenceRequest]]:
         """What to compute. Raises ApiError or FieldError."""
         check_generate(request)
         served = await self._resolve(request.model, record)
@@ -96,23 +83,17 @@ class Generation:
         defaults = {name: value for name, value in served.model.sampling_defaults.items() if name in request.left_out}
         seed = secrets.randbits(64) if request.seed is None else request.seed
         sampling = replace(request.sampling, **defaults, seed=seed)  # type: ignore[arg-type]
-        first = replace(
-            _spec(record, served, call, prompt.token_ids, sampling),
-            max_tokens=request.max_tokens,
-            stop_token_ids=_stop_token_ids(request, prompt, served),
-            ignore_eos=request.ignore_eos,
-            logprobs=request.logprobs,
-            priority=request.priority,
-        )
+        shared = {**request.shared(), "stop_token_ids": _stop_token_ids(request, prompt, served)}
+        first = _sequence(record, call, prompt.token_ids, sampling, **shared)
         return served, [replace(first, choice=choice) for choice in range(request.n)]
 
-    async def embed(self, request: EmbedRequest, call: Call) -> EmbedResult:
+    async def embed(self, request: EmbedRequest, call: Call) -> Embeddings:
         """See GenerationApi."""
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
-            specs = await self._embed_specs(request, record, call)
-            vectors: list[tuple[float, ...]] = [()] * len(specs)
-            num_prompt, num_cached = sum(len(spec.prompt_ids) for spec in specs), 0
-            async with self._sequences(specs, record) as sequences:
+            served, wanted = await self._embed_sequences(request, record, call)
+            vectors: list[tuple[float, ...]] = [()] * len(wanted)
+            num_prompt, num_cached = sum(len(each.prompt_ids) for each in wanted), 0
+            async with self._sequences(wanted, served, record) as sequences:
                 while not all(vectors):
                     for parcel in await sequences.take():
                         if not record.worker_id:
@@ -120,25 +101,27 @@ class Generation:
                         vectors[parcel.choice] = parcel.embedding
                         num_cached += parcel.cached_tokens
             record.prompt(num_prompt, num_cached)
-            return EmbedResult(tuple(_unit(v) if request.normalize else v for v in vectors), record.usage)
+            return Embeddings(tuple(_unit(v) if request.normalize else v for v in vectors), record.usage)
 
-    async def _embed_specs(self, request: EmbedRequest, record: Record, call: Call) -> list[SequenceSpec]:
+    async def _embed_sequences(
+        self, request: EmbedRequest, record: Record, call: Call
+    ) -> tuple[ServedModel, Sequence[SequenceRequest]]:
         check_embed(request)
         served = await self._resolve(request.model, record)
-        specs = []
+        wanted = []
         for index, each in enumerate(request.inputs):
             with nullcontext() if each.text is None else self._tokenizing(served):
                 prompt_ids = await _embed_ids(f"inputs[{index}]", each, served, record.seconds_left)
-            spec = _spec(record, served, call, prompt_ids, GREEDY)
-            specs.append(replace(spec, choice=index, max_tokens=1, pooling=POOLING[request.pooling]))
-        return specs
+            embedding = {"choice": index, "max_tokens": 1, "pooling": request.pooling}
+            wanted.append(_sequence(record, call, prompt_ids, GREEDY, **embedding))
+        return served, wanted
 
-    async def tokenize(self, request: TokenizeRequest, call: Call) -> TokenizeResult:
+    async def tokenize(self, request: TokenizeRequest, call: Call) -> Tokens:
         """See GenerationApi."""
         with self._accounts.open(new_id("req"), call) as record:
             return await self._tokenize(request, record)
 
-    async def _tokenize(self, request: TokenizeRequest, record: Record) -> TokenizeResult:
+    async def _tokenize(self, request: TokenizeRequest, record: Record) -> Tokens:
         check_tokenize(request)
         served = await self._resolve(request.model, record)
         field, seconds = "messages" if request.text is None else "text", record.seconds_left
@@ -151,7 +134,7 @@ class Generation:
                     served, field, request.text, seconds, add_special_tokens=special, pieces=True
                 )
         check_context(field, prompt.num_tokens, served.model)
-        return TokenizeResult(prompt.token_ids, prompt.pieces)
+        return Tokens(prompt.token_ids, prompt.pieces)
 
     def _tokenizing(self, served: ServedModel) -> AbstractContextManager[object]:
         """Measures how long its inside takes."""
@@ -173,8 +156,9 @@ class Generation:
         record.name_model(served.model.name)
         return served
 
-    def _sequences(self, specs: Sequence[SequenceSpec], record: Record) -> Sequences:
-        return Sequences(specs, self._queue, self._limits, self._accounts.metrics, self._running, record)
+    def _sequences(self, wanted: Sequence[SequenceRequest], served: ServedModel, record: Record) -> Sequences:
+        turn = Turn(served.model.name, wanted[0].priority, served.fingerprint, served.tokenizer_hash)
+        return Sequences(wanted, turn, self._queue, self._limits, self._accounts.metrics, self._running, record)
 
     # Shutting down.
 
@@ -195,20 +179,14 @@ class Generation:
             inbox.fail(error)
 
 
-def _spec(
-    record: Record, served: ServedModel, call: Call, prompt_ids: tuple[int, ...], sampling: SamplingParams
-) -> SequenceSpec:
-    """A sequence of this caller for the model that it was resolved to."""
-    return SequenceSpec(
-        request_id=record.request_id,
-        model=served.model.name,
-        prompt_ids=prompt_ids,
-        sampling=sampling,
-        cache_salt=cache_salt(call.tenant),
-        fingerprint=served.fingerprint,
-        tokenizer_hash=served.tokenizer_hash,
-        trace=call.trace,
-    )
+def _sequence(
+    record: Record, call: Call, prompt_ids: tuple[int, ...], sampling: SamplingParams, **more: Any
+) -> SequenceRequest:
+    """A sequence of this caller, whose name its worker's session gets when it starts."""
+    more |= {"request_id": record.request_id, "cache_salt": cache_salt(call.tenant)}
+    if call.trace is not None:
+        more |= {"traceparent": call.trace.parent, "tracestate": call.trace.state}
+    return SequenceRequest("", prompt_ids, sampling, **more)
 
 
 async def _embed_ids(field: str, each: EmbedInput, served: ServedModel, seconds: float) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from polyfleet.gateway.errors import ApiError
-from polyfleet.v1 import inference_pb2, worker_pb2
+from polyfleet.wire.answers import FinishReason, SampledToken
 
 
 @dataclass(slots=True)
@@ -17,9 +17,8 @@ class Parcel:
 
     choice: int
     worker_id: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[worker_pb2.SampledLogprobs] = field(default_factory=list)
-    finish_reason: "inference_pb2.FinishReason.ValueType" = inference_pb2.FINISH_REASON_UNSPECIFIED
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     queue_seconds: float = 0.0  # for a worker and in its queue, up to the first step
     embedding: tuple[float, ...] = ()

@@ -2,49 +2,41 @@
 
 from collections.abc import Sequence
 
-from polyfleet.gateway.api import Delta, FinishReason, TokenLogprob
 from polyfleet.gateway.request.accounts import Record
 from polyfleet.gateway.request.inbox import Parcel
 from polyfleet.text.model_text import ModelText
 from polyfleet.text.stop import StopMatcher, StopStrings
-from polyfleet.v1 import inference_pb2, worker_pb2
-
-_REASONS = {
-    inference_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    inference_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-}
+from polyfleet.wire.answers import Delta, FinishReason, SampledToken, TokenLogprobs
+from polyfleet.wire.requests import SequenceRequest
 
 
 class ChoiceOutput:
     """Takes the parcels of one choice in order. `text` None: a model without a tokenizer, whose output is ids alone.
 
-    The text goes on behind `prompt_ids`. Stop strings are sought in it with special tokens spelled out, which it does
-    not show. Ids and logprobs of the tokens that completed a stop string come out; their matched text does not.
+    The text goes on behind the request's prompt. Stop strings are sought in it with special tokens spelled out, which
+    it does not show. Ids and logprobs of the tokens that completed a stop string come out; their matched text does not.
     """
 
-    def __init__(
-        self, choice: int, text: ModelText | None, stops: StopStrings | None, prompt_ids: Sequence[int] = ()
-    ) -> None:
-        self._choice = choice
+    def __init__(self, request: SequenceRequest, text: ModelText | None, stops: StopStrings | None) -> None:
+        self._request = request
         self._text = text
-        self._detokenizer = text.detokenizer(prompt_ids) if text else None
+        self._detokenizer = text.detokenizer(request.prompt_ids) if text else None
         self._matcher = StopMatcher(stops) if stops else None
 
     def take(self, parcel: Parcel) -> Delta:
         """What the parcel lets the client see. The choice has ended when it carries a finish reason."""
-        text, num_used = self._add(parcel.token_ids)
-        token_ids, logprobs = parcel.token_ids[:num_used], parcel.logprobs[:num_used]
-        # Whatever else a newer worker may call it, its sequence has ended.
-        reason = _REASONS.get(parcel.finish_reason, FinishReason.STOP) if parcel.finish_reason else None
+        token_ids, reason = [token.token_id for token in parcel.tokens], parcel.finish_reason
+        text, num_used = self._add(token_ids)
+        tokens = parcel.tokens[:num_used] if self._request.logprobs is not None else ()
         if reason is not None:
             text += self._finish()
         if self._matcher is not None and self._matcher.matched:
             reason = FinishReason.STOP
         return Delta(
-            choice=self._choice,
+            choice=self._request.choice,
             text=text,
-            token_ids=tuple(token_ids),
-            logprobs=tuple(map(self._logprob, token_ids, logprobs)) if logprobs else (),
+            token_ids=tuple(token_ids[:num_used]),
+            logprobs=tuple(map(self._logprob, tokens)),
             finish_reason=reason,
             worker_id=parcel.worker_id,
         )
@@ -68,16 +60,18 @@ class ChoiceOutput:
         tail = self._detokenizer.finish() if self._detokenizer else ""
         return self._matcher.add(tail) + self._matcher.finish() if self._matcher else tail
 
-    def _logprob(self, token_id: int, sampled: worker_pb2.SampledLogprobs) -> TokenLogprob:
+    def _logprob(self, sampled: SampledToken) -> TokenLogprobs:
         top = tuple(
             self._token(each, logprob) for each, logprob in zip(sampled.top_ids, sampled.top_logprobs, strict=False)
         )
-        return self._token(token_id, sampled.logprob, top)
+        return self._token(sampled.token_id, sampled.logprob, top)
 
-    def _token(self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    def _token(self, token_id: int, logprob: float, top: tuple[TokenLogprobs, ...] = ()) -> TokenLogprobs:
         if self._text is None:
-            return TokenLogprob(token_id, "", logprob, top)
-        return TokenLogprob(token_id, self._text.token_text(token_id), logprob, top, self._text.partial_bytes(token_id))
+            return TokenLogprobs(token_id, "", logprob, top)
+        return TokenLogprobs(
+            token_id, self._text.token_text(token_id), logprob, top, self._text.partial_bytes(token_id)
+        )
 
 
 class RequestOutput:

@@ -6,12 +6,12 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyfleet.gateway.api import Message
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded
 from polyfleet.gateway.request.text_process import TextProcess
 from polyfleet.text.process import Done, EncodeChat, Encoded, EncodeText, Job, PrepareChat
 from polyfleet.text.prompt_text import Turn
+from polyfleet.wire.requests import Message
 
 LONG_CHARACTERS = 100_000  # beyond, encoding would hold up other requests: a second process does it
 MESSAGE_CHARACTERS = 64  # what one message weighs beside its content

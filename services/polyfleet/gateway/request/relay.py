@@ -10,7 +10,7 @@ Every arrow is a plain call from the queue, the session or the reader; there is 
 import asyncio
 import itertools
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, unique
 
 from polyfleet.gateway.config import Limits
@@ -22,35 +22,13 @@ from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue, Turn
 from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.placement.fleet import PlacementRequest
-from polyfleet.v1 import inference_pb2, worker_pb2
+from polyfleet.wire.answers import FinishReason, SequenceUpdate
 from polyfleet.wire.ids import sequence_id
-from polyfleet.wire.sampling import SamplingParams
-from polyfleet.wire.tracing import TraceContext
+from polyfleet.wire.requests import SequenceRequest
 
 EXCLUDED_SECONDS = 1.0  # a worker that failed a sequence is not tried for it again so soon
 MOVES_ON = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED})  # refusals that another worker may not share
 _serial = itertools.count(1)
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceSpec:
-    """What to compute, whichever worker does it. `max_tokens` None: as many as its worker has room for."""
-
-    request_id: str
-    model: str
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
-    choice: int = 0
-    max_tokens: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    priority: int = 0
-    pooling: "inference_pb2.Pooling.ValueType" = inference_pb2.POOLING_UNSPECIFIED
-    cache_salt: bytes = b""
-    fingerprint: str | None = None  # of the model that is to compute it; None: any of that name
-    tokenizer_hash: str = ""  # of the tokenizer that made its prompt
-    trace: TraceContext | None = None
 
 
 @unique
@@ -64,14 +42,14 @@ class State(Enum):
 
 
 class SequenceRelay:
-    """Runs `spec` to its end; its news go to `inbox`, the times of its tokens to `times`.
+    """Runs `request` to its end; its news go to `inbox`, the times of its tokens to `times`.
 
-    Call `start` once and `cancel` whenever it is not wanted.
+    Call `start` once and `cancel` whenever it is not wanted. Each worker gets the request under a name of its own.
     """
 
     def __init__(
         self,
-        spec: SequenceSpec,
+        request: SequenceRequest,
         turn: Turn,
         inbox: Inbox,
         queue: RequestQueue,
@@ -81,7 +59,7 @@ class SequenceRelay:
     ) -> None:
         self.turn = turn
         self.resumed = False
-        self._spec = spec
+        self._request = request
         self._inbox = inbox
         self._queue = queue
         self._limits = limits
@@ -122,14 +100,14 @@ class SequenceRelay:
     def needs(self) -> PlacementRequest:
         """Room for the prompt, what was generated, and the rest."""
         now = asyncio.get_running_loop().time()
-        done = len(self._generated)
-        rest = 1 if self._spec.max_tokens is None else self._spec.max_tokens - done
+        request, done = self._request, len(self._generated)
+        rest = 1 if request.max_tokens is None else request.max_tokens - done
         return PlacementRequest(
-            model=self._spec.model,
-            prompt_tokens=len(self._spec.prompt_ids) + done,
-            max_tokens=0 if self._spec.pooling else rest,
+            model=self.turn.model,
+            prompt_tokens=len(request.prompt_ids) + done,
+            max_tokens=0 if request.pooling else rest,
             excluded=frozenset(worker_id for worker_id, until in self._excluded.items() if until > now),
-            key=self._spec.request_id,
+            key=request.request_id,
             fingerprint=self.turn.fingerprint,
         )
 
@@ -139,69 +117,41 @@ class SequenceRelay:
             self._moving = False
             self._metrics.migrations.labels("resumed").inc()
         self._waited += time.monotonic() - self._asked
-        self._max_tokens = self._spec.max_tokens or room(session.worker()) - len(self._spec.prompt_ids)
+        request = self._request
+        self._max_tokens = request.max_tokens or room(session.worker()) - len(request.prompt_ids)
         self._state = State.RUNNING
         self._session = session
-        self._sequence_id = f"{sequence_id(self._spec.request_id, self._spec.choice)}/{next(_serial)}"
-        session.start(self._start_message(), self)
+        self._sequence_id = f"{sequence_id(request.request_id, request.choice)}/{next(_serial)}"
+        started = {"sequence_id": self._sequence_id, "max_tokens": self._max_tokens}
+        session.start(replace(request, generated_ids=tuple(self._generated), **started), self)  # type: ignore[arg-type]
 
     def denied(self, error: ApiError) -> None:
         """Nobody took it in time."""
         self._fail(error)
 
-    def _start_message(self) -> worker_pb2.StartSequence:
-        spec, sampling = self._spec, self._spec.sampling
-        return worker_pb2.StartSequence(
-            sequence_id=self._sequence_id,
-            prompt_ids=spec.prompt_ids,
-            generated_ids=self._generated,
-            sampling=inference_pb2.SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                seed=sampling.seed,
-                repetition_penalty=sampling.repetition_penalty,
-                presence_penalty=sampling.presence_penalty,
-                frequency_penalty=sampling.frequency_penalty,
-            ),
-            choice=spec.choice,
-            max_tokens=self._max_tokens,
-            stop_token_ids=spec.stop_token_ids,
-            ignore_eos=spec.ignore_eos,
-            logprobs=spec.logprobs,
-            priority=spec.priority,
-            pooling=spec.pooling,
-            request_id=spec.request_id,
-            cache_salt=spec.cache_salt,
-            traceparent=spec.trace.parent if spec.trace else "",
-            tracestate=spec.trace.state if spec.trace else "",
-        )
-
     # The session's side.
 
-    def delta(self, delta: worker_pb2.SequenceDelta) -> None:
+    def updated(self, update: SequenceUpdate) -> None:
         """Put a step's news into the inbox."""
-        if delta.HasField("error"):
-            self._refused(delta.error)
+        if update.error:
+            self._refused(update)
             return
-        token_ids = delta.token_ids
-        self._times.arrived(len(token_ids))
-        parcel = self._inbox.parcel(self._spec.choice)
+        tokens = update.tokens
+        self._times.arrived(len(tokens))
+        parcel = self._inbox.parcel(self._request.choice)
         if self._session is not None and self._worker_id != self._session.worker_id:
             self._worker_id = parcel.worker_id = self._session.worker_id
         if not self._heard:
             self._heard = True
-            parcel.cached_tokens, parcel.queue_seconds = delta.cached_tokens, self._waited + delta.queue_seconds
-        self._generated += token_ids
-        parcel.token_ids += token_ids
-        if delta.logprobs:
-            parcel.logprobs += delta.logprobs
-        if delta.embedding:
-            parcel.embedding = tuple(delta.embedding)
-        self._inbox.num_tokens += len(token_ids)
-        if delta.finish_reason:
-            parcel.finish_reason = delta.finish_reason
+            parcel.cached_tokens = update.cached_tokens or 0
+            parcel.queue_seconds = self._waited + (update.queue_seconds or 0.0)
+        self._generated += [token.token_id for token in tokens]
+        parcel.tokens += tokens
+        if update.embedding:
+            parcel.embedding = update.embedding
+        self._inbox.num_tokens += len(tokens)
+        if update.finish_reason is not None:
+            parcel.finish_reason = update.finish_reason
             self._end()
         elif self._inbox.num_tokens > self._limits.max_pending_tokens:
             self._park()
@@ -211,10 +161,10 @@ class SequenceRelay:
         if self._state is State.RUNNING:
             self._move(Unavailable(f"The worker was lost: {reason}.", retry_after=RETRY_SECONDS))
 
-    def _refused(self, error: worker_pb2.SequenceError) -> None:
+    def _refused(self, update: SequenceUpdate) -> None:
         # A worker that has just unloaded its model has nothing to say about the request.
-        code = Code.UNAVAILABLE if error.code == Code.FAILED_PRECONDITION else error.code
-        refusal = error_of(code, error.message, retry_after=RETRY_SECONDS)
+        code = Code.UNAVAILABLE if update.code == Code.FAILED_PRECONDITION else update.code
+        refusal = error_of(code, update.error, retry_after=RETRY_SECONDS)
         if refusal.code in MOVES_ON:
             self._move(refusal, refused=True)
         else:
@@ -222,7 +172,7 @@ class SequenceRelay:
 
     def _move(self, cause: ApiError, *, refused: bool = False) -> None:
         if 0 < self._max_tokens <= len(self._generated):
-            self._inbox.parcel(self._spec.choice).finish_reason = inference_pb2.FINISH_REASON_LENGTH
+            self._inbox.parcel(self._request.choice).finish_reason = FinishReason.LENGTH
             self._end()
             return
         self._num_moves += 1

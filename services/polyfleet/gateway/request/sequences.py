@@ -9,7 +9,8 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.accounts import Record
 from polyfleet.gateway.request.inbox import Inbox, Parcel
 from polyfleet.gateway.request.queue import RequestQueue, Turn
-from polyfleet.gateway.request.relay import SequenceRelay, SequenceSpec
+from polyfleet.gateway.request.relay import SequenceRelay
+from polyfleet.wire.requests import SequenceRequest
 
 
 class Sequences:
@@ -21,7 +22,8 @@ class Sequences:
 
     def __init__(
         self,
-        specs: Sequence[SequenceSpec],
+        requests: Sequence[SequenceRequest],
+        turn: Turn,
         queue: RequestQueue,
         limits: Limits,
         metrics: Metrics,
@@ -32,10 +34,10 @@ class Sequences:
         self._running = running
         self._record = record
         self._inbox = Inbox()
-        self._turn = Turn(specs[0].model, specs[0].priority, specs[0].fingerprint, specs[0].tokenizer_hash)
+        self._turn = turn
         self._relays = [
-            SequenceRelay(spec, self._turn, self._inbox, queue, limits, metrics, record.times(spec.choice))
-            for spec in specs
+            SequenceRelay(request, turn, self._inbox, queue, limits, metrics, record.times(request.choice))
+            for request in requests
         ]
         self._timer: asyncio.TimerHandle | None = None
 

@@ -5,16 +5,14 @@ First come the checks that need the request alone, then those that need its mode
 
 from collections.abc import Iterable, Sequence
 
-from polyfleet.gateway.api import EmbedInput, EmbedRequest, GenerateRequest, Message, Model, TokenizeRequest
+from polyfleet.wire.answers import Model
 from polyfleet.wire.limits import (
     CONTEXT_LENGTH_EXCEEDED,
     MAX_CHOICES,
     MAX_EMBED_INPUTS,
-    MAX_PRIORITY,
     MAX_STOP_STRING_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    MAX_TOP_LOGPROBS,
     REQUEST_ID,
     ROLES,
     FieldError,
@@ -22,6 +20,7 @@ from polyfleet.wire.limits import (
     check_range,
     shown,
 )
+from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, Message, TokenizeRequest
 
 MAX_NAME_CHARACTERS = 64
 
@@ -32,12 +31,8 @@ def check_generate(request: GenerateRequest) -> None:
     request.sampling.check()
     if request.seed is not None and not 0 <= request.seed < 2**64:
         raise FieldError("sampling.seed", f"must fit an unsigned 64-bit integer, not {shown(request.seed)}")
-    if request.max_tokens is not None and request.max_tokens < 1:
-        raise FieldError("max_tokens", f"must be 1 or more, not {shown(request.max_tokens)}")
     check_range("n", request.n, 1, MAX_CHOICES)
-    check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    if request.logprobs is not None:
-        check_range("logprobs", request.logprobs, 0, MAX_TOP_LOGPROBS)
+    request.check()
     _check_stops(request)
     _check_request_id(request.request_id)
 

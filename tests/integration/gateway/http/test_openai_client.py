@@ -6,7 +6,7 @@ import openai
 import pytest
 from tests.support.fake_generation import FakeGeneration
 
-from polyfleet.gateway.api import EmbedInput, GenerateRequest, Message
+from polyfleet.wire.requests import EmbedInput, GenerateRequest, Message
 
 MODEL = "org/fake"
 HI: Any = [{"role": "user", "content": "hi"}]

@@ -12,6 +12,8 @@ from polyfleet.gateway.listeners import Listeners
 from polyfleet.placement.fleet import WorkerState
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import worker_pb2
+from polyfleet.wire.answers import SequenceUpdate
+from polyfleet.wire.requests import SequenceRequest
 
 READY, DRAINING, LOST = pb.WORKER_STATE_READY, pb.WORKER_STATE_DRAINING, pb.WORKER_STATE_LOST
 
@@ -32,8 +34,8 @@ class Sink:
         self.tokens: list[int] = []
         self.reasons: list[str] = []
 
-    def delta(self, delta: worker_pb2.SequenceDelta) -> None:
-        self.tokens += delta.token_ids
+    def updated(self, update: SequenceUpdate) -> None:
+        self.tokens += [token.token_id for token in update.tokens]
 
     def lost(self, reason: str) -> None:
         self.reasons.append(reason)
@@ -51,8 +53,8 @@ def event(state: "pb.WorkerState.ValueType" = READY, *deltas: worker_pb2.Sequenc
     return worker_pb2.SessionEvent(status=pb.WorkerStatus(state=state, **load), deltas=deltas)  # type: ignore[arg-type]
 
 
-def start(sequence_id: str, num_prompt: int) -> worker_pb2.StartSequence:
-    return worker_pb2.StartSequence(sequence_id=sequence_id, prompt_ids=[1] * num_prompt)
+def start(sequence_id: str, num_prompt: int) -> SequenceRequest:
+    return SequenceRequest(sequence_id, (1,) * num_prompt)
 
 
 async def test_a_worker_without_a_session_is_not_ready() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyfleet.gateway.api import Delta, FinishReason, Usage
 from polyfleet.gateway.errors import ApiError, Unavailable
 from polyfleet.gateway.http import answer as answer_module
 from polyfleet.gateway.http.answer import Admission, Answer
 from polyfleet.gateway.http.events import COMMENT
 from polyfleet.gateway.http.shapes import ChatShape
+from polyfleet.wire.answers import Delta, FinishReason, Usage
 
 SECONDS = 10.0  # against hanging
 Sent = list[dict[str, Any]]

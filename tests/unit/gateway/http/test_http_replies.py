@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyfleet.gateway.api import Delta, EmbedResult, FinishReason, TokenLogprob, Usage
 from polyfleet.gateway.errors import (
     ApiError,
     DataLoss,
@@ -32,10 +31,11 @@ from polyfleet.gateway.http.errors import (
 )
 from polyfleet.gateway.http.replies import chat_logprobs, completion_logprobs, embeddings_reply, usage_reply
 from polyfleet.gateway.http.shapes import ChatShape, CompletionShape, Shape
+from polyfleet.wire.answers import Delta, Embeddings, FinishReason, TokenLogprobs, Usage
 from polyfleet.wire.limits import CONTEXT_LENGTH_EXCEEDED, FieldError
 
-TOP = (TokenLogprob(1, "é", -0.25), TokenLogprob(2, "\ufffd", -2.0, partial=b"\xe6\x97"))
-LOGPROBS = (TokenLogprob(1, "é", -0.25, TOP), TokenLogprob(3, " b", -4.0, TOP))
+TOP = (TokenLogprobs(1, "é", -0.25), TokenLogprobs(2, "\ufffd", -2.0, partial=b"\xe6\x97"))
+LOGPROBS = (TokenLogprobs(1, "é", -0.25, TOP), TokenLogprobs(3, " b", -4.0, TOP))
 
 
 def plain(value: Any) -> Any:
@@ -67,8 +67,8 @@ def test_completion_logprobs() -> None:
 
 def test_parts_of_different_characters_are_told_apart() -> None:
     """In lists by text, where all of them would be the same U+FFFD."""
-    one, other = (TokenLogprob(i, "\ufffd", -i, partial=part) for i, part in ((1, b"\xe2"), (2, b" \xf0\x9f")))
-    reply = plain(completion_logprobs((TokenLogprob(1, "\ufffd", -1, (one, other), b"\xe2"),), 0))
+    one, other = (TokenLogprobs(i, "\ufffd", -i, partial=part) for i, part in ((1, b"\xe2"), (2, b" \xf0\x9f")))
+    reply = plain(completion_logprobs((TokenLogprobs(1, "\ufffd", -1, (one, other), b"\xe2"),), 0))
     assert reply["tokens"] == [r"bytes:\xe2"]
     assert reply["top_logprobs"] == [{r"bytes:\xe2": -1.0, r"bytes:\x20\xf0\x9f": -2.0}]
 
@@ -148,7 +148,7 @@ def test_completion_chunks_count_offsets_on() -> None:
 
 
 def test_embeddings_in_both_encodings() -> None:
-    result = EmbedResult(((0.5, -1.5), (2.0, 0.0)), Usage(prompt_tokens=6))
+    result = Embeddings(((0.5, -1.5), (2.0, 0.0)), Usage(prompt_tokens=6))
     assert plain(embeddings_reply(result, "m", "float")) == {
         "object": "list",
         "model": "m",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polyfleet.gateway.api import Delta, FinishReason, Usage
 from polyfleet.gateway.http.streams import merge, until_disconnect
+from polyfleet.wire.answers import Delta, FinishReason, Usage
 
 
 async def never() -> dict[str, Any]:

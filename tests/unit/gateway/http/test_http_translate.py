@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyfleet.gateway.api import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
 from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody, decode, decode_inputs
 from polyfleet.gateway.http.translate import chat_request, completion_requests, embed_request
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
 from polyfleet.wire.sampling import SamplingParams
 
 USER = {"role": "user", "content": "hi"}

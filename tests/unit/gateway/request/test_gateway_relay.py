@@ -9,12 +9,13 @@ from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, DataLoss, Internal, Unavailable
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.gateway.request.inbox import Inbox
+from polyfleet.gateway.request.inbox import Inbox, Parcel
 from polyfleet.gateway.request.queue import RequestQueue, Turn
-from polyfleet.gateway.request.relay import SequenceRelay, SequenceSpec
+from polyfleet.gateway.request.relay import SequenceRelay
 from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.placement.fleet import Worker, WorkerState
-from polyfleet.v1 import inference_pb2, worker_pb2
+from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
+from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 
@@ -39,14 +40,14 @@ class FakeSession:
 
     def __init__(self, worker_id: str = "w-1", context: int = 100) -> None:
         self.worker_id = worker_id
-        self.started: list[worker_pb2.StartSequence] = []
+        self.started: list[SequenceRequest] = []
         self.cancelled: list[str] = []
         self._worker = Worker(worker_id, "a:1", "m", "cpu", WorkerState.READY, context_length=context)
 
     def worker(self) -> Worker:
         return self._worker
 
-    def start(self, start: worker_pb2.StartSequence, sink: object) -> None:
+    def start(self, start: SequenceRequest, sink: object) -> None:
         self.started.append(start)
 
     def cancel(self, sequence_id: str) -> None:
@@ -58,7 +59,8 @@ class Rig:
 
     def __init__(self, limits: Limits | None = None, **spec: Any) -> None:
         self.queue, self.inbox, self.metrics = FakeQueue(), Inbox(), Metrics()
-        asked = SequenceSpec("r", "m", (1, 2, 3), SamplingParams(seed=5), **({"max_tokens": 10} | spec))
+        wanted: dict[str, Any] = {"request_id": "r", "max_tokens": 10} | spec
+        asked = SequenceRequest("", (1, 2, 3), SamplingParams(seed=5), **wanted)
         self.times = TokenTimes()
         queue = cast(RequestQueue, self.queue)
         self.relay = SequenceRelay(asked, Turn("m"), self.inbox, queue, limits or Limits(), self.metrics, self.times)
@@ -70,8 +72,8 @@ class Rig:
         self.relay.granted(cast(Session, session))
         return session
 
-    def give(self, *token_ids: int, finish: int = 0) -> None:
-        self.relay.delta(worker_pb2.SequenceDelta(token_ids=token_ids, finish_reason=finish))  # type: ignore[arg-type]
+    def give(self, *token_ids: int, finish: FinishReason | None = None) -> None:
+        self.relay.updated(SequenceUpdate("", tuple(map(SampledToken, token_ids)), finish))
 
     async def failure(self) -> ApiError:
         if self.inbox.num_tokens:
@@ -79,6 +81,10 @@ class Rig:
         with pytest.raises(ApiError) as caught:
             await self.inbox.take()
         return caught.value
+
+
+def ids(parcel: Parcel) -> list[int]:
+    return [token.token_id for token in parcel.tokens]
 
 
 async def test_a_move_takes_along_what_was_generated() -> None:
@@ -93,7 +99,7 @@ async def test_a_move_takes_along_what_was_generated() -> None:
     assert second.started[0].sequence_id != first.started[0].sequence_id
     rig.give(9)
     (parcel,) = await rig.inbox.take()
-    assert (parcel.token_ids, parcel.worker_id) == ([7, 8, 9], "w-2")
+    assert (ids(parcel), parcel.worker_id) == ([7, 8, 9], "w-2")
 
 
 async def test_a_worker_that_died_after_its_last_token_had_finished() -> None:
@@ -103,7 +109,7 @@ async def test_a_worker_that_died_after_its_last_token_had_finished() -> None:
     rig.relay.lost("gone")
     assert rig.queue.waiting == []
     (parcel,) = await rig.inbox.take()
-    assert (parcel.token_ids, parcel.finish_reason) == ([7, 8], inference_pb2.FINISH_REASON_LENGTH)
+    assert (ids(parcel), parcel.finish_reason) == ([7, 8], FinishReason.LENGTH)
 
 
 async def test_without_max_tokens_the_workers_room_counts_anew_after_a_move() -> None:
@@ -117,7 +123,7 @@ async def test_without_max_tokens_the_workers_room_counts_anew_after_a_move() ->
 
 
 async def test_an_embedding_needs_no_room_behind_its_prompt() -> None:
-    rig = Rig(max_tokens=1, pooling=inference_pb2.POOLING_MEAN)
+    rig = Rig(max_tokens=1, pooling=Pooling.MEAN)
     assert rig.relay.needs().max_tokens == 0
 
 
@@ -129,7 +135,7 @@ async def test_a_client_that_does_not_read_parks_its_sequence() -> None:
     rig.give(4)
     assert first.cancelled == [first.started[0].sequence_id]
     assert rig.queue.waiting == []
-    assert (await rig.inbox.take())[0].token_ids == [1, 2, 3, 4]
+    assert ids((await rig.inbox.take())[0]) == [1, 2, 3, 4]
     rig.relay.unpark()
     rig.relay.unpark()
     assert rig.queue.waiting == [rig.relay]
@@ -189,6 +195,5 @@ async def test_what_can_not_go_on_fails_with_what_it_means() -> None:
     faulty = Rig()
     faulty.grant()
     faulty.give(7)
-    error = worker_pb2.SequenceError(code=13, message="the step failed")
-    faulty.relay.delta(worker_pb2.SequenceDelta(error=error))
+    faulty.relay.updated(SequenceUpdate("", error="the step failed", code=13))
     assert isinstance(await faulty.failure(), Internal)

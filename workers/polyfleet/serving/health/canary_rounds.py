@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from polyfleet.engine.canary import CANARY_ID, Canary, CanaryResult, CanaryVerdict
-from polyfleet.engine.request import SequenceRequest, SequenceUpdate
+from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.limits import MAX_PRIORITY
+from polyfleet.wire.requests import SequenceRequest
 
 RETRY_SECONDS = 30.0  # without an interval, until the first right answer
 PATIENCE_SECONDS = 10.0  # in the queue behind everybody; then the canary goes to its front

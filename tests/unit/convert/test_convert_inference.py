@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyfleet.gateway.grpc import convert
+from polyfleet.convert import inference as convert
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.wire.limits import FieldError
 

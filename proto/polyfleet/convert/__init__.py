@@ -1,0 +1,1 @@
+"""Between the dataclasses of `polyfleet.wire` and the protobuf messages of `polyfleet.v1`. Pure."""

@@ -1,0 +1,111 @@
+"""Codec: between a dataclass and the message that has its fields, by their names: a new field needs no code here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from polyfleet.wire.limits import FieldError
+
+ValueT = TypeVar("ValueT")
+MessageT = TypeVar("MessageT", bound=Message)
+Convert = Callable[[Any], Any]
+
+
+class _Field(NamedTuple):
+    """One that both sides have. `read` and `write` are None where the value goes as it is."""
+
+    name: str
+    read: Convert | None
+    write: Convert | None
+    optional: bool  # absent in a message: the dataclass's default holds
+    unset: Any  # what need not be written
+
+
+class Codec(Generic[ValueT, MessageT]):
+    """Converts the fields that `kind` (a dataclass or named tuple) and `message` have in common; looks at both once.
+
+    Enumerations go by name: POOLING_MEAN is Pooling.MEAN, a number 0 is the dataclass's default, a number of a newer
+    version UNKNOWN where the enumeration has that. Absent fields get the dataclass's defaults, but a nested dataclass
+    that may not be None is read all the same. None is not written.
+    """
+
+    def __init__(self, kind: type[ValueT], message: type[MessageT]) -> None:
+        self._kind = kind
+        self._message = message
+        known = message.DESCRIPTOR.fields_by_name
+        self._fields = [self._field(known[name], hint) for name, hint in get_type_hints(kind).items() if name in known]
+
+    def value(self, message: MessageT, **given: Any) -> ValueT:
+        """The dataclass; `given` are fields that are told, not read. Raises FieldError for an unknown enumerator."""
+        values = given
+        for name, read, _, optional, _ in self._fields:
+            if name not in given and not (optional and not message.HasField(name)):
+                value = getattr(message, name)
+                if read is not None:
+                    value = read(value)
+                if value is not None:
+                    values[name] = value
+        return self._kind(**values)
+
+    def message(self, value: ValueT, **given: Any) -> MessageT:
+        """The message; `given` are fields that are told, not taken from the dataclass."""
+        values = given
+        for name, _, write, _, unset in self._fields:
+            if name not in given:
+                item = getattr(value, name)
+                if item is not None and item != unset:
+                    values[name] = item if write is None else write(item)
+        return self._message(**values)
+
+    def _field(self, field: Any, hint: Any) -> _Field:
+        """How one field, by its descriptor, is converted."""
+        kind, nullable = _without_none(hint)
+        repeated, optional = get_origin(kind) is tuple, field.has_presence
+        read: Convert | None = None
+        write: Convert | None = None
+        if repeated:
+            kind, read = get_args(kind)[0], tuple
+        if is_dataclass(kind):
+            codec: Codec[Any, Any] = self if kind is self._kind else Codec(kind, GetMessageClass(field.message_type))  # type: ignore[arg-type]
+            read, write = (_each(codec.value), _each(codec.message)) if repeated else (codec.value, codec.message)
+            optional = optional and nullable
+        elif isinstance(kind, type) and issubclass(kind, Enum):
+            read, write = _enumeration(field, kind)
+        unset = () if repeated else None if field.has_presence else field.default_value
+        return _Field(field.name, read, write, optional, unset)
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """A type without None, and whether None was one of its kinds."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    kind, *others = (each for each in get_args(hint) if each is not NoneType)
+    return (Any if others else kind), NoneType in get_args(hint)
+
+
+def _each(convert: Convert) -> Convert:
+    return lambda values: tuple(map(convert, values))
+
+
+def _enumeration(field: Any, kind: type[Enum]) -> tuple[Convert, Convert]:
+    """Between an enumeration's numbers and its members, which have the same names behind the enumeration's own."""
+    names: Mapping[int, str] = {each.number: each.name for each in field.enum_type.values}
+    prefix = names[0].removesuffix("UNSPECIFIED")
+    members = {number: kind[name.removeprefix(prefix)] for number, name in names.items() if number}
+    numbers = {member: number for number, member in members.items()}
+
+    unknown = kind.__members__.get("UNKNOWN")
+
+    def read(number: int) -> Enum | None:
+        if number and number not in members and unknown is None:
+            raise FieldError(field.name, f"must be a value of {field.enum_type.full_name}, not {number}")
+        return members.get(number, unknown) if number else None
+
+    return read, numbers.__getitem__

@@ -1,0 +1,96 @@
+"""The public API's requests and answers. Only how many items a request has is checked here."""
+
+from collections.abc import Sized
+from typing import Any
+
+from polyfleet.convert.codec import Codec
+from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens, Usage
+from polyfleet.wire.limits import MAX_EMBED_INPUTS, MAX_MESSAGES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, check_count
+from polyfleet.wire.requests import EmbedRequest, GenerateRequest, TokenizeRequest
+from polyfleet.wire.sampling import DEFAULTABLE, NONE, SamplingParams
+
+_GENERATE = Codec(GenerateRequest, pb.GenerateRequest)
+_EMBED = Codec(EmbedRequest, pb.EmbedRequest)
+_TOKENIZE = Codec(TokenizeRequest, pb.TokenizeRequest)
+_DELTA = Codec(Delta, pb.GenerateResponse)
+_USAGE = Codec(Usage, pb.Usage)
+_TOKENS = Codec(Tokens, pb.TokenizeResponse)
+_MODEL = Codec(Model, pb.Model)
+_MOST = {
+    "messages": MAX_MESSAGES,
+    "stop": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "inputs": MAX_EMBED_INPUTS,
+}
+
+
+def generate_request(message: pb.GenerateRequest) -> GenerateRequest:
+    """From a client; what is absent has inference.proto's default, or is the model's own. Raises FieldError."""
+    _check_counts(message, "stop", "stop_token_ids", "messages")
+    stated = {field.name: value for field, value in message.sampling.ListFields()}
+    seed, left_out = stated.pop("seed", None), frozenset(DEFAULTABLE) - stated.keys()
+    if stated.get("top_k") == NONE:
+        stated["top_k"] = 0
+    return _GENERATE.value(message, sampling=SamplingParams(**stated), left_out=left_out, seed=seed)
+
+
+def embed_request(message: pb.EmbedRequest) -> EmbedRequest:
+    """From a client. Raises FieldError, for a pooling that does not exist too."""
+    _check_counts(message, "inputs")
+    return _EMBED.value(message)
+
+
+def tokenize_request(message: pb.TokenizeRequest) -> TokenizeRequest:
+    """From a client. Raises FieldError."""
+    _check_counts(message, "messages")
+    return _TOKENIZE.value(message)
+
+
+def _check_counts(message: Any, *names: str) -> None:
+    for name in names:
+        items: Sized = getattr(message, name)
+        check_count(name, len(items), _MOST[name])
+
+
+def generate_response(delta: Delta) -> pb.GenerateResponse:
+    """To a client."""
+    return _DELTA.message(delta)
+
+
+def delta_of(message: pb.GenerateResponse) -> Delta:
+    """From a gateway; the finish reason is UNKNOWN where a newer one has another."""
+    return _DELTA.value(message)
+
+
+def embed_response(result: Embeddings) -> pb.EmbedResponse:
+    """To a client."""
+    vectors = [pb.Embedding(values=vector) for vector in result.vectors]
+    return pb.EmbedResponse(embeddings=vectors, usage=_USAGE.message(result.usage))
+
+
+def embeddings_of(message: pb.EmbedResponse) -> Embeddings:
+    """From a gateway."""
+    return Embeddings(tuple(tuple(each.values) for each in message.embeddings), _USAGE.value(message.usage))
+
+
+def tokenize_response(tokens: Tokens) -> pb.TokenizeResponse:
+    """To a client."""
+    return _TOKENS.message(tokens)
+
+
+def tokens_of(message: pb.TokenizeResponse) -> Tokens:
+    """From a gateway."""
+    return _TOKENS.value(message)
+
+
+def model_message(model: Model) -> pb.Model:
+    """To a client."""
+    defaults = pb.SamplingParams(**model.sampling_defaults) if model.sampling_defaults else None  # type: ignore[arg-type]
+    return _MODEL.message(model, sampling_defaults=defaults)
+
+
+def model_of(message: pb.Model) -> Model:
+    """From a gateway."""
+    defaults = {field.name: value for field, value in message.sampling_defaults.ListFields()}
+    return _MODEL.value(message, sampling_defaults=defaults)

@@ -1,0 +1,60 @@
+"""Sequences between gateway and worker: what is asked of them, and their news."""
+
+from collections.abc import Mapping
+
+from polyfleet.convert.codec import Codec
+from polyfleet.v1 import inference_pb2
+from polyfleet.v1.worker_pb2 import SampledLogprobs, SequenceDelta, StartSequence
+from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate, plain_token
+from polyfleet.wire.requests import SequenceRequest
+
+_START = Codec(SequenceRequest, StartSequence)
+_REASONS: Mapping[FinishReason, "inference_pb2.FinishReason.ValueType"] = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+_NUMBERS: Mapping[int, FinishReason | None] = {0: None, **{number: reason for reason, number in _REASONS.items()}}
+
+
+def start_message(request: SequenceRequest) -> StartSequence:
+    """To a worker."""
+    return _START.message(request)
+
+
+def sequence_request(start: StartSequence) -> SequenceRequest:
+    """From a gateway; the engine checks it. Raises FieldError for an unknown pooling."""
+    return _START.value(start, max_tokens=None) if start.pooling else _START.value(start)  # an embedding has none
+
+
+def delta_message(update: SequenceUpdate, sequence_id: str, *, logprobs: bool) -> SequenceDelta:
+    """An update as it travels, under the session's name of the sequence; `logprobs`: whether they were asked for."""
+    tokens = update.tokens
+    delta = SequenceDelta(sequence_id=sequence_id, token_ids=[token.token_id for token in tokens])
+    if logprobs:
+        delta.logprobs.extend(SampledLogprobs(logprob=p, top_ids=ids, top_logprobs=top) for _, p, ids, top in tokens)
+    if update.finish_reason is not None:
+        delta.finish_reason = _REASONS[update.finish_reason]
+    if update.error:
+        delta.error.code, delta.error.message = update.code, update.error
+    if update.cached_tokens is not None:
+        delta.cached_tokens = update.cached_tokens
+    if update.queue_seconds is not None:
+        delta.queue_seconds = update.queue_seconds
+    if update.embedding:
+        delta.embedding.extend(update.embedding)
+    return delta
+
+
+def sequence_update(delta: SequenceDelta) -> SequenceUpdate:
+    """A delta as it came. Whatever else a newer worker may call it, a sequence with a finish reason has ended."""
+    tokens = tuple(map(plain_token, delta.token_ids))
+    if delta.logprobs:
+        given = zip(tokens, delta.logprobs, strict=False)
+        tokens = tuple(SampledToken(t.token_id, p.logprob, tuple(p.top_ids), tuple(p.top_logprobs)) for t, p in given)
+    error, code = "", 0
+    if delta.HasField("error"):
+        code, error = delta.error.code, delta.error.message or "The worker does not say why."
+    return SequenceUpdate(
+        *(delta.sequence_id, tokens, _NUMBERS.get(delta.finish_reason, FinishReason.STOP), error),
+        *(delta.cached_tokens, delta.queue_seconds, tuple(delta.embedding), code),
+    )

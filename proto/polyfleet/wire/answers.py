@@ -1,0 +1,137 @@
+"""What comes back: news of a sequence from engine and worker, and what the gateway makes of them for its clients.
+
+News of sequences, which come with every token, are named tuples: these are made in a third of a dataclass's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, unique
+from functools import lru_cache
+from typing import NamedTuple
+
+INTERNAL = 13  # google.rpc.Code
+
+
+@unique
+class FinishReason(str, Enum):
+    """Why a sequence ended well."""
+
+    STOP = "stop"  # a stop string, a stop id or the model's end token
+    LENGTH = "length"  # max_tokens or the context length
+    UNKNOWN = "unknown"  # a reason of a newer version
+
+    __str__ = str.__str__
+
+
+class SampledToken(NamedTuple):
+    """A drawn token. Logprobs are natural logs of the model's own distribution, before penalties and temperature."""
+
+    token_id: int
+    logprob: float = 0.0
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class SequenceUpdate(NamedTuple):
+    """News of one sequence after a step. It has ended when `finish_reason` or `error` is set."""
+
+    sequence_id: str
+    tokens: tuple[SampledToken, ...] = ()  # stop and end tokens are not among them
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    cached_tokens: int | None = None  # with the first update: prompt tokens read from the prefix cache
+    queue_seconds: float | None = None  # with the first update: from add() to the first step
+    embedding: tuple[float, ...] = ()  # not normalised
+    code: int = INTERNAL  # google.rpc code of `error`
+
+
+@lru_cache(maxsize=1 << 14)
+def plain_token(token_id: int) -> SampledToken:
+    """A token without logprobs. Every step wants one of every sequence, and most of them again and again."""
+    return SampledToken(token_id)
+
+
+def plain_update(sequence_id: str, token: SampledToken) -> SequenceUpdate:
+    """SequenceUpdate(sequence_id, (token,)), at half its cost."""
+    return tuple.__new__(SequenceUpdate, (sequence_id, (token,), None, "", None, None, (), INTERNAL))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token with the natural log of the model's own probability for it; `top` holds alternatives, likeliest first.
+
+    `partial` are its bytes where it is no whole characters, so that `text` has U+FFFD; else it is empty.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[TokenLogprobs, ...] = ()
+    partial: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request, all choices together; `cached_tokens` is the part of the prompt that was not computed."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Delta(NamedTuple):
+    """One increment of one choice. A named tuple: one is made per token.
+
+    `request_id` is set in the first delta of a stream; `worker_id` in the first of each choice and after each move;
+    `finish_reason` in the last of each choice; `usage` in the last of the stream, or in all with `continuous_usage`.
+    """
+
+    choice: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    request_id: str = ""
+    worker_id: str = ""
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """One vector of hidden-size floats per input, in the order of the inputs."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token ids and, parallel to them, the pieces as the vocabulary spells them."""
+
+    token_ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A served model. `context_length` counts prompt and output together: the largest that a ready worker offers.
+
+    `sampling_defaults` (temperature, top_p, …) are its own, which hold for what a request leaves out. `reason`: why no
+    worker is ready, how far loading is for one; empty while one is.
+    """
+
+    name: str
+    context_length: int = 0  # none has said so yet
+    vocabulary_size: int = 0
+    ready_workers: int = 0
+    accelerators: tuple[str, ...] = ()
+    created_unix_seconds: int = 0
+    reason: str = ""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,121 @@
+"""What is asked: requests of the public API, and the sequences that the gateway makes of them for its workers.
+
+Meanings and limits of the fields stand in `polyfleet/v1/inference.proto` and `worker.proto`, whose messages have the
+same ones; `polyfleet.convert` goes between. None means absent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field, fields
+from enum import Enum, unique
+from typing import Any
+
+from polyfleet.wire.limits import MAX_PRIORITY, MAX_TOP_LOGPROBS, FieldError, check_range, shown
+from polyfleet.wire.sampling import GREEDY, SamplingParams
+
+
+@unique
+class Pooling(str, Enum):
+    """How the hidden states of an input become one vector."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """How far to go on and what to tell: the same in a request, in its sequences and in the engine."""
+
+    max_tokens: int | None = None  # generated tokens in all; None: as many as there is room for
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # alternatives beside each token; None: no logprobs
+    priority: int = 0  # higher first
+    request_id: str = ""
+
+    def check(self) -> None:
+        """Raise FieldError for the first value out of range, whatever the model."""
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise FieldError("max_tokens", f"must be 1 or more, not {shown(self.max_tokens)}")
+        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        if self.logprobs is not None:
+            check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+
+    def shared(self) -> dict[str, Any]:
+        """These fields by name, for the next one of this kind."""
+        return {each.name: getattr(self, each.name) for each in fields(Continuation)}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat. `role` is system, user, assistant or tool; a content of several texts came in parts."""
+
+    role: str
+    content: str | tuple[str, ...]
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest(Continuation):
+    """A prompt (exactly one of text, messages, token_ids) and how to continue it.
+
+    `seed` replaces `sampling.seed`; without one the gateway draws it. `left_out` names the fields of `sampling` that
+    the client did not state: the model's own defaults hold for them, where it has any. `continuous_usage`: every delta
+    carries usage, so far.
+    """
+
+    model: str = ""
+    text: str | None = None
+    messages: tuple[Message, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    left_out: frozenset[str] = field(default=frozenset(), compare=False)  # requests that ask for the same are equal
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    continuous_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRequest(Continuation):
+    """One continuation to compute. `generated_ids` were produced elsewhere already; computing goes on behind them."""
+
+    sequence_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = GREEDY
+    _: KW_ONLY
+    generated_ids: tuple[int, ...] = ()  # `max_tokens` counts them
+    choice: int = 0  # draws are keyed by (seed, choice)
+    pooling: Pooling | None = None  # set: an embedding of the prompt is wanted, no token
+    cache_salt: bytes = b""  # cached prefixes are shared by requests of one salt alone
+    traceparent: str = ""  # W3C Trace Context of the request, for logs
+    tracestate: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedInput:
+    """Exactly one of text and token_ids."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """1 to 64 inputs, one vector each; `normalize` scales each to Euclidean length 1."""
+
+    model: str = ""
+    inputs: tuple[EmbedInput, ...] = ()
+    pooling: Pooling = Pooling.MEAN
+    normalize: bool = False
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """Exactly one of text and messages; `add_special_tokens` counts for text only."""
+
+    model: str = ""
+    text: str | None = None
+    messages: tuple[Message, ...] = ()
+    add_special_tokens: bool = True
