@@ -16,6 +16,7 @@ NEEDS_TOKEN = "This call needs the fleet token: send `authorization: Bearer <fle
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 FLEET_TOKEN_FILE = "POLYFLEET_FLEET_TOKEN_FILE"
 AUTHORIZATION = "authorization"
+ANY_HOST = ("", "0.0.0.0", "::")  # listened on, it is every address of this machine
 _BEARER = "bearer "
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -113,6 +114,11 @@ def is_loopback(address: str) -> bool:
         return False
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return (mapped or ip).is_loopback
+
+
+def join_host_port(host: str, port: int) -> str:
+    """host:port, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_host_port(address: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import errno
 import socket
 from contextlib import ExitStack
 
-from polyfleet.wire.auth import split_host_port
+from polyfleet.wire.auth import join_host_port, split_host_port
 from polyfleet.wire.config import ConfigError
 
 BACKLOG = 1024
@@ -67,7 +67,7 @@ def free_addresses(count: int, address: str = "127.0.0.1:0") -> list[str]:
         return [address] * count
     with ExitStack() as sockets:
         ports = [sockets.enter_context(_listener(host, 0)).getsockname()[1] for _ in range(count)]
-    return [f"[{host}]:{found}" if ":" in host else f"{host}:{found}" for found in ports]
+    return [join_host_port(host, found) for found in ports]
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""What every process of Polyfleet shows of itself beside its own metrics. Needs prometheus_client.
+"""What every process of Polyfleet shows of itself beside its own metrics, and /metrics. Needs prometheus_client.
 
 polyfleet_build_info{version, python} 1       what runs
 polyfleet_event_loop_lag_seconds              how late the event loop is, a histogram
@@ -7,7 +7,9 @@ process_*, python_gc_*                        the usual ones of prometheus_clien
 
 import asyncio
 import platform
+from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,7 +17,10 @@ from prometheus_client import (
     GCCollector,
     Histogram,
     ProcessCollector,
+    make_wsgi_app,
+    start_http_server,
 )
+from prometheus_client.registry import Collector
 
 LOOK_SECONDS = 0.5
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -41,3 +46,26 @@ class ProcessMetrics:
             due = loop.time() + LOOK_SECONDS
             await asyncio.sleep(LOOK_SECONDS)
             self._lag.observe(max(0.0, loop.time() - due))
+
+
+class MetricsServer:
+    """`/metrics` over HTTP on a thread of its own; `port` is the real one, `process` this process's own metrics."""
+
+    def __init__(
+        self, host: str, port: int, *collectors: Collector, around: Callable[[Any], Any] = lambda metrics: metrics
+    ) -> None:
+        """Bind and serve; `around` may put more paths round the WSGI application. Raises OSError."""
+        registry = CollectorRegistry()
+        for each in collectors:
+            registry.register(each)
+        self.process = ProcessMetrics(registry)
+        registry.register(self.process.others)
+        self._server, self._thread = start_http_server(port, host, registry)
+        self._server.set_app(around(make_wsgi_app(registry)))
+        self.port = int(self._server.server_port)
+
+    def stop(self) -> None:
+        """Close the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

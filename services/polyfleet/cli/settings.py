@@ -10,7 +10,7 @@ from polyfleet.cli.chosen import Choice
 from polyfleet.cli.config import Config, Deployment, StatedOptions, load_config
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import check_address
-from polyfleet.wire.auth import FLEET_TOKEN_FILE, split_host_port
+from polyfleet.wire.auth import ANY_HOST, FLEET_TOKEN_FILE, split_host_port
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import overlaid
 from polyfleet.wire.listening import check_free
@@ -190,4 +190,4 @@ def check_ports(settings: ServeSettings) -> None:
 def dialable(listen: str) -> str:
     """The address that reaches a listener on this machine: loopback in place of any-address."""
     host, port = split_host_port(listen)
-    return f"127.0.0.1:{port}" if host in ("", "0.0.0.0", "::") else listen
+    return f"127.0.0.1:{port}" if host in ANY_HOST else listen

@@ -9,11 +9,10 @@ import ray
 from ray.exceptions import RayError
 
 from polyfleet.scheduler.config import SchedulerConfig
-from polyfleet.scheduler.log_files import keep_small
+from polyfleet.scheduler.log_files import keep_small, log_to_file
 from polyfleet.scheduler.ray_cluster import NAMESPACE, SCHEDULER_NAME, RayCluster
 from polyfleet.scheduler.scheduler import Scheduler
 from polyfleet.wire.config import ConfigError
-from polyfleet.wire.logs import set_up_logging
 
 HEAD_RESOURCE = "node:__internal_head__"  # Ray gives one unit of it to each head node
 LOG_NAME = "scheduler.log"
@@ -25,7 +24,7 @@ class SchedulerActor:
     """A Scheduler that serves once the actor is created, so that a restart by Ray needs nobody's help."""
 
     async def __init__(self, config: SchedulerConfig) -> None:  # type: ignore[misc]  # Ray awaits it
-        log_to_file(config)
+        log_to_file(config.state_path, LOG_NAME, config.log_level, "scheduler")
         self._config = config
         self._logs = asyncio.create_task(keep_small(config.state_path / "logs"))
         self._scheduler = Scheduler(config, RayCluster())
@@ -38,13 +37,6 @@ class SchedulerActor:
     async def shutdown(self, grace: float) -> None:
         """Stop all workers and launchers, then serving. The actor itself is left for the caller to kill."""
         await self._scheduler.shutdown(grace)
-
-
-def log_to_file(config: SchedulerConfig) -> None:
-    """Send this process's log to the state folder."""
-    folder = config.state_path / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    set_up_logging(config.log_level, (folder / LOG_NAME).open("a", encoding="utf-8", buffering=1), process="scheduler")
 
 
 def find_or_create(config: SchedulerConfig) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from polyfleet.scheduler.attached import AttachedWorker
 from polyfleet.scheduler.latest_report import LatestReport
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
-from polyfleet.scheduler.log_files import keep_small
+from polyfleet.scheduler.log_files import keep_small, log_to_file
 from polyfleet.scheduler.spawned import SpawnedWorker
 from polyfleet.wire.auth import fleet_token
-from polyfleet.wire.logs import log_fields, set_up_logging
+from polyfleet.wire.logs import log_fields
 
 LONGEST_WAIT_SECONDS = 5.0
 RETRY_SECONDS = 5.0
@@ -21,7 +21,7 @@ class Launcher:
     """Begins its work when created, so that a restart by Ray needs nobody's help."""
 
     async def __init__(self, spec: LaunchSpec) -> None:  # type: ignore[misc]  # Ray awaits it
-        _log_to_file(spec)
+        log_to_file(Path(spec.state_dir), "launchers.log", spec.log_level, "launcher")
         self._logs = asyncio.create_task(keep_small(Path(spec.state_dir) / "logs"))
         self._latest = LatestReport(spec)
         token = fleet_token(spec.fleet_token_file or None)
@@ -46,10 +46,3 @@ class Launcher:
     async def stop(self, grace: float) -> None:
         """Let the worker finish for at most `grace` seconds, then stop it; returns when it has left."""
         await self._worker.stop(grace)
-
-
-def _log_to_file(spec: LaunchSpec) -> None:
-    folder = Path(spec.state_dir) / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    stream = (folder / "launchers.log").open("a", encoding="utf-8", buffering=1)
-    set_up_logging(spec.log_level, stream, process="launcher")

@@ -12,10 +12,19 @@ import shutil
 import time
 from pathlib import Path
 
+from polyfleet.wire.logs import set_up_logging
+
 MAX_BYTES = 8 * 1024 * 1024  # of a file; `<name>.1` holds as much again
 LOOK_SECONDS = 2.0
 WORKER_LOGS_KEPT = 40  # of workers that have gone, the newest
 FINISHED_SECONDS = 24 * 3600.0  # a worker's log that nobody wrote to for so long is of one that has gone
+
+
+def log_to_file(state: Path, name: str, level: str, process: str) -> None:
+    """Send this process's log to the file of that name in the state folder."""
+    folder = state / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    set_up_logging(level, (folder / name).open("a", encoding="utf-8", buffering=1), process=process)
 
 
 async def keep_small(folder: Path) -> None:

@@ -7,17 +7,15 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from threading import Thread
+from functools import partial
 from typing import Any
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from polyfleet.placement.proto import state_from_proto
 from polyfleet.scheduler.launch import LauncherReport
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.wire.process_metrics import ProcessMetrics
+from polyfleet.wire.process_metrics import MetricsServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,24 +117,9 @@ def _models(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:
     yield have
 
 
-class MetricsServer:
-    """Serves a collector at `/metrics` and its `/targets`. Raises OSError when the port is taken."""
-
-    def __init__(self, host: str, port: int, metrics: SchedulerMetrics) -> None:
-        registry = CollectorRegistry()
-        registry.register(metrics)
-        self.process = ProcessMetrics(registry)
-        registry.register(self.process.others)
-        self._server: WSGIServer
-        self._thread: Thread
-        self._server, self._thread = start_http_server(port, host, registry)
-        self._server.set_app(_with_targets(metrics, make_wsgi_app(registry)))
-
-    def stop(self) -> None:
-        """Close the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+def serve_metrics(host: str, port: int, metrics: SchedulerMetrics) -> MetricsServer:
+    """Serve a collector at `/metrics` and its `/targets`. Raises OSError when the port is taken."""
+    return MetricsServer(host, port, metrics, around=partial(_with_targets, metrics))
 
 
 def _with_targets(metrics: SchedulerMetrics, others: Any) -> Any:

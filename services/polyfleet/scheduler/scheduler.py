@@ -14,14 +14,15 @@ from polyfleet.scheduler.cluster import Cluster
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id, pool_wishes
 from polyfleet.scheduler.controller import Controller
 from polyfleet.scheduler.fleet_service import FleetService
-from polyfleet.scheduler.metrics import MetricsServer, SchedulerMetrics, SchedulerState
+from polyfleet.scheduler.metrics import SchedulerMetrics, SchedulerState, serve_metrics
 from polyfleet.scheduler.registry import Registry
 from polyfleet.scheduler.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.store import STATE_NAME, Store
 from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import check_bind, fleet_token, split_host_port
 from polyfleet.wire.decoding import DecodeInterceptor
-from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
+from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES, MAX_SNAPSHOT_BYTES
+from polyfleet.wire.process_metrics import MetricsServer
 from polyfleet.wire.refusing import RefusingInterceptor
 from polyfleet.wire.servers import connection_share, raise_descriptor_limit, server_options
 
@@ -30,7 +31,6 @@ BIND_SECONDS = 30.0  # the port of a scheduler that was just killed may take a m
 SCRAPE_SECONDS = 5.0
 CLOSE_SECONDS = 1.0
 CANCEL_SECONDS = 1.0  # between attempts
-MAX_SNAPSHOT_BYTES = 64 * 1024 * 1024
 _HEALTH: Any = health  # stubs, where they are installed, lack its aio
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Scheduler:
 
     def _bind_metrics(self, metrics: SchedulerMetrics) -> None:
         host, port = split_host_port(self._config.metrics_listen)
-        self._metrics = MetricsServer(host, int(port), metrics)
+        self._metrics = serve_metrics(host, int(port), metrics)
         self._lag = asyncio.create_task(self._metrics.process.watch_loop())
 
     def _read_from_thread(self, loop: asyncio.AbstractEventLoop) -> Any:

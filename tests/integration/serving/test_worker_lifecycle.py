@@ -277,7 +277,8 @@ async def test_a_port_in_use_is_named(tmp_path: Path, option: str) -> None:
         worker = RunningWorker(tmp_path, option, address)
         await worker.spawn()
         assert await worker.exit_status() == 2
-    assert address in worker.errors.splitlines()[-1]
+    last = worker.errors.splitlines()[-1]
+    assert f"{address} is in use: free it, or choose another address with {option}." in last
     assert "Traceback" not in worker.errors
     assert not worker.lock_path.exists()
 

@@ -8,7 +8,7 @@ import pytest
 
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec
-from polyfleet.scheduler.metrics import MetricsServer, SchedulerMetrics, SchedulerState
+from polyfleet.scheduler.metrics import SchedulerMetrics, SchedulerState, serve_metrics
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import worker_pb2
 from polyfleet.wire.listening import free_address
@@ -88,7 +88,7 @@ def test_restarts_never_fall_when_launchers_begin_again_or_go(state: SchedulerSt
 def test_the_page_is_served_and_its_port_given_back(state: SchedulerState) -> None:
     host, _, port = free_address("127.0.0.1:0").partition(":")
     for _ in range(2):
-        server = MetricsServer(host, int(port), SchedulerMetrics(lambda: state))
+        server = serve_metrics(host, int(port), SchedulerMetrics(lambda: state))
         page = urllib.request.urlopen(f"http://{host}:{port}/metrics").read().decode()
         assert "polyfleet_snapshot_version 7.0\n" in page
         server.stop()
@@ -101,7 +101,7 @@ def test_the_workers_that_are_there_are_told_to_prometheus(state: SchedulerState
         each = snapshot.workers.add(info=pb.WorkerInfo(worker_id=worker_id, metrics_address=address, host="node-a"))
         each.status.state = pb.WorkerState.Value(f"WORKER_STATE_{now}")
     host, _, port = free_address("127.0.0.1:0").partition(":")
-    server = MetricsServer(host, int(port), SchedulerMetrics(lambda: replace(state, snapshot=snapshot)))
+    server = serve_metrics(host, int(port), SchedulerMetrics(lambda: replace(state, snapshot=snapshot)))
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/targets") as answer:
             assert answer.headers["Content-Type"] == "application/json"

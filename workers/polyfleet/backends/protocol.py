@@ -37,6 +37,12 @@ def family_name(family: "BackendType | str") -> str:
     return family.value if isinstance(family, BackendType) else family
 
 
+def split_device(device: str) -> tuple[str, int]:
+    """A device's name, as `cuda:1`, as its accelerator's name and its index, which is 0 where none is given."""
+    accelerator, _, index = device.partition(":")
+    return accelerator, int(index) if index.isdigit() else 0
+
+
 class BackendUnavailable(RuntimeError):
     """The backend that was asked for is absent; the message says why and what to install."""
 

@@ -6,7 +6,7 @@ Series carry the model that is loaded now; those of an unloaded one are gone wit
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -14,12 +14,12 @@ from polyfleet.engine.canary import CanaryResult
 from polyfleet.engine.request import EngineStatus
 from polyfleet.serving.device_metrics import device_families
 from polyfleet.serving.health.device_watch import DeviceWatch
-from polyfleet.serving.server import BindError
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as fleet
-from polyfleet.wire.auth import split_host_port
-from polyfleet.wire.process_metrics import ProcessMetrics
+from polyfleet.wire.listening import ListenError, parse_address
+from polyfleet.wire.process_metrics import MetricsServer
 
+METRICS_LISTEN = "--metrics-listen"
 LABELS = ("model", "accelerator")
 Reading = Callable[[EngineStatus, int], float]  # of the engine's status and the pool's size in blocks
 
@@ -105,25 +105,11 @@ def _ledger(status: EngineStatus) -> GaugeMetricFamily:
     return ledger
 
 
-class MetricsServer:
-    """/metrics over HTTP on a thread of its own; `port` is the real one."""
-
-    def __init__(self, worker: Worker, listen: str, devices: DeviceWatch | None = None) -> None:
-        """Bind and serve. Raises BindError."""
-        registry = CollectorRegistry()
-        registry.register(WorkerCollector(worker, devices))
-        self.process = ProcessMetrics(registry)
-        registry.register(self.process.others)
-        ProcessCollector("engine", lambda: worker.engine_pid or "none", registry=registry)  # the process that computes
-        host, port = split_host_port(listen)
-        try:
-            self._server, self._thread = start_http_server(int(port or 0), host, registry)
-        except OSError as error:
-            raise BindError(f"The worker's metrics can't listen on {listen}: {error.strerror}.") from None
-        self.port = int(self._server.server_port)
-
-    def stop(self) -> None:
-        """Close the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+def serve_metrics(worker: Worker, listen: str, devices: DeviceWatch | None = None) -> MetricsServer:
+    """/metrics of a worker and of its engine's process at host:port. Raises ListenError."""
+    host, port = parse_address(listen, METRICS_LISTEN)
+    engine = ProcessCollector("engine", lambda: worker.engine_pid or "none", registry=None)  # the process that computes
+    try:
+        return MetricsServer(host, port, WorkerCollector(worker, devices), engine)
+    except OSError as error:
+        raise ListenError(listen, METRICS_LISTEN, error) from None

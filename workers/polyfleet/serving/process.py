@@ -14,20 +14,22 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
 from polyfleet.backends import BackendRegistry, BackendUnavailable
-from polyfleet.backends.protocol import family_name
+from polyfleet.backends.protocol import family_name, split_device
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.engine_client import LoadError
 from polyfleet.serving.health.device_watch import DeviceWatch
 from polyfleet.serving.health.watchdog import WatchdogLimits
 from polyfleet.serving.lock import LockedError, LockFile
-from polyfleet.serving.metrics import MetricsServer
+from polyfleet.serving.metrics import serve_metrics
 from polyfleet.serving.registration import Registration
-from polyfleet.serving.server import BindError, WorkerServer
+from polyfleet.serving.server import WorkerServer
 from polyfleet.serving.worker import UNAVAILABLE, Worker, WorkerRefusal
 from polyfleet.tuning.choice import get_backend
 from polyfleet.v1 import fleet_pb2 as fleet
-from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, split_host_port
+from polyfleet.wire.auth import ANY_HOST, AuthSetupError, check_bind, fleet_token, join_host_port, split_host_port
 from polyfleet.wire.config import ConfigError
+from polyfleet.wire.listening import ListenError
+from polyfleet.wire.process_metrics import MetricsServer
 from polyfleet.wire.signals import ignore_hangups, stopping
 
 log = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ class WorkerProcess:
             if lock is not None:
                 lock.check()
             server = WorkerServer(self._worker, config.listen, token)
-            metrics = MetricsServer(self._worker, config.metrics_listen, self._devices)
+            metrics = serve_metrics(self._worker, config.metrics_listen, self._devices)
             lag = asyncio.create_task(metrics.process.watch_loop())
             with self._handling_signals():  # for as long as the lock names this process to others
                 try:
@@ -87,7 +89,7 @@ class WorkerProcess:
                     await asyncio.to_thread(metrics.stop)
                     if lock is not None:
                         lock.release()
-        except (AuthSetupError, BindError, LockedError) as error:
+        except (AuthSetupError, ListenError, LockedError) as error:
             raise StartError(str(error)) from None
         return self._exit_status
 
@@ -195,8 +197,7 @@ def describe(config: WorkerConfig) -> fleet.WorkerInfo:
     `auto` is what this user chose, else the best that is here.
     """
     named = config.device != "auto"
-    accelerator, _, given = (config.device if named else config.accelerator).partition(":")
-    index = int(given) if given.isdigit() else 0
+    accelerator, index = split_device(config.device if named else config.accelerator)
     device_name = ""
     with contextlib.suppress(BackendUnavailable, ConfigError):
         backend = get_backend(accelerator)
@@ -222,20 +223,18 @@ def describe(config: WorkerConfig) -> fleet.WorkerInfo:
 
 def watch_device(device: str, interval: float) -> DeviceWatch | None:
     """Over the device that the worker computes on; None for an accelerator that nobody knows."""
-    family, _, index = device.partition(":")
+    accelerator, index = split_device(device)
     try:
-        backend = BackendRegistry.known(family)
+        backend = BackendRegistry.known(accelerator)
     except BackendUnavailable:
         return None
-    return DeviceWatch(backend, int(index) if index.isdigit() else 0, interval)
+    return DeviceWatch(backend, index, interval)
 
 
 def reachable(listen: str, port: int, advertise_host: str) -> str:
     """host:port under which others reach what is bound to `listen`."""
     host = advertise_host or split_host_port(listen)[0]
-    if host in ("", "0.0.0.0", "::"):
-        host = own_address()
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_host_port(own_address() if host in ANY_HOST else host, port)
 
 
 def own_address() -> str:

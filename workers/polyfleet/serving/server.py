@@ -13,21 +13,19 @@ from polyfleet.v1 import worker_pb2_grpc
 from polyfleet.wire.auth import fleet_objection
 from polyfleet.wire.decoding import DecodeInterceptor
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
+from polyfleet.wire.listening import ListenError, check_free
 from polyfleet.wire.refusing import RefusingInterceptor
 from polyfleet.wire.servers import connection_share, raise_descriptor_limit, server_options
 
 SERVICE_NAME = "polyfleet.v1.Worker"
-
-
-class BindError(Exception):
-    """A port can't be had. The message is one sentence that names it."""
+LISTEN = "--listen"
 
 
 class WorkerServer:
     """The bound server; `port` is the real one."""
 
     def __init__(self, worker: Worker, listen: str, token: str | None) -> None:
-        """Bind. Raises BindError."""
+        """Bind. Raises ListenError."""
         self._worker = worker
         interceptors: Any = [RefusingInterceptor(partial(fleet_objection, listen, token)), DecodeInterceptor()]
         options = server_options(
@@ -40,10 +38,11 @@ class WorkerServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(worker), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        check_free(listen, LISTEN)  # gRPC itself does not say why it can't bind
         try:
             self.port: int = self._server.add_insecure_port(listen)
         except RuntimeError:
-            raise BindError(f"The worker can't listen on {listen}: the port is in use or not ours to take.") from None
+            raise ListenError(listen, LISTEN) from None
 
     async def start(self) -> None:
         """Take calls; health says NOT_SERVING until a model is ready."""

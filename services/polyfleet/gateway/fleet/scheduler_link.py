@@ -10,11 +10,10 @@ import grpc
 
 from polyfleet.v1 import fleet_pb2, fleet_pb2_grpc
 from polyfleet.wire.auth import bearer_metadata
-from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
+from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES, MAX_SNAPSHOT_BYTES
 
 SILENCE_SECONDS = 10.0  # the scheduler sends a snapshot every 2 s
 REDIAL_SECONDS = (0.1, 1.0)  # first and longest pause
-MAX_SNAPSHOT_BYTES = 64 * 1024 * 1024
 MAX_ASSET_BYTES = 256 * 1024 * 1024
 ASSET_SECONDS = 60.0
 log = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-SOFTWARE_VARIABLE = "POLYFLEET_VULKAN_SOFTWARE"
+from polyfleet.backends.vulkan import SOFTWARE_VARIABLE
+
 WORKGROUP = 64
 FEW_ROWS = 2
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from polyfleet.backends import BackendRegistry, BackendUnavailable
-from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, HardwareBackend, Health, family_name
+from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, HardwareBackend, Health, family_name, split_device
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +26,14 @@ class DeviceState:
 def confined(device: str) -> tuple[str, dict[str, str]]:
     """The device's name in a process that sees it alone, and the variables that make it so.
 
-    A family without such variables keeps the name: there is one device, or the process picks among them all.
+    An accelerator without such variables keeps the name: there is one device, or the process picks among them all.
     """
-    family, _, index = device.partition(":")
+    accelerator, index = split_device(device)
     try:
-        variables = BackendRegistry.known(family).environment((int(index) if index.isdigit() else 0,))
+        variables = BackendRegistry.known(accelerator).environment((index,))
     except BackendUnavailable:
         variables = {}
-    return (family, variables) if variables else (device, {})
+    return (accelerator, variables) if variables else (device, {})
 
 
 class DeviceWatch:
