@@ -38,7 +38,7 @@ def fake_capture(graph: FakeGraph) -> Any:
 
 
 def device_module(name: str, graph_class: str | None) -> Surface:
-    """torch.<name> of a family with indexed devices."""
+    """torch.<name> of an accelerator with indexed devices."""
     module = Surface(f"torch.{name}")
     members: dict[str, Any] = {
         "set_device": lambda index: module.calls.append(("set_device", index)),
@@ -65,7 +65,7 @@ def mps_module() -> Surface:
 
 
 def fake_torch(name: str, graph_class: str | None) -> Surface:
-    """A torch with one family's device module."""
+    """A torch with one accelerator's device module."""
     module = mps_module() if name == "mps" else device_module(name, graph_class)
     torch = Surface("torch")
     torch.__dict__[name] = module

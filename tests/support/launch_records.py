@@ -8,9 +8,11 @@ from polyfleet.v1 import fleet_pb2 as pb
 WISH = pb.ModelDeployment(name="d", source="/m.gguf", workers=2)
 
 
-def launcher(worker_id: str, wish: pb.ModelDeployment = WISH, host: str = "n-1", family: str = "cpu") -> LauncherReport:
+def launcher(
+    worker_id: str, wish: pb.ModelDeployment = WISH, host: str = "n-1", accelerator: str = "cpu"
+) -> LauncherReport:
     load = load_request(wish).SerializeToString(deterministic=True)
-    spec = LaunchSpec(worker_id, family, load, LaunchConfig(), "127.0.0.1:1", "/state", node_id=host)
+    spec = LaunchSpec(worker_id, accelerator, load, LaunchConfig(), "127.0.0.1:1", "/state", node_id=host)
     return LauncherReport(spec, Phase.WATCHING)
 
 

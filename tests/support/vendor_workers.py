@@ -35,19 +35,21 @@ MODEL = "fake:step_seconds=0.005,max_sequences=4,hash=0"  # no tokenizer: it tak
 def put_on_machines(folder: Path) -> None:
     """Give the registry each vendor's backend on its described machine."""
     modules: set[str] = set()
-    for family, name in MACHINES.items():
+    for accelerator, name in MACHINES.items():
         machine = load_machine(name)
         modules |= set(machine.get("modules", []))
-        host, build, _ = described(machine, folder / family)
-        import_module(BUILT_IN[family])
-        factory: Any = BackendRegistry._factories[family]
-        BackendRegistry._instances[family] = factory(host=host, build=build)
+        host, build, _ = described(machine, folder / accelerator)
+        import_module(BUILT_IN[accelerator])
+        factory: Any = BackendRegistry._factories[accelerator]
+        BackendRegistry._instances[accelerator] = factory(host=host, build=build)
     torch_build.__dict__["find_spec"] = lambda name: object() if name in modules else None
 
 
-def process(family: str, fleet: str) -> WorkerProcess:
+def process(accelerator: str, fleet: str) -> WorkerProcess:
     """The worker of one vendor."""
-    options = command.make_context("worker", ["--accelerator", family, "--fleet", fleet, "--worker-id", f"w-{family}"])
+    options = command.make_context(
+        "worker", ["--accelerator", accelerator, "--fleet", fleet, "--worker-id", f"w-{accelerator}"]
+    )
     given = {
         "engine": "tests.support.fake_engine:load",
         "model": MODEL,
@@ -59,7 +61,7 @@ def process(family: str, fleet: str) -> WorkerProcess:
 
 async def run(fleet: str) -> None:
     """All of them, until the end."""
-    await asyncio.gather(*(process(family, fleet).run() for family in MACHINES))
+    await asyncio.gather(*(process(accelerator, fleet).run() for accelerator in MACHINES))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ STATE = Row(
         ),
         Panel(
             "Hottest device by accelerator",
-            "The highest temperature that any device of the family shows.",
+            "The highest temperature that any device of the accelerator shows.",
             "celsius",
             (Query("max by (accelerator) (polyfleet_device_temperature_celsius{<accelerator>})", "{{accelerator}}"),),
             kind="stat",
@@ -67,7 +67,7 @@ HEAT = Row(
         Panel("Power", "Drawn by each device.", "watt", (reading("polyfleet_device_power_watts"),)),
         Panel(
             "Power by accelerator",
-            "Drawn by all devices of the family together.",
+            "Drawn by all devices of the accelerator together.",
             "watt",
             (Query("sum by (accelerator) (polyfleet_device_power_watts{<accelerator>})", "{{accelerator}}"),),
             stack=True,
@@ -126,7 +126,7 @@ USE = Row(
         ),
         Panel(
             "Memory by accelerator",
-            "Memory in use and memory there is, of all devices of the family.",
+            "Memory in use and memory there is, of all devices of the accelerator.",
             "bytes",
             (
                 Query(

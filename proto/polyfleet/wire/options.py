@@ -97,7 +97,7 @@ class EngineOptions:
     Raises FieldError for a value that no device takes.
     """
 
-    device: str = "auto"  # an accelerator's family, or one of its devices: cuda:1. Workers have one by their place
+    device: str = "auto"  # an accelerator's name, or one of its devices: cuda:1. Workers have one by their place
     dtype: str = _option(
         "auto",
         "computing",

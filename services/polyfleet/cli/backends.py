@@ -90,11 +90,11 @@ def in_use(facts: dict[str, Any]) -> tuple[str, str, str]:
 def list_(as_json: bool) -> None:
     """List the backends that can be used here, best first; the one in use is marked."""
     from polyfleet.backends import BackendRegistry
-    from polyfleet.backends.protocol import family_name
+    from polyfleet.backends.protocol import accelerator_name
     from polyfleet.tuning.choice import get_backend
 
     with sentences():
-        used = family_name(get_backend().type)
+        used = accelerator_name(get_backend().type)
     names = list(BackendRegistry.list_available())
     if as_json:
         print_json({"available": names, "in_use": used})
@@ -107,23 +107,23 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 def set_(name: str) -> None:
     """Use backend NAME for this user from now on (undo with `polyfleet backends reset`)."""
-    from polyfleet.backends.protocol import family_name
+    from polyfleet.backends.protocol import accelerator_name
     from polyfleet.tuning.choice import set_backend
 
     with sentences():
         backend = set_backend(name)
-    out.print(f"Backend {family_name(backend.type)} is used from now on.")
+    out.print(f"Backend {accelerator_name(backend.type)} is used from now on.")
 
 
 @backends.command(epilog=examples("polyfleet backends reset"))
 def reset() -> None:
     """Forget the backend and options chosen before; the best one found is used again."""
-    from polyfleet.backends.protocol import family_name
+    from polyfleet.backends.protocol import accelerator_name
     from polyfleet.tuning.choice import get_backend, reset_backend
 
     with sentences():
         reset_backend()
-        out.print(f"Nothing is chosen any more; auto means {family_name(get_backend().type)} here.")
+        out.print(f"Nothing is chosen any more; auto means {accelerator_name(get_backend().type)} here.")
 
 
 @backends.command(epilog=examples("polyfleet backends test cpu"))

@@ -33,7 +33,7 @@ class Choice:
         return cls(backend, chosen)
 
     def accelerators(self, given: Collection[str]) -> tuple[str, ...]:
-        """The families given, else the one chosen; none: any."""
+        """The accelerators given, else the one chosen; none: any."""
         return tuple(given) or ((self.backend,) if self.backend != AUTO else ())
 
     def options_beside(self, given: Mapping[str, OptionValue], accelerators: Collection[str]) -> dict[str, OptionValue]:

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 @click.option("--workers", type=click.IntRange(0, 1000), help="How many workers.  [default: 1]")
 @click.option("--model-name", type=TEXT, help="Served name.  [default: NAME]")
 @click.option(
-    "--accelerator", "accelerators", type=TEXT, multiple=True, help="Family, in order of preference; repeat it."
+    "--accelerator",
+    "accelerators",
+    type=TEXT,
+    multiple=True,
+    help="Where it may run, in order of preference; repeat it.",
 )
 @option_flags()
 @fleet_options

@@ -57,7 +57,7 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens.")
 @click.option("--offline", type=GivenPath(path_type=Path), metavar="PATH", help="GGUF file or Hugging Face folder.")
 @option_flags("[offline only]")
-@click.option("--device", metavar="NAME", help="An accelerator family, or one of its devices as cpu:0.  [offline only]")
+@click.option("--device", metavar="NAME", help="An accelerator, or one of its devices as cpu:0.  [offline only]")
 @click.option(
     "--generation-config",
     type=click.Choice(["auto", "none"]),

@@ -123,7 +123,7 @@ def local_places(settings: ServeSettings) -> dict[str, int]:
     from polyfleet.backends import BackendRegistry, BackendType
 
     deployments = settings.config.deployments
-    named = {family for deployment in deployments for family in deployment.accelerators}
+    named = {accelerator for deployment in deployments for accelerator in deployment.accelerators}
     experimental = {each.value for each in BackendType if each.experimental} - named
     backends = {name: BackendRegistry.find(name) for name in BackendRegistry.names() if name not in experimental}
     places = {name: len(backend.devices()) for name, backend in backends.items() if backend}

@@ -142,7 +142,7 @@ class LocalScheduler:
         command = [sys.executable, "-m", "polyfleet.scheduler", "--config", config_file, "--stop-at-eof"]
         command += ["--ray-folder", self._ray_folder]
         if self._places:
-            command += ["--places", ",".join(f"{family}={count}" for family, count in self._places.items())]
+            command += ["--places", ",".join(f"{accelerator}={count}" for accelerator, count in self._places.items())]
         return command
 
     def _said(self, seconds: float = 0.0) -> dict[str, str]:

@@ -59,7 +59,7 @@ class LocalRay:
             namespace=NAMESPACE,
             num_cpus=0,  # no idle Python workers
             num_gpus=0,  # devices are the workers' business
-            resources={f"{RESOURCE_PREFIX}{family}": count for family, count in self._places.items()},
+            resources={f"{RESOURCE_PREFIX}{accelerator}": count for accelerator, count in self._places.items()},
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
             log_to_driver=False,

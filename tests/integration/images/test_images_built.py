@@ -63,7 +63,7 @@ def test_smoke_command_works(name: str) -> None:
     assert printed.endswith(f"{reference(name)} runs\n")
     if name == "worker-cpu":
         backends = json.loads(printed[printed.index("\n{") : printed.rindex("}") + 1])["backends"]
-        assert [family for family, each in backends.items() if each["available"]] == ["cpu"]
+        assert [accelerator for accelerator, each in backends.items() if each["available"]] == ["cpu"]
 
 
 @EVERY_IMAGE

@@ -152,6 +152,6 @@ def test_figures_of_capacity_are_plausible(fleet: MonitoredFleet) -> None:
 def test_workers_are_found_through_the_scheduler(fleet: MonitoredFleet) -> None:
     active = fleet.prometheus.get("targets", state="active")["activeTargets"]
     labels = [target["labels"] for target in active if target["scrapePool"] == "polyfleet-workers"]
-    assert {f"w-{family}" for family in MACHINES} <= {each["worker_id"] for each in labels}
+    assert {f"w-{accelerator}" for accelerator in MACHINES} <= {each["worker_id"] for each in labels}
     assert all(each["node"] for each in labels)
     assert [target["lastError"] for target in active if target["health"] != "up"] == []

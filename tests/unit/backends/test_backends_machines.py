@@ -133,9 +133,9 @@ def test_whatever_a_tool_prints_no_probe_raises(
         description = {**plain, "tools": {**plain["tools"], name: {"output": output}}}
         root = tmp_path / str(len(list(tmp_path.iterdir())))
         host, build, _ = described(description, root)
-        for family in ACCELERATORS:
-            import_module(BUILT_IN[family])
-            backend = BackendRegistry._factories[family](host=host, build=build)  # type: ignore[call-arg]
+        for accelerator in ACCELERATORS:
+            import_module(BUILT_IN[accelerator])
+            backend = BackendRegistry._factories[accelerator](host=host, build=build)  # type: ignore[call-arg]
             assert isinstance(backend.availability().reason, str)
             for device in backend.devices():
                 assert backend.capabilities(device).dtypes

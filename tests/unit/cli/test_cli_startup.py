@@ -104,8 +104,8 @@ def test_chosen_options_fill_what_a_deployment_for_that_backend_leaves_open() ->
     choice = Choice("cpu", {"threads": 2, "prefix_cache": False})
     stated = Deployment(name="n", source="/s", options=StatedOptions(threads=0))
     assert choice.complete(stated).options == {"threads": 0, "prefix_cache": False}  # a 0 that is stated counts
-    for families in (("cuda",), ("cpu", "cuda")):
-        elsewhere = Deployment(name="n", source="/s", accelerators=families)
+    for accelerators in (("cuda",), ("cpu", "cuda")):
+        elsewhere = Deployment(name="n", source="/s", accelerators=accelerators)
         assert choice.complete(elsewhere) == elsewhere
     here = Deployment(name="n", source="/s", accelerators=("cpu",))
     assert choice.complete(here).options == choice.options

@@ -19,14 +19,14 @@ PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # Where a vendor may be named: a folder or file, and a function or assigned name in it (empty: everywhere), with why.
 ALLOWED = {
     ("workers/polyfleet/backends/", ""): "the one place that knows vendors",
-    ("workers/polyfleet/tuning/", ""): "templates by family",
+    ("workers/polyfleet/tuning/", ""): "templates by accelerator",
     ("workers/polyfleet/kernels/vulkan/", ""): "shaders for one programming interface",
     ("workers/polyfleet/kernels/triton/__init__.py", "WHERE"): "the devices for which Triton compiles and was tested",
     ("workers/polyfleet/executors/vulkan.py", ""): "the executor of those shaders, named after them",
     ("workers/polyfleet/kernels/batched.py", "prefer_steady_attention"): "what torch calls its switch for all devices",
     ("workers/polyfleet/engine/executors.py", "KNOWN"): "the list of executors' names",
     ("workers/polyfleet/conformance/report.py", "software_versions"): "packages whose versions a report lists",
-    ("services/polyfleet/scheduler/config.py", "ACCELERATORS"): "the families that a configuration may name",
+    ("services/polyfleet/scheduler/config.py", "ACCELERATORS"): "the accelerators that a configuration may name",
 }
 HELP = {"help", "epilog", "short_help", "metavar"}  # what a command line says to people
 Finding = tuple[str, int, str, str]  # file, line, enclosing name, word
@@ -125,7 +125,7 @@ def test_every_exception_is_needed() -> None:
         ("run(use_cudnn=True, mlu=1)", ["mlu"]),
         ('"""Docstring about CUDA."""', []),
         ('def f():\n    """Docstring about CUDA."""', []),
-        ('option("--accelerator", help="Family: cuda, rocm.")', []),
+        ('option("--accelerator", help="Accelerator: cuda, rocm.")', []),
         ('command(epilog=examples("polyfleet backends set cuda"))', []),
         ("# a comment about ROCm", []),
         ('ships = chips = "the amdahl of champs, metallic"', []),

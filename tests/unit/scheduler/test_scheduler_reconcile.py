@@ -38,7 +38,7 @@ def test_each_worker_of_a_node_has_a_place_of_its_own() -> None:
 
 def test_a_place_that_was_left_is_taken_again() -> None:
     wish = pb.ModelDeployment(name="d", source="/m", workers=3, accelerators=["cuda"])
-    kept = launcher("w-2", wish, family="cuda")
+    kept = launcher("w-2", wish, accelerator="cuda")
     kept = replace(kept, spec=replace(kept.spec, place=1))
     alone = record("w-9")
     alone.info.accelerator, alone.info.device_index = "cuda", 0
@@ -54,12 +54,12 @@ def test_a_fleet_as_wished_is_left_alone() -> None:
 def test_families_are_taken_in_order_of_preference() -> None:
     wish = pb.ModelDeployment(name="d", source="/m", workers=3, accelerators=["cuda", "cpu"])
     plan = reconcile([wish], [], [], [node("n-1", cpu=2, cuda=1)])
-    assert [family for family, _ in launches(plan.actions)] == ["cuda", "cpu", "cpu"]
+    assert [accelerator for accelerator, _ in launches(plan.actions)] == ["cuda", "cpu", "cpu"]
 
 
 def test_no_preference_means_the_best_that_the_cluster_has() -> None:
     plan = reconcile([WISH], [], [], [node("n-1", cpu=2, rocm=1)])
-    assert [family for family, _ in launches(plan.actions)] == ["rocm", "cpu"]
+    assert [accelerator for accelerator, _ in launches(plan.actions)] == ["rocm", "cpu"]
 
 
 def test_a_full_or_unfit_cluster_is_named() -> None:

@@ -29,8 +29,8 @@ class Simulation:
         for action in plan.actions:
             if isinstance(action, Launch):
                 worker_id = f"w-{len(self.states):03}-{self.random.random()}"
-                family, host = action.accelerator, action.node.node_id
-                self.launchers[worker_id] = launcher(worker_id, action.deployment, host, family)
+                accelerator, host = action.accelerator, action.node.node_id
+                self.launchers[worker_id] = launcher(worker_id, action.deployment, host, accelerator)
                 self.states[worker_id] = "LOADING"
             elif isinstance(action, Retire):
                 self.launchers[action.launcher_id] = replace(self.launchers[action.launcher_id], stopping=True)
@@ -54,7 +54,9 @@ class Simulation:
 
     def check_room(self) -> None:
         used = Counter((r.spec.node_id, r.spec.accelerator) for r in self.launchers.values())
-        assert all(used[n.node_id, family] <= count for n in self.nodes for family, count in n.capacity.items())
+        assert all(
+            used[n.node_id, accelerator] <= count for n in self.nodes for accelerator, count in n.capacity.items()
+        )
 
     def settle(self, wishes: list[pb.ModelDeployment]) -> None:
         for _ in range(300):

@@ -99,8 +99,8 @@ def test_reachable_addresses() -> None:
 
 
 def test_an_absent_accelerator_is_left_for_loading_to_report(parse: Any) -> None:
-    info = describe(parse("--accelerator", "no-such-family"))
-    assert (info.accelerator, info.device_name) == ("no-such-family", "")
+    info = describe(parse("--accelerator", "no-such-accelerator"))
+    assert (info.accelerator, info.device_name) == ("no-such-accelerator", "")
 
 
 def test_a_launched_worker_says_whose_it_is(parse: Any, monkeypatch: pytest.MonkeyPatch) -> None:

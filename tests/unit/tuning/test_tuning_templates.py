@@ -11,11 +11,11 @@ from polyfleet.engine.sizing import DTYPE_BYTES, Machine, computing_dtype, resol
 from polyfleet.models.config import ModelConfig
 from polyfleet.tuning.choice import check_config
 from polyfleet.tuning.optimizer import best_template
-from polyfleet.tuning.templates import FAMILIES, GIB, TEMPLATES, configure
+from polyfleet.tuning.templates import ACCELERATORS, GIB, TEMPLATES, configure
 
 CAPABILITIES = KernelCapabilities(frozenset({"float32", "float16", "bfloat16"}), "bfloat16")
 CONFIG = ModelConfig("llama", "m", 32000, 2048, 16, 32, 8, 64, 8192, 1e-5, (1.0,) * 32, 4096, False)
-CASES = [(name, family) for name, each in TEMPLATES.items() for family in (each.families or FAMILIES)]
+CASES = [(name, accelerator) for name, each in TEMPLATES.items() for accelerator in (each.accelerators or ACCELERATORS)]
 
 
 def footprint(dtype: str) -> Footprint:
@@ -32,13 +32,13 @@ def test_there_are_enough() -> None:
     assert len(TEMPLATES) >= 18
 
 
-@pytest.mark.parametrize(("name", "family"), CASES)
-def test_a_template_is_valid_and_has_an_effect(name: str, family: str) -> None:
-    backend = BackendType(family)
+@pytest.mark.parametrize(("name", "accelerator"), CASES)
+def test_a_template_is_valid_and_has_an_effect(name: str, accelerator: str) -> None:
+    backend = BackendType(accelerator)
     config = check_config(configure(TEMPLATES[name], backend, device(48), CAPABILITIES))
-    assert config.pop("backend") == family
+    assert config.pop("backend") == accelerator
     options = EngineOptions(**config)
-    torch_name = "cpu" if family == "cpu" else f"{family}:0"
+    torch_name = "cpu" if accelerator == "cpu" else f"{accelerator}:0"
     machine = Machine(torch_name, CAPABILITIES.dtypes, "bfloat16", 40 * GIB, 8)
     chosen, left_open = (
         resolve(each, CONFIG, footprint(computing_dtype(each, machine)), machine) for each in (options, EngineOptions())

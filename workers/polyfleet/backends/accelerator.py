@@ -1,6 +1,6 @@
-"""What all accelerator families share: presence by PCI vendor, probes in order, fail-closed telemetry, torch's module.
+"""What all accelerators share: presence by PCI vendor, probes in order, fail-closed telemetry, torch's module.
 
-A family's module states facts (vendor id, variable, libraries), parses its tools and names its capabilities; it
+An accelerator's module states facts (vendor id, variable, libraries), parses its tools and names its capabilities; it
 repeats nothing of this.
 """
 
@@ -24,7 +24,7 @@ from polyfleet.backends.protocol import (
     Health,
     KernelCapabilities,
     MemoryInfo,
-    family_name,
+    accelerator_name,
 )
 from polyfleet.backends.reading import DeviceReading, ProbeResult, visible
 from polyfleet.backends.torch_build import TorchBuild, graph_class_exists, torch_build
@@ -32,7 +32,7 @@ from polyfleet.backends.torch_build import TorchBuild, graph_class_exists, torch
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """A family's collectives: torch.distributed's name for them and the library behind it."""
+    """An accelerator's collectives: torch.distributed's name for them and the library behind it."""
 
     name: str
     library: str
@@ -74,7 +74,7 @@ def graphs_of(device_type: str) -> TorchGraphs:
 
 
 class AcceleratorBackend(ABC):
-    """One family whose devices torch reaches through a module of its own (torch.cuda, torch.xpu, torch.npu …)."""
+    """One accelerator whose devices torch reaches through a module of its own (torch.cuda, torch.xpu, torch.npu …)."""
 
     type: BackendType | str
     vendor: ClassVar[str]  # for sentences
@@ -102,7 +102,7 @@ class AcceleratorBackend(ABC):
 
     @abstractmethod
     def missing_software(self, build: TorchBuild) -> str:
-        """What this interpreter lacks to use the family, as a sentence that says what to install; empty: nothing."""
+        """What this interpreter lacks to use it, as a sentence that says what to install; empty: nothing."""
 
     @abstractmethod
     def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
@@ -113,7 +113,7 @@ class AcceleratorBackend(ABC):
         return bool(self.pci_functions())
 
     def pci_functions(self) -> list[PciDevice]:
-        """The vendor's PCI functions that may be devices of the family: no bridge, no sound, no network card."""
+        """The vendor's PCI functions that may be devices of the accelerator: no bridge, no sound, no network card."""
         listed = self._host.pci_devices(self.pci_vendor)
         return [each for each in listed if each.pci_class.startswith(self.pci_classes)]
 
@@ -161,14 +161,14 @@ class AcceleratorBackend(ABC):
         return {**self.settings, self.visible_variable: ",".join(chosen)}
 
     def communication(self) -> CommunicationBackend:
-        """The family's collectives."""
+        """The accelerator's collectives."""
         return self.collectives
 
     def activate(self, index: int = 0) -> str:
         """Import the extension and select the device."""
         found = self.availability()
         if not found.available:
-            raise BackendUnavailable(f"backend {family_name(self.type)} is not available: {found.reason}")
+            raise BackendUnavailable(f"backend {accelerator_name(self.type)} is not available: {found.reason}")
         for variable, value in self.settings.items():
             os.environ.setdefault(variable, value)
         if self.extension is not None:
@@ -191,11 +191,11 @@ class AcceleratorBackend(ABC):
         self._module().synchronize(index)
 
     def graphs(self) -> GraphApi | None:
-        """torch's graph class for the family."""
+        """torch's graph class for the accelerator."""
         return TorchGraphs(self._module(), self.graph_class) if self.graph_class and self.can_capture() else None
 
     def can_capture(self) -> bool:
-        """Whether the installed torch, or its extension, brings the family's graph class."""
+        """Whether the installed torch, or its extension, brings the accelerator's graph class."""
         package = self.extension or "torch"
         return bool(self.graph_class) and graph_class_exists(package, self.torch_name, self.graph_class or "")
 

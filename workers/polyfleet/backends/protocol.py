@@ -1,4 +1,4 @@
-"""What every accelerator family answers: is it here, what is it, how is it run. No torch is imported by this module.
+"""What every accelerator answers: is it here, what is it, how is it run. No torch is imported by this module.
 
 A backend never lies and never throws while probing: absent hardware is an Availability with the reason in words.
 Methods up to `capabilities` are safe in any process: they read files and vendor tools, and initialise no device.
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 @unique
 class BackendType(str, Enum):
-    """The accelerator families, in the order in which `auto` prefers them; experimental ones are never picked."""
+    """The accelerators, in the order in which `auto` prefers them; experimental ones are never picked."""
 
     CUDA = "cuda"
     ROCM = "rocm"
@@ -32,9 +32,9 @@ class BackendType(str, Enum):
         return self is BackendType.VULKAN
 
 
-def family_name(family: "BackendType | str") -> str:
-    """A family as text. A third party's backend has a name of its own and no member in BackendType."""
-    return family.value if isinstance(family, BackendType) else family
+def accelerator_name(accelerator: "BackendType | str") -> str:
+    """An accelerator as text. A third party's backend has a name of its own and no member in BackendType."""
+    return accelerator.value if isinstance(accelerator, BackendType) else accelerator
 
 
 def split_device(device: str) -> tuple[str, int]:
@@ -133,14 +133,14 @@ class DeviceTelemetry:
     utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
-    errors_total: int | None = None  # uncorrected ECC or the family's nearest count
+    errors_total: int | None = None  # uncorrected ECC or the accelerator's nearest count
     clock_hertz: float | None = None
     pci_bus_id: str | None = None
     driver_version: str | None = None
 
 
 class CommunicationBackend(Protocol):
-    """Collectives between devices of one family."""
+    """Collectives between devices of one accelerator."""
 
     @property
     def name(self) -> str:
@@ -173,11 +173,11 @@ class GraphApi(Protocol):
 
 
 class HardwareBackend(Protocol):
-    """One accelerator family."""
+    """One accelerator."""
 
     @property
     def type(self) -> BackendType | str:
-        """Its family; a third party's is its entry point's name."""
+        """Its accelerator; a third party's is its entry point's name."""
         ...
 
     def availability(self) -> Availability:
@@ -201,7 +201,7 @@ class HardwareBackend(Protocol):
         ...
 
     def communication(self) -> CommunicationBackend:
-        """The family's collectives."""
+        """The accelerator's collectives."""
         ...
 
     def activate(self, index: int = 0) -> str:
@@ -220,5 +220,5 @@ class HardwareBackend(Protocol):
         ...
 
     def graphs(self) -> GraphApi | None:
-        """Graph capture of an activated device; None where the family has none."""
+        """Graph capture of an activated device; None where the accelerator has none."""
         ...

@@ -10,7 +10,7 @@ from polyfleet.backends.protocol import (
     DeviceInfo,
     HardwareBackend,
     UnknownBackend,
-    family_name,
+    accelerator_name,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class BackendRegistry:
 
     @classmethod
     def register(cls, name: BackendType | str) -> Callable[[Factory], Factory]:
-        """Class decorator: make a backend known under its family's name."""
+        """Class decorator: make a backend known under its accelerator's name."""
 
         def decorate(factory: Factory) -> Factory:
             cls._factories[_key(name)] = factory
@@ -135,4 +135,4 @@ def _entry_points() -> "EntryPoints":
 
 
 def _key(name: BackendType | str) -> str:
-    return family_name(name).strip().lower()
+    return accelerator_name(name).strip().lower()

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from polyfleet.backends.protocol import BackendUnavailable, family_name
+from polyfleet.backends.protocol import BackendUnavailable, accelerator_name
 from polyfleet.conformance.checks import CHECKS, Failed, Skipped, Subject
 from polyfleet.conformance.collectives import collectives
 from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome, software_versions
@@ -37,7 +37,7 @@ def conformance(backend_name: str = "auto") -> ConformanceReport:
     versions = software_versions()
     if info.driver_version:
         versions["driver"] = info.driver_version
-    return ConformanceReport(family_name(backend.type), name, versions, results)
+    return ConformanceReport(accelerator_name(backend.type), name, versions, results)
 
 
 def main() -> None:

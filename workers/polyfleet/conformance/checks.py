@@ -118,7 +118,7 @@ def graph_capture(subject: Subject) -> str:
     """A captured multiplication replays with new inputs."""
     graphs = subject.backend.graphs()
     if graphs is None:
-        raise Skipped("this family has no graph capture")
+        raise Skipped("this accelerator has no graph capture")
     x = torch.ones(64, 64, device=subject.device)
     y = x @ x  # warm-up outside the capture
     subject.backend.synchronize()

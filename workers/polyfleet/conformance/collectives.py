@@ -1,10 +1,10 @@
-"""All-reduce between two devices of one family, a process each."""
+"""All-reduce between two devices of one accelerator, a process each."""
 
 import subprocess
 import sys
 from datetime import timedelta
 
-from polyfleet.backends.protocol import family_name
+from polyfleet.backends.protocol import accelerator_name
 from polyfleet.conformance.checks import Failed, Skipped, Subject, need_torch
 from polyfleet.wire.auth import split_host_port
 from polyfleet.wire.listening import free_address
@@ -21,7 +21,7 @@ def collectives(subject: Subject) -> str:
     if subject.device != "cpu" and len(subject.backend.devices()) < 2:
         raise Skipped("there is one device only")
     port = split_host_port(free_address())[1]
-    name = family_name(subject.backend.type)
+    name = accelerator_name(subject.backend.type)
     command = [sys.executable, "-m", "polyfleet.conformance.collectives", name, port]
     ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.backends.protocol import BackendType, KernelCapabilities, family_name
+from polyfleet.backends.protocol import BackendType, KernelCapabilities, accelerator_name
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.executors import ExecutorKind, Workload, believable, candidates, first_that_works, refuse
@@ -27,7 +27,7 @@ TIMEOUT_SECONDS = 300.0  # for one piece; kernels may be compiled for the first
 class Site:
     """A device, and which of its executors may be taken."""
 
-    backend: str  # its family
+    backend: str  # its accelerator
     machine: Machine
     capabilities: KernelCapabilities
     options: EngineOptions
@@ -37,15 +37,15 @@ class Site:
     @classmethod
     def open(cls, backend: BackendType | str, executor: str, dtype: str) -> "Site":
         """Raises BackendUnavailable, or ValueError for what the device lacks."""
-        options = EngineOptions(device=family_name(backend), executor=executor)
+        options = EngineOptions(device=accelerator_name(backend), executor=executor)
         machine, capabilities = open_machine(options.device)
         dtype = computing_dtype(replace(options, dtype=dtype), machine)
         # Executors of their own precision compute in float32 or as exactly; another dtype is the eager one's to keep.
         wanted = replace(options, dtype="auto" if dtype == "float32" else dtype)
         names = candidates(wanted, machine.device, capabilities)
-        family = options.device.partition(":")[0]
-        found = BackendRegistry.get_default() if family == "auto" else BackendRegistry.known(family)
-        return cls(family_name(found.type), machine, capabilities, options, dtype, names)
+        accelerator = options.device.partition(":")[0]
+        found = BackendRegistry.get_default() if accelerator == "auto" else BackendRegistry.known(accelerator)
+        return cls(accelerator_name(found.type), machine, capabilities, options, dtype, names)
 
 
 @dataclass(frozen=True, slots=True)

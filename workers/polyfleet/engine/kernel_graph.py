@@ -75,7 +75,7 @@ class RunnableGraph:
 
     @property
     def backend(self) -> str:
-        """The name of the device's family."""
+        """The accelerator's name."""
         return self._site.backend
 
     @property

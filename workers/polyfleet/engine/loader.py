@@ -99,12 +99,12 @@ def fit(
 
 
 def open_machine(device: str) -> tuple[Machine, KernelCapabilities]:
-    """Select a device by `auto`, its family's name, or both that and an index: `cuda:1`.
+    """Select a device by `auto`, its accelerator's name, or both that and an index: `cuda:1`.
 
     Raises BackendUnavailable with the reason, FieldError for an index that is none.
     """
-    family, _, index = device.partition(":")
-    backend = BackendRegistry.get(family)
+    accelerator, _, index = device.partition(":")
+    backend = BackendRegistry.get(accelerator)
     devices = {str(each.index): each for each in backend.devices()}
     if (index or "0") not in devices:
         raise FieldError("device", f"must have an index among {', '.join(devices)}, not {device}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfleet.backends.protocol import BackendType, family_name
+from polyfleet.backends.protocol import BackendType, accelerator_name
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.graph_arrays import Array
 from polyfleet.engine.loader import prepare_engine
@@ -232,7 +232,7 @@ def _check_fixed(given: Sequence[Any]) -> None:
 
 
 def _device(backend: BackendType | str, num_workers: int) -> str:
-    device = family_name(backend)
+    device = accelerator_name(backend)
     if num_workers and get_backend(device.partition(":")[0]).type is not BackendType.CPU:
         raise ValueError(f"num_workers must be 0 on {device}, not {num_workers}: only a CPU's threads are counted")
     return device

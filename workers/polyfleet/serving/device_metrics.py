@@ -18,7 +18,7 @@ GAUGES: tuple[tuple[str, str, Callable[[DeviceTelemetry], float | None]], ...] =
     ("polyfleet_device_memory_total_bytes", "Memory.", lambda t: t.memory_total_bytes),
     ("polyfleet_device_clock_hertz", "Clock of its cores.", lambda t: t.clock_hertz),
 )
-ERRORS = ("polyfleet_device_errors", "Uncorrectable memory errors, or the family's nearest count.")
+ERRORS = ("polyfleet_device_errors", "Uncorrectable memory errors, or the accelerator's nearest count.")
 
 
 def device_families(state: DeviceState) -> Iterator[Any]:

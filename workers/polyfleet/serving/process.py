@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
 from polyfleet.backends import BackendRegistry, BackendUnavailable
-from polyfleet.backends.protocol import family_name, split_device
+from polyfleet.backends.protocol import accelerator_name, split_device
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.engine_client import LoadError
 from polyfleet.serving.health.device_watch import DeviceWatch
@@ -201,7 +201,7 @@ def describe(config: WorkerConfig) -> fleet.WorkerInfo:
     device_name = ""
     with contextlib.suppress(BackendUnavailable, ConfigError):
         backend = get_backend(accelerator)
-        accelerator = family_name(backend.type)
+        accelerator = accelerator_name(backend.type)
         devices = backend.devices()
         if not named and devices:
             index = devices[config.place % len(devices)].index

@@ -9,21 +9,21 @@ from polyfleet.backends.protocol import (
     BackendUnavailable,
     DeviceInfo,
     HardwareBackend,
-    family_name,
+    accelerator_name,
     memory_words,
 )
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.tuning.choice import check_config, choice_file, get_backend, read_config, write_config
-from polyfleet.tuning.templates import FAMILIES, GIB, TEMPLATES, Template, configure
+from polyfleet.tuning.templates import ACCELERATORS, GIB, TEMPLATES, Template, configure
 
 LARGE_MEMORY = 24 * GIB
 SMALL_MEMORY = 4 * GIB
 
 
 def best_template(backend: BackendType | str, device: DeviceInfo) -> Template:
-    """The rule without a purpose: by family and memory, for a CPU by cores."""
-    family = family_name(backend)
-    if family not in FAMILIES:
+    """The rule without a purpose: by accelerator and memory, for a CPU by cores."""
+    accelerator = accelerator_name(backend)
+    if accelerator not in ACCELERATORS:
         return TEMPLATES["memory-constrained"]  # experimental or third-party: start small
     if backend == BackendType.CPU:
         cores = device.cores or 1
@@ -33,7 +33,7 @@ def best_template(backend: BackendType | str, device: DeviceInfo) -> Template:
     large = memory >= LARGE_MEMORY and backend != BackendType.MPS
     small = 0 < memory < SMALL_MEMORY
     site = "datacentre" if large else "edge" if small else "workstation"
-    return TEMPLATES[f"{site}-{family}"]
+    return TEMPLATES[f"{site}-{accelerator}"]
 
 
 class BackendOptimizer:
@@ -112,7 +112,9 @@ class BackendOptimizer:
     def _first_device(self, backend: HardwareBackend) -> DeviceInfo:
         devices = backend.devices()
         if not devices:
-            raise ValueError(f"backend {family_name(backend.type)} lists no device now: try `polyfleet backends info`")
+            raise ValueError(
+                f"backend {accelerator_name(backend.type)} lists no device now: try `polyfleet backends info`"
+            )
         return devices[0]
 
 

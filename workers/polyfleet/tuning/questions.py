@@ -1,12 +1,12 @@
 """Short questions that a script asks of this machine's backends; `polyfleet.backends` offers them by name."""
 
-from polyfleet.backends.protocol import BackendType, BackendUnavailable, MemoryInfo, family_name
+from polyfleet.backends.protocol import BackendType, BackendUnavailable, MemoryInfo, accelerator_name
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.tuning.choice import get_backend
 
 
 def get_available_backends() -> list[BackendType]:
-    """Families that can be used here, best first; third-party ones are listed by `BackendRegistry.list_available`."""
+    """Accelerators to be used here, best first; third-party ones are listed by `BackendRegistry.list_available`."""
     known = {each.value: each for each in BackendType}
     return [known[name] for name in BackendRegistry.list_available() if name in known]
 
@@ -27,7 +27,7 @@ def get_memory_info(name: str = "auto") -> MemoryInfo:
     for reading in backend.telemetry():
         if reading.memory_total_bytes is not None and reading.memory_used_bytes is not None:
             return MemoryInfo(reading.memory_total_bytes - reading.memory_used_bytes, reading.memory_total_bytes)
-    raise BackendUnavailable(f"backend {family_name(backend.type)} does not tell its memory here")
+    raise BackendUnavailable(f"backend {accelerator_name(backend.type)} does not tell its memory here")
 
 
 def benchmark_backends(duration_seconds: float = 10.0, backends: list[str] | None = None) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities, family_name
+from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities, accelerator_name
 
 GIB = 2**30
 BYTES_PER_SEQUENCE = GIB // 4  # of device memory, below which one more sequence of a small model has no room
@@ -29,7 +29,7 @@ class Template:
     executor: str = "auto"
     prefix_cache: bool = True
     cores_share: float = 1.0  # of a CPU's cores
-    families: tuple[str, ...] = ()  # empty: every family
+    accelerators: tuple[str, ...] = ()  # empty: every accelerator
 
 
 PURPOSES = (
@@ -52,18 +52,24 @@ SITES = {
     "workstation": ("a machine that someone also works at", 32, 1024, 2048, 0.75),
     "edge": ("a small device that does other things too", 4, 256, 1024, 0.5),
 }
-FAMILIES = ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu")
+ACCELERATORS = ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu")
 
 
 def _site_templates() -> dict[str, Template]:
     found = {}
     for site, (description, sequences, step_tokens, tokens, cores) in SITES.items():
-        for family in FAMILIES:
-            if (site, family) == ("datacentre", "mps"):
+        for accelerator in ACCELERATORS:
+            if (site, accelerator) == ("datacentre", "mps"):
                 continue  # Apple's machines stand on desks
-            name = f"{site}-{family}"
+            name = f"{site}-{accelerator}"
             found[name] = Template(
-                name, f"{family}: {description}", sequences, step_tokens, tokens, cores_share=cores, families=(family,)
+                name,
+                f"{accelerator}: {description}",
+                sequences,
+                step_tokens,
+                tokens,
+                cores_share=cores,
+                accelerators=(accelerator,),
             )
     return found
 
@@ -74,10 +80,10 @@ TEMPLATES: Mapping[str, Template] = {each.name: each for each in PURPOSES} | _si
 def configure(
     template: Template, backend: BackendType | str, device: DeviceInfo, capabilities: KernelCapabilities
 ) -> dict[str, Any]:
-    """The template's wish cut to the device. Raises ValueError when the template is for another family."""
-    family = family_name(backend)
-    if template.families and family not in template.families:
-        raise ValueError(f"template {template.name} is for {', '.join(template.families)}, not for {family}")
+    """The template's wish cut to the device. Raises ValueError when the template is for another accelerator."""
+    accelerator = accelerator_name(backend)
+    if template.accelerators and accelerator not in template.accelerators:
+        raise ValueError(f"template {template.name} is for {', '.join(template.accelerators)}, not for {accelerator}")
     memory = device.total_memory_bytes
     sequences = template.max_sequences
     pool_tokens = sequences * template.tokens_per_sequence
@@ -91,7 +97,7 @@ def configure(
     block_size = min(capabilities.block_sizes or (16,), key=lambda size: (abs(size - 16), size))
     threads = max(1, round((device.cores or 1) * template.cores_share)) if backend == BackendType.CPU else 0
     return {
-        "backend": family,
+        "backend": accelerator,
         "dtype": template.dtype if template.dtype in capabilities.dtypes else "auto",
         "max_sequences": sequences,
         "step_tokens": max(step_tokens, sequences + 1),

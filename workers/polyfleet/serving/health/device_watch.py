@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from polyfleet.backends import BackendRegistry, BackendUnavailable
-from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, HardwareBackend, Health, family_name, split_device
+from polyfleet.backends.protocol import (
+    DeviceInfo,
+    DeviceTelemetry,
+    HardwareBackend,
+    Health,
+    accelerator_name,
+    split_device,
+)
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +73,7 @@ class DeviceWatch:
         """One reading."""
         before = self.state
         info = (before.info if before else None) or self._describe()
-        state = DeviceState(family_name(self._backend.type), self._read(info), info)
+        state = DeviceState(accelerator_name(self._backend.type), self._read(info), info)
         self._unhealthy = self._unhealthy + 1 if state.telemetry.health is Health.UNHEALTHY else 0
         self.state = state
         return state
