@@ -72,10 +72,10 @@ def info(as_json: bool) -> None:
 
 def in_use(facts: dict[str, Any]) -> tuple[str, str, str]:
     """The backend that commands use here and how it came to that; or "" twice and why the one chosen can't be had."""
-    from polyfleet.tuning.choice import chosen_by, user_config
+    from polyfleet.tuning.choice import chosen_by, user_choice
 
     try:
-        chosen = str(user_config().get("backend", "auto"))
+        chosen = str(user_choice().get("backend", "auto"))
     except ValueError as error:
         return "", "", _sentence(error)
     if chosen == "auto":
@@ -149,7 +149,7 @@ def test(name: str, as_json: bool) -> None:
 @json_option
 def optimize(backend: str, template: str, apply: bool, output: Path | None, templates: bool, as_json: bool) -> None:
     """Choose engine options for a backend's device by its memory and cores, or by a template."""
-    from polyfleet.tuning.choice import write_config
+    from polyfleet.tuning.choice import write_choice
     from polyfleet.tuning.optimizer import BackendOptimizer
     from polyfleet.tuning.templates import TEMPLATES
 
@@ -163,7 +163,7 @@ def optimize(backend: str, template: str, apply: bool, output: Path | None, temp
     with sentences():
         config = optimizer.optimize(backend, template)
         if output is not None:
-            write_config(output, config)
+            write_choice(output, config)
         applied = optimizer.apply(config) if apply else None
     if as_json:
         print_json(config)

@@ -23,10 +23,10 @@ class Choice:
     def read(cls) -> "Choice":
         """From the user's file and POLYFLEET_BACKEND. Raises CliError when it can't be had."""
         from polyfleet.cli.backends import sentences
-        from polyfleet.tuning.choice import get_backend, user_config
+        from polyfleet.tuning.choice import get_backend, user_choice
 
         with sentences():
-            chosen = user_config()
+            chosen = user_choice()
             backend = str(chosen.pop("backend", AUTO))
             if backend != AUTO:
                 get_backend()

@@ -33,10 +33,10 @@ def check(file: Path) -> None:
 @json_option
 def show(as_json: bool) -> None:
     """Show the backend and engine options that this user's commands start from."""
-    from polyfleet.tuning.choice import choice_file, user_config
+    from polyfleet.tuning.choice import choice_file, user_choice
 
     with sentences():
-        chosen = user_config()
+        chosen = user_choice()
     if as_json:
         print_json(chosen)
     elif chosen:
@@ -49,10 +49,10 @@ def show(as_json: bool) -> None:
 @click.argument("file", type=FILE)
 def save(file: Path) -> None:
     """Write the options that this user's commands start from to FILE."""
-    from polyfleet.tuning.choice import user_config, write_config
+    from polyfleet.tuning.choice import user_choice, write_choice
 
     with sentences():
-        write_config(file, user_config())
+        write_choice(file, user_choice())
     out.print(f"Saved to {file}.", markup=False)
 
 
@@ -60,8 +60,8 @@ def save(file: Path) -> None:
 @click.argument("file", type=FILE)
 def load(file: Path) -> None:
     """Make the options in FILE this user's (undo with `polyfleet backends reset`)."""
-    from polyfleet.tuning.choice import choice_file, read_config, write_config
+    from polyfleet.tuning.choice import choice_file, read_choice, write_choice
 
     with sentences():
-        write_config(choice_file(), read_config(file))
+        write_choice(choice_file(), read_choice(file))
     out.print(f"Loaded {file}.", markup=False)

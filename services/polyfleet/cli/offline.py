@@ -58,10 +58,10 @@ def generate_offline(
 
 def engine_options(device: str, stated: Mapping[str, OptionValue]) -> EngineOptions:
     """What is stated, beside it what this user chose, and says so. Raises CliError."""
-    choice, family = Choice.read(), device.partition(":")[0]
-    options: dict[str, Any] = choice.options_beside(stated, () if family == "auto" else (family,))
+    choice, accelerator = Choice.read(), device.partition(":")[0]
+    options: dict[str, Any] = choice.options_beside(stated, () if accelerator == "auto" else (accelerator,))
     say_chosen(stated, options)
-    return EngineOptions(device=choice.backend if family == "auto" else device, **options)
+    return EngineOptions(device=choice.backend if accelerator == "auto" else device, **options)
 
 
 def check_request(path: Path, device: str) -> None:

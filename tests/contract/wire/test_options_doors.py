@@ -20,7 +20,7 @@ from polyfleet.cli.stack import to_proto
 from polyfleet.scheduler.validate import check_deployment
 from polyfleet.serving.command import main as worker
 from polyfleet.serving.convert import options_of
-from polyfleet.tuning.choice import read_config
+from polyfleet.tuning.choice import read_choice
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.limits import FieldError
@@ -156,10 +156,10 @@ def test_the_chart_refuses_bad_values_by_option_and_limit() -> None:
 def test_a_stored_choice_has_it(option: Option, tmp_path: Path) -> None:
     path = tmp_path / "choice.json"
     path.write_text(json.dumps({option.name: option.default}))
-    assert read_config(path) == {option.name: option.default}
+    assert read_choice(path) == {option.name: option.default}
     path.write_text(json.dumps({option.name: BAD[option.kind]}))
     with pytest.raises(ConfigError) as raised:
-        read_config(path)
+        read_choice(path)
     assert str(raised.value) == f"the file {path} can't be used: {option.name}: {sentence(option)}"
 
 

@@ -14,7 +14,7 @@ from polyfleet.backends.cpu import CpuBackend
 from polyfleet.backends.protocol import DeviceTelemetry, Health
 from polyfleet.cli.main import cli
 from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome
-from polyfleet.tuning.choice import user_config, write_config
+from polyfleet.tuning.choice import user_choice, write_choice
 from polyfleet.tuning.templates import TEMPLATES
 
 
@@ -69,7 +69,7 @@ def test_the_environment_variable_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environment_variable_may_be_written_as_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
     run("backends", "optimize", "--backend", "cpu", "--apply")
     monkeypatch.setenv("POLYFLEET_BACKEND", " CPU ")
-    assert user_config()["max_sequences"] > 0
+    assert user_choice()["max_sequences"] > 0
 
 
 def test_info_says_which_backend_is_in_use_and_why_one_chosen_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_saving_into_what_is_no_file_does_not_replace_it(tmp_path: Path) -> None
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
-        write_config(pipe, {"threads": 2})
+        write_choice(pipe, {"threads": 2})
         written, _ = reader.communicate(timeout=10)
     assert json.loads(written) == {"threads": 2}
     assert pipe.is_fifo()

@@ -12,7 +12,7 @@ from polyfleet.cli.serve import with_users_choice
 from polyfleet.cli.settings import Flags, resolve
 from polyfleet.cli.stack import local_places, to_proto
 from polyfleet.cli.startup import fleet_ready
-from polyfleet.tuning.choice import choice_file, write_config
+from polyfleet.tuning.choice import choice_file, write_choice
 from polyfleet.v1 import fleet_pb2 as pb
 
 SMALL = Deployment(name="small", source="/m.gguf")
@@ -122,7 +122,7 @@ def test_serve_says_what_it_takes_from_the_choice(
     settings = resolve(Flags(options={"max_sequences": 3}))
     assert with_users_choice(settings) == settings
     assert capsys.readouterr().err == ""
-    write_config(choice_file(), {"backend": "cpu", "max_sequences": 5, "step_seconds": 0.5})
+    write_choice(choice_file(), {"backend": "cpu", "max_sequences": 5, "step_seconds": 0.5})
     (deployment,) = with_users_choice(settings).config.deployments
     assert deployment.accelerators == ("cpu",)
     assert deployment.options == {"max_sequences": 3, "step_seconds": 0.5}

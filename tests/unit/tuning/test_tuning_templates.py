@@ -9,7 +9,7 @@ from polyfleet.engine.executor import Footprint
 from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import DTYPE_BYTES, Machine, computing_dtype, resolve
 from polyfleet.models.config import ModelConfig
-from polyfleet.tuning.choice import check_config
+from polyfleet.tuning.choice import check_choice
 from polyfleet.tuning.optimizer import best_template
 from polyfleet.tuning.templates import ACCELERATORS, GIB, TEMPLATES, configure
 
@@ -35,7 +35,7 @@ def test_there_are_enough() -> None:
 @pytest.mark.parametrize(("name", "accelerator"), CASES)
 def test_a_template_is_valid_and_has_an_effect(name: str, accelerator: str) -> None:
     backend = BackendType(accelerator)
-    config = check_config(configure(TEMPLATES[name], backend, device(48), CAPABILITIES))
+    config = check_choice(configure(TEMPLATES[name], backend, device(48), CAPABILITIES))
     assert config.pop("backend") == accelerator
     options = EngineOptions(**config)
     torch_name = "cpu" if accelerator == "cpu" else f"{accelerator}:0"

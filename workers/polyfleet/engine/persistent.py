@@ -18,7 +18,7 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
-from polyfleet.tuning.choice import check_config, get_backend
+from polyfleet.tuning.choice import check_choice, get_backend
 from polyfleet.wire.requests import SequenceRequest
 
 # What the keywords of other persistent kernels must be here, and why.
@@ -250,7 +250,7 @@ def _merged(options: dict[str, Any], field: str, keyword: str, value: int) -> di
     there = options.get(field, 0)
     if there and value and there != value:
         raise ValueError(f"{keyword} ({value}) and {field} ({there}) mean the same: give one of them")
-    return check_config({**options, field: value or there})
+    return check_choice({**options, field: value or there})
 
 
 def _load(model: str | Path | LoadedModel | KernelGraph, weights: Weights | None, options: EngineOptions) -> Engine:

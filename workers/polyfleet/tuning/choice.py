@@ -21,24 +21,24 @@ def choice_file() -> Path:
     return Path(home) / "polyfleet" / "backend.json"
 
 
-def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same configuration; raises ConfigError for an unknown key, a wrong type or an unknown backend."""
-    for key in config.keys() - {"backend", *OPTIONS}:
+def check_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """The same choice; raises ConfigError for an unknown key, a wrong type or an unknown backend."""
+    for key in choice.keys() - {"backend", *OPTIONS}:
         raise ConfigError(f"{key}: is no option: choose from backend, {', '.join(OPTIONS)}")
     try:
-        options = checked({key: value for key, value in config.items() if key != "backend"})
+        options = checked({key: value for key, value in choice.items() if key != "backend"})
     except FieldError as error:
         raise ConfigError(str(error)) from None
-    backend = config.get("backend", "auto")
+    backend = choice.get("backend", "auto")
     if backend != "auto" and backend not in BackendRegistry.names():
         raise ConfigError(
             f"there is no backend {backend!r}: choose auto or one of {', '.join(BackendRegistry.names())}"
         )
-    return {**({"backend": backend} if "backend" in config else {}), **options}
+    return {**({"backend": backend} if "backend" in choice else {}), **options}
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """A configuration file, checked. Raises ConfigError."""
+def read_choice(path: Path) -> dict[str, Any]:
+    """A file with a choice, checked. Raises ConfigError."""
     try:
         loaded = json.loads(path.read_text())
     except OSError as error:
@@ -48,17 +48,17 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(f"the file {path} must hold one JSON object")
     try:
-        return check_config(loaded)
+        return check_choice(loaded)
     except ConfigError as error:
         raise ConfigError(f"the file {path} can't be used: {error}") from error
 
 
-def write_config(path: Path, config: Mapping[str, Any]) -> None:
+def write_choice(path: Path, choice: Mapping[str, Any]) -> None:
     """Write atomically; makes the folder. Raises ConfigError, or OSError for the path.
 
     A link keeps its place and so does what is no file (/dev/stdout).
     """
-    text = json.dumps(check_config(config), indent=2) + "\n"
+    text = json.dumps(check_choice(choice), indent=2) + "\n"
     target = Path(os.path.realpath(path))
     try:
         if path.exists() and not path.is_file():
@@ -75,14 +75,14 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def user_config() -> dict[str, Any]:
+def user_choice() -> dict[str, Any]:
     """What the user chose before; empty when nothing. The environment variable overrides the backend."""
-    chosen = read_config(choice_file()) if choice_file().exists() else {}
+    chosen = read_choice(choice_file()) if choice_file().exists() else {}
     if variable := os.environ.get(VARIABLE, "").strip().lower():
         if chosen.get("backend", variable) != variable:
             chosen = {}  # options were made for another backend
         try:
-            chosen = check_config({**chosen, "backend": variable})
+            chosen = check_choice({**chosen, "backend": variable})
         except ConfigError as error:
             raise ConfigError(f"{error} ({chosen_by()})") from error
     return chosen
@@ -98,7 +98,7 @@ def chosen_by() -> str:
 def set_backend(name: str) -> HardwareBackend:
     """Remember a backend for this user; "auto" is remembered too. Raises BackendUnavailable with the reason."""
     backend = BackendRegistry.get(name)
-    write_config(choice_file(), {"backend": name.strip().lower()})
+    write_choice(choice_file(), {"backend": name.strip().lower()})
     return backend
 
 
@@ -114,7 +114,7 @@ def get_backend(name: str = "auto") -> HardwareBackend:
     """
     if name != "auto":
         return BackendRegistry.get(name)
-    chosen = str(user_config().get("backend", "auto"))
+    chosen = str(user_choice().get("backend", "auto"))
     try:
         return BackendRegistry.get(chosen)
     except BackendUnavailable as error:

@@ -13,7 +13,7 @@ from polyfleet.backends.protocol import (
     memory_words,
 )
 from polyfleet.backends.registry import BackendRegistry
-from polyfleet.tuning.choice import check_config, choice_file, get_backend, read_config, write_config
+from polyfleet.tuning.choice import check_choice, choice_file, get_backend, read_choice, write_choice
 from polyfleet.tuning.templates import ACCELERATORS, GIB, TEMPLATES, Template, configure
 
 LARGE_MEMORY = 24 * GIB
@@ -49,22 +49,22 @@ class BackendOptimizer:
             chosen = TEMPLATES[template]
         else:
             raise ValueError(f"there is no template {template!r}: choose auto or one of {', '.join(TEMPLATES)}")
-        return check_config(configure(chosen, found.type, device, found.capabilities(device)))
+        return check_choice(configure(chosen, found.type, device, found.capabilities(device)))
 
     def apply(self, config: Mapping[str, Any]) -> Path:
         """Make it this user's choice; returns the file that holds it."""
-        write_config(choice_file(), config)
+        write_choice(choice_file(), config)
         return choice_file()
 
     def save_config(self, path: str | Path, backend: str = "auto", template: str = "auto") -> dict[str, Any]:
         """Optimise and write to a file."""
         config = self.optimize(backend, template)
-        write_config(Path(path), config)
+        write_choice(Path(path), config)
         return config
 
     def load_config(self, path: str | Path) -> dict[str, Any]:
         """Read a file written by save_config; raises ConfigError."""
-        return read_config(Path(path))
+        return read_choice(Path(path))
 
     def system_info(self) -> dict[str, Any]:
         """Every backend with its state and devices, ready for JSON."""
