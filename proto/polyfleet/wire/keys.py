@@ -49,7 +49,8 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     except OSError as error:
         raise ConfigError(f"The keys file {path} can't be read: {error.strerror}.") from None
     except msgspec.DecodeError as error:
-        raise ConfigError(f"The keys file {path} is not valid: {error}.") from None
+        problem = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(f"The keys file {path} is not valid: {problem}.") from None
     for key in keys:
         if len(key.hash) != 64 or any(digit not in "0123456789abcdef" for digit in key.hash):
             raise ConfigError(f"The keys file {path} is not valid: the hash of key {key.id} is no sha256 in hex.")

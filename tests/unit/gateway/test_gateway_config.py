@@ -1,0 +1,39 @@
+"""The gateway's section of the configuration file, and its checks."""
+
+from pathlib import Path
+
+import pytest
+
+from polyfleet.gateway.config import GatewayConfig, load_config
+from polyfleet.wire.config import ConfigError
+
+
+def test_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("gateway: {fleet: 'x:1', limits: {max_queued: 0, queue_timeout: 2}}\nworker: {anything: 1}\n")
+    config = load_config(path, {"fleet": None, "http_listen": "127.0.0.1:9"})
+    assert (config.fleet, config.http_listen, config.limits.max_queued) == ("x:1", "127.0.0.1:9", 0)
+    path.write_text("# nothing\n")
+    assert load_config(path) == load_config(None) == GatewayConfig()
+    for wrong in (
+        "gateway: {limits: {max_concurrent: 0}}",
+        "gateway: {listen: x}",
+        "gateway: [",
+        "gateway: {fleet: 3}",
+    ):
+        path.write_text(wrong)
+        with pytest.raises(ConfigError, match=r"c\.yaml is not valid"):
+            load_config(path)
+
+
+@pytest.mark.parametrize("origin", ["*", "https://app.example", "http://127.0.0.1:3000", "http://[::1]:80", "app://x"])
+def test_origins_are_taken_as_browsers_send_them(origin: str) -> None:
+    assert load_config(None, {"cors_origins": (origin,)}).cors_origins == (origin,)
+
+
+@pytest.mark.parametrize(
+    "origin", ["", "app.example", "https://app.example/", "https://App.example", "https://*", "null"]
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="cors_origins"):
+        load_config(None, {"cors_origins": (origin,)})
