@@ -130,6 +130,13 @@ def test_what_cannot_be_had_is_refused_by_name(options: EngineOptions, message: 
     assert str(raised.value).startswith(message)
 
 
+@pytest.mark.parametrize(("cores", "wanted"), [(1, (32, 256)), (2, (32, 256)), (8, (128, 1024)), (64, (256, 2048))])
+def test_a_host_computes_more_at_once_with_more_cores(cores: int, wanted: tuple[int, int]) -> None:
+    config = replace(CONFIG, context_length=2**16)
+    options = resolve(EngineOptions(), config, Footprint(0, 1), replace(HOST, cores=cores))
+    assert (options.max_sequences, options.step_tokens) == wanted
+
+
 def test_no_memory_for_a_pool_is_said() -> None:
     with pytest.raises(FieldError, match="no memory is left on cpu for a KV pool beside the model"):
         resolve(EngineOptions(), CONFIG, weights(2**31), HOST)

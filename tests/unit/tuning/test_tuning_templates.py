@@ -10,6 +10,7 @@ from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import DTYPE_BYTES, Machine, computing_dtype, resolve
 from polyfleet.models.config import ModelConfig
 from polyfleet.tuning.choice import check_choice
+from polyfleet.tuning.device_defaults import defaults_of
 from polyfleet.tuning.optimizer import best_template
 from polyfleet.tuning.templates import ACCELERATORS, GIB, TEMPLATES, configure
 
@@ -88,3 +89,13 @@ def test_a_template_of_another_family_is_refused() -> None:
 )
 def test_the_rule_goes_by_memory_and_cores(backend: BackendType, memory: int, cores: int, name: str) -> None:
     assert best_template(backend, device(memory, cores)).name == name
+
+
+@pytest.mark.parametrize("cores", [1, 2, 8, 64])
+def test_templates_give_a_host_no_larger_steps_than_it_would_choose(cores: int) -> None:
+    defaults = defaults_of(host=True, cores=cores)
+    for each in TEMPLATES.values():
+        if not each.accelerators or "cpu" in each.accelerators:
+            config = configure(each, BackendType.CPU, device(256, cores), CAPABILITIES)
+            assert config["max_sequences"] <= defaults.max_sequences
+            assert config["step_tokens"] <= defaults.step_tokens

@@ -14,11 +14,12 @@ from polyfleet.engine.executors import ExecutorKind, Workload, believable, candi
 from polyfleet.engine.loader import open_machine
 from polyfleet.engine.plan import Need, lay_out
 from polyfleet.engine.request import EngineOptions
-from polyfleet.engine.sizing import ACCELERATOR, BLOCK_SIZE, HOST, Machine, computing_dtype
+from polyfleet.engine.sizing import Machine, computing_dtype
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.progress import silent
 from polyfleet.sampling.draw import PARAMETERS
+from polyfleet.tuning.device_defaults import usual_block_size
 
 TIMEOUT_SECONDS = 300.0  # for one piece; kernels may be compiled for the first
 
@@ -59,8 +60,8 @@ class GraphProgram:
     @classmethod
     def compile(cls, site: Site, graph: KernelGraph, weights: Weights) -> "GraphProgram":
         """On the first executor that computes a row of zeros; raises ValueError with the reasons of all."""
-        rows = (HOST if site.machine.device == "cpu" else ACCELERATOR).step_tokens
-        block_size = min(site.machine.block_sizes or (BLOCK_SIZE,))
+        rows = site.machine.defaults.step_tokens
+        block_size = usual_block_size(site.machine.block_sizes)
         capacity = Capacity(1, block_size, 1, -(-rows // block_size), rows)
         options = replace(site.options, step_tokens=rows, max_sequences=1, block_size=block_size, reproducible=True)
         workload = Workload(graph, weights, options, site.machine.device, site.dtype, site.capabilities)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.request import EngineOptions
 from polyfleet.models.config import ModelConfig
+from polyfleet.tuning.device_defaults import ACCELERATOR, Defaults, defaults_of, usual_block_size
 from polyfleet.wire.limits import FieldError
 
 log = logging.getLogger(__name__)
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 TOKENS_PER_SEQUENCE = 256  # of pool, below which running one more sequence would only preempt another
-BLOCK_SIZE = 16  # tokens a block, where the device accepts it
 MOST_BLOCKS = 2**20  # where the choice is ours: the host keeps books of each, however little it takes on the device
 SPARE_BYTES = 2**30  # of an accelerator, for activations, at least
 
@@ -29,23 +29,10 @@ class Machine:
     block_sizes: tuple[int, ...] = ()  # KV blocks that its kernels accept; empty: any
     unified_memory: bool = False  # whether the memory is the host's
 
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What fits a kind of device."""
-
-    memory_share: float  # of what the weights leave free, for the KV pool at most
-    pool_contexts: int  # whole contexts in the KV pool at most; 0: as many as fit
-    step_tokens: int
-    max_sequences: int
-    step_seconds: float
-
-
-# A host's memory is other programs' too, and its steps must stay short enough not to hold up decodes.
-HOST = Defaults(memory_share=0.25, pool_contexts=4, step_tokens=256, max_sequences=32, step_seconds=0.25)
-UNIFIED = Defaults(memory_share=0.85, pool_contexts=16, step_tokens=2048, max_sequences=256, step_seconds=0.25)
-# An accelerator's own memory is there to be used: weights and pool take this share of it together.
-ACCELERATOR = Defaults(memory_share=0.88, pool_contexts=0, step_tokens=2048, max_sequences=256, step_seconds=0.1)
+    @property
+    def defaults(self) -> Defaults:
+        """What fits such a device."""
+        return defaults_of(host=self.device == "cpu", unified_memory=self.unified_memory, cores=self.cores)
 
 
 def resolve(options: EngineOptions, config: ModelConfig, footprint: Footprint, machine: Machine) -> EngineOptions:
@@ -53,7 +40,7 @@ def resolve(options: EngineOptions, config: ModelConfig, footprint: Footprint, m
 
     `footprint` is what the executor takes that is to run the model: its estimate, or what it measured.
     """
-    defaults = HOST if machine.device == "cpu" else UNIFIED if machine.unified_memory else ACCELERATOR
+    defaults = machine.defaults
     dtype = computing_dtype(options, machine)
     options = replace(options, block_size=_block_size(options, machine))
     tokens = _pool_tokens(options, config, machine, defaults, footprint)
@@ -101,7 +88,7 @@ def computing_dtype(options: EngineOptions, machine: Machine) -> str:
 def _block_size(options: EngineOptions, machine: Machine) -> int:
     possible = machine.block_sizes
     if not options.block_size:
-        return min(possible or (BLOCK_SIZE,), key=lambda size: (abs(size - BLOCK_SIZE), size))
+        return usual_block_size(possible)
     if possible and options.block_size not in possible:
         names = " or ".join(map(str, possible))
         raise FieldError("block_size", f"must be {names} on {machine.device}, not {options.block_size}")
@@ -131,7 +118,7 @@ def _pool_tokens(
 
 def _pool_bytes(machine: Machine, defaults: Defaults, free: int, footprint: Footprint) -> int:
     """What the KV pool may take at most."""
-    if defaults is not ACCELERATOR:
+    if defaults != ACCELERATOR:
         return int(free * defaults.memory_share)
     total = machine.free_bytes
     return min(int(total * defaults.memory_share), total - max(SPARE_BYTES, footprint.workspace)) - footprint.weights

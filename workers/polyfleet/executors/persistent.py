@@ -17,7 +17,6 @@ from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan
 from polyfleet.engine.pooling import pool
 from polyfleet.engine.request import EngineOptions
-from polyfleet.engine.sizing import BLOCK_SIZE, HOST
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.cpu import footprint, library
@@ -28,6 +27,7 @@ from polyfleet.kernels.weights import Weights
 from polyfleet.loading.progress import Progress
 from polyfleet.sampling.draw import Bools, Draws, Logprobs
 from polyfleet.sampling.host import HostSampler
+from polyfleet.tuning.device_defaults import BLOCK_SIZE, HOST, defaults_of
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class PersistentExecutor:
 
     name = "persistent"
     depth = 1
+    dtype = "float32"
 
     def __init__(
         self,
@@ -264,7 +265,8 @@ def choose_instruction_set(wanted: str) -> str:
 
 def _sizes(options: EngineOptions) -> tuple[int, int]:
     """Rows of a step and tokens of a block, as they were asked for or as sizing chooses them."""
-    rows = options.step_tokens or max(HOST.step_tokens, 2 * options.max_sequences)
+    defaults = defaults_of(host=True, cores=usable_cores())
+    rows = options.step_tokens or max(defaults.step_tokens, 2 * options.max_sequences)
     return rows, options.block_size or BLOCK_SIZE
 
 

@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan, lay_out
 from polyfleet.kernels.context import DTYPES
 from polyfleet.kvcache.storage import bytes_per_block
 from polyfleet.sampling.draw import PARAMETERS, parameters
+from polyfleet.tuning.device_defaults import defaults_of
 from polyfleet.wire.sampling import SamplingParams
 
-STEP_TOKENS, MAX_SEQUENCES = 2048, 256  # of a large step where the options leave them open
-HOST_STEP_TOKENS, HOST_MAX_SEQUENCES = 256, 32
 DRAW_BYTES = 16  # of each logit, at most
 LIVE_VALUES = 4  # as wide as the widest, at once
 
@@ -60,7 +60,7 @@ def profile_plan(workload: Workload, block_size: int) -> tuple[Capacity, StepPla
 
 def _largest(workload: Workload) -> tuple[int, int]:
     """Rows and sequences of a large step."""
-    host = workload.device == "cpu"
-    rows = max(2, workload.options.step_tokens or (HOST_STEP_TOKENS if host else STEP_TOKENS))
-    sequences = workload.options.max_sequences or (HOST_MAX_SEQUENCES if host else MAX_SEQUENCES)
+    options, defaults = workload.options, defaults_of(host=workload.device == "cpu", cores=usable_cores())
+    rows = max(2, options.step_tokens or max(defaults.step_tokens, 2 * options.max_sequences))
+    sequences = options.max_sequences or defaults.max_sequences
     return rows, max(1, min(sequences, rows - 1))

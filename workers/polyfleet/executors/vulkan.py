@@ -21,9 +21,9 @@ from polyfleet.kernels.vulkan.program import FLOAT_BYTES, NOT_FINITE, StepInputs
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.sampling.draw import Bools, Drawn, Draws
 from polyfleet.sampling.host import HostSampler
+from polyfleet.tuning.device_defaults import ACCELERATOR
 
 MOST_ROWS = 65_535  # workgroups that a dispatch has in one direction
-USUAL_ROWS, USUAL_SEQUENCES = 2048, 256  # for an estimate, where the options say nothing
 ON_HOST = Need.RANDOM | Need.PENALTIES | Need.LOGPROBS | Need.MASKS
 
 
@@ -46,6 +46,7 @@ class VulkanExecutor:
 
     name = "vulkan"
     depth = 1
+    dtype = "float32"
 
     def __init__(self, workload: Workload, progress: Progress = silent) -> None:
         """Opens the device and uploads the weights; raises VulkanError with one sentence."""
@@ -67,7 +68,8 @@ class VulkanExecutor:
         weights = sum(each.rows * each.columns for each in workload.weights.values()) * FLOAT_BYTES
         options = workload.options
         row, selected = row_bytes(fuse(workload.graph))
-        workspace = row * (options.step_tokens or USUAL_ROWS) + selected * (options.max_sequences or USUAL_SEQUENCES)
+        rows = options.step_tokens or ACCELERATOR.step_tokens
+        workspace = row * rows + selected * (options.max_sequences or ACCELERATOR.max_sequences)
         kv_per_token = sum(2 * each.heads * each.width for each in workload.graph.caches) * FLOAT_BYTES
         return Footprint(weights, kv_per_token, workspace)
 

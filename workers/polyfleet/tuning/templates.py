@@ -1,7 +1,7 @@
 """Ready-made engine options by purpose and by site, made to fit the device found. Pure.
 
 A template wishes; `configure` cuts the wish to what the device can hold and computes in. The keys of the result are
-`backend` and fields of `polyfleet.engine.request.EngineOptions`, so that it can be spread into either.
+`backend` and fields of `EngineOptions`, so that it can be spread into either.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities, accelerator_name
+from polyfleet.tuning.device_defaults import defaults_of, usual_block_size
 
 GIB = 2**30
 BYTES_PER_SEQUENCE = GIB // 4  # of device memory, below which one more sequence of a small model has no room
-POOL_SHARE = 0.5  # of device memory for the KV pool at most, as far as can be said without a model
 TYPICAL_TOKEN_BYTES = 128 * 1024  # of KV in 16 bit: a model of 8 billion weights with grouped queries
 
 
@@ -84,18 +84,20 @@ def configure(
     accelerator = accelerator_name(backend)
     if template.accelerators and accelerator not in template.accelerators:
         raise ValueError(f"template {template.name} is for {', '.join(template.accelerators)}, not for {accelerator}")
+    host, cores = backend == BackendType.CPU, device.cores or 1
+    defaults = defaults_of(host=host, unified_memory=capabilities.unified_memory, cores=cores)
     memory = device.total_memory_bytes
-    sequences = template.max_sequences
+    sequences, step_tokens = template.max_sequences, template.step_tokens
     pool_tokens = sequences * template.tokens_per_sequence
-    step_tokens = template.step_tokens
     if memory:
         sequences = max(1, min(sequences, memory // BYTES_PER_SEQUENCE))
-        pool_tokens = min(sequences * template.tokens_per_sequence, int(memory * POOL_SHARE) // TYPICAL_TOKEN_BYTES)
-    if backend == BackendType.CPU:  # a CPU's step must stay short: prompts would hold up decodes
-        step_tokens = min(step_tokens, 128 * max(1, device.cores or 1))
-        sequences = min(sequences, 16 * max(1, device.cores or 1), step_tokens // 2)
-    block_size = min(capabilities.block_sizes or (16,), key=lambda size: (abs(size - 16), size))
-    threads = max(1, round((device.cores or 1) * template.cores_share)) if backend == BackendType.CPU else 0
+        most = int(memory * defaults.pool_share) // TYPICAL_TOKEN_BYTES
+        pool_tokens = min(sequences * template.tokens_per_sequence, most)
+    if host:  # a CPU's step must stay short: prompts would hold up decodes
+        step_tokens = min(step_tokens, defaults.step_tokens)
+        sequences = min(sequences, defaults.max_sequences, step_tokens // 2)
+    block_size = usual_block_size(capabilities.block_sizes)
+    threads = max(1, round(cores * template.cores_share)) if host else 0
     return {
         "backend": accelerator,
         "dtype": template.dtype if template.dtype in capabilities.dtypes else "auto",
