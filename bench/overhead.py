@@ -43,6 +43,7 @@ class NoExecutor:
     """Draws tokens out of the air, at no cost."""
 
     name = "nothing"
+    dtype = "float32"
 
     def __init__(self, depth: int) -> None:
         self.depth = depth

@@ -71,6 +71,7 @@ class FakeExecutor:
     """Deterministic. What is to go wrong once: `failure` is raised by `fails_in`, `faulty` slices come back so."""
 
     name = "fake"
+    dtype = "float32"
 
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth

@@ -67,6 +67,7 @@ class NumpyExecutor:
     """See `polyfleet.engine.executor.Executor`."""
 
     name = "numpy"
+    dtype = "float32"
     depth = 1
 
     def __init__(self, graph: KernelGraph, weights: Weights) -> None:

@@ -93,6 +93,12 @@ def test_facts_state_what_is_served() -> None:
     assert facts.end_token_ids == (3,)
 
 
+def test_the_dtype_is_the_executors_whatever_was_asked_for() -> None:
+    executor = FakeExecutor()
+    executor.allocate(capacity_of(OPTIONS))
+    assert Engine(executor, CONFIG, replace(OPTIONS, dtype="bfloat16")).facts.dtype == "float32"
+
+
 def test_end_tokens_of_the_model_end_a_sequence() -> None:
     engine, _ = make_engine()
     requests = [

@@ -95,6 +95,12 @@ def test_auto_is_what_the_device_prefers(model: LoadedModel) -> None:
     assert isinstance(load(model, EngineOptions(executor="eager"))[0], EagerExecutor)
 
 
+def test_an_executor_says_what_it_computes_in(model: LoadedModel) -> None:
+    for dtype in ("float32", "bfloat16"):
+        assert load(model, EngineOptions(executor="eager", dtype=dtype))[0].dtype == dtype
+        assert load(model, EngineOptions(executor="persistent", dtype=dtype))[0].dtype == "float32"
+
+
 def test_a_dtype_asked_for_means_eager(model: LoadedModel) -> None:
     executor, resolved, passed = load(model, EngineOptions(dtype="float32", kv_cache_tokens=100))
     assert isinstance(executor, EagerExecutor)

@@ -52,7 +52,7 @@ class Engine:
         `load` is the usual way here.
         """
         capacity = capacity_of(options)
-        self.facts = _facts(config, options, capacity, fingerprint, executor.name, passed_over)
+        self.facts = _facts(config, options, capacity, fingerprint, executor, passed_over)
         self.options = options
         self.tokenizer = tokenizer
         self.canary = canary
@@ -191,7 +191,7 @@ def _facts(
     options: EngineOptions,
     capacity: Capacity,
     fingerprint: str,
-    executor: str,
+    executor: Executor,
     passed_over: tuple[str, ...],
 ) -> EngineFacts:
     return EngineFacts(
@@ -203,9 +203,9 @@ def _facts(
         block_size=capacity.block_size,
         num_blocks=capacity.num_blocks,
         max_sequences=options.max_sequences,
-        dtype=options.dtype,
+        dtype=executor.dtype,
         end_token_ids=config.end_token_ids,
         fingerprint=fingerprint,
-        executor=executor,
+        executor=executor.name,
         passed_over=passed_over,
     )

@@ -80,6 +80,7 @@ class Executor(Protocol):
     """
 
     name: str  # what operators call it
+    dtype: str  # it computes in, whatever was asked for: float32, float16 or bfloat16
     depth: int  # steps that may be under way: 1 where `launch` computes, 2 where the device is asynchronous
 
     def measure(self) -> Footprint:

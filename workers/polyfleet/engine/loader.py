@@ -58,7 +58,7 @@ def prepare_engine(
         return fit(kind, workload, model, machine, preparing)
 
     def preparing(share: float) -> None:
-        progress(READING_SHARE + share * (1 - READING_SHARE), f"preparing the weights on {machine.device} in {dtype}")
+        progress(READING_SHARE + share * (1 - READING_SHARE), f"preparing the weights on {machine.device}")
 
     (executor, resolved), passed_over = first_that_works(candidates(options, machine.device, capabilities), prepare)
     canary = None

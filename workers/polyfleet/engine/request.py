@@ -18,7 +18,7 @@ class EngineFacts:
     block_size: int
     num_blocks: int
     max_sequences: int
-    dtype: str
+    dtype: str  # that the executor computes in
     end_token_ids: tuple[int, ...]
     fingerprint: str = ""  # of configuration, weights and tokenizer, wherever their files lie
     executor: str = ""  # that runs it

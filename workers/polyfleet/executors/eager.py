@@ -84,7 +84,7 @@ class EagerExecutor:
         self.depth = depth or (2 if device.type != "cpu" and can_draw(device) else 1)
         self._asynchronous = self.depth > 1 and device.type != "cpu"
         self._graph = fuse(workload.graph)
-        self._dtype = DTYPES[workload.dtype]
+        self.dtype, self._dtype = workload.dtype, DTYPES[workload.dtype]
         self._chosen = choose(implementations(), Target(device.type, self._dtype, workload.facts))
         self._context = KernelContext(workload.weights, device, self._dtype, (), 0)
         known = statistics(device)
