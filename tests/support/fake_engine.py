@@ -1,4 +1,4 @@
-"""An engine without a model for tests of the worker process: `--engine tests.support.fake_engine:load`. No torch.
+"""An engine without a model for tests of the worker process; `fake_engine_worker` is a worker with it. No torch.
 
 What it does is written in the model's path: `fake:step_seconds=0.01,max_sequences=2`. Tokens are `fake_tokens`.
 
@@ -29,7 +29,7 @@ from tests.support.fake_tokens import fake_embedding, fake_token, fake_tokens
 from polyfleet.engine.canary import Canary, CanaryReference
 from polyfleet.engine.checks import check_request
 from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
-from polyfleet.serving.engine_process import Progress
+from polyfleet.serving.engine_process import Progress, main
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import SequenceRequest
@@ -170,3 +170,7 @@ class FakeEngine:
     def _count(self, **more: float) -> None:
         counts = {name: getattr(self._status, name) + value for name, value in more.items()}
         self._status = self._status._replace(**counts)
+
+
+if __name__ == "__main__":
+    main(obj=load)

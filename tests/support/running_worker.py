@@ -17,14 +17,14 @@ from polyfleet.v1 import worker_pb2_grpc
 from polyfleet.wire.worker_lock import WorkerLock, read_lock
 
 ROOT = Path(__file__).parents[2]
-ENGINE = "tests.support.fake_engine:load"
+FAKE, REAL = "tests.support.fake_engine_worker", "polyfleet.serving"
 
 
 class RunningWorker:
     """`async with RunningWorker(tmp_path, model="fake:step_seconds=0.01") as worker`: up, and ready if it has a model.
 
-    `wait_ready=False` for one that will not be; `engine=""` for the real engine and a real model. Options are given as
-    on the command line, with their dashes.
+    `wait_ready=False` for one that will not be; `command=REAL` for the real engine and a real model. Options are given
+    as on the command line, with their dashes.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class RunningWorker:
         *options: str,
         model: str = "",
         wait_ready: bool = True,
-        engine: str = ENGINE,
+        command: str = FAKE,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self.lock_path = folder / "worker.json"
-        self._engine = engine
+        self._command = command
         self._environ = environ
         self.options = [*options, *(["--model", model, "--model-name", "fake"] if model else [])]
         self._wait_ready = wait_ready and bool(model)
@@ -56,7 +56,7 @@ class RunningWorker:
 
     async def spawn(self, environ: Mapping[str, str] | None = None) -> None:
         """Start without waiting for anything."""
-        command = [sys.executable, "-m", "polyfleet.serving", "--engine", self._engine, "--accelerator", "cpu"]
+        command = [sys.executable, "-m", self._command, "--accelerator", "cpu"]
         command += ["--lock-file", str(self.lock_path), *self.options]
         env = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
         self.process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, env=env)

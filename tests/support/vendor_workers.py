@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.described_host import described, load_machine
+from tests.support.fake_engine_worker import FAKE_ENGINE
 
 from polyfleet.backends import torch_build
 from polyfleet.backends.registry import BUILT_IN, BackendRegistry
+from polyfleet.serving import engine_client
 from polyfleet.serving.command import config_of
 from polyfleet.serving.command import main as command
 from polyfleet.serving.process import WorkerProcess
@@ -51,7 +53,6 @@ def process(accelerator: str, fleet: str) -> WorkerProcess:
         "worker", ["--accelerator", accelerator, "--fleet", fleet, "--worker-id", f"w-{accelerator}"]
     )
     given = {
-        "engine": "tests.support.fake_engine:load",
         "model": MODEL,
         "model_name": "fake",
         "telemetry_interval": 1.0,
@@ -65,5 +66,6 @@ async def run(fleet: str) -> None:
 
 
 if __name__ == "__main__":
+    engine_client.MODULE = FAKE_ENGINE
     put_on_machines(Path(sys.argv[2]))
     asyncio.run(run(sys.argv[1]))

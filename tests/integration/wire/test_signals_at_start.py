@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tests.support.fake_fleet import FakeFleet
 from tests.support.helm_chart import CHART
-from tests.support.running_worker import ENGINE, ROOT
+from tests.support.running_worker import FAKE, ROOT
 from tests.support.starting import INIT, NAMESPACE, Starting, needs_init, needs_namespace
 
 NOBODY = "127.0.0.1:1"
@@ -26,7 +26,7 @@ SIGNALS = [(TERM, delay) for delay in DELAYS] + [(number, delay) for number in (
 
 def worker(fleet: str, *more: str) -> list[str]:
     """A worker whose model never comes to be loaded."""
-    command = [sys.executable, "-m", "polyfleet.serving", "--accelerator", "cpu", "--engine", ENGINE, "--fleet", fleet]
+    command = [sys.executable, "-m", FAKE, "--accelerator", "cpu", "--fleet", fleet]
     return [*command, "--model", "fake:load_seconds=600", *more]
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from polyfleet.graph.kernel_graph import PerToken
-from polyfleet.kvcache.storage import KvStorage, bytes_per_block
+from polyfleet.kvcache.storage import KvStorage, bytes_per_token
 
 CACHES = (PerToken(2, 16), PerToken(2, 16), PerToken(1, 24))
 
@@ -13,7 +13,7 @@ def test_shape_and_bytes() -> None:
     assert [tuple(cache.shape) for cache in storage.caches] == [(2, 5, 2, 4, 16), (2, 5, 2, 4, 16), (2, 5, 1, 4, 24)]
     assert not any(cache.any() for cache in storage.caches)
     held = sum(cache.nbytes for cache in storage.caches)
-    assert held == 5 * bytes_per_block(CACHES, 4, torch.bfloat16)
+    assert held == 5 * 4 * bytes_per_token(CACHES, torch.bfloat16)
 
 
 def test_clear_touches_these_blocks_alone() -> None:

@@ -15,7 +15,7 @@ from tests.support.fake_tokens import fake_tokens
 from polyfleet.engine.canary import CanaryResult, CanaryVerdict
 from polyfleet.engine.request import EngineOptions, EngineStatus
 from polyfleet.serving import engine_process
-from polyfleet.serving.engine_process import EngineFactory, Overtaking, WorkerSocket, find_factory, run, sentence
+from polyfleet.serving.engine_process import EngineFactory, Overtaking, WorkerSocket, run, sentence
 from polyfleet.serving.messages import (
     HEADER_BYTES,
     Add,
@@ -277,12 +277,6 @@ def test_the_worker_may_leave_at_any_time() -> None:
     with engine_at_work() as (peer, idle):
         peer.load()
     assert (loading.status, stepping.status, idle.status) == (0, 0, 0)
-
-
-def test_factories_are_named_by_module_and_attribute() -> None:
-    found: object = find_factory("tests.support.fake_engine:load")
-    nested: object = find_factory("tests.support.fake_engine:FakeEngine.step")
-    assert (found, nested) == (fake_engine.load, fake_engine.FakeEngine.step)
 
 
 def test_sentences() -> None:

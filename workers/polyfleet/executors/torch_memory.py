@@ -10,7 +10,7 @@ from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan, lay_out
 from polyfleet.kernels.context import DTYPES
-from polyfleet.kvcache.storage import bytes_per_block
+from polyfleet.kvcache.storage import bytes_per_token
 from polyfleet.sampling.draw import PARAMETERS, parameters
 from polyfleet.tuning.device_defaults import defaults_of
 from polyfleet.wire.sampling import SamplingParams
@@ -33,7 +33,7 @@ def estimate(workload: Workload) -> Footprint:
     vocabulary = graph.widths[graph.logits]
     widest = max(width for value, width in enumerate(graph.widths) if value != graph.logits)
     workspace = rows * LIVE_VALUES * widest * size + sequences * vocabulary * DRAW_BYTES
-    return Footprint(weights, bytes_per_block(graph.caches, 1, DTYPES[workload.dtype]), workspace)
+    return Footprint(weights, bytes_per_token(graph.caches, DTYPES[workload.dtype]), workspace)
 
 
 def profile_plan(workload: Workload, block_size: int) -> tuple[Capacity, StepPlan]:

@@ -9,9 +9,9 @@ from torch import Tensor
 from polyfleet.graph.kernel_graph import PerToken
 
 
-def bytes_per_block(caches: Sequence[PerToken], block_size: int, dtype: torch.dtype) -> int:
-    """Memory of one block over all caches, keys and values together."""
-    return sum(2 * each.heads * each.width for each in caches) * block_size * dtype.itemsize
+def bytes_per_token(caches: Sequence[PerToken], dtype: torch.dtype) -> int:
+    """Memory of one position over all caches, keys and values together."""
+    return sum(2 * each.heads * each.width for each in caches) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,6 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
 @click.option("--log-level", type=click.Choice(LEVELS), default="info")
 @click.option("--launched", is_flag=True, hidden=True, help="A launcher started it, and may stop it.")
 @click.option("--fleet-id", default="", envvar="POLYFLEET_FLEET_ID", hidden=True, help="Whose worker it is.")
-@click.option("--engine", default="", hidden=True, help="module:callable that loads the engine, for tests.")
 def main(**options: Any) -> None:
     """Run one worker: it serves one model on one device to gateways.
 
@@ -168,7 +167,6 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         replace_after=options["replace_after"],
         telemetry_interval=options["telemetry_interval"],
         log_level=options["log_level"],
-        engine=options["engine"],
     )
 
 

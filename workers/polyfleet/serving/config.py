@@ -30,4 +30,3 @@ class WorkerConfig:
     log_level: str
     launched: bool = False  # by a launcher, which may stop it
     fleet_id: str = ""  # of the scheduler whose launcher started it; no other may have it
-    engine: str = ""  # module:callable instead of the real engine's factory

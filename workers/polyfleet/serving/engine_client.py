@@ -14,6 +14,7 @@ from polyfleet.serving.messages import Add, Cancel, Event, Failed, Load, Loaded,
 from polyfleet.wire import signals
 from polyfleet.wire.requests import SequenceRequest
 
+MODULE = "polyfleet.serving.engine_process"  # that the process runs
 EXIT_SECONDS = 2.0
 KILL_SECONDS = 10.0
 OnProgress = Callable[[float, str], None]
@@ -57,17 +58,15 @@ class EngineClient:
         *,
         environment: Mapping[str, str] | None = None,
         canary_interval: float = 0.0,
-        engine: str = "",
         log_level: str = "info",
     ) -> "EngineClient":
         """Start a process and load a model in it; cancelling ends the process.
 
-        `environment` adds variables to its own; `engine` replaces the factory.
+        `environment` adds variables to its own.
         """
         (mine, its), (my_urgent, its_urgent) = socket.socketpair(), socket.socketpair()
-        command = [sys.executable, "-m", "polyfleet.serving.engine_process", "--log-level", log_level]
+        command = [sys.executable, "-m", MODULE, "--log-level", log_level]
         command += ["--socket", str(its.fileno()), "--urgent", str(its_urgent.fileno())]
-        command += ["--engine", engine] if engine else []
         with its, its_urgent, signals.held():
             process = subprocess.Popen(
                 command,

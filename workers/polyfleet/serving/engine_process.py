@@ -5,14 +5,12 @@ these sockets and imports neither gRPC nor Ray. It lives as long as its model: i
 when the worker dies (which closes both), when loading fails, and when the engine breaks down.
 """
 
-import importlib
 import logging
 import math
 import select
 import socket
 from collections.abc import Callable
-from operator import attrgetter
-from typing import Protocol, cast
+from typing import Protocol
 
 import click
 
@@ -30,7 +28,6 @@ from polyfleet.wire.requests import SequenceRequest
 
 log = logging.getLogger(__name__)
 
-DEFAULT_ENGINE = "polyfleet.serving.served_engine:load"
 IDLE_CHECK_SECONDS = 1.0
 READABLE = (ValueError, BackendUnavailable)  # of loading: their message is a sentence, a traceback adds nothing
 Progress = Callable[[float, str], None]
@@ -51,7 +48,7 @@ class Assets(Protocol):
 
 
 class ServedEngine(Protocol):
-    """What this process needs of `polyfleet.engine.Engine`, whose docstrings say more, and of a test's stand-in."""
+    """What this process needs of `polyfleet.engine.Engine`, whose docstrings say more."""
 
     @property
     def facts(self) -> EngineFacts:
@@ -240,25 +237,26 @@ def run(worker: WorkerSocket, factory: EngineFactory) -> int:
     return 1
 
 
-def find_factory(name: str) -> EngineFactory:
-    """The callable that `module:attribute` names."""
-    module, _, attribute = name.partition(":")
-    return cast(EngineFactory, attrgetter(attribute)(importlib.import_module(module)))
+def load_served(path: str, options: EngineOptions, progress: Progress) -> ServedEngine:
+    """`served_engine.load`, imported here: what can't be imported fails as loading does, which the worker is told."""
+    from polyfleet.serving.served_engine import load
+
+    return load(path, options, progress)
 
 
 @click.command()
 @click.option("--socket", "descriptor", type=int, required=True, help="Inherited socket to the worker.")
 @click.option("--urgent", type=int, required=True, help="Another one, for what overtakes the rest.")
-@click.option("--engine", default=DEFAULT_ENGINE, help="module:callable that loads the engine; tests give their own.")
 @click.option("--log-level", type=click.Choice(LEVELS), default="info")
-def main(descriptor: int, urgent: int, engine: str, log_level: str) -> None:
-    """Run one engine for a worker; started by it, not by hand."""
+@click.pass_obj
+def main(factory: EngineFactory, descriptor: int, urgent: int, log_level: str) -> None:
+    """Run the engine that the command's object loads, for a worker; started by it, not by hand."""
     signals.ignore()  # the worker decides when to end; a terminal signals the whole group
     set_up_logging(log_level, process="engine")
     with socket.socket(fileno=descriptor) as end, socket.socket(fileno=urgent) as express:
         worker = WorkerSocket(end, express)
-        raise SystemExit(run(worker, lambda *arguments: find_factory(engine)(*arguments)))
+        raise SystemExit(run(worker, factory))
 
 
 if __name__ == "__main__":
-    main()
+    main(obj=load_served)

@@ -55,7 +55,6 @@ class WorkerProcess:
             info,
             device,
             limits=WatchdogLimits(config.canary_interval, config.stall_timeout, config.replace_after),
-            engine=config.engine,
             log_level=config.log_level,
         )
         self._devices = watch_device(device, config.telemetry_interval)

@@ -66,13 +66,11 @@ class Worker:
         device: str,
         *,
         limits: WatchdogLimits = WatchdogLimits(),  # noqa: B008 - frozen
-        engine: str = "",
         log_level: str = "info",
     ) -> None:
         self._info = info
         self._device = device
         self._limits = limits
-        self._engine_factory = engine
         self._log_level = log_level
         self._engine: EngineClient | None = None
         self._spec: LoadSpec | None = None  # of what is loaded
@@ -164,7 +162,6 @@ class Worker:
                 progressed,
                 environment=variables,
                 canary_interval=self._limits.canary_interval,
-                engine=self._engine_factory,
                 log_level=self._log_level,
             )
         except Exception as error:

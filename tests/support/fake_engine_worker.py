@@ -1,0 +1,10 @@
+"""`python -m tests.support.fake_engine_worker …`: the worker's own command, whose engine is the fake one."""
+
+from polyfleet.serving import engine_client
+from polyfleet.serving.command import main
+
+FAKE_ENGINE = "tests.support.fake_engine"
+
+if __name__ == "__main__":
+    engine_client.MODULE = FAKE_ENGINE
+    main()
