@@ -50,6 +50,13 @@ WATCH_SECONDS = 0.5
     type=click.Choice(["auto", "none"]),
     help="Whether a model's own sampling defaults hold for what requests leave out; default: auto.",
 )
+@click.option(
+    "--placement",
+    type=TEXT,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="How the gateway chooses workers, such as tie_seconds=0.05; repeat it.",
+)
 @click.option("--state-dir", type=GivenPath(path_type=Path, file_okay=False), help="Where state and logs live.")
 @click.option("--api-key-file", type=FILE, help="Key for the self-check, when the configuration asks for keys.")
 @click.option("--ca-file", type=FILE, help="PEM roots for the self-check, when the configuration turns TLS on.")

@@ -10,6 +10,8 @@ from polyfleet.cli.chosen import Choice
 from polyfleet.cli.config import Config, Deployment, StatedOptions, load_config
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import check_address
+from polyfleet.gateway.config import with_flags
+from polyfleet.placement.place import Policy
 from polyfleet.wire.auth import ANY_HOST, FLEET_TOKEN_FILE, split_host_port
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import overlaid
@@ -34,6 +36,7 @@ class Flags:
     fleet_listen: str | None = None
     gateway_metrics_listen: str | None = None
     generation_config: str | None = None
+    placement: tuple[str, ...] = ()
     metrics_listen: str | None = None
     state_dir: Path | None = None
     options: Mapping[str, OptionValue] = field(default_factory=dict)  # of the engine
@@ -109,6 +112,7 @@ def resolve(flags: Flags) -> ServeSettings:
         http_listen=flags.http_listen,
         metrics_listen=flags.gateway_metrics_listen,
         generation_config=flags.generation_config,
+        placement=placement(config, flags),
     )
     state_dir = str(flags.state_dir.absolute()) if flags.state_dir else None
     scheduler = overlaid(
@@ -141,6 +145,14 @@ def deployments(config: Config, flags: Flags) -> tuple[Deployment, ...]:
     path = str(Path(source).expanduser().absolute())
     options = StatedOptions(flags.options)
     return (Deployment(name=identifier, model_name=name, source=path, workers=workers, options=options),)
+
+
+def placement(config: Config, flags: Flags) -> Policy:
+    """How the gateway chooses workers. Raises CliError for a flag that it does not take."""
+    try:
+        return with_flags(config.gateway.placement, flags.placement)
+    except ConfigError as error:
+        raise CliError(str(error), ExitCode.BAD_INPUT) from None
 
 
 def bundled_model() -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
+import msgspec
 
 from polyfleet.cli.config import Deployment
 from polyfleet.cli.errors import CliError, calling
@@ -114,6 +115,8 @@ class Stack:
         command += ["--grpc-listen", gateway.grpc_listen, "--http-listen", gateway.http_listen]
         command += ["--metrics-listen", gateway.metrics_listen, "--fleet", gateway.fleet]
         command += ["--generation-config", gateway.generation_config]
+        for name, value in msgspec.structs.asdict(gateway.placement).items():
+            command += ["--placement", f"{name}={value!r}"]
         token_file = gateway.fleet_token_file
         return [*command, "--fleet-token-file", token_file] if token_file else command
 

@@ -57,6 +57,12 @@ SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it en
     type=click.Choice(["auto", "none"]),
     help="Whether a model's own sampling defaults hold for what requests leave out.  [default: auto]",
 )
+@click.option(
+    "--placement",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="How workers are chosen, by the names of `gateway.placement`; may be repeated.",
+)
 @click.option("--log-level", type=click.Choice(LEVELS), help="[default: info]")
 def main(config: Path | None, **overrides: Any) -> None:
     """Run the gateway: the front door of a fleet."""

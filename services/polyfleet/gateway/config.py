@@ -1,12 +1,14 @@
 """The gateway's configuration: its section of the one YAML file. Flags override it."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from polyfleet.placement.place import Policy
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import overlaid, read_config
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
@@ -73,6 +75,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
     objectives: Objectives = Objectives()
+    placement: Policy = Policy()
 
 
 class ConfigFile(msgspec.Struct, frozen=True):
@@ -83,7 +86,10 @@ class ConfigFile(msgspec.Struct, frozen=True):
 
 def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> GatewayConfig:
     """The gateway's section of `path` (None: the defaults), with `overrides` that are not None. Raises ConfigError."""
-    config = overlaid(read_config(path, ConfigFile).gateway if path else GatewayConfig(), **(overrides or {}))
+    config = read_config(path, ConfigFile).gateway if path else GatewayConfig()
+    given = dict(overrides or {})
+    given["placement"] = with_flags(config.placement, given.get("placement", ()))
+    config = overlaid(config, **given)
     if bool(config.tls_cert) != bool(config.tls_key):
         raise ConfigError("TLS needs both --tls-cert and --tls-key.")
     for origin in config.cors_origins:
@@ -92,3 +98,13 @@ def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> G
                 f"cors_origins: must be * or like https://app.example or http://127.0.0.1:3000, not {origin!r}."
             )
     return config
+
+
+def with_flags(policy: Policy, flags: Iterable[str]) -> Policy:
+    """The policy with what `--placement NAME=VALUE` says, the last of several. Raises ConfigError."""
+    given = dict(flag.partition("=")[::2] for flag in flags)
+    try:
+        return msgspec.convert(msgspec.structs.asdict(policy) | given, Policy, strict=False)
+    except msgspec.ValidationError as error:
+        problem = str(error).replace("$.", "").replace("Object contains unknown field", "There is no")
+        raise ConfigError(f"--placement takes one of {', '.join(Policy.__struct_fields__)}: {problem}.") from None

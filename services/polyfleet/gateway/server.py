@@ -55,7 +55,7 @@ class Gateway:
         self._fleet = SchedulerLink(config.fleet, gateway_id, token)
         make_prompts = partial(Prompts, limits=limits, open_contents=config.allow_special_tokens_in_content)
         self._tokenizers = Tokenizers(self._fleet.tokenizer, self.view.changed, make_prompts)
-        queue = RequestQueue(self.view, place, limits, self.metrics)
+        queue = RequestQueue(self.view, partial(place, policy=config.placement), limits, self.metrics)
         accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives)
         self._generation = Generation(
             Models(self.view, self._tokenizers, queue, limits, own_defaults=config.generation_config == "auto"),

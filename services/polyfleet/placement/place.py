@@ -10,23 +10,29 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest, Verdict, Worker, WorkerState
 
+Rate = Annotated[float, Meta(gt=0, le=1e9)]
+Slack = Annotated[float, Meta(ge=0, le=86_400)]
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Assumptions of the score where a worker's report says nothing, and what counts as a tie.
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Assumptions of the score where a worker's report says nothing, and what counts as a tie: `gateway.placement`.
 
     A worker that has not served yet is taken for as fast as the fastest one of its accelerator that has; where there is
     none, optimistically, so that it is tried and its true rates become known with its first request.
     """
 
-    unknown_prefill_tokens_per_second: float = 10_000.0
-    unknown_decode_tokens_per_second: float = 100.0
-    remaining_tokens: float = 128.0  # expected rest of a running sequence, whose end frees a slot and blocks
-    tie_ratio: float = 0.10  # waits this close to the least one, relatively,
-    tie_seconds: float = 0.005  # or this close absolutely, are a tie
+    unknown_prefill_tokens_per_second: Annotated[Rate, Meta(description="where no worker of a family has served")] = 1e4
+    unknown_decode_tokens_per_second: Annotated[Rate, Meta(description="of each sequence there")] = 100.0
+    remaining_tokens: Annotated[Rate, Meta(description="of a running sequence until its slot is free")] = 128.0
+    tie_ratio: Annotated[Slack, Meta(description="waits that are longer than the least by this share of it tie")] = 0.1
+    tie_seconds: Annotated[Slack, Meta(description="and so do those that are longer by so many seconds")] = 0.005
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,7 @@ def test_settings_of_the_gateway_arrive() -> None:
     settings = {
         "limits": {"max_concurrent": 2_000_000, "queue_timeout": 0.5},
         "objectives": {"time_to_first_token": 5},
+        "placement": {"tie_seconds": 0.05, "remaining_tokens": 64},
         "allowSpecialTokensInContent": True,
         "corsOrigins": ["https://app.example", "*"],
         "service": {"type": "LoadBalancer", "annotations": {"a/b": "c"}},
@@ -198,6 +199,7 @@ def test_settings_of_the_gateway_arrive() -> None:
         "drain_seconds": 30,
     }
     assert config["objectives"] == {"time_to_first_token": 5}
+    assert config["placement"] == {"tie_seconds": 0.05, "remaining_tokens": 64}
     assert config["allow_special_tokens_in_content"] is True
     assert config["cors_origins"] == ["https://app.example", "*"]
     assert config["log_level"] == "debug"

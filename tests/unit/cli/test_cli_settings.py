@@ -1,6 +1,7 @@
 """What `polyfleet serve` decides before it starts anything."""
 
 import dataclasses
+import itertools
 import shlex
 import socket
 import subprocess
@@ -89,6 +90,16 @@ def test_the_gateway_is_told_whose_sampling_defaults_hold(monkeypatch: pytest.Mo
     for chosen in ("auto", "none"):
         command = Stack(resolve(Flags(generation_config=chosen)))._gateway_command()
         assert command[command.index("--generation-config") + 1] == chosen
+
+
+def test_the_gateway_is_told_how_workers_are_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "polyfleet.yaml"
+    path.write_text("gateway: {placement: {tie_seconds: 0.5, tie_ratio: 0.3}}\n")
+    command = Stack(resolve(Flags(config=path, placement=("tie_seconds=0.25",))))._gateway_command()
+    told = [value for name, value in itertools.pairwise(command) if name == "--placement"]
+    assert {"tie_seconds=0.25", "tie_ratio=0.3", "remaining_tokens=128.0"} < set(told)
+    wrong = CliRunner().invoke(cli, ["serve", "--placement", "ties=1"])
+    assert (wrong.exit_code, "There is no `ties`" in wrong.output) == (ExitCode.BAD_INPUT, True)
 
 
 def test_keys_of_the_gateway_hold_at_the_scheduler(tmp_path: Path) -> None:

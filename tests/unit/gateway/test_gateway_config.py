@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from polyfleet.gateway.config import GatewayConfig, load_config
+from polyfleet.placement.place import Policy
 from polyfleet.wire.config import ConfigError
 
 
@@ -37,3 +38,34 @@ def test_origins_are_taken_as_browsers_send_them(origin: str) -> None:
 def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match="cors_origins"):
         load_config(None, {"cors_origins": (origin,)})
+
+
+def test_flags_say_how_workers_are_chosen_where_they_differ_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("gateway: {placement: {tie_seconds: 0.5, remaining_tokens: 64}}\n")
+    flags = ("tie_seconds=0", "tie_ratio=0.2", "tie_ratio=1e-1")
+    assert load_config(path).placement == Policy(tie_seconds=0.5, remaining_tokens=64.0)
+    assert load_config(path, {"placement": flags}).placement == Policy(
+        tie_seconds=0.0, tie_ratio=0.1, remaining_tokens=64.0
+    )
+    path.write_text("gateway: {placement: {ties: 1}}\n")
+    with pytest.raises(ConfigError, match="unknown field `ties`"):
+        load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("flag", "problem"),
+    [
+        ("ties=1", "There is no `ties`"),
+        ("tie_seconds", "Expected `float`, got `str` - at `tie_seconds`"),
+        ("tie_seconds=soon", "Expected `float`, got `str` - at `tie_seconds`"),
+        ("tie_seconds=nan", "Expected `float` >= 0.0 - at `tie_seconds`"),
+        ("tie_ratio=-1", "Expected `float` >= 0.0 - at `tie_ratio`"),
+        ("remaining_tokens=0", "Expected `float` > 0.0 - at `remaining_tokens`"),
+        ("unknown_prefill_tokens_per_second=inf", "Expected `float` <= 1000000000.0"),
+    ],
+)
+def test_what_says_nothing_of_how_workers_are_chosen_is_refused(flag: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=r"--placement takes one of unknown_prefill_.*, tie_seconds: ") as caught:
+        load_config(None, {"placement": (flag,)})
+    assert problem in str(caught.value)

@@ -128,6 +128,17 @@ def test_a_slow_worker_gets_work_only_once_the_fast_one_waits_longer() -> None:
     assert place(REQUEST, fleet(slow, busy)).worker == slow
 
 
+def test_the_policy_says_what_ties_and_what_is_expected_of_the_unknown() -> None:
+    slow = replace(READY, worker_id="w-slow", prefill_tokens_per_second=50.0)
+    begun = replace(READY, running_sequences=4)
+    assert place(REQUEST, fleet(slow, begun)).worker == begun
+    assert place(REQUEST, fleet(slow, begun), Policy(tie_seconds=10.0)).worker == slow
+    assert place(REQUEST, fleet(slow, begun), Policy(tie_ratio=30.0)).worker == slow
+    new = replace(READY, prefill_tokens_per_second=0.0, decode_tokens_per_second=0.0, running_sequences=16)
+    policy = Policy(unknown_prefill_tokens_per_second=10.0, unknown_decode_tokens_per_second=4.0, remaining_tokens=64.0)
+    assert expected_wait(REQUEST, new, policy) == pytest.approx(100 / 10 + 1 / 16 * 64 / 4)
+
+
 def test_a_worker_of_unknown_rate_is_tried() -> None:
     new = replace(READY, worker_id="w-new", prefill_tokens_per_second=0.0, decode_tokens_per_second=0.0)
     assert place(REQUEST, fleet(READY, new)).worker == new
