@@ -17,7 +17,7 @@ from polyfleet.v1 import worker_pb2_grpc
 
 GREEDY = inference.SamplingParams(temperature=0.0)
 SHAPE = TinyShape(vocabulary=len(byte_level_metadata()["tokenizer.ggml.tokens"]))
-OPTIONS = ("--dtype", "float32", "--threads", "1", "--kv-cache-tokens", "1024")
+OPTIONS = ("--canary-interval", "0", "--dtype", "float32", "--threads", "1", "--kv-cache-tokens", "1024")
 
 
 async def test_a_worker_gives_the_tokens_that_the_engine_gives_alone(tmp_path: Path) -> None:
