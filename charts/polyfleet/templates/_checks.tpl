@@ -75,9 +75,9 @@
 {{- define "polyfleet.checkDevices" -}}
 {{- $table := include "polyfleet.accelerators" .ctx | fromYaml -}}
 {{- $names := list .pool.resource | concat (keys (.pool.resources.limits | default dict)) (keys (.pool.resources.requests | default dict)) -}}
-{{- $family := index $table .pool.accelerator -}}
+{{- $family := index $table .pool.accelerator | default dict -}}
 {{- range $names | compact | uniq -}}
-{{- if contains "/" . -}}
+{{- if and (hasKey $table $.pool.accelerator) (contains "/" .) -}}
 {{- if not (and $family.resources (regexMatch ($family.resources | default "") .)) -}}
 {{- $hint := ternary "none" (printf "one such as %s" ($family.resource | default "")) (empty $family.resource) -}}
 {{- fail (printf "workers.%s: the accelerator %s does not use the resource %s; it takes %s." $.name $.pool.accelerator . $hint) -}}

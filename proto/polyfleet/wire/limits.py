@@ -17,6 +17,7 @@ GRPC_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_SNAPSHOT_BYTES = 64 * 1024 * 1024  # of a whole fleet in one message
 ASSET_CHUNK_BYTES = 1024 * 1024
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+ACCELERATOR = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?")  # a family, of this project or of a third party
 
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # as OpenAI calls it, and clients look for it
@@ -43,6 +44,15 @@ def check_count(field: str, count: int, most: int) -> None:
     """Raise FieldError when a list is longer than it may be: before anything is made of its items."""
     if count > most:
         raise FieldError(field, f"must be at most {most}, not {count}")
+
+
+def check_accelerator(field: str, name: str) -> None:
+    """Raise FieldError unless `name` may be a family's; whether there is a device of it is for the workers to say."""
+    if name == "auto":
+        raise FieldError(field, "auto is no family: name none for the best that is there")
+    if not ACCELERATOR.fullmatch(name):
+        rule = "1 to 63 of a-z, 0-9, _ and -, from a letter to a letter or digit"
+        raise FieldError(field, f"must be the name of a family ({rule}), not {name!r:.80}")
 
 
 def check_range(field: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from polyfleet.cli.errors import CliError, ExitCode, calling
+from polyfleet.wire.limits import FieldError, check_accelerator
 
 if TYPE_CHECKING:
     from polyfleet.client import Client
@@ -41,9 +42,25 @@ class GivenText(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
         return str(value)
 
 
+class Family(GivenText):
+    """An accelerator's name, of whatever vendor."""
+
+    name = "family"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name, if it may be one."""
+        text = super().convert(value, param, ctx)
+        try:
+            check_accelerator("it", text)
+        except FieldError as error:
+            self.fail(f"{error.problem}.", param, ctx)
+        return text
+
+
 EMPTY = "it is empty; leave the option out for its default."
 FILE = GivenPath(path_type=Path, dir_okay=False)
 TEXT = GivenText()
+FAMILY = Family()
 
 
 class FiniteRange(click.FloatRange):

@@ -6,6 +6,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from polyfleet.cli.output import err
 
+PATIENCE = 20  # looks at the fleet
+
 
 class LoadingView:
     """A context manager; shows steps and, per worker, how much of its model is loaded."""
@@ -16,6 +18,7 @@ class LoadingView:
         self._bars: dict[str, TaskID] = {}
         self._loaded: set[str] = set()
         self._step: TaskID | None = None
+        self._hindrance, self._times = "", 0
 
     def say(self, step: str) -> None:
         """Name the step that begins now."""
@@ -25,6 +28,13 @@ class LoadingView:
         if self._step is not None:
             self._progress.remove_task(self._step)
         self._step = self._progress.add_task(step, total=None)
+
+    def hindered(self, problem: str) -> None:
+        """Say once what hinders, when it was told so often that it will not pass by itself in a moment."""
+        self._times = self._times + 1 if problem == self._hindrance else 1
+        self._hindrance = problem
+        if problem and self._times == PATIENCE:
+            err.print(problem, markup=False)
 
     def loading(self, worker_id: str, deployment: str, progress: float) -> None:
         """A worker has loaded this share (0 to 1) of its model."""

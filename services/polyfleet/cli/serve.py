@@ -11,7 +11,7 @@ import click
 from polyfleet.cli import hints
 from polyfleet.cli.chosen import Choice, say_chosen
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FILE, TEXT, GivenPath, examples, read_secret
+from polyfleet.cli.options import FAMILY, FILE, TEXT, GivenPath, examples, read_secret
 from polyfleet.cli.output import err, out
 from polyfleet.cli.processes import Stopped, stop_on_signals
 from polyfleet.cli.settings import Flags, ServeSettings, check_models, check_ports, resolve
@@ -38,6 +38,13 @@ WATCH_SECONDS = 0.5
 )
 @click.option("--model-name", type=TEXT, help="Served name; default: from the path.")
 @click.option("--workers", type=click.IntRange(1, 1000), help="Workers of the model; default: 1.")
+@click.option(
+    "--accelerator",
+    "accelerators",
+    type=FAMILY,
+    multiple=True,
+    help="Of its workers, in order of preference; repeat it; default: the best that is here.",
+)
 @option_flags()
 @click.option("--once", is_flag=True, help="Stop after the self-check; exit code 0 when it passed.")
 @click.option("--grpc-listen", metavar="HOST:PORT", help="gRPC of the gateway; default: 127.0.0.1:50051.")

@@ -31,6 +31,7 @@ class Flags:
     model: str | None = None
     model_name: str | None = None
     workers: int | None = None
+    accelerators: tuple[str, ...] = ()
     grpc_listen: str | None = None
     http_listen: str | None = None
     fleet_listen: str | None = None
@@ -132,6 +133,7 @@ def deployments(config: Config, flags: Flags) -> tuple[Deployment, ...]:
     """The models to serve: the one that flags name, else the file's, else the small one that comes along."""
     if flags.model is None and config.deployments:
         given: dict[str, object] = {"--workers": flags.workers, "--model-name": flags.model_name}
+        given["--accelerator"] = flags.accelerators or None
         given |= {OPTIONS[name].flag: value for name, value in flags.options.items()}
         for flag in (flag for flag, value in given.items() if value is not None):
             raise CliError(
@@ -144,7 +146,15 @@ def deployments(config: Config, flags: Flags) -> tuple[Deployment, ...]:
     workers = 1 if flags.workers is None else flags.workers
     path = str(Path(source).expanduser().absolute())
     options = StatedOptions(flags.options)
-    return (Deployment(name=identifier, model_name=name, source=path, workers=workers, options=options),)
+    model = Deployment(
+        name=identifier,
+        model_name=name,
+        source=path,
+        accelerators=flags.accelerators,
+        workers=workers,
+        options=options,
+    )
+    return (model,)
 
 
 def placement(config: Config, flags: Flags) -> Policy:

@@ -56,8 +56,12 @@ def wait_until(done: Callable[[], bool], stack: "Stack") -> None:
 
 
 def fleet_ready(snapshot: "pb.FleetSnapshot", deployments: list[Deployment], view: LoadingView) -> bool:
-    """Whether each deployment has a ready worker; shows how far loading is. Raises CliError with a worker's refusal."""
+    """Whether each deployment has a ready worker; shows how far each is, or what hinders it.
+
+    Raises CliError with a worker's refusal.
+    """
     ready = set()
+    view.hindered(" ".join(f"{each.name}: {each.problem}" for each in snapshot.deployments if each.problem))
     for worker in snapshot.workers:
         state, status = state_name(worker.status.state), worker.status
         if state == "unhealthy" and worker.info.deployment in {each.name for each in deployments}:

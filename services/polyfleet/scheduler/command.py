@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from polyfleet.scheduler.config import ACCELERATORS, SchedulerConfig, load_config
+from polyfleet.scheduler.config import SchedulerConfig, load_config
 from polyfleet.scheduler.local import check_ports, made_ray_folder
 from polyfleet.scheduler.marks import end_workers
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, is_loopback
 from polyfleet.wire.config import ConfigError
+from polyfleet.wire.limits import ACCELERATOR
 from polyfleet.wire.logs import LEVELS
 from polyfleet.wire.signals import stopping
 
@@ -58,8 +59,8 @@ class Places(click.ParamType):  # type: ignore[type-arg]
         places: dict[str, int] = {}
         for part in str(value).split(","):
             family, _, count = part.partition("=")
-            if family not in ACCELERATORS or not count.isdigit() or int(count) < 1:
-                self.fail(f"{part!r} is not FAMILY=N with one of {', '.join(ACCELERATORS)} and N from 1.", param, ctx)
+            if not ACCELERATOR.fullmatch(family) or not count.isdigit() or int(count) < 1:
+                self.fail(f"{part!r} is not FAMILY=N, such as cpu=4, with N from 1.", param, ctx)
             places[family] = int(count)
         return places
 

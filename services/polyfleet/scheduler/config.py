@@ -11,9 +11,10 @@ import msgspec
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import overlaid, read_config
+from polyfleet.wire.limits import FieldError, check_accelerator
 
 ACCELERATORS = ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu", "vulkan")
-"""The families, in the order in which a deployment that names none prefers them."""
+"""The order in which a deployment that names no family prefers them; those of third parties stand behind."""
 
 RESOURCE_PREFIX = "polyfleet-"
 
@@ -94,15 +95,20 @@ def load_config(path: Path | None, overrides: Mapping[str, Any]) -> SchedulerCon
 def check_config(config: SchedulerConfig) -> None:
     """Raise ConfigError for values that contradict each other."""
     for family, launch in config.accelerators.items():
-        if family not in ACCELERATORS:
-            raise ConfigError(f"accelerators: {family!r} is none of {', '.join(ACCELERATORS)}.")
+        _check_accelerator("accelerators", family)
         if launch.mode == "attach" and not launch.address:
             raise ConfigError(f"accelerators.{family}.address: attach needs the worker's host:port.")
     for name, pool in config.pools.items():
-        if pool.accelerator not in ACCELERATORS:
-            raise ConfigError(f"pools.{name}.accelerator: {pool.accelerator!r} is none of {', '.join(ACCELERATORS)}.")
+        _check_accelerator(f"pools.{name}.accelerator", pool.accelerator)
         if not pool.model or not 0 <= pool.workers < 2**32:
             raise ConfigError(f"pools.{name}: needs the name of a model, and 0 workers or more.")
+
+
+def _check_accelerator(key: str, name: str) -> None:
+    try:
+        check_accelerator(key, name)
+    except FieldError as error:
+        raise ConfigError(f"{error}.") from None
 
 
 def pool_wishes(config: SchedulerConfig) -> tuple[pb.ModelDeployment, ...]:

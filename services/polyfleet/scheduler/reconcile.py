@@ -93,6 +93,11 @@ class _Room:
                 if info.host in node.hosts:
                     self._used[node.node_id, info.accelerator].append(info.device_index)
 
+    @property
+    def third_parties(self) -> list[str]:
+        """Families that nodes have and this version does not know, by name."""
+        return sorted({family for node in self._nodes for family in node.capacity} - set(ACCELERATORS))
+
     def take(self, accelerators: Sequence[str]) -> tuple[str, Node, int] | None:
         """Use a place of the first of these families that has one, on the node with the most of it."""
         for family in accelerators:
@@ -220,7 +225,7 @@ def _relaunches(
 def _reconcile_one(have: _Have, room: _Room, plan: Plan) -> None:
     """Plan for one deployment."""
     wish, orphans = have.wish, have.orphans
-    families = tuple(wish.accelerators) or ACCELERATORS
+    families = tuple(wish.accelerators) or (*ACCELERATORS, *room.third_parties)
     generation = generation_of(wish)
     current = [r for r in have.staying if r.spec.generation == generation and r.spec.accelerator in families]
     outdated = [r for r in have.staying if r not in current]

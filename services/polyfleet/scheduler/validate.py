@@ -2,10 +2,9 @@
 
 import re
 
-from polyfleet.scheduler.config import ACCELERATORS
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.auth import is_loopback, split_host_port
-from polyfleet.wire.limits import REQUEST_ID, FieldError
+from polyfleet.wire.limits import REQUEST_ID, FieldError, check_accelerator
 from polyfleet.wire.options import options_in
 
 MAX_WORKERS = 1000
@@ -25,8 +24,7 @@ def check_deployment(deployment: pb.ModelDeployment) -> None:
     if not deployment.source.strip():
         raise FieldError("deployment.source", "must name a GGUF file or a Hugging Face folder")
     for family in deployment.accelerators:
-        if family not in ACCELERATORS:
-            raise FieldError("deployment.accelerators", f"{family!r:.80} is none of {', '.join(ACCELERATORS)}")
+        check_accelerator("deployment.accelerators", family)
     if deployment.workers > MAX_WORKERS:
         raise FieldError("deployment.workers", f"must be at most {MAX_WORKERS}, not {deployment.workers}")
     try:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.sample_backend import environment, install
+from tests.support.tiny_models import TinyShape, write_gguf
 
-SAMPLE = Path(__file__).parents[2] / "data" / "sample_backend"
 QUESTION = """
 import json
 from polyfleet.backends import BackendRegistry as R
@@ -18,28 +19,27 @@ backend = R.known("sample")
 print(json.dumps({"names": R.names(), "reason": backend.availability().reason, "default": R.get_default().type.value,
     "devices": [each.name for each in backend.devices()], "available": R.list_available()}))
 """
-USE = r"""
-import json, sys, types
-sys.modules["torch_sample"] = types.ModuleType("torch_sample"); sys.modules["torch_sample"].__spec__ = object()
+USE = """
+import json
 from polyfleet.backends import BackendOptimizer, BackendRegistry
-from polyfleet.backends.host import ToolResult
-backend = BackendRegistry.known("sample")
-backend.present = lambda: True
-answer = ToolResult("0,Sample One,16384 MiB,41 C\n")
-object.__setattr__(backend._host, "run", lambda command, timeout: answer)
 config = BackendOptimizer().optimize("sample")
-reading, = backend.telemetry()
+reading, = BackendRegistry.known("sample").telemetry()
 facts = BackendOptimizer().system_info()["backends"]["sample"]["devices"]
 print(json.dumps({"config": config, "heat": reading.temperature_celsius, "devices": [each["name"] for each in facts]}))
+"""
+COMPUTE = """
+import json, sys
+from polyfleet.engine import Engine, EngineOptions, generate_offline
+engine = Engine.load(sys.argv[1], EngineOptions(device="sample"))
+ask = lambda device: generate_offline(sys.argv[1], (3, 4, 5), device=device, dtype="float32").token_ids
+answers = [ask("sample"), ask("cpu")]
+print(json.dumps({"executor": engine.facts.executor, "answers": answers}))
 """
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "--target", str(target), str(SAMPLE)], check=True, timeout=120)
-    return target
+    return install(tmp_path_factory.mktemp("site"))
 
 
 def ask(site: Path, tools: Path | None = None) -> dict[str, object]:
@@ -91,10 +91,9 @@ def test_it_may_break_without_breaking_the_others(site: Path, tmp_path: Path, co
 
 
 def test_its_devices_are_found_described_and_tuned_for(site: Path, tmp_path: Path) -> None:
-    """With the machine's files and tool described in the child itself: no such hardware is here."""
     done = subprocess.run(
         [sys.executable, "-c", USE],
-        env={**os.environ, "PYTHONPATH": str(site), "XDG_CONFIG_HOME": str(tmp_path)},
+        env={**os.environ, **environment(site, tmp_path), "XDG_CONFIG_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
@@ -103,3 +102,20 @@ def test_its_devices_are_found_described_and_tuned_for(site: Path, tmp_path: Pat
     found = json.loads(done.stdout)
     assert (found["config"]["backend"], found["config"]["dtype"]) == ("sample", "auto")
     assert (found["heat"], found["devices"]) == (41.0, ["Sample One"])
+
+
+def test_its_device_computes_with_the_executor_that_it_brings(site: Path, tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    write_gguf(model, TinyShape(vocabulary=264))
+    done = subprocess.run(
+        [sys.executable, "-c", COMPUTE, str(model)],
+        env={**os.environ, **environment(site, tmp_path), "XDG_CONFIG_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    found = json.loads(done.stdout)
+    assert found["executor"] == "sample"
+    sample, cpu = found["answers"]
+    assert sample == cpu != []

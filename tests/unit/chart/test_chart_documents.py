@@ -9,6 +9,7 @@ import yaml
 from tests.support.helm_chart import CHART, EXAMPLES, ROOT, helm, needs_helm
 
 from polyfleet.scheduler.config import ACCELERATORS
+from polyfleet.wire.limits import ACCELERATOR
 
 WITHOUT_CONTAINERS = {"mps", "vulkan"}  # no Linux container reaches Metal; vulkan is experimental
 
@@ -77,10 +78,13 @@ def test_the_readme_s_table_has_every_value(chart_readme: ModuleType) -> None:
     assert set(yaml.safe_load("\n".join(found["workers"].sample))["workers"]) == {"nvidia"}
 
 
-def test_template_schema_and_scheduler_know_the_same_accelerators(chart_readme: ModuleType) -> None:
+def test_template_and_scheduler_know_the_same_accelerators_and_the_schema_takes_others(
+    chart_readme: ModuleType,
+) -> None:
     table = chart_readme.accelerators((CHART / "templates" / "_accelerators.tpl").read_text(encoding="utf-8"))
-    schema = yaml.safe_load((CHART / "values.schema.json").read_text())["definitions"]["pool"]["properties"]
-    assert list(table) == schema["accelerator"]["enum"]
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())["definitions"]
+    assert schema["accelerator"]["pattern"] == f"^{ACCELERATOR.pattern}$"
+    assert set(schema["accelerator"]["not"]["enum"]) == WITHOUT_CONTAINERS | {"auto"}
     assert table.keys() == set(ACCELERATORS) - WITHOUT_CONTAINERS
     for each in table.values():
         if "resource" in each:

@@ -180,6 +180,19 @@ def test_a_pool_may_say_otherwise() -> None:
     assert argument("other", "reproducible") == "true"
 
 
+@pytest.mark.parametrize("family", ["metax", "no", "x_9-y"])
+def test_a_third_partys_accelerator_gets_what_its_pool_says(family: str) -> None:
+    own = {"accelerator": family, "image": "registry/worker:1", "resource": "metax-tech.com/gpu", "model": IMAGE}
+    objects = rendered(values={"workers": {"p": own}})
+    pod = pod_of(find(objects, "Deployment", "polyfleet-worker-p"))
+    worker = container(pod, "worker")
+    assert worker["resources"]["limits"]["metax-tech.com/gpu"] == 1
+    assert f"--accelerator={family}" in worker["args"]
+    scheduler = yaml.safe_load(find(objects, "ConfigMap", "polyfleet-scheduler")["data"]["scheduler.yaml"])["scheduler"]
+    assert scheduler["accelerators"][family] == scheduler["accelerators"]["cuda"]
+    assert scheduler["pools"]["p"]["accelerator"] == family
+
+
 def test_what_all_pools_share() -> None:
     for name in ("cuda", "image"):
         assert pod(name)["priorityClassName"] == "inference"

@@ -16,7 +16,11 @@ def pool(**more: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown accelerator": (pool(accelerator="gpu"), "/workers/p/accelerator': value must be one of 'cpu', 'cuda'"),
+    "accelerator that there can't be": (
+        pool(accelerator="GPU"),
+        "/workers/p/accelerator': 'GPU' does not match",
+    ),
+    "accelerator that is none": (pool(accelerator="auto"), "/workers/p/accelerator"),
     "accelerator that has no containers": (pool(accelerator="mps"), "/workers/p/accelerator"),
     "no accelerator": ({"workers": {"p": {"model": IMAGE}}}, "missing property 'accelerator'"),
     "no model key": ({"workers": {"p": {"accelerator": "cpu"}}}, "missing property 'model'"),

@@ -92,6 +92,15 @@ def test_the_gateway_is_told_whose_sampling_defaults_hold(monkeypatch: pytest.Mo
         assert command[command.index("--generation-config") + 1] == chosen
 
 
+def test_the_model_goes_where_its_flags_say(tmp_path: Path) -> None:
+    (deployment,) = resolve(Flags(accelerators=("sample", "cpu"))).config.deployments
+    assert deployment.accelerators == ("sample", "cpu")
+    with pytest.raises(CliError, match="--accelerator belongs to --model"):
+        resolve(Flags(config=config_file(tmp_path), accelerators=("cpu",)))
+    for wrong in ("CUDA", "cuda:1", "auto", ""):
+        assert CliRunner().invoke(cli, ["serve", "--accelerator", wrong]).exit_code == ExitCode.BAD_INPUT
+
+
 def test_the_gateway_is_told_how_workers_are_chosen(tmp_path: Path) -> None:
     path = tmp_path / "polyfleet.yaml"
     path.write_text("gateway: {placement: {tie_seconds: 0.5, tie_ratio: 0.3}}\n")

@@ -7,7 +7,7 @@ import pytest
 from polyfleet.cli.chosen import Choice
 from polyfleet.cli.config import Deployment, StatedOptions
 from polyfleet.cli.errors import CliError
-from polyfleet.cli.progress import LoadingView
+from polyfleet.cli.progress import PATIENCE, LoadingView
 from polyfleet.cli.serve import with_users_choice
 from polyfleet.cli.settings import Flags, resolve
 from polyfleet.cli.stack import local_places, to_proto
@@ -39,6 +39,14 @@ def test_every_deployment_needs_a_ready_worker() -> None:
 def test_a_workers_refusal_ends_the_wait_in_its_own_words() -> None:
     with pytest.raises(CliError, match=r"^m\.gguf is truncated\.$"):
         ready(worker("small", pb.WORKER_STATE_UNHEALTHY, "m.gguf is truncated."))
+
+
+def test_what_hinders_for_longer_than_a_moment_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = pb.FleetSnapshot(deployments=[pb.ModelDeployment(name="small", problem="No node of the cluster has x.")])
+    with LoadingView() as view:
+        for look in range(3 * PATIENCE):
+            assert not fleet_ready(waiting, [SMALL], view)
+            assert ("No node" in capsys.readouterr().err) == (look == PATIENCE - 1)
 
 
 def test_a_stranger_may_be_unhealthy() -> None:

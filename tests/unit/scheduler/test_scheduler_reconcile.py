@@ -237,3 +237,12 @@ def test_the_older_deployment_gets_the_last_place(order: list[int]) -> None:
     plan = reconcile([wishes[i] for i in order], [], [], [node(cpu=1)])
     assert [action.deployment.name for action in plan.actions if isinstance(action, Launch)] == ["z"]
     assert set(plan.problems) == {"a"}
+
+
+def test_a_third_partys_family_waits_for_its_node_and_comes_behind_all_others() -> None:
+    named = pb.ModelDeployment(name="d", source="/m", workers=1, accelerators=["metax"])
+    assert reconcile([named], [], [], [node(cpu=1)]).problems == {"d": "No node of the cluster has metax."}
+    assert launches(reconcile([named], [], [], [node("n-1", cpu=1, metax=1)]).actions) == [("metax", "n-1")]
+    unnamed = pb.ModelDeployment(name="d", source="/m", workers=3)
+    plan = reconcile([unnamed], [], [], [node("n-1", metax=2, cpu=1, iluvatar=1)])
+    assert [family for family, _ in launches(plan.actions)] == ["cpu", "iluvatar", "metax"]

@@ -20,6 +20,7 @@ def wish(**changes: object) -> pb.ModelDeployment:
         wish(),
         wish(name="a" * 63, workers=1000),
         wish(workers=0),
+        wish(accelerators=["metax", "a-b_c9", "x" * 63]),
         wish(accelerators=["cuda", "cpu"], model_name="org/Model-1 (chat)"),
         wish(options=pb.WorkerOptions(dtype="bfloat16", context_length=4096)),
     ],
@@ -37,7 +38,10 @@ def test_good_deployments_pass(good: pb.ModelDeployment) -> None:
         (wish(name="a/b"), "deployment.name"),
         (wish(name="a\n"), "deployment.name"),
         (wish(source=" "), "deployment.source"),
-        (wish(accelerators=["cpu", "gpu"]), "deployment.accelerators"),
+        *(
+            (wish(accelerators=["cpu", name]), "deployment.accelerators")
+            for name in ("", "CUDA", "cuda:0", "cuda ", "cuda\n", "9a", "a-", "a/b", "é", "x" * 64, "auto")
+        ),
         (wish(workers=1001), "deployment.workers"),
         (wish(model_name="x" * 257), "deployment.model_name"),
         (wish(model_name="a\nb"), "deployment.model_name"),

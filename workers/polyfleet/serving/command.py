@@ -81,7 +81,11 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
 @click.option("--advertise-host", help="Host that others reach this worker at. [default: as --listen]")
 @click.option("--fleet", type=Address(), help="The scheduler's Fleet service to register at. [default: none]")
 @click.option("--worker-id", help="Unique in the fleet. [default: made up]")
-@click.option("--accelerator", default="auto", help="One of cuda, rocm, hygon, ascend, cambricon, xpu, mps, cpu.")
+@click.option(
+    "--accelerator",
+    default="auto",
+    help="One of those that `polyfleet backends info` lists.",
+)
 @click.option("--device", default="auto", help="One of several, as cuda:1; auto: by --accelerator and --place.")
 @click.option(
     "--place", type=click.IntRange(0), default=0, help="This worker's number on its host; they take devices in turn."

@@ -6,7 +6,8 @@ How MetaX, Iluvatar, Kunlun or Moore Threads come in: state the facts, parse the
 from typing import ClassVar
 
 from polyfleet.backends.accelerator import AcceleratorBackend, Collectives
-from polyfleet.backends.protocol import DeviceInfo, KernelCapabilities
+from polyfleet.backends.cpu import CpuBackend
+from polyfleet.backends.protocol import DeviceInfo, KernelCapabilities, MemoryInfo
 from polyfleet.backends.reading import DeviceReading, ProbeResult, mebibytes, number
 from polyfleet.backends.torch_build import TorchBuild, installed
 
@@ -45,6 +46,25 @@ class SampleBackend(AcceleratorBackend):
             )
         )
 
+    def present(self) -> bool:
+        """By PCI; or by the tool, for Sample Ones are plugged into USB, too."""
+        return super().present() or bool(self.probe().readings)
+
     def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
-        """float16."""
-        return KernelCapabilities(frozenset({"float32", "float16"}), "float16")
+        """Its executor is this package's own, named as entry points are: `name = module:class`."""
+        return KernelCapabilities(
+            frozenset({"float32", "float16"}),
+            "float32",
+            executors=("sample = polyfleet_sample.executor:SampleExecutor",),
+        )
+
+    def activate(self, index: int = 0) -> str:
+        """torch's name for the device; torch has none here, and the executor alone opens it."""
+        return f"{self.torch_name}:{index}"
+
+    def memory(self, index: int = 0) -> MemoryInfo:
+        """The host's, for that is where the executor keeps everything."""
+        return CpuBackend().memory()
+
+    def synchronize(self, index: int = 0) -> None:
+        """The executor waits by itself."""
