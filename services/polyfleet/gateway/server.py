@@ -1,6 +1,7 @@
 """One gateway process: every part made and joined here, started, drained, stopped."""
 
 import asyncio
+import contextlib
 import logging
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from polyfleet.wire.ids import new_id
 from polyfleet.wire.listening import parse_address
 from polyfleet.wire.servers import connection_share, raise_descriptor_limit
 
-HEALTH_SECONDS = 0.1
+HEALTH_SECONDS = 1.0  # between looks at what no change of the fleet tells
 MONITORS = 64  # connections of the metrics port
 CERTIFICATE_SECONDS = 10.0  # between looks at its files
 STOP_SECONDS = 1.0  # for calls whose end is on its way to the client
@@ -104,9 +105,13 @@ class Gateway:
 
     async def _follow_health(self) -> None:
         """Keep gRPC's health service true."""
+        changed = asyncio.Event()
+        self.view.changed.add(changed.set)
         while True:
+            changed.clear()
             await self.grpc.show_health()
-            await asyncio.sleep(HEALTH_SECONDS)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), HEALTH_SECONDS)
 
     async def _follow_certificate(self) -> None:
         """Serve a renewed certificate."""
