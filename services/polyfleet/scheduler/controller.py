@@ -23,7 +23,7 @@ from polyfleet.wire.auth import is_loopback
 from polyfleet.wire.ids import new_id
 
 TICK_SECONDS = 0.5
-SWEEP_SECONDS = 0.25
+SWEEP_SECONDS = 0.5
 NODES_SECONDS = 2.0  # how long the list of nodes is trusted
 ABSENCE_POLL_SECONDS = 0.05
 SILENCE_SECONDS = 10.0  # a cluster that has not listed its nodes for so long counts as gone
