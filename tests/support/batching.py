@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from tests.support.fake_executor import FakeExecutor, expected_tokens
+from tests.support.fake_executor import VOCABULARY, FakeExecutor, expected_tokens
 
 from polyfleet.engine.batch import BatchLimits, StepReport
 from polyfleet.engine.batcher import Batcher
@@ -28,7 +28,9 @@ def make_batcher(
     executor = FakeExecutor(depth)
     context_length = context_length or num_blocks * block_size
     limits = BatchLimits(
-        max_sequences, step_tokens, context_length, end_token_ids, prefix_cache, step_seconds=step_seconds
+        *(max_sequences, step_tokens, context_length, end_token_ids, prefix_cache),
+        step_seconds=step_seconds,
+        vocabulary_size=VOCABULARY,
     )
     return over(executor, limits, num_blocks, block_size, clock), executor
 

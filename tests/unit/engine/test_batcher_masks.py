@@ -1,6 +1,7 @@
 """Masks of allowed tokens while steps are under way, and masks that fail."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,18 +26,18 @@ class Odd:
 
 
 class Failing(Odd):
-    """Has nothing to say about the third token: raises, or leaves none."""
+    """Has nothing to say about the third token: raises, or gives what is no mask."""
 
-    def __init__(self, error: Exception | None) -> None:
+    def __init__(self, outcome: Any) -> None:
         super().__init__()
-        self._error = error
+        self._outcome = outcome
 
     def allowed(self, generated_ids: Sequence[int]) -> Bools:
         if len(generated_ids) < 2:
             return super().allowed(generated_ids)
-        if self._error is not None:
-            raise self._error
-        return np.zeros(VOCABULARY, dtype=bool)
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome  # type: ignore[no-any-return]
 
 
 @DEPTHS
@@ -65,10 +66,21 @@ def test_a_mask_whose_sequence_has_ended_is_not_asked() -> None:
 
 
 @DEPTHS
-@pytest.mark.parametrize(("error", "reason"), [(KeyError("state"), "KeyError: 'state'"), (None, "it leaves no token")])
-def test_a_mask_that_fails_fails_its_sequence_alone(depth: int, error: Exception | None, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (KeyError("state"), "KeyError: 'state'"),
+        (np.zeros(VOCABULARY, dtype=bool), "it leaves no token"),
+        (np.ones(VOCABULARY - 1, dtype=bool), f"it speaks of {VOCABULARY - 1} tokens, not {VOCABULARY}"),
+        ([], "it is no row of truth values, but float64 [0]"),
+        (np.ones(VOCABULARY), f"it is no row of truth values, but float64 [{VOCABULARY}]"),
+        (np.ones((1, VOCABULARY), dtype=bool), f"it is no row of truth values, but bool [1, {VOCABULARY}]"),
+        (None, "it is no row of truth values, but object []"),
+    ],
+)
+def test_a_mask_that_fails_fails_its_sequence_alone(depth: int, outcome: object, reason: str) -> None:
     batcher, _ = make_batcher(depth=depth)
-    batcher.add(request(1), Failing(error))
+    batcher.add(request(1), Failing(outcome))
     batcher.add(request(2), Odd())
     batcher.add(request(3))
     outcomes = run_all(batcher)

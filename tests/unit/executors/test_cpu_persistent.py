@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -213,6 +214,20 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         (tmp_path / library.NAME).write_bytes(b"not a library")
         with pytest.raises(library.LibraryUnavailable, match="can't be loaded"):
             library.load()
+    finally:
+        library.load.cache_clear()
+
+
+@needs_library
+@pytest.mark.parametrize("found", [0, 1], ids=["without a number", "of another number"])
+def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
+    built = SimpleNamespace(pf_abi=lambda: found) if found else SimpleNamespace()
+    monkeypatch.setattr(library, "ABI", 2)
+    monkeypatch.setattr("ctypes.CDLL", lambda path: built)
+    library.load.cache_clear()
+    try:
+        reason = f"{library.PATH} was built for another version (ABI {found}, not 2): install polyfleet again"
+        assert cpu.describe() == {"available": False, "reason": reason}
     finally:
         library.load.cache_clear()
 

@@ -227,7 +227,7 @@ def test_whatever_overtakes_what_is_cancelled_never_stays(names: list[str], data
             alive |= {command.request.sequence_id} if isinstance(command, Add) else set()
             alive -= {command.sequence_id} if isinstance(command, Cancel) else set()
     assert alive == open_names
-    assert not overtaking.num_early
+    assert not overtaking._early
 
 
 def test_an_idle_engine_checks_its_books_and_a_leak_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ class Batcher:
         if flight.pending is None:
             return
         try:
-            self._executor.draw(flight.pending, flight.masks() if flight.masked else None)
+            self._executor.draw(flight.pending, flight.masks(self._limits.vocabulary_size) if flight.masked else None)
         except Exception as error:
             flight.error = error
 

@@ -64,6 +64,7 @@ class Engine:
             prefix_cache=options.prefix_cache,
             fingerprint=fingerprint,
             step_seconds=options.step_seconds,
+            vocabulary_size=config.vocabulary_size,
         )
         self._executor = executor
         self._batcher = Batcher(executor, capacity, limits, clock)

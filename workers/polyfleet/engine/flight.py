@@ -71,28 +71,33 @@ class Flight:
         decodes = list(zip(self.decodes, self.places, strict=True))
         return decodes + [(part.sequence, part.place) for part in self.parts]
 
-    def masks(self) -> Bools | None:
+    def masks(self, vocabulary_size: int) -> Bools | None:
         """[S, V] which tokens each draw may take; None where nobody limits any. `unmasked` are whose mask fails."""
         rows: list[Bools | None] = []
         drawing = [part.draws for part in self.parts]
         for (sequence, place), draws in zip(self.members, [True] * len(self.decodes) + drawing, strict=True):
             if draws:
-                rows.append(self._allowed(sequence, place))
+                rows.append(self._allowed(sequence, place, vocabulary_size))
         known = next((row for row in rows if row is not None), None)
         if known is None:
             return None
         everything = np.ones(len(known), dtype=bool)
         return np.stack([everything if row is None else row for row in rows])
 
-    def _allowed(self, sequence: Sequence, place: Place) -> Bools | None:
+    def _allowed(self, sequence: Sequence, place: Place, vocabulary_size: int) -> Bools | None:
         """What a sequence's mask leaves; None for all. A mask is its user's code: what it raises fails it alone."""
         if sequence.mask is None or sequence.place is not place:
             return None
         try:
-            allowed = sequence.mask.allowed(sequence.generated_ids)
-            if allowed.any():
+            allowed = np.asarray(sequence.mask.allowed(sequence.generated_ids))
+            if allowed.dtype != bool or allowed.ndim != 1:
+                problem = f"it is no row of truth values, but {allowed.dtype} {list(allowed.shape)}"
+            elif vocabulary_size and len(allowed) != vocabulary_size:
+                problem = f"it speaks of {len(allowed)} tokens, not {vocabulary_size}"
+            elif not allowed.any():
+                problem = "it leaves no token"
+            else:
                 return allowed
-            problem = "it leaves no token"
         except Exception as error:
             problem = first_line(error)
         self.unmasked.append((sequence, place, f"the mask of allowed tokens failed: {problem}"))

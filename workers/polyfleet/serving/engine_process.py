@@ -135,11 +135,6 @@ class Overtaking:
         self.num_adds = 0  # that have come
         self._early: dict[str, int] = {}  # cancelled sequences whose Add may be on its way: the Cancel's `after`
 
-    @property
-    def num_early(self) -> int:
-        """Cancelled sequences whose Add may still come."""
-        return len(self._early)
-
     def sort(self, commands: list[Command]) -> list[Command]:
         """What to carry out of these commands, in the order in which they were read."""
         wanted: list[Command] = []

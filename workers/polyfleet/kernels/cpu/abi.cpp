@@ -35,6 +35,8 @@ int32_t guarded(F call) {
 
 }  // namespace
 
+int32_t pf_abi() { return PF_ABI; }
+
 const char *pf_error() { return last_error.c_str(); }
 
 const char *pf_instruction_sets() {

@@ -10,6 +10,7 @@ from typing import Any
 NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
 PATH = Path(__file__).parent / NAME
 
+ABI = 1  # PF_ABI of abi.h
 NO_MEMORY = -2  # PfResult of abi.h
 Int32s = POINTER(c_int32)
 
@@ -87,6 +88,10 @@ def load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(PATH))
     except OSError as error:
         raise LibraryUnavailable(f"{PATH} can't be loaded ({error}): install polyfleet again on this machine") from None
+    found = library.pf_abi() if hasattr(library, "pf_abi") else 0
+    if found != ABI:
+        problem = f"{PATH} was built for another version (ABI {found}, not {ABI})"
+        raise LibraryUnavailable(f"{problem}: install polyfleet again")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
