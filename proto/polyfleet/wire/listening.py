@@ -1,6 +1,7 @@
 """Ports: opened, looked at, found free; one sentence for the operator where that fails."""
 
 import errno
+import re
 import socket
 from contextlib import ExitStack
 
@@ -9,6 +10,7 @@ from polyfleet.wire.config import ConfigError
 
 BACKLOG = 1024
 MAX_PORT = 65535
+PORT = re.compile(r"[0-9]{1,5}")
 
 
 class ListenError(ConfigError):
@@ -46,10 +48,21 @@ def check_free(address: str, flag: str, lowest_port: int = 0) -> None:
 
 def parse_address(address: str, flag: str, lowest_port: int = 0) -> tuple[str, int]:
     """Host and port of host:port. Raises ConfigError."""
-    host, port = split_host_port(address)
-    if not host or not (port.isascii() and port.isdigit()) or not lowest_port <= int(port) <= MAX_PORT:
+    if not is_address(address, lowest_port):
         raise ConfigError(f"{flag} must be host:port with a port from {lowest_port} to {MAX_PORT}, not {address!r}.")
+    host, port = split_host_port(address)
     return host, int(port)
+
+
+def is_address(address: str, lowest_port: int = 0) -> bool:
+    """Whether it reads host:port with a port that there is."""
+    host, port = split_host_port(address)
+    return bool(host) and is_port(port, lowest_port)
+
+
+def is_port(text: str, lowest: int = 0) -> bool:
+    """Whether it reads as the number of a port."""
+    return PORT.fullmatch(text) is not None and lowest <= int(text) <= MAX_PORT
 
 
 def free_address(address: str = "127.0.0.1:0") -> str:

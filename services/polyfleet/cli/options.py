@@ -11,6 +11,7 @@ import click
 
 from polyfleet.cli.errors import CliError, ExitCode, calling
 from polyfleet.wire.limits import FieldError, check_accelerator
+from polyfleet.wire.listening import is_port
 
 if TYPE_CHECKING:
     from polyfleet.client import Client
@@ -153,8 +154,8 @@ def read_text(text: str | None, what: str) -> str:
 
 def check_address(address: str) -> None:
     """Raise CliError unless `address` reads `host:port`."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    host, _, port = address.rpartition(":")  # the host may be a gRPC name: dns:///gateway
+    if not host or not is_port(port, lowest=1):
         raise CliError(f"{address!r} is no address: write host:port, such as {DEFAULT_GATEWAY}.", ExitCode.BAD_INPUT)
 
 

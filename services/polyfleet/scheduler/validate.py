@@ -5,6 +5,7 @@ import re
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.auth import is_loopback, split_host_port
 from polyfleet.wire.limits import REQUEST_ID, FieldError, check_accelerator
+from polyfleet.wire.listening import MAX_PORT, is_address
 from polyfleet.wire.options import options_in
 
 MAX_WORKERS = 1000
@@ -23,8 +24,8 @@ def check_deployment(deployment: pb.ModelDeployment) -> None:
         raise FieldError("deployment.model_name", f"must be at most {MAX_MODEL_NAME} printable characters")
     if not deployment.source.strip():
         raise FieldError("deployment.source", "must name a GGUF file or a Hugging Face folder")
-    for family in deployment.accelerators:
-        check_accelerator("deployment.accelerators", family)
+    for accelerator in deployment.accelerators:
+        check_accelerator("deployment.accelerators", accelerator)
     if deployment.workers > MAX_WORKERS:
         raise FieldError("deployment.workers", f"must be at most {MAX_WORKERS}, not {deployment.workers}")
     try:
@@ -40,9 +41,10 @@ def check_info(info: pb.WorkerInfo, *, loopback: bool) -> None:
     if (size := info.ByteSize()) > MAX_INFO_BYTES:
         raise FieldError("info", f"must be at most {MAX_INFO_BYTES} bytes, not {size}")
     for field, address in (("address", info.address), ("metrics_address", info.metrics_address)):
-        host, port = split_host_port(address)
-        if address and not (_HOST.fullmatch(host) and port.isdecimal() and 0 < int(port) < 65536):
-            raise FieldError(f"info.{field}", f"must be host:port with a port from 1 to 65535, not {address!r:.80}")
+        if address and not (_HOST.fullmatch(split_host_port(address)[0]) and is_address(address, lowest_port=1)):
+            raise FieldError(
+                f"info.{field}", f"must be host:port with a port from 1 to {MAX_PORT}, not {address!r:.80}"
+            )
         if address and loopback and not is_loopback(address):
             raise FieldError(
                 f"info.{field}", f"must be on loopback where no fleet token is configured, not {address:.80}"

@@ -156,9 +156,10 @@ def test_an_empty_value_is_no_wish_for_the_default(option: str) -> None:
     assert "it is empty; leave the option out" in done.stderr
 
 
-def test_a_bad_address_is_refused() -> None:
-    with pytest.raises(CliError, match="'50051' is no address"):
-        resolve(Flags(grpc_listen="50051"))
+@pytest.mark.parametrize("address", ["50051", "h:0", "h:65536", "h:²", "h:" + "9" * 9999])
+def test_a_bad_address_is_refused(address: str) -> None:
+    with pytest.raises(CliError, match=f"'{address}' is no address"):
+        resolve(Flags(grpc_listen=address))
 
 
 def test_an_absent_model_package_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

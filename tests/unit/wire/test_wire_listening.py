@@ -15,6 +15,8 @@ from polyfleet.wire.listening import (
     parse_address,
 )
 
+BAD_PORTS = ("65536", "x", "-1", "²", "1 ", "9" * 9999)
+
 
 def test_connections_send_small_writes_at_once() -> None:
     """Server-sent events are small."""
@@ -41,7 +43,9 @@ def test_a_host_of_others_is_named_with_the_reason() -> None:
         check_free("192.0.2.1:0", "--listen")
 
 
-@pytest.mark.parametrize("address", ["", "localhost", "h:", "h:65536", ":1", "h:x", "h:-1", "h:²"])
+@pytest.mark.parametrize(
+    "address", ["", "localhost", "h:", "h:65536", ":1", "h:x", "h:-1", "h:²", "h:1 ", f"h:{'9' * 9999}"]
+)
 def test_what_is_no_address_is_said_with_its_option(address: str) -> None:
     with pytest.raises(ConfigError, match=r"^--listen must be host:port with a port from 0 to 65535, not "):
         parse_address(address, "--listen")

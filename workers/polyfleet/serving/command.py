@@ -12,11 +12,12 @@ from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.process import CANNOT_START, StartError, WorkerProcess
 from polyfleet.serving.worker import LoadSpec
 from polyfleet.v1 import fleet_pb2 as fleet
-from polyfleet.wire.auth import FLEET_TOKEN_FILE, split_host_port
+from polyfleet.wire.auth import FLEET_TOKEN_FILE
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import read_config
 from polyfleet.wire.flags import option_flags, take_options
 from polyfleet.wire.ids import new_id
+from polyfleet.wire.listening import MAX_PORT, is_address
 from polyfleet.wire.logs import LEVELS, set_up_logging
 from polyfleet.wire.options import OPTIONS, OptionValue
 
@@ -40,9 +41,8 @@ class Address(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text itself when it is an address."""
-        host, port = split_host_port(str(value))
-        if not host or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{value!r} is not host:port with a port from 0 to 65535.", param, ctx)
+        if not is_address(str(value)):
+            self.fail(f"{value!r} is not host:port with a port from 0 to {MAX_PORT}.", param, ctx)
         return str(value)
 
 
