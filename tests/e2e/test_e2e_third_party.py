@@ -56,4 +56,4 @@ def test_a_deployment_waits_with_the_reason_until_there_is_such_a_device(serve: 
     wait_for(lambda: len(serve.ready_workers()) == 2, "the second worker")
     assert {each["accelerator"] for each in serve.ready_workers()} == {"sample", "cpu"}
     refused = serve.polyfleet("deploy", "never", str(model), "--accelerator", "CUDA:0", *fleet)
-    assert (refused.returncode, "must be the name of a family" in refused.stderr) == (2, True)
+    assert (refused.returncode, "must be the name of an accelerator" in refused.stderr) == (2, True)

@@ -36,12 +36,12 @@ hygon:
 {{- $pools := dict -}}
 {{- range $name, $pool := .Values.workers | default (include "polyfleet.defaultPools" . | fromYaml) -}}
 {{- with $pool -}}
-{{- $family := index $accelerators .accelerator | default dict -}}
+{{- $accelerator := index $accelerators .accelerator | default dict -}}
 {{- $tolerations := list -}}
-{{- range list $family.resource (.resource | default "") | compact | uniq -}}
+{{- range list $accelerator.resource (.resource | default "") | compact | uniq -}}
 {{- $tolerations = append $tolerations (dict "key" . "operator" "Exists" "effect" "NoSchedule") -}}
 {{- end -}}
-{{- $layers := list $family (dict "tolerations" $tolerations) $.Values.workerDefaults . -}}
+{{- $layers := list $accelerator (dict "tolerations" $tolerations) $.Values.workerDefaults . -}}
 {{- $_ := set $pools $name (include "polyfleet.overlay" $layers | fromYaml) -}}
 {{- end -}}
 {{- end -}}

@@ -75,11 +75,11 @@
 {{- define "polyfleet.checkDevices" -}}
 {{- $table := include "polyfleet.accelerators" .ctx | fromYaml -}}
 {{- $names := list .pool.resource | concat (keys (.pool.resources.limits | default dict)) (keys (.pool.resources.requests | default dict)) -}}
-{{- $family := index $table .pool.accelerator | default dict -}}
+{{- $accelerator := index $table .pool.accelerator | default dict -}}
 {{- range $names | compact | uniq -}}
 {{- if and (hasKey $table $.pool.accelerator) (contains "/" .) -}}
-{{- if not (and $family.resources (regexMatch ($family.resources | default "") .)) -}}
-{{- $hint := ternary "none" (printf "one such as %s" ($family.resource | default "")) (empty $family.resource) -}}
+{{- if not (and $accelerator.resources (regexMatch ($accelerator.resources | default "") .)) -}}
+{{- $hint := ternary "none" (printf "one such as %s" ($accelerator.resource | default "")) (empty $accelerator.resource) -}}
 {{- fail (printf "workers.%s: the accelerator %s does not use the resource %s; it takes %s." $.name $.pool.accelerator . $hint) -}}
 {{- end -}}
 {{- end -}}
@@ -89,8 +89,8 @@
 {{- fail (printf "workers.%s.resources.%s: leave %s out, of which a worker gets one." $.name $list $.pool.resource) -}}
 {{- end -}}
 {{- end -}}
-{{- if and $family.resource (not .pool.resource) -}}
-{{- fail (printf "workers.%s.resource: the accelerator %s needs a resource, such as %s." .name .pool.accelerator $family.resource) -}}
+{{- if and $accelerator.resource (not .pool.resource) -}}
+{{- fail (printf "workers.%s.resource: the accelerator %s needs a resource, such as %s." .name .pool.accelerator $accelerator.resource) -}}
 {{- end -}}
 {{- end -}}
 

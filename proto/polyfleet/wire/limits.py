@@ -17,7 +17,7 @@ GRPC_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_SNAPSHOT_BYTES = 64 * 1024 * 1024  # of a whole fleet in one message
 ASSET_CHUNK_BYTES = 1024 * 1024
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-ACCELERATOR = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?")  # a family, of this project or of a third party
+ACCELERATOR = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?")  # a name, of this project or of a third party
 
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # as OpenAI calls it, and clients look for it
@@ -47,12 +47,12 @@ def check_count(field: str, count: int, most: int) -> None:
 
 
 def check_accelerator(field: str, name: str) -> None:
-    """Raise FieldError unless `name` may be a family's; whether there is a device of it is for the workers to say."""
+    """Raise FieldError unless `name` may be an accelerator's; workers say whether there is a device of it."""
     if name == "auto":
-        raise FieldError(field, "auto is no family: name none for the best that is there")
+        raise FieldError(field, "auto is no accelerator: name none for the best that is there")
     if not ACCELERATOR.fullmatch(name):
         rule = "1 to 63 of a-z, 0-9, _ and -, from a letter to a letter or digit"
-        raise FieldError(field, f"must be the name of a family ({rule}), not {name!r:.80}")
+        raise FieldError(field, f"must be the name of an accelerator ({rule}), not {name!r:.80}")
 
 
 def check_range(field: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

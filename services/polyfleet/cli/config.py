@@ -15,7 +15,7 @@ from polyfleet.wire.limits import ACCELERATOR, FieldError, check_accelerator
 from polyfleet.wire.options import OptionValue, checked, options_schema
 
 Text = Annotated[str, Meta(min_length=1)]
-Family = Annotated[str, Meta(pattern=f"^{ACCELERATOR.pattern}$")]
+AcceleratorName = Annotated[str, Meta(pattern=f"^{ACCELERATOR.pattern}$")]
 
 
 class StatedOptions(dict[str, OptionValue]):
@@ -28,7 +28,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: Annotated[Text, Meta(description="unique; also the served name unless model_name is set")]
     source: Annotated[Text, Meta(description="path of a GGUF file or Hugging Face folder, as workers see it")]
     model_name: str = ""
-    accelerators: Annotated[tuple[Family, ...], Meta(description="families in order of preference; empty: any")] = ()
+    accelerators: Annotated[tuple[AcceleratorName, ...], Meta(description="in order of preference; empty: any")] = ()
     workers: Annotated[int, Meta(ge=0, le=1000)] = 1
     options: StatedOptions = StatedOptions()
 
@@ -62,8 +62,8 @@ def check_deployments(deployments: tuple[Deployment, ...]) -> None:
     """Raise ConfigError when two have one name, or one names no accelerator that there may be."""
     for index, deployment in enumerate(deployments):
         try:
-            for family in deployment.accelerators:
-                check_accelerator(f"$.deployments[{index}].accelerators", family)
+            for accelerator in deployment.accelerators:
+                check_accelerator(f"$.deployments[{index}].accelerators", accelerator)
         except FieldError as error:
             raise ConfigError(str(error)) from None
     names = [deployment.name for deployment in deployments]

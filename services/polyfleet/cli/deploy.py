@@ -7,7 +7,7 @@ import click
 
 from polyfleet.cli.chosen import Choice, say_chosen
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FAMILY, TEXT, examples, fleet_options, json_option
+from polyfleet.cli.options import ACCELERATOR_NAME, TEXT, examples, fleet_options, json_option
 from polyfleet.cli.output import command_name, out, print_json
 from polyfleet.wire.flags import option_flags, take_options
 from polyfleet.wire.options import OptionValue
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--accelerator",
     "accelerators",
-    type=FAMILY,
+    type=ACCELERATOR_NAME,
     multiple=True,
     help="Where it may run, in order of preference; repeat it.",
 )

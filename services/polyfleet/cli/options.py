@@ -43,10 +43,10 @@ class GivenText(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
         return str(value)
 
 
-class Family(GivenText):
+class Accelerator(GivenText):
     """An accelerator's name, of whatever vendor."""
 
-    name = "family"
+    name = "accelerator"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The name, if it may be one."""
@@ -61,7 +61,7 @@ class Family(GivenText):
 EMPTY = "it is empty; leave the option out for its default."
 FILE = GivenPath(path_type=Path, dir_okay=False)
 TEXT = GivenText()
-FAMILY = Family()
+ACCELERATOR_NAME = Accelerator()
 
 
 class FiniteRange(click.FloatRange):

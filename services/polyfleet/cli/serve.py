@@ -11,7 +11,7 @@ import click
 from polyfleet.cli import hints
 from polyfleet.cli.chosen import Choice, say_chosen
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FAMILY, FILE, TEXT, GivenPath, examples, read_secret
+from polyfleet.cli.options import ACCELERATOR_NAME, FILE, TEXT, GivenPath, examples, read_secret
 from polyfleet.cli.output import err, out
 from polyfleet.cli.processes import Stopped, stop_on_signals
 from polyfleet.cli.settings import Flags, ServeSettings, check_models, check_ports, resolve
@@ -41,7 +41,7 @@ WATCH_SECONDS = 0.5
 @click.option(
     "--accelerator",
     "accelerators",
-    type=FAMILY,
+    type=ACCELERATOR_NAME,
     multiple=True,
     help="Of its workers, in order of preference; repeat it; default: the best that is here.",
 )

@@ -28,7 +28,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     none, optimistically, so that it is tried and its true rates become known with its first request.
     """
 
-    unknown_prefill_tokens_per_second: Annotated[Rate, Meta(description="where no worker of a family has served")] = 1e4
+    unknown_prefill_tokens_per_second: Annotated[Rate, Meta(description="where no worker of its kind has served")] = 1e4
     unknown_decode_tokens_per_second: Annotated[Rate, Meta(description="of each sequence there")] = 100.0
     remaining_tokens: Annotated[Rate, Meta(description="of a running sequence until its slot is free")] = 128.0
     tie_ratio: Annotated[Slack, Meta(description="waits that are longer than the least by this share of it tie")] = 0.1

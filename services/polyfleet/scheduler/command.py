@@ -52,16 +52,16 @@ Exit status: 0 well, 2 can't start, 3 the Ray that it started did not start, or 
 class Places(click.ParamType):  # type: ignore[type-arg]
     """`cpu=4,cuda=1`: for how many workers of each accelerator there is room."""
 
-    name = "family=n,…"
+    name = "accelerator=n,…"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Mapping[str, int]:
         """The text as a dict."""
         places: dict[str, int] = {}
         for part in str(value).split(","):
-            family, _, count = part.partition("=")
-            if not ACCELERATOR.fullmatch(family) or not count.isdigit() or int(count) < 1:
-                self.fail(f"{part!r} is not FAMILY=N, such as cpu=4, with N from 1.", param, ctx)
-            places[family] = int(count)
+            accelerator, _, count = part.partition("=")
+            if not ACCELERATOR.fullmatch(accelerator) or not count.isdigit() or int(count) < 1:
+                self.fail(f"{part!r} is not ACCELERATOR=N, such as cpu=4, with N from 1.", param, ctx)
+            places[accelerator] = int(count)
         return places
 
 

@@ -14,7 +14,7 @@ from polyfleet.wire.config_file import overlaid, read_config
 from polyfleet.wire.limits import FieldError, check_accelerator
 
 ACCELERATORS = ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu", "vulkan")
-"""The order in which a deployment that names no family prefers them; those of third parties stand behind."""
+"""The order in which a deployment that names no accelerator prefers them; those of third parties stand behind."""
 
 RESOURCE_PREFIX = "polyfleet-"
 
@@ -50,7 +50,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_seconds: float = 600.0  # a worker that is to go may take this long to finish what it runs
     shutdown_seconds: float = 10.0  # the same, when the whole local fleet is stopped
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    accelerators: dict[str, LaunchConfig] = msgspec.field(default_factory=dict)  # by family; absent: all defaults
+    accelerators: dict[str, LaunchConfig] = msgspec.field(default_factory=dict)  # by name; absent: all defaults
     pools: dict[str, PoolConfig] = msgspec.field(default_factory=dict)  # known though none of their workers is up
 
     @property
@@ -64,7 +64,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Path(self.state_dir) if self.state_dir else default_state_dir()
 
     def launch_config(self, accelerator: str) -> LaunchConfig:
-        """How to launch workers of this family."""
+        """How to launch workers of this accelerator."""
         return self.accelerators.get(accelerator, LaunchConfig())
 
 
@@ -94,10 +94,10 @@ def load_config(path: Path | None, overrides: Mapping[str, Any]) -> SchedulerCon
 
 def check_config(config: SchedulerConfig) -> None:
     """Raise ConfigError for values that contradict each other."""
-    for family, launch in config.accelerators.items():
-        _check_accelerator("accelerators", family)
+    for accelerator, launch in config.accelerators.items():
+        _check_accelerator("accelerators", accelerator)
         if launch.mode == "attach" and not launch.address:
-            raise ConfigError(f"accelerators.{family}.address: attach needs the worker's host:port.")
+            raise ConfigError(f"accelerators.{accelerator}.address: attach needs the worker's host:port.")
     for name, pool in config.pools.items():
         _check_accelerator(f"pools.{name}.accelerator", pool.accelerator)
         if not pool.model or not 0 <= pool.workers < 2**32:

@@ -140,7 +140,7 @@ class Controller:
             self._remember_workers()
             records = self._registry.records
             removed = {name for r in records if self._store.was_removed(name := r.info.deployment)}
-            attach = {family for family, launch in self._config.accelerators.items() if launch.mode == "attach"}
+            attach = {name for name, launch in self._config.accelerators.items() if launch.mode == "attach"}
             plan = reconcile(
                 self._store.deployments(), reports, records, await self._known_nodes(), removed, attach, self._launches
             )

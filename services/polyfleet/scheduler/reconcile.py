@@ -85,7 +85,7 @@ class _Room:
         self, nodes: Sequence[Node], launchers: Iterable[LauncherReport], others: Iterable[pb.WorkerInfo]
     ) -> None:
         self._nodes = nodes
-        self._used = defaultdict[tuple[str, str], list[int]](list)  # places by node and family
+        self._used = defaultdict[tuple[str, str], list[int]](list)  # places by node and accelerator
         for report in launchers:
             self._used[report.spec.node_id, report.spec.accelerator].append(report.spec.place)
         for info in others:  # workers without launcher
@@ -95,27 +95,30 @@ class _Room:
 
     @property
     def third_parties(self) -> list[str]:
-        """Families that nodes have and this version does not know, by name."""
-        return sorted({family for node in self._nodes for family in node.capacity} - set(ACCELERATORS))
+        """Accelerators that nodes have and this version does not know, by name."""
+        return sorted({accelerator for node in self._nodes for accelerator in node.capacity} - set(ACCELERATORS))
 
     def take(self, accelerators: Sequence[str]) -> tuple[str, Node, int] | None:
-        """Use a place of the first of these families that has one, on the node with the most of it."""
-        for family in accelerators:
-            free = {n.node_id: n.capacity.get(family, 0) - len(self._used[n.node_id, family]) for n in self._nodes}
+        """Use a place of the first of these accelerators that has one, on the node with the most of it."""
+        for accelerator in accelerators:
+            free = {
+                node.node_id: node.capacity.get(accelerator, 0) - len(self._used[node.node_id, accelerator])
+                for node in self._nodes
+            }
             node = max(self._nodes, key=lambda n: (free[n.node_id], n.node_id), default=None)
             if node and free[node.node_id] > 0:
-                used = self._used[node.node_id, family]
+                used = self._used[node.node_id, accelerator]
                 place = min(set(range(len(used) + 1)) - set(used))
                 used.append(place)
-                return family, node, place
+                return accelerator, node, place
         return None
 
     def problem(self, accelerators: Sequence[str]) -> str:
         """Why there is no place."""
-        families = [f for f in accelerators if any(node.capacity.get(f) for node in self._nodes)]
-        if not families:
+        here = [each for each in accelerators if any(node.capacity.get(each) for node in self._nodes)]
+        if not here:
             return f"No node of the cluster has {' or '.join(accelerators)}."
-        return f"All places for {' and '.join(families)} workers are taken."
+        return f"All places for {' and '.join(here)} workers are taken."
 
 
 def reconcile(
@@ -131,7 +134,7 @@ def reconcile(
 
     `launchers` are all that exist, those already told to stop included (`stopping`). Workers of a deployment that is
     neither in `deployments` nor in `removed` are left alone: this scheduler may have lost its state, they serve.
-    `attach` are the families whose workers stand on their nodes already, where one that has its own model is no place.
+    `attach` are the accelerators whose workers stand on their nodes already: one that has its own model is no place.
     `known` is what the workers' launchers were told, those of a Ray of before included.
     """
     plan = Plan()
@@ -225,15 +228,15 @@ def _relaunches(
 def _reconcile_one(have: _Have, room: _Room, plan: Plan) -> None:
     """Plan for one deployment."""
     wish, orphans = have.wish, have.orphans
-    families = tuple(wish.accelerators) or (*ACCELERATORS, *room.third_parties)
+    accelerators = tuple(wish.accelerators) or (*ACCELERATORS, *room.third_parties)
     generation = generation_of(wish)
-    current = [r for r in have.staying if r.spec.generation == generation and r.spec.accelerator in families]
+    current = [r for r in have.staying if r.spec.generation == generation and r.spec.accelerator in accelerators]
     outdated = [r for r in have.staying if r not in current]
     missing = wish.workers - len(current) - len(orphans)
     for _ in range(missing):
-        place = room.take(families)
+        place = room.take(accelerators)
         if place is None:
-            plan.problems[wish.name] = room.problem(families)
+            plan.problems[wish.name] = room.problem(accelerators)
             break
         plan.actions.append(Launch(wish, *place))
     ready = have.num_ready(current)
@@ -241,7 +244,7 @@ def _reconcile_one(have: _Have, room: _Room, plan: Plan) -> None:
     all_ready = ready == len(current) + len(orphans)
     if not spare and wish.name in plan.problems and all_ready and not have.some_leave:
         # No room for both: one old worker has to make way for the next new one, where its place is of use.
-        spare = have.least_useful([r for r in outdated if r.spec.accelerator in families])[:1]
+        spare = have.least_useful([r for r in outdated if r.spec.accelerator in accelerators])[:1]
     plan.actions.extend(Retire(report.spec.worker_id) for report in spare)
     plan.actions.extend(have.endings(current)[: max(0, -missing)])
     if have.some_leave:

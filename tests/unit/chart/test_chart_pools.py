@@ -180,17 +180,17 @@ def test_a_pool_may_say_otherwise() -> None:
     assert argument("other", "reproducible") == "true"
 
 
-@pytest.mark.parametrize("family", ["metax", "no", "x_9-y"])
-def test_a_third_partys_accelerator_gets_what_its_pool_says(family: str) -> None:
-    own = {"accelerator": family, "image": "registry/worker:1", "resource": "metax-tech.com/gpu", "model": IMAGE}
+@pytest.mark.parametrize("accelerator", ["metax", "no", "x_9-y"])
+def test_a_third_partys_accelerator_gets_what_its_pool_says(accelerator: str) -> None:
+    own = {"accelerator": accelerator, "image": "registry/worker:1", "resource": "metax-tech.com/gpu", "model": IMAGE}
     objects = rendered(values={"workers": {"p": own}})
     pod = pod_of(find(objects, "Deployment", "polyfleet-worker-p"))
     worker = container(pod, "worker")
     assert worker["resources"]["limits"]["metax-tech.com/gpu"] == 1
-    assert f"--accelerator={family}" in worker["args"]
+    assert f"--accelerator={accelerator}" in worker["args"]
     scheduler = yaml.safe_load(find(objects, "ConfigMap", "polyfleet-scheduler")["data"]["scheduler.yaml"])["scheduler"]
-    assert scheduler["accelerators"][family] == scheduler["accelerators"]["cuda"]
-    assert scheduler["pools"]["p"]["accelerator"] == family
+    assert scheduler["accelerators"][accelerator] == scheduler["accelerators"]["cuda"]
+    assert scheduler["pools"]["p"]["accelerator"] == accelerator
 
 
 def test_what_all_pools_share() -> None:

@@ -55,7 +55,7 @@ def test_an_empty_file_means_defaults(tmp_path: Path, text: str) -> None:
         ("deployments: [{name: a, source: b, workers: -1}]", "at `$.deployments[0].workers`"),
         ("deployments: [{name: a, source: b, options: {dtype: int3}}]", "not 'int3' - at `$.deployments[0].options`"),
         ("deployments: [{name: a, source: b}, {name: a, source: c}]", "Two deployments are named a"),
-        ("scheduler: {accelerators: {GPU: {}}}", "accelerators: must be the name of a family"),
+        ("scheduler: {accelerators: {GPU: {}}}", "accelerators: must be the name of an accelerator"),
         ("gateway: [", "not valid"),
     ],
 )

@@ -54,8 +54,8 @@ def test_advertise_is_where_workers_dial() -> None:
     [
         ("scheduler: {lisen: x}", "unknown field `lisen`"),
         ("scheduler: {settle_seconds: soon}", "Expected `float`, got `str` - at `$.scheduler.settle_seconds`"),
-        ("scheduler: {accelerators: {GPU: {}}}", "accelerators: must be the name of a family"),
-        ("scheduler: {pools: {a: {model: m, accelerator: auto}}}", "pools.a.accelerator: auto is no family"),
+        ("scheduler: {accelerators: {GPU: {}}}", "accelerators: must be the name of an accelerator"),
+        ("scheduler: {pools: {a: {model: m, accelerator: auto}}}", "pools.a.accelerator: auto is no accelerator"),
         ("scheduler: {pools: {a: {model: m, accelerator: cpu, workers: -1}}}", "pools.a: needs the name of a model"),
         ("scheduler: {pools: {a: {accelerator: cpu}}}", "missing required field `model`"),
         ("scheduler: {accelerators: {cuda: {mode: attach}}}", "accelerators.cuda.address: attach needs"),
