@@ -6,11 +6,19 @@ same ones; `polyfleet.convert` goes between. None means absent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from enum import Enum, unique
-from typing import Any
+from typing import Any, TypedDict
 
-from polyfleet.wire.limits import MAX_PRIORITY, MAX_TOP_LOGPROBS, FieldError, check_range, shown
+from polyfleet.wire.limits import (
+    CONTEXT_LENGTH_EXCEEDED,
+    MAX_PRIORITY,
+    MAX_TOP_LOGPROBS,
+    FieldError,
+    check_range,
+    shown,
+)
 from polyfleet.wire.sampling import GREEDY, SamplingParams
 
 
@@ -33,13 +41,25 @@ class Continuation:
     priority: int = 0  # higher first
     request_id: str = ""
 
+    @property
+    def needed_room(self) -> int:
+        """Tokens that there must be room for behind the prompt."""
+        return 1 if self.max_tokens is None else self.max_tokens
+
     def check(self) -> None:
-        """Raise FieldError for the first value out of range, whatever the model."""
+        """Raise FieldError for the first value out of range, whatever the model and prompt."""
         if self.max_tokens is not None and self.max_tokens < 1:
             raise FieldError("max_tokens", f"must be 1 or more, not {shown(self.max_tokens)}")
         check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+
+    def check_room(self, room: int, why: str) -> None:
+        """Raise FieldError, which says `why`, where more tokens are asked for than there is room behind the prompt."""
+        if self.max_tokens is not None and self.max_tokens > room:
+            raise FieldError(
+                "max_tokens", f"must be at most {room}, not {shown(self.max_tokens)}: {why}", CONTEXT_LENGTH_EXCEEDED
+            )
 
     def shared(self) -> dict[str, Any]:
         """These fields by name, for the next one of this kind."""
@@ -74,6 +94,32 @@ class GenerateRequest(Continuation):
     stop: tuple[str, ...] = ()
     n: int = 1
     continuous_usage: bool = False
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of the client's `generate`, `stream` and `chat`. What is left out, or None, is the gateway's.
+
+    Ranges and meanings stand in `docs/api.md`. `timeout` is the client's own: seconds until the call is given up.
+    """
+
+    model: str
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    n: int | None
+    logprobs: int | None
+    priority: int | None
+    request_id: str
+    timeout: float | None
 
 
 @dataclass(frozen=True, slots=True)

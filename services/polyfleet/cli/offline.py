@@ -22,15 +22,15 @@ def generate_offline(
     device: str,
     stated: Mapping[str, OptionValue],
     *,
-    max_tokens: int,
     temperature: float | None,
     seed: int | None,
-    ignore_eos: bool,
     own_defaults: bool = False,
+    **limits: Any,
 ) -> dict[str, Any]:
     """Continue a text or ids with the model at `path`, greedily without a temperature; `--json` prints the result.
 
-    `own_defaults`: how tokens are drawn is what the model's files state, as far as it is not given here.
+    `own_defaults`: how tokens are drawn is what the model's files state, as far as it is not given here. `limits` are
+    those of `SequenceRequest`.
     Raises CliError: bad file, option or prompt, or a computation that failed.
     """
     check_request(path, device)
@@ -47,7 +47,7 @@ def generate_offline(
         defaults = model_text.sampling_defaults if model_text and own_defaults else {}
         given = {"temperature": temperature} if temperature is not None else {}
         params = SamplingParams(**{"temperature": 0.0, **defaults, **given}, seed=seed or 0)  # type: ignore[arg-type]
-        request = SequenceRequest("offline", ids, params, max_tokens=max_tokens, ignore_eos=ignore_eos)
+        request = SequenceRequest("offline", ids, params, **limits)
         token_ids, finish_reason = run(engine, request)
     except (ValueError, BackendUnavailable) as error:  # model files, fields and options: all one sentence
         raise CliError(sentence(error), ExitCode.BAD_INPUT) from None

@@ -15,12 +15,11 @@ from polyfleet.client.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from polyfleet.client.requests import GenerateOptions
 from polyfleet.client.retry import NO_RETRIES, RetryPolicy
 from polyfleet.client.sync import Client, CompletionStream
 from polyfleet.client.types import Choice, Completion
 from polyfleet.wire.answers import Delta, Embeddings, FinishReason, Model, TokenLogprobs, Tokens, Usage
-from polyfleet.wire.requests import Message
+from polyfleet.wire.requests import GenerateOptions, Message
 
 __all__ = [
     "NO_RETRIES",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from polyfleet.client.errors import invalid_argument
 from polyfleet.v1 import inference_pb2 as pb
-from polyfleet.wire.requests import Message, Pooling
+from polyfleet.wire.requests import GenerateOptions, Message, Pooling
 from polyfleet.wire.sampling import NONE
 
 Messages = Sequence[Message | Mapping[str, str]]
@@ -16,32 +16,6 @@ POOLINGS = {each.value: pb.Pooling.Value(f"POOLING_{each.name}") for each in Poo
 
 _SAMPLING_FIELDS = frozenset(field.name for field in pb.SamplingParams.DESCRIPTOR.fields)
 _MESSAGE_FIELDS = frozenset(field.name for field in pb.ChatMessage.DESCRIPTOR.fields)
-
-
-class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate`, `stream` and `chat`. What is left out, or None, takes the gateway's default.
-
-    Ranges and meanings stand in `docs/api.md`. `timeout` is this client's own: seconds until the call is given up.
-    """
-
-    model: str
-    max_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    seed: int | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    n: int | None
-    logprobs: int | None
-    priority: int | None
-    request_id: str
-    timeout: float | None
 
 
 def generate_request(

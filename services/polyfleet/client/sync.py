@@ -12,7 +12,7 @@ import grpc
 from polyfleet.client import requests
 from polyfleet.client.channel import Tls, channel_options, tls_settings
 from polyfleet.client.errors import PolyfleetError, from_rpc_error
-from polyfleet.client.requests import GenerateOptions, Messages
+from polyfleet.client.requests import Messages
 from polyfleet.client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy
 from polyfleet.client.transcript import Transcript
 from polyfleet.client.types import Completion
@@ -21,6 +21,7 @@ from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceStub
 from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
 from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.requests import GenerateOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

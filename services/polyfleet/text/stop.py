@@ -6,9 +6,13 @@ matching", CACM 18(6), 1975): its depth after each character is the length of th
 a stop string, which is exactly what has to be held back.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Sequence
 from itertools import compress
+
+from polyfleet.wire.requests import GenerateRequest
 
 
 class StopStrings:
@@ -23,6 +27,11 @@ class StopStrings:
             self._insert(stop)
         self._link()
         self._firsts = frozenset(self._children[0])
+
+    @classmethod
+    def of(cls, request: GenerateRequest) -> StopStrings | None:
+        """Those of a request; None where it has none."""
+        return cls(request.stop) if request.stop else None
 
     def _insert(self, stop: str) -> None:
         state = 0
@@ -78,6 +87,10 @@ class StopMatcher:
         self._held = ""
         self._visible: list[bool] = []  # parallel to the characters held
         self.matched = False
+
+    def add_token(self, special: str, shown: str) -> str:
+        """The same for one token, of which `special` is matched and `shown` is matched and visible."""
+        return self.add(special, visible=False) + self.add(shown)
 
     def add(self, piece: str, visible: bool = True) -> str:
         """The text that `piece` makes safe to show: all but the shortest tail that may yet become a stop string."""

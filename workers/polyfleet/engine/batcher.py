@@ -97,7 +97,7 @@ class Batcher:
         if not 0 < num_tokens <= longest:
             raise FieldError("prompt_ids", f"must be 1 to {longest} tokens with those generated, not {num_tokens}")
         root = prefix_root(self._limits.fingerprint, request.cache_salt)
-        ends = (self._limits.context_length, self._limits.end_token_ids)
+        ends = (self._limits.context_length, self._limits.end_token_ids, self._limits.vocabulary_size)
         self.ledger.admit(Sequence(request, next(self._arrivals), self._clock(), *ends, root=root, mask=mask))
 
     def cancel(self, sequence_id: str) -> bool:
@@ -158,7 +158,7 @@ class Batcher:
         self._num_launched += 1
         flight = Flight.of(self._num_launched, decodes, shares, pooled, now, masked=plan.masked)
         flight.pending, flight.error = pending, error
-        if error is not None or not flight.masked or not self._flights:
+        if error is not None or not flight.waits or not self._flights:
             self._draw(flight)
         self._flights.append(flight)
         return True

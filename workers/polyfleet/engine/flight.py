@@ -33,7 +33,7 @@ class Flight:
     parts: list[Part]
     pooled: list[int]  # sequences of the step
     launched_seconds: float
-    masked: bool
+    masked: bool  # whether some draw may not take every token
     pending: Pending | None = None
     drawn: bool = False
     error: Exception | None = None
@@ -71,6 +71,11 @@ class Flight:
         decodes = list(zip(self.decodes, self.places, strict=True))
         return decodes + [(part.sequence, part.place) for part in self.parts]
 
+    @property
+    def waits(self) -> bool:
+        """Whether its draws wait for the tokens before, which masks are asked about."""
+        return self.masked and any(sequence.mask is not None for sequence, _ in self.members)
+
     def masks(self, vocabulary_size: int) -> Bools | None:
         """[S, V] which tokens each draw may take; None where nobody limits any. `unmasked` are whose mask fails."""
         rows: list[Bools | None] = []
@@ -85,11 +90,14 @@ class Flight:
         return np.stack([everything if row is None else row for row in rows])
 
     def _allowed(self, sequence: Sequence, place: Place, vocabulary_size: int) -> Bools | None:
-        """What a sequence's mask leaves; None for all. A mask is its user's code: what it raises fails it alone."""
-        if sequence.mask is None or sequence.place is not place:
+        """What a sequence may draw; None for all. What its mask raises fails it alone."""
+        if sequence.place is not place:
             return None
         try:
-            allowed = np.asarray(sequence.mask.allowed(sequence.generated_ids))
+            given = sequence.allowed()
+            if given is None:
+                return None
+            allowed = np.asarray(given)
             if allowed.dtype != bool or allowed.ndim != 1:
                 problem = f"it is no row of truth values, but {allowed.dtype} {list(allowed.shape)}"
             elif vocabulary_size and len(allowed) != vocabulary_size:

@@ -84,7 +84,7 @@ class StepPlan:
 
     @property
     def masked(self) -> bool:
-        """Whether some draw has a mask."""
+        """Whether some draw may not take every token."""
         return bool(int(self.needs) & MASKS)
 
     @property
@@ -120,7 +120,7 @@ class Assembler:
         needs = Need.NOTHING if request.sampling.greedy else Need.RANDOM
         needs |= Need.PENALTIES if request.sampling.penalised else Need.NOTHING
         needs |= Need.NOTHING if request.logprobs is None else Need.LOGPROBS
-        needs |= Need.NOTHING if sequence.mask is None else Need.MASKS
+        needs |= Need.MASKS if sequence.masked else Need.NOTHING
         sequence.needs = int(needs)
         if needs & Need.PENALTIES:
             self._starts.append(Start(slot, request.prompt_ids, tuple(sequence.generated_ids)))
@@ -155,7 +155,7 @@ class Assembler:
             self._last = before
             return before.plan
         plan = self._lay_out(shares, decodes)
-        again = isinstance(decodes, tuple) and decodes and not shares and not self._cleared
+        again = isinstance(decodes, tuple) and decodes and not shares and not self._cleared and not plan.masked
         self._last = _Decoding(decodes, plan) if again else None
         return plan
 

@@ -59,6 +59,7 @@ class Sequence:
     arrival_seconds: float
     longest: int  # tokens at which it ends; told the context's length, it is less where its request wants less
     end_token_ids: InitVar[frozenset[int]] = frozenset()  # the model's own
+    vocabulary_size: int = 0
     ends: frozenset[int] = field(init=False)  # tokens that end it
     state: SequenceState = SequenceState.WAITING
     sequence_id: str = ""
@@ -154,6 +155,15 @@ class Sequence:
             parent = hashes[-1] if hashes else self.root
             hashes.append(grain_hash(parent, self.tokens(start, start + block_size)))
         return hashes if len(hashes) == num_blocks else hashes[:num_blocks]
+
+    @property
+    def masked(self) -> bool:
+        """Whether some token may not be drawn next."""
+        return self.mask is not None
+
+    def allowed(self) -> Bools | None:
+        """[V] the tokens that its draw under way may take; None: all. A mask is its user's code and may raise."""
+        return None if self.mask is None else self.mask.allowed(self.generated_ids)
 
     def plan(self, size: int, step: int) -> bool:
         """A step was launched that computes the next `size` tokens; says whether it draws one behind them."""

@@ -52,7 +52,7 @@ class Generation:
         """See GenerationApi."""
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
             served, wanted = await self._generate_sequences(request, record, call)
-            stops = StopStrings(request.stop) if request.stop else None
+            stops = StopStrings.of(request)
             choices = [ChoiceOutput(each, served.text, stops) for each in wanted]
             continuous = request.continuous_usage
             output = RequestOutput(choices, len(wanted[0].prompt_ids), record, continuous_usage=continuous)
@@ -79,7 +79,7 @@ class Generation:
         with nullcontext() if request.token_ids else self._tokenizing(served):
             prompt = await encode_prompt(served, request.text, request.messages, request.token_ids, record.seconds_left)
         field = "text" if request.text is not None else "messages" if request.messages else "token_ids"
-        check_fit(field, prompt.num_tokens, request.max_tokens, served.model)
+        check_fit(field, prompt.num_tokens, request, served.model)
         defaults = {name: value for name, value in served.model.sampling_defaults.items() if name in request.left_out}
         seed = secrets.randbits(64) if request.seed is None else request.seed
         sampling = replace(request.sampling, **defaults, seed=seed)  # type: ignore[arg-type]
@@ -192,10 +192,10 @@ def _sequence(
 async def _embed_ids(field: str, each: EmbedInput, served: ServedModel, seconds: float) -> tuple[int, ...]:
     if each.text is None:
         check_ids(f"{field}.token_ids", each.token_ids, served.model)
-        check_fit(field, len(each.token_ids), 0, served.model)
+        check_fit(field, len(each.token_ids), None, served.model)
         return each.token_ids
     prompt = await encode_text(served, f"{field}.text", each.text, seconds)
-    check_fit(field, prompt.num_tokens, 0, served.model)
+    check_fit(field, prompt.num_tokens, None, served.model)
     return prompt.token_ids
 
 

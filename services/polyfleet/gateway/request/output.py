@@ -49,8 +49,7 @@ class ChoiceOutput:
             return self._detokenizer.add(token_ids), len(token_ids)
         text = ""
         for count, token_id in enumerate(token_ids, 1):
-            text += self._matcher.add(self._text.special_text(token_id), visible=False)
-            text += self._matcher.add(self._detokenizer.add((token_id,)))
+            text += self._matcher.add_token(self._text.special_text(token_id), self._detokenizer.add((token_id,)))
             if self._matcher.matched:
                 return text, count
         return text, len(token_ids)

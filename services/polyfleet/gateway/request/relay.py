@@ -101,11 +101,10 @@ class SequenceRelay:
         """Room for the prompt, what was generated, and the rest."""
         now = asyncio.get_running_loop().time()
         request, done = self._request, len(self._generated)
-        rest = 1 if request.max_tokens is None else request.max_tokens - done
         return PlacementRequest(
             model=self.turn.model,
             prompt_tokens=len(request.prompt_ids) + done,
-            max_tokens=0 if request.pooling else rest,
+            max_tokens=0 if request.pooling else max(1, request.needed_room - done),
             excluded=frozenset(worker_id for worker_id, until in self._excluded.items() if until > now),
             key=request.request_id,
             fingerprint=self.turn.fingerprint,

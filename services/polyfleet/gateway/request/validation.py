@@ -20,7 +20,7 @@ from polyfleet.wire.limits import (
     check_range,
     shown,
 )
-from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, Message, TokenizeRequest
+from polyfleet.wire.requests import Continuation, EmbedInput, EmbedRequest, GenerateRequest, Message, TokenizeRequest
 
 MAX_NAME_CHARACTERS = 64
 
@@ -67,20 +67,16 @@ def check_context(field: str, num_tokens: int, model: Model) -> None:
         raise FieldError(field, f"is {num_tokens} tokens long, but {_context(model)}", CONTEXT_LENGTH_EXCEEDED)
 
 
-def check_fit(field: str, num_prompt: int, max_tokens: int | None, model: Model) -> None:
-    """The prompt, and what is to be generated behind it, must fit the model's context. `field` holds the prompt."""
+def check_fit(field: str, num_prompt: int, wanted: Continuation | None, model: Model) -> None:
+    """The prompt, and what is wanted behind it, must fit the model's context. `field` holds the prompt."""
     if num_prompt == 0:
         raise FieldError(field, "must give at least one token")
     room = model.context_length - num_prompt
-    if room < 0 or (room == 0 and max_tokens != 0):
+    if room < 0 or (room == 0 and wanted is not None):
         problem = f"is {num_prompt} tokens long, which leaves no room: {_context(model)}"
         raise FieldError(field, problem, CONTEXT_LENGTH_EXCEEDED)
-    if max_tokens is not None and max_tokens > room:
-        raise FieldError(
-            "max_tokens",
-            f"must be at most {room}, not {shown(max_tokens)}: {_context(model)}, and the prompt has {num_prompt}",
-            CONTEXT_LENGTH_EXCEEDED,
-        )
+    if wanted is not None:
+        wanted.check_room(room, f"{_context(model)}, and the prompt has {num_prompt}")
 
 
 def _context(model: Model) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from polyfleet import client as pf
-from polyfleet.client.requests import GenerateOptions
 from polyfleet.gateway.errors import Code
 from polyfleet.gateway.http.bodies import UNSUPPORTED, ChatBody, CompletionBody, EmbeddingsBody, MessageBody, Strict
+from polyfleet.wire.requests import GenerateOptions
 
 TEXT = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")
 NAMED = set(re.findall(r"[A-Za-z_]+", " ".join(re.findall(r"`([^`]+)`", TEXT))))
