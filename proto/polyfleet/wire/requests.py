@@ -35,6 +35,7 @@ class Continuation:
     """How far to go on and what to tell: the same in a request, in its sequences and in the engine."""
 
     max_tokens: int | None = None  # generated tokens in all; None: as many as there is room for
+    min_tokens: int = 0  # generated tokens in all, before which neither a token nor a stop string ends it
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives beside each token; None: no logprobs
@@ -44,22 +45,26 @@ class Continuation:
     @property
     def needed_room(self) -> int:
         """Tokens that there must be room for behind the prompt."""
-        return 1 if self.max_tokens is None else self.max_tokens
+        return max(1, self.min_tokens) if self.max_tokens is None else self.max_tokens
 
     def check(self) -> None:
         """Raise FieldError for the first value out of range, whatever the model and prompt."""
         if self.max_tokens is not None and self.max_tokens < 1:
             raise FieldError("max_tokens", f"must be 1 or more, not {shown(self.max_tokens)}")
+        if self.min_tokens < 0:
+            raise FieldError("min_tokens", f"must be 0 or more, not {shown(self.min_tokens)}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            most = shown(self.max_tokens)
+            raise FieldError("min_tokens", f"must be at most max_tokens, which is {most}, not {shown(self.min_tokens)}")
         check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
 
     def check_room(self, room: int, why: str) -> None:
         """Raise FieldError, which says `why`, where more tokens are asked for than there is room behind the prompt."""
-        if self.max_tokens is not None and self.max_tokens > room:
-            raise FieldError(
-                "max_tokens", f"must be at most {room}, not {shown(self.max_tokens)}: {why}", CONTEXT_LENGTH_EXCEEDED
-            )
+        for name, wanted in (("max_tokens", self.max_tokens or 0), ("min_tokens", self.min_tokens)):
+            if wanted > room:
+                raise FieldError(name, f"must be at most {room}, not {shown(wanted)}: {why}", CONTEXT_LENGTH_EXCEEDED)
 
     def shared(self) -> dict[str, Any]:
         """These fields by name, for the next one of this kind."""
@@ -104,6 +109,7 @@ class GenerateOptions(TypedDict, total=False):
 
     model: str
     max_tokens: int | None
+    min_tokens: int | None
     temperature: float | None
     top_p: float | None
     top_k: int | None

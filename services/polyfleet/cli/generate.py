@@ -50,6 +50,7 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
 @click.option("--prompt-ids", type=TokenIds(), metavar="1,2,3", help="Token ids to continue, instead of a text.")
 @model_option
 @click.option("--max-tokens", type=click.IntRange(min=1), default=50, show_default=True, help="Tokens to generate.")
+@click.option("--min-tokens", type=click.IntRange(min=0), default=0, help="Tokens before which nothing ends the text.")
 @click.option(
     "--temperature", type=FiniteRange(0, 2), help="0 is greedy. Default: offline 0, else the model's own or 1."
 )

@@ -16,9 +16,13 @@ from polyfleet.wire.requests import GenerateRequest
 
 
 class StopStrings:
-    """The automaton of a set of stop strings, none empty. Immutable; share it between matchers."""
+    """The automaton of a set of stop strings, none empty. Immutable; share it between matchers.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    What the first `min_tokens` tokens of a text complete does not count.
+    """
+
+    def __init__(self, stops: Sequence[str], min_tokens: int = 0) -> None:
+        self.min_tokens = min_tokens
         self._children: list[dict[str, int]] = [{}]
         self._fallback = [0]
         self._depth = [0]
@@ -31,7 +35,7 @@ class StopStrings:
     @classmethod
     def of(cls, request: GenerateRequest) -> StopStrings | None:
         """Those of a request; None where it has none."""
-        return cls(request.stop) if request.stop else None
+        return cls(request.stop, request.min_tokens) if request.stop else None
 
     def _insert(self, stop: str) -> None:
         state = 0
@@ -86,11 +90,14 @@ class StopMatcher:
         self._state = 0
         self._held = ""
         self._visible: list[bool] = []  # parallel to the characters held
+        self._uncounted = stops.min_tokens  # tokens to come whose matches don't count
         self.matched = False
 
     def add_token(self, special: str, shown: str) -> str:
         """The same for one token, of which `special` is matched and `shown` is matched and visible."""
-        return self.add(special, visible=False) + self.add(shown)
+        text = self.add(special, visible=False) + self.add(shown)
+        self._uncounted = max(0, self._uncounted - 1)
+        return text
 
     def add(self, piece: str, visible: bool = True) -> str:
         """The text that `piece` makes safe to show: all but the shortest tail that may yet become a stop string."""
@@ -101,7 +108,7 @@ class StopMatcher:
         self._visible += [visible] * len(piece)
         for end, character in enumerate(piece, start + 1):
             self._state = self._stops.step(self._state, character)
-            if length := self._stops.match(self._state):
+            if not self._uncounted and (length := self._stops.match(self._state)):
                 self.matched = True
                 return self._release(end - length)
         return self._release(len(self._held) - self._stops.depth(self._state))

@@ -50,6 +50,9 @@ def test_the_end_token_ends_it_unless_ignored(tmp_path: Path) -> None:
     stopped = answer(ending, "--dtype", "float32")
     assert stopped == {"token_ids": free[: free.index(end)], "text": "", "finish_reason": "stop"}
     assert answer(ending, "--dtype", "float32", "--ignore-eos")["token_ids"] == free
+    longer = answer(ending, "--dtype", "float32", "--min-tokens", "30")["token_ids"]
+    assert len(longer) >= 30
+    assert end not in longer
 
 
 def test_a_seed_repeats_a_draw(folder: Path) -> None:

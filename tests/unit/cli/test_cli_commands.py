@@ -30,13 +30,12 @@ def hello(request: Any, context: Any) -> Iterator[pb.GenerateResponse]:
 
 
 def test_generate_streams_text() -> None:
+    numbers = ("--max-tokens", "7", "--min-tokens", "4", "--seed", "3")
     with serve(hello) as script:
-        result = run(
-            "generate", "--gateway", script.address, "--prompt", "Say hello", "--max-tokens", "7", "--seed", "3"
-        )
+        result = run("generate", "--gateway", script.address, "--prompt", "Say hello", *numbers)
     assert (result.exit_code, result.stdout) == (0, "Hello\n")
     (request,) = script.calls
-    assert (request.text, request.max_tokens, request.sampling.seed) == ("Say hello", 7, 3)
+    assert (request.text, request.max_tokens, request.min_tokens, request.sampling.seed) == ("Say hello", 7, 4, 3)
     assert not request.sampling.HasField("temperature")
 
 

@@ -59,10 +59,12 @@ def test_every_option_reaches_its_field(client: pf.Client, script: Script) -> No
         "presence_penalty": -1.0,
         "frequency_penalty": 1.5,
     }
+    brief = pb.ChatMessage(role="system", content="be brief")
     client.chat(
         [{"role": "system", "content": "be brief"}, pf.Message("user", "hi", name="ann")],
         model="m",
         max_tokens=7,
+        min_tokens=2,
         **sampling,
         stop=["x", "y"],
         stop_token_ids=[4, 5],
@@ -74,12 +76,10 @@ def test_every_option_reaches_its_field(client: pf.Client, script: Script) -> No
     )
     assert script.calls[0] == pb.GenerateRequest(
         model="m",
-        messages=[
-            pb.ChatMessage(role="system", content="be brief"),
-            pb.ChatMessage(role="user", content="hi", name="ann"),
-        ],
+        messages=[brief, pb.ChatMessage(role="user", content="hi", name="ann")],
         sampling=pb.SamplingParams(**sampling),
         max_tokens=7,
+        min_tokens=2,
         stop=["x", "y"],
         stop_token_ids=[4, 5],
         ignore_eos=True,

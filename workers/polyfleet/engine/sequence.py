@@ -6,8 +6,10 @@ from dataclasses import InitVar, dataclass, field
 from enum import Enum, unique
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
+from polyfleet.engine.plan import Need
 from polyfleet.sampling.draw import Bools
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.hashing import ROOT_HASH, grain_hash
@@ -61,6 +63,8 @@ class Sequence:
     end_token_ids: InitVar[frozenset[int]] = frozenset()  # the model's own
     vocabulary_size: int = 0
     ends: frozenset[int] = field(init=False)  # tokens that end it
+    shortest: int = field(init=False)  # tokens, prompt and generated, before which they are not drawn
+    unended: Bools | None = None  # [V] all tokens but these, made when it is first asked for
     state: SequenceState = SequenceState.WAITING
     sequence_id: str = ""
     most_generated: int = 0  # tokens at which it ends, its prompt left out
@@ -89,6 +93,7 @@ class Sequence:
             self.longest = min(len(request.prompt_ids) + request.max_tokens, self.longest)
         self.most_generated = self.longest - len(request.prompt_ids)
         self.ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else end_token_ids)
+        self.shortest = len(request.prompt_ids) + request.min_tokens
         self.generated_ids.extend(self.request.generated_ids)
         self.num_tokens = len(self.request.prompt_ids) + len(self.generated_ids)
         self.pooling = self.request.pooling
@@ -159,11 +164,19 @@ class Sequence:
     @property
     def masked(self) -> bool:
         """Whether some token may not be drawn next."""
-        return self.mask is not None
+        return self.mask is not None or self.num_tokens < self.shortest
 
     def allowed(self) -> Bools | None:
         """[V] the tokens that its draw under way may take; None: all. A mask is its user's code and may raise."""
-        return None if self.mask is None else self.mask.allowed(self.generated_ids)
+        allowed = None if self.mask is None else np.asarray(self.mask.allowed(self.generated_ids))
+        if self.num_tokens > self.shortest:  # the token under way is among them
+            if self.mask is None:
+                self.needs &= ~Need.MASKS
+            return allowed
+        if self.unended is None:
+            self.unended = np.ones(self.vocabulary_size, dtype=bool)
+            self.unended[[each for each in self.ends if each < self.vocabulary_size]] = False
+        return self.unended if allowed is None else allowed & self.unended
 
     def plan(self, size: int, step: int) -> bool:
         """A step was launched that computes the next `size` tokens; says whether it draws one behind them."""

@@ -91,6 +91,7 @@ class GenerateBody(Strict, frozen=True, kw_only=True):
     min_p: float | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
     stop_token_ids: TokenIds | None = None
     priority: int | None = None
     # Without effect.

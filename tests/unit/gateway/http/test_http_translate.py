@@ -62,6 +62,7 @@ def test_every_sampling_field_lands() -> None:
         ignore_eos=True,
         priority=-3,
         max_tokens=9,
+        min_tokens=4,
         **fields,
     )
     assert wanted == GenerateRequest(
@@ -70,6 +71,7 @@ def test_every_sampling_field_lands() -> None:
         sampling=SamplingParams(**fields),
         seed=7,
         max_tokens=9,
+        min_tokens=4,
         stop=("x", "y"),
         stop_token_ids=(4,),
         ignore_eos=True,

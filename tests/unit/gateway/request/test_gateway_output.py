@@ -20,7 +20,7 @@ from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
 from polyfleet.text.model_text import ModelText
 from polyfleet.text.stop import StopStrings
 from polyfleet.wire.answers import Delta, FinishReason, SampledToken, Usage
-from polyfleet.wire.requests import SequenceRequest
+from polyfleet.wire.requests import GenerateRequest, SequenceRequest
 
 TEXT = ModelText(assets_document())
 IDS = fake_tokens([1], 40, 0, VOCABULARY)
@@ -125,3 +125,36 @@ def test_the_first_delta_names_the_request_and_the_last_has_usage() -> None:
     assert [delta.usage if delta else None for delta in deltas] == [None, None, None, Usage(5, 4, 4)]
     assert output.finished
     assert record.worker_id == "w-1"
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("stop", "min_tokens", "shown", "num_ids"),
+    [
+        ("fox", 0, "the ", 2),
+        ("fox", 1, "the ", 2),
+        ("fox", 2, "the foxthe ", 4),
+        ("fox", 3, "the foxthe ", 4),
+        ("fox", 7, "the fox" * 3 + "the ", 8),
+        ("fox", 8, "the fox" * 4, 8),
+        ("foxthe", 2, "the ", 3),  # it begins before, and is completed behind
+        ("foxthe", 3, "the foxthe ", 5),
+        ("xt", 4, "the foxthe fo", 5),
+    ],
+)
+def test_stop_strings_of_the_first_tokens_do_not_count(
+    stop: str, min_tokens: int, shown: str, num_ids: int, size: int
+) -> None:
+    ids = [*TEXT.encode("the"), *TEXT.encode(" fox")] * 4
+    request = GenerateRequest(stop=(stop,), min_tokens=min_tokens)
+    output = ChoiceOutput(SequenceRequest("", (), min_tokens=min_tokens), TEXT, StopStrings.of(request))
+    deltas: list[Delta] = []
+    for at in range(0, len(ids), size):
+        last = FinishReason.LENGTH if at + size >= len(ids) else None
+        deltas.append(output.take(Parcel(0, tokens=drawn(*ids[at : at + size]), finish_reason=last)))
+        if deltas[-1].finish_reason:
+            break
+    assert "".join(delta.text for delta in deltas) == shown
+    assert [i for delta in deltas for i in delta.token_ids] == ids[:num_ids]
+    stopped = num_ids < len(ids) or not shown.endswith(stop)
+    assert deltas[-1].finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)

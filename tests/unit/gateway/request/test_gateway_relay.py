@@ -122,6 +122,16 @@ async def test_without_max_tokens_the_workers_room_counts_anew_after_a_move() ->
     assert rig.grant("w-2", context=20).started[0].max_tokens == 17
 
 
+async def test_without_max_tokens_there_must_be_room_for_the_least() -> None:
+    rig = Rig(max_tokens=None, min_tokens=9)
+    assert rig.relay.needs().max_tokens == 9
+    assert rig.grant("w-1", context=50).started[0].min_tokens == 9
+    rig.give(7, 8)
+    rig.relay.lost("gone")
+    assert rig.relay.needs().max_tokens == 7
+    assert rig.grant("w-2").started[0].min_tokens == 9  # those generated before count
+
+
 async def test_an_embedding_needs_no_room_behind_its_prompt() -> None:
     rig = Rig(max_tokens=1, pooling=Pooling.MEAN)
     assert rig.relay.needs().max_tokens == 0
