@@ -14,6 +14,8 @@ from rich.markup import escape
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import FILE, FiniteRange, examples, json_option
 from polyfleet.cli.output import err, out, print_json, print_table
+from polyfleet.wire.flags import OptionType
+from polyfleet.wire.options import OPTIONS
 
 CONFORMANCE_SECONDS = 600.0
 backend_option = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
@@ -186,7 +188,7 @@ def optimize(backend: str, template: str, apply: bool, output: Path | None, temp
 @click.option("--batch-sizes", default="1,8", show_default=True, help="Comma-separated.")
 @click.option("--seq-lengths", default="128,512", show_default=True, help="Comma-separated.")
 @click.option("--hidden-sizes", default="768", show_default=True, help="Comma-separated.")
-@click.option("--dtype", default="auto", show_default=True, help="float32, float16, bfloat16 or auto.")
+@click.option("--dtype", type=OptionType(OPTIONS["dtype"]), default="auto", show_default=True, help="To compute in.")
 @click.option("--output", type=FILE, help="Write all statistics as JSON.")
 @json_option
 def benchmark(
@@ -204,8 +206,6 @@ def benchmark(
     from polyfleet.backends import BackendRegistry
     from polyfleet.tuning.benchmark import BenchmarkOptions, run
 
-    if dtype not in ("auto", "float32", "float16", "bfloat16"):
-        raise CliError(f"{dtype!r} is no dtype: choose auto, float32, float16 or bfloat16.", ExitCode.BAD_INPUT)
     with sentences():
         for name in {each.strip().lower() for each in names} - {"auto"}:
             BackendRegistry.known(name)

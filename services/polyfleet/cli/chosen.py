@@ -1,5 +1,6 @@
 """What this user chose before, for commands that run a model here: a backend, and engine options made for it."""
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -50,6 +51,6 @@ class Choice:
 
 def say_chosen(given: Mapping[str, OptionValue], taken: Mapping[str, OptionValue]) -> None:
     """Tell which options were taken from the choice."""
-    added = [f"{OPTIONS[name].flag} {value}" for name, value in taken.items() if name not in given]
+    added = [f"{OPTIONS[name].flag} {json.dumps(value)}" for name, value in taken.items() if name not in given]
     if added:
         err.print(f"From your choice (`polyfleet config show`): {', '.join(added)}.", style="dim", markup=False)

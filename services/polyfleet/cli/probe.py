@@ -30,6 +30,7 @@ def accelerators() -> tuple[list[dict[str, Any]], str]:
 def operators() -> dict[str, Any]:
     """What runs the bundled model on the default device: the executor, those passed over with the reason, and the
     implementation of each operator; nothing without the model."""
+    from polyfleet.cli.chosen import Choice
     from polyfleet.cli.errors import CliError
     from polyfleet.cli.settings import bundled_model
     from polyfleet.engine.engine import Engine
@@ -39,8 +40,9 @@ def operators() -> dict[str, Any]:
         path = bundled_model()
     except CliError:
         return {}
-    options = EngineOptions(context_length=PROBE_TOKENS, kv_cache_tokens=PROBE_TOKENS, max_sequences=1)
-    engine = Engine.load(str(path), options)
+    choice, small = Choice.read(), {"context_length": PROBE_TOKENS, "kv_cache_tokens": PROBE_TOKENS, "max_sequences": 1}
+    options: dict[str, Any] = choice.options_beside(small, ())
+    engine = Engine.load(str(path), EngineOptions(device=choice.backend, **options))
     return {
         "executor": engine.facts.executor,
         "passed_over": list(engine.facts.passed_over),

@@ -248,7 +248,7 @@ def test_benchmark_refuses_nonsense() -> None:
     assert "'1,x' is no list of sizes" in run("backends", "benchmark", "--batch-sizes", "1,x").stderr
     assert "is no list of sizes" in run("backends", "benchmark", "--batch-sizes", "9" * 5000).stderr
     assert "'²' is no list of sizes" in run("backends", "benchmark", "--batch-sizes", "²").stderr
-    assert "'int3' is no dtype" in run("backends", "benchmark", "--dtype", "int3").stderr
+    assert "bfloat16, not 'int3'" in run("backends", "benchmark", "--dtype", "int3").stderr
     assert "nan is no finite number" in run("backends", "benchmark", "--duration", "nan").stderr
     absent = run("backends", "benchmark", "--backend", "cuda")
     assert absent.exit_code == 1

@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from polyfleet.cli.main import cli
+from polyfleet.cli.settings import bundled_model
+from polyfleet.tuning.choice import choice_file, write_choice
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
@@ -139,6 +141,26 @@ def test_deploy_refuses_what_is_no_model_where_its_workers_see_this_machine(
     assert refused.exit_code == 2
     assert "notes.gguf: is not a GGUF file" in refused.stderr
     assert len(service.requests) == 1
+
+
+def test_deploy_to_ones_own_fleet_starts_from_ones_choice_and_says_so(
+    fleet: tuple[Fleet, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, address = fleet
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("POLYFLEET_BACKEND", raising=False)
+    write_choice(choice_file(), {"backend": "cpu", "threads": 2, "max_sequences": 5})
+    arguments = ("deploy", "small", str(bundled_model()), "--max-sequences", "3", "--fleet", address)
+    for own, accelerators, options in (
+        (None, [], pb.WorkerOptions(dtype="auto", max_sequences=3)),
+        (tmp_path / "token", ["cpu"], pb.WorkerOptions(dtype="auto", max_sequences=3, threads=2)),
+    ):
+        monkeypatch.setattr("polyfleet.cli.state_folder.known_token", lambda fleet, own=own: own)
+        done = run(*arguments)
+        assert done.exit_code == 0
+        assert ("From your choice (`polyfleet config show`): --threads 2." in done.stderr) == bool(own)
+        wanted = service.requests[-1].deployment
+        assert (list(wanted.accelerators), wanted.options) == (accelerators, options)
 
 
 def test_deploy_sends_every_option(fleet: tuple[Fleet, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,11 +130,11 @@ def test_serve_says_what_it_takes_from_the_choice(
     settings = resolve(Flags(options={"max_sequences": 3}))
     assert with_users_choice(settings) == settings
     assert capsys.readouterr().err == ""
-    write_choice(choice_file(), {"backend": "cpu", "max_sequences": 5, "step_seconds": 0.5})
+    write_choice(choice_file(), {"backend": "cpu", "max_sequences": 5, "prefix_cache": False})
     (deployment,) = with_users_choice(settings).config.deployments
     assert deployment.accelerators == ("cpu",)
-    assert deployment.options == {"max_sequences": 3, "step_seconds": 0.5}
-    assert "From your choice (`polyfleet config show`): --step-seconds 0.5." in capsys.readouterr().err
+    assert deployment.options == {"max_sequences": 3, "prefix_cache": False}
+    assert "From your choice (`polyfleet config show`): --prefix-cache false." in capsys.readouterr().err
 
 
 def test_there_is_room_for_every_wished_cpu_worker(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from polyfleet.backends.protocol import BackendType, accelerator_name
+from polyfleet.backends.registry import BackendRegistry
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.graph_arrays import Array
 from polyfleet.engine.loader import prepare_engine
@@ -18,7 +19,7 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
-from polyfleet.tuning.choice import check_choice, get_backend
+from polyfleet.tuning.choice import check_choice
 from polyfleet.wire.requests import SequenceRequest
 
 # What the keywords of other persistent kernels must be here, and why.
@@ -233,7 +234,7 @@ def _check_fixed(given: Sequence[Any]) -> None:
 
 def _device(backend: BackendType | str, num_workers: int) -> str:
     device = accelerator_name(backend)
-    if num_workers and get_backend(device.partition(":")[0]).type is not BackendType.CPU:
+    if num_workers and BackendRegistry.get(device.partition(":")[0]).type is not BackendType.CPU:
         raise ValueError(f"num_workers must be 0 on {device}, not {num_workers}: only a CPU's threads are counted")
     return device
 
