@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.support import odd_executors
 from tests.support.numpy_executor import NumpyExecutor
-from tests.support.odd_executors import ODD, RunsOutOfMemory
+from tests.support.odd_executors import GIB, ODD, RunsOutOfMemory
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
-from polyfleet.engine.executor import Executor
+from polyfleet.engine.executor import Executor, Footprint
 from polyfleet.engine.executors import (
     KNOWN,
     ExecutorKind,
@@ -23,7 +23,7 @@ from polyfleet.engine.executors import (
     find,
     first_that_works,
 )
-from polyfleet.engine.loader import fit
+from polyfleet.engine.loader import fit, with_room
 from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import Machine
 from polyfleet.executors.eager import EagerExecutor
@@ -191,6 +191,33 @@ def test_when_all_fail_each_reason_is_said_in_one_sentence(model: LoadedModel) -
 def test_a_class_that_is_not_there(target: str) -> None:
     with pytest.raises(ValueError, match="the strange executor can't be imported: "):
         find("strange", target)
+
+
+class Spacious(NumpyExecutor):
+    """Takes a MiB for each row of a step."""
+
+    @classmethod
+    def footprint(cls, workload: Workload) -> Footprint:
+        return Footprint(0, 100, (workload.options.step_tokens or 2048) * 2**20)
+
+
+def rows_with(model: LoadedModel, gib: float, options: EngineOptions = ANY) -> int:
+    """Of a step on an accelerator with so much memory; 0: as many as usual."""
+    machine = Machine("cuda:0", DTYPES, "float32", int(gib * GIB), 8)
+    workload = Workload(record(model.config, model.weights), model.weights, options, "cuda:0", "float32", CPU)
+    return with_room(Spacious, workload, model.config, machine).options.step_tokens
+
+
+def test_a_step_has_fewer_rows_where_the_usual_number_leaves_no_memory(model: LoadedModel) -> None:
+    assert rows_with(model, 2.5) == 0
+    assert rows_with(model, 1.9) == 1024
+    assert rows_with(model, 1.9, EngineOptions(step_tokens=900)) == 900
+    with pytest.raises(FieldError, match="kv_cache_tokens: no memory is left on cuda:0"):
+        rows_with(model, 1.9, EngineOptions(step_tokens=2048))
+    with pytest.raises(FieldError, match="kv_cache_tokens: no memory is left on cuda:0"):
+        rows_with(model, 0.5)
+    with pytest.raises(FieldError, match="context_length: must be at most the model's"):
+        rows_with(model, 2.5, EngineOptions(context_length=10**6))
 
 
 def test_every_known_executor_is_there() -> None:

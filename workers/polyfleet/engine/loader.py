@@ -1,7 +1,7 @@
 """From a path and an operator's options to everything that an Engine needs: the one place of default wiring."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfleet.backends import BackendRegistry, KernelCapabilities
 from polyfleet.backends.cpu import usable_cores
@@ -16,10 +16,12 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
+from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError
 
 Progress = Callable[[float, str], None]
+FEWER_ROWS = (1024, 512, 256, 128)  # of a step, where an accelerator's usual 2,048 leave no memory
 READING_SHARE = 0.5  # of the progress shown; the rest is preparing weights on the device
 
 
@@ -82,7 +84,7 @@ def fit(
     It is sized twice: by its estimate, so that what can't fit is refused before it is built, and by what it measures.
     """
     refuse(kind, workload)
-    resolve(workload.options, model.config, believable(kind.name, kind.footprint(workload)), machine)
+    workload = with_room(kind, workload, model.config, machine)
     executor = kind.build(workload, progress)
     try:
         measured = believable(kind.name, executor.measure())
@@ -96,6 +98,24 @@ def fit(
         executor.close()
         raise
     return executor, resolved
+
+
+def with_room(kind: ExecutorKind, workload: Workload, config: ModelConfig, machine: Machine) -> Workload:
+    """The workload, with fewer rows a step where nobody asked for a number and the usual one leaves no memory.
+
+    Raises FieldError where not even the fewest leave any.
+    """
+    options, problem = workload.options, None
+    for rows in (options.step_tokens, *(() if options.step_tokens else FEWER_ROWS)):
+        tried = replace(workload, options=replace(options, step_tokens=rows))
+        try:
+            resolve(tried.options, config, believable(kind.name, kind.footprint(tried)), machine)
+        except FieldError as error:
+            problem = problem or error
+        else:
+            return tried
+    assert problem is not None
+    raise problem
 
 
 def open_machine(device: str) -> tuple[Machine, KernelCapabilities]:
