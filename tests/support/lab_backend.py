@@ -13,6 +13,7 @@ from polyfleet.backends.protocol import (
     Health,
     KernelCapabilities,
     MemoryInfo,
+    Named,
 )
 
 FILE = "LAB_DEVICE_FILE"
@@ -30,7 +31,7 @@ def install(site: Path, device_file: Path, devices: str = "0") -> dict[str, str]
     return {"PYTHONPATH": f"{root}{os.pathsep}{site}", FILE: str(device_file), VISIBLE: devices}
 
 
-class LabBackend:
+class LabBackend(Named):
     """Healthy, unless the file has a line that says what is wrong."""
 
     type = "lab"

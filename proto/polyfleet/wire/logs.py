@@ -24,6 +24,7 @@ from typing import TextIO
 
 RATE_BURST, RATE_PER_SECOND = 50, 2.0  # lines of one kind: so many at once, then so many a second
 LEVELS = ("debug", "info", "warning", "error")
+LEVEL_VARIABLE = "POLYFLEET_LOG_LEVEL"  # holds where no flag says otherwise
 _EMPTY: Mapping[str, object] = MappingProxyType({})
 _fields: ContextVar[Mapping[str, object]] = ContextVar("polyfleet_log_fields", default=_EMPTY)
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -127,8 +127,12 @@ class EngineOptions:
         0.0, "steps", "Seconds that a step with prompts should stay under: its rows adapt; 0: by device.", most=3600
     )
     canary: bool = False  # prepare a canary while loading, for a process that serves; no operator's to choose
+    backend: str = field(default="", repr=False, compare=False)  # says `device` as choices and templates do; then empty
 
     def __post_init__(self) -> None:
+        if self.backend:
+            object.__setattr__(self, "device", _device(str.__str__(self.backend), self.device))
+            object.__setattr__(self, "backend", "")
         for option in OPTIONS.values():
             option.check(getattr(self, option.name))
 
@@ -171,6 +175,15 @@ def options_schema() -> dict[str, Any]:
 def either(words: tuple[str, ...]) -> str:
     """a, b or c."""
     return " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+def _device(backend: str, device: str) -> str:
+    """The device that both mean. Raises FieldError where they contradict each other."""
+    if backend.partition(":")[0] == device.partition(":")[0] and ":" in device:
+        return device
+    if device not in ("auto", backend):
+        raise FieldError("backend", f"({backend}) and device ({device}) mean the same: give one of them")
+    return backend
 
 
 def _shown(value: object) -> str:

@@ -12,10 +12,8 @@ import click
 from rich.markup import escape
 
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FILE, FiniteRange, examples, json_option
+from polyfleet.cli.options import FILE, examples, json_option
 from polyfleet.cli.output import err, out, print_json, print_table
-from polyfleet.wire.flags import OptionType
-from polyfleet.wire.options import OPTIONS
 
 CONFORMANCE_SECONDS = 600.0
 backend_option = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
@@ -30,16 +28,17 @@ def sentences() -> Iterator[None]:
     try:
         yield
     except UnknownBackend as error:
-        raise CliError(_sentence(error), ExitCode.BAD_INPUT) from None
+        raise CliError(sentence(error), ExitCode.BAD_INPUT) from None
     except BackendUnavailable as error:
-        raise CliError(_sentence(error), ExitCode.UNAVAILABLE) from None
+        raise CliError(sentence(error), ExitCode.UNAVAILABLE) from None
     except ValueError as error:
-        raise CliError(_sentence(error), ExitCode.BAD_INPUT) from None
+        raise CliError(sentence(error), ExitCode.BAD_INPUT) from None
     except OSError as error:
         raise CliError(f"{error.filename or 'The output'} can't be written: {error.strerror}.") from None
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
+    """What went wrong, with a capital and a full stop."""
     text = str(error)
     return text[:1].upper() + text[1:].rstrip(".") + "."
 
@@ -79,7 +78,7 @@ def in_use(facts: dict[str, Any]) -> tuple[str, str, str]:
     try:
         chosen = str(user_choice().get("backend", "auto"))
     except ValueError as error:
-        return "", "", _sentence(error)
+        return "", "", sentence(error)
     if chosen == "auto":
         return facts["default"], "chosen by auto", ""
     if not facts["backends"][chosen]["available"]:
@@ -176,69 +175,6 @@ def optimize(backend: str, template: str, apply: bool, output: Path | None, temp
             err.print(f"The configuration is {done} {path}.", markup=False)
 
 
-@backends.command(
-    epilog=examples(
-        "polyfleet backends benchmark --duration 30",
-        "polyfleet backends benchmark --iterations 50 --batch-sizes 1,4,8 --dtype float16 --output results.json",
-    )
-)
-@click.option("--backend", "names", multiple=True, help="A backend to measure; repeatable. Default: all available.")
-@click.option("--duration", default=10.0, show_default=True, type=FiniteRange(0.1, 3600), help="Seconds each.")
-@click.option("--iterations", default=20, show_default=True, type=click.IntRange(1, 100000), help="Runs an operation.")
-@click.option("--batch-sizes", default="1,8", show_default=True, help="Comma-separated.")
-@click.option("--seq-lengths", default="128,512", show_default=True, help="Comma-separated.")
-@click.option("--hidden-sizes", default="768", show_default=True, help="Comma-separated.")
-@click.option("--dtype", type=OptionType(OPTIONS["dtype"]), default="auto", show_default=True, help="To compute in.")
-@click.option("--output", type=FILE, help="Write all statistics as JSON.")
-@json_option
-def benchmark(
-    names: tuple[str, ...],
-    duration: float,
-    iterations: int,
-    batch_sizes: str,
-    seq_lengths: str,
-    hidden_sizes: str,
-    dtype: str,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    """Time what a decoder computes (matmul, norm, gated MLP, attention) on each backend."""
-    from polyfleet.backends import BackendRegistry
-    from polyfleet.tuning.benchmark import BenchmarkOptions, run
-
-    with sentences():
-        for name in {each.strip().lower() for each in names} - {"auto"}:
-            BackendRegistry.known(name)
-    batches, lengths, hidden = _sizes(batch_sizes), _sizes(seq_lengths), _sizes(hidden_sizes)
-    options = BenchmarkOptions(duration, iterations, batches, lengths, hidden, dtype)
-    with err.status("measuring …") if err.is_terminal else _nothing():
-        results: dict[str, Any] = run(options, list(names))
-    if as_json:
-        print_json(results)
-    else:
-        _show_benchmark(results)
-    with sentences():  # after they are shown: a file that can't be written must not take them away
-        if output is not None:
-            output.write_text(json.dumps(results, indent=2) + "\n")
-    failures = ["error" in each for each in results["backends"].values()]
-    if all(failures) or (names and any(failures)):  # what was asked for by name must work
-        sys.exit(ExitCode.FAILED)
-
-
-def _show_benchmark(results: dict[str, Any]) -> None:
-    rows = []
-    for name, found in results["backends"].items():
-        if "error" in found:
-            err.print(_sentence(ValueError(found["error"])), markup=False)
-        for warning in found.get("warnings", ()):
-            err.print(_sentence(ValueError(warning)), markup=False)
-        for row in found.get("rows", ()):
-            speed = (f"{row['median_ms']:.3f}", f"{row['p95_ms']:.3f}", f"{row['gflops']:.1f}")
-            rows.append((name, found["dtype"], row["operation"], *speed))
-    if rows:
-        print_table(("BACKEND", "DTYPE", "OPERATION", "MEDIAN MS", "P95 MS", "GFLOP/S"), rows)
-
-
 @click.command(epilog=examples("polyfleet conformance", "polyfleet conformance --backend cuda --output report"))
 @backend_option
 @click.option("--output", type=FILE, help="Also write the report to OUTPUT.json and OUTPUT.txt.")
@@ -256,7 +192,7 @@ def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
         get_backend(backend)  # what can't be had is said at once and by its own exit code
     command = [sys.executable, "-m", "polyfleet.conformance", backend]
     try:
-        with err.status(f"checking {backend} …") if err.is_terminal else _nothing():
+        with err.status(f"checking {backend} …") if err.is_terminal else nothing():
             done = subprocess.run(command, capture_output=True, text=True, timeout=CONFORMANCE_SECONDS)
         answer = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
@@ -265,7 +201,7 @@ def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise CliError(f"The process that checks {backend} broke off: {last}") from None
     if "error" in answer:
-        raise CliError(_sentence(ValueError(answer["error"])), ExitCode.UNAVAILABLE)
+        raise CliError(sentence(ValueError(answer["error"])), ExitCode.UNAVAILABLE)
     report = ConformanceReport.from_json(answer)
     if as_json:
         print_json(answer)
@@ -280,13 +216,7 @@ def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
         sys.exit(ExitCode.FAILED)
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    parts = [each.strip() for each in text.replace(" ", ",").split(",") if each.strip()]
-    if not parts or not all(each.isdecimal() and len(each) <= 7 and 0 < int(each) <= 1_000_000 for each in parts):
-        raise CliError(f"{text!r} is no list of sizes: write numbers from 1 on, such as 1,4,8.", ExitCode.BAD_INPUT)
-    return tuple(int(each) for each in parts)
-
-
 @contextmanager
-def _nothing() -> Iterator[None]:
+def nothing() -> Iterator[None]:
+    """In the place of a spinner where nobody looks."""
     yield

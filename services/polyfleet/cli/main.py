@@ -7,6 +7,7 @@ import sys
 import click
 
 from polyfleet.cli.backends import backends, conformance
+from polyfleet.cli.benchmark import benchmark
 from polyfleet.cli.chat import chat
 from polyfleet.cli.config_commands import config
 from polyfleet.cli.deploy import deploy
@@ -53,6 +54,7 @@ for command in (
     conformance,
 ):
     cli.add_command(command)
+backends.add_command(benchmark)
 
 
 def main() -> None:

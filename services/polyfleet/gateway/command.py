@@ -11,7 +11,7 @@ import click
 from polyfleet.gateway.config import GatewayConfig, load_config
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
 from polyfleet.wire.config import ConfigError
-from polyfleet.wire.logs import LEVELS, set_up_logging
+from polyfleet.wire.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
 from polyfleet.wire.signals import ignore_hangups, stopping
 
 CANNOT_START = 2
@@ -63,7 +63,13 @@ SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it en
     metavar="NAME=VALUE",
     help="How workers are chosen, by the names of `gateway.placement`; may be repeated.",
 )
-@click.option("--log-level", type=click.Choice(LEVELS), help="[default: info]")
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    envvar=LEVEL_VARIABLE,
+    show_envvar=True,
+    help="[default: info]",
+)
 def main(config: Path | None, **overrides: Any) -> None:
     """Run the gateway: the front door of a fleet."""
     try:

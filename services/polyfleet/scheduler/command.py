@@ -20,7 +20,7 @@ from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, is_loopback
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.limits import ACCELERATOR
-from polyfleet.wire.logs import LEVELS
+from polyfleet.wire.logs import LEVEL_VARIABLE, LEVELS
 from polyfleet.wire.signals import stopping
 
 if TYPE_CHECKING:
@@ -80,7 +80,13 @@ def default_places() -> dict[str, int]:
 @click.option("--state-dir", help="Folder for all state.  [default: ~/.local/state/polyfleet]")
 @click.option("--fleet-token-file", help="First line: the token that callers need; none: loopback only.")
 @click.option("--keys-file", help="The gateway's keys; operators' keys in it may deploy, undeploy and drain.")
-@click.option("--log-level", type=click.Choice(LEVELS), help="[default: info]")
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    envvar=LEVEL_VARIABLE,
+    show_envvar=True,
+    help="[default: info]",
+)
 @click.option("--stop-at-eof", is_flag=True, hidden=True, help="Stop when standard input ends: with the parent.")
 @click.option("--ray-folder", hidden=True, help="Of Ray's files; the parent made it.")
 def main(

@@ -170,7 +170,7 @@ def test_all_keywords_with_the_values_they_may_have(kernels: Kernels, expected: 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "ranks": ({"world_size": 2}, "world_size must be 1, not 2: a kernel runs on one device"),
     "rank": ({"mpi_rank": 1}, "mpi_rank must be 0, not 1: a kernel runs on one device"),
-    "local": ({"num_local_schedulers": 16}, "num_local_schedulers must be 1, not 16: the engine's own Batcher"),
+    "local": ({"num_local_schedulers": 0}, "num_local_schedulers must be 1 or more, not 0: the engine's own Batcher"),
     "remote": ({"num_remote_schedulers": 1}, "num_remote_schedulers must be 0, not 1: there are no other devices"),
     "profiler": ({"profiler_tensor": [0]}, "profiler_tensor must be None, not [0]: whole steps are timed"),
     "drafts": ({"spec_decode_config": {"k": 4}}, "spec_decode_config must be None, not {'k': 4}: no executor drafts"),
@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "workers": ({"num_workers": -1}, "num_workers must be a whole number of 0 or more, not -1"),
     "length": ({"max_seq_length": 1.5}, "max_seq_length must be a whole number of 0 or more, not 1.5"),
     "too long": ({"max_seq_length": 999}, "context_length: must be at most the model's 128, not 999"),
-    "unknown": ({"num_wings": 2}, "num_wings is no option: choose from backend, dtype"),
+    "unknown": ({"num_wings": 2}, "num_wings: is no option: choose from backend, dtype"),
     "end": ({"eos_token_id": 96}, "eos_token_id must be 0 to 95, not 96"),
     "one tensor": ({"meta_tensors": [np.zeros(1, int)]}, "meta_tensors must be [step, tokens], two arrays"),
     "floats": (

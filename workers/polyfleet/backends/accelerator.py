@@ -24,6 +24,7 @@ from polyfleet.backends.protocol import (
     Health,
     KernelCapabilities,
     MemoryInfo,
+    Named,
     accelerator_name,
 )
 from polyfleet.backends.reading import DeviceReading, ProbeResult, visible
@@ -73,7 +74,7 @@ def graphs_of(device_type: str) -> TorchGraphs:
     return TorchGraphs(getattr(torch, device_type), f"{device_type.upper()}Graph")
 
 
-class AcceleratorBackend(ABC):
+class AcceleratorBackend(Named, ABC):
     """One accelerator whose devices torch reaches through a module of its own (torch.cuda, torch.xpu, torch.npu …)."""
 
     type: BackendType | str

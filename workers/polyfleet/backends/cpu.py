@@ -17,6 +17,7 @@ from polyfleet.backends.protocol import (
     Health,
     KernelCapabilities,
     MemoryInfo,
+    Named,
 )
 from polyfleet.backends.registry import BackendRegistry
 
@@ -40,7 +41,7 @@ class GlooCommunication:
 
 
 @BackendRegistry.register(BackendType.CPU)
-class CpuBackend:
+class CpuBackend(Named):
     """One device: all cores that this process may use."""
 
     type = BackendType.CPU

@@ -172,12 +172,28 @@ class GraphApi(Protocol):
         ...
 
 
+class Named:
+    """A backend by its accelerator's name."""
+
+    type: BackendType | str
+
+    @property
+    def value(self) -> str:
+        """The name, as a member of BackendType has it."""
+        return accelerator_name(self.type)
+
+
 class HardwareBackend(Protocol):
     """One accelerator."""
 
     @property
     def type(self) -> BackendType | str:
         """Its accelerator; a third party's is its entry point's name."""
+        ...
+
+    @property
+    def value(self) -> str:
+        """The accelerator's name; `Named` has it."""
         ...
 
     def availability(self) -> Availability:

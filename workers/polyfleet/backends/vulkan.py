@@ -20,6 +20,7 @@ from polyfleet.backends.protocol import (
     Health,
     KernelCapabilities,
     MemoryInfo,
+    Named,
 )
 from polyfleet.backends.reading import DeviceReading, ProbeResult
 from polyfleet.backends.registry import BackendRegistry
@@ -30,7 +31,7 @@ SOFTWARE = "software"
 
 
 @BackendRegistry.register(BackendType.VULKAN)
-class VulkanBackend:
+class VulkanBackend(Named):
     """Vulkan devices, asked for in a child process: creating an instance loads every driver."""
 
     type = BackendType.VULKAN

@@ -26,7 +26,6 @@ from polyfleet.wire.requests import SequenceRequest
 FIXED: Mapping[str, tuple[Any, str]] = {
     "world_size": (1, "a kernel runs on one device, others serve beside it as workers of a fleet"),
     "mpi_rank": (0, "a kernel runs on one device, others serve beside it as workers of a fleet"),
-    "num_local_schedulers": (1, "the engine's own Batcher on the host is the one scheduler, and needs no more threads"),
     "num_remote_schedulers": (0, "there are no other devices whose work could be scheduled"),
     "profiler_tensor": (None, "whole steps are timed, not ops: read engine.status().step_seconds"),
     "spec_decode_config": (None, "no executor drafts tokens"),
@@ -76,8 +75,8 @@ class PersistentKernel:
         The keywords of FIXED exist for configurations made elsewhere, and have one value each. Raises ValueError for
         any other, and what `Engine.load` raises.
         """
-        fixed = world_size, mpi_rank, num_local_schedulers, num_remote_schedulers, profiler_tensor, spec_decode_config
-        _check_fixed(fixed)
+        _check_fixed((world_size, mpi_rank, num_remote_schedulers, profiler_tensor, spec_decode_config))
+        _check_schedulers(num_local_schedulers)
         self._meta = None if meta_tensors is None else MetaTensors.of(meta_tensors)
         options = _merged(options, "context_length", "max_seq_length", max_seq_length)
         options = _merged(options, "threads", "num_workers", num_workers)
@@ -230,6 +229,11 @@ def _check_fixed(given: Sequence[Any]) -> None:
     for value, (name, (wanted, reason)) in zip(given, FIXED.items(), strict=True):
         if value is not wanted and value != wanted:
             raise ValueError(f"{name} must be {wanted}, not {value!r}: {reason}")
+
+
+def _check_schedulers(most: int) -> None:
+    if type(most) is not int or most < 1:
+        raise ValueError(f"num_local_schedulers must be 1 or more, not {most!r}: the engine's own Batcher is the one")
 
 
 def _device(backend: BackendType | str, num_workers: int) -> str:

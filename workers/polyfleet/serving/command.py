@@ -18,7 +18,7 @@ from polyfleet.wire.config_file import read_config
 from polyfleet.wire.flags import option_flags, take_options
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.listening import MAX_PORT, is_address
-from polyfleet.wire.logs import LEVELS, set_up_logging
+from polyfleet.wire.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
 from polyfleet.wire.options import OPTIONS, OptionValue
 
 EPILOG = """\b
@@ -127,7 +127,13 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
     default=10.0,
     help="Seconds between readings of the device (health, temperature, memory).",
 )
-@click.option("--log-level", type=click.Choice(LEVELS), default="info")
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    envvar=LEVEL_VARIABLE,
+    show_envvar=True,
+    default="info",
+)
 @click.option("--launched", is_flag=True, hidden=True, help="A launcher started it, and may stop it.")
 @click.option("--fleet-id", default="", envvar="POLYFLEET_FLEET_ID", hidden=True, help="Whose worker it is.")
 def main(**options: Any) -> None:
