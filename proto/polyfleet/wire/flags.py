@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import click
 
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.options import OPTIONS, Option, OptionValue
+from polyfleet.wire.options import OPTIONS, Option, OptionValue, checked
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -45,6 +45,9 @@ def option_flags(note: str = "", names: Iterable[str] = OPTIONS) -> Callable[[_F
 
 
 def take_options(flags: MutableMapping[str, Any]) -> dict[str, OptionValue]:
-    """Remove the options from a command's flags, and keep those that were given."""
+    """Remove the options from a command's flags, and keep those that were given, which must go together."""
     taken = {name: flags.pop(name) for name in OPTIONS}
-    return {name: value for name, value in taken.items() if value is not None}
+    try:
+        return checked({name: value for name, value in taken.items() if value is not None})
+    except FieldError as error:
+        raise click.UsageError(f"{error}.") from None

@@ -144,11 +144,16 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
 
 
 def checked(given: Mapping[str, object]) -> dict[str, OptionValue]:
-    """The options given. Raises FieldError for a name that is none, or for a value that its option does not take."""
+    """The options given. Raises FieldError for a name that is none, for a value that its option does not take, and
+    for steps without room for a row more than sequences run."""
     for name in given:
         if name not in OPTIONS:
             raise FieldError(str(name)[:SHOWN_CHARACTERS], f"is no option: choose from {', '.join(OPTIONS)}")
-    return {name: OPTIONS[name].check(value) for name, value in given.items()}
+    values = {name: OPTIONS[name].check(value) for name, value in given.items()}
+    rows, sequences = int(values.get("step_tokens", 0)), max(1, int(values.get("max_sequences", 0)))
+    if 0 < rows <= sequences:
+        raise FieldError("step_tokens", f"must be over max_sequences ({sequences}), not {rows}")
+    return values
 
 
 class Message(Protocol):

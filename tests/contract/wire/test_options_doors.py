@@ -1,6 +1,7 @@
 """Every option of the engine at every door: the same name, limits and help, and one sentence for a bad value."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ KINDS: dict[type, set[int]] = {
 }
 BAD: dict[type, Any] = {bool: "maybe", int: -1, float: -1.5, str: "in valid"}
 WORKERS = "polyfleet-worker-p"
+TOGETHER = "step_tokens: must be over max_sequences (8), not 8"
 options = pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda each: each.name)
 
 
@@ -76,6 +78,27 @@ def test_a_command_refuses_a_bad_value(option: Option, name: str) -> None:
     done = CliRunner(env={"COLUMNS": "500"}).invoke(command, [*arguments, f"{option.flag}={BAD[option.kind]}"])
     assert done.exit_code == 2
     assert f"Invalid value for '{option.flag}': {sentence(option)}." in plain(done.stderr)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_refuses_values_that_do_not_go_together(name: str) -> None:
+    command, arguments = COMMANDS[name]
+    done = CliRunner(env={"COLUMNS": "500"}).invoke(command, [*arguments, "--step-tokens=8", "--max-sequences=8"])
+    assert done.exit_code == 2
+    assert TOGETHER in plain(done.stderr)
+
+
+def test_file_call_and_choice_refuse_values_that_do_not_go_together(tmp_path: Path) -> None:
+    values = {"step_tokens": 8, "max_sequences": 8}
+    config, choice = tmp_path / "polyfleet.yaml", tmp_path / "choice.json"
+    config.write_text(yaml.safe_dump({"deployments": [{"name": "a", "source": "b", "options": values}]}))
+    with pytest.raises(CliError, match=re.escape(TOGETHER)):
+        load_config(config)
+    with pytest.raises(FieldError, match=re.escape(f"deployment.options.{TOGETHER}")):
+        check_deployment(to_proto(Deployment(name="a", source="b", options=StatedOptions(values))))
+    choice.write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=re.escape(TOGETHER)):
+        read_choice(choice)
 
 
 @options

@@ -48,6 +48,8 @@ def test_a_count_is_whole_and_of_31_bits(name: str, value: object, shown: str) -
         ({"dtype": ""}, "dtype: must be auto, float32, float16 or bfloat16, not ''"),
         ({"prefix_cache": 1}, "prefix_cache: must be true or false, not 1"),
         ({"reproducible": "yes"}, "reproducible: must be true or false, not 'yes'"),
+        ({"step_tokens": 1}, "step_tokens: must be over max_sequences (1), not 1"),
+        ({"step_tokens": 8, "max_sequences": 9}, "step_tokens: must be over max_sequences (9), not 8"),
         ({"thread": 1}, f"thread: is no option: choose from {', '.join(OPTIONS)}"),
         ({"device": "cpu"}, f"device: is no option: choose from {', '.join(OPTIONS)}"),
     ],
@@ -124,4 +126,4 @@ def example(name: str) -> OptionValue:
         return not option.default
     if option.kind is str:
         return option.choices[-1] if option.choices else "eager"
-    return option.kind(7)
+    return 100 if name == "step_tokens" else option.kind(7)
