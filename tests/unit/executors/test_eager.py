@@ -159,11 +159,14 @@ def test_no_memory_is_a_memory_error(model: LoadedModel, monkeypatch: pytest.Mon
         steps.executor.launch(plan)
 
 
-def test_a_device_that_hangs_is_given_up(model: LoadedModel) -> None:
-    class Never:
-        def query(self) -> bool:
-            return False
+class Never:
+    """An event that does not come."""
 
+    def query(self) -> bool:
+        return False
+
+
+def test_a_device_that_hangs_is_given_up(model: LoadedModel) -> None:
     steps = driver(model)
     run = steps.begin([1, 2])
     pending = steps.executor.launch(steps.assembler.assemble([run.next_piece(2)]))
@@ -171,6 +174,14 @@ def test_a_device_that_hangs_is_given_up(model: LoadedModel) -> None:
     pending.done = Never()  # type: ignore[attr-defined]
     with pytest.raises(DeviceTimeout, match=r"did not finish a step within 0\.01 s"):
         steps.executor.collect(pending, 0.01)
+
+
+def test_an_export_from_a_device_that_hangs_is_given_up(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = driver(model)
+    monkeypatch.setattr(steps.executor, "_mark", Never)
+    monkeypatch.setattr(eager, "EXPORT_SECONDS", 0.01)
+    with pytest.raises(DeviceTimeout, match=r"did not finish an export within 0\.01 s"):
+        steps.executor.export_blocks([0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

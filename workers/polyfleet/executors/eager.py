@@ -30,6 +30,7 @@ from polyfleet.sampling.device import DeviceDrawn, DeviceSampler, can_draw
 from polyfleet.sampling.draw import Bools, Drawn, Draws
 from polyfleet.sampling.host import HostSampler
 
+EXPORT_SECONDS = 300.0  # that steps under way and a copy of blocks may take before the device counts as hung
 POLL_SECONDS = 2e-5  # between two questions whether the device is done
 
 
@@ -152,28 +153,27 @@ class EagerExecutor:
                 pending.pooled = values, finite
             pending.outputs = tuple(self._to_host(each) for each in pending.outputs)
         pending.logits = pending.draw_slots = None
-        if self._asynchronous:
-            pending.done = torch.get_device_module(self._device).Event()
-            pending.done.record()
+        pending.done = self._mark()
 
     def collect(self, pending: Pending, timeout: float) -> StepOutput:
         """Wait until the results are here; asks the device again and again, so that a hung one is noticed."""
         if not isinstance(pending, _Pending):
             raise ValueError("a step is collected where it was launched")
-        deadline = time.monotonic() + timeout
         with _memory_errors():
-            while pending.done is not None and not pending.done.query():
-                if time.monotonic() > deadline:
-                    raise DeviceTimeout(f"{self._device} did not finish a step within {timeout:g} s")
-                time.sleep(POLL_SECONDS)
+            self._wait(pending.done, timeout, "a step")
             return _output(pending)
 
     def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
-        """Waits for all steps under way. Arrays are of the cache's dtype; of bfloat16 they have the bits, as uint16."""
+        """Waits for all steps under way, no longer than EXPORT_SECONDS: then it raises DeviceTimeout.
+
+        Arrays are of the cache's dtype; of bfloat16 they have the bits, as uint16.
+        """
         with torch.inference_mode():
             found = self._storage.read(upload(np.array(blocks, dtype=np.int64), self._device))
             bits = (each.view(torch.uint16) if each.dtype is torch.bfloat16 else each for each in found)
-            return tuple(each.cpu().numpy() for each in bits)
+            copies = [self._to_host(each) for each in bits]
+            self._wait(self._mark(), EXPORT_SECONDS, "an export")
+            return tuple(each.numpy() for each in copies)
 
     def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
         """Takes what `export_blocks` gives, dtypes included."""
@@ -194,6 +194,22 @@ class EagerExecutor:
         with torch.inference_mode():
             self._program = Program(self._graph, self._chosen, context, progress)
         self._storage = storage
+
+    def _mark(self) -> Any:
+        """An event behind all that the device was given so far; None where it has done it."""
+        if not self._asynchronous:
+            return None
+        event = torch.get_device_module(self._device).Event()
+        event.record()
+        return event
+
+    def _wait(self, event: Any, timeout: float, what: str) -> None:
+        """Until an event has come; raises DeviceTimeout after so many seconds."""
+        deadline = time.monotonic() + timeout
+        while event is not None and not event.query():
+            if time.monotonic() > deadline:
+                raise DeviceTimeout(f"{self._device} did not finish {what} within {timeout:g} s")
+            time.sleep(POLL_SECONDS)
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         return tensor.to("cpu", non_blocking=self._asynchronous)

@@ -204,11 +204,16 @@ class StepFields:
     def __init__(self) -> None:
         self._fields = PfStep()
         self._tables: NDArray[np.int32] | None = None
+        self._numbers: NDArray[np.int32] | None = None
         self._make_room(1)
 
     def of(self, plan: StepPlan, *, greedy: bool) -> PfStep:
         """The plan's arrays as they are, without a copy."""
         fields, tables = self._fields, plan.block_tables
+        fields.greedy_ids = self._ids_address if greedy else None
+        if plan.numbers is self._numbers and tables is self._tables:
+            return fields  # all lies where it lay in the step before
+        self._numbers = plan.numbers
         if tables is not self._tables:
             self._tables = tables
             fields.num_slots, fields.table_width = tables.shape
