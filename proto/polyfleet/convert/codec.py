@@ -25,7 +25,7 @@ class _Field(NamedTuple):
     read: Convert | None
     write: Convert | None
     optional: bool  # absent in a message: the dataclass's default holds
-    unset: Any  # what need not be written
+    stated: bool  # written also where it is 0 or empty
 
 
 class Codec(Generic[ValueT, MessageT]):
@@ -41,6 +41,7 @@ class Codec(Generic[ValueT, MessageT]):
         self._message = message
         known = message.DESCRIPTOR.fields_by_name
         self._fields = [self._field(known[name], hint) for name, hint in get_type_hints(kind).items() if name in known]
+        self._written = [(each.name, each.write, each.stated) for each in self._fields]
 
     def value(self, message: MessageT, **given: Any) -> ValueT:
         """The dataclass; `given` are fields that are told, not read. Raises FieldError for an unknown enumerator."""
@@ -56,12 +57,11 @@ class Codec(Generic[ValueT, MessageT]):
 
     def message(self, value: ValueT, **given: Any) -> MessageT:
         """The message; `given` are fields that are told, not taken from the dataclass."""
-        values = given
-        for name, _, write, _, unset in self._fields:
-            if name not in given:
-                item = getattr(value, name)
-                if item is not None and item != unset:
-                    values[name] = item if write is None else write(item)
+        values = dict(given)
+        for name, write, stated in self._written:  # one of these is made per token: what is not there costs little
+            item = getattr(value, name)
+            if (item or (stated and item is not None)) and name not in given:
+                values[name] = item if write is None else write(item)
         return self._message(**values)
 
     def _field(self, field: Any, hint: Any) -> _Field:
@@ -78,8 +78,7 @@ class Codec(Generic[ValueT, MessageT]):
             optional = optional and nullable
         elif isinstance(kind, type) and issubclass(kind, Enum):
             read, write = _enumeration(field, kind)
-        unset = () if repeated else None if field.has_presence else field.default_value
-        return _Field(field.name, read, write, optional, unset)
+        return _Field(field.name, read, write, optional, field.has_presence)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

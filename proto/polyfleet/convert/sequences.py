@@ -47,7 +47,8 @@ def delta_message(update: SequenceUpdate, sequence_id: str, *, logprobs: bool) -
 
 def sequence_update(delta: SequenceDelta) -> SequenceUpdate:
     """A delta as it came. Whatever else a newer worker may call it, a sequence with a finish reason has ended."""
-    tokens = tuple(map(plain_token, delta.token_ids))
+    ids = delta.token_ids
+    tokens = (plain_token(ids[0]),) if len(ids) == 1 else tuple(map(plain_token, ids))  # a step's news is one token
     if delta.logprobs:
         given = zip(tokens, delta.logprobs, strict=False)
         tokens = tuple(SampledToken(t.token_id, p.logprob, tuple(p.top_ids), tuple(p.top_logprobs)) for t, p in given)
@@ -56,5 +57,5 @@ def sequence_update(delta: SequenceDelta) -> SequenceUpdate:
         code, error = delta.error.code, delta.error.message or "The worker does not say why."
     return SequenceUpdate(
         *(delta.sequence_id, tokens, _NUMBERS.get(delta.finish_reason, FinishReason.STOP), error),
-        *(delta.cached_tokens, delta.queue_seconds, tuple(delta.embedding), code),
+        *(delta.cached_tokens, delta.queue_seconds, () if tokens else tuple(delta.embedding), code),
     )
