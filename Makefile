@@ -79,6 +79,7 @@ lint: $(VENV)/.installed-dev ## ruff, mypy, the import rules, sizes, what is mad
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/chart_readme.py --check
 	$(BIN)/python -m tools.options --check
+	$(BIN)/python tools/models_doc.py --check
 	$(BIN)/python -m tools.dashboards --check
 
 dashboards: $(VENV)/.installed-dev ## Write Grafana's dashboards anew, from tools/dashboards

@@ -186,8 +186,8 @@ def check_models(settings: ServeSettings) -> None:
 
 def check_model(source: str) -> None:
     """Raise CliError for what is no model. All of it is read only once a worker loads it."""
-    from polyfleet.loading.errors import ModelFileError
     from polyfleet.loading.glance import glance
+    from polyfleet.models.errors import ModelFileError
 
     try:
         glance(source)

@@ -13,7 +13,7 @@ from polyfleet.engine.sizing import MOST_BLOCKS, Machine, capacity_of, resolve
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
-from polyfleet.models.registry import ARCHITECTURES, record
+from polyfleet.models.registry import record, weight_shapes
 from polyfleet.wire.limits import FieldError
 
 GIB = 2**30
@@ -202,6 +202,6 @@ def llama_8b(form: WeightFormat) -> LoadedModel:
     config = ModelConfig("llama", "8b", 128256, 4096, 32, 32, 8, 128, 14336, 1e-5, rope, 131072, False)
     held = {
         name: Weight(name, form if rows > 1 else WeightFormat.F32, rows, columns, torch.empty(0))
-        for name, (rows, columns) in ARCHITECTURES["llama"].weight_shapes(config).items()
+        for name, (rows, columns) in weight_shapes(config).items()
     }
     return LoadedModel("8b.gguf", config, held, None)

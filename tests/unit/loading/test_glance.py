@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from polyfleet.loading.errors import ModelFileError
 from polyfleet.loading.glance import glance
+from polyfleet.models.errors import ModelFileError
 
 WEIGHTS = struct.pack("<Q", 2) + b"{}"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from polyfleet.loading.rope import Llama3Scaling, inverse_frequencies, scale_llama3
+from polyfleet.models.rope import Llama3Scaling, inverse_frequencies, scale_llama3
 
 # What Llama 3.1 8B's own configuration gives (head_dim 128, base 500,000), computed by transformers 5.24.
 LLAMA_31 = Llama3Scaling(factor=8.0, low_factor=1.0, high_factor=4.0, original_context=8192)

@@ -229,7 +229,7 @@ def test_a_scale_of_0_is_not_taken_for_none(tmp_path: Path, name: str) -> None:
         folder_with(tmp_path, {name: 0})
 
 
-@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "su", "ntk", "mrope", "proportional"])
+@pytest.mark.parametrize("kind", ["ntk", "mrope", "proportional"])
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
 def test_rope_of_another_kind(tmp_path: Path, key: str, kind: str) -> None:
     change = {"rope_parameters": None, key: {"type": kind, "factor": 2.0}}

@@ -8,7 +8,7 @@ from polyfleet.graph.kernel_graph import KernelGraph, PerToken
 from polyfleet.graph.ops import Attention, OpKind, of
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.models.config import ModelConfig
-from polyfleet.models.registry import ARCHITECTURES, record
+from polyfleet.models.registry import record, weight_shapes
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -28,7 +28,7 @@ CONFIG = ModelConfig(
 
 
 def graph_of(config: ModelConfig) -> KernelGraph:
-    shapes = ARCHITECTURES["llama"].weight_shapes(config)
+    shapes = weight_shapes(config)
     weights = {
         name: Weight(name, WeightFormat.F32, rows, columns, torch.empty(rows, columns))
         for name, (rows, columns) in shapes.items()
@@ -64,7 +64,7 @@ def test_every_value_is_made_before_it_is_read_and_every_weight_is_used() -> Non
         made |= set(op.outputs)
     assert made == set(range(len(graph.widths)))
     used = {name for op in graph.ops for name in (*op.weights, *op.biases)}
-    assert used == set(ARCHITECTURES["llama"].weight_shapes(config))
+    assert used == set(weight_shapes(config))
 
 
 def test_layers_have_their_own_cache() -> None:

@@ -5,7 +5,7 @@ import torch
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
-from polyfleet.models.llama import weight_shapes
+from polyfleet.models.registry import weight_shapes
 
 CONFIG = ModelConfig(
     architecture="llama",

@@ -6,7 +6,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +31,7 @@ from polyfleet.engine.executors import KNOWN, Workload, find
 from polyfleet.engine.request import EngineOptions
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import Progress, silent
+from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record
 from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.requests import SequenceRequest
@@ -123,12 +124,21 @@ def fingerprint(model: LoadedModel) -> str:
     sizes = (config.head_dim, config.intermediate_size, config.tied_embeddings)
     constants = [f"{value:.6g}" for value in (config.norm_eps, *config.inverse_frequencies)]
     digest = sha256(repr((config.architecture, shape, sizes, constants)).encode())
+    digest.update(_further(config).encode())
     for name, weight in sorted(model.weights.items()):
         digest.update(f"{name} {weight.format.value} {weight.rows} {weight.columns}".encode())
         for row in (0, weight.rows // 2, weight.rows - 1):
             data = weight.data[row].contiguous().view(torch.uint8)
             digest.update(data[:SAMPLED_BYTES].numpy().tobytes())
     return digest.hexdigest()
+
+
+def _further(config: ModelConfig) -> str:
+    """What else decides answers where a model is more than a plain Llama: windows, scales, a second rope; else ""."""
+    plain = {each.name: each.default for each in fields(ModelConfig)}
+    own = [each.name for each in fields(config) if each.name not in plain]
+    stated = {name: getattr(config, name) for name in ("rope_amplitude", "windows", *own)}
+    return "".join(f"{name} {value}" for name, value in stated.items() if value != plain.get(name))
 
 
 @cache

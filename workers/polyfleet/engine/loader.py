@@ -53,6 +53,7 @@ def prepare_engine(
     machine, capabilities = open_machine(options.device)
     progress(0.0, "reading the model")
     model = read()
+    model = replace(model, config=model.config.served(options.context_length))
     dtype, graph = computing_dtype(options, machine), graph or record(model.config, model.weights)
     workload = Workload(graph, model.weights, options, machine.device, dtype, capabilities)
 

@@ -17,6 +17,7 @@ from polyfleet.engine.plan import Need, StepPlan
 from polyfleet.executors.eager import EagerExecutor, _memory_errors, _Pending
 from polyfleet.executors.torch_memory import statistics
 from polyfleet.graph.lowering import fuse
+from polyfleet.graph.ops import Attention
 from polyfleet.kernels.context import DTYPES
 from polyfleet.kernels.dispatch import Target, choose
 from polyfleet.kernels.step import upload
@@ -72,6 +73,9 @@ class CapturedExecutor(EagerExecutor):
         left = sorted({op.kind.value for op in fuse(workload.graph).ops if not chosen[op.kind].capturable})
         if left:
             return f"no kernel here that a graph can hold computes {', '.join(left)}"
+        attentions = (op.attributes for op in workload.graph.ops if isinstance(op.attributes, Attention))
+        if any(each.window or each.soft_cap for each in attentions):
+            return "no kernel here that a graph can hold computes attention with a window or a soft cap"
         block_size = workload.options.block_size
         if block_size and (block_size < 16 or block_size & (block_size - 1)):
             return f"its kernels read blocks of 16, 32, 64 … tokens, not of {block_size}"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from polyfleet.graph.ops import Attention, Attributes, CacheWrite, Norm, Op, OpKind, Rope
+from polyfleet.graph.ops import Attention, Attributes, CacheWrite, Factor, Norm, Op, OpKind, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class GraphBuilder:
         """Look the step's token ids up in `weight`."""
         return self.record(OpKind.EMBEDDING, (self.token_ids,), self.column_counts[weight], (weight,))
 
-    def rms_norm(self, x: int, weight: str, eps: float) -> int:
-        """Normalise rows of x."""
-        return self.record(OpKind.RMS_NORM, (x,), self.widths[x], (weight,), Norm(eps))
+    def rms_norm(self, x: int, weight: str, eps: float, width: int = 0) -> int:
+        """Normalise rows of x, or each `width` columns of them."""
+        return self.record(OpKind.RMS_NORM, (x,), self.widths[x], (weight,), Norm(eps, width))
 
     def linear(self, x: int, *weights: str, biases: tuple[str, ...] = ()) -> int:
         """Multiply by each weight, results side by side."""
@@ -94,6 +94,14 @@ class GraphBuilder:
         """silu, relu, gelu or gelu_tanh of each element."""
         return self.record(kind, (x,), self.widths[x])
 
+    def scale(self, x: int, factor: float) -> int:
+        """x * factor; x itself for 1."""
+        return x if factor == 1 else self.record(OpKind.SCALE, (x,), self.widths[x], attributes=Factor(factor))
+
+    def soft_cap(self, x: int, cap: float) -> int:
+        """cap * tanh(x / cap); x itself for 0."""
+        return self.record(OpKind.SOFT_CAP, (x,), self.widths[x], attributes=Factor(cap)) if cap else x
+
     def layer_norm(self, x: int, weight: str, bias: str, eps: float) -> int:
         """Normalise rows of x around their mean."""
         return self.record(OpKind.LAYER_NORM, (x,), self.widths[x], (weight,), Norm(eps), (bias,))
@@ -110,10 +118,12 @@ class GraphBuilder:
         """Store the rows' keys and values."""
         self.ops.append(Op(OpKind.CACHE_WRITE, (k, v), attributes=CacheWrite(cache)))
 
-    def paged_attention(self, q: int, cache: int, heads: int, scale: float) -> int:
+    def paged_attention(
+        self, q: int, cache: int, heads: int, scale: float, *, window: int = 0, soft_cap: float = 0.0
+    ) -> int:
         """Attend over a cache, whose rows must have been written before."""
         spec = self.caches[cache]
-        attention = Attention(cache, heads, spec.heads, spec.width, scale)
+        attention = Attention(cache, heads, spec.heads, spec.width, scale, window, soft_cap)
         return self.record(OpKind.PAGED_ATTENTION, (q,), self.widths[q], attributes=attention)
 
     def select_rows(self, x: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from polyfleet.graph.kernel_graph import KernelGraph
-from polyfleet.graph.ops import CacheWrite, Op, OpKind, Rope, RopeCache, of
+from polyfleet.graph.ops import CacheWrite, Norm, Op, OpKind, Rope, RopeCache, of
 
 Rule = Callable[["_Uses", int, Op], "_Found | None"]  # (uses, position and op of the rule's anchor)
 FUSED = frozenset({OpKind.ADD_RMS_NORM, OpKind.ROPE_CACHE, OpKind.SILU_MUL})
@@ -99,7 +99,7 @@ def _add_rms_norm(uses: _Uses, at: int, add: Op) -> _Found | None:
     """The sum may have other readers: the fused op makes it too."""
     for reader in uses.readers.get(add.outputs[0], ()):
         norm = uses.graph.ops[reader] if reader >= 0 else None
-        if norm is not None and norm.kind is OpKind.RMS_NORM:
+        if norm is not None and norm.kind is OpKind.RMS_NORM and not of(norm, Norm).width:
             outputs = (norm.outputs[0], add.outputs[0])
             fused = Op(OpKind.ADD_RMS_NORM, add.inputs, outputs, norm.weights, attributes=norm.attributes)
             return _Found(at, frozenset({at, reader}), (fused,))
@@ -123,17 +123,23 @@ def _rope_cache(uses: _Uses, at: int, write: Op) -> _Found | None:
     if key is None or value is None or query is None:
         return None
     ropes = [uses.graph.ops[each] for each in (query, key)]
-    linears = [uses.maker(op.inputs[0], OpKind.LINEAR) for op in ropes]
     rope = of(ropes[0], Rope)
-    if linears[0] is None or linears[1] is None or ropes[1].attributes != rope:
+    norms = [uses.maker(op.inputs[0], OpKind.RMS_NORM) for op in ropes]
+    normed = [uses.graph.ops[each] for each in norms if each is not None]
+    linears = [uses.maker(op.inputs[0], OpKind.LINEAR) for op in normed or ropes]
+    norm = of(normed[0], Norm) if normed else Norm(0.0, rope.width)
+    alike = len(normed) != 1 and norm.width == rope.width and all(op.attributes == norm for op in normed)
+    if not alike or None in linears or ropes[1].attributes != rope:
         return None
-    packed = uses.packed(linears[0], linears[1], value)
+    taken = [each for each in (query, key, value, *norms, *linears) if each is not None]
+    packed = uses.packed(*taken[-2:], value)
     if packed is None:
         return None
     heads = uses.widths[ropes[0].outputs[0]] // rope.width
-    attributes = RopeCache(cache, heads, uses.graph.caches[cache].heads, rope)
-    fused = Op(OpKind.ROPE_CACHE, packed.outputs, ropes[0].outputs, attributes=attributes)
-    return _Found(at, frozenset({at, query, key, value, linears[0], linears[1]}), (packed, fused))
+    attributes = RopeCache(cache, heads, uses.graph.caches[cache].heads, rope, norm.eps)
+    weights = tuple(weight for op in normed for weight in op.weights)
+    fused = Op(OpKind.ROPE_CACHE, packed.outputs, ropes[0].outputs, weights, attributes=attributes)
+    return _Found(at, frozenset({at, *taken}), (packed, fused))
 
 
 def _query(uses: _Uses, write: int, cache: int) -> int | None:
@@ -152,7 +158,17 @@ _RULES: dict[OpKind, tuple[OpKind, Rule]] = {
 
 _ROW_WISE = (
     *(OpKind.RMS_NORM, OpKind.ADD_RMS_NORM, OpKind.LINEAR, OpKind.SILU_MUL),
-    *(OpKind.ADD, OpKind.MUL, OpKind.SILU, OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH, OpKind.LAYER_NORM),
+    *(
+        OpKind.SCALE,
+        OpKind.SOFT_CAP,
+        OpKind.ADD,
+        OpKind.MUL,
+        OpKind.SILU,
+        OpKind.RELU,
+        OpKind.GELU,
+        OpKind.GELU_TANH,
+        OpKind.LAYER_NORM,
+    ),
 )
 
 

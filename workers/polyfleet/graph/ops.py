@@ -4,7 +4,7 @@ whose logits are wanted (S); its columns are fixed by the model.
 What models record:
 
     embedding(ids)          -> x[T, H]         row lookup in weights[0]
-    rms_norm(x)             -> y               x / sqrt(mean(x²) + eps) * weights[0]
+    rms_norm(x)             -> y               x / sqrt(mean(x²) + eps) * weights[0], of rows or of each head in them
     linear(x)               -> y[., Σ rows]    x @ Wᵀ for each weight, results side by side (+ biases)
     add(x, y)               -> x + y
     mul(x, y)               -> x * y           element by element
@@ -12,18 +12,22 @@ What models record:
     relu(x)                 -> max(x, 0)
     gelu(x)                 -> x * Φ(x)        Φ(x) = (1 + erf(x / √2)) / 2
     gelu_tanh(x)            -> y               x / 2 * (1 + tanh(√(2 / π) * (x + 0.044715 x³)))
+    scale(x)                -> x * factor
+    soft_cap(x)             -> y               cap * tanh(x / cap)
     layer_norm(x)           -> y               (x - mean(x)) / sqrt(variance(x) + eps) * weights[0] + biases[0]
     argmax(x)               -> columns[., 1]   of the largest number, the first of equal ones or the first NaN; no op
                                                reads them, only who reads the graph's outputs
     rope(x)                 -> y               rotates each head by its row's position
     cache_write(k, v)                          stores the rows' keys and values in a cache
-    paged_attention(q)      -> y[T, N·D]       causal attention over a cache, the rows' own positions included
+    paged_attention(q)      -> y[T, N·D]       causal attention over a cache, the rows' own positions included; of a
+                                               window only the last positions of these; products may be capped
     select_rows(x)          -> y[S, .]         the last row of each slice that samples
 
 What lowerings make of them where an executor has it:
 
     add_rms_norm(x, y)      -> z, x + y        z = rms_norm(x + y)
-    rope_cache(qkv)         -> q[T, N·D]       rope of q and k, and cache_write of k and v, which lie side by side
+    rope_cache(qkv)         -> q[T, N·D]       rope of q and k, and cache_write of k and v, which lie side by side; with
+                                               weights rms_norm of each head of q and of k before
     silu_mul(gate_up)       -> y[., F]         silu(left half) * right half
 """
 
@@ -45,6 +49,8 @@ class OpKind(str, Enum):
     RELU = "relu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
+    SCALE = "scale"
+    SOFT_CAP = "soft_cap"
     LAYER_NORM = "layer_norm"
     ARGMAX = "argmax"
     ROPE = "rope"
@@ -61,14 +67,31 @@ class Norm:
     """Of rms_norm, add_rms_norm and layer_norm."""
 
     eps: float
+    width: int = 0  # of rms_norm: columns that are normalised together; 0: a row's all
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """Of scale and soft_cap."""
+
+    factor: float  # of soft_cap: the cap
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Of rope: pairs (i, i + width / 2) of each head turn by position * frequencies[i], any scaling applied already."""
+    """Of rope: pairs (i, i + width / 2) of each head turn by position * frequencies[i], any scaling applied already.
 
-    width: int  # columns of a head, all of which rotate
+    A pair whose frequency is 0 does not turn. Those that do grow by `amplitude`.
+    """
+
+    width: int  # columns of a head
     frequencies: tuple[float, ...]  # width / 2 of them, radians a position
+    amplitude: float = 1.0
+
+    @property
+    def amplitudes(self) -> tuple[float, ...]:
+        """Of each pair."""
+        return tuple(self.amplitude if frequency else 1.0 for frequency in self.frequencies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +110,8 @@ class Attention:
     kv_heads: int
     width: int  # columns of a head
     scale: float  # of the products of queries and keys
+    window: int = 0  # positions that a row sees, its own included; 0: all
+    soft_cap: float = 0.0  # products p count as soft_cap * tanh(p / soft_cap); 0: as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +122,11 @@ class RopeCache:
     heads: int
     kv_heads: int
     rope: Rope
+    eps: float = 0.0  # of the norms of heads, where there are some
 
 
 AnyAttributes = TypeVar("AnyAttributes")
-Attributes = Norm | Rope | CacheWrite | Attention | RopeCache
+Attributes = Norm | Factor | Rope | CacheWrite | Attention | RopeCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ A cache [2, num_blocks, K, block_size, D] is read as [2 * num_blocks * K, block_
 keys or values, so that one index_select gathers a whole batch in attention's own layout [B, 2, K, W * block_size, D].
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from polyfleet.graph.ops import Attention, Norm, Op, OpKind, RopeCache, of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
+from polyfleet.kernels.reference import cap, unseen
 from polyfleet.kernels.step import Ints, Step, upload
 
 SMALL_TABLE = 16  # blocks; shorter tables are padded to this many rather than split into more groups
@@ -58,10 +59,10 @@ class AttentionPlan:
 
 def plan_attention(context: KernelContext, step: Step, attention: Attention) -> AttentionPlan:
     """Group the one-row sequences by the length of their tables to within a factor of 2; others run one by one."""
-    heads, groups = attention.kv_heads, _groups(context, step, attention)
-    decodes = tuple(_plan_decodes(context, heads, step, rows, lengths) for rows, lengths in groups)
+    groups = _groups(context, step, attention)
+    decodes = tuple(_plan_decodes(context, attention, step, rows, lengths) for rows, lengths in groups)
     prefills = range(step.num_single, step.num_sequences)
-    return AttentionPlan(decodes, tuple(_plan_prefill(context, heads, step, each) for each in prefills))
+    return AttentionPlan(decodes, tuple(_plan_prefill(context, attention, step, each) for each in prefills))
 
 
 def _groups(context: KernelContext, step: Step, attention: Attention) -> Iterator[tuple[Tensor | slice, Ints]]:
@@ -85,28 +86,32 @@ def _groups(context: KernelContext, step: Step, attention: Attention) -> Iterato
 
 
 def _plan_decodes(
-    context: KernelContext, kv_heads: int, step: Step, rows: Tensor | slice, lengths: Ints
+    context: KernelContext, attention: Attention, step: Step, rows: Tensor | slice, lengths: Ints
 ) -> DecodeGroup:
     # A table is padded with its own last block: whatever stands behind a sequence's end can only be its own.
     width = int(-(-lengths.max() // context.block_size))
-    gather = _cache_rows(context, kv_heads, step.tables[rows][:, :width])
-    if len(lengths) == 1:
+    gather = _cache_rows(context, attention.kv_heads, step.tables[rows][:, :width])
+    window = attention.window if attention.window < int(lengths.max()) else 0
+    if len(lengths) == 1 and not window:
         return DecodeGroup(rows, gather, None, int(lengths[0]))
     span = width * context.block_size
     mask = torch.empty((len(lengths), 1, 1, span), dtype=context.dtype, device=context.device)
     places, ends = torch.arange(span, device=context.device), step.lengths[rows][:, None, None, None]
+    if window:
+        hidden = unseen(ends.flatten() - 1, span, window)[:, None, None]
+        return DecodeGroup(rows, gather, mask.zero_().masked_fill_(hidden, float("-inf")), span)
     return DecodeGroup(rows, gather, torch.lt(places, ends, out=mask).log_(), span)  # 1 is to be seen, 0 is not
 
 
-def _plan_prefill(context: KernelContext, kv_heads: int, step: Step, sequence: int) -> PrefillRun:
+def _plan_prefill(context: KernelContext, attention: Attention, step: Step, sequence: int) -> PrefillRun:
     first, end = step.host_row_starts[sequence : sequence + 2].tolist()
     length = int(step.host_lengths[sequence])
     start, mask = length - (end - first), None
-    if start:
-        positions = torch.arange(length, device=context.device)
-        mask = positions <= positions[start:, None]
+    if start or 0 < attention.window < length:
+        positions = torch.arange(start, length, device=context.device)
+        mask = unseen(positions, length, attention.window).logical_not_()
     table = step.tables[sequence : sequence + 1, : -(-length // context.block_size)]
-    return PrefillRun(first, end, _cache_rows(context, kv_heads, table), length, mask)
+    return PrefillRun(first, end, _cache_rows(context, attention.kv_heads, table), length, mask)
 
 
 def _cache_rows(context: KernelContext, kv_heads: int, tables: Tensor) -> Tensor:
@@ -119,10 +124,28 @@ def _cache_rows(context: KernelContext, kv_heads: int, tables: Tensor) -> Tensor
     return torch.add(context.prepared[name], tables[:, None], alpha=kv_heads).flatten()
 
 
+def _attend_by(scale: float, most: float) -> Callable[..., Tensor]:
+    """Attention as (queries, keys, values, mask, causal) -> values, with products capped unless `most` is 0."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+
+    def attend_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        scores = cap(torch.matmul(q.float(), k.float().mT) * scale, most)
+        if causal:
+            mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril_()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else scores + mask
+        return torch.matmul(scores.softmax(-1).to(v.dtype), v)
+
+    return attend_capped if most else attend
+
+
 def bind_attention(op: Op, context: KernelContext) -> Kernel:
     """q -> y by scaled_dot_product_attention, all decodes of a group at once."""
     attention = of(op, Attention)
-    kv_heads, head_dim, scale = attention.kv_heads, attention.width, attention.scale
+    kv_heads, head_dim = attention.kv_heads, attention.width
+    attend = _attend_by(attention.scale, attention.soft_cap)
     group = attention.heads // kv_heads
     cache = context.caches[attention.cache].view(-1, context.block_size * head_dim)
 
@@ -136,14 +159,13 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
     def decode(each: DecodeGroup, q: Tensor) -> Tensor:
         k, v = gathered(each, len(q))
         queries = q.view(len(q), kv_heads, group, head_dim)
-        return F.scaled_dot_product_attention(queries, k, v, attn_mask=each.mask, scale=scale).reshape(q.shape)
+        return attend(queries, k, v, each.mask, False).reshape(q.shape)
 
     def prefill(each: PrefillRun, q: Tensor) -> Tensor:
         shape = (kv_heads, group, each.length, head_dim)
         k, v = (part.transpose(0, 1).expand(shape) for part in gathered(each, 1))
         queries = q.view(len(q), kv_heads, group, head_dim).permute(1, 2, 0, 3)
-        causal = each.mask is None
-        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=each.mask, is_causal=causal, scale=scale)
+        out = attend(queries, k, v, each.mask, each.mask is None)
         return out.permute(2, 0, 1, 3).reshape(q.shape)
 
     def kernel(plan: AttentionPlan, q: Tensor) -> Tensor:
@@ -176,8 +198,26 @@ def plan_rope(context: KernelContext, step: Step, both: RopeCache) -> RopePlan:
     table = torch.empty((step.num_rows, 1, 3, angles.shape[1]), dtype=torch.float32, device=context.device)
     negative, cosine, sine = table.select(1, 0).unbind(1)
     torch.cos(angles, out=cosine)
-    torch.neg(torch.sin(angles, out=sine), out=negative)
+    torch.sin(angles, out=sine)
+    if both.rope.amplitude != 1:
+        table.select(1, 0)[:, 1:].mul_(context.constants(both.rope.amplitudes))
+    torch.neg(sine, out=negative)
     return RopePlan(table[:, :, 1:], table[:, :, :2], (step.blocks, step.offsets))
+
+
+def bind_head_norms(op: Op, context: KernelContext) -> Callable[[Tensor], Tensor]:
+    """qkv -> the same with the heads of q and k normalised, where the rope_cache has norms."""
+    both, norms = of(op, RopeCache), [context.vector(name) for name in op.weights]
+    counts, width = [both.heads, both.kv_heads, both.kv_heads], both.rope.width
+    if not norms:
+        return lambda qkv: qkv
+
+    def normed(qkv: Tensor) -> Tensor:
+        q, k, v = torch.split(qkv.view(len(qkv), -1, width), counts, dim=1)
+        q, k = (torch.rms_norm(each, (width,), norm, both.eps) for each, norm in zip((q, k), norms, strict=True))
+        return torch.cat((q, k, v), dim=1).flatten(1)
+
+    return normed
 
 
 def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
@@ -186,8 +226,10 @@ def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
     heads, kv_heads, head_dim = both.heads, both.kv_heads, both.rope.width
     rotated, width, half = heads + kv_heads, heads * head_dim, head_dim // 2
     keys, values = (cache[both.cache].transpose(1, 2) for cache in (context.keys, context.values))
+    normed = bind_head_norms(op, context)
 
     def kernel(plan: RopePlan, qkv: Tensor) -> Tensor:
+        qkv = normed(qkv)
         count, row, first = len(qkv), qkv.stride(0), qkv.storage_offset()
         halves = (count, rotated, 1, half), (row, head_dim, half, 1)
         out = torch.empty((count, rotated, 2, half), dtype=qkv.dtype, device=qkv.device)
@@ -223,8 +265,10 @@ def bind_silu_mul(op: Op, context: KernelContext) -> Kernel:
 
 def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
     """x -> y in one call; accumulates in float32 in every dtype."""
-    weight, eps = context.vector(*op.weights), of(op, Norm).eps
-    shape = (len(weight),)
+    weight, norm = context.vector(*op.weights), of(op, Norm)
+    shape, eps = (len(weight),), norm.eps
+    if norm.width:
+        return lambda step, x: torch.rms_norm(x.view(len(x), -1, norm.width), shape, weight, eps).flatten(1)
     return lambda step, x: torch.rms_norm(x, shape, weight, eps)
 
 

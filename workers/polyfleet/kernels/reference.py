@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfleet.graph.ops import Attention, CacheWrite, Norm, Op, OpKind, Rope, RopeCache, of
+from polyfleet.graph.ops import Attention, CacheWrite, Factor, Norm, Op, OpKind, Rope, RopeCache, of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.step import Step
@@ -29,8 +29,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
     """x -> y."""
-    weight, eps = context.vector(*op.weights), of(op, Norm).eps
-    return lambda step, x: rms_norm(x, weight, eps)
+    weight, norm = context.vector(*op.weights), of(op, Norm)
+    if norm.width:
+        return lambda step, x: rms_norm(x.view(len(x), -1, norm.width), weight, norm.eps).flatten(1)
+    return lambda step, x: rms_norm(x, weight, norm.eps)
 
 
 def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
@@ -51,11 +53,11 @@ def bind_linear(op: Op, context: KernelContext) -> Kernel:
     return lambda step, x: F.linear(x, weight, bias)
 
 
-def rotate(x: Tensor, positions: Tensor, inverse_frequencies: Tensor) -> Tensor:
+def rotate(x: Tensor, positions: Tensor, inverse_frequencies: Tensor, amplitudes: Tensor | float = 1.0) -> Tensor:
     """Rotary embedding of x[T, heads, D], whose pairs are (i, i + D/2), in float32."""
     angles = positions.float()[:, None, None] * inverse_frequencies  # [T, 1, D/2]
     first, second = x.float().chunk(2, dim=-1)
-    cosine, sine = angles.cos(), angles.sin()
+    cosine, sine = angles.cos() * amplitudes, angles.sin() * amplitudes
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
@@ -69,8 +71,8 @@ def write_cache(context: KernelContext, cache: int, step: Step, k: Tensor, v: Te
 def bind_rope(op: Op, context: KernelContext) -> Kernel:
     """x -> y."""
     rope = of(op, Rope)
-    frequencies = context.constants(rope.frequencies)
-    return lambda step, x: rotate(x.view(len(x), -1, rope.width), step.positions, frequencies).flatten(1)
+    constants = context.constants(rope.frequencies), context.constants(rope.amplitudes)
+    return lambda step, x: rotate(x.view(len(x), -1, rope.width), step.positions, *constants).flatten(1)
 
 
 def bind_cache_write(op: Op, context: KernelContext) -> Kernel:
@@ -88,24 +90,38 @@ def bind_cache_write(op: Op, context: KernelContext) -> Kernel:
 def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
     """qkv -> q; k and v go to the cache."""
     both = of(op, RopeCache)
-    frequencies = context.constants(both.rope.frequencies)
+    constants = context.constants(both.rope.frequencies), context.constants(both.rope.amplitudes)
+    norms = [context.vector(name) for name in op.weights]
 
     def kernel(step: Step, qkv: Tensor) -> Tensor:
         rows = qkv.view(len(qkv), -1, both.rope.width)
         q, k, v = torch.split(rows, [both.heads, both.kv_heads, both.kv_heads], dim=1)
-        write_cache(context, both.cache, step, rotate(k, step.positions, frequencies), v)
-        return rotate(q, step.positions, frequencies).flatten(1)
+        if norms:
+            q, k = (rms_norm(each, norm, both.eps) for each, norm in zip((q, k), norms, strict=True))
+        write_cache(context, both.cache, step, rotate(k, step.positions, *constants), v)
+        return rotate(q, step.positions, *constants).flatten(1)
 
     return kernel
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, start: int, scale: float) -> Tensor:
+def cap(scores: Tensor, most: float) -> Tensor:
+    """most * tanh(scores / most); the scores themselves for 0."""
+    return most * torch.tanh(scores / most) if most else scores
+
+
+def unseen(positions: Tensor, length: int, window: int) -> Tensor:
+    """Which of the positions up to `length` rows at `positions` don't see: [T, length]."""
+    others = torch.arange(length, device=positions.device)
+    hidden = others > positions[:, None]
+    return hidden | (others <= positions[:, None] - window) if window else hidden
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, start: int, scale: float, window: int = 0, soft_cap: float = 0.0) -> Tensor:
     """Causal attention of q[T, N, D] at positions from `start` on over k and v [K, L, D]; gives [T, N, D]."""
     rows, heads, head_dim = q.shape
     queries = q.float().view(rows, len(k), heads // len(k), head_dim)
-    scores = torch.einsum("tkgd,kld->kgtl", queries, k.float()) * scale
-    positions = torch.arange(start, start + rows, device=q.device)
-    hidden = torch.arange(k.shape[1], device=q.device) > positions[:, None]
+    scores = cap(torch.einsum("tkgd,kld->kgtl", queries, k.float()) * scale, soft_cap)
+    hidden = unseen(torch.arange(start, start + rows, device=q.device), k.shape[1], window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return torch.einsum("kgtl,kld->tkgd", weights, v.float()).reshape(q.shape).to(q.dtype)
 
@@ -127,7 +143,8 @@ def bind_paged_attention(op: Op, context: KernelContext) -> Kernel:
         for table, first, end, length in zip(step.tables, starts, starts[1:], lengths, strict=False):
             queries = q[first:end].view(-1, attention.heads, attention.width)
             k, v = gather(keys, table, length), gather(values, table, length)
-            out[first:end] = attend(queries, k, v, length - (end - first), attention.scale).flatten(1)
+            limits = attention.scale, attention.window, attention.soft_cap
+            out[first:end] = attend(queries, k, v, length - (end - first), *limits).flatten(1)
         return out
 
     return kernel
@@ -161,6 +178,18 @@ def bind_gelu(op: Op, context: KernelContext) -> Kernel:
 def bind_gelu_tanh(op: Op, context: KernelContext) -> Kernel:
     """x -> x * Φ(x), nearly (Hendrycks and Gimpel, arXiv 1606.08415)."""
     return lambda step, x: F.gelu(x, approximate="tanh")
+
+
+def bind_scale(op: Op, context: KernelContext) -> Kernel:
+    """x -> x * factor."""
+    factor = of(op, Factor).factor
+    return lambda step, x: x * factor
+
+
+def bind_soft_cap(op: Op, context: KernelContext) -> Kernel:
+    """x -> cap * tanh(x / cap), in float32."""
+    most = of(op, Factor).factor
+    return lambda step, x: cap(x.float(), most).to(x.dtype)
 
 
 def bind_layer_norm(op: Op, context: KernelContext) -> Kernel:
@@ -203,6 +232,8 @@ REFERENCE = (
     Implementation(OpKind.RELU, "reference", bind_relu, capturable=True),
     Implementation(OpKind.GELU, "reference", bind_gelu, capturable=True),
     Implementation(OpKind.GELU_TANH, "reference", bind_gelu_tanh, capturable=True),
+    Implementation(OpKind.SCALE, "reference", bind_scale, capturable=True),
+    Implementation(OpKind.SOFT_CAP, "reference", bind_soft_cap, capturable=True),
     Implementation(OpKind.LAYER_NORM, "reference", bind_layer_norm, capturable=True),
     Implementation(OpKind.ARGMAX, "reference", bind_argmax, capturable=True),
     Implementation(OpKind.ROPE, "reference", bind_rope, capturable=True),

@@ -1,57 +1,47 @@
 """config.json and generation_config.json of a Hugging Face folder: read, checked, put into a ModelConfig."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 from polyfleet.loading.end_tokens import union
-from polyfleet.loading.fields import Fields, read_json, read_optional_json
 from polyfleet.loading.folder_fields import check_fields
-from polyfleet.loading.folder_rope import read_frequencies
-from polyfleet.loading.shapes import MAX_HEAD_DIM
+from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.fields import Fields, read_json, read_optional_json
+from polyfleet.models.registry import UnknownArchitecture, of_folder
 
-SUPPORTED = "LlamaForCausalLM"
+log = logging.getLogger(__name__)
+
+NO_CODE = "the code that auto_map names is never executed"
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """The model's configuration; raises ModelFileError."""
+def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
+    """The model's architecture and configuration; raises ModelFileError."""
     fields = read_json(folder / "config.json")
-    _check_supported(fields)
-    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    head_dim = fields.count("head_dim", max(1, hidden // heads), maximum=MAX_HEAD_DIM)
-    config = ModelConfig(
-        architecture="llama",
+    architecture = _architecture(fields)
+    config = replace(
+        architecture.read_folder(fields),
+        architecture=architecture.name,
         name=folder.resolve().name,
-        vocabulary_size=fields.count("vocab_size"),
-        hidden_size=hidden,
-        num_layers=fields.count("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=fields.count("num_key_value_heads", heads),
-        head_dim=head_dim,
-        intermediate_size=fields.count("intermediate_size"),
-        norm_eps=fields.positive("rms_norm_eps", 1e-6),
-        inverse_frequencies=read_frequencies(fields, head_dim),
-        context_length=fields.count("max_position_embeddings", 2048),
-        tied_embeddings=fields.flag("tie_word_embeddings", False),
-        attention_bias=fields.flag("attention_bias", False),
-        mlp_bias=fields.flag("mlp_bias", False),
         end_token_ids=_end_tokens(folder, fields),
     )
     check_fields(fields, config)
-    return config
+    if fields.has("auto_map"):
+        log.warning("%s: %s", fields.path, NO_CODE)
+    return architecture, config
 
 
-def _check_supported(fields: Fields) -> None:
+def _architecture(fields: Fields) -> Architecture:
     names = fields.items("architectures") if fields.has("architectures") else []
-    kind = fields.text("model_type", "llama")
-    if kind != "llama" or (names and SUPPORTED not in names):
-        found = ", ".join(map(str, names)) or kind
-        raise fields.error(f"the architecture {found} is not supported (supported: {SUPPORTED})")
+    try:
+        architecture = of_folder(map(str, names), fields.text("model_type", "llama"))
+    except UnknownArchitecture as error:
+        raise fields.error(f"{error}; {NO_CODE}" if fields.has("auto_map") else str(error)) from None
     if fields.has("quantization_config"):
         method = fields.section("quantization_config").values.get("quant_method", "unnamed")
         raise fields.error(f"the quantisation {method!r} is not supported in folders (use a GGUF file)")
-    activation = fields.text("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise fields.error(f"the activation {activation!r} is not supported (supported: silu)")
+    return architecture
 
 
 def _end_tokens(folder: Path, fields: Fields) -> tuple[int, ...]:

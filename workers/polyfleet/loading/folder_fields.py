@@ -1,6 +1,6 @@
-"""Which fields of a config.json are understood. One that could change the model's numbers and is not understood is an
-error, unless its value says that nothing is changed; what only describes the model, its training or how other software
-runs it is let through.
+"""Which fields of a config.json are understood: those that its architecture read. Another one that could change the
+model's numbers is an error, unless its value says that nothing is changed; what only describes the model, its training
+or how other software runs it is let through.
 """
 
 import math
@@ -8,15 +8,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from polyfleet.loading.fields import Fields
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.fields import Fields
 
-READ = frozenset({
-    "architectures", "attention_bias", "eos_token_id", "head_dim", "hidden_act", "hidden_size", "intermediate_size",
-    "max_position_embeddings", "mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers",
-    "num_key_value_heads", "partial_rotary_factor", "quantization_config", "rms_norm_eps", "rope_parameters",
-    "rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "vocab_size",
-})  # fmt: skip
 HARMLESS = re.compile(
     r"_.*"  # private to transformers
     r"|.*_token(_ids?|_index)?"  # bos_token_id, pad_token …: their texts come from the tokenizer
@@ -28,7 +22,7 @@ HARMLESS = re.compile(
     r"|(use_)?(fused?|flash|sdpa|xformers)(_.*)?|attn_implementation|(tensor|virtual|pipeline|sequence)_.*parallel.*"
     r"|virtual_pp_degree|output_(hidden_states|attentions|scores|router_logits)|return_dict.*|keys_to_ignore.*"
     r"|id2label|label2id|num_labels|problem_type|prefix|finetuning_task|unsloth.*|transformers\..*|multiple_of"
-    r"|ffn_dim_multiplier|(num|total)_params|parameter_count"
+    r"|ffn_dim_multiplier|cache_implementation|(num|total)_params|parameter_count"
     r"|(max_|original_max_)?(seq_len|seq_length|sequence_length|length|position_embeddings|model_len)|max_window_layers"
     r"|name|license|author|description|tags|languages?|base_model|datasets?|revision|pipeline_tag|task|date"
     # what a generation_config.json states today
@@ -45,7 +39,7 @@ def check_fields(fields: Fields, config: ModelConfig) -> None:
     _check_window(fields, config)
     neutral = _neutral(config)
     for name, value in fields.values.items():
-        if name in READ or HARMLESS.fullmatch(name):
+        if name in fields.read or name == "sliding_window" or HARMLESS.fullmatch(name):
             continue
         if not _changes_nothing(value, neutral.get(name, (False, 1) if SCALE.fullmatch(name) else EMPTY)):
             raise fields.error(
@@ -55,8 +49,8 @@ def check_fields(fields: Fields, config: ModelConfig) -> None:
 
 
 def _check_window(fields: Fields, config: ModelConfig) -> None:
-    """A window of attention must be switched off or as wide as the context."""
-    if fields.has("sliding_window") and fields.flag("use_sliding_window", True):
+    """A window of attention that nobody read must be switched off or as wide as the context."""
+    if "sliding_window" not in fields.read and fields.has("sliding_window") and fields.flag("use_sliding_window", True):
         window = fields.count("sliding_window", minimum=0)
         if 0 < window < config.context_length:
             raise fields.error(f"sliding_window = {window} is not supported: attention sees all of the context")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from polyfleet.loading.errors import ModelFileError
-from polyfleet.loading.fields import read_json
+from polyfleet.models.errors import ModelFileError
+from polyfleet.models.fields import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

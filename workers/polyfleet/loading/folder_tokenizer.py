@@ -6,13 +6,13 @@ from typing import Any
 
 from polyfleet.loading.assets import SpecialTokens, make_assets
 from polyfleet.loading.end_tokens import spelled_end_tokens, union
-from polyfleet.loading.fields import Fields, read_json, read_optional_json
 from polyfleet.loading.folder_special import added_tokens, special_tokens, texts
 from polyfleet.loading.model import ModelFileError, TokenizerAssets
 from polyfleet.loading.post_processor import Frame, post_processor, read_frame
 from polyfleet.loading.sampling_defaults import SamplingDefaults, folder_defaults, published_defaults
 from polyfleet.loading.tokenizer_parts import check_added, check_parts, read_added, read_vocabulary
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.fields import Fields, read_json, read_optional_json
 
 DEFAULT_TEMPLATE = "default"
 

@@ -6,18 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from polyfleet.loading.fields import Fields
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.fields import Fields
 
-ARCHITECTURE = "llama."
 TOKENIZER = "tokenizer.ggml."
 QUANTIZATION_VERSION = 2  # of block formats; it is raised when their meaning changes
 
-READ = frozenset({
-    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
-    "block_count", "context_length", "embedding_length", "feed_forward_length", "rope.dimension_count",
-    "rope.freq_base", "rope.scale_linear", "rope.scaling.factor", "rope.scaling.type", "vocab_size",
-})  # fmt: skip
 # They describe training, or what only other architectures, scalings or poolings compute with.
 HARMLESS = frozenset({
     "attention.layer_norm_epsilon", "pooling_type", "rope.scaling.finetuned", "rope.scaling.original_context_length",
@@ -30,12 +24,10 @@ def check_file_metadata(fields: Fields) -> None:
     if kind != "model":
         raise fields.error(f"general.type is {kind!r}: the file holds no model of its own (needed: 'model')")
     architecture = fields.text("general.architecture")
-    if architecture != "llama":
-        raise fields.error(f"the architecture {architecture!r} is not supported (supported: llama)")
     if fields.count("split.count", 0, minimum=0) > 1:
         raise fields.error("is one shard of several; merge them with `llama-gguf-split --merge` first")
-    if fields.count("llama.expert_count", 0, minimum=0):
-        raise fields.error("llama.expert_count is not 0: mixture-of-experts models are not supported")
+    if fields.count(f"{architecture}.expert_count", 0, minimum=0):
+        raise fields.error(f"{architecture}.expert_count is not 0: mixture-of-experts models are not supported")
     version = fields.count("general.quantization_version", QUANTIZATION_VERSION, minimum=0)
     if version != QUANTIZATION_VERSION:
         raise fields.error(
@@ -45,10 +37,10 @@ def check_file_metadata(fields: Fields) -> None:
 
 def check_model_metadata(fields: Fields, config: ModelConfig) -> None:
     """Raise ModelFileError for the first key of the architecture that is not understood."""
-    neutral = _neutral(config)
+    neutral, prefix = _neutral(config), f"{fields.text('general.architecture')}."
     for key, value in fields.values.items():
-        name = key.removeprefix(ARCHITECTURE)
-        if name == key or name in READ or name in HARMLESS:
+        name = key.removeprefix(prefix)
+        if name == key or key in fields.read or name in HARMLESS:
             continue
         if name == "attention.sliding_window" and isinstance(value, int) and value >= config.context_length:
             continue  # as wide as the context: every position is seen

@@ -3,7 +3,6 @@
 from typing import Any
 
 from polyfleet.loading.assets import make_assets
-from polyfleet.loading.fields import Fields
 from polyfleet.loading.gguf_metadata import check_tokenizer_metadata
 from polyfleet.loading.gguf_vocabulary import (
     PREFIX,
@@ -18,6 +17,7 @@ from polyfleet.loading.model import TokenizerAssets
 from polyfleet.loading.post_processor import Frame, post_processor
 from polyfleet.loading.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from polyfleet.loading.sampling_defaults import SamplingDefaults, gguf_defaults, published_defaults
+from polyfleet.models.fields import Fields
 
 SPACE = "▁"  # how SentencePiece writes a space
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from polyfleet.loading.end_tokens import TURN_ENDS, spelled_end_tokens, union
-from polyfleet.loading.fields import Fields
+from polyfleet.models.fields import Fields
 
 PREFIX = "tokenizer.ggml."
 END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id", "eos_token_ids", "eog_token_ids")

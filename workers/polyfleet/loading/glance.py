@@ -5,9 +5,9 @@ What passes here may still be refused by `load_model`, which reads all of it.
 
 from pathlib import Path
 
-from polyfleet.loading.errors import ModelFileError
-from polyfleet.loading.fields import read_json
 from polyfleet.loading.folder_files import check_is_model, weight_files
+from polyfleet.models.errors import ModelFileError
+from polyfleet.models.fields import read_json
 
 GGUF_MAGIC = b"GGUF"
 LFS_POINTER = b"version https://git-lfs"

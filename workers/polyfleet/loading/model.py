@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from polyfleet.kernels.weights import Weights
-from polyfleet.loading.errors import ModelFileError as ModelFileError
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.errors import ModelFileError as ModelFileError
 
 
 @dataclass(frozen=True, slots=True)

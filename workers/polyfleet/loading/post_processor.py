@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from polyfleet.loading.fields import Fields
+from polyfleet.models.fields import Fields
 
 KINDS = "BertProcessing, ByteLevel, RobertaProcessing, Sequence, TemplateProcessing"
 

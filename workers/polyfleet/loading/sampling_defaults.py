@@ -7,7 +7,7 @@ As vLLM's `--generation-config auto` takes them: the five fields below and no ot
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from polyfleet.loading.fields import Fields
+from polyfleet.models.fields import Fields
 
 SamplingDefaults = dict[str, float]  # field of SamplingParams -> value; whole for top_k
 

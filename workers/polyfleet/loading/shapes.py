@@ -5,9 +5,7 @@ import math
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.model import ModelFileError
 from polyfleet.models.config import ModelConfig
-from polyfleet.models.registry import ARCHITECTURES
-
-MAX_HEAD_DIM = 4096
+from polyfleet.models.registry import ARCHITECTURES, weight_shapes
 
 
 def check_config(path: str, config: ModelConfig, num_tensors: int) -> None:
@@ -27,7 +25,7 @@ def check_config(path: str, config: ModelConfig, num_tensors: int) -> None:
 
 def check_weights(path: str, config: ModelConfig, weights: Weights) -> None:
     """Raise ModelFileError for the first weight that is missing, misshapen or of no use to the architecture."""
-    shapes = ARCHITECTURES[config.architecture].weight_shapes(config)
+    shapes = weight_shapes(config)
     for name, (rows, columns) in shapes.items():
         weight = weights.get(name)
         if weight is None:
@@ -39,8 +37,9 @@ def check_weights(path: str, config: ModelConfig, weights: Weights) -> None:
             raise ModelFileError(
                 f"{path}: the tensor for {name!r} is {found}, the configuration says {rows} x {columns}"
             )
+    title = ARCHITECTURES[config.architecture].title
     for name in weights:
         if name not in shapes:
             raise ModelFileError(
-                f"{path}: tensor {name.removeprefix('unknown.')!r} is of no use to a Llama model of this shape"
+                f"{path}: tensor {name.removeprefix('unknown.')!r} is of no use to a {title} model of this shape"
             )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from polyfleet.loading.fields import Fields
+from polyfleet.models.fields import Fields
 
 MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
 # Part -> its key for a sequence's members, and its types.

@@ -1,13 +1,17 @@
 """The facts of a model that its file states, in one vocabulary for GGUF and Hugging Face folders."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a decoder-only transformer. `inverse_frequencies` has any rope scaling applied already."""
+    """Shape of a decoder-only transformer. Architectures with facts of their own extend it.
 
-    architecture: str  # llama
+    `inverse_frequencies` has any rope scaling applied already; where they are fewer than head_dim / 2, the other pairs
+    of a head don't turn. `windows`: how many positions a row sees in each layer, its own included; 0 or none: all.
+    """
+
+    architecture: str  # its name in the registry
     name: str
     vocabulary_size: int
     hidden_size: int
@@ -23,3 +27,17 @@ class ModelConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     end_token_ids: tuple[int, ...] = ()
+    rope_amplitude: float = 1.0  # by which pairs that turn grow
+    windows: tuple[int, ...] = ()
+    short_frequencies: tuple[float, ...] = ()  # those that hold instead where no context is over `short_context`
+    short_context: int = 0
+
+    def window(self, layer: int) -> int:
+        """Of a layer; 0: it sees all."""
+        return self.windows[layer] if self.windows else 0
+
+    def served(self, context_length: int) -> "ModelConfig":
+        """As the model computes where it is served with contexts up to this length (0: with its own)."""
+        if not self.short_frequencies or not 0 < (context_length or self.context_length) <= self.short_context:
+            return self
+        return replace(self, inverse_frequencies=self.short_frequencies, short_frequencies=(), short_context=0)

@@ -1,27 +1,66 @@
-"""The architectures that can be served, by the name that a ModelConfig carries."""
+"""The architectures that can be served, and how one is found."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
-from polyfleet.models import llama
+from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How to record a model and which weights, of which shapes, it must have."""
-
-    record: Callable[[ModelConfig, Weights], KernelGraph]
-    weight_shapes: Callable[[ModelConfig], dict[str, tuple[int, int]]]
-
+from polyfleet.models.gemma import GEMMA2, GEMMA3
+from polyfleet.models.glm4 import GLM, GLM4
+from polyfleet.models.llama import LLAMA
+from polyfleet.models.minicpm import MINICPM
+from polyfleet.models.mistral import MISTRAL
+from polyfleet.models.phi3 import PHI3
+from polyfleet.models.qwen2 import QWEN2
+from polyfleet.models.qwen3 import QWEN3
+from polyfleet.models.recorder import Recorder, Shapes
+from polyfleet.models.smollm3 import SMOLLM3
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(llama.record, llama.weight_shapes),
+    each.name: each for each in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, SMOLLM3, GLM4, GLM, MINICPM)
 }
 
 
+class UnknownArchitecture(ValueError):
+    """None of the names is that of a supported architecture; half a sentence that says which there are."""
+
+
+def of_folder(classes: Iterable[str], model_type: str) -> Architecture:
+    """By the `architectures` of a config.json or, where it has none, its `model_type`."""
+    names = list(classes)
+    for each in ARCHITECTURES.values():
+        if set(names) & set(each.classes) or (not names and model_type in each.model_types):
+            return each
+    supported = [name for each in ARCHITECTURES.values() for name in each.classes]
+    raise UnknownArchitecture(_unknown(", ".join(names) or model_type, supported))
+
+
+def of_gguf(name: str) -> Architecture:
+    """By the `general.architecture` of a GGUF file."""
+    for each in ARCHITECTURES.values():
+        if name in each.gguf:
+            return each
+    raise UnknownArchitecture(_unknown(repr(name), [name for each in ARCHITECTURES.values() for name in each.gguf]))
+
+
 def record(config: ModelConfig, weights: Weights) -> KernelGraph:
-    """The model's forward pass as a KernelGraph."""
-    return ARCHITECTURES[config.architecture].record(config, weights)
+    """The model's forward pass as a KernelGraph; raises ValueError where a weight that it reads is missing."""
+    recorder = Recorder(config)
+    graph = ARCHITECTURES[config.architecture].record(config, recorder)
+    if missing := recorder.shapes.keys() - weights.keys():
+        raise ValueError(f"the weight {min(missing)!r} is missing")
+    return graph
+
+
+def weight_shapes(config: ModelConfig) -> Shapes:
+    """Every weight of the model by its graph name, with its (rows, columns); vectors have one row."""
+    recorder = Recorder(config)
+    ARCHITECTURES[config.architecture].record(config, recorder)
+    return recorder.shapes
+
+
+def _unknown(name: str, supported: list[str]) -> str:
+    nearest = max(supported, key=lambda each: SequenceMatcher(None, name.lower(), each.lower()).ratio())
+    return f"the architecture {name} is not supported (supported: {', '.join(supported)}; the nearest is {nearest})"

@@ -21,7 +21,7 @@ from polyfleet.kernels.cpu.program import (
 )
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.models.config import ModelConfig
-from polyfleet.models.llama import record, weight_shapes
+from polyfleet.models.registry import record, weight_shapes
 
 CONFIG = ModelConfig(
     architecture="llama",

@@ -15,7 +15,7 @@ enum PfStageKind : int32_t {
     PF_EMBEDDING,   // output[T] = rows of the first weight, looked up by token id
     PF_NORM,        // output = norm(input + residual); the sum goes to residual_out
     PF_LINEAR,      // output = epilogue(x @ weightsᵀ + biases) with x = input, or the norm of it as in PF_NORM
-    PF_ROPE_CACHE,  // output = q of input, rotated; k (rotated) and v of input go to the cache
+    PF_ROPE_CACHE,  // output = q of input, normalised and rotated; k (the same) and v of input go to the cache
     PF_ATTENTION,   // output = attention of q = input over the cache
     PF_SILU_MUL,    // output = silu(left half of input) * right half
     PF_SELECT,      // output[S] = the selected rows of input[T]
@@ -25,6 +25,8 @@ enum PfStageKind : int32_t {
     PF_RELU,        // output = max(input, 0)
     PF_GELU,        // output = input * Φ(input)
     PF_GELU_TANH,   // output = input * Φ(input), approximated by a tanh
+    PF_SCALE,       // output = input * factor
+    PF_SOFT_CAP,    // output = factor * tanh(input / factor)
     PF_LAYER_NORM,  // output = layer norm of input, by the weight `norm` and the only operand, its bias
     PF_ARGMAX       // output = the column of the largest number of input, the first of equal ones or the first NaN
 };
@@ -48,15 +50,21 @@ struct PfStage {
     int32_t selected;       // its rows are the S selected ones, not all T; of attention: its output's rows are
     int32_t first_operand;  // of an embedding or linear: operands[first_operand ...] are `num_operands` weights,
     int32_t num_operands;   // then as many biases
+    int32_t query_norm, key_norm;  // weights of the norms of heads before their rotation
+    int32_t rope;           // of those of the model
+    int32_t window;         // of attention: positions that a row sees, its own included; 0: all
     float eps;              // of a norm
+    float head_eps;         // of the norms of heads
+    float factor;           // of PF_SCALE, PF_SOFT_CAP; of attention what its products are capped at, 0: nothing
 };
 
 struct PfModel {
     int32_t num_layers, num_heads, num_kv_heads, head_dim;
-    int32_t num_weights, num_buffers;
+    int32_t num_weights, num_buffers, num_ropes;
     int32_t wide;  // whether long chunks of a prompt may be rounded to bfloat16; else a row computes to the same bits always
     float attention_scale;
-    const float *inverse_frequencies;  // [head_dim / 2]
+    const float *inverse_frequencies;  // [num_ropes][head_dim / 2]
+    const float *amplitudes;           // the same shape: what cosines and sines are multiplied by
     const PfWeight *weights;
     const int32_t *widths;  // columns of each buffer
 };

@@ -82,6 +82,8 @@ void Engine::attend_part(const Stage &stage, const Span &span, std::atomic<int> 
     a.begin = part * ATTENTION_PART;
     a.end = span.parts > 1 ? std::min(context, a.begin + ATTENTION_PART) : context;
     a.scale = model_.attention_scale;
+    a.window = stage.at.window;
+    a.cap = stage.at.factor;
     a.keys = cache_.keys.as<uint16_t>() + stage.at.layer * cache_.key_layer +
              (int64_t)kv_head * model_.head_dim * cache_.key_stride;
     a.values = cache_.values.as<uint16_t>() + stage.at.layer * cache_.value_layer +

@@ -107,15 +107,26 @@ void clear(const State &s, const Softmax &to) {
     for (int i = 0; i < s.vectors; i++) to.peak[i] = -INFINITY, to.mass[i] = 0;
 }
 
+// cap * tanh(score / cap) of n scores, which like the cap are logarithms to base 2: 1 - 2 / (1 + e^2x) is tanh x.
+PF_INLINE void cap_scores(float *score, int n, float cap) {
+    for (int p = 0; p < n; p += F32::width) {
+        F32 e = exponential2(minimum(broadcast(126), load(score + p) * broadcast(2 * LOG2_E / cap)));
+        store(score + p, broadcast(cap) - broadcast(2 * cap) / (broadcast(1) + e));
+    }
+}
+
 // Turns scores (logarithms to base 2) of positions [first, first + count) into weights under the running maximum; those a row may not see
 // become 0. Returns without touching `sum` when the maximum stays.
 void softmax(const pf::Attention &a, const State &s, const Softmax &to, int first, int count) {
     for (int i = 0; i < s.vectors; i++) {
         float *score = s.score + i * STRIDE;
         int seen = a.position + i / a.heads + 1 - first;
+        const int hidden = a.window && seen > a.window ? seen - a.window : 0;  // positions before the window
         if (seen > count) seen = count;
+        if (a.cap && seen > hidden) cap_scores(score, seen, a.cap * LOG2_E);
         for (int p = seen < 0 ? 0 : seen; p < CHUNK; p++) score[p] = -INFINITY;
-        if (seen <= 0) {
+        for (int p = 0; p < hidden && p < seen; p++) score[p] = -INFINITY;
+        if (seen <= hidden) {
             for (int p = 0; p < count; p++) score[p] = 0;
             continue;
         }
@@ -130,6 +141,7 @@ void softmax(const pf::Attention &a, const State &s, const Softmax &to, int firs
             mass = mass + e;
         }
         for (int p = seen; p < count; p++) score[p] = 0;
+        for (int p = 0; p < hidden; p++) score[p] = 0;
         float shrink = to.peak[i] == peak ? 1 : exp2f(to.peak[i] - peak);
         to.mass[i] = to.mass[i] * shrink + sum(mass);
         to.peak[i] = peak;
@@ -216,6 +228,7 @@ PF_INLINE void attend_parts(const pf::Attention &a, const State &s, F compute) {
     for (int begin = a.begin; begin < a.end; begin += pf::ATTENTION_PART) {
         const Softmax &to = begin == a.begin ? s.total : s.part;
         clear(s, to);
+        if (a.window && begin + pf::ATTENTION_PART <= a.position + 1 - a.window) continue;  // no row sees any of it
         compute(to, begin, a.end - begin < pf::ATTENTION_PART ? a.end : begin + pf::ATTENTION_PART);
         if (begin > a.begin) merge(s, s.total, to);
     }

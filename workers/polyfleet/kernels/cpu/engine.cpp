@@ -41,11 +41,12 @@ Engine::Engine(const PfModel &model, const Kernels &kernels, int threads)
     : model_(model),
       kernels_(kernels),
       pool_(threads),
-      frequencies_(model.inverse_frequencies, model.inverse_frequencies + model.head_dim / 2),
+      frequencies_(model.inverse_frequencies, model.inverse_frequencies + model.num_ropes * (model.head_dim / 2)),
+      amplitudes_(model.amplitudes, model.amplitudes + model.num_ropes * (model.head_dim / 2)),
       widths_(model.widths, model.widths + model.num_buffers) {
     for (int width : widths_) strides_.push_back((int)row_stride(width, GROUP));
     for (int i = 0; i < model.num_weights; i++) weights_.push_back({model.weights[i], {}});
-    model_.inverse_frequencies = nullptr;
+    model_.inverse_frequencies = model_.amplitudes = nullptr;
     model_.weights = nullptr;
     model_.widths = nullptr;
     buffers_.resize(strides_.size());
@@ -130,19 +131,23 @@ int Engine::add_program(const PfStage *stages, int num_stages, const int32_t *op
 
 void Engine::compile(Stage &stage, const int32_t *operands) {
     const PfStage &at = stage.at;
-    if (at.norm >= 0) stage.norm = (const float *)weights_[(size_t)at.norm].source.data;
+    auto vector = [&](int32_t weight) {
+        return weight < 0 ? nullptr : (const float *)weights_[(size_t)weight].source.data;
+    };
+    stage.norm = vector(at.norm);
+    stage.query_norm = vector(at.query_norm);
+    stage.key_norm = vector(at.key_norm);
     if (at.kind == PF_EMBEDDING) {
         stage.table = &weights_[(size_t)operands[0]].source;
         vocabulary_ = std::min(vocabulary_, stage.table->rows);
     }
-    if (at.kind == PF_LAYER_NORM) stage.norm_bias = (const float *)weights_[(size_t)operands[0]].source.data;
+    if (at.kind == PF_LAYER_NORM) stage.norm_bias = vector(operands[0]);
     if (at.kind != PF_LINEAR) return;
     std::vector<std::vector<Piece>> pieces;
     int column = 0;
     for (int i = 0; i < at.num_operands; i++) {
         const Packed &weight = weights_[(size_t)operands[i]].packed;
-        const int32_t bias = operands[at.num_operands + i];
-        const float *biases = bias < 0 ? nullptr : (const float *)weights_[(size_t)bias].source.data;
+        const float *biases = vector(operands[at.num_operands + i]);
         (weight.blocks ? stage.quantised : stage.dense) = true;
         stage.bf16 = stage.bf16 || (weight.kind == PACKED_BF16 && kernels_.round_bf16);
         stage.columns = weight.columns;

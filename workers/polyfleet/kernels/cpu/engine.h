@@ -28,7 +28,7 @@ struct Piece {
 struct Stage {
     PfStage at;
     const PfWeight *table = nullptr;  // of an embedding
-    const float *norm = nullptr, *norm_bias = nullptr;
+    const float *norm = nullptr, *norm_bias = nullptr, *query_norm = nullptr, *key_norm = nullptr;
     std::vector<Piece> pieces;  // of a linear: `unit` of them make one unit of work
     int unit = 1, units = 0;
     int columns = 0;  // entering a linear
@@ -74,7 +74,7 @@ struct StepState {
     const PfStep *in;
     std::vector<int> position, sequence;        // of each row
     std::vector<int64_t> key_slot, value_slot;  // where each row's key and value of head 0 begin
-    std::vector<float> cosine, sine;            // [row][head_dim / 2]
+    std::vector<float> cosine, sine;            // [row][rope][head_dim / 2]
     std::vector<Run> runs, selected_runs;       // for linears over all rows, over the selected ones
     std::vector<Span> spans, selected_spans;    // for attention of all rows, of the selected ones
     std::vector<float> partials;
@@ -171,7 +171,7 @@ private:
     PfModel model_;  // its pointers are null
     const Kernels &kernels_;
     Pool pool_;
-    std::vector<float> frequencies_;
+    std::vector<float> frequencies_, amplitudes_;  // [rope][head_dim / 2]
     std::vector<Weight> weights_;
     Memory packed_;
     std::vector<std::unique_ptr<Program>> programs_;

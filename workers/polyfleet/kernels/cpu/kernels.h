@@ -62,9 +62,10 @@ struct Attention {
     float *out;
     int query_stride, out_stride;
     int rows, heads, head_dim;
-    int position;  // of the first row; row i sees positions 0 ... position + i
+    int position;  // of the first row; row i sees positions 0 ... position + i,
+    int window;    // or the last so many of them, unless it is 0
     int begin, end;  // those of these positions to read; one part of them, or all from 0 on
-    float scale;
+    float scale, cap;  // of products, which are then capped unless `cap` is 0
     const uint16_t *keys;    // half [block][kv head][head_dim][key_stride]; column = position in block
     const uint16_t *values;  // half [block][kv head][position in block][value_stride]
     int64_t key_block, value_block;  // halves between blocks

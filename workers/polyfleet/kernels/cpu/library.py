@@ -35,7 +35,8 @@ class PfStage(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("kind", "input", "residual", "residual_out", "output", "norm", "layer")),
         *((name, c_int32) for name in ("epilogue", "selected", "first_operand", "num_operands")),
-        ("eps", c_float),
+        *((name, c_int32) for name in ("query_norm", "key_norm", "rope", "window")),
+        *((name, c_float) for name in ("eps", "head_eps", "factor")),
     ]
 
 
@@ -44,9 +45,10 @@ class PfModel(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim")),
-        *((name, c_int32) for name in ("num_weights", "num_buffers", "wide")),
+        *((name, c_int32) for name in ("num_weights", "num_buffers", "num_ropes", "wide")),
         ("attention_scale", c_float),
         ("inverse_frequencies", POINTER(c_float)),
+        ("amplitudes", POINTER(c_float)),
         ("weights", POINTER(PfWeight)),
         ("widths", Int32s),
     ]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
-from polyfleet.graph.ops import OpKind
+from polyfleet.graph.ops import OpKind, Rope
 from polyfleet.kernels.cpu import library
 from polyfleet.kernels.cpu.footprint import padded, row_stride
 from polyfleet.kernels.cpu.geometry import KINDS, Geometry
@@ -40,7 +40,7 @@ class CpuModel:
             raise ValueError(problem)
         self.geometry = Geometry.of(fuse(graph))
         self._programs, self._widths = programs(graph, lambda name: weights[name].rows)
-        self._packing = _Packing(weights)
+        self._packing = _Packing(weights, self.geometry.ropes)
         stages = {keep: self._packing.program(program) for keep, program in self._programs.items()}
         self._handle = self._create(threads, instruction_set, wide)
         self._numbers = {keep: self._add(*each) for keep, each in stages.items()}
@@ -107,12 +107,13 @@ class CpuModel:
     def _create(self, threads: int, instruction_set: str, wide: bool) -> int:
         geometry, weights = self.geometry, self._packing.weights()
         attention = geometry.attention
-        frequencies = np.array(geometry.rope.frequencies, dtype=np.float32)
+        frequencies = np.array([rope.frequencies for rope in geometry.ropes], dtype=np.float32)
+        amplitudes = np.array([rope.amplitudes for rope in geometry.ropes], dtype=np.float32)
         widths = np.array(self._widths, dtype=np.int32)
         model = PfModel(
             *(geometry.num_caches, attention.heads, attention.kv_heads, attention.width),
-            *(len(weights), len(widths), wide, attention.scale),
-            frequencies.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+            *(len(weights), len(widths), len(geometry.ropes), wide, attention.scale),
+            *(each.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for each in (frequencies, amplitudes)),
             weights,
             widths.ctypes.data_as(library.Int32s),
         )
@@ -142,8 +143,9 @@ class CpuModel:
 class _Packing:
     """Numbers the weights that programs name, once for each use, and keeps their memory until they are packed."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, ropes: tuple[Rope, ...]) -> None:
         self._source = weights
+        self._ropes = ropes
         self._numbers: dict[tuple[str, bool], int] = {}  # (name, packed)
         self._entries: list[PfWeight] = []
         self._alive: list[tuple[bool, torch.Tensor]] = []
@@ -161,8 +163,11 @@ class _Packing:
                 stage.residual_out,
             )
             at.output, at.layer, at.epilogue, at.selected = stage.output, stage.layer, stage.epilogue, stage.selected
-            at.eps = stage.eps
+            at.eps, at.head_eps, at.factor, at.window = stage.eps, stage.head_eps, stage.factor, stage.window
             at.norm = self._number(stage.norm, packed=False) if stage.norm else NONE
+            norms = [self._number(name, packed=False) for name in stage.head_norms] or [NONE, NONE]
+            at.query_norm, at.key_norm = norms
+            at.rope = self._ropes.index(stage.rope) if stage.rope else 0
             at.first_operand, at.num_operands = len(operands), len(stage.weights)
             operands += [self._number(name, packed=packed) for name in stage.weights]
             operands += [self._number(name, packed=False) for name in stage.biases] or [NONE] * len(stage.weights)

@@ -13,7 +13,7 @@ from enum import IntEnum, unique
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse, select_early
-from polyfleet.graph.ops import Norm, Op, OpKind, RopeCache, of
+from polyfleet.graph.ops import Attention, Factor, Norm, Op, OpKind, Rope, RopeCache, of
 
 GROUP = 16  # rows of a weight that are computed together, as in kernels.h
 NONE = -1
@@ -38,8 +38,10 @@ class StageKind(IntEnum):
     RELU = 10
     GELU = 11
     GELU_TANH = 12
-    LAYER_NORM = 13
-    ARGMAX = 14
+    SCALE = 13
+    SOFT_CAP = 14
+    LAYER_NORM = 15
+    ARGMAX = 16
 
 
 @unique
@@ -67,6 +69,11 @@ class Stage:
     selected: bool = False  # its rows are the selected ones; of attention: the rows of its output
     weights: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()  # none, or one for each weight
+    rope: Rope | None = None  # of what goes to the cache
+    head_norms: tuple[str, ...] = ()  # of queries and keys before they turn; or none
+    head_eps: float = 0.0
+    window: int = 0  # of attention
+    factor: float = 0.0  # of scale and soft_cap; attention's soft cap
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -154,7 +161,7 @@ def _joined(stage: Stage, after: Op, rows: RowCount) -> Stage | None:
     if after.kind is OpKind.ROPE_CACHE:
         both = of(after, RopeCache)
         if both.rope.width % GROUP == 0 and all(count % both.rope.width == 0 for count in counts):
-            return replace(stage, output=output, epilogue=Epilogue.ROPE_CACHE, layer=both.cache)
+            return _cached(replace(stage, output=output, epilogue=Epilogue.ROPE_CACHE), after)
     return None
 
 
@@ -166,6 +173,8 @@ def _stage(op: Op) -> Stage:
             return Stage(StageKind[op.kind.name], source, output, op.inputs[1])
         case OpKind.SILU | OpKind.RELU | OpKind.GELU | OpKind.GELU_TANH | OpKind.ARGMAX:
             return Stage(StageKind[op.kind.name], source, output)
+        case OpKind.SCALE | OpKind.SOFT_CAP:
+            return Stage(StageKind[op.kind.name], source, output, factor=of(op, Factor).factor)
         case OpKind.LAYER_NORM:
             return Stage(StageKind.LAYER_NORM, source, output, norm=op.weights[0], eps=_eps(op), weights=op.biases)
         case OpKind.EMBEDDING:
@@ -178,14 +187,22 @@ def _stage(op: Op) -> Stage:
         case OpKind.LINEAR:
             return Stage(StageKind.LINEAR, source, output, weights=op.weights, biases=op.biases)
         case OpKind.ROPE_CACHE:
-            return Stage(StageKind.ROPE_CACHE, source, output, layer=layer)
+            return _cached(Stage(StageKind.ROPE_CACHE, source, output), op)
         case OpKind.PAGED_ATTENTION:
-            return Stage(StageKind.ATTENTION, source, output, layer=layer)
+            attention = of(op, Attention)
+            stage = Stage(StageKind.ATTENTION, source, output, layer=layer)
+            return replace(stage, window=attention.window, factor=attention.soft_cap)
         case OpKind.SILU_MUL:
             return Stage(StageKind.SILU_MUL, source, output)
         case OpKind.SELECT_ROWS:
             return Stage(StageKind.SELECT, source, output)
     raise ValueError(f"the CPU library has no {op.kind.value}")
+
+
+def _cached(stage: Stage, op: Op) -> Stage:
+    """The stage with the norms, the rotation and the cache of a rope_cache."""
+    both = of(op, RopeCache)
+    return replace(stage, layer=both.cache, rope=both.rope, head_norms=op.weights, head_eps=both.eps)
 
 
 def _eps(op: Op) -> float:

@@ -65,13 +65,13 @@ void Engine::clear_blocks(const PfStep &step) {
 }
 
 void Engine::prepare_rows(const PfStep &step) {
-    const size_t rows = (size_t)step.num_rows, half = (size_t)model_.head_dim / 2;
+    const size_t rows = (size_t)step.num_rows, angles = frequencies_.size();
     state_.position.resize(rows);
     state_.sequence.resize(rows);
     state_.key_slot.resize(rows);
     state_.value_slot.resize(rows);
-    state_.cosine.resize(rows * half);
-    state_.sine.resize(rows * half);
+    state_.cosine.resize(rows * angles);
+    state_.sine.resize(rows * angles);
     for (int sequence = 0; sequence < step.num_sequences; sequence++) {
         const int end = step.row_starts[sequence + 1], to_position = step.lengths[sequence] - end;
         for (int row = step.row_starts[sequence]; row < end; row++) {
@@ -108,12 +108,12 @@ void Engine::prepare_runs(const PfStep &step) {
 
 void Engine::run(Program &program, int thread) {
     // Angles are float32 products, as every implementation of this rotation rounds them.
-    const int half = model_.head_dim / 2;
+    const size_t angles = frequencies_.size();
     for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
-        for (int j = 0; j < half; j++) {
-            const float angle = (float)state_.position[(size_t)i] * frequencies_[(size_t)j];
-            state_.cosine[(size_t)(i * half + j)] = cosf(angle);
-            state_.sine[(size_t)(i * half + j)] = sinf(angle);
+        for (size_t j = 0; j < angles; j++) {
+            const float angle = (float)state_.position[(size_t)i] * frequencies_[j];
+            state_.cosine[(size_t)i * angles + j] = cosf(angle) * amplitudes_[j];
+            state_.sine[(size_t)i * angles + j] = sinf(angle) * amplitudes_[j];
         }
     for (size_t i = 0; i < program.stages.size(); i++) {
         const Stage &stage = program.stages[i];
@@ -192,10 +192,12 @@ void Engine::rope_cache(const Stage &stage, int thread) {
         }
 }
 
-// Rotates and stores one head of one row: q first, then k, then v heads. Overwrites x.
+// Normalises, rotates and stores one head of one row: q first, then k, then v heads. Overwrites x.
 void Engine::rope_head(const Stage &stage, int index, int head, float *x) {
     const int dim = model_.head_dim, kv_heads = model_.num_kv_heads;
-    const size_t i = (size_t)index, angle = i * (size_t)(dim / 2);
+    const size_t i = (size_t)index, angle = i * frequencies_.size() + (size_t)(stage.at.rope * (dim / 2));
+    const float *norm = head < model_.num_heads ? stage.query_norm : head < model_.num_heads + kv_heads ? stage.key_norm : nullptr;
+    if (norm) kernels_.norm(x, nullptr, nullptr, norm, stage.at.head_eps, dim, x);
     if (head < model_.num_heads + kv_heads) kernels_.rotate(x, &state_.cosine[angle], &state_.sine[angle], dim / 2);
     if (head < model_.num_heads) {
         memcpy(row(stage.at.output, index) + head * dim, x, (size_t)dim * sizeof(float));

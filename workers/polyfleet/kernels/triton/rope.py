@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polyfleet.graph.ops import Op, RopeCache, of
+from polyfleet.kernels import batched
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
@@ -82,6 +83,9 @@ def plan_rope(context: KernelContext, step: Step, both: Any) -> RopePlan:
     cosine, sine = (torch.empty(shape, dtype=torch.float32, device=context.device) for _ in range(2))
     padded = triton.next_power_of_2(half)
     angles_kernel[(step.num_rows,)](step.positions, frequencies, cosine, sine, half, padded, num_warps=1)
+    if both.rope.amplitude != 1:
+        amplitudes = context.constants(both.rope.amplitudes)
+        cosine, sine = cosine.mul_(amplitudes), sine.mul_(amplitudes)
     return RopePlan(cosine, sine, step.places)
 
 
@@ -92,9 +96,10 @@ def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
     keys, values = context.keys[both.cache], context.values[both.cache]
     shape = (heads, kv_heads, half, triton.next_power_of_2(half), context.block_size, HEADS)
     programs = triton.cdiv(heads + 2 * kv_heads, HEADS)
+    normed = batched.bind_head_norms(op, context)
 
     def kernel(plan: RopePlan, qkv: Tensor) -> Tensor:
-        qkv = qkv.contiguous()
+        qkv = normed(qkv).contiguous()
         out = torch.empty((len(qkv), heads * 2 * half), dtype=qkv.dtype, device=qkv.device)
         operands = (qkv, plan.cosine, plan.sine, plan.places, out, keys, values)
         rope_cache_kernel[(len(qkv), programs)](*operands, *shape, num_warps=2)

@@ -49,7 +49,7 @@ class StepInputs:
 def refusal(graph: KernelGraph, weights: Weights) -> str:
     """Why the shaders can't compute a fused graph, in one sentence, from headers alone; "" where they can."""
     for op in graph.ops:
-        if op.kind not in SHADERS:
+        if op.kind not in SHADERS or not _plain(op):
             return f"there is no Vulkan shader for {op.kind.value} as this model uses it"
     widest = max((each.width for each in graph.caches), default=0)
     if widest > MAX_HEAD_DIM:
@@ -59,6 +59,18 @@ def refusal(graph: KernelGraph, weights: Weights) -> str:
         if matrix and weights[name].columns % 16:
             return f"{name} has {weights[name].columns} columns, which is no multiple of 16, as the Vulkan shaders need"
     return ""
+
+
+def _plain(op: Op) -> bool:
+    """Whether the op has nothing that its shader does not know: norms of heads, amplitudes, windows, caps."""
+    match op.attributes:
+        case Norm():
+            return not op.attributes.width
+        case RopeCache():
+            return not op.weights and op.attributes.rope.amplitude == 1
+        case Attention():
+            return not op.attributes.window and not op.attributes.soft_cap
+    return True
 
 
 def row_bytes(graph: KernelGraph) -> tuple[int, int]:

@@ -1,0 +1,139 @@
+"""A tiny random checkpoint of every architecture, by transformers, and its GGUF file, named by the package `gguf`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+import transformers
+from tests.support.tiny_models import interleave
+
+LAYERS, VOCABULARY, CONTEXT = 4, 160, 256
+COMMON: Mapping[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.2,
+}
+WINDOW = 12
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 16,
+    "long_factor": [1.0 + each for each in range(8)],
+    "short_factor": [1.0] * 8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tiny:
+    """What transformers makes a checkpoint of, and how llama.cpp's converter would write it."""
+
+    kind: str  # model_type
+    config: Mapping[str, Any] = field(default_factory=dict)  # beside COMMON
+    gguf: str = ""  # architecture; none: no GGUF file of this one
+    keys: Mapping[str, Any] = field(default_factory=dict)  # beside those of all
+    interleaved: tuple[str, ...] = ()  # linears whose rows the converter reorders
+    norm_offset: float = 0.0  # what it adds to norms
+
+
+LLAMA_LIKE = ("q_proj", "k_proj")
+GEMMA = {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}
+TINY: Mapping[str, Tiny] = {
+    "llama": Tiny("llama", {}, "llama", {}, LLAMA_LIKE),
+    "llama, yarn": Tiny("llama", {"rope_parameters": YARN}),
+    "llama, dynamic": Tiny("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "mistral": Tiny("mistral", {"head_dim": 32, "sliding_window": WINDOW}, "mistral3", {}, LLAMA_LIKE),
+    "qwen2": Tiny("qwen2", {}, "qwen2"),
+    "qwen2, windows": Tiny("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
+    "qwen3": Tiny("qwen3", {"head_dim": 32}, "qwen3"),
+    "gemma2": Tiny("gemma2", GEMMA, "gemma2", {}, norm_offset=1.0),
+    "gemma3": Tiny(
+        "gemma3_text",
+        {**GEMMA, "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]},
+        "gemma3",
+        {"attention.sliding_window_pattern": [True, True, False, True]},
+        norm_offset=1.0,
+    ),
+    "phi3": Tiny("phi3", {"sliding_window": WINDOW}, "phi3"),
+    "phi3, longrope": Tiny("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 16}),
+    "phi3, half": Tiny("phi3", {"rope_parameters": HALF}),
+    "smollm3": Tiny("smollm3", {}, "smollm3", {}, LLAMA_LIKE),
+    "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
+    "glm": Tiny("glm", {"head_dim": 16}),
+}
+
+
+def make(tiny: Tiny, folder: Path) -> Any:
+    """Write the folder; returns transformers' model."""
+    config = transformers.AutoConfig.for_model(tiny.kind, **{**COMMON, **tiny.config})
+    torch.manual_seed(len(tiny.kind))
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                mean = 0.0 if name.endswith("bias") else 1.0 - tiny.norm_offset
+                parameter.normal_(mean, 0.2)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
+    """The model as llama.cpp's converter would write it, in float32."""
+    config, prefix = model.config, tiny.gguf
+    kinds = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[prefix], LAYERS)
+    writer = gguf.GGUFWriter(path, prefix)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    bases = config.rope_parameters.get("full_attention", config.rope_parameters)
+    keys: dict[str, Any] = {
+        "context_length": CONTEXT,
+        "embedding_length": config.hidden_size,
+        "block_count": LAYERS,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.dimension_count": head_dim,
+        "rope.freq_base": float(bases["rope_theta"]),
+        "vocab_size": VOCABULARY,
+    }
+    window = getattr(config, "sliding_window", None)
+    for key, value in (keys | ({"attention.sliding_window": window} if window else {}) | dict(tiny.keys)).items():
+        _write(writer, f"{prefix}.{key}", value)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stem, _, kind = name.rpartition(".")
+        data = tensor.numpy()
+        if any(stem.endswith(each) for each in tiny.interleaved):
+            data = interleave(data, len(data) // head_dim)
+        if stem.endswith("norm"):
+            data = data + tiny.norm_offset
+        writer.add_tensor(f"{names.get_name(stem)}.{kind}", data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_uint32(key, value)

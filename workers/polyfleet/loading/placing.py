@@ -1,0 +1,68 @@
+"""From the tensors of a file to the weights of a graph, as the architecture's names say where they lie."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+
+from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.models.architecture import TensorNames
+from polyfleet.models.config import ModelConfig
+from polyfleet.models.recorder import Shapes
+from polyfleet.models.registry import weight_shapes
+
+TURNING = ("q", "k", "q_norm", "k_norm")  # weights whose rows, or columns of a vector, are those of turning heads
+NORM = "norm"  # how the names of their weights end
+
+
+def place_all(tensors: Iterable[Weight], names: TensorNames, config: ModelConfig) -> dict[str, Weight]:
+    """The weights that a file's tensors hold, by name."""
+    shapes, weights = weight_shapes(config), dict[str, Weight]()
+    for tensor in tensors:
+        tied_head = config.tied_embeddings and names.graph_names(tensor.name) == ("lm_head",)
+        if not tied_head and not names.ignores(tensor.name):
+            weights.update((weight.name, weight) for weight in place(tensor, names, config, shapes))
+    return weights
+
+
+def place(tensor: Weight, names: TensorNames, config: ModelConfig, shapes: Shapes) -> Iterator[Weight]:
+    """The weights that a tensor holds. Unknown ones keep their name behind `unknown.`; shapes are not checked here."""
+    known = names.graph_names(tensor.name)
+    if not known or not all(name in shapes for name in known):
+        known = (f"unknown.{tensor.name}",)
+    for name, part in zip(known, _parts(tensor, known, shapes), strict=True):
+        kind = name.removesuffix(".bias").rpartition(".")[2]
+        if kind in TURNING:
+            part = replace(part, data=_half_split(part, names, config))
+        if names.norm_offset and name.endswith(NORM):
+            part = replace(part, format=WeightFormat.F32, data=part.data.float() + names.norm_offset)
+        yield replace(part, name=name)
+
+
+def _parts(tensor: Weight, names: tuple[str, ...], shapes: Shapes) -> Iterator[Weight]:
+    """The tensor cut by rows, or a vector by columns, where it holds several weights; whole where sizes differ."""
+    vector = tensor.rows == 1
+    if len(names) == 1:
+        yield tensor
+        return
+    sizes = [shapes[name][1 if vector else 0] for name in names]
+    if sum(sizes) != (tensor.columns if vector else tensor.rows):
+        yield from [tensor] * len(names)
+        return
+    for data, size in zip(torch.split(tensor.data, sizes, dim=1 if vector else 0), sizes, strict=True):
+        rows, columns = (1, size) if vector else (size, tensor.columns)
+        yield replace(tensor, rows=rows, columns=columns, data=data)
+
+
+def _half_split(weight: Weight, names: TensorNames, config: ModelConfig) -> torch.Tensor:
+    """Heads whose pairs (i, i + half) turn, those that don't turn behind them in each half."""
+    width, turning = config.head_dim, 2 * len(config.inverse_frequencies)
+    vector = weight.rows == 1
+    rows = weight.data.view(-1, 1) if vector else weight.data
+    if len(rows) % width or (not names.interleaved and turning == width):
+        return weight.data  # as it is, or of the wrong shape, which is reported when all weights are there
+    columns = torch.arange(turning)
+    pairs = columns.view(-1, 2) if names.interleaved else columns.view(2, -1).t()
+    still = torch.arange(turning, width).view(2, -1)
+    order = torch.cat((pairs[:, 0], still[0], pairs[:, 1], still[1]))
+    return rows.view(len(rows) // width, width, rows.shape[1])[:, order].reshape(weight.data.shape)

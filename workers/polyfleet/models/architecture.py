@@ -1,0 +1,60 @@
+"""What an architecture says of itself: where it is found, how its files state it, and how it is recorded."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.models.config import ModelConfig
+from polyfleet.models.fields import Fields
+from polyfleet.models.gguf_keys import GgufKeys
+from polyfleet.models.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """How one kind of file names the weights of a graph, and how they lie there.
+
+    Names go without `.weight` and `.bias`. A name that stands for several weights (`"q k v"`) has their rows one behind
+    the other.
+    """
+
+    names: Mapping[str, str]  # of the file -> of the graph
+    layer_prefix: str  # "blk." of "blk.0.attn_q"
+    layer_names: Mapping[str, str]  # the same within a layer
+    ignored: Collection[str] = ()  # patterns of what the configuration implies
+    interleaved: bool = False  # whether pairs that turn are neighbours (2i, 2i + 1), not (i, i + half)
+    norm_offset: float = 0.0  # what the weights of norms leave out
+
+    def graph_names(self, name: str) -> tuple[str, ...]:
+        """Of a tensor's weights; none for a tensor that is not known."""
+        stem, _, kind = name.rpartition(".")
+        suffix = {"weight": "", "bias": ".bias"}.get(kind)
+        if suffix is None:
+            return ()
+        prefix, known = "", self.names.get(stem)
+        if known is None and (match := re.fullmatch(rf"{re.escape(self.layer_prefix)}(\d+)\.(.+)", stem)):
+            prefix, known = f"layers.{match[1]}.", self.layer_names.get(match[2])
+        return tuple(f"{prefix}{each}{suffix}" for each in (known or "").split())
+
+    def ignores(self, name: str) -> bool:
+        """Whether a tensor may be left out."""
+        return any(re.fullmatch(pattern, name) for pattern in self.ignored)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One family of models. Readers leave out its name and what stands in other files: the loader knows them."""
+
+    name: str
+    title: str  # as its makers write it
+    classes: tuple[str, ...]  # `architectures` of config.json, or names that others gave to the same
+    model_types: tuple[str, ...]  # of config.json, which count where no class is named
+    gguf: tuple[str, ...]  # `general.architecture`
+    read_folder: Callable[[Fields], ModelConfig]
+    read_gguf: Callable[[GgufKeys], ModelConfig]
+    record: Callable[[Any, Recorder], KernelGraph]
+    folder_names: TensorNames
+    gguf_names: TensorNames
+    notes: str = ""  # for its users

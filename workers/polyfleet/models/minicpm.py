@@ -1,0 +1,74 @@
+"""MiniCPM and FM9G: Llama with scales of the embedding, of each branch and of what enters the head."""
+
+from dataclasses import dataclass
+
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.models import names
+from polyfleet.models.architecture import Architecture
+from polyfleet.models.config import ModelConfig
+from polyfleet.models.fields import Fields
+from polyfleet.models.folder import check_activation, read_sizes
+from polyfleet.models.gguf_keys import GgufKeys
+from polyfleet.models.recorder import Recorder
+
+# What GGUF files that state no scales mean: those of MiniCPM 2B.
+OLD_EMBEDDING_SCALE, OLD_DEPTH, OLD_BASE = 12.0, 1.4, 256.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniCpmConfig(ModelConfig):
+    """What is multiplied by what."""
+
+    embedding_scale: float
+    residual_scale: float  # of attention and MLP before they are added
+    head_scale: float  # of what enters the head
+
+
+def record(config: MiniCpmConfig, model: Recorder) -> KernelGraph:
+    """Llama's layers, scaled."""
+    graph, rope, bias = model.graph, model.rope(), config.attention_bias
+    x = model.embedding(config.embedding_scale)
+    for _ in model.layers():
+        attended = model.attention(model.norm(x, "attention_norm"), rope, bias=bias, output_bias=bias)
+        x = graph.add(graph.scale(attended, config.residual_scale), x)
+        inner = model.gated_mlp(model.norm(x, "mlp_norm"))
+        x = graph.add(graph.scale(inner, config.residual_scale), x)
+    return model.finish(x, scale=config.head_scale)
+
+
+def _read_folder(fields: Fields) -> ModelConfig:
+    check_activation(fields)
+    sizes = read_sizes(fields, tied=True)
+    depth, hidden = sizes["num_layers"] ** 0.5, sizes["hidden_size"]
+    return MiniCpmConfig(
+        **sizes,
+        attention_bias=fields.flag("attention_bias", False),
+        embedding_scale=fields.positive("scale_emb", 1.0),
+        residual_scale=fields.positive("scale_depth", depth) / depth,
+        head_scale=fields.positive("dim_model_base", hidden) / hidden,
+    )
+
+
+def _read_gguf(keys: GgufKeys) -> ModelConfig:
+    sizes, fields = keys.sizes(), keys.fields
+    return MiniCpmConfig(
+        **sizes,
+        embedding_scale=fields.positive("embedding_scale", OLD_EMBEDDING_SCALE),
+        residual_scale=fields.positive("residual_scale", OLD_DEPTH / sizes["num_layers"] ** 0.5),
+        head_scale=1 / fields.positive("logit_scale", OLD_BASE / sizes["hidden_size"]),
+    )
+
+
+MINICPM = Architecture(
+    name="minicpm",
+    title="MiniCPM and FM9G",
+    classes=("MiniCPMForCausalLM", "FM9GForCausalLM"),
+    model_types=("minicpm", "fm9g", "fm9g7b"),
+    gguf=("minicpm",),
+    read_folder=_read_folder,
+    read_gguf=_read_gguf,
+    record=record,
+    folder_names=names.folder(),
+    gguf_names=names.gguf(interleaved=True),
+    notes="九格; the folder's own code is never executed",
+)

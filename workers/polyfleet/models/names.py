@@ -1,0 +1,50 @@
+"""Tensor names that most decoders share; architectures replace those that are theirs."""
+
+from collections.abc import Mapping
+
+from polyfleet.models.architecture import TensorNames
+
+FOLDER: Mapping[str, str] = {"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "lm_head"}
+FOLDER_LAYER: Mapping[str, str] = {
+    "input_layernorm": "attention_norm",
+    "self_attn.q_proj": "q",
+    "self_attn.k_proj": "k",
+    "self_attn.v_proj": "v",
+    "self_attn.o_proj": "o",
+    "self_attn.q_norm": "q_norm",
+    "self_attn.k_norm": "k_norm",
+    "post_attention_layernorm": "mlp_norm",
+    "mlp.gate_proj": "gate",
+    "mlp.up_proj": "up",
+    "mlp.down_proj": "down",
+}
+GGUF: Mapping[str, str] = {"token_embd": "embedding", "output_norm": "norm", "output": "lm_head"}
+GGUF_LAYER: Mapping[str, str] = {
+    "attn_norm": "attention_norm",
+    "attn_q": "q",
+    "attn_k": "k",
+    "attn_v": "v",
+    "attn_qkv": "q k v",
+    "attn_output": "o",
+    "attn_q_norm": "q_norm",
+    "attn_k_norm": "k_norm",
+    "ffn_norm": "mlp_norm",
+    "ffn_gate": "gate",
+    "ffn_up": "up",
+    "ffn_down": "down",
+}
+IMPLIED_BY_CONFIG = (r".*\.rotary_emb\.inv_freq",)  # older files store it
+IMPLIED_BY_GGUF = (r"rope_(freqs|factors_long|factors_short)\.weight",)  # read with the metadata
+
+
+def folder(
+    layer: Mapping[str, str] | None = None, *, interleaved: bool = False, norm_offset: float = 0.0
+) -> TensorNames:
+    """Of a Hugging Face folder."""
+    names = {**FOLDER_LAYER, **(layer or {})}
+    return TensorNames(FOLDER, "model.layers.", names, IMPLIED_BY_CONFIG, interleaved, norm_offset)
+
+
+def gguf(layer: Mapping[str, str] | None = None, *, interleaved: bool = False) -> TensorNames:
+    """Of a GGUF file."""
+    return TensorNames(GGUF, "blk.", {**GGUF_LAYER, **(layer or {})}, IMPLIED_BY_GGUF, interleaved)

@@ -1,0 +1,107 @@
+"""Recorder: the parts that decoders are recorded of. It notes the name and shape of each weight as it is first read."""
+
+from collections.abc import Callable, Iterator
+
+from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
+from polyfleet.graph.ops import OpKind, Rope
+from polyfleet.models.config import ModelConfig
+
+Shapes = dict[str, tuple[int, int]]
+
+
+class Recorder:
+    """Records one model. Within `layers`, names of weights are those of the layer at hand."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.shapes: Shapes = {}  # (rows, columns) by name; vectors have one row
+        self._config = config
+        self._rows: dict[str, int] = {}
+        self._columns: dict[str, int] = {}
+        self._prefix = ""
+        self.graph = GraphBuilder(self._rows, self._columns)
+
+    def layers(self) -> Iterator[int]:
+        """Each layer's number."""
+        for layer in range(self._config.num_layers):
+            self._prefix = f"layers.{layer}."
+            yield layer
+        self._prefix = ""
+
+    def rope(self, frequencies: tuple[float, ...] | None = None) -> Rope:
+        """The configuration's, or one of other frequencies without amplitude; pairs that have none don't turn."""
+        amplitude = self._config.rope_amplitude if frequencies is None else 1.0
+        turning = self._config.inverse_frequencies if frequencies is None else frequencies
+        still = self._config.head_dim // 2 - len(turning)
+        return Rope(self._config.head_dim, turning + (0.0,) * still, amplitude)
+
+    def embedding(self, scale: float = 1.0) -> int:
+        """The step's tokens."""
+        name = self._weight("embedding", self._config.vocabulary_size, self._config.hidden_size)
+        return self.graph.scale(self.graph.embedding(name), scale)
+
+    def norm(self, x: int, name: str, width: int = 0) -> int:
+        """RMS norm, of rows or of each `width` columns."""
+        weight = self._weight(name, 1, width or self.graph.widths[x])
+        return self.graph.rms_norm(x, weight, self._config.norm_eps, width)
+
+    def linear(self, x: int, name: str, rows: int, *, bias: bool = False) -> int:
+        """Multiply by a matrix of so many rows."""
+        weight = self._weight(name, rows, self.graph.widths[x])
+        return self.graph.linear(x, weight, biases=(self._weight(f"{name}.bias", 1, rows),) if bias else ())
+
+    def attention(
+        self,
+        x: int,
+        rope: Rope,
+        *,
+        bias: bool = False,
+        output_bias: bool = False,
+        head_norms: bool = False,
+        window: int = 0,
+        scale: float = 0.0,
+        soft_cap: float = 0.0,
+    ) -> int:
+        """Grouped-query attention over a cache of its own. `scale` 0: that of a head's width."""
+        config, width = self._config, self._config.head_dim
+
+        def heads(name: str, count: int) -> int:
+            each = self.linear(x, name, count * width, bias=bias)
+            return self.graph.rope(self.norm(each, f"{name}_norm", width) if head_norms else each, rope)
+
+        query, key = heads("q", config.num_heads), heads("k", config.num_kv_heads)
+        value = self.linear(x, "v", config.num_kv_heads * width, bias=bias)
+        cache = self.graph.cache(config.num_kv_heads, width)
+        self.graph.cache_write(key, value, cache)
+        attended = self.graph.paged_attention(
+            query, cache, config.num_heads, scale or width**-0.5, window=window, soft_cap=soft_cap
+        )
+        return self.linear(attended, "o", config.hidden_size, bias=output_bias)
+
+    def gated_mlp(self, x: int, activation: OpKind = OpKind.SILU, *, bias: bool = False) -> int:
+        """down(activation(gate(x)) * up(x))."""
+        inner = self._config.intermediate_size
+        gate = self.graph.unary(activation, self.linear(x, "gate", inner, bias=bias))
+        gated = self.graph.mul(gate, self.linear(x, "up", inner, bias=bias))
+        return self.linear(gated, "down", self._config.hidden_size, bias=bias)
+
+    def pre_norm_decoder(self, attend: Callable[[int, int], int]) -> KernelGraph:
+        """The usual decoder: norms before attention and MLP. `attend(layer, x)` records a layer's attention."""
+        x = self.embedding()
+        for layer in self.layers():
+            x = self.graph.add(attend(layer, self.norm(x, "attention_norm")), x)
+            x = self.graph.add(self.gated_mlp(self.norm(x, "mlp_norm"), bias=self._config.mlp_bias), x)
+        return self.finish(x)
+
+    def finish(self, x: int, *, scale: float = 1.0, soft_cap: float = 0.0) -> KernelGraph:
+        """Final norm and logits; `scale` is of what enters the head, `soft_cap` of what leaves it."""
+        config, hidden = self._config, self.norm(x, "norm")
+        selected = self.graph.scale(self.graph.select_rows(hidden), scale)
+        head = "embedding" if config.tied_embeddings else "lm_head"
+        logits = self.graph.linear(selected, self._weight(head, config.vocabulary_size, config.hidden_size))
+        return self.graph.finish(hidden=hidden, logits=self.graph.soft_cap(logits, soft_cap))
+
+    def _weight(self, name: str, rows: int, columns: int) -> str:
+        name = self._prefix + name
+        self.shapes[name] = rows, columns
+        self._rows[name], self._columns[name] = rows, columns
+        return name
