@@ -1,5 +1,6 @@
-"""A part of Ray dies: `polyfleet serve` starts Ray again by itself, and what serves, serves on."""
+"""A part of Ray dies or hangs: `polyfleet serve` starts Ray again by itself, and what serves, serves on."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,15 +19,26 @@ def channel(own_stack: ServeProcess) -> Iterator[grpc.Channel]:
         yield channel
 
 
-@pytest.mark.parametrize("part", ["raylet", "gcs_server", r"polyfleet\.scheduler"])
-def test_a_part_of_ray_dies(own_stack: ServeProcess, channel: grpc.Channel, part: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "number"),
+    [
+        ("raylet", signal.SIGKILL),
+        ("gcs_server", signal.SIGKILL),
+        (r"polyfleet\.scheduler", signal.SIGKILL),
+        pytest.param("raylet", signal.SIGSTOP, marks=pytest.mark.slow),  # found out within a minute
+        pytest.param("gcs_server", signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_part_of_ray_dies_or_hangs(
+    own_stack: ServeProcess, channel: grpc.Channel, part: str, number: signal.Signals
+) -> None:
     (worker,) = own_stack.ready_workers()
     before = own_stack.find(r"^ray::|raylet|gcs_server|polyfleet\.scheduler")
     folders = set(own_stack.ray_folders())
     (victim,) = own_stack.find(part)
     printed = own_stack.output.count("Ray runs again.")
     stream = Stream(channel, PROMPT, TOKENS).wait_started()
-    victim.kill()
+    victim.send_signal(number)
     assert len(stream.wait().token_ids) == TOKENS, stream.error
     wait_for(lambda: own_stack.output.count("Ray runs again.") > printed, "Ray's return")
     wait_for(own_stack.ready_workers, "the worker to be known")

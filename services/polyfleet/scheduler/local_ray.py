@@ -20,6 +20,8 @@ from polyfleet.scheduler.ray_cluster import NAMESPACE
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.5  # between looks at Ray's processes
 END_SECONDS = 2.0
+PROBE_SECONDS = 5.0  # between questions to Ray
+SILENCE_SECONDS = 30.0  # without an answer, Ray hangs; a node that hangs counts as dead as soon to Ray itself
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray refuses less than 75 MiB; nothing of ours lives there
 PARTS = {"gcs_server": "control store (gcs_server)", "raylet": "node manager (raylet)"}  # it works with both or not
 NEEDLESS = {"log_monitor.py", "monitor.py", "dashboard.py"}  # 150 MB to copy logs, scale clouds and report usage
@@ -45,6 +47,8 @@ class LocalRay:
         self._parts: dict[str, psutil.Process] = {}
         self._looked = float("-inf")
         self._started: Future[str] = Future()
+        self._probe: Future[bool] | None = None
+        self._probed = time.monotonic()
 
     def __enter__(self) -> "LocalRay":
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -93,9 +97,23 @@ class LocalRay:
         return self._started.result()
 
     def wait(self, told: threading.Event) -> None:
-        """Until told. Raises RayLostError when a part of Ray has ended."""
+        """Until told. Raises RayLostError when a part of Ray has ended or hangs."""
         while not told.wait(LOOK_SECONDS):
             self.check()
+            self._ask()
+
+    def _ask(self) -> None:
+        """Ask now and then whether Ray's node lives; raise RayLostError when it does not, or no answer comes."""
+        since = time.monotonic() - self._probed
+        if self._probe is None:
+            if since >= PROBE_SECONDS:
+                self._probe, self._probed = self._calls.submit(_has_node), time.monotonic()
+        elif self._probe.done():
+            if self._probe.exception() or not self._probe.result():
+                raise RayLostError(f"Ray's {PARTS['raylet']} does not answer.")
+            self._probe = None
+        elif since >= SILENCE_SECONDS:
+            raise RayLostError(f"Ray's {PARTS['gcs_server']} does not answer.")
 
     def check(self) -> None:
         """Raise RayLostError when Ray did not start, or a part of it that was seen has ended."""
@@ -117,6 +135,10 @@ class LocalRay:
             kill_marked(RAY_FOLDER, self._folder)  # its start may have made one more
             time.sleep(POLL_SECONDS)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _has_node() -> bool:
+    return any(node["Alive"] for node in ray.nodes())
 
 
 def _is_alive(process: psutil.Process) -> bool:
