@@ -63,7 +63,7 @@ class Flight:
     @property
     def num_prompt_rows(self) -> int:
         """Rows of the sequences that do not decode."""
-        return sum([part.size for part in self.parts])
+        return sum([part.size for part in self.parts]) if self.parts else 0
 
     @property
     def members(self) -> list[tuple[Sequence, Place]]:

@@ -210,9 +210,9 @@ class StepFields:
     def of(self, plan: StepPlan, *, greedy: bool) -> PfStep:
         """The plan's arrays as they are, without a copy."""
         fields, tables = self._fields, plan.block_tables
-        fields.greedy_ids = self._ids_address if greedy else None
-        if plan.numbers is self._numbers and tables is self._tables:
-            return fields  # all lies where it lay in the step before
+        if plan.numbers is self._numbers and tables is self._tables:  # all lies where it lay in the step before
+            fields.greedy_ids = self._ids_address if greedy else None
+            return fields
         self._numbers = plan.numbers
         if tables is not self._tables:
             self._tables = tables
