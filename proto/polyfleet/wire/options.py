@@ -118,7 +118,7 @@ class EngineOptions:
     )
     kv_cache_tokens: int = _option(0, "memory", "Tokens in the KV pool of all sequences; 0: by the free memory.")
     block_size: int = _option(0, "memory", "Tokens of a KV block; 0: 16, or what is next to it on the device.")
-    prefix_cache: bool = _option(True, "memory", "Keep the KV blocks of prompts for others that begin alike.")
+    prefix_cache: bool = _option(True, "memory", "Keep prompts' KV blocks for others that begin alike, as is usual.")
     max_sequences: int = _option(0, "steps", "Sequences that run at once; 0: by device and pool.")
     step_tokens: int = _option(
         0, "steps", "Rows of one step at most, over max_sequences: prompts come in pieces; 0: by device."
