@@ -14,8 +14,8 @@ COUNT = f"must be a whole number from 1 to {MOST}, or 0 for a good choice, not "
 SECONDS = "must be a number over 0 up to 3600, or 0 for a good choice, not "
 
 
-def test_every_field_but_two_is_an_operators_to_choose() -> None:
-    assert {each.name for each in fields(EngineOptions)} - set(OPTIONS) == {"device", "canary"}
+def test_every_field_but_three_is_an_operators_to_choose() -> None:
+    assert {each.name for each in fields(EngineOptions)} - set(OPTIONS) == {"device", "backend", "canary"}
     for option in OPTIONS.values():
         assert option.check(option.default) == option.default == getattr(EngineOptions(), option.name)
         assert option.help.endswith(".")
