@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from polyfleet.backends import BackendOptimizer, BackendRegistry, get_backend, registry
 from polyfleet.backends.cpu import CpuBackend
-from polyfleet.backends.protocol import DeviceTelemetry, Health
+from polyfleet.backends.protocol import DeviceTelemetry, Health, KernelCapabilities
 from polyfleet.cli.main import cli
 from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome
 from polyfleet.tuning.choice import user_choice, write_choice
@@ -264,6 +264,8 @@ def test_benchmark_fails_when_one_asked_for_by_name_does() -> None:
 
 
 def test_benchmark_has_nothing_to_measure_where_torch_has_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    shaders = KernelCapabilities(frozenset({"float32"}), "float32", executors=("vulkan",))
+    monkeypatch.setattr(CpuBackend, "capabilities", lambda self, device: shaders)
     monkeypatch.setitem(BackendRegistry._instances, "vulkan", CpuBackend())
     done = run("backends", "benchmark", "--backend", "vulkan")
     assert done.exit_code == 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.support.tiny_models import TinyShape, write_folder
 
-from polyfleet.backends import auto_configure_backend
+from polyfleet.backends import BackendRegistry, auto_configure_backend
 from polyfleet.engine import Engine, EngineOptions, PersistentKernel, SequenceRequest
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
@@ -203,7 +203,7 @@ def test_what_is_refused(what: str, kernels: Kernels) -> None:
 
 
 def test_workers_are_a_cpus_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfleet.engine.persistent.get_backend", lambda name: type("Backend", (), {"type": name}))
+    monkeypatch.setattr(BackendRegistry, "get", lambda name: type("Backend", (), {"type": name}))
     with pytest.raises(ValueError, match="num_workers must be 0 on cuda:1, not 96: only a CPU's threads are counted"):
         PersistentKernel(path, backend="cuda:1", num_workers=96)
 

@@ -19,7 +19,6 @@ PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # Where a vendor may be named: a folder or file, and a function or assigned name in it (empty: everywhere), with why.
 ALLOWED = {
     ("workers/polyfleet/backends/", ""): "the one place that knows vendors",
-    ("workers/polyfleet/tuning/", ""): "templates by accelerator",
     ("workers/polyfleet/kernels/vulkan/", ""): "shaders for one programming interface",
     ("workers/polyfleet/kernels/triton/__init__.py", "WHERE"): "the devices for which Triton compiles and was tested",
     ("workers/polyfleet/executors/vulkan.py", ""): "the executor of those shaders, named after them",

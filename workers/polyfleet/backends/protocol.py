@@ -31,6 +31,11 @@ class BackendType(str, Enum):
         """Whether it must be asked for by name."""
         return self is BackendType.VULKAN
 
+    @property
+    def personal(self) -> bool:
+        """Whether its machines stand on desks, never in a datacentre."""
+        return self is BackendType.MPS
+
 
 def accelerator_name(accelerator: "BackendType | str") -> str:
     """An accelerator as text. A third party's backend has a name of its own and no member in BackendType."""
@@ -41,6 +46,11 @@ def split_device(device: str) -> tuple[str, int]:
     """A device's name, as `cuda:1`, as its accelerator's name and its index, which is 0 where none is given."""
     accelerator, _, index = device.partition(":")
     return accelerator, int(index) if index.isdigit() else 0
+
+
+def is_experimental(name: str) -> bool:
+    """Whether the accelerator of this name must be asked for by it."""
+    return any(each.experimental and each.value == name for each in BackendType)
 
 
 class BackendUnavailable(RuntimeError):

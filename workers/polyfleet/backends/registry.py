@@ -11,6 +11,7 @@ from polyfleet.backends.protocol import (
     HardwareBackend,
     UnknownBackend,
     accelerator_name,
+    is_experimental,
 )
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class BackendRegistry:
     def get_default(cls) -> HardwareBackend:
         """The first available backend that is not experimental; the CPU is always there."""
         for name in cls.names():
-            if name != BackendType.VULKAN.value and (backend := cls.find(name)) is not None:
+            if not is_experimental(name) and (backend := cls.find(name)) is not None:
                 return backend
         raise BackendUnavailable("no backend is available, not even the CPU: reinstall polyfleet")
 

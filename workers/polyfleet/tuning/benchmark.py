@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polyfleet.backends.protocol import BackendType, BackendUnavailable
+from polyfleet.backends.protocol import BackendUnavailable, is_experimental
 from polyfleet.backends.registry import BackendRegistry
 
 BUSY_UTILIZATION = 0.5
@@ -34,7 +34,7 @@ class BenchmarkOptions:
 
 def run(options: BenchmarkOptions, backends: list[str] | None = None) -> dict[str, object]:
     """`{"options": …, "backends": {name: {"rows": […]} | {"error": sentence}}}`; an error of one stops no other."""
-    names = backends or [name for name in BackendRegistry.list_available() if name != "vulkan"]
+    names = backends or [name for name in BackendRegistry.list_available() if not is_experimental(name)]
     return {"options": asdict(options), "backends": {name: _run_child(name, options) for name in names}}
 
 
@@ -43,8 +43,9 @@ def _run_child(name: str, options: BenchmarkOptions) -> dict[str, Any]:
         backend = BackendRegistry.get(name)
     except BackendUnavailable as error:
         return {"error": str(error)}
-    if name.strip().lower() == BackendType.VULKAN.value:
-        return {"error": "vulkan is no device of torch, whose operations are timed here: nothing to measure"}
+    executors = [each for device in backend.devices() for each in backend.capabilities(device).executors]
+    if executors and "eager" not in executors:
+        return {"error": f"{name} is no device of torch, whose operations are timed here: nothing to measure"}
     readings = backend.telemetry()
     for each in readings:
         if (each.memory_used_bytes or 0) > FULL_MEMORY * (each.memory_total_bytes or float("inf")):

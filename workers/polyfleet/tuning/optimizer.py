@@ -10,6 +10,7 @@ from polyfleet.backends.protocol import (
     DeviceInfo,
     HardwareBackend,
     accelerator_name,
+    is_experimental,
     memory_words,
 )
 from polyfleet.backends.registry import BackendRegistry
@@ -30,7 +31,7 @@ def best_template(backend: BackendType | str, device: DeviceInfo) -> Template:
         site = "datacentre" if cores >= 32 else "workstation" if cores >= 8 else "edge"
         return TEMPLATES["inference"] if cores < 8 else TEMPLATES[f"{site}-cpu"]
     memory = device.total_memory_bytes or 0  # 0: not told
-    large = memory >= LARGE_MEMORY and backend != BackendType.MPS
+    large = memory >= LARGE_MEMORY and not BackendType(accelerator).personal
     small = 0 < memory < SMALL_MEMORY
     site = "datacentre" if large else "edge" if small else "workstation"
     return TEMPLATES[f"{site}-{accelerator}"]
@@ -69,7 +70,7 @@ class BackendOptimizer:
     def system_info(self) -> dict[str, Any]:
         """Every backend with its state and devices, ready for JSON."""
         found = {name: self._describe(name) for name in BackendRegistry.names()}
-        usable = (name for name in found if name != BackendType.VULKAN.value)
+        usable = (name for name in found if not is_experimental(name))
         default = next((name for name in usable if found[name]["available"]), "")
         return {"default": default, "backends": found}
 

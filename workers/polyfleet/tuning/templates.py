@@ -52,15 +52,15 @@ SITES = {
     "workstation": ("a machine that someone also works at", 32, 1024, 2048, 0.75),
     "edge": ("a small device that does other things too", 4, 256, 1024, 0.5),
 }
-ACCELERATORS = ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu")
+ACCELERATORS = tuple(each.value for each in BackendType if not each.experimental)
 
 
 def _site_templates() -> dict[str, Template]:
     found = {}
     for site, (description, sequences, step_tokens, tokens, cores) in SITES.items():
         for accelerator in ACCELERATORS:
-            if (site, accelerator) == ("datacentre", "mps"):
-                continue  # Apple's machines stand on desks
+            if site == "datacentre" and BackendType(accelerator).personal:
+                continue
             name = f"{site}-{accelerator}"
             found[name] = Template(
                 name,
