@@ -2,6 +2,8 @@
 
 import math
 
+import torch
+
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.model import ModelFileError
 from polyfleet.models.config import ModelConfig
@@ -37,9 +39,16 @@ def check_weights(path: str, config: ModelConfig, weights: Weights) -> None:
             raise ModelFileError(
                 f"{path}: the tensor for {name!r} is {found}, the configuration says {rows} x {columns}"
             )
+        if not weight.format.quantised and not _is_finite(weight.data):
+            raise ModelFileError(f"{path}: the tensor for {name!r} holds numbers that are not finite")
     title = ARCHITECTURES[config.architecture].title
     for name in weights:
         if name not in shapes:
             raise ModelFileError(
                 f"{path}: tensor {name.removeprefix('unknown.')!r} is of no use to a {title} model of this shape"
             )
+
+
+def _is_finite(numbers: torch.Tensor) -> bool:
+    """Their sum tells, unless finite ones sum up to more than a float holds."""
+    return math.isfinite(numbers.sum(dtype=torch.float32).item()) or bool(numbers.isfinite().all())
