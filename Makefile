@@ -37,14 +37,26 @@ endef
 SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto) \
 	$(wildcard $(addprefix workers/polyfleet/kernels/cpu/*.,cpp h inl))
 PYTEST := $(BIN)/python -m pytest
-# Two files at a time: tests that wait for processes leave a core idle.
-PARALLEL := -n 2 --dist loadfile
+# Two files at a time: tests that wait for processes leave a core idle. One file alone needs no second process.
+PARALLEL = $(if $(findstring .py,$(ARGS)),,-n 2 --dist loadfile)
+CHEAP := tests/unit
+define QUICK_LINT
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/find_unused.py
+	$(BIN)/python tools/chart_readme.py --check
+	$(BIN)/python -m tools.options --check
+	$(BIN)/python tools/models_doc.py --check
+	$(BIN)/python -m tools.dashboards --check
+endef
 IMAGE_FLAGS = $(IMAGES) --registry=$(REGISTRY) $(if $(BUILDER),--builder=$(BUILDER))
 BUILD_FLAGS = $(if $(BASE),--base=$(BASE)) $(if $(TOOLS_BASE),--tools-base=$(TOOLS_BASE)) \
 	$(if $(filter command environment,$(firstword $(origin TORCH_INDEX))),--torch-index=$(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint dashboards bench bench-serving soak lock proto images image-smoke sbom clean
+.PHONY: help serve test test-all check lint dashboards bench bench-serving soak lock proto images image-smoke sbom clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -65,22 +77,19 @@ help: ## Show this list
 serve: $(VENV)/.installed-serve ## Start everything on this machine: Ray, scheduler, one worker, gateway
 	@$(BIN)/polyfleet serve $(if $(ONCE),--once) $(ARGS)
 
-test: lint ## Lint, then all tests but the slow ones
+test: $(VENV)/.installed-dev ## All tests but the slow ones; ARGS="tests/unit/text -k stop": some of them
 	$(PYTEST) $(PARALLEL) -m "not slow" $(ARGS)
 
-test-all: lint ## Lint, then all tests
+test-all: $(VENV)/.installed-dev ## All tests
 	$(PYTEST) $(PARALLEL) $(ARGS)
 
-lint: $(VENV)/.installed-dev ## ruff, mypy, the import rules, sizes, what is made of declarations
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+check: $(VENV)/.installed-dev ## For each commit, in minutes: lint without mypy, and the cheap tests
+	$(QUICK_LINT)
+	$(PYTEST) $(PARALLEL) -m "not slow" $(CHEAP)
+
+lint: $(VENV)/.installed-dev ## ruff, the import rules, sizes, names that only tests use, generated files, mypy
+	$(QUICK_LINT)
 	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/python tools/check_sizes.py
-	$(BIN)/python tools/chart_readme.py --check
-	$(BIN)/python -m tools.options --check
-	$(BIN)/python tools/models_doc.py --check
-	$(BIN)/python -m tools.dashboards --check
 
 dashboards: $(VENV)/.installed-dev ## Write Grafana's dashboards anew, from tools/dashboards
 	$(BIN)/python -m tools.dashboards
