@@ -1,10 +1,14 @@
 """Small tokenizers for tests: a byte-level one, trained on a few lines, and a SentencePiece-like one by hand."""
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from polyfleet.text.model_text import ModelText
+from polyfleet.text.prompt_text import Turn
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog and the other dogs.",
@@ -97,3 +101,8 @@ def assets_document(tokenizer: Tokenizer | None = None, **changes: Any) -> bytes
         "end_token_ids": [2],
     }
     return json.dumps(assets | changes).encode()
+
+
+def render_chat(text: ModelText, messages: Sequence[Mapping[str, str]]) -> str:
+    """A chat's prompt as text; each message has `role`, `content` and perhaps `name`."""
+    return text.prompts.render_chat([Turn(each["role"], each["content"], each.get("name", "")) for each in messages])

@@ -1,4 +1,4 @@
-"""Chained hashes of token grains: how a prefix is named, on the worker (per block) and in placement (per 64 tokens).
+"""Chained hashes of token grains: how workers name prefixes (a grain is a block) and KV documents (16 tokens).
 
 A chain begins at a root, which names everything beside tokens that makes two prefixes different: the model that
 computed them and the tenant that they belong to. Chains of different roots have no hash in common.
@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
-PREFIX_GRAIN_TOKENS = 64
 ROOT_HASH = b""  # of a chain that is nobody's in particular
 
 

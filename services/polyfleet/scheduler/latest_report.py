@@ -1,6 +1,5 @@
 """A launcher's latest report, and waiting for the next one."""
 
-import os
 import socket
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ class LatestReport:
     """Holds one LauncherReport; each change of it is a new revision."""
 
     def __init__(self, spec: LaunchSpec) -> None:
-        self.report = LauncherReport(spec, host=socket.gethostname(), launcher_pid=os.getpid())
+        self.report = LauncherReport(spec, host=socket.gethostname())
         self._revision = Revision()
 
     def publish(

@@ -79,7 +79,6 @@ class LauncherReport:
     restarts: int = 0
     reason: str = ""
     host: str = ""
-    launcher_pid: int = 0
     revision: int = 0
     stopping: bool = False  # told to let its worker finish and stop
 

@@ -8,7 +8,7 @@ from typing import Any
 from polyfleet.text.assets import make_tokenizer, parse_assets
 from polyfleet.text.detokenize import REPLACEMENT, ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_piece
 from polyfleet.text.errors import TextAssetsError
-from polyfleet.text.prompt_text import PromptText, Turn
+from polyfleet.text.prompt_text import PromptText
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 
@@ -64,11 +64,6 @@ class ModelText:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See PromptText."""
         return self.prompts.encode(text, add_special_tokens)
-
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """See PromptText; each message has `role`, `content` and perhaps `name`."""
-        turns = [Turn(each["role"], each["content"], each.get("name", "")) for each in messages]
-        return self.prompts.render_chat(turns)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The whole text of these ids, special tokens left out."""

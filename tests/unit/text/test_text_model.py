@@ -3,7 +3,13 @@
 from typing import Any
 
 import pytest
-from tests.support.text_assets import CHATML, assets_document, byte_level_tokenizer, sentencepiece_like_tokenizer
+from tests.support.text_assets import (
+    CHATML,
+    assets_document,
+    byte_level_tokenizer,
+    render_chat,
+    sentencepiece_like_tokenizer,
+)
 
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText
@@ -17,12 +23,12 @@ def with_template(template: str, **changes: Any) -> ModelText:
 
 
 def test_chat_is_rendered_up_to_the_answer() -> None:
-    assert with_template(CHATML).render_chat(USER) == "<|im_start|>user\nHi <b><|im_end|>\n<|im_start|>assistant\n"
+    assert render_chat(with_template(CHATML), USER) == "<|im_start|>user\nHi <b><|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_special_tokens_of_a_rendered_chat_are_single_ids() -> None:
     text = with_template(CHATML)
-    token_ids = text.encode(text.render_chat(USER), add_special_tokens=False)
+    token_ids = text.encode(render_chat(text, USER), add_special_tokens=False)
     assert token_ids[0] == 1
     assert token_ids.count(2) == 1
     assert text.pieces(token_ids[:1]) == ["<|im_start|>"]
@@ -30,7 +36,7 @@ def test_special_tokens_of_a_rendered_chat_are_single_ids() -> None:
 
 def test_blocks_are_trimmed_as_model_files_expect() -> None:
     template = "{% for m in messages %}\n    {% if true %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}\n"
-    assert with_template(template).render_chat(USER) == "Hi <b>\n"
+    assert render_chat(with_template(template), USER) == "Hi <b>\n"
 
 
 def test_helpers_of_templates() -> None:
@@ -39,7 +45,7 @@ def test_helpers_of_templates() -> None:
         "{% generation %}g{% endgeneration %}"
         "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
     )
-    rendered = with_template(template, bos_token="<s>").render_chat([{"role": "user", "content": "<é>"}])
+    rendered = render_chat(with_template(template, bos_token="<s>"), [{"role": "user", "content": "<é>"}])
     assert rendered == '<s>|[{"role": "user", "content": "<é>"}]|4|g01'
 
 
@@ -61,14 +67,14 @@ def test_helpers_of_templates() -> None:
 )
 def test_a_template_that_fails_refuses_the_messages(template: str, reason: str) -> None:
     with pytest.raises(FieldError, match=reason) as caught:
-        with_template(template).render_chat(USER)
+        render_chat(with_template(template), USER)
     assert caught.value.field == "messages"
 
 
 def test_templates_leave_the_messages_as_they_are() -> None:
     messages = [{"role": "user", "content": "x"}]
     with pytest.raises(FieldError):
-        with_template("{% set _ = messages[0].update({'content': 'y'}) %}").render_chat(messages)
+        render_chat(with_template("{% set _ = messages[0].update({'content': 'y'}) %}"), messages)
     assert messages == [{"role": "user", "content": "x"}]
 
 
@@ -77,7 +83,7 @@ def test_a_model_without_a_usable_template_takes_text_only(template: str | None,
     text = ModelText(assets_document(chat_template=template))
     assert text.encode("fox")
     with pytest.raises(FieldError, match=reason):
-        text.render_chat(USER)
+        render_chat(text, USER)
 
 
 def test_the_first_token_is_added_once() -> None:

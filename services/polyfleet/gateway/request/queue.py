@@ -6,6 +6,7 @@ after a lost worker come first, then higher priority, then first come. Nobody wa
 
 import asyncio
 import itertools
+import logging
 import time
 from bisect import insort
 from collections import Counter
@@ -22,6 +23,7 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest
 
 RETRY_SECONDS = 1.0  # hint to callers that were turned away
+log = logging.getLogger(__name__)
 PlaceFunction = Callable[[PlacementRequest, FleetSnapshot], Placement]
 
 
@@ -173,6 +175,9 @@ class RequestQueue:
         before = time.perf_counter()
         placement = self._place(request, self._view.snapshot())
         self._metrics.placement_time.observe(time.perf_counter() - before)
+        if log.isEnabledFor(logging.DEBUG):
+            verdicts = {each.worker_id: each.dropped or each.expected_wait_seconds for each in placement.verdicts}
+            log.debug("Verdicts on workers.", extra={"request_id": request.key, "verdicts": verdicts})
         return self._view.sessions.get(placement.worker.worker_id) if placement.worker else None
 
     def _remove(self, waiting: _Waiting) -> None:
