@@ -39,7 +39,7 @@ SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/poly
 PYTEST := $(BIN)/python -m pytest
 # Two files at a time: tests that wait for processes leave a core idle. One file alone needs no second process.
 PARALLEL = $(if $(findstring .py,$(ARGS)),,-n 2 --dist loadfile)
-CHEAP := tests/unit
+CHEAP := tests/unit --ignore=tests/unit/kernels --ignore=tests/unit/chart
 define QUICK_LINT
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check

@@ -1,5 +1,6 @@
 """What the texts name is there: paths, links, commands with their flags, targets of make, dependencies."""
 
+import ast
 import re
 import subprocess
 from collections.abc import Iterator
@@ -168,3 +169,22 @@ def test_every_dependency_is_accounted_for(title: str, extras: tuple[str, ...], 
     rows = re.findall(r"^\| ([a-zA-Z][\w, -]*) \|", section, re.M)
     named = {name.lower() for row in rows for name in row.split(", ")} - {"package"}
     assert named - {"triton"} == required(*extras) - beside
+
+
+def said_by_code() -> set[str]:
+    """What strings of services, workers and the wire say between their placeholders, where it is more than a word."""
+    found: set[str] = set()
+    for path in (each for root in ("services", "workers", "proto") for each in sorted((ROOT / root).rglob("*.py"))):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if "_pb2" not in path.name else ()
+        strings = (each.value for each in nodes if isinstance(each, ast.Constant) and isinstance(each.value, str))
+        found.update(each.strip(" .:") for each in strings)
+    return {each for each in found if " " in each and len(each) > 8}
+
+
+def test_quoted_messages_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.+?) \| ", text.partition("## Troubleshooting")[2], re.M)
+    pieces = [piece.strip("` .:") for row in rows for piece in re.split("…|`, `", row)]
+    said = said_by_code()
+    assert len(rows) > 8
+    assert [p for p in pieces if len(p) > 8 and not any(each in p or p in each for each in said)] == []
