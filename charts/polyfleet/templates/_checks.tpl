@@ -77,11 +77,9 @@
 {{- $names := list .pool.resource | concat (keys (.pool.resources.limits | default dict)) (keys (.pool.resources.requests | default dict)) -}}
 {{- $accelerator := index $table .pool.accelerator | default dict -}}
 {{- range $names | compact | uniq -}}
-{{- if and (hasKey $table $.pool.accelerator) (contains "/" .) -}}
-{{- if not (and $accelerator.resources (regexMatch ($accelerator.resources | default "") .)) -}}
+{{- if and (hasKey $table $.pool.accelerator) (contains "/" .) (not (regexMatch ($accelerator.resources | default "^$") .)) -}}
 {{- $hint := ternary "none" (printf "one such as %s" ($accelerator.resource | default "")) (empty $accelerator.resource) -}}
 {{- fail (printf "workers.%s: the accelerator %s does not use the resource %s; it takes %s." $.name $.pool.accelerator . $hint) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- range $list := list "limits" "requests" -}}
