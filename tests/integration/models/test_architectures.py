@@ -24,7 +24,7 @@ from polyfleet.models.registry import ARCHITECTURES, record
 from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.requests import SequenceRequest
 
-TOLERANCES = {"eager": 2e-4, "persistent": 6e-2}  # of logprobs: the CPU engine's cache has half precision
+TOLERANCES = {"eager": 2e-4, "persistent": 6e-2}  # of logprobs: the CPU library's cache has half precision
 NEW_TOKENS = 50
 LENGTHS = (40, 3, 70, 40)  # of prompts; the fourth begins as the first does
 
