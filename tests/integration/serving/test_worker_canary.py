@@ -132,9 +132,9 @@ async def test_a_worker_whose_engine_hangs_in_a_step_is_suspended_until_it_speak
     worker = Worker(fleet.WorkerInfo(), "cpu", limits=WatchdogLimits(interval, 0.5, 1000))
     try:
         await worker.load(LoadSpec(f"fake:stuck_while={flag}", "m", "", fleet.WorkerOptions()), lambda *_: None)
-        session = worker.open_session()
+        session = worker.admission.open_session()
         flag.touch()
-        worker.start(session, pb.StartSequence(sequence_id="a", prompt_ids=[1], max_tokens=50_000))
+        worker.admission.start(session, pb.StartSequence(sequence_id="a", prompt_ids=[1], max_tokens=50_000))
         while worker.state != fleet.WORKER_STATE_UNHEALTHY:
             await asyncio.sleep(0.02)
         assert worker.status().reason == "The engine does not answer: a step hangs, on the device or before it."

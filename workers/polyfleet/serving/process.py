@@ -22,8 +22,9 @@ from polyfleet.serving.health.watchdog import WatchdogLimits
 from polyfleet.serving.lock import LockedError, LockFile
 from polyfleet.serving.metrics import serve_metrics
 from polyfleet.serving.registration import Registration
+from polyfleet.serving.router import UNAVAILABLE
 from polyfleet.serving.server import WorkerServer
-from polyfleet.serving.worker import UNAVAILABLE, Worker, WorkerRefusal
+from polyfleet.serving.worker import Worker, WorkerRefusal
 from polyfleet.tuning.choice import get_backend
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import ANY_HOST, AuthSetupError, check_bind, fleet_token, join_host_port, split_host_port

@@ -13,7 +13,7 @@ from polyfleet.wire.tracing import trace_context
 
 log = logging.getLogger(__name__)
 
-INVALID_ARGUMENT = 3  # google.rpc.Code
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE = 3, 8, 9, 14  # google.rpc.Code
 
 
 @dataclass(frozen=True, slots=True)

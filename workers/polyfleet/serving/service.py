@@ -33,7 +33,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         if first is None or not first.hello.gateway_id:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "hello.gateway_id: must come first and not be empty")
             return
-        session = self._worker.open_session()
+        session = self._worker.admission.open_session()
         reader = asyncio.create_task(self._read_commands(session, requests))
         with log_fields(gateway_id=first.hello.gateway_id):
             log.info("Session opened.")
@@ -46,7 +46,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
                     reader.result()  # a fault of ours must not look like a good end
             finally:
                 reader.cancel()
-                self._worker.close_session(session)
+                self._worker.admission.close_session(session)
                 log.info("Session closed.")
 
     def _event(self, session: GatewaySession, deltas: list[pb.SequenceDelta]) -> pb.SessionEvent:
@@ -59,9 +59,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
                 await session.room()
                 kind = command.WhichOneof("command")
                 if kind == "start":
-                    self._worker.start(session, command.start)
+                    self._worker.admission.start(session, command.start)
                 elif kind == "cancel":
-                    self._worker.cancel(session, command.cancel.sequence_id)
+                    self._worker.admission.cancel(session, command.cancel.sequence_id)
         finally:
             session.close()
 

@@ -14,10 +14,10 @@ stays so is replaced by a new process once; then the worker ends.
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from polyfleet.convert.sequences import sequence_request
 from polyfleet.engine.request import EngineStatus
+from polyfleet.serving.admission import Admission
 from polyfleet.serving.convert import model_info_of, options_of, status_of
 from polyfleet.serving.engine_client import EngineClient, LoadError, OnProgress
 from polyfleet.serving.health.device_watch import confined
@@ -25,18 +25,13 @@ from polyfleet.serving.health.lifecycle import Lifecycle
 from polyfleet.serving.health.watchdog import EngineWatchdog, WatchdogLimits
 from polyfleet.serving.histograms import EngineHistograms
 from polyfleet.serving.peak_rate import PeakRate
-from polyfleet.serving.router import INVALID_ARGUMENT, SequenceRouter
-from polyfleet.serving.session import GatewaySession
+from polyfleet.serving.router import UNAVAILABLE, SequenceRouter
 from polyfleet.v1 import fleet_pb2 as fleet
-from polyfleet.v1 import worker_pb2 as pb
-from polyfleet.wire.limits import FieldError
 from polyfleet.wire.revision import Revision
 
 log = logging.getLogger(__name__)
 
-MAX_OPEN_SEQUENCES = 4096  # of all sessions together; the gateways' queues hold the rest
 REPLACEMENT = "replacement"  # a source of trouble
-RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE = 8, 9, 14  # google.rpc.Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +82,7 @@ class Worker:
         self.peak = PeakRate()  # generated tokens per second of steps, of the model that is loaded
         self.histograms = EngineHistograms()  # of that model
         self._lifecycle = Lifecycle(self.revision)
+        self.admission = Admission(self.router, self._lifecycle, lambda: self._engine)
         self.watchdog = EngineWatchdog(self, self._lifecycle, limits)
 
     # What it is and how it does.
@@ -137,7 +133,7 @@ class Worker:
         Loading goes on when the caller is cancelled.
         """
         if self.state != fleet.WORKER_STATE_STARTING:
-            raise WorkerRefusal(f"The worker {self._doing()}: only a worker without a model can load one.")
+            raise WorkerRefusal(f"The worker {self._lifecycle.doing}: only a worker without a model can load one.")
         self._lifecycle.enter(fleet.WORKER_STATE_LOADING)
         self._info.deployment = spec.deployment or self._info.deployment
         loading = self._loading = asyncio.create_task(self._load(spec, on_progress))
@@ -275,66 +271,3 @@ class Worker:
             log.exception("The engine's news can't be read.")
             reason = f"The engine's news can't be read: {error}"
         self.fail(reason)
-
-    # Sequences.
-
-    def open_session(self) -> GatewaySession:
-        """A gateway has come."""
-        session = GatewaySession()
-        self.router.sessions.add(session)
-        return session
-
-    def close_session(self, session: GatewaySession) -> None:
-        """A gateway has gone: all its sequences end."""
-        session.close()
-        for sequence_id in list(session.open):
-            self.cancel(session, sequence_id)
-        self.router.sessions.discard(session)
-
-    def start(self, session: GatewaySession, start: pb.StartSequence) -> None:
-        """Begin a sequence, or answer with its error at once. An id that is open already ends with the error too."""
-        session.num_starts += 1
-        refusal = self._refusal(session, start.sequence_id)
-        if refusal is not None:
-            session.fail(start.sequence_id, *refusal)
-            return
-        engine = self._engine
-        assert engine is not None
-        engine_id = self.router.engine_name(start.sequence_id)
-        try:
-            request = sequence_request(start)
-        except FieldError as error:
-            session.fail(start.sequence_id, INVALID_ARGUMENT, str(error))
-            return
-        self.router.connect(session, request, engine_id)
-        number = engine.add(replace(request, sequence_id=engine_id))
-        session.queued(lambda: engine is not self._engine or number <= engine.counted_adds)
-
-    def cancel(self, session: GatewaySession, sequence_id: str) -> None:
-        """End a sequence without a word; unknown ids are ignored."""
-        engine_id = self.router.disconnect(session, sequence_id)
-        if engine_id is not None and self._engine is not None:
-            self._engine.cancel(engine_id)
-
-    def _refusal(self, session: GatewaySession, sequence_id: str) -> tuple[int, str] | None:
-        """Why no sequence of that id can start now: google.rpc code and sentence."""
-        if self.state in (fleet.WORKER_STATE_STARTING, fleet.WORKER_STATE_LOADING):
-            return FAILED_PRECONDITION, f"The worker {self._doing()}."
-        if self.state != fleet.WORKER_STATE_READY:
-            return UNAVAILABLE, f"The worker {self._doing()}."
-        if not sequence_id:
-            return INVALID_ARGUMENT, "sequence_id: must not be empty"
-        if sequence_id in session.open:
-            self.cancel(session, sequence_id)
-            return INVALID_ARGUMENT, "sequence_id: is open in this session already; both have ended"
-        if len(self.router) >= MAX_OPEN_SEQUENCES:
-            return RESOURCE_EXHAUSTED, f"The worker has {MAX_OPEN_SEQUENCES} sequences open: try another or wait."
-        return None
-
-    def _doing(self) -> str:
-        return {
-            fleet.WORKER_STATE_STARTING: "has no model",
-            fleet.WORKER_STATE_LOADING: "is loading a model",
-            fleet.WORKER_STATE_READY: "serves a model already",
-            fleet.WORKER_STATE_DRAINING: "is draining",
-        }.get(self.state, f"is unhealthy: {self._lifecycle.reason}")

@@ -57,6 +57,16 @@ class Lifecycle:
         else:
             self.enter(fleet.WORKER_STATE_READY, self.reservation)
 
+    @property
+    def doing(self) -> str:
+        """What keeps the worker from other things, behind "The worker"."""
+        return {
+            fleet.WORKER_STATE_STARTING: "has no model",
+            fleet.WORKER_STATE_LOADING: "is loading a model",
+            fleet.WORKER_STATE_READY: "serves a model already",
+            fleet.WORKER_STATE_DRAINING: "is draining",
+        }.get(self.state, f"is unhealthy: {self.reason}")
+
     def _settle_if_serving(self) -> None:
         """In any other state it shows once the model is loaded, or never."""
         suspended = self.state == fleet.WORKER_STATE_UNHEALTHY and not self.failed
