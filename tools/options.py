@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.chart_readme import cell, replaced
 
 from polyfleet.cli.config import config_schema
-from polyfleet.wire.options import OPTIONS
+from polyfleet.wire.options import OPTIONS, Option
 
 ROOT = Path(__file__).parent.parent
 CHART_OPTIONS = re.compile(r'(\n    "options": \{\n.*?\n      "properties": )\{.*?\n      \}', re.DOTALL)
@@ -25,13 +25,21 @@ def camel(name: str) -> str:
     return first + "".join(part.title() for part in rest)
 
 
+def helped(option: Option, name: Callable[[str], str]) -> str:
+    """What an option says of itself, with the names that others have there."""
+    return re.sub("|".join(each for each in OPTIONS if "_" in each), lambda found: name(found[0]), option.help)
+
+
 def chart_schema(text: str) -> str:
     """values.schema.json with the options as they are declared, before those that are a worker's own."""
     present = json.loads(text)["definitions"]["options"]["properties"]
-    properties = {camel(each.name): {**each.schema(), "description": each.help} for each in OPTIONS.values()}
+    properties = {camel(each.name): {**each.schema(), "description": helped(each, camel)} for each in OPTIONS.values()}
     properties |= {name: present[name] for name in WORKERS_OWN}
     lines = ",\n".join(f"        {json.dumps(name)}: {json.dumps(schema)}" for name, schema in properties.items())
-    return CHART_OPTIONS.sub(lambda found: f"{found[1]}{{\n{lines}\n      }}", text)
+    text, count = CHART_OPTIONS.subn(lambda found: f"{found[1]}{{\n{lines}\n      }}", text)
+    if count != 1:
+        sys.exit("values.schema.json: its definitions.options are not written as this tool looks for them.")
+    return text
 
 
 def table(name: Callable[[str], str]) -> str:
@@ -39,7 +47,7 @@ def table(name: Callable[[str], str]) -> str:
     lines = ["| option | of | must be | default | meaning |", "| --- | --- | --- | --- | --- |"]
     for each in OPTIONS.values():
         default = f"`{json.dumps(each.default).strip(chr(34))}`"
-        lines.append(f"| `{name(each.name)}` | {each.group} | {each.limit} | {default} | {cell(each.help)} |")
+        lines.append(f"| `{name(each.name)}` | {each.group} | {each.limit} | {default} | {cell(helped(each, name))} |")
     return "\n".join(lines)
 
 

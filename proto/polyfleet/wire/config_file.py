@@ -8,6 +8,8 @@ import msgspec
 
 from polyfleet.wire.config import ConfigError
 
+# What the decoder raises for a document that is none: besides its own error those of dates, numbers and tags.
+UNREADABLE = (ValueError, AttributeError, KeyError)
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound=msgspec.Struct)
 
@@ -24,7 +26,7 @@ def read_config(path: Path, sections: type[_T], decode: Callable[[type, Any], An
         return msgspec.convert({} if given is None else given, sections, dec_hook=decode)
     except OSError as error:
         raise ConfigError(f"The configuration {path} can't be read: {error.strerror}.") from None
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         problem = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(f"The configuration {path} is not valid: {problem}.") from None
 

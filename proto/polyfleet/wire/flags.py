@@ -1,6 +1,7 @@
-"""The declared options as flags of a click command."""
+"""The declared options as flags of a click command, and the types of flags that commands share."""
 
-from collections.abc import Callable, Iterable, MutableMapping
+import math
+from collections.abc import Callable, MutableMapping
 from typing import Any, TypeVar
 
 import click
@@ -32,11 +33,22 @@ class OptionType(click.ParamType):  # type: ignore[type-arg]  # generic in newer
             self.fail(f"{error.problem}.", param, ctx)
 
 
-def option_flags(note: str = "", names: Iterable[str] = OPTIONS) -> Callable[[_F], _F]:
+class FiniteRange(click.FloatRange):
+    """click's FloatRange lets nan pass; this one does not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, in range and finite."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
+
+
+def option_flags(note: str = "") -> Callable[[_F], _F]:
     """Give a command a flag for each option, None where it is not given; `note` ends each one's help."""
 
     def add(command: _F) -> _F:
-        for option in reversed([OPTIONS[name] for name in names]):
+        for option in reversed(OPTIONS.values()):
             text = f"{option.help}  {note}" if note else option.help
             command = click.option(option.flag, option.name, type=OptionType(option), help=text)(command)
         return command

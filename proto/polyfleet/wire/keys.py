@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from polyfleet.wire.config import ConfigError
+from polyfleet.wire.config_file import UNREADABLE
 
 
 @unique
@@ -48,7 +49,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         keys = msgspec.yaml.decode(path.read_bytes(), type=KeysFile).keys
     except OSError as error:
         raise ConfigError(f"The keys file {path} can't be read: {error.strerror}.") from None
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         problem = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(f"The keys file {path} is not valid: {problem}.") from None
     for key in keys:

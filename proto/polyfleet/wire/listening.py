@@ -84,5 +84,8 @@ def free_addresses(count: int, address: str = "127.0.0.1:0") -> list[str]:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except UnicodeError:
+        raise OSError(errno.EINVAL, "its host is no name of a host") from None
     return socket.create_server(target[:2], family=family, backlog=BACKLOG)

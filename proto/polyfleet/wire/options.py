@@ -133,8 +133,7 @@ class EngineOptions:
         if self.backend:
             object.__setattr__(self, "device", _device(str.__str__(self.backend), self.device))
             object.__setattr__(self, "backend", "")
-        for option in OPTIONS.values():
-            option.check(getattr(self, option.name))
+        checked({name: getattr(self, name) for name in OPTIONS})
 
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
@@ -156,15 +155,15 @@ def checked(given: Mapping[str, object]) -> dict[str, OptionValue]:
     return values
 
 
-class Message(Protocol):
-    """A protobuf message."""
+class Stated(Protocol):
+    """A protobuf message, as far as it says what is set."""
 
     def ListFields(self) -> Sequence[tuple[Any, Any]]:
         """Descriptors and values of the fields that are set."""
         ...
 
 
-def options_in(message: Message) -> dict[str, OptionValue]:
+def options_in(message: Stated) -> dict[str, OptionValue]:
     """The options that a `polyfleet.v1.WorkerOptions` states. Raises FieldError for a value out of range."""
     return checked({each.name: value for each, value in message.ListFields()})
 
@@ -184,7 +183,7 @@ def either(words: tuple[str, ...]) -> str:
 
 def _device(backend: str, device: str) -> str:
     """The device that both mean. Raises FieldError where they contradict each other."""
-    if backend.partition(":")[0] == device.partition(":")[0] and ":" in device:
+    if backend == "auto" or (device.partition(":")[0] == backend and ":" in device):
         return device
     if device not in ("auto", backend):
         raise FieldError("backend", f"({backend}) and device ({device}) mean the same: give one of them")

@@ -33,7 +33,7 @@ def is_alive(pid: int, started: float) -> bool:
         process = psutil.Process(pid)
         same = abs(process.create_time() - started) <= START_TOLERANCE_SECONDS
         return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, ValueError):  # a pid below 0 is none
         return False
 
 

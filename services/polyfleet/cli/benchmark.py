@@ -10,9 +10,9 @@ import click
 
 from polyfleet.cli.backends import nothing, sentence, sentences
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FILE, FiniteRange, examples, json_option
+from polyfleet.cli.options import FILE, examples, json_option
 from polyfleet.cli.output import err, print_json, print_table
-from polyfleet.wire.flags import OptionType
+from polyfleet.wire.flags import FiniteRange, OptionType
 from polyfleet.wire.options import OPTIONS
 
 ALL = "all"

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import FiniteRange, examples, gateway_options, model_option, open_client
+from polyfleet.cli.options import examples, gateway_options, model_option, open_client
 from polyfleet.cli.output import command_name, err
 from polyfleet.cli.terminal import quiet_keyboard, read_line
 from polyfleet.cli.wrap import Wrapper
+from polyfleet.wire.flags import FiniteRange
 
 if TYPE_CHECKING:
     from polyfleet.client import Client, Message, Usage

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from polyfleet.cli.config import Deployment, StatedOptions
+from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.output import err
-from polyfleet.wire.options import OPTIONS, OptionValue
+from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import OPTIONS, OptionValue, checked
 
 AUTO = "auto"
 
@@ -38,9 +40,15 @@ class Choice:
         return tuple(given) or ((self.backend,) if self.backend != AUTO else ())
 
     def options_beside(self, given: Mapping[str, OptionValue], accelerators: Collection[str]) -> dict[str, OptionValue]:
-        """The options given, and of the rest the chosen ones, unless they are for other accelerators."""
+        """The options given, and of the rest the chosen ones, unless they are for other accelerators.
+
+        Raises CliError where they don't go together.
+        """
         fits = not accelerators or set(accelerators) == {self.backend}
-        return {**(self.options if fits else {}), **given}
+        try:
+            return checked({**(self.options if fits else {}), **given})
+        except FieldError as error:
+            raise CliError(f"{error}; `polyfleet config show` prints your choice.", ExitCode.BAD_INPUT) from None
 
     def complete(self, deployment: Deployment) -> Deployment:
         """The deployment with what was chosen where it says nothing."""

@@ -1,12 +1,12 @@
 """`polyfleet generate`: one continuation, from a gateway or, with --offline, by the engine in this very process."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from polyfleet.cli.options import (
-    FiniteRange,
     GivenPath,
     examples,
     gateway_options,
@@ -16,7 +16,7 @@ from polyfleet.cli.options import (
     read_text,
 )
 from polyfleet.cli.output import print_json
-from polyfleet.wire.flags import option_flags, take_options
+from polyfleet.wire.flags import FiniteRange, option_flags, take_options
 from polyfleet.wire.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
         if isinstance(value, tuple):
             return value
         parts = [part.strip() for part in str(value).split(",")]
-        wrong = [part for part in parts if not part.isdecimal() or int(part) >= 2**32]
+        wrong = [part for part in parts if not re.fullmatch("[0-9]{1,10}", part) or int(part) >= 2**32]
         if wrong:
             self.fail(f"{wrong[0]!r} is no token id: write non-negative integers between commas, such as 1,2,3.")
         return tuple(int(part) for part in parts)

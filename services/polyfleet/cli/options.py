@@ -1,6 +1,5 @@
 """Options that several commands share, and what they open."""
 
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,17 +61,6 @@ EMPTY = "it is empty; leave the option out for its default."
 FILE = GivenPath(path_type=Path, dir_okay=False)
 TEXT = GivenText()
 ACCELERATOR_NAME = Accelerator()
-
-
-class FiniteRange(click.FloatRange):
-    """click's FloatRange lets nan pass; this one does not."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, in range and finite."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is no finite number.", param, ctx)
-        return number
 
 
 model_option = click.option("--model", type=TEXT, metavar="NAME", help="Served name; the only model when there is one.")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import psutil
 
 TERMINATE_SECONDS = 10.0
+KILL_SECONDS = 10.0
 
 
 class Stopped(BaseException):
@@ -103,4 +104,4 @@ def end_all(processes: "Iterable[psutil.Process]", seconds: float = TERMINATE_SE
     for process in alive:
         with suppress(psutil.NoSuchProcess):  # a pid that somebody else has now is left alone
             process.kill()
-    psutil.wait_procs(alive)
+    psutil.wait_procs(alive, timeout=KILL_SECONDS)  # one that hangs in a device's driver can't be killed

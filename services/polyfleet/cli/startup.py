@@ -34,7 +34,7 @@ def bring_up(stack: "Stack", settings: ServeSettings, key: str | None, ca_file: 
         view.say("Starting Ray, the scheduler and the gateway")
         stack.start()
         view.say(f"Starting {', '.join(names) or 'no worker'}")
-        wait_until(lambda: fleet_ready(stack.snapshot(), deployments, view), stack)
+        wait_until(lambda: fleet_known(stack, deployments, view), stack)
     tls = Tls(ca_file=ca_file) if settings.config.gateway.tls_cert else False
     address = settings.grpc_address
     with calling(address), Client(address, api_key=key, tls=tls, retry=NO_RETRIES) as client:
@@ -53,6 +53,17 @@ def wait_until(done: Callable[[], bool], stack: "Stack") -> None:
         if time.monotonic() > deadline:
             raise CliError(f"Not ready after {READY_SECONDS:g} s: the logs in the state folder say what it waits for.")
         time.sleep(POLL_SECONDS)
+
+
+def fleet_known(stack: "Stack", deployments: list[Deployment], view: LoadingView) -> bool:
+    """As `fleet_ready`; False while the scheduler does not answer, about which the stack knows more."""
+    try:
+        snapshot = stack.snapshot()
+    except CliError as error:
+        if error.exit_code != ExitCode.UNAVAILABLE:
+            raise
+        return False
+    return fleet_ready(snapshot, deployments, view)
 
 
 def fleet_ready(snapshot: "pb.FleetSnapshot", deployments: list[Deployment], view: LoadingView) -> bool:

@@ -73,7 +73,7 @@ def published(fleet: str, token_file: Path) -> Iterator[None]:
 
     Where the default state folder can't be written they have to be told; nothing else is lost.
     """
-    link = _link(fleet)
+    link, ours = _link(fleet), False
     with contextlib.ExitStack() as exits:
         with contextlib.suppress(OSError):
             link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,10 +81,11 @@ def published(fleet: str, token_file: Path) -> Iterator[None]:
             fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
             link.unlink(missing_ok=True)
             link.symlink_to(token_file.absolute())
+            ours = True
         try:
             yield
         finally:
-            for path in (link, _alive(link)):
+            for path in (link, _alive(link)) if ours else ():
                 with contextlib.suppress(OSError):
                     path.unlink()
 

@@ -55,7 +55,7 @@ class FleetSnapshot:
 class PlacementRequest:
     """What a request needs of a worker. `excluded` names workers that failed it already.
 
-    `max_tokens` is what must fit behind the prompt: the client's wish, or 1 when it takes as many as fit.
+    `max_tokens` is what must fit behind the prompt: the client's wish, or the least it takes (min_tokens, 1).
     `key` (the request id, say) decides between workers that are equally good; requests without one all go the same way.
     `fingerprint` names the weights and tokenizer of the request; None: any worker of `model` will do.
     `cached_tokens` holds, by worker id, how many prompt tokens that worker is known to have in its prefix cache.

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from itertools import chain, repeat
 from pathlib import Path
@@ -59,7 +61,7 @@ class Places(click.ParamType):  # type: ignore[type-arg]
         places: dict[str, int] = {}
         for part in str(value).split(","):
             accelerator, _, count = part.partition("=")
-            if not ACCELERATOR.fullmatch(accelerator) or not count.isdigit() or int(count) < 1:
+            if not ACCELERATOR.fullmatch(accelerator) or not re.fullmatch("[0-9]{1,6}", count) or int(count) < 1:
                 self.fail(f"{part!r} is not ACCELERATOR=N, such as cpu=4, with N from 1.", param, ctx)
             places[accelerator] = int(count)
         return places
@@ -136,6 +138,9 @@ def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof
             _serve(config, ray, told, hurried)
     except RayLostError as error:
         lost = str(error)
+    except Exception as error:  # whatever it was, this process must end: a call of Ray's would keep it
+        traceback.print_exc()
+        lost = f"The scheduler's process failed: {error or type(error).__name__}."
     if not lost or not stop_at_eof or told.is_set():
         end_workers(config.state_path, 0 if hurried.is_set() else config.shutdown_seconds)
     if lost:
@@ -160,7 +165,7 @@ def _serve(config: SchedulerConfig, ray: "LocalRay", told: threading.Event, hurr
         seconds = config.shutdown_seconds + STOP_SECONDS
         ray.call(lambda: shut_down(config.shutdown_seconds), hurried, seconds)
     except (RayError, ConfigError) as error:
-        raise RayLostError(str(error).strip().splitlines()[-1]) from None
+        raise RayLostError((str(error).strip() or type(error).__name__).splitlines()[-1]) from None
 
 
 def _wait_for_eof(told: threading.Event) -> None:

@@ -9,7 +9,7 @@ from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: pickled by name, so that a field which an older version lacks has its default
 class LaunchSpec:
     """One worker to look after: who it is, what it serves, how it is launched. The launcher bears its `worker_id`."""
 
@@ -68,7 +68,7 @@ class Phase(str, Enum):
     LEFT = "left"  # it ended in good order and is not started again
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # as LaunchSpec
 class LauncherReport:
     """A launcher's news. `revision` grows with each change within one life of the launcher."""
 

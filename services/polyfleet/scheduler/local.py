@@ -49,6 +49,7 @@ class LocalScheduler:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping: subprocess.Popen[bytes] | None = None
         self._ray_folder = ""
+        self._begun = False  # whether anything may have to be ended
         self.ray_address = ""
 
     @property
@@ -81,6 +82,7 @@ class LocalScheduler:
     def start(self) -> None:
         """Start Ray and the scheduler; returns when the Fleet service answers. Ends what a killed one left behind."""
         check_ports(self.config)
+        self._begun = True
         try:
             (self.config.state_path / "logs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -167,9 +169,11 @@ class LocalScheduler:
 
     def shutdown(self) -> None:
         """Stop workers, launchers, scheduler and Ray; returns when their processes have ended. Twice does no harm."""
-        if self._process is None:
+        if not self._begun:
             return
+        self._begun = False
         status = self._forget_process()
+        self._end_ray()
         end_workers(self.config.state_path, 0 if status is None else self.config.shutdown_seconds)
 
     def _forget_process(self) -> int | None:

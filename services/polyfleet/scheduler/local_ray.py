@@ -70,8 +70,9 @@ class LocalRay:
             logging_level="ERROR",
         )
         for process in psutil.Process().children():
-            if {os.path.basename(word) for word in process.cmdline()} & NEEDLESS:
-                process.kill()
+            with contextlib.suppress(psutil.Error):  # one that has just ended
+                if {os.path.basename(word) for word in process.cmdline()} & NEEDLESS:
+                    process.kill()
         return str(context.address_info["gcs_address"])
 
     def call(self, work: Callable[[], T], told: threading.Event, seconds: float = float("inf")) -> T | None:

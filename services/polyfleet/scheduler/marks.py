@@ -18,6 +18,7 @@ RAY_FOLDER = "RAY_POLYFLEET_FOLDER"  # of everything that belongs to one local R
 FLEET_ID = "POLYFLEET_FLEET_ID"  # of every worker that a launcher started; no flag: an older worker need not know it
 TERMINATE_SECONDS = 3.0  # between the second SIGTERM and SIGKILL
 GONE_SECONDS = 2.0  # for what was killed to go
+KILL_SECONDS = 20.0  # for all of it
 
 
 def marked(name: str, value: str) -> list[psutil.Process]:
@@ -25,14 +26,19 @@ def marked(name: str, value: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(name) == value:
+            mine = process.pid != os.getpid() and process.environ().get(name) == value
+            if mine and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-    return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    return found
 
 
 def kill_marked(name: str, value: str) -> None:
-    """Kill them, and those that they have started meanwhile; returns when none is left."""
-    while found := marked(name, value):
+    """Kill them, and those that they have started meanwhile; returns when none is left.
+
+    One that hangs in the kernel, as a device's driver may let it, can't be killed: it is left after KILL_SECONDS.
+    """
+    deadline = time.monotonic() + KILL_SECONDS
+    while (found := marked(name, value)) and time.monotonic() < deadline:
         _send(found, signal.SIGKILL)
         psutil.wait_procs(found, timeout=GONE_SECONDS)
 

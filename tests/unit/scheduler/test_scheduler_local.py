@@ -122,6 +122,21 @@ def test_a_process_that_ends_is_started_again(tmp_path: Path, last_words: str, w
         assert not os.path.exists(folder)
 
 
+def test_when_it_can_not_be_started_again_its_workers_end_too(tmp_path: Path, sleepers: Sleepers) -> None:
+    local = StandIn(tmp_path, UP, LOST)
+    local.start()
+    worker = sleepers.start({FLEET_ID: fleet_id(tmp_path)})
+    (tmp_path / "last").write_text(LOST)
+    while local.running:
+        time.sleep(0.01)
+    with pytest.raises(ConfigError):
+        local.revive()
+    assert alive(worker)
+    local.shutdown()
+    assert not alive(worker)
+    assert not (tmp_path / "ray").is_symlink()
+
+
 def test_what_a_killed_one_left_is_ended_at_the_next_start(tmp_path: Path, sleepers: Sleepers) -> None:
     folder = made_ray_folder()
     (tmp_path / "ray").symlink_to(folder)

@@ -31,7 +31,9 @@ def test_a_live_holder_is_named(tmp_path: Path) -> None:
         LockFile(tmp_path / "lock").check()
 
 
-@pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"started": 12.0}], ids=["gone", "pid used again"])
+@pytest.mark.parametrize(
+    "change", [{"pid": 2**22 + 1}, {"pid": -1}, {"started": 12.0}], ids=["gone", "no pid", "pid used again"]
+)
 def test_a_stale_file_is_taken_over(tmp_path: Path, change: dict[str, float]) -> None:
     path = tmp_path / "lock"
     LockFile(path).acquire("w-1", "a", "")

@@ -47,6 +47,12 @@ def test_an_empty_file_or_section_is_all_defaults(tmp_path: Path, document: byte
         (b"\xff\xfe\x00", "is not valid"),
         (b"\x00", "is not valid"),
         (b"gateway: !!python/object:os.system {}", "is not valid"),
+        (b"gateway: {name: 2024-99-99}", "month must be in 1..12"),
+        (b"gateway: 2024-01-01T99:00:00", "hour must be in 0..23"),
+        (b"gateway: !!timestamp foo", "is not valid"),
+        (b"gateway: !!bool x", "is not valid"),
+        (b"gateway: !!int foo", "is not valid"),
+        (b"gateway: " + b"9" * 5000, "is not valid"),
     ],
 )
 def test_what_is_no_configuration_is_said_in_one_sentence(

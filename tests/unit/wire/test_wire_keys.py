@@ -33,7 +33,10 @@ def test_a_malformed_keys_file_is_refused(tmp_path: Path, content: object) -> No
         read_keys(write(tmp_path / "keys.yaml", content))
 
 
-@pytest.mark.parametrize("document", [b"", b"{", b"\xff", b"a: b: c", b"keys:\n- {id: a\n  hash: b}\n"])
+@pytest.mark.parametrize(
+    "document",
+    [b"", b"{", b"\xff", b"a: b: c", b"keys:\n- {id: a\n  hash: b}\n", b"keys: 2024-99-99", b"keys: !!bool x"],
+)
 def test_what_is_no_keys_file_is_said_in_one_sentence(tmp_path: Path, document: bytes) -> None:
     path = tmp_path / "keys.yaml"
     path.write_bytes(document)

@@ -51,6 +51,12 @@ def test_what_is_no_address_is_said_with_its_option(address: str) -> None:
         parse_address(address, "--listen")
 
 
+@pytest.mark.parametrize("host", ["a..b", "..", "a" * 64])
+def test_a_host_that_can_be_no_name_is_said_so(host: str) -> None:
+    with pytest.raises(ListenError, match=r"its host is no name of a host"):
+        check_free(f"{host}:80", "--listen")
+
+
 def test_port_0_may_be_refused() -> None:
     assert parse_address("[::1]:0", "--listen") == ("::1", 0)
     with pytest.raises(ConfigError, match="from 1 to 65535"):

@@ -45,7 +45,7 @@ def accelerator_name(accelerator: "BackendType | str") -> str:
 def split_device(device: str) -> tuple[str, int]:
     """A device's name, as `cuda:1`, as its accelerator's name and its index, which is 0 where none is given."""
     accelerator, _, index = device.partition(":")
-    return accelerator, int(index) if index.isdigit() else 0
+    return accelerator, int(index) if index.isascii() and index.isdigit() and len(index) < 10 else 0
 
 
 def is_experimental(name: str) -> bool:

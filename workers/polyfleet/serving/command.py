@@ -15,7 +15,7 @@ from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import FLEET_TOKEN_FILE
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import read_config
-from polyfleet.wire.flags import option_flags, take_options
+from polyfleet.wire.flags import FiniteRange, option_flags, take_options
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.listening import MAX_PORT, is_address
 from polyfleet.wire.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
@@ -61,7 +61,9 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
     except ConfigError as error:
         raise click.BadParameter(str(error)) from None
     given = {key.replace("-", "_"): value for key, value in section.items()}
-    known = {parameter.name for parameter in ctx.command.params}
+    known = {parameter.name for parameter in ctx.command.params if parameter.expose_value}
+    if len(given) != len(section):
+        raise click.BadParameter(f"{path}: worker has a key twice, once with - and once with _.")
     for key in given.keys() - known:
         raise click.BadParameter(f"{path}: worker.{key} is unknown. Known: {', '.join(sorted(filter(None, known)))}.")
     ctx.default_map = given
@@ -102,16 +104,16 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
     show_envvar=True,
     help="First line: the token that callers need, and that Fleet is shown; none: loopback only.",
 )
-@click.option("--drain-timeout", type=click.FloatRange(0), default=300.0, help="Seconds that draining may take.")
+@click.option("--drain-timeout", type=FiniteRange(0), default=300.0, help="Seconds that draining may take.")
 @click.option(
     "--canary-interval",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=30.0,
     help="Seconds between runs of a prompt with a known answer; 0: only before the worker is ready.",
 )
 @click.option(
     "--stall-timeout",
-    type=click.FloatRange(0.05),
+    type=FiniteRange(0.05),
     default=60.0,
     help="Seconds without a step although there is work (or the canary is due) before sequences move elsewhere.",
 )
@@ -123,7 +125,7 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
 )
 @click.option(
     "--telemetry-interval",
-    type=click.FloatRange(0.05),
+    type=FiniteRange(0.05),
     default=10.0,
     help="Seconds between readings of the device (health, temperature, memory).",
 )

@@ -34,6 +34,7 @@ class SchedulerLink:
 
     def _channel(self) -> Any:
         options = [
+            ("grpc.enable_http_proxy", 0),  # a proxy is for the world outside the fleet
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_receive_message_length", MAX_SNAPSHOT_BYTES),
             ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_BYTES),

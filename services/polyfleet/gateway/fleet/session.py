@@ -31,6 +31,7 @@ EVENTS_TO_REPORT = 2  # of a worker that doesn't say what it reports: the first 
 CALLERS_OWN = frozenset({Code.INVALID_ARGUMENT, Code.CANCELLED, Code.DEADLINE_EXCEEDED})  # no fault of the worker's
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),  # a proxy is for the world outside the fleet
     ("grpc.use_local_subchannel_pool", 1),  # a redial must not inherit an older channel's back-off
     ("grpc.max_receive_message_length", MAX_EVENT_BYTES),
     ("grpc.max_send_message_length", MAX_EVENT_BYTES),
