@@ -38,7 +38,7 @@ SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/poly
 	$(wildcard $(addprefix workers/polyfleet/kernels/cpu/*.,cpp h inl))
 PYTEST := $(BIN)/python -m pytest
 # Two files at a time: tests that wait for processes leave a core idle. One file alone needs no second process.
-PARALLEL = $(if $(findstring .py,$(ARGS)),,-n 2 --dist loadfile)
+PARALLEL = $(if $(findstring .py,$(ARGS)),,-n 2 --dist loadfile --no-loadscope-reorder)
 CHEAP := tests/unit --ignore=tests/unit/kernels --ignore=tests/unit/chart
 define QUICK_LINT
 	$(BIN)/ruff check
