@@ -66,6 +66,7 @@ TINY: Mapping[str, Tiny] = {
         {"attention.sliding_window_pattern": [True, True, False, True]},
         norm_offset=1.0,
     ),
+    "gemma3, wide windows": Tiny("gemma3_text", {**GEMMA, "sliding_window": CONTEXT}, norm_offset=1.0),
     "phi3": Tiny("phi3", {"sliding_window": WINDOW}, "phi3"),
     "phi3, longrope": Tiny("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 16}),
     "phi3, half": Tiny("phi3", {"rope_parameters": HALF}),

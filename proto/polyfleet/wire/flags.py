@@ -48,7 +48,7 @@ def option_flags(note: str = "") -> Callable[[_F], _F]:
     """Give a command a flag for each option, None where it is not given; `note` ends each one's help."""
 
     def add(command: _F) -> _F:
-        for option in reversed(OPTIONS.values()):
+        for option in reversed(list(OPTIONS.values())):
             text = f"{option.help}  {note}" if note else option.help
             command = click.option(option.flag, option.name, type=OptionType(option), help=text)(command)
         return command

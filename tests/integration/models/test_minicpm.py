@@ -135,6 +135,4 @@ def test_gguf(folder: Path, tmp_path: Path, stated: bool) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    if not stated:  # by llama.cpp's default of 256 / hidden size, by which it divides
-        scales["dim_model_base"] = SHAPE.hidden**2 / 256
     np.testing.assert_allclose(logprobs(tmp_path / "model.gguf", IDS), reference(tensors, IDS, scales)[-1], atol=5e-5)

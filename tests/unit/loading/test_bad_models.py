@@ -76,3 +76,21 @@ def test_vocabulary_larger_than_the_embedding(tmp_path: Path) -> None:
 def test_keys_that_an_architecture_does_not_know(tmp_path: Path, kind: str, change: dict[str, Any], key: str) -> None:
     folder = stated(write_folder(tmp_path / "model", SHAPE), {"architectures": [kind], **change})
     assert key in refused(folder)
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 2_000_000_000},
+        {"rope_theta": 10**400},
+        {"logit_scale": 10**400},
+        {"rope_theta": 1.0, "rope_scaling": YARN},
+        {"rope_scaling": YARN | {"factor": 1e308}},
+        {"rope_scaling": YARN | {"original_max_position_embeddings": 0.5}},
+    ],
+)
+def test_numbers_beyond_all_models_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    assert "config.json" in refused(stated(write_folder(tmp_path / "model", SHAPE), change))

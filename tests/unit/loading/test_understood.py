@@ -262,3 +262,15 @@ def test_rope_that_is_stated_twice_alike(tmp_path: Path) -> None:
         "rope_scaling": {"type": "linear", "factor": 2.0},
     }
     assert folder_with(tmp_path, both).config.inverse_frequencies[0] == 0.5
+
+
+def test_both_activations_of_gemma_2_are_understood(tmp_path: Path) -> None:
+    """Published folders state the one that transformers does not read, too."""
+    stated = {
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_size": 4096,
+        "cache_implementation": "hybrid",
+    }  # fmt: skip
+    with pytest.raises(ModelFileError, match=r"the tensor for '.*' is missing"):  # the configuration itself is fine
+        folder_with(tmp_path, stated)

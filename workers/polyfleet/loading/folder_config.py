@@ -20,13 +20,14 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
     """The model's architecture and configuration; raises ModelFileError."""
     fields = read_json(folder / "config.json")
     architecture = _architecture(fields)
-    config = replace(
-        architecture.read_folder(fields),
-        architecture=architecture.name,
-        name=folder.resolve().name,
-        end_token_ids=_end_tokens(folder, fields),
-    )
-    check_fields(fields, config)
+    with fields.in_range():
+        config = replace(
+            architecture.read_folder(fields),
+            architecture=architecture.name,
+            name=folder.resolve().name,
+            end_token_ids=_end_tokens(folder, fields),
+        )
+        check_fields(fields, config)
     if fields.has("auto_map"):
         log.warning("%s: %s", fields.path, NO_CODE)
     return architecture, config

@@ -22,7 +22,7 @@ HARMLESS = re.compile(
     r"|(use_)?(fused?|flash|sdpa|xformers)(_.*)?|attn_implementation|(tensor|virtual|pipeline|sequence)_.*parallel.*"
     r"|virtual_pp_degree|output_(hidden_states|attentions|scores|router_logits)|return_dict.*|keys_to_ignore.*"
     r"|id2label|label2id|num_labels|problem_type|prefix|finetuning_task|unsloth.*|transformers\..*|multiple_of"
-    r"|ffn_dim_multiplier|cache_implementation|(num|total)_params|parameter_count"
+    r"|ffn_dim_multiplier|mup_denominator|cache_implementation|(num|total)_params|parameter_count"
     r"|(max_|original_max_)?(seq_len|seq_length|sequence_length|length|position_embeddings|model_len)|max_window_layers"
     r"|name|license|author|description|tags|languages?|base_model|datasets?|revision|pipeline_tag|task|date"
     # what a generation_config.json states today
@@ -60,6 +60,8 @@ def _neutral(config: ModelConfig) -> Mapping[str, Iterable[Any]]:
     """Values that change nothing, of fields whose neutral value is not just null, 0, false or empty."""
     scale = config.head_dim**-0.5
     return {
+        "full_attn_mod": (1,),
+        "interpolate_factor": (1,),
         "layer_types": (["full_attention"] * config.num_layers,),
         "use_sliding_window": (False, True),  # with a window as wide as the context
         "attention_multiplier": (scale,),

@@ -55,9 +55,9 @@ def read_config(file: GgufFile, fields: Fields) -> tuple[Architecture, ModelConf
 
     keys = GgufKeys(fields.under(f"{name}."), file.tensors, embedding.rows if embedding else 0, numbers)
     title = fields.text("general.name", Path(file.path).stem)
-    config = replace(
-        architecture.read_gguf(keys), architecture=architecture.name, name=title, end_token_ids=gguf_end_tokens(fields)
-    )
+    with fields.in_range():
+        config = architecture.read_gguf(keys)
+    config = replace(config, architecture=architecture.name, name=title, end_token_ids=gguf_end_tokens(fields))
     return architecture, config
 
 

@@ -18,7 +18,8 @@ def check_config(path: str, config: ModelConfig, num_tensors: int) -> None:
         raise ModelFileError(f"{path}: {config.num_heads} heads can't share {config.num_kv_heads} KV heads evenly")
     if config.head_dim % 2:
         raise ModelFileError(f"{path}: heads of {config.head_dim} dimensions can't be rotated, the number must be even")
-    if not all(math.isfinite(frequency) and frequency > 0 for frequency in config.inverse_frequencies):
+    frequencies = (*config.inverse_frequencies, *config.short_frequencies)
+    if not all(math.isfinite(frequency) and frequency > 0 for frequency in frequencies):
         raise ModelFileError(f"{path}: the rope settings give frequencies that are not finite numbers over 0")
     for token_id in config.end_token_ids:
         if not 0 <= token_id < config.vocabulary_size:

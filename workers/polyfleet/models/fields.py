@@ -1,13 +1,15 @@
 """Reading typed values out of the untyped metadata of a model file; every complaint names file, key and reason."""
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polyfleet.models.errors import ModelFileError
+
+MAX_NUMBER = 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,17 @@ class Fields:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(f"{self.prefix}{key} must be a number, not {value!r}")
-        if not math.isfinite(value) or value <= 0:
+        if not 0 < value <= MAX_NUMBER:
             raise self.error(f"{self.prefix}{key} must be a finite number over 0, not {value}")
         return float(value)
+
+    @contextmanager
+    def in_range(self) -> Iterator[None]:
+        """Around what computes with the fields: numbers that no computation stands are the file's fault."""
+        try:
+            yield
+        except (ArithmeticError, MemoryError) as error:
+            raise self.error(f"its numbers are out of range ({type(error).__name__})") from None
 
     def number(self, key: str, low: float, high: float, *, open_low: bool = False) -> float:
         """A finite number from `low` to `high`, or over `low` when `open_low`."""

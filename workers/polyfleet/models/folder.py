@@ -7,6 +7,7 @@ from polyfleet.models.fields import Fields
 from polyfleet.models.folder_rope import DEFAULT_BASE, StatedRope, read_rope
 
 MAX_HEAD_DIM = 4096
+MAX_LAYERS = 4096
 SILU = ("silu", "swish")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -35,7 +36,7 @@ def read_sizes(
         "name": "",
         "vocabulary_size": fields.count("vocab_size"),
         "hidden_size": hidden,
-        "num_layers": fields.count("num_hidden_layers"),
+        "num_layers": fields.count("num_hidden_layers", maximum=MAX_LAYERS),
         "num_heads": heads,
         "num_kv_heads": fields.count("num_key_value_heads", heads),
         "head_dim": head_dim,
@@ -64,15 +65,18 @@ def read_windows(
 
     `default` holds where the file does not even say that there is no window.
     """
-    layers: int = sizes["num_layers"]
     window = fields.count("sliding_window", 0 if "sliding_window" in fields.values else default, minimum=0)
-    sliding = (local(layer) for layer in range(layers))
-    if fields.has("layer_types"):
-        kinds = fields.items("layer_types")
-        if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, SLIDING}:
-            raise fields.error(f"layer_types must name {FULL} or {SLIDING} for each of {layers} layers")
-        sliding = (kind == SLIDING for kind in kinds)
-    return spread(window, sliding, sizes["context_length"])
+    return spread(window, read_sliding(fields, sizes["num_layers"], local), sizes["context_length"])
+
+
+def read_sliding(fields: Fields, layers: int, local: Callable[[int], bool]) -> tuple[bool, ...]:
+    """Which layers are local, whether or not a window hides anything there: by `layer_types`, or else `local`."""
+    if not fields.has("layer_types"):
+        return tuple(local(layer) for layer in range(layers))
+    kinds = fields.items("layer_types")
+    if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, SLIDING}:
+        raise fields.error(f"layer_types must name {FULL} or {SLIDING} for each of {layers} layers")
+    return tuple(kind == SLIDING for kind in kinds)
 
 
 def read_upper_windows(fields: Fields, sizes: dict[str, Any]) -> tuple[int, ...]:

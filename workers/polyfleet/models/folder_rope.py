@@ -136,7 +136,7 @@ def _divided(rope: Fields, key: str, frequencies: tuple[float, ...]) -> tuple[fl
 KINDS: Mapping[str, tuple[Callable[[_Given], StatedRope], frozenset[str]]] = {  # kind -> reader, what it reads besides
     "default": (_plain, frozenset()),
     "linear": (_linear, frozenset({"factor"})),
-    "dynamic": (_dynamic, frozenset({"factor", "alpha"})),
+    "dynamic": (_dynamic, frozenset({"factor"})),
     "yarn": (
         _yarn,
         frozenset({"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"}),

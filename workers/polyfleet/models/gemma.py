@@ -9,9 +9,10 @@ from polyfleet.models import names
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
-from polyfleet.models.folder import FULL, SLIDING, check_activation, read_sizes, read_windows
+from polyfleet.models.folder import FULL, SLIDING, check_activation, read_sizes, read_sliding, read_windows
 from polyfleet.models.folder_rope import StatedRope, read_rope
 from polyfleet.models.gguf_keys import GgufKeys
+from polyfleet.models.gguf_keys import read_sliding as gguf_sliding
 from polyfleet.models.gguf_keys import read_windows as gguf_windows
 from polyfleet.models.recorder import Recorder
 from polyfleet.models.rope import inverse_frequencies
@@ -26,11 +27,12 @@ PERIODS = {2: 2, 3: 6}  # the last of so many layers sees all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaConfig(ModelConfig):
-    """`local_frequencies`: of layers with a window; none: as the others."""
+    """`local`: which layers are. `local_frequencies`: of their rope; none: as the others'."""
 
     attention_scale: float
     attention_cap: float
     logit_cap: float
+    local: tuple[bool, ...]
     local_frequencies: tuple[float, ...] = ()
 
 
@@ -41,7 +43,7 @@ def record(config: GemmaConfig, model: Recorder, *, head_norms: bool = False) ->
     for layer in model.layers():
         attended = model.attention(
             model.norm(x, "attention_norm"),
-            ropes[config.window(layer) > 0],
+            ropes[config.local[layer]],
             bias=config.attention_bias,
             output_bias=config.attention_bias,
             head_norms=head_norms,
@@ -66,6 +68,7 @@ def _is_local(generation: int, layer: int) -> bool:
 def _read(fields: Fields, generation: int, rope: StatedRope | None = None, **more: Any) -> GemmaConfig:
     activation = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
     check_activation(fields, (*GELU, "gelu") if activation == "hidden_act" else GELU, activation)
+    fields.text("hidden_act", ""), fields.count("sliding_window_size", 1)  # transformers does not read them either
     sizes = read_sizes(fields, head_dim=256, context_length=CONTEXTS[generation], tied=True, rope=rope)
     period = fields.count("sliding_window_pattern", PERIODS[generation])
     caps = ("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)
@@ -78,6 +81,7 @@ def _read(fields: Fields, generation: int, rope: StatedRope | None = None, **mor
         **more,
         attention_bias=fields.flag("attention_bias", False),
         windows=read_windows(fields, sizes, lambda layer: (layer + 1) % period != 0, default=WINDOW),
+        local=read_sliding(fields, sizes["num_layers"], lambda layer: (layer + 1) % period != 0),
         attention_scale=fields.positive("query_pre_attn_scalar", 256.0) ** -0.5,
         attention_cap=attention_cap,
         logit_cap=logit_cap,
@@ -99,6 +103,8 @@ def _read_gemma3(fields: Fields) -> ModelConfig:
         read_rope(fields, head_dim, base=base, section=sections.section(kind))
         for kind, base in ((FULL, GLOBAL_BASE), (SLIDING, LOCAL_BASE))
     ]
+    if ropes[1].amplitude != 1:
+        raise fields.error("rope_parameters: local layers with an attention factor are not supported")
     return _read(fields, 3, ropes[0], local_frequencies=ropes[1].frequencies)
 
 
@@ -113,6 +119,7 @@ def _read_gguf(keys: GgufKeys, generation: int) -> GemmaConfig:
     return GemmaConfig(
         **sizes,
         windows=gguf_windows(keys, sizes, lambda layer: _is_local(generation, layer), WINDOW),
+        local=gguf_sliding(keys, sizes["num_layers"], lambda layer: _is_local(generation, layer)),
         attention_scale=width**-0.5,
         attention_cap=attention_cap,
         logit_cap=logit_cap,

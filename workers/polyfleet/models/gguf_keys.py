@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfleet.models.fields import Fields
-from polyfleet.models.folder import MAX_HEAD_DIM, spread
+from polyfleet.models.folder import MAX_HEAD_DIM, MAX_LAYERS, spread
 from polyfleet.models.rope import YarnScaling, inverse_frequencies, scale_yarn, yarn_amplitude
 
 MAX_ROPE_FACTOR = 2.0**20
@@ -37,7 +37,7 @@ class GgufKeys:
             "name": "",
             "vocabulary_size": self.vocabulary_size or stated,
             "hidden_size": hidden,
-            "num_layers": fields.count("block_count"),
+            "num_layers": fields.count("block_count", maximum=MAX_LAYERS),
             "num_heads": heads,
             "num_kv_heads": fields.count("attention.head_count_kv", heads),
             "head_dim": head_dim,
@@ -108,13 +108,16 @@ def read_windows(
     keys: GgufKeys, sizes: dict[str, Any], local: Callable[[int], bool], default: int = 0
 ) -> tuple[int, ...]:
     """The window of each layer; the file's own pattern says which have one, or else `local`."""
-    fields, layers = keys.fields, sizes["num_layers"]
-    window = fields.count("attention.sliding_window", default, minimum=0)
-    pattern = "attention.sliding_window_pattern"
-    sliding = (local(layer) for layer in range(layers))
+    window = keys.fields.count("attention.sliding_window", default, minimum=0)
+    return spread(window, read_sliding(keys, sizes["num_layers"], local), sizes["context_length"])
+
+
+def read_sliding(keys: GgufKeys, layers: int, local: Callable[[int], bool]) -> tuple[bool, ...]:
+    """Which layers are local, whether or not a window hides anything there."""
+    fields, pattern = keys.fields, "attention.sliding_window_pattern"
     if isinstance(fields.values.get(fields.prefix + pattern), list):
-        sliding = (bool(each) for each in (fields.items(pattern) * layers)[:layers])
-    elif fields.has(pattern):
+        return tuple(bool(each) for each in (fields.items(pattern) * layers)[:layers])
+    if fields.has(pattern):
         every = fields.count(pattern)
-        sliding = ((layer + 1) % every != 0 for layer in range(layers))
-    return spread(window, sliding, sizes["context_length"])
+        return tuple((layer + 1) % every != 0 for layer in range(layers))
+    return tuple(local(layer) for layer in range(layers))

@@ -55,7 +55,7 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
         **sizes,
         embedding_scale=fields.positive("embedding_scale", OLD_EMBEDDING_SCALE),
         residual_scale=fields.positive("residual_scale", OLD_DEPTH / sizes["num_layers"] ** 0.5),
-        head_scale=1 / fields.positive("logit_scale", OLD_BASE / sizes["hidden_size"]),
+        head_scale=1 / fields.positive("logit_scale", sizes["hidden_size"] / OLD_BASE),
     )
 
 
