@@ -4,7 +4,7 @@
 {{- include "polyfleet.checkCache" (dict "name" $name "model" (include "polyfleet.model" (dict "name" $name "pool" $pool) | fromYaml) "cache" $pool.model.cache) -}}
 {{- include "polyfleet.checkVolumes" (dict "name" $name "pool" $pool) -}}
 {{- include "polyfleet.checkDevices" (dict "ctx" $ "name" $name "pool" $pool) -}}
-{{- include "polyfleet.checkAutoscaling" (dict "ctx" $ "name" $name "pool" $pool) -}}
+{{- include "polyfleet.checkAutoscaling" (dict "ctx" $ "name" $name "pool" $pool) -}}{{- include "polyfleet.checkOptions" (dict "name" $name "pool" $pool) -}}
 {{- end -}}
 {{- if and .Values.auth.existingSecret .Values.auth.keys -}}
 {{- fail "auth.keys go into the Secret that the chart makes, and auth.existingSecret replaces it: give one of them." -}}

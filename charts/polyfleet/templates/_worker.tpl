@@ -139,3 +139,11 @@ How many workers a pool is to have at least: an autoscaler's or DaemonSet's own 
 {{- $spec := (lookup "apps/v1" "Deployment" .ctx.Release.Namespace $name).spec | default dict -}}
 {{- if hasKey $spec "replicas" }}{{ int $spec.replicas }}{{ end -}}
 {{- end -}}
+
+{{- define "polyfleet.checkOptions" -}}
+{{- $rows := int (.pool.options | default dict).stepTokens -}}
+{{- $sequences := max 1 (int (.pool.options | default dict).maxSequences) -}}
+{{- if and (gt $rows 0) (le $rows (int $sequences)) -}}
+{{- fail (printf "workers.%s.options.stepTokens must be over maxSequences (%d), not %d." .name (int $sequences) $rows) -}}
+{{- end -}}
+{{- end -}}

@@ -49,8 +49,8 @@ def sequence_update(delta: SequenceDelta) -> SequenceUpdate:
     """A delta as it came. Whatever else a newer worker may call it, a sequence with a finish reason has ended."""
     ids = delta.token_ids
     tokens = (plain_token(ids[0]),) if len(ids) == 1 else tuple(map(plain_token, ids))  # a step's news is one token
-    if delta.logprobs:
-        given = zip(tokens, delta.logprobs, strict=False)
+    if len(delta.logprobs) == len(tokens):
+        given = zip(tokens, delta.logprobs, strict=True)
         tokens = tuple(SampledToken(t.token_id, p.logprob, tuple(p.top_ids), tuple(p.top_logprobs)) for t, p in given)
     error, code = "", 0
     if delta.HasField("error"):

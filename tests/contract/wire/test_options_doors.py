@@ -52,8 +52,10 @@ def sentence(option: Option) -> str:
 
 
 def example(option: Option) -> Any:
-    """A value that is not the default."""
-    return not option.default if option.kind is bool else option.choices[-1] if option.choices else option.kind("7")
+    """A value that is not the default; all of them go together."""
+    if option.kind is bool:
+        return not option.default
+    return option.choices[-1] if option.choices else option.kind("9" if option.name == "step_tokens" else "7")
 
 
 def plain(text: str) -> str:
@@ -162,6 +164,13 @@ def test_the_chart_hands_every_option_to_the_worker() -> None:
     flags = [each for each in container["args"] if each.partition("=")[0] in {each.flag for each in OPTIONS.values()}]
     context = worker.make_context("worker", ["--model", "/m.gguf", *flags])
     assert {name: context.params[name] for name in OPTIONS} == {each.name: example(each) for each in OPTIONS.values()}
+
+
+@needs_helm
+@pytest.mark.parametrize(("options", "least"), [({"stepTokens": 8, "maxSequences": 8}, 8), ({"stepTokens": 1}, 1)])
+def test_the_chart_refuses_options_that_do_not_go_together(options: dict[str, int], least: int) -> None:
+    errors = refusal({"workers": {"p": {"accelerator": "cpu", "model": {"image": {"path": "/m"}}, "options": options}}})
+    assert f"workers.p.options.stepTokens must be over maxSequences ({least}), not {least}." in errors
 
 
 @needs_helm
