@@ -113,7 +113,7 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, listener:
     with socket.create_server((host, int(port))):
         done = serve.polyfleet("serve", *serve.flags)
     assert done.returncode == 1
-    assert f"{address}, wanted for " in done.stderr
+    assert f"{address} is in use: free it, or choose another address with --{listener}".replace("_", "-") in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "state").exists()
 

@@ -5,11 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+
+from polyfleet.loading.load import load_model
+from polyfleet.loading.model import LoadedModel
 
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]  # by Hugging Face name
@@ -220,3 +224,13 @@ def _gguf_name(name: str) -> str:
         return f"{names[stem]}.{kind}"
     _, _, layer, module = stem.split(".", 3)
     return f"blk.{layer}.{GGUF_NAMES[module]}.{kind}"
+
+
+def poisoned_model(folder: Path, shape: TinyShape, token_id: int) -> LoadedModel:
+    """One whose computation with this token is not finite, as a faulty device's; no file like it would load."""
+    tensors = dict(random_tensors(shape))
+    table = tensors["model.embed_tokens.weight"].copy()
+    table[token_id] = float("nan")
+    tensors["model.embed_tokens.weight"] = table
+    with patch("polyfleet.loading.shapes._is_finite", return_value=True):
+        return load_model(str(write_folder(folder, shape, tensors)))

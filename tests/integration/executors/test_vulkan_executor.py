@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.stepping import Driver, Run
-from tests.support.tiny_models import TinyShape, random_tensors, write_folder
+from tests.support.tiny_models import TinyShape, poisoned_model, random_tensors, write_folder
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyfleet.backends.protocol import KernelCapabilities
@@ -81,12 +81,9 @@ def workload(model: LoadedModel, device: str) -> Workload:
 
 def tiny(folder: Path, shape: TinyShape | None = None, *, poisoned: bool = False) -> LoadedModel:
     shape = shape or TinyShape()
-    tensors = dict(random_tensors(shape))
     if poisoned:
-        table = tensors["model.embed_tokens.weight"].copy()
-        table[POISON] = float("nan")
-        tensors["model.embed_tokens.weight"] = table
-    return load_model(str(write_folder(folder, shape, tensors)))
+        return poisoned_model(folder, shape, POISON)
+    return load_model(str(write_folder(folder, shape, random_tensors(shape))))
 
 
 def assert_alike(expected: Run, actual: Run) -> None:

@@ -152,7 +152,7 @@ async def test_a_stream_begins_before_its_first_token(rig: GatewayRig, worker: F
 
 
 async def test_what_is_wrong_with_a_request_is_a_status_of_streams_too(rig: GatewayRig, worker: FakeWorker) -> None:
-    worker.refusal = (grpc.StatusCode.FAILED_PRECONDITION.value[0], "no")
+    worker.refusal = (grpc.StatusCode.INVALID_ARGUMENT.value[0], "no")
     async with httpx.AsyncClient(base_url=rig.http, timeout=30, trust_env=False) as http:
         for fields, status in (
             ({"messages": [{"role": "user", "content": "long " * 3000}]}, 400),

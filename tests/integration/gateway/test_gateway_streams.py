@@ -203,7 +203,8 @@ async def test_the_log_names_requests_and_never_says_what_was_in_them(caplog: py
         bad = pb.GenerateRequest(text="open sesame", messages=[pb.ChatMessage(role="sesame", content="sesame")])
         await failure_of(rig.stub.Generate(bad))
     lines = [json.loads(JsonFormatter("gateway").format(record)) for record in caplog.records]
-    (ended,) = [line for line in lines if line.get("request_id") == "req-logged"]
+    named = [line for line in lines if line.get("request_id") == "req-logged"]
+    (ended,) = [line for line in named if line["message"] == "Request ended."]
     assert (ended["code"], ended["model"], ended["worker_id"]) == ("OK", MODEL, "w-1")
     assert (ended["prompt_tokens"], ended["completion_tokens"]) == (len(TEXT.encode("open sesame")), 5)
     written = "\n".join(map(json.dumps, lines))

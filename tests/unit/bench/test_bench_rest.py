@@ -22,8 +22,11 @@ from bench.rest import report, what
 )
 def test_a_process_is_known_by_its_command(command: Sequence[str], owner: int, name: str) -> None:
     sleeping = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *command])
+    process = psutil.Process(sleeping.pid)
     try:
-        assert what(psutil.Process(sleeping.pid)) == (owner, name)
+        while not process.cmdline():  # for a moment after exec it has none
+            pass
+        assert what(process) == (owner, name)
     finally:
         sleeping.kill()
         sleeping.wait()

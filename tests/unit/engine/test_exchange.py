@@ -1,19 +1,17 @@
 """Prefixes between engines: what is taken, what is refused, and that all is balanced whatever happens."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.support.numpy_executor import NumpyExecutor
-from tests.support.tiny_models import TinyShape, random_tensors, write_folder
+from tests.support.tiny_models import TinyShape, poisoned_model
 
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import capacity_of
-from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
 from polyfleet.wire.answers import SequenceUpdate
@@ -25,13 +23,7 @@ POISON = 95  # a token whose embedding is not finite
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    shape = TinyShape()
-    tensors = dict(random_tensors(shape))
-    table = tensors["model.embed_tokens.weight"].copy()
-    table[POISON] = float("nan")
-    tensors["model.embed_tokens.weight"] = table
-    folder: Path = tmp_path_factory.mktemp("exchange")
-    return load_model(str(write_folder(folder, shape, tensors)))
+    return poisoned_model(tmp_path_factory.mktemp("exchange"), TinyShape(), POISON)
 
 
 class Faulty(NumpyExecutor):

@@ -226,6 +226,7 @@ def _plain_ops(weights: Weights) -> KernelGraph:
     x = builder.embedding("embedding")
     for kind in (OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH):
         builder.unary(kind, x)
+    builder.soft_cap(builder.scale(x, 0.5), 1.0)
     return builder.freeze((builder.layer_norm(x, "norm", "norm", 1e-5),))
 
 
