@@ -167,7 +167,7 @@ def test_chat_templates_in_their_three_places(folder: Path) -> None:
         ({"rms_norm_eps": True}, "rms_norm_eps must be a number, not True"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"num_hidden_layers": 3}, "the tensor for 'layers.2.attention_norm' is missing"),
-        ({"num_hidden_layers": 10**9}, "states 1000000000 layers but holds only"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be 1 to 4096, not 1000000000"),
         ({"num_hidden_layers": 1}, "is of no use to a Llama model of this shape"),
         ({"vocab_size": 299}, "the tensor for 'embedding' is 300 x 64, the configuration says 299 x 64"),
         ({"attention_bias": True}, "the tensor for 'layers.0.q.bias' is missing"),

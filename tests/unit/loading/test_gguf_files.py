@@ -190,7 +190,7 @@ def test_damaged_headers_load_or_are_refused(good: Path, tmp_path: Path, data: s
         ({"llama.attention.head_count_kv": 3}, "4 heads can't share 3 KV heads evenly"),
         ({"llama.attention.head_count": 0}, "llama.attention.head_count must be 1 to"),
         ({"llama.block_count": 3}, "the tensor for 'layers.2.attention_norm' is missing"),
-        ({"llama.block_count": 2**31 - 1}, "states 2147483647 layers but holds only"),
+        ({"llama.block_count": 2**31 - 1}, "block_count must be 1 to 4096, not 2147483647"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "must be a finite number over 0, not nan"),
         ({"llama.rope.freq_base": float("inf")}, "must be a finite number over 0, not inf"),
         ({"llama.rope.dimension_count": 7}, "rotating 7 of 16 dimensions"),
