@@ -121,7 +121,6 @@ def test_more_threads_than_cores_are_not_taken(caplog: pytest.LogCaptureFixture)
             "context_length: must fit the KV pool of 512 tokens, not 600",
         ),
         (EngineOptions(kv_cache_tokens=2**24), "kv_cache_tokens: 16777216 tokens take 16.0 GiB, 8.0 GiB are free"),
-        (EngineOptions(max_sequences=8, step_tokens=8), "step_tokens: must be over max_sequences (8), not 8"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(options: EngineOptions, message: str) -> None:

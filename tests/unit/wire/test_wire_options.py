@@ -127,3 +127,8 @@ def example(name: str) -> OptionValue:
     if option.kind is str:
         return option.choices[-1] if option.choices else "eager"
     return 100 if name == "step_tokens" else option.kind(7)
+
+
+def test_options_that_do_not_go_together_are_refused_as_they_are_made() -> None:
+    with pytest.raises(FieldError, match=r"^step_tokens: must be over max_sequences \(8\), not 8$"):
+        EngineOptions(max_sequences=8, step_tokens=8)
