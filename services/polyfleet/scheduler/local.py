@@ -173,13 +173,13 @@ class LocalScheduler:
             return
         self._begun = False
         status = self._forget_process()
-        self._end_ray()
         end_workers(self.config.state_path, 0 if status is None else self.config.shutdown_seconds)
 
     def _forget_process(self) -> int | None:
-        """Stop the process and its Ray: its exit status, None when it had to be killed."""
+        """Stop the process, if it runs, and its Ray: its exit status, None when it had to be killed."""
         process, self._process = self._process, None
         if process is None:
+            self._end_ray()
             return 0
         assert process.stdin
         assert process.stdout
