@@ -1,6 +1,7 @@
 """The one YAML file of a fleet: a section for each process, read and overlaid in the same way by all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -8,8 +9,6 @@ import msgspec
 
 from polyfleet.wire.config import ConfigError
 
-# What the decoder raises for a document that is none: besides its own error those of dates, numbers and tags.
-UNREADABLE = (ValueError, AttributeError, KeyError)
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound=msgspec.Struct)
 
@@ -20,15 +19,25 @@ def read_config(path: Path, sections: type[_T], decode: Callable[[type, Any], An
     `decode` makes values of types that msgspec does not know; what it raises as ValueError is wrong with the file.
     Raises ConfigError that names the file, the key and what is wrong with it.
     """
-    try:
+    with reading("The configuration", path):
         found = msgspec.yaml.decode(document) if (document := path.read_bytes()).strip() else None
         given = {key: value for key, value in found.items() if value is not None} if isinstance(found, dict) else found
         return msgspec.convert({} if given is None else given, sections, dec_hook=decode)
+
+
+@contextmanager
+def reading(what: str, path: Path) -> Iterator[None]:
+    """Around the reading of a file of ours: ConfigError says of `what` at `path` why it can't be read or is not valid.
+
+    Besides msgspec's own error, the decoder raises those of dates, numbers and tags that are none.
+    """
+    try:
+        yield
     except OSError as error:
-        raise ConfigError(f"The configuration {path} can't be read: {error.strerror}.") from None
-    except UNREADABLE as error:
+        raise ConfigError(f"{what} {path} can't be read: {error.strerror}.") from None
+    except (ValueError, AttributeError, KeyError) as error:
         problem = " ".join(str(error).split()).rstrip(".")
-        raise ConfigError(f"The configuration {path} is not valid: {problem}.") from None
+        raise ConfigError(f"{what} {path} is not valid: {problem}.") from None
 
 
 def overlaid(section: _S, **overrides: object) -> _S:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from polyfleet.wire.config import ConfigError
-from polyfleet.wire.config_file import UNREADABLE
+from polyfleet.wire.config_file import reading
 
 
 @unique
@@ -45,13 +45,8 @@ class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_keys(path: Path) -> tuple[Key, ...]:
     """The keys of a file. Raises ConfigError when it can't be read or holds anything but well-formed keys."""
-    try:
+    with reading("The keys file", path):
         keys = msgspec.yaml.decode(path.read_bytes(), type=KeysFile).keys
-    except OSError as error:
-        raise ConfigError(f"The keys file {path} can't be read: {error.strerror}.") from None
-    except UNREADABLE as error:
-        problem = " ".join(str(error).split()).rstrip(".")
-        raise ConfigError(f"The keys file {path} is not valid: {problem}.") from None
     for key in keys:
         if len(key.hash) != 64 or any(digit not in "0123456789abcdef" for digit in key.hash):
             raise ConfigError(f"The keys file {path} is not valid: the hash of key {key.id} is no sha256 in hex.")
