@@ -65,8 +65,13 @@ def read_windows(
 
     `default` holds where the file does not even say that there is no window.
     """
-    window = fields.count("sliding_window", 0 if "sliding_window" in fields.values else default, minimum=0)
-    return spread(window, read_sliding(fields, sizes["num_layers"], local), sizes["context_length"])
+    sliding = read_sliding(fields, sizes["num_layers"], local)
+    return spread(read_window(fields, default), sliding, sizes["context_length"])
+
+
+def read_window(fields: Fields, default: int = 0) -> int:
+    """The window of local layers, 0 where there is none; `default` where the file does not even say that."""
+    return fields.count("sliding_window", 0 if "sliding_window" in fields.values else default, minimum=0)
 
 
 def read_sliding(fields: Fields, layers: int, local: Callable[[int], bool]) -> tuple[bool, ...]:

@@ -9,11 +9,11 @@ from polyfleet.models import names
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
-from polyfleet.models.folder import FULL, SLIDING, check_activation, read_sizes, read_sliding, read_windows
+from polyfleet.models.folder import FULL, SLIDING, check_activation, read_sizes, read_sliding, read_window, spread
 from polyfleet.models.folder_rope import StatedRope, read_rope
 from polyfleet.models.gguf_keys import GgufKeys
 from polyfleet.models.gguf_keys import read_sliding as gguf_sliding
-from polyfleet.models.gguf_keys import read_windows as gguf_windows
+from polyfleet.models.gguf_keys import read_window as gguf_window
 from polyfleet.models.recorder import Recorder
 from polyfleet.models.rope import inverse_frequencies
 
@@ -61,8 +61,8 @@ def _record_gemma3(config: GemmaConfig, model: Recorder) -> KernelGraph:
     return record(config, model, head_norms=True)
 
 
-def _is_local(generation: int, layer: int) -> bool:
-    return (layer + 1) % PERIODS[generation] != 0
+def _is_local(period: int, layer: int) -> bool:
+    return (layer + 1) % period != 0
 
 
 def _read(fields: Fields, generation: int, rope: StatedRope | None = None, **more: Any) -> GemmaConfig:
@@ -71,6 +71,7 @@ def _read(fields: Fields, generation: int, rope: StatedRope | None = None, **mor
     fields.text("hidden_act", ""), fields.count("sliding_window_size", 1)  # transformers does not read them either
     sizes = read_sizes(fields, head_dim=256, context_length=CONTEXTS[generation], tied=True, rope=rope)
     period = fields.count("sliding_window_pattern", PERIODS[generation])
+    local = read_sliding(fields, sizes["num_layers"], lambda layer: _is_local(period, layer))
     caps = ("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)
     attention_cap, logit_cap = (
         fields.positive(key) if fields.has(key) else usual if generation == 2 and key not in fields.values else 0.0
@@ -80,8 +81,8 @@ def _read(fields: Fields, generation: int, rope: StatedRope | None = None, **mor
         **sizes,
         **more,
         attention_bias=fields.flag("attention_bias", False),
-        windows=read_windows(fields, sizes, lambda layer: (layer + 1) % period != 0, default=WINDOW),
-        local=read_sliding(fields, sizes["num_layers"], lambda layer: (layer + 1) % period != 0),
+        windows=spread(read_window(fields, WINDOW), local, sizes["context_length"]),
+        local=local,
         attention_scale=fields.positive("query_pre_attn_scalar", 256.0) ** -0.5,
         attention_cap=attention_cap,
         logit_cap=logit_cap,
@@ -111,6 +112,7 @@ def _read_gemma3(fields: Fields) -> ModelConfig:
 def _read_gguf(keys: GgufKeys, generation: int) -> GemmaConfig:
     sizes, fields = keys.sizes(), keys.fields
     largest = sizes["num_layers"] == LARGEST[generation]
+    local = gguf_sliding(keys, sizes["num_layers"], lambda layer: _is_local(PERIODS[generation], layer))
     width = sizes["hidden_size"] / sizes["num_heads"] if largest else sizes["head_dim"]
     caps = ("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)
     attention_cap, logit_cap = (
@@ -118,8 +120,8 @@ def _read_gguf(keys: GgufKeys, generation: int) -> GemmaConfig:
     )
     return GemmaConfig(
         **sizes,
-        windows=gguf_windows(keys, sizes, lambda layer: _is_local(generation, layer), WINDOW),
-        local=gguf_sliding(keys, sizes["num_layers"], lambda layer: _is_local(generation, layer)),
+        windows=spread(gguf_window(keys, WINDOW), local, sizes["context_length"]),
+        local=local,
         attention_scale=width**-0.5,
         attention_cap=attention_cap,
         logit_cap=logit_cap,

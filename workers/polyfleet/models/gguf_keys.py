@@ -104,12 +104,15 @@ class GgufKeys:
         return tuple(frequency / factor for frequency, factor in zip(frequencies, factors, strict=True))
 
 
-def read_windows(
-    keys: GgufKeys, sizes: dict[str, Any], local: Callable[[int], bool], default: int = 0
-) -> tuple[int, ...]:
+def read_windows(keys: GgufKeys, sizes: dict[str, Any], local: Callable[[int], bool]) -> tuple[int, ...]:
     """The window of each layer; the file's own pattern says which have one, or else `local`."""
-    window = keys.fields.count("attention.sliding_window", default, minimum=0)
-    return spread(window, read_sliding(keys, sizes["num_layers"], local), sizes["context_length"])
+    sliding = read_sliding(keys, sizes["num_layers"], local)
+    return spread(read_window(keys), sliding, sizes["context_length"])
+
+
+def read_window(keys: GgufKeys, default: int = 0) -> int:
+    """The window of local layers, 0 where there is none; `default` where the file does not say."""
+    return keys.fields.count("attention.sliding_window", default, minimum=0)
 
 
 def read_sliding(keys: GgufKeys, layers: int, local: Callable[[int], bool]) -> tuple[bool, ...]:
