@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from tests.support.fake_cluster import FakeCluster
 
 from polyfleet.scheduler.config import SchedulerConfig
@@ -58,3 +59,10 @@ def states(snapshot: pb.FleetSnapshot) -> dict[str, str]:
     return {
         w.info.worker_id: pb.WorkerState.Name(w.status.state).removeprefix("WORKER_STATE_") for w in snapshot.workers
     }
+
+
+async def refusal(call: Any) -> Any:
+    """The error that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value

@@ -14,10 +14,12 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from polyfleet import client as pf
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 
 Step = Callable[[Any, Any], Any]
+QUICK = pf.RetryPolicy(attempts=3, initial_delay=0.001, max_delay=0.1)  # of a client that tries again at once
 
 
 @dataclass

@@ -19,19 +19,6 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[GatewayRig]:
-    async with GatewayRig(max_queued=4, max_concurrent=2, queue_timeout=5) as rig:
-        yield rig
-
-
-@pytest.fixture
-async def worker(rig: GatewayRig) -> FakeWorker:
-    worker = text_worker("w-1")
-    await rig.add(worker)
-    return worker
-
-
-@pytest.fixture
 async def client(rig: GatewayRig) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{rig.http}/v1", api_key="any", max_retries=0) as client:
         yield client

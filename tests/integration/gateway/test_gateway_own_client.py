@@ -1,27 +1,13 @@
 """Our own client, sync and async, against a whole gateway with fake workers."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from tests.support.fake_worker import FakeWorker, fake_tokens
-from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig, text_worker, until
+from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig, until
 from tests.support.text_assets import byte_level_tokenizer
 
 from polyfleet import client as pf
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[GatewayRig]:
-    async with GatewayRig(max_queued=4, max_concurrent=2, queue_timeout=5) as rig:
-        yield rig
-
-
-@pytest.fixture
-async def worker(rig: GatewayRig) -> FakeWorker:
-    worker = text_worker("w-1")
-    await rig.add(worker)
-    return worker
 
 
 async def test_our_own_client(rig: GatewayRig, worker: FakeWorker) -> None:

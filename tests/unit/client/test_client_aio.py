@@ -1,22 +1,13 @@
 """`AsyncClient` against a scripted service. What both clients share is tested with the synchronous one."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from google.rpc import code_pb2
-from tests.support.scripted_inference import Script, endless, fail, serve, two_choices, unavailable
+from tests.support.scripted_inference import QUICK, Script, endless, fail, two_choices, unavailable
 
 from polyfleet import client as pf
 from polyfleet.v1 import inference_pb2 as pb
-
-QUICK = pf.RetryPolicy(attempts=3, initial_delay=0.001, max_delay=0.1)
-
-
-@pytest.fixture
-def script() -> Iterator[Script]:
-    with serve(two_choices) as script:
-        yield script
 
 
 async def test_generate_and_chat(script: Script) -> None:

@@ -5,24 +5,10 @@ from typing import Any
 
 import pytest
 from google.rpc import code_pb2, error_details_pb2
-from tests.support.scripted_inference import Script, fail, serve, two_choices, unavailable
+from tests.support.scripted_inference import Script, fail, two_choices, unavailable
 
 from polyfleet import client as pf
 from polyfleet.v1 import inference_pb2 as pb
-
-QUICK = pf.RetryPolicy(attempts=3, initial_delay=0.001, max_delay=0.1)
-
-
-@pytest.fixture
-def script() -> Iterator[Script]:
-    with serve(two_choices) as script:
-        yield script
-
-
-@pytest.fixture
-def client(script: Script) -> Iterator[pf.Client]:
-    with pf.Client(script.address, api_key="secret", retry=QUICK) as client:
-        yield client
 
 
 @pytest.mark.parametrize(

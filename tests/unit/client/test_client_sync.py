@@ -1,28 +1,13 @@
 """`Client` against a scripted service: whole answers, streams, deadlines, values."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.support.scripted_inference import Script, endless, serve, two_choices
+from tests.support.scripted_inference import Script, endless
 
 from polyfleet import client as pf
 from polyfleet.v1 import inference_pb2 as pb
-
-QUICK = pf.RetryPolicy(attempts=3, initial_delay=0.001, max_delay=0.1)
-
-
-@pytest.fixture
-def script() -> Iterator[Script]:
-    with serve(two_choices) as script:
-        yield script
-
-
-@pytest.fixture
-def client(script: Script) -> Iterator[pf.Client]:
-    with pf.Client(script.address, api_key="secret", retry=QUICK) as client:
-        yield client
 
 
 def test_generate_gathers_the_choices(client: pf.Client, script: Script) -> None:

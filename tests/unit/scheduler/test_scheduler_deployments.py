@@ -1,32 +1,14 @@
 """Deployments through the Fleet service on a real port, with the controller on a cluster without Ray."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
-
 import grpc
-import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from tests.support.running_scheduler import Running, start, states, stop
+from tests.support.running_scheduler import Running, refusal, states
 
 from polyfleet.scheduler.launch import Phase
 from polyfleet.v1 import fleet_pb2 as pb
 
 WISH = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
-
-
-@pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    one = await start(tmp_path)
-    yield one
-    await stop(one)
-
-
-async def refusal(call: Any) -> Any:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 async def test_deploy_launches_and_undeploy_retires(running: Running) -> None:

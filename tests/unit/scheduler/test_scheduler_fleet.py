@@ -1,17 +1,15 @@
 """The Fleet service on a real port, with the controller on a cluster without Ray."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_worker import FakeWorker
-from tests.support.running_scheduler import Running, start, states, stop
+from tests.support.running_scheduler import Running, refusal, start, states, stop
 
 from polyfleet.scheduler import fleet_service
 from polyfleet.scheduler.assets import chunks
@@ -19,19 +17,6 @@ from polyfleet.scheduler.config import fleet_id
 from polyfleet.v1 import fleet_pb2 as pb
 
 WISH = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
-
-
-@pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    one = await start(tmp_path)
-    yield one
-    await stop(one)
-
-
-async def refusal(call: Any) -> Any:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 async def until_health(running: Running, wanted: int) -> None:
