@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import FILE, examples, json_option
-from polyfleet.cli.output import err, out, print_json, print_table
+from polyfleet.cli.output import err, out, print_json, print_table, spinner
 
 CONFORMANCE_SECONDS = 600.0
 backend_option = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
@@ -192,7 +192,7 @@ def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
         get_backend(backend)  # what can't be had is said at once and by its own exit code
     command = [sys.executable, "-m", "polyfleet.conformance", backend]
     try:
-        with err.status(f"checking {backend} …") if err.is_terminal else nothing():
+        with spinner(f"checking {backend} …"):
             done = subprocess.run(command, capture_output=True, text=True, timeout=CONFORMANCE_SECONDS)
         answer = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
@@ -214,9 +214,3 @@ def _conformance(backend: str, output: Path | None, as_json: bool) -> None:
             stem.with_name(f"{stem.name}.txt").write_text(report.to_text() + "\n")
     if not report.passed:
         sys.exit(ExitCode.FAILED)
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    """In the place of a spinner where nobody looks."""
-    yield

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from polyfleet.cli.backends import nothing, sentence, sentences
+from polyfleet.cli.backends import sentence, sentences
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import FILE, examples, json_option
-from polyfleet.cli.output import err, print_json, print_table
+from polyfleet.cli.output import err, print_json, print_table, spinner
 from polyfleet.wire.flags import FiniteRange, OptionType
 from polyfleet.wire.options import OPTIONS
 
@@ -25,7 +25,7 @@ class SpacedLists(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click, which would take but one value."""
-        return super().parse_args(ctx, list(joined(args)))
+        return super().parse_args(ctx, joined(args))
 
 
 def joined(arguments: Iterable[str]) -> list[str]:
@@ -80,7 +80,7 @@ def benchmark(
             BackendRegistry.known(name)
     batches, lengths, hidden = _sizes(batch_sizes), _sizes(seq_lengths), _sizes(hidden_sizes)
     options = BenchmarkOptions(duration, iterations, batches, lengths, hidden, dtype)
-    with err.status("measuring …") if err.is_terminal else nothing():
+    with spinner("measuring …"):
         results: dict[str, Any] = run(options, [] if ALL in names else list(names))
     if as_json:
         print_json(results)

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import click
@@ -14,6 +15,11 @@ from rich.console import Console
 # rich drops colours by itself where the stream is no terminal or NO_COLOR is set.
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def spinner(text: str) -> AbstractContextManager[object]:
+    """Turns beside `text` for as long as the block lasts; nothing where nobody looks."""
+    return err.status(text) if err.is_terminal else contextlib.nullcontext()
 
 
 def print_json(value: object, indent: int = 2) -> None:
