@@ -10,11 +10,10 @@ import click
 
 from polyfleet.gateway.config import GatewayConfig, load_config
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
-from polyfleet.wire.config import ConfigError
+from polyfleet.wire.config import CANNOT_START, ConfigError
 from polyfleet.wire.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
 from polyfleet.wire.signals import ignore_hangups, stopping
 
-CANNOT_START = 2
 EPILOG = """\b
 Examples:
   python -m polyfleet.gateway

@@ -20,7 +20,7 @@ from polyfleet.scheduler.local import check_ports, made_ray_folder
 from polyfleet.scheduler.marks import end_workers
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, is_loopback
-from polyfleet.wire.config import ConfigError
+from polyfleet.wire.config import CANNOT_START, ConfigError
 from polyfleet.wire.limits import ACCELERATOR
 from polyfleet.wire.logs import LEVEL_VARIABLE, LEVELS
 from polyfleet.wire.signals import stopping
@@ -28,7 +28,6 @@ from polyfleet.wire.signals import stopping
 if TYPE_CHECKING:
     from polyfleet.scheduler.local_ray import LocalRay
 
-CANNOT_START = 2
 RAY_LOST = 3
 STOP_SECONDS = 3.0  # for the scheduler to stop itself, once its workers have had their time
 LOOPBACK_RAY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's name for: this machine's address is 127.0.0.1

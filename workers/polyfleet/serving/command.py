@@ -9,11 +9,11 @@ import click
 import msgspec
 
 from polyfleet.serving.config import WorkerConfig
-from polyfleet.serving.process import CANNOT_START, StartError, WorkerProcess
+from polyfleet.serving.process import StartError, WorkerProcess
 from polyfleet.serving.worker import LoadSpec
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import FLEET_TOKEN_FILE
-from polyfleet.wire.config import ConfigError
+from polyfleet.wire.config import CANNOT_START, ConfigError
 from polyfleet.wire.config_file import read_config
 from polyfleet.wire.flags import FiniteRange, option_flags, take_options
 from polyfleet.wire.ids import new_id

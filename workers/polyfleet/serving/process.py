@@ -36,7 +36,7 @@ from polyfleet.wire.signals import ignore_hangups, stopping
 log = logging.getLogger(__name__)
 
 DEVICE = "device"  # a source of trouble
-ENGINE_ENDED, CANNOT_START, CANNOT_LOAD, SIGNALLED = 1, 2, 3, 128
+ENGINE_ENDED, CANNOT_LOAD, SIGNALLED = 1, 3, 128  # exit statuses
 FLUSH_SECONDS = 2.0  # for the last news to reach gateways and Fleet
 CLOSE_SECONDS = 1.0
 
