@@ -12,6 +12,7 @@ from polyfleet.cli.state_folder import known_token
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1.fleet_pb2_grpc import FleetStub
 from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.channels import FLEET_CHANNEL
 
 TIMEOUT_SECONDS = 10.0
 
@@ -52,5 +53,5 @@ def open_fleet(fleet: str, token_file: Path | None) -> Iterator[FleetClient]:
     """
     check_address(fleet)
     token = read_secret(token_file or known_token(fleet), "fleet token")
-    with calling(fleet, "--fleet-token-file"), grpc.insecure_channel(fleet, [("grpc.enable_http_proxy", 0)]) as channel:
+    with calling(fleet, "--fleet-token-file"), grpc.insecure_channel(fleet, FLEET_CHANNEL) as channel:
         yield FleetClient(channel, token)

@@ -19,6 +19,7 @@ from polyfleet.cli.settings import ServeSettings
 from polyfleet.scheduler.local import LocalScheduler
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.channels import FLEET_CHANNEL
 from polyfleet.wire.config import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Stack:
         self._scheduler: LocalScheduler | None = None
         self._processes: set[psutil.Process] = set()
         token = read_secret(settings.fleet_token_file, "fleet token")
-        self._channel = grpc.insecure_channel(settings.fleet_address, [("grpc.enable_http_proxy", 0)])
+        self._channel = grpc.insecure_channel(settings.fleet_address, FLEET_CHANNEL)
         self._fleet = FleetClient(self._channel, token)
 
     @property

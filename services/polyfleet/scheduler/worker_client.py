@@ -7,16 +7,16 @@ import grpc
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
 from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.channels import FLEET_CHANNEL
 
 CALL_SECONDS = 3.0
-_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 
 class WorkerClient:
     """One worker's `Worker` service. Every method raises grpc.aio.AioRpcError when the call fails."""
 
     def __init__(self, address: str, token: str | None) -> None:
-        self._channel: Any = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._channel: Any = grpc.aio.insecure_channel(address, options=FLEET_CHANNEL)
         self._stub: Any = worker_pb2_grpc.WorkerStub(self._channel)
         self._metadata = bearer_metadata(token)
 

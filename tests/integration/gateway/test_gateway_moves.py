@@ -116,6 +116,13 @@ async def test_requests_at_once_are_shared_by_idle_workers() -> None:
     assert max(len(each.started) for each in workers) <= 5
 
 
+async def test_a_proxy_is_not_for_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody is there
+    async with GatewayRig() as rig:  # hears the scheduler
+        await rig.add(text_worker("w-1"))  # and the worker
+
+
 async def test_sessions_made_anew_are_counted() -> None:
     worker = text_worker("w-1")
     async with GatewayRig() as rig:

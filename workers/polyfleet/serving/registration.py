@@ -16,6 +16,7 @@ from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.channels import FLEET_CHANNEL
 from polyfleet.wire.limits import ASSET_CHUNK_BYTES, GRPC_MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,7 @@ REPORT_SECONDS = 0.5
 CLOSE_SECONDS = 1.0  # for a Fleet to take what was sent last
 FIRST_REDIAL_SECONDS, LAST_REDIAL_SECONDS = 0.2, 5.0
 OPTIONS = (
-    ("grpc.enable_http_proxy", 0),  # a proxy is for the world outside the fleet
-    ("grpc.use_local_subchannel_pool", 1),  # each dial is a new one: the back-off is ours alone
+    *FLEET_CHANNEL,
     ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),

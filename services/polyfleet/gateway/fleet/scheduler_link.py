@@ -10,6 +10,7 @@ import grpc
 
 from polyfleet.v1 import fleet_pb2, fleet_pb2_grpc
 from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.channels import FLEET_CHANNEL
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES, MAX_SNAPSHOT_BYTES
 
 SILENCE_SECONDS = 10.0  # the scheduler sends a snapshot every 2 s
@@ -34,8 +35,7 @@ class SchedulerLink:
 
     def _channel(self) -> Any:
         options = [
-            ("grpc.enable_http_proxy", 0),  # a proxy is for the world outside the fleet
-            ("grpc.use_local_subchannel_pool", 1),
+            *FLEET_CHANNEL,
             ("grpc.max_receive_message_length", MAX_SNAPSHOT_BYTES),
             ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_BYTES),
         ]

@@ -22,6 +22,7 @@ from polyfleet.placement.proto import worker_from_proto
 from polyfleet.v1 import fleet_pb2, worker_pb2, worker_pb2_grpc
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.channels import FLEET_CHANNEL
 from polyfleet.wire.requests import SequenceRequest
 
 TICK_SECONDS = 0.5
@@ -31,8 +32,7 @@ EVENTS_TO_REPORT = 2  # of a worker that doesn't say what it reports: the first 
 CALLERS_OWN = frozenset({Code.INVALID_ARGUMENT, Code.CANCELLED, Code.DEADLINE_EXCEEDED})  # no fault of the worker's
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS = [
-    ("grpc.enable_http_proxy", 0),  # a proxy is for the world outside the fleet
-    ("grpc.use_local_subchannel_pool", 1),  # a redial must not inherit an older channel's back-off
+    *FLEET_CHANNEL,
     ("grpc.max_receive_message_length", MAX_EVENT_BYTES),
     ("grpc.max_send_message_length", MAX_EVENT_BYTES),
 ]
