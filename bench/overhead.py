@@ -21,7 +21,7 @@ from polyfleet.engine.plan import StepPlan
 from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.models.config import ModelConfig
-from polyfleet.sampling.draw import Bools
+from polyfleet.sampling.masks import Masks
 from polyfleet.serving.messages import StepNews, frame
 from polyfleet.wire.requests import SequenceRequest
 
@@ -62,7 +62,7 @@ class NoExecutor:
         """Remember how much was asked."""
         return NoPending(len(plan.slots), plan.num_draws)
 
-    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+    def draw(self, pending: Pending, masks: Masks | None = None) -> None:
         """There are no logits."""
 
     def collect(self, pending: Pending, timeout: float) -> StepOutput:

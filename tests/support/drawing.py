@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tests.support.masking import sparse
 from torch import Tensor
 
 from polyfleet.backends import BackendRegistry
@@ -47,7 +48,8 @@ def columns(draws: Sequence[Draw], masks: NDArray[np.bool_] | None = None) -> Dr
     """The draws as columns; row s belongs to slot s."""
     rows = [parameters(draw.params, draw.choice, draw.num_logprobs) for draw in draws]
     positions = np.array([draw.position for draw in draws], dtype=np.int64)
-    return Draws(np.array(rows, dtype=PARAMETERS), np.arange(len(draws)), positions, masks)
+    limits = None if masks is None else sparse(masks)
+    return Draws(np.array(rows, dtype=PARAMETERS), np.arange(len(draws)), positions, limits)
 
 
 def starts(draws: Sequence[Draw]) -> list[Start]:
@@ -101,8 +103,8 @@ def random_draw(source: random.Random, vocabulary: int) -> Draw:
 
 
 def random_masks(source: random.Random, rows: int, vocabulary: int) -> NDArray[np.bool_]:
-    """Some rows allow everything, some one token, some a share of all."""
-    shares = np.array([[source.choice([0.0, 0.01, 0.3, 0.9, 1.0, 1.0])] for _ in range(rows)])
+    """Some rows allow everything, some one token, some a share of all, some nearly all."""
+    shares = np.array([[source.choice([0.0, 0.01, 0.3, 0.9, 0.9999, 1.0, 1.0])] for _ in range(rows)])
     masks = np.random.default_rng(source.randrange(2**32)).random((rows, vocabulary)) < shares
     masks[np.arange(rows), [source.randrange(vocabulary) for _ in range(rows)]] = True
     return masks

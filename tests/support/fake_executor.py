@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.support.masking import dense
 
 from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.plan import Need, StepPlan
 from polyfleet.sampling.draw import Bools, Start
+from polyfleet.sampling.masks import Masks
 from polyfleet.wire.requests import Pooling, SequenceRequest
 
 VOCABULARY = 97
@@ -81,7 +83,7 @@ class FakeExecutor:
         self.fault = False  # whether the first slice of the next step is faulty
         self.most_rows = 10**9  # more are refused as too large
         self.memory_rows = 10**9  # more do not fit the memory
-        self.masks: list[Bools | None] = []
+        self.masks: list[Masks | None] = []
         self.starts: list[Start] = []
         self._store: dict[tuple[int, int], tuple[int, int]] = {}  # (block, offset) -> (token id, faulty slot or -1)
         self._under_way: list[FakePending] = []
@@ -117,19 +119,20 @@ class FakeExecutor:
         self._under_way.append(pending)
         return pending
 
-    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+    def draw(self, pending: Pending, masks: Masks | None = None) -> None:
         """Draw from what stands in the blocks."""
         assert isinstance(pending, FakePending)
         assert not pending.drawn
         self._raise("draw")
         self.masks.append(masks)
         drawing = [(number, each) for number, each in enumerate(pending.batch.slices) if each.draw]
+        allowed = None if masks is None else dense(masks, len(drawing), VOCABULARY)
         for row, (number, each) in enumerate(drawing):
             content = self._content(each, number, pending)
             assert pending.draw_positions[row] == each.length, "the draw's position is not that behind the tokens"
             parameters = pending.parameters[row]
             token_id = next_token(content, int(parameters["seed"]), int(parameters["choice"]))
-            while masks is not None and not masks[row][token_id]:
+            while allowed is not None and not allowed[row][token_id]:
                 token_id = (token_id + 1) % VOCABULARY
             self._last_token[each.slot] = token_id
             pending.token_ids.append(token_id)

@@ -22,8 +22,9 @@ from polyfleet.graph.ops import Attention, CacheWrite, Norm, Op, OpKind, Rope, o
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.progress import Progress
-from polyfleet.sampling.draw import Bools, Drawn, Draws
+from polyfleet.sampling.draw import Drawn, Draws
 from polyfleet.sampling.host import HostSampler
+from polyfleet.sampling.masks import Masks
 
 Array = NDArray[np.float64]
 ELEMENTWISE: Mapping[OpKind, Callable[..., Array]] = {
@@ -127,7 +128,7 @@ class NumpyExecutor:
         outputs = tuple(values[value] for value in self._graph.outputs)
         return NumpyStep(outputs, plan.draws(), plan.row_starts.tolist(), plan.draw_sequences, pooled)
 
-    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+    def draw(self, pending: Pending, masks: Masks | None = None) -> None:
         """Draw on the host."""
         assert isinstance(pending, NumpyStep)
         asked = pending.draws

@@ -7,7 +7,7 @@ from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import StepPlan
 from polyfleet.loading.progress import Progress
-from polyfleet.sampling.draw import Bools
+from polyfleet.sampling.masks import Masks
 
 GIB = 2**30
 closed: list[str] = []  # names of executors that were closed
@@ -69,7 +69,7 @@ class RaisesInLaunch(Odd):
 class RaisesInDraw(Odd):
     name = "raises-in-draw"
 
-    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+    def draw(self, pending: Pending, masks: Masks | None = None) -> None:
         raise RuntimeError("no dice")
 
 

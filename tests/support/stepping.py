@@ -13,7 +13,7 @@ from polyfleet.engine.executor import Capacity, Executor, Fault, Pending, StepOu
 from polyfleet.engine.flight import sampled
 from polyfleet.engine.plan import Assembler
 from polyfleet.engine.sequence import Sequence as EngineSequence
-from polyfleet.sampling.draw import Bools
+from polyfleet.sampling.masks import Masks
 from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import GREEDY, SamplingParams
@@ -142,12 +142,12 @@ class Driver:
             self._free += run.sequence.blocks
         run.sequence.place = None
 
-    def step(self, pieces: Sequence[Piece], masks: Bools | None = None) -> StepOutput:
+    def step(self, pieces: Sequence[Piece], masks: Masks | None = None) -> StepOutput:
         """One step from start to end; each run gets its result. Masks are in the order of pieces of one token first."""
         self.launch(pieces, masks)
         return self.collect()
 
-    def launch(self, pieces: Sequence[Piece], masks: Bools | None = None) -> None:
+    def launch(self, pieces: Sequence[Piece], masks: Masks | None = None) -> None:
         """Launch a step and start its draws, with the plan scribbled over in between."""
         shares = [(run, run.next_piece(size)) for run, size in pieces]
         shares.sort(key=lambda share: share[1][1] > 1)

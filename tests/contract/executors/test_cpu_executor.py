@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.support.cpu_graphs import available_sets, needs_library
+from tests.support.masking import sparse
 from tests.support.stepping import Driver, logprobs_of
 from tests.support.tiny_models import TinyShape, write_folder
 
@@ -192,7 +193,7 @@ def test_masks_are_of_one_step(models: Mapping[str, LoadedModel], instruction_se
     allowed = np.ones((2, VOCABULARY), dtype=np.bool_)
     allowed[1] = False
     allowed[1, [40, 41]] = True
-    driver.step([(free, 2), (masked, 2)], masks=allowed)
+    driver.step([(free, 2), (masked, 2)], masks=sparse(allowed))
     driver.step([(free, 1), (masked, 1)])
     tokens = [[result.token.token_id for result in run.results if result.token] for run in (free, masked)]
     assert tokens[1][0] in (40, 41)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.masking import sparse
 from tests.support.stepping import Driver, Run
 from tests.support.tiny_models import TinyShape, poisoned_model, random_tensors, write_folder
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -144,7 +145,7 @@ def test_masks_keep_tokens_out(tmp_path: Path, drivers: Drivers) -> None:
     tokens = []
     for side in (expected, actual):
         run = side.begin([5, 6, 7], num_logprobs=0)
-        side.step([(run, 3)], masks=allowed)
+        side.step([(run, 3)], masks=sparse(allowed))
         token = run.results[0].token
         assert token is not None
         tokens.append(token.token_id)

@@ -7,10 +7,18 @@ import numpy as np
 import pytest
 from tests.support.batching import assert_right, make_batcher, request, run_all
 from tests.support.fake_executor import VOCABULARY, expected_tokens
+from tests.support.masking import packed
 
 from polyfleet.sampling.draw import Bools
+from polyfleet.sampling.masks import Int32s
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+
+
+def odd(generated_ids: Sequence[int]) -> Bools:
+    """Which tokens are odd."""
+    allowed: Bools = np.arange(VOCABULARY) % 2 == 1
+    return allowed
 
 
 class Odd:
@@ -19,25 +27,25 @@ class Odd:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def allowed(self, generated_ids: Sequence[int]) -> Bools:
+    def fill(self, generated_ids: Sequence[int], bits: Int32s) -> None:
         self.asked.append(len(generated_ids))
-        allowed: Bools = np.arange(VOCABULARY) % 2 == 1
-        return allowed
+        bits[:] = packed(odd(generated_ids))
 
 
 class Failing(Odd):
-    """Has nothing to say about the third token: raises, or gives what is no mask."""
+    """Has nothing to say about the third token: raises, or leaves only these words of bits."""
 
     def __init__(self, outcome: Any) -> None:
         super().__init__()
         self._outcome = outcome
 
-    def allowed(self, generated_ids: Sequence[int]) -> Bools:
+    def fill(self, generated_ids: Sequence[int], bits: Int32s) -> None:
+        super().fill(generated_ids, bits)
         if len(generated_ids) < 2:
-            return super().allowed(generated_ids)
+            return
         if isinstance(self._outcome, Exception):
             raise self._outcome
-        return self._outcome  # type: ignore[no-any-return]
+        bits[:] = self._outcome
 
 
 @DEPTHS
@@ -48,7 +56,7 @@ def test_masks_arrive_when_the_tokens_before_are_known(depth: int) -> None:
     batcher.add(masked, mask)
     batcher.add(request(2, 7, 12))
     outcomes = run_all(batcher)
-    assert outcomes["s1"].token_ids == expected_tokens(masked, 256, allowed=Odd().allowed)[0]
+    assert outcomes["s1"].token_ids == expected_tokens(masked, 256, allowed=odd)[0]
     assert all(each % 2 for each in outcomes["s1"].token_ids)
     assert mask.asked == list(range(8))
     assert_right(outcomes, request(2, 7, 12))
@@ -58,7 +66,7 @@ def test_masks_arrive_when_the_tokens_before_are_known(depth: int) -> None:
 def test_a_mask_whose_sequence_has_ended_is_not_asked() -> None:
     batcher, executor = make_batcher(depth=2)
     mask = Odd()
-    stop = expected_tokens(request(1, 5, 9), 256, allowed=Odd().allowed)[0][2]
+    stop = expected_tokens(request(1, 5, 9), 256, allowed=odd)[0][2]
     batcher.add(request(1, 5, 9, stop_token_ids=(stop,)), mask)
     run_all(batcher)
     assert mask.asked == [0, 1, 2]
@@ -70,12 +78,9 @@ def test_a_mask_whose_sequence_has_ended_is_not_asked() -> None:
     ("outcome", "reason"),
     [
         (KeyError("state"), "KeyError: 'state'"),
-        (np.zeros(VOCABULARY, dtype=bool), "it leaves no token"),
-        (np.ones(VOCABULARY - 1, dtype=bool), f"it speaks of {VOCABULARY - 1} tokens, not {VOCABULARY}"),
-        ([], "it is no row of truth values, but float64 [0]"),
-        (np.ones(VOCABULARY), f"it is no row of truth values, but float64 [{VOCABULARY}]"),
-        (np.ones((1, VOCABULARY), dtype=bool), f"it is no row of truth values, but bool [1, {VOCABULARY}]"),
-        (None, "it is no row of truth values, but object []"),
+        ([0, 0, 0, 0], "it leaves no token"),
+        ([0, 0, 0, -2], "it leaves no token"),  # none but those behind the vocabulary's 97
+        ([-1, -1], "ValueError: could not broadcast input array from shape (2,) into shape (4,)"),
     ],
 )
 def test_a_mask_that_fails_fails_its_sequence_alone(depth: int, outcome: object, reason: str) -> None:
@@ -84,8 +89,8 @@ def test_a_mask_that_fails_fails_its_sequence_alone(depth: int, outcome: object,
     batcher.add(request(2), Odd())
     batcher.add(request(3))
     outcomes = run_all(batcher)
-    tokens = expected_tokens(request(1), 256, allowed=Odd().allowed)[0][:2]
+    tokens = expected_tokens(request(1), 256, allowed=odd)[0][:2]
     assert outcomes["s1"].token_ids == tokens
     assert outcomes["s1"].error == f"the mask of allowed tokens failed: {reason}"
-    assert outcomes["s2"].token_ids == expected_tokens(request(2), 256, allowed=Odd().allowed)[0]
+    assert outcomes["s2"].token_ids == expected_tokens(request(2), 256, allowed=odd)[0]
     assert_right(outcomes, request(3))

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.batching import Outcomes, make_batcher, run_all
 from tests.support.fake_executor import VOCABULARY, FakeExecutor, expected_tokens, pooled
+from tests.support.masking import packed
 
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.executor import FAULTS, Fault
 from polyfleet.sampling.draw import Bools
+from polyfleet.sampling.masks import Int32s
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
@@ -53,6 +55,9 @@ class EveryThird:
     def allowed(self, generated_ids: Sequence[int]) -> Bools:
         allowed: Bools = (np.arange(VOCABULARY) + len(generated_ids)) % 3 != self.shift
         return allowed
+
+    def fill(self, generated_ids: Sequence[int], bits: Int32s) -> None:
+        bits[:] = packed(self.allowed(generated_ids))
 
 
 def mask_of(request: SequenceRequest) -> EveryThird | None:

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from tests.support.batching import Outcomes, make_batcher, request, run_all
 from tests.support.fake_executor import VOCABULARY, expected_tokens
+from tests.support.masking import packed
 
 from polyfleet.engine.checks import check_request
 from polyfleet.sampling.draw import Bools
+from polyfleet.sampling.masks import Int32s, Masks
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import SequenceRequest
@@ -58,7 +60,7 @@ def test_steps_that_bar_ends_need_not_wait_for_the_tokens_before() -> None:
     batcher, executor = make_batcher(depth=2)
     draw = executor.draw
 
-    def watched(pending: object, masks: Bools | None = None) -> None:
+    def watched(pending: object, masks: Masks | None = None) -> None:
         drawn_ahead.append(len(batcher._flights))
         draw(pending, masks)  # type: ignore[arg-type]
 
@@ -82,18 +84,19 @@ def test_a_sequence_that_moved_counts_what_it_has(depth: int, done: int) -> None
 
 
 def test_a_mask_holds_beside_it() -> None:
-    class Odd:
-        def allowed(self, generated_ids: Sequence[int]) -> Bools:
-            odd: Bools = np.arange(VOCABULARY) % 2 == 1
-            return odd
+    odd: Bools = np.arange(VOCABULARY) % 2 == 1
 
-    stop = expected_tokens(request(1, 5, 9), 256, allowed=Odd().allowed)[0][2]
+    class Odd:
+        def fill(self, generated_ids: Sequence[int], bits: Int32s) -> None:
+            bits[:] = packed(odd)
+
+    stop = expected_tokens(request(1, 5, 9), 256, allowed=lambda ids: odd)[0][2]
     wanted = replace(request(1, 5, 9), stop_token_ids=(stop,), min_tokens=6)
     bars = barring(wanted, (stop,))
     batcher, _ = make_batcher()
     batcher.add(wanted, Odd())
     outcomes: Outcomes = run_all(batcher)
-    both = expected_tokens(wanted, 256, allowed=lambda ids: Odd().allowed(ids) & bars(ids))[0]
+    both = expected_tokens(wanted, 256, allowed=lambda ids: odd & bars(ids))[0]
     assert outcomes["s1"].token_ids == both
 
 

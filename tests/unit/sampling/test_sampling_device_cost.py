@@ -14,11 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from polyfleet.sampling import device
 from polyfleet.sampling.device import DeviceSampler
 from polyfleet.sampling.device_counts import DeviceCounts
-from polyfleet.sampling.draw import Start
+from polyfleet.sampling.draw import Drawn, Start
+from polyfleet.sampling.host import HostSampler
 from polyfleet.wire.sampling import SamplingParams
 
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero", "bincount"}
-VOCABULARY, ROWS = 500, 64
+VIEWS = {"detach", "index", "index_select"}  # take all to give a part
+VOCABULARY, ROWS = 512, 64
 
 
 class Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -84,6 +86,27 @@ def test_a_greedy_step_costs_an_argmax_and_a_check() -> None:
     over_logits = [op for op, taken, _ in recorded.ops if taken >= logits.numel()]
     assert sorted(over_logits) == ["aminmax", "argmax"]
     assert max(made for _, _, made in recorded.ops) == 8
+
+
+@pytest.mark.parametrize(
+    ("sampler", "passes"),
+    [("device", {"argmax", "aminmax"}), ("host", {"aminmax"}), ("host, likeliest known", set())],  # numpy has argmax
+)
+def test_a_masked_row_costs_its_row(sampler: str, passes: set[str]) -> None:
+    """And each of the others no more than without it: an argmax and a check, or nothing."""
+    draws, allowed = [Draw(SamplingParams(temperature=0.0))] * 8, np.ones((8, VOCABULARY), dtype=bool)
+    allowed[3, ::2] = allowed[5, 7] = False
+    asked, logits = columns(draws, allowed), torch.randn(8, VOCABULARY)
+    likeliest = Drawn(logits.numpy().argmax(-1), np.ones(8, dtype=bool)) if "known" in sampler else None
+    with Recorded() as recorded:
+        if sampler == "device":
+            token_ids = DeviceSampler(torch.device("cpu"), VOCABULARY).draw(logits, asked).token_ids.numpy()
+        else:
+            token_ids = HostSampler().draw(logits, asked, likeliest).token_ids
+    np.testing.assert_array_equal(token_ids, np.where(allowed, logits, -np.inf).argmax(-1))
+    over_logits = {op for op, taken, _ in recorded.ops if taken >= logits.numel()} - VIEWS
+    assert over_logits == passes
+    assert max(made for op, _, made in recorded.ops if op != "detach") <= 2 * VOCABULARY
 
 
 def test_a_step_takes_no_more_memory_than_some_rows_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,11 @@ import torch
 from numpy.typing import NDArray
 from tests.support import sampling_oracle
 from tests.support.drawing import Draw, columns, devices, random_draw, random_masks, sample_rows, starts, tokens
+from tests.support.masking import dense, packed, sparse
 
 from polyfleet.sampling.device import DeviceSampler
 from polyfleet.sampling.host import CANDIDATES
+from polyfleet.sampling.masks import all_tokens, bar
 from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.sampling import SamplingParams
 
@@ -52,6 +54,24 @@ def test_draws_equal_the_oracles_among_what_is_allowed(sampler: str, allowed: in
             assert token.token_id == np.flatnonzero(masks[row])[expected]
             compared += 1
     assert compared > 35
+
+
+def test_rows_that_are_taken_keep_their_masks() -> None:
+    allowed = random_masks(random.Random(3), 50, 70)
+    masks = sparse(allowed)
+    assert len(masks.rows) > 5
+    assert len(masks.barred_rows) > 5
+    np.testing.assert_array_equal(masks.touched(50), ~allowed.all(-1))
+    for rows in (np.arange(50), np.arange(0, 50, 3), np.array([7]), np.arange(0)):
+        np.testing.assert_array_equal(dense(masks.take(rows), len(rows), 70), allowed[rows])
+
+
+def test_tokens_are_taken_out_of_a_set() -> None:
+    bits = all_tokens(70)
+    bar(bits, (0, 31, 32, 69, 69))
+    expected = np.ones(70, dtype=bool)
+    expected[[0, 31, 32, 69]] = False
+    np.testing.assert_array_equal(bits, packed(expected))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

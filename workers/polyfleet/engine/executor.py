@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.sampling.draw import Bools, Logprobs
+from polyfleet.sampling.draw import Logprobs
+from polyfleet.sampling.masks import Masks
 
 if TYPE_CHECKING:
     from polyfleet.engine.plan import StepPlan
@@ -98,8 +99,8 @@ class Executor(Protocol):
         """
         ...
 
-    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
-        """Start the sampling of all its draws; `masks` [S, V] has the tokens that may be drawn."""
+    def draw(self, pending: Pending, masks: Masks | None = None) -> None:
+        """Start the sampling of all its draws; `masks` say which tokens some of them may not take."""
         ...
 
     def collect(self, pending: Pending, timeout: float) -> StepOutput:

@@ -1,14 +1,14 @@
 """Flight: a step under way, as the Batcher remembers it."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import chain
 
 from polyfleet.engine.executor import FAULTS, Fault, Pending, StepOutput
-from polyfleet.engine.plan import Share
-from polyfleet.engine.sequence import Place, Sequence
-from polyfleet.sampling.draw import Bools
+from polyfleet.engine.plan import MASKS, Share
+from polyfleet.engine.sequence import Place, Sequence, TokenMask
+from polyfleet.sampling.masks import WORD_BITS, Int32s, Masks, all_tokens, bar
 from polyfleet.wire.answers import SampledToken, plain_token
 from polyfleet.wire.requests import SequenceRequest
 
@@ -76,40 +76,30 @@ class Flight:
         """Whether its draws wait for the tokens before, which masks are asked about."""
         return self.masked and any(sequence.mask is not None for sequence, _ in self.members)
 
-    def masks(self, vocabulary_size: int) -> Bools | None:
-        """[S, V] which tokens each draw may take; None where nobody limits any. `unmasked` are whose mask fails."""
-        rows: list[Bools | None] = []
-        drawing = [part.draws for part in self.parts]
-        for (sequence, place), draws in zip(self.members, [True] * len(self.decodes) + drawing, strict=True):
-            if draws:
-                rows.append(self._allowed(sequence, place, vocabulary_size))
-        known = next((row for row in rows if row is not None), None)
-        if known is None:
-            return None
-        everything = np.ones(len(known), dtype=bool)
-        return np.stack([everything if row is None else row for row in rows])
-
-    def _allowed(self, sequence: Sequence, place: Place, vocabulary_size: int) -> Bools | None:
-        """What a sequence may draw; None for all. What its mask raises fails it alone."""
-        if sequence.place is not place:
-            return None
-        try:
-            given = sequence.allowed()
-            if given is None:
-                return None
-            allowed = np.asarray(given)
-            if allowed.dtype != bool or allowed.ndim != 1:
-                problem = f"it is no row of truth values, but {allowed.dtype} {list(allowed.shape)}"
-            elif vocabulary_size and len(allowed) != vocabulary_size:
-                problem = f"it speaks of {len(allowed)} tokens, not {vocabulary_size}"
-            elif not allowed.any():
-                problem = "it leaves no token"
-            else:
-                return allowed
-        except Exception as error:
-            problem = first_line(error)
-        self.unmasked.append((sequence, place, f"the mask of allowed tokens failed: {problem}"))
-        return None
+    def masks(self, vocabulary_size: int) -> Masks | None:
+        """Which tokens its draws may not take; None where all may take all. `unmasked` are whose mask fails."""
+        bits: dict[int, Int32s] = {}
+        barred: dict[int, Tokens[int]] = {}
+        drawing = zip(self.decodes, self.places, strict=True)
+        prompts = ((part.sequence, part.place) for part in self.parts if part.draws)
+        for row, (sequence, place) in enumerate(chain(drawing, prompts)):
+            if not sequence.needs & MASKS or sequence.place is not place:
+                continue
+            ends = sequence.barred()
+            try:
+                if sequence.mask is not None:
+                    bits[row] = _filled(sequence.mask, sequence.generated_ids, ends, vocabulary_size)
+                elif ends:
+                    barred[row] = ends
+                none_left = not bits[row].any() if row in bits else len(ends) == vocabulary_size
+                problem = "it leaves no token" if none_left else ""
+            except Exception as error:
+                problem = first_line(error)
+            if problem:
+                self.unmasked.append((sequence, place, f"the mask of allowed tokens failed: {problem}"))
+                bits.pop(row, None)
+                barred.pop(row, None)
+        return Masks.of(bits, barred) if bits or barred else None
 
     def broken(self, output: StepOutput) -> list[tuple[Sequence, Place, str]]:
         """Whose rows or masks were not good, and why; notes in `doubtful` whose rows were not."""
@@ -137,6 +127,14 @@ class Flight:
         wanted = (num_draws, num_decodes + len(self.parts), len(self.pooled))
         if shape != wanted:
             raise RuntimeError(f"the executor returned {shape} tokens, faults and pooled rows instead of {wanted}")
+
+
+def _filled(mask: TokenMask, generated_ids: Tokens[int], barred: Tokens[int], vocabulary_size: int) -> Int32s:
+    """The set of tokens that a mask leaves, less those that are barred."""
+    bits = all_tokens(vocabulary_size)
+    mask.fill(generated_ids, bits)
+    bar(bits, (*barred, *range(vocabulary_size, len(bits) * WORD_BITS)))
+    return bits
 
 
 def sampled(output: StepOutput, drawn: int, request: SequenceRequest) -> SampledToken:

@@ -6,11 +6,10 @@ from dataclasses import InitVar, dataclass, field
 from enum import Enum, unique
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from polyfleet.engine.plan import Need
-from polyfleet.sampling.draw import Bools
+from polyfleet.sampling.masks import Int32s
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.hashing import ROOT_HASH, grain_hash
 from polyfleet.wire.requests import Pooling, SequenceRequest
@@ -44,8 +43,11 @@ TRANSITIONS: Mapping[SequenceState, frozenset[SequenceState]] = {
 class TokenMask(Protocol):
     """Says which tokens may follow; asked before each draw of its sequence."""
 
-    def allowed(self, generated_ids: Tokens[int]) -> Bools:
-        """[V], at least one of them true."""
+    def fill(self, generated_ids: Tokens[int], bits: Int32s) -> None:
+        """Leave those bits [ceil(V / 32)] set whose tokens may follow, at least one; given, all are (`sampling.masks`).
+
+        What stands behind the last token's says nothing.
+        """
         ...
 
 
@@ -64,7 +66,6 @@ class Sequence:
     vocabulary_size: int = 0
     ends: frozenset[int] = field(init=False)  # tokens that end it
     shortest: int = field(init=False)  # tokens, prompt and generated, before which they are not drawn
-    unended: Bools | None = None  # [V] all tokens but these, made when it is first asked for
     state: SequenceState = SequenceState.WAITING
     sequence_id: str = ""
     most_generated: int = 0  # tokens at which it ends, its prompt left out
@@ -166,17 +167,13 @@ class Sequence:
         """Whether some token may not be drawn next."""
         return self.mask is not None or self.num_tokens < self.shortest
 
-    def allowed(self) -> Bools | None:
-        """[V] the tokens that its draw under way may take; None: all. A mask is its user's code and may raise."""
-        allowed = None if self.mask is None else np.asarray(self.mask.allowed(self.generated_ids))
-        if self.num_tokens > self.shortest:  # the token under way is among them
-            if self.mask is None:
-                self.needs &= ~Need.MASKS
-            return allowed
-        if self.unended is None:
-            self.unended = np.ones(self.vocabulary_size, dtype=bool)
-            self.unended[[each for each in self.ends if each < self.vocabulary_size]] = False
-        return self.unended if allowed is None else allowed & self.unended
+    def barred(self) -> Tokens[int]:
+        """The tokens that its draw under way may not take, whatever its mask says: they would end it too early."""
+        if self.num_tokens <= self.shortest:  # the token under way is among them
+            return [each for each in self.ends if each < self.vocabulary_size]
+        if self.mask is None:
+            self.needs &= ~Need.MASKS
+        return ()
 
     def plan(self, size: int, step: int) -> bool:
         """A step was launched that computes the next `size` tokens; says whether it draws one behind them."""

@@ -27,8 +27,9 @@ from polyfleet.kernels.table import implementations
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.sampling.device import DeviceDrawn, DeviceSampler, can_draw
-from polyfleet.sampling.draw import Bools, Drawn, Draws
+from polyfleet.sampling.draw import Drawn, Draws
 from polyfleet.sampling.host import HostSampler
+from polyfleet.sampling.masks import Masks
 
 EXPORT_SECONDS = 300.0  # that steps under way and a copy of blocks may take before the device counts as hung
 POLL_SECONDS = 2e-5  # between two questions whether the device is done
@@ -135,7 +136,7 @@ class EagerExecutor:
         with _memory_errors(), torch.inference_mode():
             return self._launch(plan)
 
-    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+    def draw(self, pending: Pending, masks: Masks | None = None) -> None:
         """Start the draws, and the way of all results to the host."""
         if not isinstance(pending, _Pending) or pending.logits is None or pending.draw_slots is None:
             raise ValueError("each step is drawn once")

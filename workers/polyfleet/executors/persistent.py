@@ -25,14 +25,15 @@ from polyfleet.kernels.cpu.model import CpuModel, implementations, linear_format
 from polyfleet.kernels.cpu.program import programs
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.progress import Progress
-from polyfleet.sampling.draw import Bools, Draws, Logprobs
+from polyfleet.sampling.draw import Drawn, Draws, Logprobs
 from polyfleet.sampling.host import HostSampler
+from polyfleet.sampling.masks import Masks
 from polyfleet.tuning.device_defaults import BLOCK_SIZE, HOST, defaults_of
 
 log = logging.getLogger(__name__)
 
 MAX_INT32 = 2**31 - 1  # sizes cross the C ABI as int32
-# As plain ints, which are compared faster. Sampled: by the host; else tokens are found in C++.
+# As plain ints, which are compared faster. Sampled: by the host; all others are found in C++.
 SAMPLED, OUTPUTS = int(Need.RANDOM | Need.PENALTIES | Need.LOGPROBS | Need.MASKS), int(Need.OUTPUTS)
 
 
@@ -40,7 +41,7 @@ SAMPLED, OUTPUTS = int(Need.RANDOM | Need.PENALTIES | Need.LOGPROBS | Need.MASKS
 class _Launched(Pending):
     """A step that was computed; where tokens are not greedy, what is left is to draw them."""
 
-    token_ids: NDArray[Any]  # [S]
+    token_ids: NDArray[Any]  # [S] the likeliest until others are drawn
     faults: NDArray[np.int8]  # [B]
     pooled: NDArray[Any] | None = None
     drawing: tuple[Tensor, Draws, NDArray[np.int64]] | None = None  # logits (a view), draws, which sequences draw
@@ -131,17 +132,17 @@ class PersistentExecutor:
         if plan.num_rows > self._num_rows:
             raise StepTooLarge(f"a step of {plan.num_rows} rows; there is room for {self._num_rows}")
         needs = int(plan.needs)
-        greedy, outputs = not needs & SAMPLED, needs & OUTPUTS
+        outputs = needs & OUTPUTS
         keep_hidden = bool(outputs) or len(plan.pooled) > 0
         step = self._step
         if plan.inputs:
             for buffer, rows in zip(self._model.inputs(plan.num_rows), plan.inputs, strict=True):
                 buffer[:] = rows
-        self._model.step(step.of(plan, greedy=greedy), keep_hidden=keep_hidden)
+        self._model.step(step.of(plan), keep_hidden=keep_hidden)
         pending = _Launched(step.token_ids[: plan.num_draws].copy(), step.faults[: len(plan.slots)].copy())
         if plan.starts:
             self._sampler.start(plan.starts)
-        if not greedy:
+        if needs & SAMPLED:
             logits = torch.from_numpy(self._model.logits(plan.num_draws, keep_hidden=keep_hidden))
             pending.drawing = logits, plan.draws(), plan.draw_sequences
         if outputs:
@@ -153,15 +154,15 @@ class PersistentExecutor:
             pending.pooled = pooled.numpy()
         return pending
 
-    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+    def draw(self, pending: Pending, masks: Masks | None = None) -> None:
         """Tokens that are not greedy, by the host's sampler."""
         assert isinstance(pending, _Launched)
         if pending.drawing is None:
             return
         logits, draws, sequences = pending.drawing
-        drawn = self._sampler.draw(logits, replace(draws, masks=masks))
+        likeliest = Drawn(pending.token_ids, pending.faults[sequences] == Fault.NONE)
+        drawn = self._sampler.draw(logits, replace(draws, masks=masks), likeliest)
         pending.token_ids, pending.logprobs, pending.drawing = drawn.token_ids, drawn.logprobs, None
-        pending.faults[sequences[~drawn.finite]] = Fault.NOT_FINITE
 
     def collect(self, pending: Pending, timeout: float) -> StepOutput:
         """All is there."""
@@ -207,11 +208,10 @@ class StepFields:
         self._numbers: NDArray[np.int32] | None = None
         self._make_room(1)
 
-    def of(self, plan: StepPlan, *, greedy: bool) -> PfStep:
+    def of(self, plan: StepPlan) -> PfStep:
         """The plan's arrays as they are, without a copy."""
         fields, tables = self._fields, plan.block_tables
         if plan.numbers is self._numbers and tables is self._tables:  # all lies where it lay in the step before
-            fields.greedy_ids = self._ids_address if greedy else None
             return fields
         self._numbers = plan.numbers
         if tables is not self._tables:
@@ -223,7 +223,6 @@ class StepFields:
             self._make_room(max(draws, sequences))
         fields.num_rows, fields.num_sequences, fields.num_draws = rows, sequences, draws
         fields.num_cleared = len(plan.cleared_blocks)
-        fields.greedy_ids = self._ids_address if greedy else None
         # Where each array begins among the plan's numbers, in the order of its fields.
         at = plan.numbers.ctypes.data
         fields.token_ids = at
@@ -237,7 +236,7 @@ class StepFields:
     def _make_room(self, count: int) -> None:
         self.token_ids = np.empty(count, dtype=np.int32)  # [S] or more
         self.faults = np.empty(count, dtype=np.int8)  # [B] or more
-        self._ids_address, self._fields.faults = self.token_ids.ctypes.data, self.faults.ctypes.data
+        self._fields.greedy_ids, self._fields.faults = self.token_ids.ctypes.data, self.faults.ctypes.data
 
 
 def estimate(graph: KernelGraph, weights: Weights, step_tokens: int, block_size: int) -> Footprint:

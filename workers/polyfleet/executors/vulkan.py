@@ -19,8 +19,9 @@ from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.vulkan.device import VulkanDevice
 from polyfleet.kernels.vulkan.program import FLOAT_BYTES, NOT_FINITE, StepInputs, VulkanProgram, refusal, row_bytes
 from polyfleet.loading.progress import Progress, silent
-from polyfleet.sampling.draw import Bools, Drawn, Draws
+from polyfleet.sampling.draw import Drawn, Draws
 from polyfleet.sampling.host import HostSampler
+from polyfleet.sampling.masks import Masks
 from polyfleet.tuning.device_defaults import ACCELERATOR
 
 MOST_ROWS = 65_535  # workgroups that a dispatch has in one direction
@@ -97,7 +98,7 @@ class VulkanExecutor:
         kept = (plan.row_starts.copy(), plan.draw_sequences, draws, plan.pooled.copy(), plan.pool_last.copy())
         return VulkanStep(plan.num_rows, *kept, bool(plan.needs & Need.OUTPUTS))
 
-    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+    def draw(self, pending: Pending, masks: Masks | None = None) -> None:
         """Nothing where the device draws; else read the logits back and draw here."""
         step = _step(pending)
         if step.draws is not None:

@@ -23,12 +23,10 @@ class Filters:
     allowed: Ints  # how many tokens may be drawn
 
     @classmethod
-    def of(cls, draws: Draws, vocabulary: int) -> "Filters":
-        """The parameters of these draws, each with its uniform."""
+    def of(cls, draws: Draws, vocabulary: int, num_allowed: Ints | None = None) -> "Filters":
+        """The parameters of these draws, each with its uniform; tokens that may be drawn [n] are all by default."""
         columns = draws.parameters[:, None]
-        allowed = np.full((len(draws), 1), vocabulary)
-        if draws.masks is not None:
-            allowed = draws.masks.sum(axis=-1, keepdims=True)
+        allowed = np.full((len(draws), 1), vocabulary) if num_allowed is None else num_allowed[:, None]
         top_k, top_p = columns["top_k"], columns["top_p"]
         return cls(
             temperature=np.maximum(columns["temperature"], MIN_TEMPERATURE),

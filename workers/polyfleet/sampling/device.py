@@ -19,6 +19,7 @@ from polyfleet.kernels.step import upload
 from polyfleet.sampling.candidates import Filters
 from polyfleet.sampling.device_counts import DeviceCounts
 from polyfleet.sampling.draw import Bools, Drawn, Draws, Ints, Logprobs, Start
+from polyfleet.sampling.masks import BIT_OF_WORD, Masks
 
 LOGITS = 2**24  # ranked at once, by rows: bounds the memory it takes to about 40 bytes for each
 ID_BITS = 32  # of the keys that rank logits and, where these are equal, ids
@@ -124,14 +125,18 @@ class DeviceSampler:
             plain = Draws(draws.parameters, draws.slots, draws.positions)
             self._counts.penalise(values, self._moved(np.flatnonzero(changed)), plain.take(rows[changed]))
         if draws.masks is not None and barred.any():
-            self._bar(values, self._moved(np.flatnonzero(barred)), draws.masks[rows[barred]])
+            self._bar(values, draws.masks.take(rows))
         return values, bool(barred.any())
 
-    def _bar(self, values: Tensor, places: Tensor, allowed: Bools) -> None:
-        """Leave the rows `places` [n] no other tokens than `allowed` [n, V], in place."""
-        barred = self._moved(allowed).logical_not_()
-        left = values.index_select(0, places).masked_fill_(barred, -torch.inf)
-        values.index_copy_(0, places, left)
+    def _bar(self, values: Tensor, masks: Masks) -> None:
+        """Make minus infinity, in place, what rows of float32 logits [n, V] may not take."""
+        if len(masks.rows):
+            rows, bits = self._moved(masks.rows), self._moved(masks.bits)
+            missing = (bits[..., None] & self._moved(BIT_OF_WORD) == 0).flatten(1)[:, : values.shape[1]]
+            values.index_copy_(0, rows, values.index_select(0, rows).masked_fill_(missing, -torch.inf))
+        if len(masks.barred_rows):
+            places = self._moved(masks.barred_rows), self._moved(masks.barred_ids)
+            values.index_put_(places, values.new_full((), -torch.inf))
 
     def _random(self, logits: Tensor, columns: Tensor, barred: bool, by_mass: bool) -> Tensor:
         """One draw per row of logits [n, V]; ids [n].

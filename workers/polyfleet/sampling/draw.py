@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyfleet.wire.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from polyfleet.sampling.masks import Masks
 
 NO_LOGPROBS = -1
 
@@ -57,7 +60,7 @@ class Draws:
     parameters: Parameters  # [S]
     slots: Ints  # [S]
     positions: Ints  # [S] tokens before the one wanted, prompt and generated together
-    masks: Bools | None = None  # [S, V] the tokens that may be drawn, at least one a row; None: all, in every row
+    masks: "Masks | None" = None  # None: every row may take every token
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -79,9 +82,7 @@ class Draws:
     @property
     def masked(self) -> Bools:
         """[S] rows in which some token may not be drawn."""
-        if self.masks is None:
-            return np.zeros(len(self), dtype=bool)
-        return np.logical_not(self.masks.all(axis=-1))
+        return np.zeros(len(self), dtype=bool) if self.masks is None else self.masks.touched(len(self))
 
     @property
     def with_logprobs(self) -> Bools:
@@ -90,8 +91,8 @@ class Draws:
         return wanted
 
     def take(self, rows: Ints) -> "Draws":
-        """What is asked of these rows alone."""
-        masks = None if self.masks is None else self.masks[rows]
+        """What is asked of these rows alone, which ascend."""
+        masks = None if self.masks is None else self.masks.take(rows)
         return Draws(self.parameters[rows], self.slots[rows], self.positions[rows], masks)
 
 

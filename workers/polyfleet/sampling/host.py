@@ -23,6 +23,7 @@ from torch import Tensor
 from polyfleet.sampling.candidates import UNSETTLED, Filters, ranked
 from polyfleet.sampling.counts import TokenCounts
 from polyfleet.sampling.draw import Bools, Drawn, Draws, Floats, Ints, Logprobs, Start
+from polyfleet.sampling.masks import Masks
 from polyfleet.sampling.ranking import Ranking
 
 CANDIDATES = 256  # of a row, among which most draws fall
@@ -41,26 +42,37 @@ class HostSampler:
         for start in starts:
             self._counts[start.slot] = TokenCounts(start.prompt_ids, start.generated_ids)
 
-    def draw(self, logits: Tensor, draws: Draws) -> Drawn:
-        """One token per row of logits [S, V]; penalised slots count theirs. ValueError: such a slot never started."""
-        drawn = sample(logits, draws, self._counts)
+    def draw(self, logits: Tensor, draws: Draws, likeliest: Drawn | None = None) -> Drawn:
+        """As `sample`; penalised slots count their tokens. ValueError: such a slot never started."""
+        drawn = sample(logits, draws, self._counts, likeliest)
         for row in np.flatnonzero(draws.penalised & drawn.finite):
             self._counts[int(draws.slots[row])].add(int(drawn.token_ids[row]))
         return drawn
 
 
-def sample(logits: Tensor, draws: Draws, counts: Mapping[int, TokenCounts] = NO_COUNTS) -> Drawn:
+def sample(
+    logits: Tensor, draws: Draws, counts: Mapping[int, TokenCounts] = NO_COUNTS, likeliest: Drawn | None = None
+) -> Drawn:
     """One token per row of logits [S, V]; rows don't affect another.
 
-    Penalised rows need the `counts` of their slots, else ValueError.
+    Penalised rows need the `counts` of their slots, else ValueError. Where the `likeliest` token of each row is known,
+    and whether it is finite, rows that ask for no more cost nothing.
     """
     if not len(draws):
         return Drawn(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
     logits = logits.float()
-    finite = (logits.amin(dim=-1).isfinite() & logits.amax(dim=-1).isfinite()).cpu().numpy()
-    usable, token_ids = np.flatnonzero(finite), np.zeros(len(draws), dtype=np.int64)
-    if len(usable):
-        token_ids[usable] = _choose(_rows(logits, usable), draws if finite.all() else draws.take(usable), counts)
+    if likeliest is None:
+        lowest, highest = (each.cpu().numpy() for each in logits.aminmax(dim=-1))
+        finite = np.isfinite(lowest) & np.isfinite(highest)
+        likeliest = Drawn(_argmax(logits) if draws.greedy.any() else np.zeros(len(draws), dtype=np.int64), finite)
+    token_ids, finite = np.where(likeliest.finite, likeliest.token_ids, 0), likeliest.finite
+    changed = draws.penalised | draws.masked
+    rows = np.flatnonzero(finite & changed)
+    if len(rows):
+        token_ids[rows] = _choose_changed(_rows(logits, rows), draws.take(rows), counts)
+    rows = np.flatnonzero(finite & ~changed & ~draws.greedy)
+    if len(rows):
+        token_ids[rows] = _draw(_rows(logits, rows), Filters.of(draws.take(rows), logits.shape[-1]))
     return Drawn(token_ids, finite, _logprobs(logits, token_ids, finite, draws))
 
 
@@ -68,21 +80,16 @@ def _rows(logits: Tensor, rows: Ints) -> Tensor:
     return logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
 
 
-def _choose(logits: Tensor, draws: Draws, counts: Mapping[int, TokenCounts]) -> Ints:
-    """Token ids of rows that are all finite."""
-    penalised, masked, greedy = draws.penalised, draws.masked, draws.greedy
-    if penalised.any() or masked.any():
-        logits = logits.clone()
-        for row in np.flatnonzero(penalised).tolist():
-            _penalise(logits[row], draws, row, counts)
-        _mask(logits, draws.masks, np.flatnonzero(masked))
-    token_ids = np.zeros(len(draws), dtype=np.int64)
-    if greedy.any():
-        rows = np.flatnonzero(greedy)
-        token_ids[rows] = _argmax(_rows(logits, rows))
-    if not greedy.all():
-        rows = np.flatnonzero(~greedy)
-        token_ids[rows] = _draw(_rows(logits, rows), draws.take(rows))
+def _choose_changed(logits: Tensor, draws: Draws, counts: Mapping[int, TokenCounts]) -> Ints:
+    """Token ids of rows that are all finite, and all penalised or masked."""
+    logits = logits.clone()
+    for row in np.flatnonzero(draws.penalised).tolist():
+        _penalise(logits[row], draws, row, counts)
+    num_allowed = _bar(logits, draws.masks)
+    token_ids, random = _argmax(logits), np.flatnonzero(~draws.greedy)
+    if len(random):
+        filters = Filters.of(draws.take(random), logits.shape[-1], num_allowed[random])
+        token_ids[random] = _draw(_rows(logits, random), filters)
     return token_ids
 
 
@@ -107,11 +114,16 @@ def _penalise(values: Tensor, draws: Draws, row: int, counts: Mapping[int, Token
     values[places] -= float(params["presence_penalty"]) + float(params["frequency_penalty"]) * generated
 
 
-def _mask(logits: Tensor, masks: Bools | None, rows: Ints) -> None:
-    """Leave no probability to what these rows may not draw, in place."""
-    if masks is not None and len(rows):
-        for row in rows:
-            logits[row].masked_fill_(torch.from_numpy(~masks[row]).to(logits.device), -torch.inf)
+def _bar(logits: Tensor, masks: Masks | None) -> Ints:
+    """Leave no probability to what these rows may not take, in place; says how many tokens [n] each may."""
+    if masks is None:
+        return np.full(len(logits), logits.shape[-1])
+    for row, barred in zip(masks.rows.tolist(), masks.disallowed(logits.shape[-1]), strict=True):
+        logits[row].masked_fill_(torch.from_numpy(barred).to(logits.device), -torch.inf)
+    places = torch.from_numpy(masks.barred_rows), torch.from_numpy(masks.barred_ids)
+    logits[tuple(each.to(logits.device) for each in places)] = -torch.inf
+    allowed: Ints = (logits > -torch.inf).sum(dim=-1).cpu().numpy()
+    return allowed
 
 
 def _logprobs(logits: Tensor, token_ids: Ints, finite: Bools, draws: Draws) -> Logprobs | None:
@@ -141,9 +153,8 @@ def _top(values: Tensor, number: int) -> Tensor:
     return ids[values[ids].sort(descending=True, stable=True).indices[:number]]
 
 
-def _draw(logits: Tensor, draws: Draws) -> Ints:
+def _draw(logits: Tensor, filters: Filters) -> Ints:
     """One draw per row of logits [n, V]."""
-    filters = Filters.of(draws, logits.shape[-1])
     chosen = _draw_among(min(CANDIDATES, logits.shape[-1]), logits, filters)
     for row in np.flatnonzero(chosen == UNSETTLED).tolist():
         top_k, top_p, min_p, uniform = filters.of_row(row)
