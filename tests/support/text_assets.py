@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from polyfleet.text.model_text import ModelText
-from polyfleet.text.prompt_text import Turn
+from polyfleet.wire.requests import Message
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog and the other dogs.",
@@ -105,4 +105,4 @@ def assets_document(tokenizer: Tokenizer | None = None, **changes: Any) -> bytes
 
 def render_chat(text: ModelText, messages: Sequence[Mapping[str, str]]) -> str:
     """A chat's prompt as text; each message has `role`, `content` and perhaps `name`."""
-    return text.prompts.render_chat([Turn(each["role"], each["content"], each.get("name", "")) for each in messages])
+    return text.prompts.render_chat([Message(each["role"], each["content"], each.get("name", "")) for each in messages])

@@ -7,11 +7,13 @@ from polyfleet.convert.codec import Codec
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens, Usage
 from polyfleet.wire.limits import MAX_EMBED_INPUTS, MAX_MESSAGES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, check_count
-from polyfleet.wire.requests import EmbedRequest, GenerateRequest, TokenizeRequest
+from polyfleet.wire.requests import EmbedRequest, GenerateRequest, Message, TokenizeRequest
 from polyfleet.wire.sampling import DEFAULTABLE, NONE, SamplingParams
+from polyfleet.wire.tools import MAX_TOOLS
 
 _GENERATE = Codec(GenerateRequest, pb.GenerateRequest)
 _EMBED = Codec(EmbedRequest, pb.EmbedRequest)
+_MESSAGE = Codec(Message, pb.ChatMessage)
 _TOKENIZE = Codec(TokenizeRequest, pb.TokenizeRequest)
 _DELTA = Codec(Delta, pb.GenerateResponse)
 _USAGE = Codec(Usage, pb.Usage)
@@ -22,17 +24,20 @@ _MOST = {
     "stop": MAX_STOP_STRINGS,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
     "inputs": MAX_EMBED_INPUTS,
+    "tools": MAX_TOOLS,
+    "tool_names": MAX_TOOLS,
 }
 
 
 def generate_request(message: pb.GenerateRequest) -> GenerateRequest:
     """From a client; what is absent has inference.proto's default, or is the model's own. Raises FieldError."""
-    _check_counts(message, "stop", "stop_token_ids", "messages")
+    _check_counts(message, "stop", "stop_token_ids", "messages", "tools", "tool_names")
     stated = {field.name: value for field, value in message.sampling.ListFields()}
     seed, left_out = stated.pop("seed", None), frozenset(DEFAULTABLE) - stated.keys()
     if stated.get("top_k") == NONE:
         stated["top_k"] = 0
-    return _GENERATE.value(message, sampling=SamplingParams(**stated), left_out=left_out, seed=seed)
+    messages = _messages(message)
+    return _GENERATE.value(message, messages=messages, sampling=SamplingParams(**stated), left_out=left_out, seed=seed)
 
 
 def embed_request(message: pb.EmbedRequest) -> EmbedRequest:
@@ -43,8 +48,15 @@ def embed_request(message: pb.EmbedRequest) -> EmbedRequest:
 
 def tokenize_request(message: pb.TokenizeRequest) -> TokenizeRequest:
     """From a client. Raises FieldError."""
-    _check_counts(message, "messages")
-    return _TOKENIZE.value(message)
+    _check_counts(message, "messages", "tools")
+    return _TOKENIZE.value(message, messages=_messages(message))
+
+
+def _messages(message: pb.GenerateRequest | pb.TokenizeRequest) -> tuple[Message, ...]:
+    """The turns of a chat; one without a content that calls tools has none, as JSON's null."""
+    return tuple(
+        _MESSAGE.value(each, content=each.content or (None if each.tool_calls else "")) for each in message.messages
+    )
 
 
 def _check_counts(message: Any, *names: str) -> None:

@@ -11,6 +11,8 @@ from enum import Enum, unique
 from functools import lru_cache
 from typing import NamedTuple
 
+from polyfleet.wire.tools import ToolCallDelta
+
 INTERNAL = 13  # google.rpc.Code
 
 
@@ -20,6 +22,7 @@ class FinishReason(str, Enum):
 
     STOP = "stop"  # a stop string, a stop id or the model's end token
     LENGTH = "length"  # max_tokens or the context length
+    TOOL_CALLS = "tool_calls"  # as STOP, and the answer calls tools
     UNKNOWN = "unknown"  # a reason of a newer version
 
     __str__ = str.__str__
@@ -91,6 +94,7 @@ class Delta(NamedTuple):
 
     `request_id` is set in the first delta of a stream; `worker_id` in the first of each choice and after each move;
     `finish_reason` in the last of each choice; `usage` in the last of the stream, or in all with `continuous_usage`.
+    What the model thinks and what it calls is not in `text`.
     """
 
     choice: int
@@ -101,6 +105,8 @@ class Delta(NamedTuple):
     request_id: str = ""
     worker_id: str = ""
     usage: Usage | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

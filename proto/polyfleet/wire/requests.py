@@ -6,7 +6,7 @@ same ones; `polyfleet.convert` goes between. None means absent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from enum import Enum, unique
 from typing import Any, TypedDict
@@ -20,6 +20,7 @@ from polyfleet.wire.limits import (
     shown,
 )
 from polyfleet.wire.sampling import GREEDY, SamplingParams
+from polyfleet.wire.tools import ToolCall
 
 
 @unique
@@ -73,11 +74,31 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a chat. `role` is system, user, assistant or tool; a content of several texts came in parts."""
+    """One turn of a chat. `role` is system, user, assistant or tool; a content of several texts came in parts.
+
+    None is the content of one that calls tools alone. `tool_call_id` says which call a tool's message answers.
+    """
 
     role: str
-    content: str | tuple[str, ...]
+    content: str | tuple[str, ...] | None
     name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    reasoning: str = ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What its content says."""
+        return (self.content,) if isinstance(self.content, str) else self.content or ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What a chat's prompt is made of. `tools` and `arguments` (of the template) are JSON, as in GenerateRequest."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[str, ...] = ()
+    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +120,16 @@ class GenerateRequest(Continuation):
     stop: tuple[str, ...] = ()
     n: int = 1
     continuous_usage: bool = False
+    tools: tuple[str, ...] = ()  # each one's JSON
+    tool_choice: str = ""  # of `polyfleet.wire.tools`; empty: auto
+    tool_names: tuple[str, ...] = ()
+    parallel_tool_calls: bool = True
+    template_arguments: str = ""
+
+    @property
+    def chat(self) -> Chat:
+        """The messages with what the model is told of tools."""
+        return Chat(self.messages, () if self.tool_choice == "none" else self.tools, self.template_arguments)
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -125,6 +156,11 @@ class GenerateOptions(TypedDict, total=False):
     logprobs: int | None
     priority: int | None
     request_id: str
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str
+    tool_names: Sequence[str]
+    parallel_tool_calls: bool | None
+    template_arguments: Mapping[str, Any]
     timeout: float | None
 
 
@@ -171,3 +207,10 @@ class TokenizeRequest:
     text: str | None = None
     messages: tuple[Message, ...] = ()
     add_special_tokens: bool = True
+    tools: tuple[str, ...] = ()
+    template_arguments: str = ""
+
+    @property
+    def chat(self) -> Chat:
+        """See GenerateRequest."""
+        return Chat(self.messages, self.tools, self.template_arguments)

@@ -20,6 +20,7 @@ from polyfleet.client.sync import Client, CompletionStream
 from polyfleet.client.types import Choice, Completion
 from polyfleet.wire.answers import Delta, Embeddings, FinishReason, Model, TokenLogprobs, Tokens, Usage
 from polyfleet.wire.requests import GenerateOptions, Message
+from polyfleet.wire.tools import ToolCall, ToolCallDelta
 
 __all__ = [
     "NO_RETRIES",
@@ -48,6 +49,8 @@ __all__ = [
     "Tls",
     "TokenLogprobs",
     "Tokens",
+    "ToolCall",
+    "ToolCallDelta",
     "UnauthenticatedError",
     "UnavailableError",
     "Usage",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from polyfleet.client.errors import invalid_argument
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.wire.requests import GenerateOptions, Message, Pooling
 from polyfleet.wire.sampling import NONE
+from polyfleet.wire.tools import ToolCall
 
-Messages = Sequence[Message | Mapping[str, str]]
+Messages = Sequence[Message | Mapping[str, Any]]
 
 POOLINGS = {each.value: pb.Pooling.Value(f"POOLING_{each.name}") for each in Pooling}
 
@@ -38,30 +41,47 @@ def generate_request(
             _set(request.sampling, name, value, f"sampling.{name}")
         elif name == "stop":
             _extend(request, name, [value] if isinstance(value, str) else value)
-        elif name == "stop_token_ids":
+        elif name in ("stop_token_ids", "tool_names"):
             _extend(request, name, value)
+        elif name == "tools":
+            _extend(request, name, [each if isinstance(each, str) else json.dumps(each) for each in value or ()])
+        elif name == "template_arguments" and value is not None:
+            _set(request, name, json.dumps(value))
         elif name != "timeout":
             _set(request, name, value)
     return request
 
 
 def chat_messages(messages: Messages) -> list[pb.ChatMessage]:
-    """Messages given as `Message` or as mappings with role, content and, if wanted, name."""
+    """Messages given as `Message` or as mappings with role, content and, if wanted, its other fields.
+
+    Calls of a mapping are `ToolCall`s, mappings of id, name and arguments, or as OpenAI's clients have them.
+    """
     out = []
     for index, message in enumerate(messages):
-        parts = (
-            {"role": message.role, "content": message.content, "name": message.name}
-            if isinstance(message, Message)
-            else message
-        )
+        parts = dict(_fields(message, Message) if isinstance(message, Message) else message)
         unknown = parts.keys() - _MESSAGE_FIELDS
         if unknown:
-            raise invalid_argument(f"messages[{index}].{min(unknown)}", "unknown; use role, content and name")
-        proto = pb.ChatMessage()
+            known = ", ".join(sorted(_MESSAGE_FIELDS))
+            raise invalid_argument(f"messages[{index}].{min(unknown)}", f"unknown; known are {known}")
+        proto = pb.ChatMessage(tool_calls=map(_tool_call, parts.pop("tool_calls", None) or ()))
         for name, value in parts.items():
             _set(proto, name, value, f"messages[{index}].{name}")
         out.append(proto)
     return out
+
+
+def _tool_call(call: ToolCall | Mapping[str, Any]) -> pb.ToolCall:
+    parts = _fields(call, ToolCall) if isinstance(call, ToolCall) else {**call, **call.get("function", {})}
+    proto = pb.ToolCall()
+    for name in ("id", "name", "arguments"):
+        value = parts.get(name)
+        _set(proto, name, value if value is None or isinstance(value, str) else json.dumps(value), f"tool_calls.{name}")
+    return proto
+
+
+def _fields(value: Any, kind: type[Any]) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(kind)}
 
 
 def embed_request(

@@ -9,20 +9,31 @@ from polyfleet.client.types import Choice, Completion
 from polyfleet.convert.inference import delta_of
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.wire.answers import Delta, FinishReason, TokenLogprobs, Usage
+from polyfleet.wire.tools import GatheredCalls
 
 
 @dataclass(slots=True)
 class _OpenChoice:
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: GatheredCalls = field(default_factory=GatheredCalls)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
+        self.thoughts.append(delta.reasoning)
+        for call in delta.tool_calls:
+            self.calls.add(call)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.finish_reason = delta.finish_reason or self.finish_reason
+
+    def whole(self, index: int) -> Choice:
+        """The choice so far."""
+        said, thought, calls = "".join(self.texts), "".join(self.thoughts), self.calls.calls
+        return Choice(index, said, tuple(self.token_ids), tuple(self.logprobs), self.finish_reason, thought, calls)
 
 
 @dataclass(slots=True)
@@ -52,8 +63,5 @@ class Transcript:
 
     def completion(self) -> Completion:
         """What has come so far; the whole answer once the stream has ended."""
-        choices = tuple(
-            Choice(index, "".join(c.texts), tuple(c.token_ids), tuple(c.logprobs), c.finish_reason)
-            for index, c in sorted(self._choices.items())
-        )
+        choices = tuple(choice.whole(index) for index, choice in sorted(self._choices.items()))
         return Completion(self.request_id, tuple(self.worker_ids), choices, self.usage)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from polyfleet.gateway.config import GatewayConfig, load_config
+from polyfleet.text.answer.formats import FORMATS
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
 from polyfleet.wire.config import CANNOT_START, ConfigError
 from polyfleet.wire.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
@@ -50,6 +51,11 @@ SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it en
     is_flag=True,
     default=None,
     help="Let what a chat's contents spell become control tokens.",
+)
+@click.option(
+    "--tool-parser",
+    type=click.Choice(["auto", "none", *FORMATS]),
+    help="How models write calls of tools.  [default: auto, as each one's chat template shows]",
 )
 @click.option(
     "--generation-config",

@@ -68,6 +68,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     allow_special_tokens_in_content: Annotated[
         bool, Meta(description="what a chat's contents spell may become control tokens, as in a raw text")
     ] = False
+    tool_parser: Annotated[
+        Literal["auto", "none", "deepseek", "mistral", "phi", "hermes", "llama", "glm4"],
+        Meta(
+            description="how models write calls of tools; auto: as each one's chat template shows; none: calls are text"
+        ),
+    ] = "auto"
     generation_config: Annotated[
         Literal["auto", "none"],
         Meta(description="auto: a model's own sampling defaults hold for what requests leave out; none: they don't"),

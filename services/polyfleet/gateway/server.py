@@ -63,6 +63,7 @@ class Gateway:
             queue,
             limits,
             accounts,
+            tool_parser=config.tool_parser,
         )
         self._health = Health(self.view.num_ready, self.view.reason)
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)

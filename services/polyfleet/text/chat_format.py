@@ -9,6 +9,12 @@ from polyfleet.text.errors import TextAssetsError
 from polyfleet.wire.limits import FieldError
 
 MARK = "80719254361"  # a content that no template holds, and that stays as it is in whatever case it is put
+CALL_ID = "abcdefghi"  # as Mistral's templates want them
+ARGUMENTS: tuple[Any, ...] = ({"a": MARK}, f'{{"a": "{MARK}"}}')  # of a call, as an object and as text
+PROBE = {  # a tool that no template knows
+    "type": "function",
+    "function": {"name": MARK, "description": "a", "parameters": {"type": "object", "properties": {}}},
+}
 LAYOUTS: Mapping[str, tuple[tuple[str, ...], ...]] = {  # by role: conversations in which a message of it may stand
     "user": (("user",), ("system", "user")),
     "system": (("system", "user"),),
@@ -21,12 +27,15 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], ...]] = {  # by role: conversations
 class ChatFormat:
     """`parts`: contents have to be lists of parts. `left_out`: roles whose messages it drops without a word.
 
-    `behind_answer`: what it writes behind an assistant's content.
+    `behind_answer`: what it writes behind an assistant's content. `tools`: it tells the model of tools. `call_texts`:
+    it takes the arguments of calls as JSON text, not as objects.
     """
 
     parts: bool
-    left_out: frozenset[str]
-    behind_answer: str
+    left_out: frozenset[str] = frozenset()
+    behind_answer: str = ""
+    tools: bool = False
+    call_texts: bool = False
 
     def content(self, content: str | Sequence[str]) -> Any:
         """A content, one text or several, in the form that the template wants; texts are joined by line breaks."""
@@ -46,8 +55,17 @@ def find_format(template: ChatTemplate) -> ChatFormat:
                 "The model's chat template leaves out what the user says, be it given as text or as a list of parts."
             )
         parts = False  # it refuses everything here: let it tell each caller why
-    left_out = frozenset(role for role in LAYOUTS if role != "user" and _leaves_out(template, role, parts))
-    return ChatFormat(parts, left_out, _behind_answer(template, parts))
+    left_out = {role for role in LAYOUTS if role != "user" and _leaves_out(template, role, parts)}
+    objects, texts = (MARK in (_with_call(template, parts, arguments) or "") for arguments in ARGUMENTS)
+    if objects or texts:
+        left_out.discard("tool")
+    return ChatFormat(
+        parts,
+        frozenset(left_out),
+        _behind_answer(template, parts),
+        tools=MARK in (_render(template, _messages(("user",), "user", parts, "a"), True, tools=[PROBE]) or ""),
+        call_texts=texts and not objects,
+    )
 
 
 def _rendered(template: ChatTemplate, role: str, parts: bool) -> list[str | None]:
@@ -55,15 +73,28 @@ def _rendered(template: ChatTemplate, role: str, parts: bool) -> list[str | None
     return [_render(template, _messages(layout, role, parts), True) for layout in LAYOUTS[role]]
 
 
-def _messages(layout: Sequence[str], role: str, parts: bool) -> list[dict[str, Any]]:
-    form = ChatFormat(parts, frozenset(), "")
+def _messages(layout: Sequence[str], role: str, parts: bool, content: str = MARK) -> list[dict[str, Any]]:
+    form = ChatFormat(parts)
     marked = len(layout) - 1 - layout[::-1].index(role)
-    return [{"role": each, "content": form.content(MARK if i == marked else "a")} for i, each in enumerate(layout)]
+    return [{"role": each, "content": form.content(content if i == marked else "a")} for i, each in enumerate(layout)]
 
 
-def _render(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str | None:
+def _with_call(template: ChatTemplate, parts: bool, arguments: Any) -> str | None:
+    """A chat in which the assistant calls a tool with these arguments."""
+    user, assistant, tool = _messages(LAYOUTS["tool"][0], "tool", parts, "a")
+    call = {"id": CALL_ID, "type": "function", "function": {"name": "a", "arguments": arguments}}
+    assistant |= {"content": None, "tool_calls": [call]}
+    return _render(template, [user, assistant, tool | {"tool_call_id": CALL_ID}], True)
+
+
+def _render(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str | None:
     try:
-        return template.render(messages, add_generation_prompt)
+        return template.render(messages, add_generation_prompt, tools)
     except FieldError:
         return None
 

@@ -124,13 +124,23 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             raise TextAssetsError(f"The model's chat template is not valid: {error}.") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The prompt, up to where the assistant's answer begins unless told otherwise. Raises FieldError."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **arguments: Any,
+    ) -> str:
+        """The prompt, up to where the assistant's answer begins unless told otherwise. Raises FieldError.
+
+        `arguments` are more variables of the template.
+        """
         pieces: list[str] = []
         length = 0
-        values = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt, **self._special}
+        values = {"documents": None, "add_generation_prompt": add_generation_prompt, **self._special, **arguments}
+        values |= {"messages": list(messages), "tools": tools}
         try:
-            for piece in self._template.generate(messages=list(messages), **values):
+            for piece in self._template.generate(**values):
                 length += len(piece)
                 if length > MAX_CHARACTERS:
                     raise SecurityError(f"its output is longer than {MAX_CHARACTERS} characters")

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from polyfleet.text.answer.formats import find_tool_format
+from polyfleet.text.answer.parser import find_reasoning_tags
 from polyfleet.text.assets import make_tokenizer, parse_assets
 from polyfleet.text.detokenize import REPLACEMENT, ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_piece
 from polyfleet.text.errors import TextAssetsError
@@ -32,6 +34,9 @@ class ModelText:
         self.sampling_defaults = _sampling_defaults(assets.get("sampling_defaults") or {})
         self._byte_pieces = self._read_byte_pieces(assets["tokenizer"].get("decoder"))
         self._anchor = self._find_anchor()
+        templates = [assets.get(name) or "" for name in ("chat_template", "tool_template")]
+        self.tool_format = find_tool_format("".join(templates))
+        self.reasoning_tags = find_reasoning_tags(templates[0])
 
     @cached_property
     def prompts(self) -> PromptText:

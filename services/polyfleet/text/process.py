@@ -9,15 +9,15 @@ import signal
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
 import msgspec
 
 from polyfleet.text.errors import TextAssetsError
-from polyfleet.text.prompt_text import PromptText, Turn
+from polyfleet.text.prompt_text import PromptText
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import Chat
 
 LENGTH = struct.Struct("<I")
 TOO_MUCH_MEMORY = "takes too much memory to encode"
@@ -70,7 +70,7 @@ class EncodeChat(msgspec.Struct, frozen=True, tag=True):
     """Render and encode a chat; see EncodeText and PromptText.encode_chat."""
 
     seconds: float
-    turns: Sequence[Turn]
+    chat: Chat
     open_contents: bool = False
     max_tokens: int = 0
     pieces: bool = False
@@ -91,12 +91,16 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Encoded(msgspec.Struct, frozen=True, tag=True):
-    """A prompt. `token_ids` is an array of unsigned ints; `end_token_ids` end the model's turn in a chat."""
+    """A prompt. `token_ids` is an array of unsigned ints; `end_token_ids` end the model's turn in a chat.
+
+    `thinking`: it ends within the model's thoughts.
+    """
 
     num_tokens: int
     token_ids: bytes
     pieces: tuple[str, ...]
     end_token_ids: tuple[int, ...]
+    thinking: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -160,14 +164,22 @@ class Server:
             self._text.prepare_chat()
             return Done()
         end_token_ids: tuple[int, ...] = ()
+        thinking = False
         if isinstance(job, EncodeText):
             ids = self._text.encode(job.text, job.add_special_tokens, job.max_tokens)
         else:
-            chat = self._text.encode_chat(job.turns, job.max_tokens, open_contents=job.open_contents)
-            ids, end_token_ids = chat.token_ids, chat.end_token_ids
+            asked = job.chat
+            chat = self._text.encode_chat(
+                asked.messages,
+                job.max_tokens,
+                tools=asked.tools,
+                arguments=asked.arguments,
+                open_contents=job.open_contents,
+            )
+            ids, end_token_ids, thinking = chat.token_ids, chat.end_token_ids, chat.thinking
         given = ids if not job.max_tokens or len(ids) <= job.max_tokens else []
         pieces = tuple(self._text.pieces(given)) if job.pieces else ()
-        return Encoded(len(ids), array("I", given).tobytes(), pieces, end_token_ids)
+        return Encoded(len(ids), array("I", given).tobytes(), pieces, end_token_ids, thinking)
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:

@@ -1,7 +1,7 @@
 """The way into a model: texts and chats become the ids of its prompt."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,33 +9,28 @@ from typing import Any
 from tokenizers import AddedToken
 
 from polyfleet.text.assets import make_tokenizer, parse_assets
-from polyfleet.text.chat_format import ChatFormat, find_format
-from polyfleet.text.chat_template import ChatTemplate
+from polyfleet.text.chat_renderer import ChatRenderer
 from polyfleet.text.control_tokens import ControlTokens
 from polyfleet.text.cuts import cut
-from polyfleet.text.errors import TextAssetsError
+from polyfleet.text.errors import check_unicode
 from polyfleet.text.shield import Shield
 from polyfleet.text.span import max_token_bytes
 from polyfleet.wire.limits import CONTEXT_LENGTH_EXCEEDED, FieldError
+from polyfleet.wire.requests import Message
 
 MAX_CUTS = 8  # times that text is cut again where the model reads it as a control token
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A message of a chat; a content of several texts is what a client sent in parts."""
-
-    role: str
-    content: str | tuple[str, ...]
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A chat's ids, and the ids that end the model's turn in this template."""
+    """A chat's ids, and the ids that end the model's turn in this template.
+
+    `thinking`: it ends within the model's thoughts.
+    """
 
     token_ids: list[int]
     end_token_ids: tuple[int, ...] = ()
+    thinking: bool = False
 
 
 class PromptText:
@@ -46,11 +41,12 @@ class PromptText:
 
     def __init__(self, document: bytes) -> None:
         assets = parse_assets(document)
-        self._source: str = assets.get("chat_template") or ""
-        self._special = _special(assets)
+        sources: list[str] = [assets.get(name) or "" for name in ("chat_template", "tool_template")]
+        special = _special(assets)
         ends = assets.get("end_token_ids") or ()
-        self._control = ControlTokens(assets["tokenizer"], self._source, set(self._special.values()), ends)
+        self._control = ControlTokens(assets["tokenizer"], "".join(sources), set(special.values()), ends)
         self._shield = Shield(self._control.spellings)
+        self._chats = ChatRenderer(sources, special, self._shield)
         self._tokenizer = make_tokenizer(self._control.declare(assets["tokenizer"]))
         self._max_token_bytes = max_token_bytes(assets["tokenizer"])
         self._mark = f"\ufdd0{secrets.token_hex(16)}"  # nobody can know it, so no text holds it
@@ -81,9 +77,22 @@ class PromptText:
             ids.insert(0, self._bos_id)
         return ids
 
-    def encode_chat(self, turns: Sequence[Turn], max_tokens: int = 0, *, open_contents: bool = False) -> ChatPrompt:
-        """The prompt of a chat; what contents and names spell is text, unless `open_contents`. Raises FieldError."""
-        rendered = self._render(turns, (lambda text: text) if open_contents else self._shield.hide)
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        max_tokens: int = 0,
+        *,
+        tools: Sequence[str] = (),
+        arguments: str = "",
+        open_contents: bool = False,
+    ) -> ChatPrompt:
+        """The prompt of a chat; what contents and names spell is text, unless `open_contents`. Raises FieldError.
+
+        `tools` and `arguments` are JSON, as in GenerateRequest.
+        """
+        hide = (lambda text: text) if open_contents else self._shield.hide
+        prompt = self._chats.render(messages, tools, arguments, hide)
+        rendered = prompt.text
         self._check_length("messages", self._shield.show(rendered), max_tokens)
         ids: list[int] = []
         if open_contents:
@@ -95,11 +104,11 @@ class PromptText:
                 ids.append(found.token_id)
                 done = found.end
             ids += self._plain(self._shield.show(rendered[done:]), first=done == 0)
-        return ChatPrompt(ids, self._end_of_turn)
+        return ChatPrompt(ids, self._end_of_turn, prompt.thinking)
 
-    def render_chat(self, turns: Sequence[Turn]) -> str:
+    def render_chat(self, messages: Sequence[Message], *, tools: Sequence[str] = (), arguments: str = "") -> str:
         """The prompt of a chat as text, special tokens spelled out. Raises FieldError."""
-        return self._shield.show(self._render(turns, self._shield.hide))
+        return self._shield.show(self._chats.render(messages, tools, arguments, self._shield.hide).text)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Each id as the vocabulary spells it; empty for an id without a token."""
@@ -107,43 +116,16 @@ class PromptText:
 
     def prepare_chat(self) -> None:
         """Compile and try the template, if there is one. Raises TextAssetsError when it can't be used."""
-        if self._source:
-            self._chat  # noqa: B018 - made when first asked for
-
-    @cached_property
-    def _chat(self) -> tuple[ChatTemplate, ChatFormat]:
-        template = ChatTemplate(self._source, self._special, self._shield)
-        return template, find_format(template)
+        self._chats.prepare()
 
     @cached_property
     def _end_of_turn(self) -> tuple[int, ...]:
         """The control token that the template writes right behind an answer, if it does."""
-        found = next(self._control.find(self._chat[1].behind_answer), None)
+        found = next(self._control.find(self._chats.behind_answer), None)
         return (found.token_id,) if found and found.start == 0 else ()
 
-    def _render(self, turns: Sequence[Turn], hide: Callable[[str], str]) -> str:
-        if not self._source:
-            raise FieldError("messages", "this model has no chat template; send text instead")
-        try:
-            template, form = self._chat
-        except TextAssetsError as error:
-            raise FieldError("messages", str(error).rstrip(".")) from None
-        messages: list[dict[str, Any]] = []
-        for index, turn in enumerate(turns):
-            texts = (turn.content,) if isinstance(turn.content, str) else turn.content
-            for text in (*texts, turn.name):
-                _check_unicode(f"messages[{index}]", text)
-            if turn.role in form.left_out and any(text.strip() for text in texts):
-                raise FieldError(
-                    f"messages[{index}].role", f"the model's chat template leaves out messages of role {turn.role}"
-                )
-            messages.append({"role": turn.role, "content": form.content(tuple(map(hide, texts)))})
-            if turn.name:
-                messages[-1]["name"] = hide(turn.name)
-        return template.render(messages)
-
     def _check_length(self, field: str, text: str, max_tokens: int) -> None:
-        _check_unicode(field, text)
+        check_unicode(field, text)
         if not max_tokens or self._max_token_bytes is None:
             return
         size, room = len(text.encode()), max_tokens * self._max_token_bytes
@@ -204,13 +186,6 @@ class PromptText:
             if end - start > 1 and self._leaks((token_id,))
         ]
         return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-
-
-def _check_unicode(field: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise FieldError(field, "holds half a surrogate pair, which is no Unicode text") from None
 
 
 def _special(assets: Mapping[str, Any]) -> dict[str, str]:

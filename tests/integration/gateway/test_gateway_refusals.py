@@ -1,6 +1,7 @@
 """Every bad input ends with a status that names field and limit, and the gateway serves on."""
 
 import math
+from typing import Any
 
 import grpc
 import pytest
@@ -24,7 +25,7 @@ def sampling(**fields: float) -> pb.GenerateRequest:
     return request(sampling=pb.SamplingParams(**fields))  # type: ignore[arg-type]
 
 
-def chat(role: str = "user", **fields: str) -> pb.GenerateRequest:
+def chat(role: str = "user", **fields: Any) -> pb.GenerateRequest:
     return request(token_ids=[], messages=[pb.ChatMessage(role=role, content="x", **fields)])
 
 

@@ -16,9 +16,9 @@ from polyfleet.gateway.request.prompts import LONG_CHARACTERS, Prompts
 from polyfleet.gateway.request.text_process import TextProcess
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.process import EncodeChat, Encoded, EncodeText
-from polyfleet.text.prompt_text import PromptText, Turn
+from polyfleet.text.prompt_text import PromptText
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.requests import Message
+from polyfleet.wire.requests import Chat, Message
 
 LATER = "{% if messages[0].content == 'now' %}HOSTILE{% endif %}{{ messages[0].content }}"  # harmless when it is tried
 FOREVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
@@ -48,7 +48,7 @@ async def text_process(idle_seconds: float = 60, max_waiting: int = 9, **assets:
 
 
 def chat(content: str, seconds: float = 20.0) -> EncodeChat:
-    return EncodeChat(seconds, [Turn("user", content)])
+    return EncodeChat(seconds, Chat((Message("user", content),)))
 
 
 async def encoded(process: TextProcess, text: str) -> list[int]:
@@ -62,8 +62,8 @@ async def test_it_gives_what_the_model_text_gives() -> None:
     async with text_process() as process:
         for text in ("The quick fox", "é😀 <|im_end|>", ""):
             assert await encoded(process, text) == here.encode(text)
-        answer = await process.run(EncodeChat(20.0, [Turn("user", ("a", "<|im_end|>"), "me")], pieces=True))
-        expected = here.encode_chat([Turn("user", ("a", "<|im_end|>"), "me")])
+        answer = await process.run(EncodeChat(20.0, Chat((Message("user", ("a", "<|im_end|>"), "me"),)), pieces=True))
+        expected = here.encode_chat([Message("user", ("a", "<|im_end|>"), "me")])
         assert isinstance(answer, Encoded)
         assert list(array("I", answer.token_ids)) == expected.token_ids
         assert list(answer.pieces) == here.pieces(expected.token_ids)
@@ -170,6 +170,6 @@ async def test_a_long_prompt_keeps_no_short_one_waiting() -> None:
         assert len(prompts.pids) == 2 or not long.done()
         assert (await long).num_tokens > LONG_CHARACTERS
         with pytest.raises(DeadlineExceeded):
-            await prompts.of_chat([Message("user", "now")], 0, 0.05)
+            await prompts.of_chat(Chat((Message("user", "now"),)), 0, 0.05)
     finally:
         await prompts.close()

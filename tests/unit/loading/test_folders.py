@@ -145,8 +145,13 @@ def test_chat_templates_in_their_three_places(folder: Path) -> None:
     several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "usual"}]
     edit(folder / "tokenizer_config.json", {"chat_template": several})
     assert document(folder)["chat_template"] == "usual"
+    assert document(folder)["tool_template"] == "tools"
     (folder / "chat_template.jinja").write_text("from its own file")
     assert document(folder)["chat_template"] == "from its own file"
+    assert "tool_template" not in document(folder)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools from theirs")
+    assert document(folder)["tool_template"] == "tools from theirs"
 
 
 @pytest.mark.parametrize(

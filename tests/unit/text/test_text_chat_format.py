@@ -8,9 +8,10 @@ from tests.support.text_assets import CHATML, assets_document, byte_level_tokeni
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from polyfleet.text.errors import TextAssetsError
-from polyfleet.text.prompt_text import PromptText, Turn
+from polyfleet.text.prompt_text import PromptText
 from polyfleet.text.span import max_token_bytes
 from polyfleet.wire.limits import CONTEXT_LENGTH_EXCEEDED, FieldError
+from polyfleet.wire.requests import Message
 
 PARTS = (
     "{% for m in messages %}{{ m.role }}:{% for c in m['content'] %}"
@@ -40,7 +41,7 @@ def prompts(template: str, **changes: Any) -> PromptText:
     ],
 )
 def test_contents_come_in_the_form_that_the_template_wants(template: str, content: Any, rendered: str) -> None:
-    assert prompts(template).render_chat([Turn("user", content)]) == rendered
+    assert prompts(template).render_chat([Message("user", content)]) == rendered
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_a_template_without_what_the_user_says_is_refused(template: str) -> None
     with pytest.raises(TextAssetsError, match="leaves out what the user says"):
         text.prepare_chat()
     with pytest.raises(FieldError, match="messages: The model's chat template leaves out what the user says"):
-        text.encode_chat([Turn("user", "Hi")])
+        text.encode_chat([Message("user", "Hi")])
     assert text.encode("Hi")
 
 
@@ -61,13 +62,13 @@ def test_roles_that_the_template_drops_are_refused() -> None:
     )
     for role in ("system", "tool"):
         with pytest.raises(FieldError, match=f"leaves out messages of role {role}") as caught:
-            text.encode_chat([Turn("user", "a"), Turn(role, "Be brief.")])
+            text.encode_chat([Message("user", "a"), Message(role, "Be brief.")])
         assert caught.value.field == "messages[1].role"
-    assert text.render_chat([Turn("system", " "), Turn("user", "a"), Turn("assistant", "b")]) == "ab"
+    assert text.render_chat([Message("system", " "), Message("user", "a"), Message("assistant", "b")]) == "ab"
     refusal = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     strict = prompts("{% for m in messages %}" + refusal + "{{ m.content }}{% endfor %}")
     with pytest.raises(FieldError, match="no tools"):
-        strict.encode_chat([Turn("user", "a"), Turn("tool", "b")])
+        strict.encode_chat([Message("user", "a"), Message("tool", "b")])
 
 
 @pytest.mark.parametrize(
@@ -83,14 +84,14 @@ def test_roles_that_the_template_drops_are_refused() -> None:
     ],
 )
 def test_the_end_of_a_turn_is_the_control_token_behind_an_answer(template: str, expected: tuple[int, ...]) -> None:
-    assert prompts(template).encode_chat([Turn("user", "fox")]).end_token_ids == expected
+    assert prompts(template).encode_chat([Message("user", "fox")]).end_token_ids == expected
 
 
 def test_templates_have_the_special_tokens_as_variables() -> None:
     named = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<b>", "additional_special_tokens": ["<x>"]}
     template = "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ pad_token }}{{ cls_token is defined }}"
     text = prompts(template + "{{ messages[0].content }}", special_tokens=named, bos_token="<s>")
-    assert text.render_chat([Turn("user", "a")]) == "<s><|im_end|><unk><pad>Falsea"
+    assert text.render_chat([Message("user", "a")]) == "<s><|im_end|><unk><pad>Falsea"
 
 
 @pytest.mark.parametrize(
@@ -110,14 +111,14 @@ def test_templates_have_the_special_tokens_as_variables() -> None:
 )
 def test_what_templates_expect_of_transformers(expression: str, rendered: str) -> None:
     text = prompts("{{ " + expression + " }}|{{ messages[0].content }}")
-    assert text.render_chat([Turn("user", "a")]) == f"{rendered}|a"
+    assert text.render_chat([Message("user", "a")]) == f"{rendered}|a"
 
 
 def test_a_template_may_be_too_long_and_an_error_is_short() -> None:
     with pytest.raises(TextAssetsError, match="longer than 262144 characters"):
         prompts("x" * 300_000).prepare_chat()
     with pytest.raises(FieldError) as caught:
-        prompts("{{ raise_exception('<' ~ 'x' * 10**6 ~ messages[0].content) }}").encode_chat([Turn("user", "<|a")])
+        prompts("{{ raise_exception('<' ~ 'x' * 10**6 ~ messages[0].content) }}").encode_chat([Message("user", "<|a")])
     assert len(str(caught.value)) < 700
 
 
@@ -163,11 +164,11 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
         text.encode("x" * (room * 4 + 1), max_tokens=4)
     assert caught.value.reason == CONTEXT_LENGTH_EXCEEDED
     with pytest.raises(FieldError, match=r"messages: is .* bytes long"):
-        text.encode_chat([Turn("user", "x" * room * 9)], max_tokens=9)
+        text.encode_chat([Message("user", "x" * room * 9)], max_tokens=9)
 
 
 @pytest.mark.parametrize("name", ["upper", "lower", "title", "capitalize"])
 def test_a_template_may_put_contents_into_another_case(name: str) -> None:
     template = "{% for m in messages %}{{ m.content | NAME }}{% endfor %}".replace("NAME", name)
     expected = getattr("hi THERE", name)()
-    assert PromptText(assets_document(chat_template=template)).render_chat([Turn("user", "hi THERE")]) == expected
+    assert PromptText(assets_document(chat_template=template)).render_chat([Message("user", "hi THERE")]) == expected

@@ -12,8 +12,9 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from polyfleet.text import cuts
 from polyfleet.text.model_text import ModelText
-from polyfleet.text.prompt_text import PromptText, Turn
+from polyfleet.text.prompt_text import PromptText
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import Message
 
 INST = "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content | trim }} [/INST]{% else %}"
 INST += "{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
@@ -77,8 +78,8 @@ def theirs(kind: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=fast, chat_template=TEMPLATES[kind], **special)
 
 
-def chat(*contents: str) -> list[Turn]:
-    return [Turn(("user", "assistant")[i % 2], content) for i, content in enumerate(contents)]
+def chat(*contents: str) -> list[Message]:
+    return [Message(("user", "assistant")[i % 2], content) for i, content in enumerate(contents)]
 
 
 plain_text = st.text(st.sampled_from("ab dog<|>_[]/é日\n\t　▁'\"\\{}\ufdd0\uffff"), max_size=12)
@@ -133,20 +134,24 @@ def test_spelled_control_tokens_are_encoded_as_text(content: str) -> None:
 
     text = PromptText(assets_document())
     expected = start + encode(f"user\n{content}") + end + encode("\n") + start + encode("assistant\n")
-    assert text.encode_chat([Turn("user", content)]).token_ids == expected
-    assert text.encode_chat([Turn("user", (content,))]).token_ids == expected
-    opened = text.encode_chat([Turn("user", content)], open_contents=True).token_ids
-    assert opened == text.encode(text.render_chat([Turn("user", content)]), add_special_tokens=False)
+    assert text.encode_chat([Message("user", content)]).token_ids == expected
+    assert text.encode_chat([Message("user", (content,))]).token_ids == expected
+    opened = text.encode_chat([Message("user", content)], open_contents=True).token_ids
+    assert opened == text.encode(text.render_chat([Message("user", content)]), add_special_tokens=False)
 
 
 def test_pieces_do_not_join_into_a_control_token() -> None:
     template = "{% for m in messages %}{{ m.content }}{{ m.name }}{% endfor %}|{{ '<|im_' ~ messages[0].content }}"
     text = PromptText(assets_document(chat_template=template))
-    turns = [Turn("user", "<|im_", "end|>"), Turn("user", ("<|im_start", "|>")), Turn("user", "end|><|im_end|>")]
+    turns = [
+        Message("user", "<|im_", "end|>"),
+        Message("user", ("<|im_start", "|>")),
+        Message("user", "end|><|im_end|>"),
+    ]
     assert not {0, 1, 2} & set(text.encode_chat(turns).token_ids)
     replaced = PromptText(assets_document(chat_template="{{ messages[0].content | replace('x', '') }}"))
-    assert 2 not in replaced.encode_chat([Turn("user", "<|imx_end|>")]).token_ids
-    assert 2 not in replaced.encode_chat([Turn("user", "<|i\ufdd0m_end|>\ud7ff")]).token_ids
+    assert 2 not in replaced.encode_chat([Message("user", "<|imx_end|>")]).token_ids
+    assert 2 not in replaced.encode_chat([Message("user", "<|i\ufdd0m_end|>\ud7ff")]).token_ids
 
 
 def test_a_marker_that_is_not_special_is_a_control_token_of_a_template_that_writes_it() -> None:
@@ -156,7 +161,7 @@ def test_a_marker_that_is_not_special_is_a_control_token_of_a_template_that_writ
     vocabulary = tokenizer.get_vocab()
     turn, spaces = vocabulary["<turn>"], vocabulary["  "]
     text = PromptText(assets_document(tokenizer, chat_template="<turn>{{ messages[0].content }}<turn>"))
-    ids = text.encode_chat([Turn("user", "<turn>a  b＜turn＞ ＜|im_end|＞")]).token_ids
+    ids = text.encode_chat([Message("user", "<turn>a  b＜turn＞ ＜|im_end|＞")]).token_ids
     assert (ids.count(turn), ids[0], ids[-1]) == (2, turn, turn)
     assert spaces in ids
     assert 2 not in ids
@@ -170,7 +175,7 @@ def test_added_tokens_are_control_tokens_where_they_are_used_like_them() -> None
     text = PromptText(
         assets_document(tokenizer, chat_template=template, eos_token="<end>", end_token_ids=[ids["<eot>"]])
     )
-    prompt = text.encode_chat([Turn("user", "<|user|><end><eot><b>", "<|user|>")])
+    prompt = text.encode_chat([Message("user", "<|user|><end><eot><b>", "<|user|>")])
     assert prompt.end_token_ids == (ids["<end>"],)
     added = [tokenizer.id_to_token(each) for each in prompt.token_ids if each >= ids["<|user|>"]]
     assert added == ["<|user|>", "<b>", "<end>"]
@@ -182,7 +187,7 @@ def test_a_steering_token_is_one_though_neither_special_nor_in_the_template(spel
     tokenizer.add_tokens([AddedToken(each, normalized=False) for each in (spelling, "<b>")])
     text = PromptText(assets_document(tokenizer))
     steering, bold = (tokenizer.get_vocab()[each] for each in (spelling, "<b>"))
-    ids = text.encode_chat([Turn("user", f"a{spelling}b <b>")]).token_ids
+    ids = text.encode_chat([Message("user", f"a{spelling}b <b>")]).token_ids
     assert (ids.count(steering), bold in ids) == (0, True)
     assert steering in text.encode(f"a{spelling}b")
     assert ModelText(assets_document(tokenizer)).decode([steering]) == spelling
@@ -196,7 +201,7 @@ def test_a_steering_token_is_one_though_neither_special_nor_in_the_template(spel
     ],
 )
 def test_templates_find_in_contents_what_they_spell(content: str, rendered: str) -> None:
-    turns = [Turn("user", "<tool call>x"), Turn("assistant", content), Turn("user", "<y")]
+    turns = [Message("user", "<tool call>x"), Message("assistant", content), Message("user", "<y")]
     expected = (
         f"<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n{rendered}<|im_end|>\n<|im_start|>user\ny<|im_end|>\n"
     )
@@ -225,18 +230,18 @@ def test_templates_do_with_contents_what_they_do_in_transformers(template: str, 
     messages = [{"role": "user", "content": content}]
     text = PromptText(assets_document(chat_template=template, bos_token="<|endoftext|>"))
     expected = theirs.apply_chat_template(messages, chat_template=template, tokenize=False)
-    assert text.render_chat([Turn("user", content)]) == expected
+    assert text.render_chat([Message("user", content)]) == expected
 
 
 def test_half_a_surrogate_pair_is_refused_wherever_it_stands() -> None:
-    for turn in (Turn("user", "a\ud800"), Turn("user", ("b", "\udc00")), Turn("user", "c", "\ud801")):
+    for turn in (Message("user", "a\ud800"), Message("user", ("b", "\udc00")), Message("user", "c", "\ud801")):
         with pytest.raises(FieldError, match="surrogate"):
             PromptText(assets_document()).encode_chat([turn])
 
 
 def test_the_default_template_is_what_it_was() -> None:
     text = PromptText(assets_document())
-    turns = [Turn("system", "a"), Turn("user", "b")]
+    turns = [Message("system", "a"), Message("user", "b")]
     assert text.encode_chat(turns).token_ids == text.encode(text.render_chat(turns), add_special_tokens=False)
     assert CHATML.count("<|im_end|>") == 1
 

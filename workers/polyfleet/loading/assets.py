@@ -18,6 +18,7 @@ def make_assets(
     add_bos: bool,
     end_token_ids: Iterable[int],
     sampling_defaults: Mapping[str, float],
+    tool_template: str | None = None,
 ) -> TokenizerAssets:
     """Write the document of docs/models.md: JSON with sorted keys and no spaces, so that equal assets hash alike."""
     bos_token = special_tokens.get("bos_token")
@@ -31,6 +32,8 @@ def make_assets(
         "end_token_ids": list(end_token_ids),
         "sampling_defaults": sampling_defaults,
     }
+    if tool_template is not None:
+        content["tool_template"] = tool_template
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     document = text.encode("utf-8")
     return TokenizerAssets(sha256(document).hexdigest(), document)

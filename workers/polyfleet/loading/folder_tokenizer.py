@@ -14,7 +14,7 @@ from polyfleet.loading.tokenizer_parts import check_added, check_parts, read_add
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields, read_json, read_optional_json
 
-DEFAULT_TEMPLATE = "default"
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 
 
 def folder_tokenizer(folder: Path, config: ModelConfig) -> tuple[TokenizerAssets | None, tuple[int, ...]]:
@@ -48,6 +48,7 @@ def folder_tokenizer(folder: Path, config: ModelConfig) -> tuple[TokenizerAssets
             "model": _without_chance(tokenizer.section("model").values),
         },
         chat_template=template,
+        tool_template=_tool_template(folder, settings),
         special_tokens=special,
         add_bos=add_bos,
         end_token_ids=ends,
@@ -97,15 +98,36 @@ def _chat_template(folder: Path, settings: Fields) -> str | None:
     """The file beside the tokenizer, else what its configuration states, else None."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelFileError(f"{path}: can't be read ({error})") from None
+        return _read_template(path)
     if not settings.has("chat_template"):
         return None
     if isinstance(settings.values["chat_template"], list):
-        for each in settings.items("chat_template"):
-            if isinstance(each, dict) and each.get("name") == DEFAULT_TEMPLATE:
-                return Fields(settings.path, each).text("template")
-        raise settings.error(f"chat_template lists no template named {DEFAULT_TEMPLATE!r}")
+        named = _named_template(settings, DEFAULT_TEMPLATE)
+        if named is None:
+            raise settings.error(f"chat_template lists no template named {DEFAULT_TEMPLATE!r}")
+        return named
     return settings.text("chat_template")
+
+
+def _tool_template(folder: Path, settings: Fields) -> str | None:
+    """Another one for chats with tools, where there is one."""
+    path = folder / "additional_chat_templates" / f"{TOOL_TEMPLATE}.jinja"
+    if path.is_file():
+        return _read_template(path)
+    beside = (folder / "chat_template.jinja").is_file()
+    listed = isinstance(settings.values.get("chat_template"), list)
+    return _named_template(settings, TOOL_TEMPLATE) if listed and not beside else None
+
+
+def _named_template(settings: Fields, name: str) -> str | None:
+    for each in settings.items("chat_template"):
+        if isinstance(each, dict) and each.get("name") == name:
+            return Fields(settings.path, each).text("template")
+    return None
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"{path}: can't be read ({error})") from None

@@ -21,6 +21,8 @@ from polyfleet.models.fields import Fields
 
 SPACE = "▁"  # how SentencePiece writes a space
 
+TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
+
 
 def gguf_tokenizer(fields: Fields, vocabulary_size: int) -> TokenizerAssets | None:
     """The tokenizer, or None for a file without one; raises ModelFileError for one that is broken or unknown."""
@@ -41,6 +43,7 @@ def gguf_tokenizer(fields: Fields, vocabulary_size: int) -> TokenizerAssets | No
     return make_assets(
         tokenizer=tokenizer | {"post_processor": post_processor(frame, vocabulary.tokens.__getitem__)},
         chat_template=template,
+        tool_template=fields.text(TOOL_TEMPLATE) if fields.has(TOOL_TEMPLATE) else None,
         special_tokens=vocabulary.special_texts,
         add_bos=add_bos,
         end_token_ids=gguf_end_tokens(fields),

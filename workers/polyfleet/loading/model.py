@@ -13,7 +13,7 @@ class TokenizerAssets:
 
     Keys: `tokenizer` (a `tokenizers` JSON object), `chat_template` (str or null), `bos_token`, `eos_token` (str or
     null), `add_bos` (bool), `end_token_ids` (list of int), `special_tokens` (object of str, or of list of str),
-    `sampling_defaults` (object of numbers).
+    `sampling_defaults` (object of numbers); `tool_template` (str) where chats with tools have a template of their own.
     """
 
     hash: str

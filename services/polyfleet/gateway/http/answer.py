@@ -14,22 +14,14 @@ from starlette.types import Receive, Scope, Send
 from polyfleet.gateway.errors import ApiError, DataLoss
 from polyfleet.gateway.http.errors import error_body, error_response, internal_error
 from polyfleet.gateway.http.events import EventStream, event
+from polyfleet.gateway.http.gathered import Gathered
 from polyfleet.gateway.http.replies import Choice, Reply, UsageReply, usage_reply
 from polyfleet.gateway.http.shapes import Shape
 from polyfleet.gateway.http.streams import until_disconnect
-from polyfleet.wire.answers import Delta, FinishReason, TokenLogprobs, Usage
+from polyfleet.wire.answers import Delta, Usage
 
 HEADERS_SECONDS = 1.0  # in which a worker's refusal can still become a status
 DONE = event(b"[DONE]")
-
-
-@dataclass(slots=True)
-class _Gathered:
-    """One choice of a whole answer, as it comes together."""
-
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
 
 
 class Admission:
@@ -84,20 +76,14 @@ class Answer:
         await response(scope, receive, send)
 
     async def _gather(self, deltas: AsyncGenerator[Delta, None]) -> Reply:
-        choices: dict[int, _Gathered] = {}
+        choices: dict[int, Gathered] = {}
         usage: Usage | None = None
         async for delta in deltas:
-            choice = choices.setdefault(delta.choice, _Gathered())
-            choice.texts.append(delta.text)
-            choice.logprobs += delta.logprobs
-            choice.finish_reason = delta.finish_reason or choice.finish_reason
+            choices.setdefault(delta.choice, Gathered()).add(delta)
             usage = delta.usage or usage
         if usage is None:
             raise DataLoss("The answer ended too early; send the request again.")
-        whole: list[Choice] = [
-            self.shape.whole(index, "".join(choice.texts), tuple(choice.logprobs), choice.finish_reason)
-            for index, choice in sorted(choices.items())
-        ]
+        whole = [self.shape.whole(index, choice) for index, choice in sorted(choices.items())]
         return self._reply(self.shape.whole_object, whole, usage_reply(usage))
 
     async def _run_stream(self, scope: Scope, receive: Receive, send: Send) -> None:

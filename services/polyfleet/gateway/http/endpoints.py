@@ -15,14 +15,13 @@ from polyfleet.gateway.errors import ApiError, Code
 from polyfleet.gateway.http import translate
 from polyfleet.gateway.http.answer import Admission, Answer
 from polyfleet.gateway.http.bodies import (
-    BodyT,
     ChatBody,
     CompletionBody,
     EmbeddingsBody,
     GenerateBody,
     StreamOptions,
-    decode,
 )
+from polyfleet.gateway.http.decoding import BodyT, decode
 from polyfleet.gateway.http.errors import BodyTooLarge, UnsupportedMediaType, error_response, invalid_field
 from polyfleet.gateway.http.pace import Pace
 from polyfleet.gateway.http.replies import ModelList, embeddings_reply, model_reply

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from polyfleet.wire.answers import Embeddings, FinishReason, Model, TokenLogprobs, Usage
+from polyfleet.wire.tools import ToolCall, ToolCallDelta
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -55,12 +57,30 @@ class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int]
 
 
-class ChatMessage(msgspec.Struct):
-    """The answer of one choice."""
+class FunctionReply(msgspec.Struct):
+    """What a call calls, or an increment of it."""
 
-    content: str
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallReply(msgspec.Struct):
+    """A call, or (with `index`) an increment of one, whose first has its id, type and name."""
+
+    function: FunctionReply
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class ChatMessage(msgspec.Struct):
+    """The answer of one choice; `content` is null where it only calls tools. `reasoning_content` is an extension."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallReply] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -68,6 +88,8 @@ class ChatDelta(msgspec.Struct):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallReply] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -162,12 +184,24 @@ def usage_reply(usage: Usage) -> UsageReply:
     return UsageReply(usage.prompt_tokens, usage.completion_tokens, total, PromptTokensDetails(usage.cached_tokens))
 
 
-def chat_logprobs(logprobs: tuple[TokenLogprobs, ...]) -> ChatLogprobs:
+def call_reply(call: ToolCall) -> ToolCallReply:
+    """A whole call."""
+    return ToolCallReply(FunctionReply(call.arguments, call.name), id=call.id, type="function")
+
+
+def call_increment(delta: ToolCallDelta) -> ToolCallReply:
+    """An increment of a call."""
+    if not delta.id:
+        return ToolCallReply(FunctionReply(delta.arguments), delta.index)
+    return ToolCallReply(FunctionReply(delta.arguments, delta.name), delta.index, delta.id, "function")
+
+
+def chat_logprobs(logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs:
     """Logprobs as chat completions show them."""
     return ChatLogprobs([_chat_token(item, [_chat_token(top) for top in item.top]) for item in logprobs])
 
 
-def completion_logprobs(logprobs: tuple[TokenLogprobs, ...], offset: int) -> CompletionLogprobs:
+def completion_logprobs(logprobs: Sequence[TokenLogprobs], offset: int) -> CompletionLogprobs:
     """Logprobs as text completions show them; `offset` is that of the first token.
 
     `top_logprobs` also names the chosen token, so it may have one entry more than was asked for.

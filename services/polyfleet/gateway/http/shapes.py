@@ -1,10 +1,11 @@
 """Chat and text completions differ in how an answer is written down; everything else they share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from msgspec import UNSET
 
+from polyfleet.gateway.http.gathered import Gathered
 from polyfleet.gateway.http.replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -12,10 +13,14 @@ from polyfleet.gateway.http.replies import (
     ChatMessage,
     Choice,
     CompletionChoice,
+    call_increment,
+    call_reply,
     chat_logprobs,
     completion_logprobs,
 )
 from polyfleet.wire.answers import Delta, FinishReason, TokenLogprobs
+
+TOOL_RENAMES = {"tool_names": "tool_choice", "template_arguments": "chat_template_kwargs"}
 
 
 class Shape(Protocol):
@@ -33,9 +38,7 @@ class Shape(Protocol):
         """
         ...
 
-    def whole(
-        self, index: int, text: str, logprobs: tuple[TokenLogprobs, ...], finish_reason: FinishReason | None
-    ) -> Choice:
+    def whole(self, index: int, choice: Gathered) -> Choice:
         """A whole choice."""
         ...
 
@@ -50,7 +53,7 @@ class ChatShape:
 
     def __init__(self, *, logprobs: bool, max_tokens: str = "max_tokens") -> None:
         """`max_tokens` is the name under which the caller gave that number."""
-        self.renames = {"logprobs": "top_logprobs", "text": "messages", "max_tokens": max_tokens}
+        self.renames = {"logprobs": "top_logprobs", "text": "messages", "max_tokens": max_tokens} | TOOL_RENAMES
         self._logprobs = logprobs
         self._begun: set[int] = set()
 
@@ -60,18 +63,33 @@ class ChatShape:
         first = delta.choice not in self._begun
         if _worth_sending(delta, first, self._logprobs):
             self._begun.add(delta.choice)
-            said = ChatDelta("assistant" if first else UNSET, delta.text if delta.text or first else UNSET)
             logprobs = chat_logprobs(delta.logprobs) if self._logprobs and delta.logprobs else None
-            chunks.append(ChatChunkChoice(delta.choice, said, logprobs, None))
+            chunks.append(ChatChunkChoice(delta.choice, _said(delta, first=first), logprobs, None))
         if delta.finish_reason is not None:
             chunks.append(ChatChunkChoice(delta.choice, ChatDelta(), None, delta.finish_reason))
         return chunks
 
-    def whole(
-        self, index: int, text: str, logprobs: tuple[TokenLogprobs, ...], finish_reason: FinishReason | None
-    ) -> ChatChoice:
+    def whole(self, index: int, choice: Gathered) -> ChatChoice:
         """As in Shape."""
-        return ChatChoice(index, ChatMessage(text), chat_logprobs(logprobs) if self._logprobs else None, finish_reason)
+        calls = [call_reply(call) for call in choice.calls.calls]
+        message = ChatMessage(
+            choice.text or (None if calls else ""),
+            reasoning_content=choice.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
+        logprobs = chat_logprobs(choice.logprobs) if self._logprobs else None
+        return ChatChoice(index, message, logprobs, choice.finish_reason)
+
+
+def _said(delta: Delta, *, first: bool) -> ChatDelta:
+    calls = [call_increment(call) for call in delta.tool_calls if not call.withdrawn]
+    silent = bool(delta.reasoning or calls)
+    return ChatDelta(
+        role="assistant" if first else UNSET,
+        content=delta.text if delta.text or (first and not silent) else UNSET,
+        reasoning_content=delta.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
 
 
 class CompletionShape:
@@ -93,15 +111,18 @@ class CompletionShape:
         chunks: list[Choice] = []
         if _worth_sending(delta, delta.choice not in self._begun, self._logprobs):
             self._begun.add(delta.choice)
-            chunks.append(self.whole(delta.choice, delta.text, delta.logprobs, None))
+            chunks.append(self._choice(delta.choice, delta.text, delta.logprobs, None))
         if delta.finish_reason is not None:
             chunks.append(CompletionChoice(delta.choice, "", None, delta.finish_reason))
         return chunks
 
-    def whole(
-        self, index: int, text: str, logprobs: tuple[TokenLogprobs, ...], finish_reason: FinishReason | None
-    ) -> CompletionChoice:
+    def whole(self, index: int, choice: Gathered) -> CompletionChoice:
         """As in Shape."""
+        return self._choice(index, choice.text, choice.logprobs, choice.finish_reason)
+
+    def _choice(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprobs], finish_reason: FinishReason | None
+    ) -> CompletionChoice:
         if not self._logprobs:
             return CompletionChoice(index, text, None, finish_reason)
         offset = self._offsets.get(index, 0)
@@ -114,5 +135,5 @@ def _worth_sending(delta: Delta, first: bool, logprobs: bool) -> bool:
 
     What tells nothing but usage is no beginning.
     """
-    said = delta.text or (logprobs and delta.logprobs)
+    said = delta.text or delta.reasoning or delta.tool_calls or (logprobs and delta.logprobs)
     return bool(said) or (first and (delta.usage is None or bool(delta.token_ids) or delta.finish_reason is not None))

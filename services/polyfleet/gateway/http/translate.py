@@ -1,23 +1,27 @@
 """From request bodies to what the gateway's core takes. Pure; ranges are the core's to judge."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
+import msgspec
+
+from polyfleet.gateway.http import tool_choice
 from polyfleet.gateway.http.bodies import (
+    NULL,
     ChatBody,
     CompletionBody,
     ContentPart,
     EmbeddingsBody,
     GenerateBody,
     MessageBody,
-    decode_inputs,
-    decode_messages,
-    refuse_unsupported,
+    ToolCallBody,
 )
+from polyfleet.gateway.http.decoding import decode_inputs, decode_messages, decode_tools, refuse_unsupported
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError
 from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
 from polyfleet.wire.sampling import DEFAULTABLE, NONE, SamplingParams
+from polyfleet.wire.tools import MAX_TOOLS, ToolCall
 
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for text completions; chat has none
@@ -41,7 +45,16 @@ def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
     messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(bodies))
     if not messages:
         raise FieldError("messages", "must hold at least one message")
-    return _request(body, request_id, messages=messages, max_tokens=max_tokens, logprobs=logprobs)
+    tools = decode_tools(body.tools, MAX_TOOLS)
+    choice, names = tool_choice.read(body.tool_choice)
+    return replace(
+        _request(body, request_id, messages=messages, max_tokens=max_tokens, logprobs=logprobs),
+        tools=tools,
+        tool_choice=choice,
+        tool_names=names,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        template_arguments=_text_of(body.chat_template_kwargs),
+    )
 
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[GenerateRequest]:
@@ -110,8 +123,28 @@ def _given(body: GenerateBody, names: Iterable[str]) -> dict[str, Any]:
 
 def _message(message: MessageBody, path: str) -> Message:
     refuse_unsupported(message, f"{path}.")
-    role = "system" if message.role == "developer" else message.role
-    return Message(role=role, content=_text(message.content, f"{path}.content"), name=message.name or "")
+    calls = tuple(_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or ()))
+    return Message(
+        role="system" if message.role == "developer" else message.role,
+        content=None if message.content is None and calls else _text(message.content, f"{path}.content"),
+        name=message.name or "",
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id or "",
+        reasoning=message.reasoning_content or message.reasoning or "",
+    )
+
+
+def _text_of(value: msgspec.Raw) -> str:
+    """JSON as it came; nothing for null."""
+    return "" if bytes(value) == NULL else bytes(value).decode()
+
+
+def _call(call: ToolCallBody, path: str) -> ToolCall:
+    if call.type not in (None, "function"):
+        raise FieldError(f"{path}.type", f"must be function, not {call.type:.40}")
+    arguments = call.function.arguments
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return ToolCall(call.id, call.function.name, text)
 
 
 def _text(content: str | Sequence[ContentPart] | None, path: str) -> str | tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The prompt of a request, whichever form it came in, as ids of its model."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 
 from polyfleet.gateway.errors import FailedPrecondition
 from polyfleet.gateway.fleet.models import ServedModel
@@ -8,7 +8,7 @@ from polyfleet.gateway.request.prompts import Prompt, Prompts
 from polyfleet.gateway.request.validation import check_ids
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.requests import Message
+from polyfleet.wire.requests import Chat, GenerateRequest
 
 
 async def encode_text(
@@ -26,22 +26,19 @@ async def encode_text(
     return await _made(field, work, served)
 
 
-async def encode_chat(
-    served: ServedModel, messages: Sequence[Message], seconds: float, *, pieces: bool = False
-) -> Prompt:
+async def encode_chat(served: ServedModel, chat: Chat, seconds: float, *, pieces: bool = False) -> Prompt:
     """Of a chat, rendered with the model's template. Raises as `encode_text`, on `messages`."""
     prompts, room = _prompts_of(served, "messages"), served.model.context_length
-    return await _made("", prompts.of_chat(messages, room, seconds, pieces=pieces), served)
+    return await _made("", prompts.of_chat(chat, room, seconds, pieces=pieces), served)
 
 
-async def encode_prompt(
-    served: ServedModel, text: str | None, messages: Sequence[Message], token_ids: tuple[int, ...], seconds: float
-) -> Prompt:
-    """Of the one of the three that is set. Raises as `encode_text`, on that one."""
-    if text is not None:
-        return await encode_text(served, "text", text, seconds)
-    if messages:
-        return await encode_chat(served, messages, seconds)
+async def encode_prompt(served: ServedModel, request: GenerateRequest, seconds: float) -> Prompt:
+    """Of the one of text, messages and token_ids that is set. Raises as `encode_text`, on that one."""
+    if request.text is not None:
+        return await encode_text(served, "text", request.text, seconds)
+    if request.messages:
+        return await encode_chat(served, request.chat, seconds)
+    token_ids = request.token_ids
     if len(token_ids) <= served.model.context_length:
         check_ids("token_ids", token_ids, served.model)
     return Prompt(token_ids, len(token_ids))

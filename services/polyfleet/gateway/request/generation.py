@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from polyfleet.gateway.api import Call
@@ -13,6 +14,7 @@ from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, Unavailable
 from polyfleet.gateway.fleet.models import Models, ServedModel
 from polyfleet.gateway.request.accounts import Accounts, Record
+from polyfleet.gateway.request.answers import make_parser
 from polyfleet.gateway.request.encoding import encode_chat, encode_prompt, encode_text
 from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
@@ -40,20 +42,24 @@ from polyfleet.wire.sampling import GREEDY, SamplingParams
 class Generation:
     """`GenerationApi` over a fleet. Lives in one event loop."""
 
-    def __init__(self, models: Models, queue: RequestQueue, limits: Limits, accounts: Accounts) -> None:
+    def __init__(
+        self, models: Models, queue: RequestQueue, limits: Limits, accounts: Accounts, *, tool_parser: str = "auto"
+    ) -> None:
+        """`tool_parser`: how models write calls, a name of `text.answer.formats`, auto or none."""
         self._models = models
         self._queue = queue
         self._limits = limits
         self._accounts = accounts
+        self._tool_parser = tool_parser
         self._running: set[Inbox] = set()
         self._closed = False
 
     async def generate(self, request: GenerateRequest, call: Call) -> AsyncGenerator[Delta, None]:
         """See GenerationApi."""
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
-            served, wanted = await self._generate_sequences(request, record, call)
-            stops = StopStrings.of(request)
-            choices = [ChoiceOutput(each, served.text, stops) for each in wanted]
+            served, prompt, wanted = await self._generate_sequences(request, record, call)
+            stops, parse = StopStrings.of(request), partial(make_parser, request, served, thinking=prompt.thinking)
+            choices = [ChoiceOutput(each, served.text, stops, parse(tool_parser=self._tool_parser)) for each in wanted]
             continuous = request.continuous_usage
             output = RequestOutput(choices, len(wanted[0].prompt_ids), record, continuous_usage=continuous)
             async with self._sequences(wanted, served, record) as sequences:
@@ -69,15 +75,15 @@ class Generation:
 
     async def _generate_sequences(
         self, request: GenerateRequest, record: Record, call: Call
-    ) -> tuple[ServedModel, Sequence[SequenceRequest]]:
-        """What to compute. Raises ApiError or FieldError."""
+    ) -> tuple[ServedModel, Prompt, Sequence[SequenceRequest]]:
+        """The model, the prompt, and what to compute. Raises ApiError or FieldError."""
         check_generate(request)
         served = await self._resolve(request.model, record)
         check_sampling_fits(request, served.model)
         if request.stop and served.text is None:
             raise FieldError("stop", f"model {served.model.name} has no tokenizer to find strings with")
         with nullcontext() if request.token_ids else self._tokenizing(served):
-            prompt = await encode_prompt(served, request.text, request.messages, request.token_ids, record.seconds_left)
+            prompt = await encode_prompt(served, request, record.seconds_left)
         field = "text" if request.text is not None else "messages" if request.messages else "token_ids"
         check_fit(field, prompt.num_tokens, request, served.model)
         defaults = {name: value for name, value in served.model.sampling_defaults.items() if name in request.left_out}
@@ -85,7 +91,7 @@ class Generation:
         sampling = replace(request.sampling, **defaults, seed=seed)  # type: ignore[arg-type]
         shared = {**request.shared(), "stop_token_ids": _stop_token_ids(request, prompt, served)}
         first = _sequence(record, call, prompt.token_ids, sampling, **shared)
-        return served, [replace(first, choice=choice) for choice in range(request.n)]
+        return served, prompt, [replace(first, choice=choice) for choice in range(request.n)]
 
     async def embed(self, request: EmbedRequest, call: Call) -> Embeddings:
         """See GenerationApi."""
@@ -127,7 +133,7 @@ class Generation:
         field, seconds = "messages" if request.text is None else "text", record.seconds_left
         with self._tokenizing(served):
             if request.text is None:
-                prompt = await encode_chat(served, request.messages, seconds, pieces=True)
+                prompt = await encode_chat(served, request.chat, seconds, pieces=True)
             else:
                 special = request.add_special_tokens
                 prompt = await encode_text(

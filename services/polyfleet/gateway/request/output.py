@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from polyfleet.gateway.request.accounts import Record
 from polyfleet.gateway.request.inbox import Parcel
+from polyfleet.text.answer.parser import AnswerParser
 from polyfleet.text.model_text import ModelText
 from polyfleet.text.stop import StopMatcher, StopStrings
 from polyfleet.wire.answers import Delta, FinishReason, SampledToken, TokenLogprobs
@@ -15,13 +16,22 @@ class ChoiceOutput:
 
     The text goes on behind the request's prompt. Stop strings are sought in it with special tokens spelled out, which
     it does not show. Ids and logprobs of the tokens that completed a stop string come out; their matched text does not.
+    `parser` tells thoughts and calls apart from it.
     """
 
-    def __init__(self, request: SequenceRequest, text: ModelText | None, stops: StopStrings | None) -> None:
+    def __init__(
+        self,
+        request: SequenceRequest,
+        text: ModelText | None,
+        stops: StopStrings | None,
+        parser: AnswerParser | None = None,
+    ) -> None:
         self._request = request
         self._text = text
         self._detokenizer = text.detokenizer(request.prompt_ids) if text else None
         self._matcher = StopMatcher(stops) if stops else None
+        self._parser = parser
+        self._markers = parser.markers if parser else frozenset()
 
     def take(self, parcel: Parcel) -> Delta:
         """What the parcel lets the client see. The choice has ended when it carries a finish reason."""
@@ -32,7 +42,7 @@ class ChoiceOutput:
             text += self._finish()
         if self._matcher is not None and self._matcher.matched:
             reason = FinishReason.STOP
-        return Delta(
+        delta = Delta(
             choice=self._request.choice,
             text=text,
             token_ids=tuple(token_ids[:num_used]),
@@ -40,17 +50,21 @@ class ChoiceOutput:
             finish_reason=reason,
             worker_id=parcel.worker_id,
         )
+        return delta if self._parser is None else _parsed(delta, self._parser)
 
     def _add(self, token_ids: list[int]) -> tuple[str, int]:
         """The text that these tokens make safe to show, and how many of them count: all, or those up to the stop."""
         if self._text is None or self._detokenizer is None:
             return "", len(token_ids)
-        if self._matcher is None:
+        if self._matcher is None and not self._markers:
             return self._detokenizer.add(token_ids), len(token_ids)
         text = ""
         for count, token_id in enumerate(token_ids, 1):
-            text += self._matcher.add_token(self._text.special_text(token_id), self._detokenizer.add((token_id,)))
-            if self._matcher.matched:
+            special, shown = self._text.special_text(token_id), self._detokenizer.add((token_id,))
+            if special in self._markers:
+                special, shown = "", special + shown
+            text += self._matcher.add_token(special, shown) if self._matcher else shown
+            if self._matcher and self._matcher.matched:
                 return text, count
         return text, len(token_ids)
 
@@ -71,6 +85,18 @@ class ChoiceOutput:
         return TokenLogprobs(
             token_id, self._text.token_text(token_id), logprob, top, self._text.partial_bytes(token_id)
         )
+
+
+def _parsed(delta: Delta, parser: AnswerParser) -> Delta:
+    """The delta with its text taken apart. The choice ends with its last call that may be told."""
+    text, reasoning, calls = parser.add(delta.text)
+    reason = delta.finish_reason or (FinishReason.STOP if parser.done else None)
+    if reason is not None:
+        rest = parser.finish(truncated=reason is FinishReason.LENGTH)
+        text, reasoning, calls = text + rest.text, reasoning + rest.reasoning, calls + rest.tool_calls
+        if reason is FinishReason.STOP and parser.calls_tools:
+            reason = FinishReason.TOOL_CALLS
+    return delta._replace(text=text, reasoning=reasoning, tool_calls=calls, finish_reason=reason)
 
 
 class RequestOutput:

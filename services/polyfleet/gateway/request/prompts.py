@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,7 @@ from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded
 from polyfleet.gateway.request.text_process import TextProcess
 from polyfleet.text.process import Done, EncodeChat, Encoded, EncodeText, Job, PrepareChat
-from polyfleet.text.prompt_text import Turn
-from polyfleet.wire.requests import Message
+from polyfleet.wire.requests import Chat, Message
 
 LONG_CHARACTERS = 100_000  # beyond, encoding would hold up other requests: a second process does it
 MESSAGE_CHARACTERS = 64  # what one message weighs beside its content
@@ -26,12 +25,14 @@ class Prompt:
     """`token_ids` is empty where there are more than the model's context holds: `num_tokens` tells how many.
 
     `end_token_ids` end the model's turn in a chat; `pieces`, where asked for, are the ids as the vocabulary has them.
+    `thinking`: it ends within the model's thoughts.
     """
 
     token_ids: tuple[int, ...]
     num_tokens: int
     end_token_ids: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()
+    thinking: bool = False
 
 
 class Prompts:
@@ -58,13 +59,10 @@ class Prompts:
         job = EncodeText(_seconds(len(text)), text, add_special_tokens, max_tokens, pieces)
         return await self._run(job, len(text), seconds)
 
-    async def of_chat(
-        self, messages: Sequence[Message], max_tokens: int, seconds: float, *, pieces: bool = False
-    ) -> Prompt:
+    async def of_chat(self, chat: Chat, max_tokens: int, seconds: float, *, pieces: bool = False) -> Prompt:
         """Of a chat, rendered with the model's template; the numbers as for `of_text`."""
-        weight = sum(map(_weight, messages))
-        turns = [Turn(each.role, each.content, each.name) for each in messages]
-        job = EncodeChat(_seconds(weight), turns, self._open_contents, max_tokens, pieces)
+        weight = sum(map(_weight, chat.messages)) + sum(map(len, chat.tools)) + len(chat.arguments)
+        job = EncodeChat(_seconds(weight), chat, self._open_contents, max_tokens, pieces)
         return await self._run(job, weight, seconds)
 
     async def _run(self, job: Job, weight: int, seconds: float) -> Prompt:
@@ -72,7 +70,7 @@ class Prompts:
         answer = await _within(seconds, process.run(job))
         assert isinstance(answer, Encoded)
         token_ids = tuple(array("I", answer.token_ids))
-        return Prompt(token_ids, answer.num_tokens, answer.end_token_ids, answer.pieces)
+        return Prompt(token_ids, answer.num_tokens, answer.end_token_ids, answer.pieces, answer.thinking)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -92,8 +90,8 @@ async def _within(seconds: float, work: Coroutine[Any, Any, Done | Encoded]) -> 
 
 
 def _weight(message: Message) -> int:
-    texts = (message.content,) if isinstance(message.content, str) else message.content
-    return MESSAGE_CHARACTERS + sum(len(text) + MESSAGE_CHARACTERS for text in texts)
+    texts = [*message.texts, message.reasoning, *(call.arguments for call in message.tool_calls)]
+    return MESSAGE_CHARACTERS + sum(len(text) + MESSAGE_CHARACTERS for text in texts if text)
 
 
 def _seconds(num_characters: int) -> float:

@@ -21,6 +21,7 @@ from polyfleet.wire.limits import (
     shown,
 )
 from polyfleet.wire.requests import Continuation, EmbedInput, EmbedRequest, GenerateRequest, Message, TokenizeRequest
+from polyfleet.wire.tools import CHOICES, MAX_TOOLS, read_tools
 
 MAX_NAME_CHARACTERS = 64
 
@@ -34,6 +35,7 @@ def check_generate(request: GenerateRequest) -> None:
     check_range("n", request.n, 1, MAX_CHOICES)
     request.check()
     _check_stops(request)
+    _check_tools(request)
     _check_request_id(request.request_id)
 
 
@@ -110,6 +112,8 @@ def _check_prompt(text: str | None, messages: tuple[Message, ...], token_ids: tu
 
 def _check_messages(messages: Iterable[Message]) -> None:
     for index, message in enumerate(messages):
+        if message.tool_calls and message.role != "assistant":
+            raise FieldError(f"messages[{index}].tool_calls", f"are an assistant's, not of role {message.role:.50}")
         if message.role not in ROLES:
             raise FieldError(f"messages[{index}].role", f"must be one of {', '.join(ROLES)}, not {message.role!r:.50}")
         if len(message.name) > MAX_NAME_CHARACTERS:
@@ -127,6 +131,17 @@ def _check_stops(request: GenerateRequest) -> None:
                 f"stop[{index}]", f"must be 1 to {MAX_STOP_STRING_CHARACTERS} characters long, not {len(stop)}"
             )
     check_count("stop_token_ids", len(request.stop_token_ids), MAX_STOP_TOKEN_IDS)
+
+
+def _check_tools(request: GenerateRequest) -> None:
+    check_count("tools", len(request.tools), MAX_TOOLS)
+    tools = read_tools(request.tools, request.tool_names)
+    if tools and not request.messages:
+        raise FieldError("tools", "needs messages: a chat template tells the model of them")
+    if request.tool_choice not in ("", *CHOICES):
+        raise FieldError("tool_choice", f"must be one of {', '.join(CHOICES)}, not {request.tool_choice!r:.50}")
+    if request.tool_choice == "required" and not tools:
+        raise FieldError("tool_choice", "can't be required without tools")
 
 
 def _check_embed_input(field: str, each: EmbedInput) -> None:

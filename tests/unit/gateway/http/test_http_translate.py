@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody, decode, decode_inputs
+from polyfleet.gateway.http.bodies import ChatBody, CompletionBody, EmbeddingsBody
+from polyfleet.gateway.http.decoding import decode, decode_inputs
 from polyfleet.gateway.http.translate import chat_request, completion_requests, embed_request
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
@@ -134,7 +135,7 @@ def test_completion_logprobs() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0].function",
         ),
     ],
 )
@@ -171,7 +172,7 @@ def test_messages() -> None:
         Message("system", "be brief"),
         Message("user", ("one", "two"), "ann"),
         Message("assistant", "yes"),
-        Message("tool", "42"),
+        Message("tool", "42", tool_call_id="c"),
     )
 
 

@@ -1,0 +1,36 @@
+"""One choice of a whole answer, as it comes together."""
+
+from dataclasses import dataclass, field
+
+from polyfleet.wire.answers import Delta, FinishReason, TokenLogprobs
+from polyfleet.wire.tools import GatheredCalls
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Everything that its deltas say."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: GatheredCalls = field(default_factory=GatheredCalls)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Take one."""
+        self.texts.append(delta.text)
+        self.thoughts.append(delta.reasoning)
+        for call in delta.tool_calls:
+            self.calls.add(call)
+        self.logprobs += delta.logprobs
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+    @property
+    def text(self) -> str:
+        """What was said."""
+        return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought."""
+        return "".join(self.thoughts)

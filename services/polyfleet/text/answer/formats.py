@@ -1,0 +1,197 @@
+"""How families of models write calls. Behind an opening, what a call looks like tells how to read it."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from polyfleet.text.answer import json_reader
+from polyfleet.text.answer.calls import Calls, as_object
+from polyfleet.text.answer.source import NotACall, Reading, Source
+
+_NAME = re.compile(r"[^\s{\[<(]+")
+_CALL_ID = re.compile(r"[0-9A-Za-z]+")
+_ARGUMENTS = ("arguments", "parameters")
+
+Body = Callable[[Source, Calls], Reading[None]]
+
+
+def written(source: Source, calls: Calls) -> Reading[None]:
+    """A JSON list of calls; one or several JSON objects; `name{…}`; or tags for name and arguments."""
+    yield from source.space()
+    first = yield from source.peek()
+    if first == "[":
+        separator = source.take(1)
+        while separator != "]":
+            yield from _object(source, calls)
+            separator = yield from json_reader.behind_item(source, _ignore, "]")
+    elif first == "{":
+        yield from _objects(source, calls)
+    elif first == "<":
+        yield from _function_tags(source, calls)
+    else:
+        yield from _named(source, calls)
+    yield from source.space()
+
+
+def _objects(source: Source, calls: Calls) -> Reading[None]:
+    while True:
+        yield from _object(source, calls)
+        yield from source.space()
+        separator = (yield from source.maybe(";")) or (yield from source.maybe(","))
+        if not separator and not (yield from source.begins("{")):
+            return
+
+
+def _object(source: Source, calls: Calls) -> Reading[None]:
+    """`{"name": …, "arguments": …}`, whose members may come in any order."""
+    name, arguments, begun, separator = "", "", False, ""
+    yield from source.space()
+    yield from source.literal("{")
+    while separator != "}":
+        key_parts: list[str] = []
+        yield from json_reader.key(source, key_parts.append)
+        key = json.loads("".join(key_parts).strip().removesuffix(":"))
+        yield from source.space()
+        if key == "name":
+            name = yield from json_reader.text_of(source)
+            calls.check(name)
+        elif key in _ARGUMENTS and name and not begun and (yield from source.peek()) == "{":
+            begun = True
+            calls.begin(name)
+            yield from json_reader.value(source, calls.argument)
+        elif key in _ARGUMENTS:
+            arguments = yield from json_reader.whole(source)
+        else:
+            yield from json_reader.value(source, _ignore)
+        separator = yield from json_reader.behind_item(source, _ignore, "}")
+    if not begun:
+        _call(calls, name, as_object(arguments))
+
+
+def _named(source: Source, calls: Calls) -> Reading[None]:
+    """`name{…}`, `name[ARGS]{…}`, or a name and tags for each argument."""
+    name = yield from source.matching(_NAME)
+    calls.check(name)
+    if (yield from source.maybe("[CALL_ID]")):
+        yield from source.matching(_CALL_ID)
+    yield from source.maybe("[ARGS]")
+    yield from source.space()
+    if (yield from source.begins("{")):
+        calls.begin(name)
+        yield from json_reader.value(source, calls.argument)
+        return
+    found: dict[str, str] = {}
+    while (yield from source.maybe("<arg_key>")):
+        key = (yield from source.until("</arg_key>")).strip()
+        yield from source.space()
+        yield from source.literal("<arg_value>")
+        found[key] = _argument(calls, name, key, (yield from source.until("</arg_value>")))
+        yield from source.space()
+    if not (source.ended or (yield from source.begins("</tool_call>"))):
+        raise NotACall
+    _call(calls, name, _spelled(found))
+
+
+def _function_tags(source: Source, calls: Calls) -> Reading[None]:
+    """`<function=name><parameter=key>value</parameter>…</function>`."""
+    yield from source.literal("<function=")
+    name = (yield from source.until(">")).strip()
+    calls.check(name)
+    yield from source.space()
+    found: dict[str, str] = {}
+    while (yield from source.maybe("<parameter=")):
+        key = (yield from source.until(">")).strip()
+        text = yield from source.until("</parameter>")
+        found[key] = _argument(calls, name, key, text.removeprefix("\n").removesuffix("\n"))
+        yield from source.space()
+    yield from source.literal("</function>")
+    _call(calls, name, _spelled(found))
+
+
+def _deepseek(source: Source, calls: Calls) -> Reading[None]:
+    """Marked calls, with the name behind the kind and the arguments in a fenced block, or with the name alone."""
+    yield from source.space()
+    while (yield from source.maybe("<｜tool▁call▁begin｜>")):
+        name = (yield from source.until("<｜tool▁sep｜>")).strip()
+        fenced = name == "function"
+        if fenced:
+            name = (yield from source.until("\n")).strip()
+            yield from source.literal("```json")
+        yield from source.space()
+        calls.check(name)
+        if (yield from source.peek()) != "{":
+            raise NotACall
+        calls.begin(name)
+        yield from json_reader.value(source, calls.argument)
+        yield from source.space()
+        if fenced:
+            yield from source.literal("```")
+        yield from source.maybe("<｜tool▁call▁end｜>")
+        yield from source.space()
+
+
+def _call(calls: Calls, name: str, arguments: str) -> None:
+    calls.begin(name)
+    calls.argument(arguments)
+
+
+def _argument(calls: Calls, name: str, key: str, text: str) -> str:
+    """An argument that was written as it is, as JSON: a string by its schema, or where it is nothing else."""
+    if calls.is_text(name, key):
+        return json.dumps(text, ensure_ascii=False)
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+
+
+def _spelled(arguments: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {text}" for key, text in arguments.items()) + "}"
+
+
+def _ignore(piece: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """A family's way. `openings` begin calls, `closing` ends them, where there is one.
+
+    `bare`: an answer may begin with a call, without an opening. `inner`: what else may be written in special tokens.
+    """
+
+    name: str
+    openings: tuple[str, ...]
+    closing: str = ""
+    bare: bool = False
+    short_ids: bool = False
+    inner: tuple[str, ...] = ()
+    body: Body = written
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Spellings of what may be special tokens and has to be read all the same."""
+        return (*self.openings, *((self.closing,) if self.closing else ()), *self.inner)
+
+
+_DEEPSEEK_INNER = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+HERMES = ToolFormat("hermes", ("<tool_call>",), "</tool_call>")
+FORMATS: Mapping[str, ToolFormat] = {
+    each.name: each
+    for each in (
+        ToolFormat(
+            "deepseek", ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>", inner=_DEEPSEEK_INNER, body=_deepseek
+        ),
+        ToolFormat("mistral", ("[TOOL_CALLS]",), short_ids=True, inner=("[ARGS]", "[CALL_ID]")),
+        ToolFormat("phi", ("<|tool_call|>",), "<|/tool_call|>"),
+        HERMES,
+        ToolFormat("llama", ("<|python_tag|>",), bare=True),
+        ToolFormat("glm4", ("<|observation|>",), bare=True),
+    )
+}
+
+
+def find_tool_format(template: str) -> ToolFormat:
+    """The format whose opening the chat template spells, in the order of FORMATS; hermes where it spells none."""
+    return next((each for each in FORMATS.values() if any(o in template for o in each.openings)), HERMES)

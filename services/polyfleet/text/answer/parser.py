@@ -1,0 +1,198 @@
+"""AnswerParser: tells what a model thinks, says and calls apart, while its answer comes."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from polyfleet.text.answer.calls import Calls
+from polyfleet.text.answer.formats import ToolFormat
+from polyfleet.text.answer.source import EndOfText, Enough, NotACall, Reading, Source, unfinished
+from polyfleet.wire.tools import Tool, ToolCallDelta
+
+_BARE = "{"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningTags:
+    """What a model writes around its thoughts."""
+
+    opening: str
+    closing: str
+
+
+REASONING_TAGS = (ReasoningTags("<think>", "</think>"), ReasoningTags("[THINK]", "[/THINK]"))
+
+
+def find_reasoning_tags(template: str) -> ReasoningTags | None:
+    """Those that the chat template spells, if any."""
+    return next((each for each in REASONING_TAGS if each.closing in template), None)
+
+
+class Parsed(NamedTuple):
+    """What some text came to."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+class AnswerParser:
+    """Reads one answer. Without `tool_format` no calls are looked for, without `tags` no thoughts.
+
+    `thinking`: the prompt ended within thoughts. A call that can't be read, or of an unknown tool, is text. Of calls
+    beyond `most_calls` (0: any number) nothing is told.
+    """
+
+    def __init__(
+        self,
+        tool_format: ToolFormat | None,
+        tools: Sequence[Tool],
+        tags: ReasoningTags | None,
+        *,
+        thinking: bool = False,
+        most_calls: int = 0,
+    ) -> None:
+        self._format = tool_format
+        self._tags = tags
+        self._thinking = thinking and tags is not None
+        self._source = Source()
+        self._calls = Calls(tools, short_ids=bool(tool_format and tool_format.short_ids), most=most_calls)
+        self._names = tuple(tool.name for tool in tools)
+        self._said: list[str] = []
+        self._thought: list[str] = []
+        self._truncated = False
+        self._calling = False
+        self._reader: Generator[None, None, None] = self._read()
+        next(self._reader)
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Special tokens that it wants to read, which no text shows otherwise."""
+        tags = (self._tags.opening, self._tags.closing) if self._tags else ()
+        return frozenset((*tags, *(self._format.markers if self._format else ())))
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether some call stands."""
+        return self._calls.num_standing > 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all calls have come that may."""
+        return self._calls.full and not self._calls.under_way
+
+    def add(self, text: str) -> Parsed:
+        """What is certain with this text."""
+        self._source.held += text
+        self._advance()
+        return self._take()
+
+    def finish(self, *, truncated: bool) -> Parsed:
+        """The rest. `truncated`: the answer would have gone on; then half a call stands."""
+        self._source.ended, self._truncated = True, truncated
+        self._advance()
+        return self._take()
+
+    def _advance(self) -> None:
+        next(self._reader, None)
+
+    def _take(self) -> Parsed:
+        parsed = Parsed("".join(self._said), "".join(self._thought), self._calls.take())
+        self._said.clear()
+        self._thought.clear()
+        if not self._calling:
+            self._source.taken.clear()
+        return parsed
+
+    def _read(self) -> Generator[None, None, None]:
+        yield
+        source = self._source
+        if not self._thinking and self._tags:
+            space: list[str] = []
+            yield from source.space(space.append)
+            self._thinking = yield from source.maybe(self._tags.opening)
+            self._said += [] if self._thinking else space
+        if self._thinking:
+            yield from self._think()
+        if self._format and self._format.bare:
+            yield from self._bare()
+        while (source.held or not source.ended) and not self.done:
+            if (yield from self._say()):
+                yield from self._call()
+
+    def _think(self) -> Reading[None]:
+        """Up to the closing tag, or the end; line breaks around thoughts are not told."""
+        assert self._tags
+        source, closing = self._source, self._tags.closing
+        begun = False
+        while True:
+            if not begun:
+                source.held = source.held.lstrip("\n")
+                begun = bool(source.held)
+            at = source.held.find(closing)
+            if at >= 0:
+                self._thought.append(source.take(at).rstrip("\n"))
+                source.take(len(closing))
+                break
+            if source.ended:
+                self._thought.append(source.take(len(source.held)))
+                return
+            safe = source.held[: len(source.held) - unfinished(source.held, (closing,))].rstrip("\n")
+            self._thought.append(source.take(len(safe)))
+            yield
+        while True:
+            source.held = source.held.lstrip("\n")
+            if source.held or source.ended:
+                return
+            yield
+
+    def _say(self) -> Reading[bool]:
+        """Text up to the next opening of calls (True), or the end. Space before calls is not told."""
+        source, openings = self._source, self._format.openings if self._format else ()
+        while True:
+            found = [at for opening in openings if (at := source.held.find(opening)) >= 0]
+            if found:
+                self._said.append(source.take(min(found)).rstrip())
+                return True
+            if source.ended:
+                self._said.append(source.take(len(source.held)))
+                return False
+            safe = source.held[: len(source.held) - unfinished(source.held, openings)]
+            self._said.append(source.take(len(safe.rstrip() if openings else safe)))
+            yield
+
+    def _bare(self) -> Reading[None]:
+        """Calls that the answer begins with: a JSON object, or the name of a tool and one."""
+        space: list[str] = []
+        yield from self._source.space(space.append)
+        begins = yield from self._source.begins(_BARE)
+        for name in self._names:
+            begins = begins or (yield from self._source.begins(f"{name}\n"))
+        if begins:
+            yield from self._call(opened=False)
+        else:
+            self._said += space
+
+    def _call(self, *, opened: bool = True) -> Reading[None]:
+        """Calls behind an opening; what is none is told as text."""
+        assert self._format
+        source, calls = self._source, self._calls
+        source.taken.clear()
+        calls.attempt()
+        self._calling = True
+        try:
+            if opened:
+                for opening in self._format.openings:
+                    yield from source.maybe(opening)
+            yield from self._format.body(source, calls)
+            yield from source.maybe(self._format.closing)
+        except Enough:
+            source.take(len(source.held))
+        except NotACall as error:
+            if isinstance(error, EndOfText) and self._truncated and calls.under_way:
+                source.take(len(source.held))
+            else:
+                calls.withdraw()
+                self._said.append("".join(source.taken))
+        calls.attempt()
+        self._calling = False

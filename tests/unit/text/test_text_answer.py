@@ -1,0 +1,210 @@
+"""What a model thinks, says and calls is told apart, wherever its text is cut into pieces."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from polyfleet.text.answer.formats import FORMATS, find_tool_format
+from polyfleet.text.answer.parser import REASONING_TAGS, AnswerParser, find_reasoning_tags
+from polyfleet.wire.tools import Tool, ToolCallDelta, read_tools
+
+WEATHER = {"city": {"type": "string"}, "days": {"type": "integer"}, "where": {"type": "object"}}
+TOOLS = read_tools(
+    [
+        json.dumps({"type": "function", "function": {"name": name, "parameters": {"properties": WEATHER}}})
+        for name in ("weather", "time")
+    ]
+)
+PARIS = '{"city": "Pa\\"ris {é}", "days": 2}'
+Call = tuple[str, str]
+
+
+def parse(
+    pieces: Sequence[str], family: str = "hermes", truncated: bool = False, tools: Sequence[Tool] = TOOLS, **more: Any
+) -> tuple[str, str, list[Call]]:
+    """Text, thoughts and the calls that stand, put together as a client does."""
+    parser = AnswerParser(FORMATS[family], tools, REASONING_TAGS[0], **more)
+    text, thought, calls = "", "", dict[int, list[str]]()
+    parts = [parser.add(piece) for piece in pieces] + [parser.finish(truncated=truncated)]
+    for part in parts:
+        text, thought = text + part.text, thought + part.reasoning
+        for delta in part.tool_calls:
+            if delta.withdrawn:
+                del calls[delta.index]
+                continue
+            if delta.name:
+                assert delta.index not in calls
+                assert delta.id
+                calls[delta.index] = [delta.name, ""]
+            calls[delta.index][1] += delta.arguments
+    assert parser.calls_tools == bool(calls)
+    return text, thought, [(name, arguments) for name, arguments in calls.values()]
+
+
+CASES: list[tuple[str, str, str, list[Call]]] = [
+    (
+        "hermes",
+        f'Sure.\n<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>',
+        "Sure.",
+        [("weather", PARIS)],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {}}</tool_call>\n'
+        '<tool_call>{"arguments": {"a": [1]}, "name": "time"}</tool_call>',
+        "",
+        [("weather", "{}"), ("time", '{"a": [1]}')],
+    ),
+    ("hermes", '<tool_call>{"name": "time"}</tool_call> Done.', " Done.", [("time", "{}")]),
+    ("hermes", '<tool_call>{"name": "time", "arguments": null}', "", [("time", "{}")]),
+    ("hermes", '<tool_call>{"name": "time", "arguments": "{\\"a\\": 1}"}', "", [("time", '{"a": 1}')]),
+    (
+        "hermes",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("weather", '{"city": "Paris", "days": 3}')],
+    ),
+    (
+        "hermes",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>12</arg_value>\n<arg_key>where</arg_key>\n"
+        '<arg_value>{"x": 1}</arg_value>\n</tool_call>',
+        "",
+        [("weather", '{"city": "12", "where": {"x": 1}}')],
+    ),
+    ("hermes", "<tool_call>time</tool_call>", "", [("time", "{}")]),
+    ("llama", f'{{"name": "weather", "parameters": {PARIS}}}', "", [("weather", PARIS)]),
+    (
+        "llama",
+        '<|python_tag|>{"type": "function", "name": "time", "parameters": {}}; {"name": "weather", "parameters": {}}',
+        "",
+        [("time", "{}"), ("weather", "{}")],
+    ),
+    ("llama", '{"answer": 42}', '{"answer": 42}', []),
+    ("llama", 'So {"name": "time", "parameters": {}}', 'So {"name": "time", "parameters": {}}', []),
+    (
+        "mistral",
+        f'[TOOL_CALLS] [{{"name": "weather", "arguments": {PARIS}}}, {{"name": "time", "arguments": {{}}}}]',
+        "",
+        [("weather", PARIS), ("time", "{}")],
+    ),
+    (
+        "mistral",
+        f"Hm.[TOOL_CALLS]weather[ARGS]{PARIS}[TOOL_CALLS]time[CALL_ID]abcdefghi[ARGS]{{}}",
+        "Hm.",
+        [("weather", PARIS), ("time", "{}")],
+    ),
+    ("mistral", f"[TOOL_CALLS]weather{PARIS}", "", [("weather", PARIS)]),
+    ("phi", f'<|tool_call|>[{{"name": "weather", "arguments": {PARIS}}}]<|/tool_call|>', "", [("weather", PARIS)]),
+    (
+        "deepseek",
+        "Look:<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        f"{PARIS}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{{}}\n"
+        "```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Look:",
+        [("weather", PARIS), ("time", "{}")],
+    ),
+    (
+        "deepseek",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        [("weather", PARIS)],
+    ),
+    ("glm4", f"weather\n{PARIS}", "", [("weather", PARIS)]),
+    ("glm4", "weather is fine", "weather is fine", []),
+    *(
+        ("hermes", text, text, [])
+        for text in (
+            '<tool_call>{"name": "rain", "arguments": {}}</tool_call>',
+            '<tool_call>{"name": "weather", "arguments": {"a": }}</tool_call>',
+            '<tool_call>{"name": "weather", "arguments": {"a": "\n"}}</tool_call>',
+            '<tool_call>{"name": "weather", "arguments": {"a": 1}',
+            '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>',
+            '<tool_call>{"name": "weather", "arguments": 01}</tool_call>',
+            '<tool_call>{"name": "weather", "arguments": {"a": "\\x"}}</tool_call>',
+            '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>',
+            '<tool_call>{"name": ["weather"], "arguments": {}}</tool_call>',
+            '<tool_call>{"name": "weather", "arguments": ' + '{"a":' * 100,
+            "<tool_call>",
+            "<tool_call>print(1)</tool_call>",
+            "a <tool_cal b",
+            " a  ",
+            "",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "answer", "text", "calls"), CASES)
+def test_calls_are_found_however_the_text_is_cut(family: str, answer: str, text: str, calls: list[Call]) -> None:
+    cuts = [[answer], list(answer), [answer[i : i + 3] for i in range(0, len(answer), 3)]]
+    for pieces in cuts:
+        assert parse(pieces, family) == (text, "", calls)
+    for _, arguments in calls:
+        json.loads(arguments)
+
+
+def test_arguments_come_while_they_are_written() -> None:
+    parser = AnswerParser(FORMATS["hermes"], TOOLS, None)
+    first = parser.add('<tool_call>{"name": "weather", "arguments": {"city": "Par')
+    (begun,) = first.tool_calls
+    assert (begun.index, begun.name, begun.arguments) == (0, "weather", '{"city": "Par')
+    (more,) = parser.add('is"').tool_calls
+    assert more == ToolCallDelta(0, arguments='is"')
+
+
+def test_half_a_call_stands_where_only_length_ended_it() -> None:
+    half = '<tool_call>{"name": "weather", "arguments": {"city": "Par'
+    assert parse([half], truncated=True) == ("", "", [("weather", '{"city": "Par')])
+    assert parse(['<tool_call>{"name": "wea'], truncated=True) == ('<tool_call>{"name": "wea', "", [])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '<tool_call>{"name": "time"}</tool_call><tool_call>{"name": "weather"}</tool_call>',
+        '<tool_call>[{"name": "time"}, {"name": "weather"}]</tool_call> and more',
+    ],
+)
+def test_calls_beyond_one_are_not_told_where_one_is_wanted(answer: str) -> None:
+    for pieces in ([answer], list(answer)):
+        assert parse(pieces, most_calls=1) == ("", "", [("time", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("answer", "thinking", "expected"),
+    [
+        ("<think>\nHm, <tool_call>\n</think>\n\nHello.\n", False, ("Hello.\n", "Hm, <tool_call>", [])),
+        ("\n<think>\n\n</think>\n\nHello.", False, ("Hello.", "", [])),
+        ("Hm\n</think>Hello.", True, ("Hello.", "Hm", [])),
+        ("Hm</thin", True, ("", "Hm</thin", [])),
+        (" Hello <think>a</think>", False, (" Hello <think>a</think>", "", [])),
+        ('<think>a</think>\n<tool_call>{"name": "time"}</tool_call>', False, ("", "a", [("time", "{}")])),
+    ],
+)
+def test_thoughts_are_told_apart(answer: str, thinking: bool, expected: Any) -> None:
+    for pieces in ([answer], list(answer)):
+        assert parse(pieces, thinking=thinking) == expected
+
+
+def test_ids_differ_and_have_the_form_that_the_family_wants() -> None:
+    found = {}
+    for family, opening in (("hermes", "<tool_call>"), ("mistral", "[TOOL_CALLS]")):
+        parser = AnswerParser(FORMATS[family], TOOLS, None)
+        found[family] = [
+            d.id for d in parser.add(f'{opening}[{{"name": "time"}}, {{"name": "time"}}]').tool_calls if d.id
+        ]
+    assert [len(set(ids)) for ids in found.values()] == [2, 2]
+    assert all(each.startswith("call_") for each in found["hermes"])
+    assert all(len(each) == 9 and each.isalnum() for each in found["mistral"])
+
+
+def test_formats_are_known_by_the_template() -> None:
+    spelled = {name: each.openings[0] for name, each in FORMATS.items()}
+    assert {
+        name: find_tool_format(f"{{% if tools %}}{opening}{{% endif %}}").name for name, opening in spelled.items()
+    } == {name: name for name in FORMATS}
+    assert find_tool_format("{{ messages }}").name == "hermes"
+    assert find_reasoning_tags("</think>") is REASONING_TAGS[0]
+    assert find_reasoning_tags("") is None
