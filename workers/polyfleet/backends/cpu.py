@@ -67,6 +67,7 @@ class CpuBackend(Named):
             dtypes=frozenset({"float32", "float64", "bfloat16", "float16", "int8"}),
             preferred_dtype="bfloat16" if fast_bfloat16 else "float32",
             instruction_sets=self.instruction_sets(),
+            divisible=True,
             executors=("persistent", "eager"),
         )
 

@@ -105,6 +105,7 @@ class KernelCapabilities:
     flash_attention: bool = False
     block_sizes: tuple[int, ...] = ()  # KV blocks that its kernels accept; empty: any
     unified_memory: bool = False  # whether its memory is the host's
+    divisible: bool = False  # whether several ranks may have a part of it each, of its cores and its memory
     executors: tuple[str, ...] = ("eager",)  # that run on it, best first; without "eager" it is no device of torch's
     instruction_sets: tuple[str, ...] = ()
 

@@ -12,6 +12,7 @@ from polyfleet.engine.executor import Executor, Footprint
 from polyfleet.engine.flight import first_line
 from polyfleet.engine.request import EngineOptions
 from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.kernels.ranks import Ranks
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.progress import Progress
 
@@ -24,6 +25,7 @@ KNOWN = {
     "persistent": "polyfleet.executors.persistent:PersistentExecutor",
     "vulkan": "polyfleet.executors.vulkan:VulkanExecutor",
 }
+GROUP = "polyfleet.executors.group:GroupKind"  # of any of them in several processes
 EXACT = ("captured", "eager")  # compute in the dtype that was asked for, whatever weights are stored as
 Result = TypeVar("Result")
 
@@ -38,6 +40,7 @@ class Workload:
     device: str  # torch's name
     dtype: str  # of computation: float32, float16 or bfloat16
     capabilities: KernelCapabilities
+    ranks: Ranks | None = None  # the group's, where `graph` is one rank's
 
     @property
     def facts(self) -> frozenset[str]:

@@ -8,7 +8,16 @@ from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.canary import Canary
 from polyfleet.engine.canary_reference import canary_for
 from polyfleet.engine.executor import Executor
-from polyfleet.engine.executors import ExecutorKind, Workload, believable, candidates, first_that_works, refuse
+from polyfleet.engine.executors import (
+    GROUP,
+    ExecutorKind,
+    Workload,
+    believable,
+    candidates,
+    find,
+    first_that_works,
+    refuse,
+)
 from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import Machine, capacity_of, computing_dtype, resolve
 from polyfleet.engine.trial import trial
@@ -43,14 +52,18 @@ def load(path: str, options: EngineOptions, progress: Progress) -> EngineParts:
     def read(share: float) -> None:
         progress(share * READING_SHARE, "reading the model")
 
-    return prepare_engine(lambda: load_model(path, read), options, progress)
+    alone = options.tensor_parallel <= 1  # else each rank looks through what it has
+    return prepare_engine(lambda: load_model(path, read, numbers=alone), options, progress)
 
 
 def prepare_engine(
     read: Callable[[], LoadedModel], options: EngineOptions, progress: Progress, graph: KernelGraph | None = None
 ) -> EngineParts:
     """The model that `read` gives on its device; without `graph` as its architecture records it. Raises as `load`."""
-    machine, capabilities = open_machine(options.device)
+    size = options.tensor_parallel or 1
+    machine, capabilities = open_machine(options.device, size)
+    if capabilities.divisible and size > 1:
+        options = replace(options, threads=max(1, options.threads // size or machine.cores))
     progress(0.0, "reading the model")
     model = read()
     model = replace(model, config=model.config.served(options.context_length))
@@ -58,7 +71,7 @@ def prepare_engine(
     workload = Workload(graph, model.weights, options, machine.device, dtype, capabilities)
 
     def prepare(kind: ExecutorKind) -> tuple[Executor, EngineOptions]:
-        return fit(kind, workload, model, machine, preparing)
+        return fit(grouped(kind, model.path, size), workload, model, machine, preparing)
 
     def preparing(share: float) -> None:
         progress(READING_SHARE + share * (1 - READING_SHARE), f"preparing the weights on {machine.device}")
@@ -75,6 +88,14 @@ def prepare_engine(
     progress(1.0, "ready")
     reasons = tuple(f"{each.executor}: {each.reason}" for each in passed_over)
     return EngineParts(model, executor, resolved, canary, fingerprint(model), reasons)
+
+
+def grouped(kind: ExecutorKind, path: str, size: int) -> ExecutorKind:
+    """The executor for `size` ranks of the model at `path`; the same where that is one."""
+    if size == 1:
+        return kind
+    group: Callable[[ExecutorKind, str], ExecutorKind] = find("group", GROUP)  # type: ignore[assignment]
+    return group(kind, path)
 
 
 def fit(
@@ -119,10 +140,11 @@ def with_room(kind: ExecutorKind, workload: Workload, config: ModelConfig, machi
     raise problem
 
 
-def open_machine(device: str) -> tuple[Machine, KernelCapabilities]:
+def open_machine(device: str, ranks: int = 1) -> tuple[Machine, KernelCapabilities]:
     """Select a device by `auto`, its accelerator's name, or both that and an index: `cuda:1`.
 
-    Raises BackendUnavailable with the reason, FieldError for an index that is none.
+    Of a group of ranks it is the first one's, and what each has. Raises BackendUnavailable with the reason, FieldError
+    for an index that is none, and for more ranks than there are devices or, where they share one, cores.
     """
     accelerator, _, index = device.partition(":")
     backend = BackendRegistry.get(accelerator)
@@ -131,10 +153,15 @@ def open_machine(device: str) -> tuple[Machine, KernelCapabilities]:
         raise FieldError("device", f"must have an index among {', '.join(devices)}, not {device}")
     found = devices[index or "0"]
     capabilities = backend.capabilities(found)
+    shared, cores = (ranks if capabilities.divisible else 1), usable_cores()
+    most = cores if capabilities.divisible else sum(each.index >= found.index for each in devices.values())
+    if ranks > most:
+        what = "cores" if capabilities.divisible else f"devices from {accelerator}:{found.index} on"
+        raise FieldError("tensor_parallel", f"must be at most {most}, the number of {what}, not {ranks}")
     name = backend.activate(found.index)
-    free = backend.memory(found.index).free_bytes
+    free = backend.memory(found.index).free_bytes // shared
     machine = Machine(
-        *(name, capabilities.dtypes, capabilities.preferred_dtype, free, usable_cores()),
+        *(name, capabilities.dtypes, capabilities.preferred_dtype, free, max(1, cores // shared)),
         block_sizes=capabilities.block_sizes,
         unified_memory=capabilities.unified_memory,
     )

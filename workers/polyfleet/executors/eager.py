@@ -28,6 +28,7 @@ from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.sampling.device import DeviceDrawn, DeviceSampler, can_draw
 from polyfleet.sampling.draw import Drawn, Draws
+from polyfleet.sampling.group import GroupSampler
 from polyfleet.sampling.host import HostSampler
 from polyfleet.sampling.masks import Masks
 
@@ -88,7 +89,7 @@ class EagerExecutor:
         self._graph = fuse(workload.graph)
         self.dtype, self._dtype = workload.dtype, DTYPES[workload.dtype]
         self._chosen = choose(implementations(), Target(device.type, self._dtype, workload.facts))
-        self._context = KernelContext(workload.weights, device, self._dtype, (), 0)
+        self._context = KernelContext(workload.weights, device, self._dtype, (), 0, ranks=workload.ranks)
         known = statistics(device)
         before = known.memory_allocated(device) if known else 0
         prefer_steady_attention()
@@ -126,7 +127,10 @@ class EagerExecutor:
             self._last_token = torch.zeros(capacity.max_sequences, dtype=torch.int64, device=self._device)
         self._capacity = capacity
         vocabulary = self._graph.widths[self._graph.logits]
-        self._sampler = DeviceSampler(self._device, vocabulary) if self.depth > 1 else HostSampler()
+        self._sampler: HostSampler | DeviceSampler | GroupSampler = HostSampler()
+        if self.depth > 1:
+            sampler, ranks = DeviceSampler(self._device, vocabulary), self._workload.ranks
+            self._sampler = sampler if ranks is None else GroupSampler(sampler, ranks)
 
     def launch(self, plan: StepPlan) -> _Pending:
         """Start the forward pass; raises StepTooLarge for more rows than there is room for."""

@@ -157,7 +157,7 @@ _RULES: dict[OpKind, tuple[OpKind, Rule]] = {
 }
 
 _ROW_WISE = (
-    *(OpKind.RMS_NORM, OpKind.ADD_RMS_NORM, OpKind.LINEAR, OpKind.SILU_MUL),
+    *(OpKind.RMS_NORM, OpKind.ADD_RMS_NORM, OpKind.LINEAR, OpKind.SILU_MUL, OpKind.ALL_REDUCE, OpKind.ALL_GATHER),
     *(
         OpKind.SCALE,
         OpKind.SOFT_CAP,

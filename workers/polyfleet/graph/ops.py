@@ -29,6 +29,11 @@ What lowerings make of them where an executor has it:
     rope_cache(qkv)         -> q[T, N·D]       rope of q and k, and cache_write of k and v, which lie side by side; with
                                                weights rms_norm of each head of q and of k before
     silu_mul(gate_up)       -> y[., F]         silu(left half) * right half
+
+What `shard` inserts where the ranks of a group have parts of a value:
+
+    all_reduce(x)           -> y               the sum of all ranks' x, to the same bits on each
+    all_gather(x)           -> y[., Σ columns] all ranks' x side by side
 """
 
 from dataclasses import dataclass, replace
@@ -60,6 +65,8 @@ class OpKind(str, Enum):
     ADD_RMS_NORM = "add_rms_norm"
     ROPE_CACHE = "rope_cache"
     SILU_MUL = "silu_mul"
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
 
 
 @dataclass(frozen=True, slots=True)

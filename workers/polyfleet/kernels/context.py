@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polyfleet.kernels.quantisation import dequantise
+from polyfleet.kernels.ranks import Ranks
 from polyfleet.kernels.weights import Weights
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}  # of computation, by name
@@ -22,6 +23,7 @@ class KernelContext:
     caches: Sequence[Tensor]  # keys before values
     block_size: int  # tokens a block
     prepared: dict[tuple[str | float, ...], Tensor] = field(default_factory=dict)
+    ranks: Ranks | None = None  # this one's end of its group, where it is one of several
 
     @property
     def keys(self) -> tuple[Tensor, ...]:

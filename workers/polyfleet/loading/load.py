@@ -6,18 +6,26 @@ from polyfleet.loading.folder_model import load_folder
 from polyfleet.loading.gguf_model import load_gguf
 from polyfleet.loading.model import LoadedModel, ModelFileError
 from polyfleet.loading.progress import Progress, silent
+from polyfleet.loading.shapes import check_numbers
 
 
-def load_model(path: str | Path, progress: Progress | None = None) -> LoadedModel:
+def load_model(path: str | Path, progress: Progress | None = None, *, numbers: bool = True) -> LoadedModel:
     """Load a GGUF file or a Hugging Face folder; nothing in it is ever executed.
 
-    `progress` is called with the share done. Raises ModelFileError, whose message is one sentence.
+    `progress` is called with the share done. Without `numbers` nobody has looked whether all weights are finite, and
+    most of them are not read yet. Raises ModelFileError, whose message is one sentence.
     """
-    path = Path(path).expanduser()
+    model = _load(Path(path).expanduser(), progress or silent)
+    if numbers:
+        check_numbers(model.path, model.weights)
+    return model
+
+
+def _load(path: Path, progress: Progress) -> LoadedModel:
     if path.is_file():
-        return load_gguf(str(path), progress or silent)
+        return load_gguf(str(path), progress)
     if path.is_dir():
-        return load_folder(str(path), progress or silent)
+        return load_folder(str(path), progress)
     if not path.exists():
         raise ModelFileError(f"{path}: there is no such file or folder")
     raise ModelFileError(f"{path}: is neither a file nor a folder")

@@ -40,14 +40,19 @@ def check_weights(path: str, config: ModelConfig, weights: Weights) -> None:
             raise ModelFileError(
                 f"{path}: the tensor for {name!r} is {found}, the configuration says {rows} x {columns}"
             )
-        if not weight.format.quantised and not _is_finite(weight.data):
-            raise ModelFileError(f"{path}: the tensor for {name!r} holds numbers that are not finite")
     title = ARCHITECTURES[config.architecture].title
     for name in weights:
         if name not in shapes:
             raise ModelFileError(
                 f"{path}: tensor {name.removeprefix('unknown.')!r} is of no use to a {title} model of this shape"
             )
+
+
+def check_numbers(path: str, weights: Weights) -> None:
+    """Raise ModelFileError for the first weight with numbers that are not finite. Reads all of them."""
+    for name, weight in weights.items():
+        if not weight.format.quantised and not _is_finite(weight.data):
+            raise ModelFileError(f"{path}: the tensor for {name!r} holds numbers that are not finite")
 
 
 def _is_finite(numbers: torch.Tensor) -> bool:

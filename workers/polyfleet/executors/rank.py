@@ -1,0 +1,153 @@
+"""A rank's process beside rank 0's: `python -m polyfleet.executors.rank`, started by it alone.
+
+It loads its part of the model, computes each plan that is posted, and ends with rank 0, or when it fails.
+"""
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from polyfleet.executors import rank_wire
+from polyfleet.executors.board import Board, Plans
+from polyfleet.wire import signals
+
+if TYPE_CHECKING:
+    from polyfleet.engine.executor import Executor
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """The process."""
+    parser = argparse.ArgumentParser()
+    for name in ("--rank", "--socket", "--board"):
+        parser.add_argument(name, type=int, required=True)
+    given = parser.parse_args()
+    signals.ignore()  # rank 0 decides when to end
+    die_with_parent()
+    end = socket.socket(fileno=given.socket)
+    rank_wire.receive_kind(end)
+    start, _ = rank_wire.receive(end)
+    board = Board(given.board, start["size"], 0)
+    threading.Thread(target=beat, args=(board, given.rank), daemon=True).start()
+    try:
+        executor = prepare(end, start, given.rank)
+        Rank(end, board, given.rank, start["size"], executor).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # rank 0 has gone; whatever still waits for it is of no use
+    except BaseException as error:
+        board.say(given.rank, f"{type(error).__name__}: {error}".partition("\n")[0])
+        log.exception("rank %d failed", given.rank)
+        os._exit(1)
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process with the thread that started it, also while it is stopped. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def beat(board: Board, rank: int) -> None:
+    """Show that this process lives."""
+    while True:
+        board.beats[rank] += 1
+        time.sleep(BEAT_SECONDS)
+
+
+def prepare(end: socket.socket, start: rank_wire.Message, rank: int) -> "Executor":
+    """Join the group and build what this rank computes with; what can't be is answered."""
+    try:
+        executor = build(end, start, rank)
+    except (ValueError, RuntimeError, MemoryError) as error:  # a BackendUnavailable is a RuntimeError
+        memory = isinstance(error, MemoryError)
+        rank_wire.send(end, {"error": str(error).partition("\n")[0] or type(error).__name__, "memory": memory})
+        raise
+    rank_wire.send(end, {})
+    return executor
+
+
+def build(end: socket.socket, start: rank_wire.Message, rank: int) -> "Executor":
+    """As rank 0 does."""
+    import torch
+
+    from polyfleet.engine.executors import Workload, find
+    from polyfleet.engine.loader import open_machine
+    from polyfleet.engine.request import EngineOptions
+    from polyfleet.executors.group import of_rank
+    from polyfleet.executors.ranks import DistributedRanks
+    from polyfleet.loading.load import load_model
+    from polyfleet.loading.shapes import check_numbers
+    from polyfleet.models.registry import record
+
+    size, options = start["size"], EngineOptions(**start["options"])
+    machine, capabilities = open_machine(start["devices"][rank])
+    rank_wire.send(end, {})
+    ranks = DistributedRanks(start["backend"], start["store"], rank, size, torch.device(machine.device))
+    model = load_model(start["path"], numbers=False)
+    graph = record(model.config.served(options.context_length), model.weights)
+    workload = Workload(graph, model.weights, options, machine.device, start["dtype"], capabilities)
+    mine = replace(of_rank(workload, rank, size), ranks=ranks)
+    check_numbers(start["path"], mine.weights)
+    return find("rank", start["target"]).build(mine, lambda share: None)
+
+
+class Rank:
+    """Does what rank 0 says. What fails in it ends the process, and so the group, unless nobody waits for it."""
+
+    def __init__(self, end: socket.socket, board: Board, rank: int, size: int, executor: "Executor") -> None:
+        self._end, self._board, self._rank, self._size = end, board, rank, size
+        self._executor = executor
+        self._plans = Plans(1, 1)
+
+    def run(self) -> None:
+        """For ever."""
+        while True:
+            if rank_wire.receive_kind(self._end) == rank_wire.PLAN:
+                self._step()
+            else:
+                self._obey(*rank_wire.receive(self._end))
+
+    def _step(self) -> None:
+        pending = self._executor.launch(self._plans.unpack(self._board.take(self._rank)))
+        if self._executor.depth > 1:  # else the tokens come with the next plan
+            self._executor.draw(pending)
+
+    def _obey(self, message: rank_wire.Message, arrays: rank_wire.Arrays) -> None:
+        from polyfleet.engine.executor import Capacity
+
+        if message["do"] == "measure":
+            rank_wire.send(self._end, {"footprint": asdict(self._executor.measure())})
+        elif message["do"] == "allocate":
+            capacity = Capacity(**message["capacity"])
+            self._board = Board(self._board.descriptor, self._size, message["room"])
+            self._board.taken[self._rank] = 0
+            self._plans = Plans(capacity.max_sequences, capacity.max_blocks)
+            self._executor.allocate(capacity)
+            rank_wire.send(self._end, {})
+        else:
+            self._exchange(message, arrays)
+
+    def _exchange(self, message: rank_wire.Message, arrays: rank_wire.Arrays) -> None:
+        try:
+            if message["do"] == "export":
+                rank_wire.send(self._end, {}, self._executor.export_blocks(message["blocks"]))
+            else:
+                self._executor.import_blocks(message["blocks"], arrays)
+                rank_wire.send(self._end, {})
+        except (ValueError, MemoryError) as error:
+            rank_wire.send(self._end, {"error": str(error), "memory": isinstance(error, MemoryError)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""A rank's end of its group over torch.distributed: the accelerator's collectives, or gloo on CPUs."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+JOIN_SECONDS = 60.0  # for all ranks to meet; afterwards silence is noticed elsewhere
+COLLECTIVE_SECONDS = 600.0
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # ranks are on one host
+
+
+class DistributedRanks:
+    """Ranks that met over a file that `store` names. One at a time in a process."""
+
+    def __init__(self, backend: str, store: str, rank: int, size: int, device: torch.device) -> None:
+        """Waits until all have come."""
+        self.rank, self.size = rank, size
+        self._on_host = device.type == "cpu"
+        for name, value in LOOPBACK.items():
+            os.environ.setdefault(name, value)
+        distributed.init_process_group(
+            backend,
+            store=distributed.FileStore(store, size),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=COLLECTIVE_SECONDS),
+            device_id=None if self._on_host else device,
+        )
+        self._gathered(torch.zeros(1, 1, device=device))  # makes the connections
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum. On the host in the order of ranks and in float32, so that rows are the same in any company."""
+        if self._on_host:
+            return self._gathered(x).sum(0, dtype=torch.float32).to(x.dtype)
+        distributed.all_reduce(x)
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """All ranks' x side by side."""
+        return self._gathered(x).transpose(0, 1).reshape(len(x), -1)
+
+    def broadcast(self, x: Tensor) -> None:
+        """Rank 0's x to all."""
+        distributed.broadcast(x, 0)
+
+    def leave(self) -> None:
+        """End the group; the process may join another then."""
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        """[ranks, rows, columns]."""
+        x = x.contiguous()
+        gathered = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
+        if self._on_host:
+            distributed.all_gather(list(gathered.unbind(0)), x)
+        else:
+            distributed.all_gather_into_tensor(gathered.view(-1, x.shape[-1]), x)
+        return gathered

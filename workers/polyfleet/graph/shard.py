@@ -1,0 +1,222 @@
+"""shard: what one rank of a group computes of a graph. Pure: a graph in, a rank's graph out.
+
+Megatron's way (Shoeybi et al., arXiv 1909.08053), found by the flow of values rather than by names: a linear whose
+output goes through nothing but ops on single columns or heads is cut by rows, and the linear that reads the result by
+columns; its sums are partial, and an all_reduce follows. The linear that makes the logits is cut by rows where that
+leaves no rest, and an all_gather follows. All else every rank computes whole, embeddings included: looking a row up is
+cheaper than a sum over ranks.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from polyfleet.graph.kernel_graph import KernelGraph, PerToken
+from polyfleet.graph.ops import Attention, CacheWrite, Norm, Op, OpKind, of
+
+_COLUMNWISE = frozenset(
+    {
+        *(OpKind.ADD, OpKind.MUL, OpKind.SILU, OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH),
+        *(OpKind.SCALE, OpKind.SOFT_CAP, OpKind.SELECT_ROWS),
+    }
+)
+_BEHIND_LOGITS = (OpKind.SCALE, OpKind.SOFT_CAP)  # may stand between the linear and the graph's output
+_WHOLE = (0, 0)
+
+
+class NotSharded(ValueError):
+    """A model can't be computed by so many ranks. The message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The rows and columns of a weight that a rank has, each as start and stop; a stop of 0: all."""
+
+    source: str  # the weight's name in the model
+    rows: tuple[int, int] = _WHOLE
+    columns: tuple[int, int] = _WHOLE
+
+    @property
+    def name(self) -> str:
+        """In the rank's graph."""
+        ranges = (f"{start}:{stop}" if stop else ":" for start, stop in (self.rows, self.columns))
+        return f"{self.source}[{', '.join(ranges)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's graph, and by name what the weights are cut from that it does not read whole."""
+
+    graph: KernelGraph
+    cuts: Mapping[str, Cut]
+    copies: tuple[int, ...]  # of each cache how many neighbouring ranks have the same heads of it
+
+
+def shard(graph: KernelGraph, rank: int, size: int) -> Shard:
+    """What `rank` of `size` computes; the graph itself for a group of one.
+
+    Raises NotSharded where heads or columns can't be shared evenly.
+    """
+    if size == 1:
+        return Shard(graph, {}, (1,) * len(graph.caches))
+    if graph.inputs:
+        raise NotSharded("a model with inputs beside its tokens can't be computed by a group of ranks")
+    return _Sharding(graph, rank, size).run()
+
+
+class _Sharding:
+    """One rank's work on one graph. `split[v]`: whether each rank has a part of the columns of value v."""
+
+    def __init__(self, graph: KernelGraph, rank: int, size: int) -> None:
+        self.graph, self.rank, self.size = graph, rank, size
+        self.split = _split_values(graph)
+        self.caches_of = {  # the cache of values whose heads are a cache's
+            value: cache for cache, values in _written(graph, self.split).items() for value in values
+        }
+        self.widths = [self.part(v)[1] - self.part(v)[0] if self.split[v] else w for v, w in enumerate(graph.widths)]
+        self.cuts: dict[str, Cut] = {}
+        self.logits = self._logits_linear()
+
+    def run(self) -> Shard:
+        """The shard."""
+        split = set(self.caches_of.values())
+        ops = tuple(made for op in self.graph.ops for made in self._ops(op))
+        caches, copies = [], []
+        for at, cache in enumerate(self.graph.caches):
+            caches.append(replace(cache, heads=self._kv_heads(cache)) if at in split else cache)
+            copies.append(max(1, self.size // cache.heads) if at in split else self.size)
+        graph = replace(self.graph, ops=ops, widths=tuple(self.widths), caches=tuple(caches))
+        return Shard(graph, self.cuts, tuple(copies))
+
+    def part(self, value: int) -> tuple[int, int]:
+        """The columns of a split value that this rank has."""
+        width = self.graph.widths[value]
+        if value in self.caches_of:
+            cache = self.graph.caches[self.caches_of[value]]
+            first = self.rank * cache.heads // self.size * cache.width
+            return first, first + self._kv_heads(cache) * cache.width
+        if width % self.size:
+            raise NotSharded(f"{width} columns can't be shared evenly by {self.size} ranks")
+        return self.rank * width // self.size, (self.rank + 1) * width // self.size
+
+    def _kv_heads(self, cache: PerToken) -> int:
+        """How many of them a rank has; where there are more ranks than heads, neighbours have the same one."""
+        heads, size = cache.heads, self.size
+        if heads % size and size % heads:
+            raise NotSharded(f"the model's {heads} KV heads can't be shared evenly by {size} ranks")
+        return max(1, heads // size)
+
+    def _ops(self, op: Op) -> Iterator[Op]:
+        if op.kind is OpKind.LINEAR:
+            yield from self._linear(op)
+        elif op.kind is OpKind.PAGED_ATTENTION and self.split[op.inputs[0]]:
+            attention = of(op, Attention)
+            if attention.heads % self.size:
+                raise NotSharded(f"the model's {attention.heads} heads can't be shared evenly by {self.size} ranks")
+            kv_heads = self._kv_heads(self.graph.caches[attention.cache])
+            heads = attention.heads // self.size
+            yield replace(op, attributes=replace(attention, heads=heads, kv_heads=kv_heads))
+        else:
+            yield op
+
+    def _linear(self, op: Op) -> Iterator[Op]:
+        """By columns behind a split value, by rows before one, else whole."""
+        (output,) = op.outputs
+        if self.split[op.inputs[0]]:
+            weights = tuple(self._cut(each, columns=self.part(op.inputs[0])) for each in op.weights)
+            partial = self._value(self.widths[output])
+            biases = op.biases if self.rank == 0 else ()  # they count once
+            yield replace(op, outputs=(partial,), weights=weights, biases=biases)
+            yield Op(OpKind.ALL_REDUCE, (partial,), op.outputs)
+        elif self.split[output]:
+            yield self._by_rows(op, self.part(output))
+        elif output == self.logits:
+            rows = self.widths[output] // self.size
+            start = self.rank * rows
+            part = self._value(rows)
+            yield replace(self._by_rows(op, (start, start + rows)), outputs=(part,))
+            yield Op(OpKind.ALL_GATHER, (part,), op.outputs)
+        else:
+            yield op
+
+    def _by_rows(self, op: Op, rows: tuple[int, int]) -> Op:
+        weights = tuple(self._cut(each, rows=rows) for each in op.weights)
+        biases = tuple(self._cut(each, columns=rows) for each in op.biases)
+        return replace(op, weights=weights, biases=biases)
+
+    def _cut(self, source: str, rows: tuple[int, int] = _WHOLE, columns: tuple[int, int] = _WHOLE) -> str:
+        cut = Cut(source, rows, columns)
+        self.cuts[cut.name] = cut
+        return cut.name
+
+    def _value(self, width: int) -> int:
+        self.widths.append(width)
+        return len(self.widths) - 1
+
+    def _logits_linear(self) -> int:
+        """The linear's output that the logits are made of, where it can be shared evenly; else -1."""
+        makers = {value: op for op in self.graph.ops for value in op.outputs}
+        op = makers.get(self.graph.logits)
+        while op is not None and op.kind in _BEHIND_LOGITS:
+            op = makers.get(op.inputs[0])
+        if op is None or op.kind is not OpKind.LINEAR or len(op.weights) != 1:
+            return -1
+        return -1 if self.graph.widths[op.outputs[0]] % self.size else op.outputs[0]
+
+
+def _split_values(graph: KernelGraph) -> list[bool]:
+    """Which values ranks have parts of: the most that ops allow."""
+    made = {value for op in graph.ops for value in op.outputs}
+    split = [value in made and value not in graph.outputs for value in range(len(graph.widths))]
+    _settle(graph, split)
+    for op in graph.ops:
+        if op.kind is OpKind.LINEAR and split[op.inputs[0]] and split[op.outputs[0]]:
+            split[op.outputs[0]] = False  # what follows a sum over ranks is whole
+            _settle(graph, split)
+    return split
+
+
+def _settle(graph: KernelGraph, split: list[bool]) -> None:
+    """Make values whole until those that must be alike are alike."""
+    together = list(_bound_together(graph))
+    changed = True
+    while changed:
+        changed = False
+        for values, possible in together:
+            if any(split[value] for value in values) and not (possible and all(split[value] for value in values)):
+                changed = True
+                for value in values:
+                    split[value] = False
+
+
+def _bound_together(graph: KernelGraph) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Values that are split all or none, and whether they may be."""
+    caches: dict[int, tuple[int, ...]] = {}
+    for op in graph.ops:
+        values = (*op.inputs, *op.outputs)
+        if op.kind is OpKind.LINEAR:
+            if len(op.weights) > 1:
+                yield op.outputs, False
+        elif op.kind in (OpKind.CACHE_WRITE, OpKind.PAGED_ATTENTION):
+            caches[op.cache or 0] = caches.get(op.cache or 0, ()) + values
+        else:
+            yield values, op.kind in _COLUMNWISE or _of_heads(op)
+    for values in caches.values():
+        yield values, True
+
+
+def _of_heads(op: Op) -> bool:
+    """Whether it treats each head alone."""
+    return op.kind is OpKind.ROPE or (op.kind is OpKind.RMS_NORM and of(op, Norm).width > 0)
+
+
+def _written(graph: KernelGraph, split: list[bool]) -> dict[int, set[int]]:
+    """Of each cache the split values that end up in it, from the linears on."""
+    found: dict[int, set[int]] = {}
+    for op in reversed(graph.ops):
+        if op.kind is OpKind.CACHE_WRITE and split[op.inputs[0]]:
+            found.setdefault(of(op, CacheWrite).cache, set()).update(op.inputs)
+        elif op.kind in _COLUMNWISE or _of_heads(op):
+            for values in found.values():
+                if op.outputs[0] in values:
+                    values.update(op.inputs)
+    return found
