@@ -72,6 +72,7 @@ class _Sharding:
         self.caches_of = {  # the cache of values whose heads are a cache's
             value: cache for cache, values in _written(graph, self.split).items() for value in values
         }
+        self._check_heads()
         self.widths = [self.part(v)[1] - self.part(v)[0] if self.split[v] else w for v, w in enumerate(graph.widths)]
         self.cuts: dict[str, Cut] = {}
         self.logits = self._logits_linear()
@@ -86,6 +87,14 @@ class _Sharding:
             copies.append(max(1, self.size // cache.heads) if at in split else self.size)
         graph = replace(self.graph, ops=ops, widths=tuple(self.widths), caches=tuple(caches))
         return Shard(graph, self.cuts, tuple(copies))
+
+    def _check_heads(self) -> None:
+        for op in self.graph.ops:
+            if op.kind is OpKind.PAGED_ATTENTION and self.split[op.inputs[0]]:
+                attention = of(op, Attention)
+                if attention.heads % self.size:
+                    raise NotSharded(f"the model's {attention.heads} heads can't be shared evenly by {self.size} ranks")
+                self._kv_heads(self.graph.caches[attention.cache])
 
     def part(self, value: int) -> tuple[int, int]:
         """The columns of a split value that this rank has."""
@@ -110,8 +119,6 @@ class _Sharding:
             yield from self._linear(op)
         elif op.kind is OpKind.PAGED_ATTENTION and self.split[op.inputs[0]]:
             attention = of(op, Attention)
-            if attention.heads % self.size:
-                raise NotSharded(f"the model's {attention.heads} heads can't be shared evenly by {self.size} ranks")
             kv_heads = self._kv_heads(self.graph.caches[attention.cache])
             heads = attention.heads // self.size
             yield replace(op, attributes=replace(attention, heads=heads, kv_heads=kv_heads))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfleet.graph.ops import Attention, CacheWrite, Factor, Norm, Op, OpKind, Rope, RopeCache, of
+from polyfleet.kernels.collective import COLLECTIVE
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.step import Step
@@ -246,4 +247,5 @@ REFERENCE = (
     Implementation(OpKind.PAGED_ATTENTION, "reference", bind_paged_attention),
     Implementation(OpKind.SILU_MUL, "reference", bind_silu_mul, capturable=True),
     Implementation(OpKind.SELECT_ROWS, "reference", bind_select_rows, capturable=True),
+    *COLLECTIVE,
 )

@@ -1,14 +1,13 @@
 """The dispatch table that executors choose from: reference implementations first, faster ones behind them."""
 
 from polyfleet.kernels.batched import BATCHED
-from polyfleet.kernels.collective import COLLECTIVE
 from polyfleet.kernels.dispatch import Implementation
 from polyfleet.kernels.reference import REFERENCE
 
 
 def implementations() -> tuple[Implementation, ...]:
     """All implementations that could be imported here."""
-    return (*REFERENCE, *COLLECTIVE, *BATCHED, *_of_triton())
+    return (*REFERENCE, *BATCHED, *_of_triton())
 
 
 def _of_triton() -> tuple[Implementation, ...]:

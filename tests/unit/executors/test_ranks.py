@@ -1,0 +1,153 @@
+"""What several ranks compute equals what one does, for every architecture and every way to share its heads."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.support.eager_models import CAPABILITIES
+from tests.support.thread_ranks import ThreadRanks, on_ranks
+from torch import Tensor
+
+from polyfleet.engine.executors import Workload
+from polyfleet.engine.request import EngineOptions
+from polyfleet.executors.group import of_rank
+from polyfleet.graph.lowering import fuse
+from polyfleet.graph.ops import OpKind
+from polyfleet.graph.shard import NotSharded, shard
+from polyfleet.kernels.context import KernelContext
+from polyfleet.kernels.dispatch import Target, choose
+from polyfleet.kernels.program import Program
+from polyfleet.kernels.step import make_step
+from polyfleet.kernels.table import implementations
+from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.kvcache.storage import KvStorage
+from polyfleet.models.fields import Fields
+from polyfleet.models.registry import ARCHITECTURES, record, weight_shapes
+
+CPU = torch.device("cpu")
+BLOCK = 4
+TOLERANCE = 2e-5  # of logits near 1, in float32: sums over ranks round otherwise
+STATED: Mapping[str, Any] = {
+    **{"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 40, "max_position_embeddings": 64},
+    **{"rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "sliding_window": 6},
+}
+
+
+def workload(name: str, **changes: Any) -> Workload:
+    """A tiny random model of an architecture."""
+    architecture = ARCHITECTURES[name]
+    stated = {**STATED, **changes}
+    config = replace(architecture.read_folder(Fields("config.json", stated)), architecture=name)
+    random = torch.Generator().manual_seed(len(name))
+    weights = {}
+    for weight, (rows, columns) in weight_shapes(config).items():
+        data = torch.randn(rows, columns, generator=random)
+        data = 1 + data / 8 if rows == 1 else data / columns**0.5
+        weights[weight] = Weight(weight, WeightFormat.F32, rows, columns, data)
+    graph = record(config, weights)
+    return Workload(graph, weights, EngineOptions(), "cpu", "float32", CAPABILITIES)
+
+
+def compute(work: Workload) -> tuple[Tensor, ...]:
+    """Hidden states and logits of two sequences over three steps: a prompt, its rest and a prompt, two decodes."""
+    chosen = choose(implementations(), Target("cpu", torch.float32))
+    storage = KvStorage.allocate(work.graph.caches, 8, BLOCK, torch.float32, CPU)
+    context = KernelContext(work.weights, CPU, torch.float32, storage.caches, BLOCK, ranks=work.ranks)
+    program = Program(fuse(work.graph), chosen, context, lambda share: None)
+    one, two = (0, 2, 4), (5, 1)
+    found: list[Tensor] = []
+    for parts in (
+        [((3, 7, 11, 4, 9), 0, one)],
+        [((5, 6, 8), 5, one), ((12, 13, 14, 15), 0, two)],
+        [((21,), 8, one), ((22,), 4, two)],
+    ):
+        with torch.inference_mode():
+            found += program.run(make_step(parts, BLOCK, CPU))
+    return tuple(found)
+
+
+def check_equal(work: Workload, size: int) -> None:
+    expected = compute(work)
+    for found in on_ranks(size, lambda ranks: compute(replace(of_rank(work, ranks.rank, size), ranks=ranks))):
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_two_ranks_equal_one(name: str) -> None:
+    work = workload(name)
+    check_equal(work, 2)
+    sharded = shard(work.graph, 0, 2)
+    kinds = [op.kind for op in sharded.graph.ops]
+    assert kinds.count(OpKind.ALL_REDUCE) == 2 * STATED["num_hidden_layers"]
+    assert kinds.count(OpKind.ALL_GATHER) == 1
+    assert {cache.heads for cache in sharded.graph.caches} == {1}
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (8, 1)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_four_ranks_share_heads_or_have_copies(heads: int, kv_heads: int, tied: bool) -> None:
+    changes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "tie_word_embeddings": tied}
+    check_equal(workload("llama", attention_bias=True, mlp_bias=True, **changes), 4)
+
+
+def test_a_vocabulary_that_leaves_a_rest_is_whole_on_each_rank() -> None:
+    work = workload("llama", vocab_size=49)
+    check_equal(work, 2)
+    assert OpKind.ALL_GATHER not in {op.kind for op in shard(work.graph, 1, 2).graph.ops}
+
+
+@pytest.mark.parametrize(
+    "size, changes, sentence",
+    [
+        (3, {}, "the model's 4 heads can't be shared evenly by 3 ranks"),
+        (3, {"num_attention_heads": 6}, "the model's 2 KV heads can't be shared evenly by 3 ranks"),
+        (8, {}, "the model's 4 heads can't be shared evenly by 8 ranks"),
+        (4, {"intermediate_size": 42}, "42 columns can't be shared evenly by 4 ranks"),
+    ],
+)
+def test_what_can_not_be_shared_evenly_is_refused(size: int, changes: dict[str, int], sentence: str) -> None:
+    with pytest.raises(NotSharded, match=sentence):
+        shard(workload("llama", **changes).graph, 0, size)
+
+
+def test_a_rank_has_its_part_of_the_weights_and_all_ranks_together_have_all() -> None:
+    work = workload("llama")
+    parts = [of_rank(work, rank, 2).weights for rank in range(2)]
+    matrices = {name for name, weight in work.weights.items() if weight.rows > 1} - {"embedding"}
+    for name in matrices:
+        mine = [next(each for key, each in part.items() if key.startswith(f"{name}[")) for part in parts]
+        axis = 0 if mine[0].rows < work.weights[name].rows else 1
+        assert torch.equal(torch.cat([each.data for each in mine], axis), work.weights[name].data), name
+        assert all(each.data.untyped_storage().data_ptr() == work.weights[name].data.data_ptr() for each in mine)
+
+
+def test_a_group_of_one_computes_the_graph_itself() -> None:
+    graph = workload("llama").graph
+    assert shard(graph, 0, 1).graph is graph
+
+
+def test_a_layer_that_ranks_do_not_know_is_whole_on_each() -> None:
+    """Whatever ops a model adds, it is right, if no faster."""
+    work = workload("llama")
+    queries = {op.inputs[0] for op in work.graph.ops if op.kind is OpKind.PAGED_ATTENTION}
+    ops = tuple(
+        replace(op, kind=OpKind.ARGMAX) if op.kind is OpKind.ROPE and op.outputs[0] in queries else op
+        for op in work.graph.ops
+    )
+    sharded = shard(replace(work.graph, ops=ops), 0, 2)
+    assert sharded.copies == (2, 2)
+    assert sharded.graph.caches == work.graph.caches
+
+
+def test_ranks_meet_as_often_as_the_graph_says() -> None:
+    work = workload("llama")
+
+    def calls(ranks: ThreadRanks) -> int:
+        compute(replace(of_rank(work, ranks.rank, 2), ranks=ranks))
+        return ranks.meeting.calls
+
+    assert set(on_ranks(2, calls)) == {3 * 5}
