@@ -87,7 +87,7 @@ def test_two_ranks_equal_one(name: str) -> None:
     assert {cache.heads for cache in sharded.graph.caches} == {1}
 
 
-@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (8, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (8, 1)])
 @pytest.mark.parametrize("tied", [False, True])
 def test_four_ranks_share_heads_or_have_copies(heads: int, kv_heads: int, tied: bool) -> None:
     changes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "tie_word_embeddings": tied}
@@ -101,7 +101,7 @@ def test_a_vocabulary_that_leaves_a_rest_is_whole_on_each_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    "size, changes, sentence",
+    ("size", "changes", "sentence"),
     [
         (3, {}, "the model's 4 heads can't be shared evenly by 3 ranks"),
         (3, {"num_attention_heads": 6}, "the model's 2 KV heads can't be shared evenly by 3 ranks"),
