@@ -86,6 +86,8 @@ def load(path: str, options: EngineOptions, progress: Progress) -> "FakeEngine":
 class FakeEngine:
     """The surface of `polyfleet.engine.Engine` that the engine process uses."""
 
+    alarm = None
+
     def __init__(self, script: Script, options: EngineOptions) -> None:
         self._script = script
         self.facts = EngineFacts(

@@ -110,7 +110,7 @@ class EngineOptions:
         "What runs the model: eager, captured, persistent, vulkan or another that the device has; auto: its best.",
     )
     tensor_parallel: int = _option(
-        0, "computing", "Ranks that compute the model together, each on a device of its own; 0: one.", most=64
+        0, "computing", "Ranks that compute the model together, each on a device of its own; 0: one."
     )
     threads: int = _option(0, "computing", "CPU threads; 0: one for each core that may be used.")
     reproducible: bool = _option(

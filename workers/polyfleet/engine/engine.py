@@ -103,6 +103,11 @@ class Engine:
         """Whether a step would compute something."""
         return self._batcher.has_work
 
+    @property
+    def alarm(self) -> int | None:
+        """A descriptor that can be read from once the executor has broken down, which `check` then raises; or none."""
+        return getattr(self._executor, "alarm", None)
+
     def implementations(self) -> Mapping[str, str]:
         """Which implementation runs each op."""
         return self._executor.implementations()
@@ -183,8 +188,13 @@ class Engine:
         )
 
     def check(self) -> None:
-        """Raise AssertionError unless pool, prefix index and ledger balance. Cheap enough for an idle engine."""
+        """Raise AssertionError unless pool, prefix index and ledger balance. Cheap enough for an idle engine.
+
+        Raises DeviceTimeout where the executor has broken down meanwhile.
+        """
         self._batcher.check()
+        if self.alarm is not None:
+            self._executor.check()  # type: ignore[attr-defined]
 
 
 def _facts(

@@ -1,6 +1,6 @@
 """`polyfleet_device_*`: one label set for all vendors. A reading that the vendor withholds has no sample."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -21,33 +21,50 @@ GAUGES: tuple[tuple[str, str, Callable[[DeviceTelemetry], float | None]], ...] =
 ERRORS = ("polyfleet_device_errors", "Uncorrectable memory errors, or the accelerator's nearest count.")
 
 
-def device_families(state: DeviceState) -> Iterator[Any]:
-    """All families of one device at this moment."""
-    telemetry, info = state.telemetry, state.info
-    labels = (
-        state.accelerator,
-        str(telemetry.index),
-        info.name if info else "",
-        (info.uuid or "") if info else "",
-    )
+def device_families(*states: DeviceState) -> Iterator[Any]:
+    """All families of a worker's devices at this moment."""
+    labels = [_labels(state) for state in states]
     health = GaugeMetricFamily("polyfleet_device_health", "1 for the state it is in.", labels=(*LABELS, "state"))
-    for each in Health:
-        health.add_metric((*labels, each.value), float(telemetry.health is each))
+    for mine, state in zip(labels, states, strict=True):
+        for each in Health:
+            health.add_metric((*mine, each.value), float(state.telemetry.health is each))
     yield health
     for name, text, read in GAUGES:
-        if (value := read(telemetry)) is not None:
-            gauge = GaugeMetricFamily(name, text, labels=LABELS)
-            gauge.add_metric(labels, value)
-            yield gauge
-    if telemetry.errors_total is not None:
-        errors = CounterMetricFamily(*ERRORS, labels=LABELS)
-        errors.add_metric(labels, telemetry.errors_total)
-        yield errors
+        yield from _readings(GaugeMetricFamily(name, text, labels=LABELS), labels, states, read)
+    errors = CounterMetricFamily(*ERRORS, labels=LABELS)
+    yield from _readings(errors, labels, states, lambda telemetry: telemetry.errors_total)
     facts = GaugeMetricFamily("polyfleet_device_info", "What it is; always 1.", labels=(*LABELS, *FACTS))
-    known = {
-        "driver_version": telemetry.driver_version or (info.driver_version if info else None),
-        "pci_bus_id": telemetry.pci_bus_id or (info.pci_bus_id if info else None),
-        "architecture": info.architecture if info else None,
-    }
-    facts.add_metric((*labels, *(known[name] or "" for name in FACTS)), 1.0)
+    for mine, state in zip(labels, states, strict=True):
+        facts.add_metric((*mine, *_facts(state)), 1.0)
     yield facts
+
+
+def _labels(state: DeviceState) -> tuple[str, ...]:
+    info = state.info
+    names = (info.name, info.uuid or "") if info else ("", "")
+    return state.accelerator, str(state.telemetry.index), *names
+
+
+def _readings(
+    family: Any,
+    labels: Sequence[tuple[str, ...]],
+    states: Sequence[DeviceState],
+    read: Callable[[DeviceTelemetry], float | None],
+) -> Iterator[Any]:
+    """The family, where a device has such a reading."""
+    for mine, state in zip(labels, states, strict=True):
+        if (value := read(state.telemetry)) is not None:
+            family.add_metric(mine, value)
+    if family.samples:
+        yield family
+
+
+def _facts(state: DeviceState) -> tuple[str, ...]:
+    """In the order of FACTS."""
+    telemetry, info = state.telemetry, state.info
+    known = (
+        telemetry.driver_version or (info.driver_version if info else None),
+        telemetry.pci_bus_id or (info.pci_bus_id if info else None),
+        info.architecture if info else None,
+    )
+    return tuple(each or "" for each in known)

@@ -70,6 +70,11 @@ class ServedEngine(Protocol):
         """Whether a step would do something."""
         ...
 
+    @property
+    def alarm(self) -> int | None:
+        """A descriptor that can be read from once it has broken down by itself."""
+        ...
+
     def add(self, request: SequenceRequest) -> None:
         """Queue a sequence; raises FieldError."""
         ...
@@ -104,6 +109,10 @@ class WorkerSocket:
         for descriptor in self._buffers:
             self._poll.register(descriptor, select.POLLIN)
 
+    def watch(self, alarm: int) -> None:
+        """Let `receive` end, without commands, also when this descriptor can be read from."""
+        self._poll.register(alarm, select.POLLIN)
+
     def send(self, event: messages.Event) -> None:
         """Send, waiting while the worker is behind."""
         self._socket.sendall(messages.frame(event))
@@ -123,7 +132,7 @@ class WorkerSocket:
                         raise EOFError
                     buffer += data
                     commands += messages.take_commands(buffer)
-            if commands:
+            if commands or ready - self._buffers.keys():
                 return commands
         return []
 
@@ -156,6 +165,8 @@ def serve(engine: ServedEngine, worker: WorkerSocket, rounds: CanaryRounds) -> N
     After a second of idleness the engine checks its books once; AssertionError ends the process, and so the worker.
     """
     unchecked = False
+    if engine.alarm is not None:
+        worker.watch(engine.alarm)
     overtaking = Overtaking()
     while True:
         pause = rounds.until_next(IDLE_CHECK_SECONDS if unchecked else None)

@@ -60,8 +60,8 @@ class WorkerCollector(Collector):
         info, status = self._worker.info(), self._worker.engine_status()
         labels = (info.model.name, info.accelerator)
         yield from self._of_the_worker(labels)
-        if self._devices is not None and self._devices.state is not None:
-            yield from device_families(self._devices.state)
+        if self._devices is not None and self._devices.states:
+            yield from device_families(*self._devices.states)
         if info.HasField("model"):
             yield from self._of_the_model(info.model, status, labels)
             yield from self._worker.histograms.families(LABELS, labels)

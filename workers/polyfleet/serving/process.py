@@ -58,7 +58,7 @@ class WorkerProcess:
             limits=WatchdogLimits(config.canary_interval, config.stall_timeout, config.replace_after),
             log_level=config.log_level,
         )
-        self._devices = watch_device(device, config.telemetry_interval)
+        self._devices = watch_device(device, config.telemetry_interval, lambda: self._worker.num_devices)
         self._exit_status = 0
         self._signals: list[int] = []
         self._second_signal = asyncio.Event()
@@ -221,14 +221,14 @@ def describe(config: WorkerConfig) -> fleet.WorkerInfo:
     )
 
 
-def watch_device(device: str, interval: float) -> DeviceWatch | None:
-    """Over the device that the worker computes on; None for an accelerator that nobody knows."""
+def watch_device(device: str, interval: float, count: Callable[[], int]) -> DeviceWatch | None:
+    """Over the devices that the worker computes on; None for an accelerator that nobody knows."""
     accelerator, index = split_device(device)
     try:
         backend = BackendRegistry.known(accelerator)
     except BackendUnavailable:
         return None
-    return DeviceWatch(backend, index, interval)
+    return DeviceWatch(backend, index, interval, count)
 
 
 def reachable(listen: str, port: int, advertise_host: str) -> str:

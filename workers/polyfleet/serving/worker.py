@@ -20,7 +20,7 @@ from polyfleet.engine.request import EngineStatus
 from polyfleet.serving.admission import Admission
 from polyfleet.serving.convert import model_info_of, options_of, status_of
 from polyfleet.serving.engine_client import EngineClient, LoadError, OnProgress
-from polyfleet.serving.health.device_watch import confined
+from polyfleet.serving.health.device_watch import confined, num_devices
 from polyfleet.serving.health.lifecycle import Lifecycle
 from polyfleet.serving.health.watchdog import EngineWatchdog, WatchdogLimits
 from polyfleet.serving.histograms import EngineHistograms
@@ -108,6 +108,11 @@ class Worker:
         """Whether it is unhealthy for good, and not only suspended."""
         return self._lifecycle.failed
 
+    @property
+    def num_devices(self) -> int:
+        """Devices of its group, neighbours from its own on."""
+        return self._info.num_devices or 1
+
     def set_addresses(self, address: str, metrics_address: str) -> None:
         """Where others reach it, once the ports are bound."""
         self._info.address, self._info.metrics_address = address, metrics_address
@@ -134,8 +139,9 @@ class Worker:
         """
         if self.state != fleet.WORKER_STATE_STARTING:
             raise WorkerRefusal(f"The worker {self._lifecycle.doing}: only a worker without a model can load one.")
-        self._lifecycle.enter(fleet.WORKER_STATE_LOADING)
+        self._info.num_devices = num_devices(self._info.accelerator, spec.options.tensor_parallel)
         self._info.deployment = spec.deployment or self._info.deployment
+        self._lifecycle.enter(fleet.WORKER_STATE_LOADING)
         loading = self._loading = asyncio.create_task(self._load(spec, on_progress))
         loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # its caller may be gone
         try:
@@ -150,7 +156,7 @@ class Worker:
             self.load_progress = progress
             on_progress(progress, phase)
 
-        device, variables = confined(self._device)
+        device, variables = confined(self._device, self.num_devices)
         try:
             engine = await EngineClient.load(
                 spec.source,
@@ -185,6 +191,7 @@ class Worker:
             self.drain(leave=False)
             await self.close()
             self._info.ClearField("model")
+            self._info.num_devices = 0
             self._info.own_model = False
             self.load_progress = 0.0
             if self.state == fleet.WORKER_STATE_DRAINING and not self.ending.is_set():

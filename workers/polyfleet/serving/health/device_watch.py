@@ -1,8 +1,9 @@
-"""The worker's own device, read again and again on a thread: what /metrics shows, and why a worker is suspended."""
+"""The worker's own devices, read again and again on a thread: what /metrics shows, and why a worker is suspended."""
 
 import logging
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from polyfleet.backends import BackendRegistry, BackendUnavailable
@@ -30,31 +31,45 @@ class DeviceState:
     info: DeviceInfo | None = None
 
 
-def confined(device: str) -> tuple[str, dict[str, str]]:
-    """The device's name in a process that sees it alone, and the variables that make it so.
+def num_devices(accelerator: str, ranks: int) -> int:
+    """How many devices so many ranks take: one each, but where they share one."""
+    try:
+        backend = BackendRegistry.known(accelerator)
+        shared = any(backend.capabilities(each).divisible for each in backend.devices()[:1])
+    except Exception as error:  # a stranger's backend, or an accelerator that nobody knows
+        log.warning("The devices can't be listed: %s", error)
+        return max(1, ranks)
+    return 1 if shared else max(1, ranks)
+
+
+def confined(device: str, count: int = 1) -> tuple[str, dict[str, str]]:
+    """The device's name in a process that sees it and the `count` - 1 behind it, and the variables that make it so.
 
     An accelerator without such variables keeps the name: there is one device, or the process picks among them all.
     """
     accelerator, index = split_device(device)
     try:
-        variables = BackendRegistry.known(accelerator).environment((index,))
+        variables = BackendRegistry.known(accelerator).environment(range(index, index + count))
     except BackendUnavailable:
         variables = {}
     return (accelerator, variables) if variables else (device, {})
 
 
 class DeviceWatch:
-    """Polls one backend for the device that has `index` there.
+    """Polls one backend for the device that has `index` there and, in a group, those behind it; `count` may change.
 
     Readings are from subprocesses with a time limit. A device that its tool does not list is unhealthy.
     """
 
-    def __init__(self, backend: HardwareBackend, index: int, interval: float) -> None:
-        self.state: DeviceState | None = None  # None: before the first poll
+    def __init__(
+        self, backend: HardwareBackend, index: int, interval: float, count: Callable[[], int] = lambda: 1
+    ) -> None:
+        self.states: tuple[DeviceState, ...] = ()  # empty: before the first poll
         self._backend = backend
         self._index = index
         self._interval = interval
-        self._unhealthy = 0
+        self._count = count
+        self._unhealthy = Counter[int]()  # readings in a row, by index
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -70,20 +85,31 @@ class DeviceWatch:
             self._thread.join(JOIN_SECONDS)
 
     def poll(self) -> DeviceState:
-        """One reading."""
-        before = self.state
-        info = (before.info if before else None) or self._describe()
-        state = DeviceState(accelerator_name(self._backend.type), self._read(info), info)
-        self._unhealthy = self._unhealthy + 1 if state.telemetry.health is Health.UNHEALTHY else 0
-        self.state = state
-        return state
+        """One reading; of a group, the first device's is returned."""
+        known = {each.telemetry.index: each.info for each in self.states}
+        new = any(known.get(index) is None for index in self._indices())
+        found = {each.index: each for each in self._list()} if new else {}
+        readings = self._read()
+        states = []
+        for index in self._indices():
+            info = known.get(index) or found.get(index)
+            state = DeviceState(accelerator_name(self._backend.type), self._reading(index, info, readings), info)
+            unhealthy = state.telemetry.health is Health.UNHEALTHY
+            self._unhealthy[index] = self._unhealthy[index] + 1 if unhealthy else 0
+            states.append(state)
+        self.states = tuple(states)
+        return self.states[0]
 
     def trouble(self) -> str:
-        """What speaks against the device after the last poll, in one sentence; empty: nothing, or not yet."""
-        if self.state is None or self._unhealthy < UNHEALTHY_POLLS:
-            return ""
-        name = f"{self.state.accelerator} device {self._index}"
-        return f"The {name} is unhealthy: {self.state.telemetry.reason.rstrip('.') or 'its tool says so'}."
+        """What speaks against a device after the last poll, in one sentence; empty: nothing, or not yet."""
+        for state in self.states:
+            if self._unhealthy[state.telemetry.index] >= UNHEALTHY_POLLS:
+                name = f"{state.accelerator} device {state.telemetry.index}"
+                return f"The {name} is unhealthy: {state.telemetry.reason.rstrip('.') or 'its tool says so'}."
+        return ""
+
+    def _indices(self) -> range:
+        return range(self._index, self._index + self._count())
 
     def _run(self, judged: Callable[[str], None]) -> None:
         while not self._stopping.is_set():
@@ -92,22 +118,29 @@ class DeviceWatch:
                 judged(self.trouble())
             self._stopping.wait(self._interval)
 
-    def _describe(self) -> DeviceInfo | None:
+    def _list(self) -> Sequence[DeviceInfo]:
         try:
-            return next((each for each in self._backend.devices() if each.index == self._index), None)
+            return self._backend.devices()
         except Exception as error:  # a stranger's backend
             log.warning("The devices can't be listed: %s", error)
-            return None
+            return ()
 
-    def _read(self, info: DeviceInfo | None) -> DeviceTelemetry:
-        """This device's reading, found by its PCI address where that is known, for its number may change."""
+    def _read(self) -> Sequence[DeviceTelemetry] | str:
+        """All devices' readings, or why there are none."""
         try:
-            readings = self._backend.telemetry()
+            return self._backend.telemetry()
         except Exception as error:
-            return DeviceTelemetry(self._index, Health.UNHEALTHY, f"its probe broke: {error}")
+            return f"its probe broke: {error}"
+
+    def _reading(
+        self, index: int, info: DeviceInfo | None, readings: Sequence[DeviceTelemetry] | str
+    ) -> DeviceTelemetry:
+        """A device's, found by its PCI address where that is known, for its number may change."""
+        if isinstance(readings, str):
+            return DeviceTelemetry(index, Health.UNHEALTHY, readings)
         address = info.pci_bus_id if info else None
         for each in readings:
-            found = each.pci_bus_id == address if address and each.pci_bus_id else each.index == self._index
+            found = each.pci_bus_id == address if address and each.pci_bus_id else each.index == index
             if found:
-                return replace(each, index=self._index)
-        return DeviceTelemetry(self._index, Health.UNHEALTHY, "its tool does not list it")
+                return replace(each, index=index)
+        return DeviceTelemetry(index, Health.UNHEALTHY, "its tool does not list it")
