@@ -96,6 +96,7 @@ class GroupExecutor:
         self._folder = tempfile.mkdtemp(prefix="polyfleet-ranks-")
         self._members = Members(size)
         self._ranks: DistributedRanks | None = None
+        self.depth = 1
         try:
             self._executor = self._build(kind, path, workload, progress)
         except BaseException:

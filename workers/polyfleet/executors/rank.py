@@ -66,13 +66,15 @@ def beat(board: Board, rank: int) -> None:
 
 
 def prepare(end: socket.socket, start: rank_wire.Message, rank: int) -> "Executor":
-    """Join the group and build what this rank computes with; what can't be is answered."""
+    """Join the group and build what this rank computes with; what can't be is answered, and ends the process."""
     try:
         executor = build(end, start, rank)
     except (ValueError, RuntimeError, MemoryError) as error:  # a BackendUnavailable is a RuntimeError
         memory = isinstance(error, MemoryError)
+        if not isinstance(error, ValueError):
+            log.exception("rank %d can't compute its part", rank)
         rank_wire.send(end, {"error": str(error).partition("\n")[0] or type(error).__name__, "memory": memory})
-        raise
+        os._exit(1)
     rank_wire.send(end, {})
     return executor
 

@@ -16,7 +16,9 @@ class DistributedRanks:
     """Ranks that met over a file that `store` names. One at a time in a process."""
 
     def __init__(self, backend: str, store: str, rank: int, size: int, device: torch.device) -> None:
-        """Waits until all have come."""
+        """Waits until all have come. Raises ValueError in a process that is in a group already."""
+        if distributed.is_initialized():
+            raise ValueError("this process computes in a group of ranks already, and can't in two")
         self.rank, self.size = rank, size
         self._on_host = device.type == "cpu"
         for name, value in LOOPBACK.items():
@@ -40,7 +42,9 @@ class DistributedRanks:
 
     def all_gather(self, x: Tensor) -> Tensor:
         """All ranks' x side by side."""
-        return self._gathered(x).transpose(0, 1).reshape(len(x), -1)
+        if not len(x):
+            return x.new_empty(0, self.size * x.shape[-1])  # where nothing is drawn
+        return self._gathered(x).transpose(0, 1).flatten(1)
 
     def broadcast(self, x: Tensor) -> None:
         """Rank 0's x to all."""
