@@ -77,6 +77,11 @@ def run(engine: Engine, requests: Sequence[SequenceRequest]) -> dict[str, Outcom
     return outcomes
 
 
+def step_for_ever(engine: Engine) -> None:
+    while True:
+        engine.step()
+
+
 def request(name: str, prompt: Sequence[int], number: int = 8, **changes: object) -> SequenceRequest:
     return SequenceRequest(name, tuple(prompt), max_tokens=number, ignore_eos=True, **changes)  # type: ignore[arg-type]
 
@@ -92,7 +97,7 @@ def test_what_a_rank_can_not_load_is_said(folder: Path, monkeypatch: pytest.Monk
         return build(self, kind, f"{path}/gone", *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(GroupExecutor, "_build", elsewhere)
-    with pytest.raises(ValueError, match="rank 1 of 2: .*gone: there is no such file or folder"):
+    with pytest.raises(ValueError, match=r"rank 1 of 2: .*gone: there is no such file or folder"):
         Engine.load(str(folder), options(tensor_parallel=2))
 
 
@@ -147,7 +152,7 @@ def test_each_rank_has_half_of_the_memory(group: Engine, alone: Engine) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"tensor_parallel": 4096}, "tensor_parallel: must be at most .* the number of cores, not 4096"),
+        ({"tensor_parallel": 4096}, r"tensor_parallel: must be at most .* the number of cores, not 4096"),
         ({"tensor_parallel": 2, "executor": "persistent"}, "the persistent executor does not compute in a group"),
     ],
 )
@@ -177,8 +182,7 @@ def test_a_rank_that_hangs_takes_the_group_down(group: Engine) -> None:
     os.kill(ranks(group)[0], signal.SIGSTOP)
     begun = time.monotonic()
     with pytest.raises(DeviceTimeout, match="rank 1 of 2 showed no sign of life for 5 s"):
-        while True:
-            group.step()
+        step_for_ever(group)
     assert time.monotonic() - begun < 60, "a bound against hanging"
     assert group.alarm is not None
     assert select.select([group.alarm], [], [], 10)[0]

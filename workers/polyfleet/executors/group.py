@@ -38,7 +38,7 @@ from polyfleet.kernels.quantisation import part_of
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.shapes import check_numbers
-from polyfleet.sampling.draw import Bools
+from polyfleet.sampling.masks import Masks
 
 CHECK_SECONDS = 0.2  # between two looks at the other ranks while a step is awaited
 Result = TypeVar("Result")
@@ -153,7 +153,7 @@ class GroupExecutor:
         except RankLost:
             return _LOST
 
-    def draw(self, pending: Pending, masks: Bools | None = None) -> None:
+    def draw(self, pending: Pending, masks: Masks | None = None) -> None:
         """On rank 0, from where the others have the tokens."""
         if pending is _LOST:
             return
