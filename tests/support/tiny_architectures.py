@@ -1,6 +1,6 @@
 """A tiny random checkpoint of every architecture, by transformers, and its GGUF file, named by the package `gguf`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,13 @@ class Tiny:
     keys: Mapping[str, Any] = field(default_factory=dict)  # beside those of all
     interleaved: tuple[str, ...] = ()  # linears whose rows the converter reorders
     norm_offset: float = 0.0  # what it adds to norms
+    seed: int = 0  # of experts one for which no router is so near a tie that the CPU library's cache decides
 
 
 LLAMA_LIKE = ("q_proj", "k_proj")
 GEMMA = {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GGUF_MIXTURE = {"expert_count": 4, "expert_used_count": 2}
 TINY: Mapping[str, Tiny] = {
     "llama": Tiny("llama", {}, "llama", {}, LLAMA_LIKE),
     "llama, yarn": Tiny("llama", {"rope_parameters": YARN}),
@@ -71,6 +74,22 @@ TINY: Mapping[str, Tiny] = {
     "phi3, longrope": Tiny("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 16}),
     "phi3, half": Tiny("phi3", {"rope_parameters": HALF}),
     "smollm3": Tiny("smollm3", {}, "smollm3", {}, LLAMA_LIKE),
+    "mixtral": Tiny("mixtral", {"num_local_experts": 4}, "llama", GGUF_MIXTURE, LLAMA_LIKE, seed=4),
+    "qwen3moe": Tiny(
+        "qwen3_moe",
+        {**MIXTURE, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True},
+        "qwen3moe",
+        {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32},
+        seed=1,
+    ),
+    "qwen3moe, dense layers": Tiny("qwen3_moe", {**MIXTURE, "mlp_only_layers": [1], "decoder_sparse_step": 2}),
+    "qwen2moe": Tiny(
+        "qwen2_moe",
+        {**MIXTURE, "shared_expert_intermediate_size": 48},
+        "qwen2moe",
+        {**GGUF_MIXTURE, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 48},
+        seed=2,
+    ),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
 }
@@ -79,7 +98,7 @@ TINY: Mapping[str, Tiny] = {
 def make(tiny: Tiny, folder: Path) -> Any:
     """Write the folder; returns transformers' model."""
     config = transformers.AutoConfig.for_model(tiny.kind, **{**COMMON, **tiny.config})
-    torch.manual_seed(len(tiny.kind))
+    torch.manual_seed(len(tiny.kind) + tiny.seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -115,7 +134,7 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
     window = getattr(config, "sliding_window", None)
     for key, value in (keys | ({"attention.sliding_window": window} if window else {}) | dict(tiny.keys)).items():
         _write(writer, f"{prefix}.{key}", value)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _apart(model.state_dict()):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stem, _, kind = name.rpartition(".")
@@ -129,6 +148,16 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _apart(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Tensors under the names of converters: stacks of gates and ups apart."""
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            for part, each in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield name.replace("gate_up", part) + ".weight", each
+        else:
+            yield name + ".weight" * name.endswith("_proj"), tensor
 
 
 def _write(writer: Any, key: str, value: Any) -> None:

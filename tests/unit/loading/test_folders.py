@@ -158,7 +158,7 @@ def test_chat_templates_in_their_three_places(folder: Path) -> None:
     ("change", "reason"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "the architecture GPT2LMHeadModel is not supported"),
-        ({"model_type": "mixtral", "architectures": None}, "the architecture mixtral is not supported"),
+        ({"model_type": "mamba", "architectures": None}, "the architecture mamba is not supported"),
         ({"hidden_act": "gelu"}, "the activation 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, "the quantisation 'awq' is not supported"),
         ({"partial_rotary_factor": 0.5}, "rotating a part of each head"),

@@ -196,7 +196,12 @@ def test_damaged_headers_load_or_are_refused(good: Path, tmp_path: Path, data: s
         ({"llama.rope.dimension_count": 7}, "rotating 7 of 16 dimensions"),
         ({"llama.rope.scaling.type": "ntk"}, "rope scaling 'ntk' is not supported"),
         ({"llama.context_length": "long"}, "llama.context_length must be a whole number, not 'long'"),
-        ({"llama.expert_count": 8}, "mixture-of-experts models are not supported"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
+        ({"llama.expert_count": 2, "llama.expert_used_count": 3}, "a row can't go to 3 of 2 experts"),
+        (
+            {"llama.expert_count": 2, "llama.expert_used_count": 1},
+            "the tensor for 'layers.0.router' is missing",
+        ),
         ({"general.architecture": "mamba"}, "the architecture 'mamba' is not supported (supported: llama,"),
         ({"tokenizer.ggml.eos_token_id": 96}, "end token 96 is outside the vocabulary of 96"),
         ({"general.alignment": 12}, "general.alignment must be a multiple of 8"),

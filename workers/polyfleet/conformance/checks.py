@@ -18,7 +18,7 @@ from polyfleet.engine.executors import KNOWN, Workload, candidates, find, refuse
 from polyfleet.engine.request import EngineOptions
 from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
 from polyfleet.graph.lowering import fuse
-from polyfleet.graph.ops import OpKind
+from polyfleet.graph.ops import Experts, OpKind, Route
 from polyfleet.kernels.context import DTYPES, KernelContext
 from polyfleet.kernels.dispatch import Implementation, Target, choose
 from polyfleet.kernels.reference import REFERENCE
@@ -220,13 +220,16 @@ def _operator_errors(subject: Subject, dtype: torch.dtype) -> dict[str, float]:
 
 
 def _plain_ops(weights: Weights) -> KernelGraph:
-    """The ops of users' graphs; but argmax, whose columns are no numbers that are nearly right."""
+    """The ops of users' graphs, and a mixture of one expert; but argmax, whose columns are no numbers that are nearly
+    right."""
     columns = {name: weight.columns for name, weight in weights.items()}
-    builder = GraphBuilder({}, columns)
+    builder = GraphBuilder({"norm": 1}, columns)
     x = builder.embedding("embedding")
     for kind in (OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH):
         builder.unary(kind, x)
     builder.soft_cap(builder.scale(x, 0.5), 1.0)
+    share = builder.route(builder.linear(x, "norm"), Route(1, 1, sigmoid=True, renormalise=False))
+    builder.experts(x, share, ("layers.0.gate", "layers.0.up", "layers.0.down"), Experts(1, 1))
     return builder.freeze((builder.layer_norm(x, "norm", "norm", 1e-5),))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from polyfleet.graph.ops import Attention, Attributes, CacheWrite, Factor, Norm, Op, OpKind, Rope
+from polyfleet.graph.ops import Attention, Attributes, CacheWrite, Experts, Factor, Norm, Op, OpKind, Rope, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,17 @@ class GraphBuilder:
         spec = self.caches[cache]
         attention = Attention(cache, heads, spec.heads, spec.width, scale, window, soft_cap)
         return self.record(OpKind.PAGED_ATTENTION, (q,), self.widths[q], attributes=attention)
+
+    def route(self, logits: int, route: Route, correction: str = "") -> int:
+        """Each expert's share in a row, of the logits of all; `correction` is a weight that helps to choose."""
+        weights = (correction,) if correction else ()
+        return self.record(OpKind.ROUTE, (logits,), self.widths[logits], weights, route)
+
+    def experts(
+        self, x: int, shares: int, weights: tuple[str, str, str], experts: Experts, biases: tuple[str, ...] = ()
+    ) -> int:
+        """The experts' gated MLPs; `weights` (and `biases`) are stacks of their gates, ups and downs."""
+        return self.record(OpKind.EXPERTS, (x, shares), self.widths[x], weights, experts, biases)
 
     def select_rows(self, x: int) -> int:
         """Keep the rows whose logits are wanted."""

@@ -168,6 +168,8 @@ _ROW_WISE = (
         OpKind.GELU,
         OpKind.GELU_TANH,
         OpKind.LAYER_NORM,
+        OpKind.ROUTE,
+        OpKind.EXPERTS,
     ),
 )
 

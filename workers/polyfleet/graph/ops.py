@@ -21,6 +21,10 @@ What models record:
     cache_write(k, v)                          stores the rows' keys and values in a cache
     paged_attention(q)      -> y[T, N·D]       causal attention over a cache, the rows' own positions included; of a
                                                window only the last positions of these; products may be capped
+    route(logits)           -> shares[., E]    of each of E experts in a row: those of its top_k, 0 of all others;
+                                               weights[0], if any, is added to the scores that choose
+    experts(x, shares)      -> y               Σ shares[e] * (gated(x @ gate[e]ᵀ, x @ up[e]ᵀ) @ down[e]ᵀ) over experts
+                                               whose share is not 0 (+ biases); weights are stacks of all experts'
     select_rows(x)          -> y[S, .]         the last row of each slice that samples
 
 What lowerings make of them where an executor has it:
@@ -61,6 +65,8 @@ class OpKind(str, Enum):
     ROPE = "rope"
     CACHE_WRITE = "cache_write"
     PAGED_ATTENTION = "paged_attention"
+    ROUTE = "route"
+    EXPERTS = "experts"
     SELECT_ROWS = "select_rows"
     ADD_RMS_NORM = "add_rms_norm"
     ROPE_CACHE = "rope_cache"
@@ -132,8 +138,35 @@ class RopeCache:
     eps: float = 0.0  # of the norms of heads, where there are some
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Of route. Scores are the softmax of a row's logits, or their sigmoids; the experts of the best groups are chosen
+    from, where a group counts as much as its best `group_best` experts together.
+    """
+
+    experts: int
+    top_k: int
+    sigmoid: bool = False
+    renormalise: bool = True  # whether a row's shares sum up to `scale`, else they are scores times `scale`
+    scale: float = 1.0
+    groups: int = 1  # of equally many neighbours
+    top_groups: int = 1
+    group_best: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Of experts: gated(g, u) = silu(g) * u or, with a limit, g' * sigmoid(1.702 g') * (u' + 1), where g' is at most
+    the limit and u' within ±limit.
+    """
+
+    count: int
+    top_k: int  # shares of a row that are not 0, at most
+    limit: float = 0.0
+
+
 AnyAttributes = TypeVar("AnyAttributes")
-Attributes = Norm | Factor | Rope | CacheWrite | Attention | RopeCache
+Attributes = Norm | Factor | Rope | CacheWrite | Attention | RopeCache | Route | Experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from polyfleet.graph.ops import Attention, CacheWrite, Factor, Norm, Op, OpKind,
 from polyfleet.kernels.collective import COLLECTIVE
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
+from polyfleet.kernels.experts import EXPERTS
 from polyfleet.kernels.step import Step
 
 
@@ -248,4 +249,5 @@ REFERENCE = (
     Implementation(OpKind.SILU_MUL, "reference", bind_silu_mul, capturable=True),
     Implementation(OpKind.SELECT_ROWS, "reference", bind_select_rows, capturable=True),
     *COLLECTIVE,
+    *EXPERTS,
 )

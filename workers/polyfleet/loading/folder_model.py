@@ -55,7 +55,7 @@ def _tensor(file: Path, name: str, data: torch.Tensor) -> Weight:
         known = ", ".join(form.value for form in FORMATS.values())
         kind = str(data.dtype).removeprefix("torch.")
         raise ModelFileError(f"{file}: tensor {name!r} has the unsupported type {kind} (supported: {known})")
-    if data.dim() not in (1, 2):
+    if data.dim() not in (1, 2, 3):
         raise ModelFileError(f"{file}: tensor {name!r} has {data.dim()} dimensions, a matrix or a vector is needed")
-    matrix = data if data.dim() == 2 else data[None]
+    matrix = data[None] if data.dim() == 1 else data.flatten(0, -2)
     return Weight(name, FORMATS[data.dtype], matrix.shape[0], matrix.shape[1], matrix)

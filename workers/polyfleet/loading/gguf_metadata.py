@@ -23,11 +23,8 @@ def check_file_metadata(fields: Fields) -> None:
     kind = fields.text("general.type", "model")
     if kind != "model":
         raise fields.error(f"general.type is {kind!r}: the file holds no model of its own (needed: 'model')")
-    architecture = fields.text("general.architecture")
     if fields.count("split.count", 0, minimum=0) > 1:
         raise fields.error("is one shard of several; merge them with `llama-gguf-split --merge` first")
-    if fields.count(f"{architecture}.expert_count", 0, minimum=0):
-        raise fields.error(f"{architecture}.expert_count is not 0: mixture-of-experts models are not supported")
     version = fields.count("general.quantization_version", QUANTIZATION_VERSION, minimum=0)
     if version != QUANTIZATION_VERSION:
         raise fields.error(

@@ -43,7 +43,7 @@ def read_config(file: GgufFile, fields: Fields) -> tuple[Architecture, ModelConf
     check_file_metadata(fields)
     name = fields.text("general.architecture")
     try:
-        architecture = of_gguf(name)
+        architecture = of_gguf(name, sparse=bool(fields.values.get(f"{name}.expert_count")))
     except UnknownArchitecture as error:
         raise fields.error(str(error)) from None
     embedding = file.tensors.get("token_embd.weight")

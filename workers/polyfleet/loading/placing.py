@@ -1,5 +1,6 @@
 """From the tensors of a file to the weights of a graph, as the architecture's names say where they lie."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -8,10 +9,12 @@ import torch
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.models.architecture import TensorNames
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.mixture import MixtureConfig
 from polyfleet.models.recorder import Shapes
 from polyfleet.models.registry import weight_shapes
 
 TURNING = ("q", "k", "q_norm", "k_norm")  # weights whose rows, or columns of a vector, are those of turning heads
+PART = re.compile(r"(.+)\[(\d+)\]")  # of a stack
 NORM = "norm"  # how the names of their weights end
 
 
@@ -22,15 +25,34 @@ def place_all(tensors: Iterable[Weight], names: TensorNames, config: ModelConfig
         tied_head = config.tied_embeddings and names.graph_names(tensor.name) == ("lm_head",)
         if not tied_head and not names.ignores(tensor.name):
             weights.update((weight.name, weight) for weight in place(tensor, names, config, shapes))
+    _stack(weights)
     return weights
+
+
+def _stack(weights: dict[str, Weight]) -> None:
+    """Put the parts of stacks together, where all are there and alike; what is left over is reported later."""
+    parts: dict[str, dict[int, Weight]] = {}
+    for name, weight in weights.items():
+        if match := PART.fullmatch(name):
+            parts.setdefault(match[1], {})[int(match[2])] = weight
+    for name, found in parts.items():
+        first, numbers = next(iter(found.values())), range(len(found))
+        alike = all((each.format, each.columns) == (first.format, first.columns) for each in found.values())
+        if alike and found.keys() == set(numbers):
+            data = torch.cat([found[number].data for number in numbers])
+            for number in numbers:
+                del weights[f"{name}[{number}]"]
+            weights[name] = Weight(name, first.format, sum(each.rows for each in found.values()), first.columns, data)
 
 
 def place(tensor: Weight, names: TensorNames, config: ModelConfig, shapes: Shapes) -> Iterator[Weight]:
     """The weights that a tensor holds. Unknown ones keep their name behind `unknown.`; shapes are not checked here."""
     known = names.graph_names(tensor.name)
-    if not known or not all(name in shapes for name in known):
+    if not known or not all(PART.sub(r"\1", name) in shapes for name in known):
         known = (f"unknown.{tensor.name}",)
-    for name, part in zip(known, _parts(tensor, known, shapes), strict=True):
+    for name, part in zip(known, _parts(tensor, known, config, shapes), strict=True):
+        if shapes.get(name) == (1, part.rows * part.columns) and not part.format.quantised:
+            part = replace(part, rows=1, columns=part.rows * part.columns, data=part.data.reshape(1, -1))
         kind = name.removesuffix(".bias").rpartition(".")[2]
         if kind in TURNING:
             part = replace(part, data=_half_split(part, names, config))
@@ -39,13 +61,18 @@ def place(tensor: Weight, names: TensorNames, config: ModelConfig, shapes: Shape
         yield replace(part, name=name)
 
 
-def _parts(tensor: Weight, names: tuple[str, ...], shapes: Shapes) -> Iterator[Weight]:
+def _parts(tensor: Weight, names: tuple[str, ...], config: ModelConfig, shapes: Shapes) -> Iterator[Weight]:
     """The tensor cut by rows, or a vector by columns, where it holds several weights; whole where sizes differ."""
     vector = tensor.rows == 1
     if len(names) == 1:
         yield tensor
         return
     sizes = [shapes[name][1 if vector else 0] for name in names]
+    if isinstance(config, MixtureConfig) and ".experts." in names[0] and sum(sizes) == tensor.rows:
+        stack = tensor.data.view(config.route.experts, -1, tensor.data.shape[1])
+        for data, size in zip(torch.split(stack, [each // len(stack) for each in sizes], dim=1), sizes, strict=True):
+            yield replace(tensor, rows=size, data=data.flatten(0, 1))
+        return
     if sum(sizes) != (tensor.columns if vector else tensor.rows):
         yield from [tensor] * len(names)
         return

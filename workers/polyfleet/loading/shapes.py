@@ -1,6 +1,7 @@
 """Checks that a configuration is possible and that weights have the names and shapes it implies."""
 
 import math
+import re
 
 import torch
 
@@ -32,7 +33,7 @@ def check_weights(path: str, config: ModelConfig, weights: Weights) -> None:
     for name, (rows, columns) in shapes.items():
         weight = weights.get(name)
         if weight is None:
-            raise ModelFileError(f"{path}: the tensor for {name!r} is missing")
+            raise ModelFileError(f"{path}: {_missing(name, weights)}")
         if rows == 1 and weight.format.quantised:
             raise ModelFileError(f"{path}: the vector {name!r} is quantised, which is not supported")
         if (weight.rows, weight.columns) != (rows, columns):
@@ -53,6 +54,15 @@ def check_numbers(path: str, weights: Weights) -> None:
     for name, weight in weights.items():
         if not weight.format.quantised and not _is_finite(weight.data):
             raise ModelFileError(f"{path}: the tensor for {name!r} holds numbers that are not finite")
+
+
+def _missing(name: str, weights: Weights) -> str:
+    """What is missing; of a stack that has parts, which of them."""
+    parts = {int(match[1]) for each in weights if (match := re.fullmatch(rf"{re.escape(name)}\[(\d+)\]", each))}
+    gap = next((number for number in range(max(parts, default=0)) if number not in parts), None)
+    if parts and gap is None:
+        return f"the experts of {name!r} are stored in several formats or widths, which is not supported"
+    return f"the tensor for {name + f'[{gap}]' * bool(parts)!r} is missing"
 
 
 def _is_finite(numbers: torch.Tensor) -> bool:

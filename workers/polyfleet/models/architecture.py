@@ -17,7 +17,8 @@ class TensorNames:
     """How one kind of file names the weights of a graph, and how they lie there.
 
     Names go without `.weight` and `.bias`. A name that stands for several weights (`"q k v"`) has their rows one behind
-    the other.
+    the other; of stacks of experts (`"experts.gate experts.up"`) in each expert. `{}` stands for an expert's number,
+    and a weight's name that ends in `[{}]` for its part of a stack.
     """
 
     names: Mapping[str, str]  # of the file -> of the graph
@@ -32,11 +33,18 @@ class TensorNames:
         stem, _, kind = name.rpartition(".")
         suffix = {"weight": "", "bias": ".bias"}.get(kind)
         if suffix is None:
-            return ()
+            stem, suffix = name, ""
         prefix, known = "", self.names.get(stem)
         if known is None and (match := re.fullmatch(rf"{re.escape(self.layer_prefix)}(\d+)\.(.+)", stem)):
-            prefix, known = f"layers.{match[1]}.", self.layer_names.get(match[2])
+            prefix, known = f"layers.{match[1]}.", self._of_layer(match[2])
         return tuple(f"{prefix}{each}{suffix}" for each in (known or "").split())
+
+    def _of_layer(self, stem: str) -> str | None:
+        known = self.layer_names.get(stem)
+        if known is None and (number := re.search(r"(?<=\.)\d+(?=\.|$)", stem)):
+            known = self.layer_names.get(stem[: number.start()] + "{}" + stem[number.end() :])
+            known = known and known.format(number[0])
+        return known
 
     def ignores(self, name: str) -> bool:
         """Whether a tensor may be left out."""
@@ -57,4 +65,5 @@ class Architecture:
     record: Callable[[Any, Recorder], KernelGraph]
     folder_names: TensorNames
     gguf_names: TensorNames
+    sparse: bool = False  # whether it is a mixture of experts, which a GGUF file's architecture may not say
     notes: str = ""  # for its users

@@ -86,9 +86,14 @@ def read_sliding(fields: Fields, layers: int, local: Callable[[int], bool]) -> t
 
 def read_upper_windows(fields: Fields, sizes: dict[str, Any]) -> tuple[int, ...]:
     """Windows of the layers from `max_window_layers` on, where `use_sliding_window` switches them on: Qwen's way."""
-    on, first = fields.flag("use_sliding_window", False), fields.count("max_window_layers", 28, minimum=0)
-    windows = read_windows(fields, sizes, lambda layer: layer >= first, default=4096)
-    return windows if on else ()
+    first = fields.count("max_window_layers", 28, minimum=0)
+    return read_switched_windows(fields, sizes, lambda layer: layer >= first)
+
+
+def read_switched_windows(fields: Fields, sizes: dict[str, Any], local: Callable[[int], bool]) -> tuple[int, ...]:
+    """Windows of the local layers where `use_sliding_window` switches them on."""
+    windows = read_windows(fields, sizes, local, default=4096)
+    return windows if fields.flag("use_sliding_window", False) else ()
 
 
 def spread(window: int, sliding: Iterable[bool], context_length: int) -> tuple[int, ...]:

@@ -18,6 +18,16 @@ FOLDER_LAYER: Mapping[str, str] = {
     "mlp.up_proj": "up",
     "mlp.down_proj": "down",
 }
+EXPERTS: Mapping[str, str] = {  # one by one, and as transformers holds them
+    "mlp.gate": "router",
+    "mlp.experts.{}.gate_proj": "experts.gate[{}]",
+    "mlp.experts.{}.up_proj": "experts.up[{}]",
+    "mlp.experts.{}.down_proj": "experts.down[{}]",
+    "mlp.experts.gate_up_proj": "experts.gate experts.up",
+    "mlp.experts.gate_proj": "experts.gate",
+    "mlp.experts.up_proj": "experts.up",
+    "mlp.experts.down_proj": "experts.down",
+}
 GGUF: Mapping[str, str] = {"token_embd": "embedding", "output_norm": "norm", "output": "lm_head"}
 GGUF_LAYER: Mapping[str, str] = {
     "attn_norm": "attention_norm",
@@ -32,6 +42,16 @@ GGUF_LAYER: Mapping[str, str] = {
     "ffn_gate": "gate",
     "ffn_up": "up",
     "ffn_down": "down",
+}
+GGUF_EXPERTS: Mapping[str, str] = {
+    "ffn_gate_inp": "router",
+    "ffn_gate_exps": "experts.gate",
+    "ffn_up_exps": "experts.up",
+    "ffn_down_exps": "experts.down",
+    "ffn_gate_up_exps": "experts.gate experts.up",
+    "ffn_gate.{}": "experts.gate[{}]",  # of older files
+    "ffn_up.{}": "experts.up[{}]",
+    "ffn_down.{}": "experts.down[{}]",
 }
 IMPLIED_BY_CONFIG = (r".*\.rotary_emb\.inv_freq",)  # older files store it
 IMPLIED_BY_GGUF = (r"rope_(freqs|factors_long|factors_short)\.weight",)  # read with the metadata

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
-from polyfleet.graph.ops import OpKind, Rope
+from polyfleet.graph.ops import Experts, OpKind, Rope, Route
 from polyfleet.models.config import ModelConfig
 
 Shapes = dict[str, tuple[int, int]]
@@ -77,19 +77,41 @@ class Recorder:
         )
         return self.linear(attended, "o", config.hidden_size, bias=output_bias)
 
-    def gated_mlp(self, x: int, activation: OpKind = OpKind.SILU, *, bias: bool = False) -> int:
-        """down(activation(gate(x)) * up(x))."""
-        inner = self._config.intermediate_size
-        gate = self.graph.unary(activation, self.linear(x, "gate", inner, bias=bias))
-        gated = self.graph.mul(gate, self.linear(x, "up", inner, bias=bias))
-        return self.linear(gated, "down", self._config.hidden_size, bias=bias)
+    def gated_mlp(
+        self, x: int, activation: OpKind = OpKind.SILU, *, bias: bool = False, names: str = "", size: int = 0
+    ) -> int:
+        """down(activation(gate(x)) * up(x)) of the configuration's size or another; `names` stands before theirs."""
+        inner = size or self._config.intermediate_size
+        gate = self.graph.unary(activation, self.linear(x, f"{names}gate", inner, bias=bias))
+        gated = self.graph.mul(gate, self.linear(x, f"{names}up", inner, bias=bias))
+        return self.linear(gated, f"{names}down", self._config.hidden_size, bias=bias)
 
-    def pre_norm_decoder(self, attend: Callable[[int, int], int]) -> KernelGraph:
-        """The usual decoder: norms before attention and MLP. `attend(layer, x)` records a layer's attention."""
-        x = self.embedding()
+    def experts(
+        self, x: int, shares: int, count: int, size: int, top_k: int, *, names: str = "experts.", limit: float = 0.0
+    ) -> int:
+        """So many gated MLPs of `size`, weighed by `shares`. With a limit they have biases."""
+        hidden = self._config.hidden_size
+        gate, up = (self._weight(f"{names}{part}", count * size, hidden) for part in ("gate", "up"))
+        weights = gate, up, self._weight(f"{names}down", count * hidden, size)
+        sizes = {"gate": size, "up": size, "down": hidden} if limit else {}
+        biases = tuple(self._weight(f"{names}{part}.bias", 1, count * each) for part, each in sizes.items())
+        return self.graph.experts(x, shares, weights, Experts(count, top_k, limit), biases)
+
+    def router(self, x: int, route: Route, *, correction: bool = False, bias: bool = False) -> int:
+        """Each expert's share in a row."""
+        name = self._weight("router.correction", 1, route.experts) if correction else ""
+        return self.graph.route(self.linear(x, "router", route.experts, bias=bias), route, name)
+
+    def pre_norm_decoder(
+        self, attend: Callable[[int, int], int], mlp: Callable[[int, int], int] | None = None
+    ) -> KernelGraph:
+        """The usual decoder: norms before attention and MLP. `attend(layer, x)` records a layer's attention, and `mlp`
+        its MLP where it is not the one of all layers."""
+        x, bias = self.embedding(), self._config.mlp_bias
         for layer in self.layers():
             x = self.graph.add(attend(layer, self.norm(x, "attention_norm")), x)
-            x = self.graph.add(self.gated_mlp(self.norm(x, "mlp_norm"), bias=self._config.mlp_bias), x)
+            normed = self.norm(x, "mlp_norm")
+            x = self.graph.add(mlp(layer, normed) if mlp else self.gated_mlp(normed, bias=bias), x)
         return self.finish(x)
 
     def finish(self, x: int, *, scale: float = 1.0, soft_cap: float = 0.0) -> KernelGraph:

@@ -12,14 +12,21 @@ from polyfleet.models.glm4 import GLM, GLM4
 from polyfleet.models.llama import LLAMA
 from polyfleet.models.minicpm import MINICPM
 from polyfleet.models.mistral import MISTRAL
+from polyfleet.models.mixtral import MIXTRAL
 from polyfleet.models.phi3 import PHI3
 from polyfleet.models.qwen2 import QWEN2
+from polyfleet.models.qwen2_moe import QWEN2_MOE
 from polyfleet.models.qwen3 import QWEN3
+from polyfleet.models.qwen3_moe import QWEN3_MOE
 from polyfleet.models.recorder import Recorder, Shapes
 from polyfleet.models.smollm3 import SMOLLM3
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    each.name: each for each in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, SMOLLM3, GLM4, GLM, MINICPM)
+    each.name: each
+    for each in (
+        *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3, SMOLLM3, GLM4, GLM),
+        *(MINICPM,),
+    )
 }
 
 
@@ -37,11 +44,11 @@ def of_folder(classes: Iterable[str], model_type: str) -> Architecture:
     raise UnknownArchitecture(_unknown(", ".join(names) or model_type, supported))
 
 
-def of_gguf(name: str) -> Architecture:
-    """By the `general.architecture` of a GGUF file."""
-    for each in ARCHITECTURES.values():
-        if name in each.gguf:
-            return each
+def of_gguf(name: str, *, sparse: bool = False) -> Architecture:
+    """By the `general.architecture` of a GGUF file; `sparse`: whether it states experts."""
+    found = [each for each in ARCHITECTURES.values() if name in each.gguf]
+    if found:
+        return next((each for each in found if each.sparse == sparse), found[0])
     raise UnknownArchitecture(_unknown(repr(name), [name for each in ARCHITECTURES.values() for name in each.gguf]))
 
 

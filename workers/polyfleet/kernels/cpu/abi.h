@@ -28,6 +28,9 @@ enum PfStageKind : int32_t {
     PF_SCALE,       // output = input * factor
     PF_SOFT_CAP,    // output = factor * tanh(input / factor)
     PF_LAYER_NORM,  // output = layer norm of input, by the weight `norm` and the only operand, its bias
+    PF_ROUTE,       // output[., experts] = shares of input = logits; the only operand, if any, is the weight that corrects
+    PF_EXPERTS,     // output = the sum over experts of residual[., expert] * down(gated(gate(input), up(input))); operands:
+                    // stacks of all experts' gates, ups and downs; `factor` is the limit
     PF_ARGMAX       // output = the column of the largest number of input, the first of equal ones or the first NaN
 };
 
@@ -53,9 +56,12 @@ struct PfStage {
     int32_t query_norm, key_norm;  // weights of the norms of heads before their rotation
     int32_t rope;           // of those of the model
     int32_t window;         // of attention: positions that a row sees, its own included; 0: all
+    int32_t experts, top_k;              // of PF_ROUTE and PF_EXPERTS
+    int32_t groups, top_groups, group_best;  // of PF_ROUTE: see Route of graph/ops.py
+    int32_t sigmoid, renormalise;
     float eps;              // of a norm
     float head_eps;         // of the norms of heads
-    float factor;           // of PF_SCALE, PF_SOFT_CAP; of attention what its products are capped at, 0: nothing
+    float factor;           // of PF_SCALE, PF_SOFT_CAP, PF_ROUTE; of attention what its products are capped at, 0: nothing
 };
 
 struct PfModel {
@@ -91,7 +97,7 @@ struct PfEngine;
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 1;
+const int32_t PF_ABI = 2;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.

@@ -123,7 +123,7 @@ int Engine::add_program(const PfStage *stages, int num_stages, const int32_t *op
         compile(stage, operands + stages[i].first_operand);
         program->stages.push_back(std::move(stage));
     }
-    program->claimed = std::make_unique<std::atomic<int>[]>((size_t)num_stages);
+    program->claimed = std::make_unique<std::atomic<int>[]>(2 * (size_t)num_stages);
     programs_.push_back(std::move(program));
     make_scratch();
     return (int)programs_.size() - 1;
@@ -142,6 +142,8 @@ void Engine::compile(Stage &stage, const int32_t *operands) {
         vocabulary_ = std::min(vocabulary_, stage.table->rows);
     }
     if (at.kind == PF_LAYER_NORM) stage.norm_bias = vector(operands[0]);
+    if (at.kind == PF_ROUTE && at.num_operands) stage.norm_bias = vector(operands[0]);
+    if (at.kind == PF_EXPERTS) compile_experts(stage, operands);
     if (at.kind != PF_LINEAR) return;
     std::vector<std::vector<Piece>> pieces;
     int column = 0;
@@ -177,6 +179,23 @@ void Engine::order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &o
     deepest_unit_ = std::max(deepest_unit_, stage.unit);
 }
 
+void Engine::compile_experts(Stage &stage, const int32_t *operands) {
+    auto packed = [&](int i) { return &weights_[(size_t)operands[i]].packed; };
+    auto bias = [&](int i) {
+        const int32_t weight = operands[3 + i];
+        return weight < 0 ? nullptr : (const float *)weights_[(size_t)weight].source.data;
+    };
+    stage.gate = packed(0), stage.up = packed(1), stage.down = packed(2);
+    stage.gate_bias = bias(0), stage.up_bias = bias(1), stage.down_bias = bias(2);
+    stage.columns = stage.gate->columns;
+    stage.quantised = stage.gate->blocks || stage.up->blocks;
+    stage.bf16 = kernels_.round_bf16 && (stage.gate->kind == PACKED_BF16 || stage.up->kind == PACKED_BF16);
+    widest_ = std::max(widest_, (int)row_stride(stage.columns, BLOCK));
+    inside_width_ = std::max(inside_width_, (int)row_stride(stage.down->columns, BLOCK));
+    most_visits_ = std::max(most_visits_, stage.at.top_k);
+    deepest_unit_ = std::max(deepest_unit_, 2);
+}
+
 void Engine::make_scratch() {
     const size_t vectors = (size_t)(ATTENTION_ROWS * model_.num_heads / model_.num_kv_heads);
     const int rows = is_wide(WIDE_CHUNK) ? WIDE_CHUNK : ROW_CHUNK;
@@ -199,6 +218,9 @@ void Engine::reserve(int rows) {
     for (size_t i = 0; i < buffers_.size(); i++) buffers_[i] = Memory((size_t)(padded * strides_[i]) * sizeof(float));
     entering_memory_ = Memory(Entering::bytes((int)padded, widest_));  // what no program touches takes no memory
     entering_ = Entering(entering_memory_.as<void>(), (int)padded, widest_);
+    const int visits = most_visits_ ? (int)padded * most_visits_ + ROW_CHUNK : 0;
+    inside_memory_ = Memory(Entering::bytes(visits, inside_width_));
+    inside_ = Entering(inside_memory_.as<void>(), visits, inside_width_);
     capacity_ = rows;
 }
 

@@ -33,11 +33,13 @@ struct Stage {
     int unit = 1, units = 0;
     int columns = 0;  // entering a linear
     bool quantised = false, dense = false, bf16 = false;  // what its weights read
+    const Packed *gate = nullptr, *up = nullptr, *down = nullptr;  // of experts
+    const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
 };
 
 struct Program {
     std::vector<Stage> stages;
-    std::unique_ptr<std::atomic<int>[]> claimed;  // per stage: pieces of work taken by threads so far
+    std::unique_ptr<std::atomic<int>[]> claimed;  // twice per stage: pieces of work taken by threads so far
 };
 
 // Keys and values in half precision; see Attention in kernels.h for the layout inside a block.
@@ -69,6 +71,18 @@ struct Run {
     bool wide;
 };
 
+// A row that goes to an expert, and its share there.
+struct Visit {
+    int row;
+    float share;
+};
+
+// Some visits of one expert, which go through it together; `in_place`: their rows are neighbours, in order.
+struct Visits {
+    int expert, first, count;
+    bool in_place;
+};
+
 // What a step knows of its rows, made before its first stage.
 struct StepState {
     const PfStep *in;
@@ -80,6 +94,8 @@ struct StepState {
     std::vector<float> partials;
     std::unique_ptr<std::atomic<int>[]> finished;  // parts done, per span and key-value head; 0 between stages
     size_t num_finished = 0;
+    std::vector<Visit> visits;       // of the experts at hand, by expert
+    std::vector<Visits> visited;
     std::vector<Largest> largest;  // [selected row][thread]
 };
 
@@ -121,6 +137,7 @@ private:
     void make_scratch();
     void reserve(int rows);
     void compile(Stage &stage, const int32_t *operands);
+    void compile_experts(Stage &stage, const int32_t *operands);
     void order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &operands);
 
     // A step (step.cpp).
@@ -142,6 +159,14 @@ private:
 
     // Plain ops, row by row (plain.cpp).
     void compute_rows(const Stage &stage, int thread);
+
+    // Mixtures of experts (experts.cpp).
+    void route(const Stage &stage, int thread);
+    void experts(const Stage &stage, std::atomic<int> &entered, std::atomic<int> &left, int thread);
+    void list_visits(const Stage &stage);
+    void enter_experts(const Stage &stage, std::atomic<int> &claimed, int thread);
+    void leave_experts(const Stage &stage, std::atomic<int> &claimed, int thread);
+    Rows gather(const Stage &stage, const Visits &visits, const Entering &to) const;
 
     // Linears (linear.cpp).
     void linear(const Stage &stage, std::atomic<int> &claimed, int thread);
@@ -182,6 +207,9 @@ private:
     std::vector<Scratch> scratch_;
     Memory entering_memory_;
     Entering entering_ = {};  // rows entering a linear, shared by threads
+    Memory inside_memory_;
+    Entering inside_ = {};  // rows inside experts, one for each visit
+    int most_visits_ = 0, inside_width_ = 0;  // of a row; columns inside experts
     int vocabulary_ = INT32_MAX;  // rows of the smallest embedding
     int widest_ = BLOCK, deepest_unit_ = 1;  // most columns that enter a linear; most pieces of a unit
     StepState state_;

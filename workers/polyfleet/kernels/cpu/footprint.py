@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from polyfleet.graph.kernel_graph import KernelGraph
-from polyfleet.graph.ops import OpKind
+from polyfleet.graph.ops import Experts, OpKind, of
 from polyfleet.kernels.cpu.program import GROUP
 from polyfleet.kernels.quantisation import BLOCKS
 from polyfleet.kernels.weights import Weight, WeightFormat, Weights
@@ -12,13 +12,14 @@ BLOCK = 32  # columns of a packed block
 Q4_BYTES = 4 * GROUP + BLOCK * GROUP // 2  # Q4Block of kernels.h
 Q8_BYTES = 2 * GROUP + BLOCK * GROUP  # Q8High and Q8Low
 EIGHT_BITS = (WeightFormat.Q8_0, WeightFormat.Q6_K)
+MATRICES = (OpKind.LINEAR, OpKind.EXPERTS)  # ops whose weights are packed
 HALF, SINGLE = 2, 4  # bytes of a number
 
 
 def weight_bytes(graph: KernelGraph, weights: Weights) -> int:
     """Linears are packed anew, once for each weight; tables and vectors stay as they are."""
-    packed = {name for op in graph.ops if op.kind is OpKind.LINEAR for name in op.weights}
-    kept = {name for op in graph.ops if op.kind is not OpKind.LINEAR for name in op.weights}
+    packed = {name for op in graph.ops if op.kind in MATRICES for name in op.weights}
+    kept = {name for op in graph.ops if op.kind not in MATRICES for name in op.weights}
     return sum(packed_bytes(weights[name]) for name in packed) + sum(file_bytes(weights[name]) for name in kept)
 
 
@@ -44,11 +45,15 @@ def kv_bytes(graph: KernelGraph, block_size: int) -> int:
 
 
 def step_bytes(graph: KernelGraph, weights: Weights, widths: Iterable[int], rows: int) -> int:
-    """Of a step's rows: in buffers of these widths, and entering linears as float32, bfloat16 and int8 with scales."""
-    columns = (weights[name].columns for op in graph.ops if op.kind is OpKind.LINEAR for name in op.weights)
+    """Of a step's rows: in buffers of these widths, and entering linears as float32, bfloat16 and int8 with scales;
+    rows inside experts do so once for each expert that they go to."""
+    columns = (weights[name].columns for op in graph.ops if op.kind in MATRICES for name in op.weights)
+    mixtures = [op for op in graph.ops if op.kind is OpKind.EXPERTS]
     entering = row_stride(max(columns, default=1), BLOCK)
-    scales = 2 * entering // GROUP
-    return rows * (SINGLE * (sum(map(row_stride, widths)) + entering + scales) + (HALF + 1) * entering)
+    entering += max((of(op, Experts).top_k for op in mixtures), default=0) * max(
+        (row_stride(weights[op.weights[2]].columns, BLOCK) for op in mixtures), default=0
+    )
+    return rows * (SINGLE * (sum(map(row_stride, widths)) + entering + 2 * entering // GROUP) + (HALF + 1) * entering)
 
 
 def padded(width: int, unit: int = GROUP) -> int:

@@ -13,7 +13,7 @@ KINDS = frozenset(
         *(OpKind.EMBEDDING, OpKind.RMS_NORM, OpKind.ADD_RMS_NORM, OpKind.LINEAR, OpKind.ROPE_CACHE),
         *(OpKind.PAGED_ATTENTION, OpKind.SILU_MUL, OpKind.SELECT_ROWS, OpKind.ADD, OpKind.MUL, OpKind.SILU),
         *(OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH, OpKind.LAYER_NORM, OpKind.ARGMAX),
-        *(OpKind.SCALE, OpKind.SOFT_CAP),
+        *(OpKind.SCALE, OpKind.SOFT_CAP, OpKind.ROUTE, OpKind.EXPERTS),
     }
 )
 NO_ATTENTION = Attention(0, heads=1, kv_heads=1, width=2, scale=1.0)

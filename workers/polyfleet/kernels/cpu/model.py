@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
-from polyfleet.graph.ops import OpKind, Rope
+from polyfleet.graph.ops import Experts, Op, OpKind, Rope, of
 from polyfleet.kernels.cpu import library
-from polyfleet.kernels.cpu.footprint import padded, row_stride
+from polyfleet.kernels.cpu.footprint import MATRICES, padded, row_stride
 from polyfleet.kernels.cpu.geometry import KINDS, Geometry
 from polyfleet.kernels.cpu.library import PfModel, PfStage, PfStep, PfWeight
-from polyfleet.kernels.cpu.program import NONE, Program, StageKind, programs
+from polyfleet.kernels.cpu.program import GROUP, NONE, Program, StageKind, programs
 from polyfleet.kernels.weights import Weight, WeightFormat, Weights
 
 FORMATS = {form: number for number, form in enumerate(WeightFormat)}  # PfFormat of abi.h, in the same order
 COLUMN_MULTIPLE = 32  # of quantised weights
+PACKED = (StageKind.LINEAR, StageKind.EXPERTS)  # whose weights are
 
 Int32s = NDArray[np.int32]
 
@@ -155,7 +156,7 @@ class _Packing:
         operands: list[int] = []
         stages = (PfStage * len(program.stages))()
         for at, stage in zip(stages, program.stages, strict=True):
-            packed = stage.kind is StageKind.LINEAR
+            packed = stage.kind in PACKED
             at.kind, at.input, at.residual, at.residual_out = (
                 stage.kind,
                 stage.input,
@@ -164,6 +165,11 @@ class _Packing:
             )
             at.output, at.layer, at.epilogue, at.selected = stage.output, stage.layer, stage.epilogue, stage.selected
             at.eps, at.head_eps, at.factor, at.window = stage.eps, stage.head_eps, stage.factor, stage.window
+            if stage.route:
+                for name in ("experts", "top_k", "groups", "top_groups", "group_best", "sigmoid", "renormalise"):
+                    setattr(at, name, getattr(stage.route, name))
+            if stage.experts:
+                at.experts, at.top_k = stage.experts.count, stage.experts.top_k
             at.norm = self._number(stage.norm, packed=False) if stage.norm else NONE
             norms = [self._number(name, packed=False) for name in stage.head_norms] or [NONE, NONE]
             at.query_norm, at.key_norm = norms
@@ -210,6 +216,17 @@ def unsupported(graph: KernelGraph, weights: Weights) -> str:
         for weight in (weights[name] for name in op.weights):
             if problem := _problem(weight):
                 return problem
+        if op.kind is OpKind.EXPERTS and (problem := _uneven(op, weights)):
+            return problem
+    return ""
+
+
+def _uneven(op: Op, weights: Weights) -> str:
+    """Groups of rows that are computed together must not reach from one expert into the next."""
+    count = of(op, Experts).count
+    for name in op.weights if count > 1 else ():
+        if (rows := weights[name].rows // count) % GROUP:
+            return f"each expert of {name} has {rows} rows, no multiple of {GROUP}"
     return ""
 
 
@@ -234,4 +251,4 @@ def implementations(instruction_set: str, formats: Iterable[WeightFormat]) -> Ma
 
 def linear_formats(graph: KernelGraph, weights: Weights) -> frozenset[WeightFormat]:
     """Formats of the weights that linears read."""
-    return frozenset(weights[name].format for op in graph.ops if op.kind is OpKind.LINEAR for name in op.weights)
+    return frozenset(weights[name].format for op in graph.ops if op.kind in MATRICES for name in op.weights)

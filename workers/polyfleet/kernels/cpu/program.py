@@ -13,7 +13,7 @@ from enum import IntEnum, unique
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse, select_early
-from polyfleet.graph.ops import Attention, Factor, Norm, Op, OpKind, Rope, RopeCache, of
+from polyfleet.graph.ops import Attention, Experts, Factor, Norm, Op, OpKind, Rope, RopeCache, Route, of
 
 GROUP = 16  # rows of a weight that are computed together, as in kernels.h
 NONE = -1
@@ -41,7 +41,9 @@ class StageKind(IntEnum):
     SCALE = 13
     SOFT_CAP = 14
     LAYER_NORM = 15
-    ARGMAX = 16
+    ROUTE = 16
+    EXPERTS = 17
+    ARGMAX = 18
 
 
 @unique
@@ -73,7 +75,9 @@ class Stage:
     head_norms: tuple[str, ...] = ()  # of queries and keys before they turn; or none
     head_eps: float = 0.0
     window: int = 0  # of attention
-    factor: float = 0.0  # of scale and soft_cap; attention's soft cap
+    factor: float = 0.0  # of scale and soft_cap; attention's soft cap; the limit of experts
+    route: Route | None = None
+    experts: Experts | None = None
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -175,6 +179,13 @@ def _stage(op: Op) -> Stage:
             return Stage(StageKind[op.kind.name], source, output)
         case OpKind.SCALE | OpKind.SOFT_CAP:
             return Stage(StageKind[op.kind.name], source, output, factor=of(op, Factor).factor)
+        case OpKind.ROUTE:
+            route = of(op, Route)
+            return Stage(StageKind.ROUTE, source, output, weights=op.weights, route=route, factor=route.scale)
+        case OpKind.EXPERTS:
+            experts = of(op, Experts)
+            stage = Stage(StageKind.EXPERTS, source, output, op.inputs[1], weights=op.weights, biases=op.biases)
+            return replace(stage, experts=experts, factor=experts.limit)
         case OpKind.LAYER_NORM:
             return Stage(StageKind.LAYER_NORM, source, output, norm=op.weights[0], eps=_eps(op), weights=op.biases)
         case OpKind.EMBEDDING:

@@ -17,7 +17,7 @@ void Engine::step(int program, const PfStep &step) {
     prepare_rows(step);
     prepare_runs(step);
     prepare_spans(step);
-    for (size_t i = 0; i < chosen.stages.size(); i++) chosen.claimed[i].store(0, std::memory_order_relaxed);
+    for (size_t i = 0; i < 2 * chosen.stages.size(); i++) chosen.claimed[i].store(0, std::memory_order_relaxed);
     state_.largest.resize((size_t)(step.num_draws * pool_.size()));
     memset(step.faults, 0, (size_t)step.num_sequences);
     clear_blocks(step);
@@ -124,6 +124,8 @@ void Engine::run(Program &program, int thread) {
             case PF_ROPE_CACHE: rope_cache(stage, thread); break;
             case PF_ATTENTION: attend(stage, program.claimed[i], thread); break;
             case PF_SILU_MUL: silu(stage, thread); break;
+            case PF_ROUTE: route(stage, thread); break;
+            case PF_EXPERTS: experts(stage, program.claimed[i], program.claimed[program.stages.size() + i], thread); break;
             case PF_SELECT: select(stage, thread); break;
             default: compute_rows(stage, thread); break;
         }
