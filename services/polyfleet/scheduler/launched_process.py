@@ -12,7 +12,7 @@ import msgspec
 
 from polyfleet.scheduler.launch import LaunchSpec
 from polyfleet.scheduler.marks import FLEET_ID
-from polyfleet.wire.worker_lock import WorkerLock, is_alive, read_lock
+from polyfleet.wire.worker_lock import WorkerLock, read_lock
 
 POLL_SECONDS = 0.2  # how often the end of an adopted process, which is no child, is looked for
 REASON_TAIL_BYTES = 4096
@@ -71,12 +71,11 @@ def worker_environment(spec: LaunchSpec, environ: Mapping[str, str] = os.environ
 
 
 class LaunchedProcess:
-    """One running worker process. `child` is None for an adopted one, whose exit status nobody can learn."""
+    """One running worker process: a child, or adopted by its lock; nobody can learn that one's exit status."""
 
-    def __init__(self, pid: int, started: float, child: asyncio.subprocess.Process | None = None) -> None:
-        self.pid = pid
-        self._started = started
-        self._child = child
+    def __init__(self, process: asyncio.subprocess.Process | WorkerLock) -> None:
+        self.pid = process.pid
+        self._process = process
 
     @classmethod
     async def start(cls, spec: LaunchSpec) -> "LaunchedProcess":
@@ -91,25 +90,25 @@ class LaunchedProcess:
                 env=worker_environment(spec),
                 start_new_session=True,
             )
-        return cls(child.pid, 0.0, child)
+        return cls(child)
 
     @classmethod
     def adopt(cls, spec: LaunchSpec) -> "LaunchedProcess | None":
         """The worker that runs already, by its lock file; None when there is none."""
         lock = live_lock(spec)
-        return cls(lock.pid, lock.started) if lock else None
+        return cls(lock) if lock else None
 
     async def wait(self) -> int | None:
         """Wait for its end; the exit status (negative: a signal), or None when it is not known.
 
         What it leaves of its session (an engine that still holds the device) is ended too.
         """
-        if self._child:
-            status: int | None = await self._child.wait()
-        else:
-            status = None
-            while is_alive(self.pid, self._started):
+        status: int | None = None
+        if isinstance(self._process, WorkerLock):
+            while self._process.alive:
                 await asyncio.sleep(POLL_SECONDS)
+        else:
+            status = await self._process.wait()
         if _group_of(self.pid) is None:  # else the pid belongs to somebody else by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)

@@ -3,13 +3,14 @@
 import json
 import multiprocessing
 import os
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
 from polyfleet.serving.lock import LockedError, LockFile
-from polyfleet.wire.worker_lock import read_lock
+from polyfleet.wire.worker_lock import read_lock, start_of
 
 
 def test_content_is_what_adopters_read(tmp_path: Path) -> None:
@@ -18,6 +19,7 @@ def test_content_is_what_adopters_read(tmp_path: Path) -> None:
     lock.acquire("w-1", "127.0.0.1:5", "127.0.0.1:6")
     content = json.loads(path.read_text())
     assert content.pop("started") == pytest.approx(psutil.Process().create_time(), abs=2)
+    assert content.pop("start") == start_of(os.getpid())
     want = {"worker_id": "w-1", "pid": os.getpid(), "address": "127.0.0.1:5", "metrics_address": "127.0.0.1:6"}
     assert content == want
     assert [each.name for each in path.parent.iterdir()] == ["w-1.json"]
@@ -32,9 +34,17 @@ def test_a_live_holder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"pid": 2**22 + 1}, {"pid": -1}, {"started": 12.0}], ids=["gone", "no pid", "pid used again"]
+    "change",
+    [
+        {"pid": 2**22 + 1},
+        {"pid": -1},
+        {"start": start_of(os.getppid())},
+        {"start": f"another boot:{start_of(os.getpid()).rpartition(':')[2]}"},
+        {"start": "", "started": 12.0},
+    ],
+    ids=["gone", "no pid", "pid used again", "another boot", "pid used again since a worker of before `start`"],
 )
-def test_a_stale_file_is_taken_over(tmp_path: Path, change: dict[str, float]) -> None:
+def test_a_stale_file_is_taken_over(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "lock"
     LockFile(path).acquire("w-1", "a", "")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -42,6 +52,25 @@ def test_a_stale_file_is_taken_over(tmp_path: Path, change: dict[str, float]) ->
     record = read_lock(path)
     assert record is not None
     assert (record.worker_id, record.alive) == ("w-2", True)
+
+
+@pytest.mark.parametrize("change", [{"started": 12.0}, {"start": ""}], ids=["the clock was set", "before `start`"])
+def test_a_live_holder_is_one_still(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "lock"
+    LockFile(path).acquire("w-1", "a", "")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(LockedError, match="holds"):
+        LockFile(path).check()
+
+
+def test_a_start_is_found_behind_any_name(tmp_path: Path) -> None:
+    program = tmp_path / "a) 1 (b"
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen([program, "30"]) as process:
+        try:
+            assert start_of(process.pid) == start_of(process.pid) != start_of(os.getpid())
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"pid": "x"}'])

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from polyfleet.wire.worker_lock import WorkerLock, read_lock
+from polyfleet.wire.worker_lock import WorkerLock, read_lock, start_of
 
 
 class LockedError(Exception):
@@ -37,8 +37,8 @@ class LockFile:
 
     def acquire(self, worker_id: str, address: str, metrics_address: str) -> None:
         """Write this process into the file, at once and whole. Raises LockedError."""
-        started = psutil.Process().create_time()
-        record = WorkerLock(worker_id, os.getpid(), started, address, metrics_address)
+        pid, started = os.getpid(), psutil.Process().create_time()
+        record = WorkerLock(worker_id, pid, started, address, metrics_address, start_of(pid))
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with _only_one(self._path.parent):
