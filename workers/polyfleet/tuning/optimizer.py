@@ -28,8 +28,7 @@ def best_template(backend: BackendType | str, device: DeviceInfo) -> Template:
         return TEMPLATES["memory-constrained"]  # experimental or third-party: start small
     if backend == BackendType.CPU:
         cores = device.cores or 1
-        site = "datacentre" if cores >= 32 else "workstation" if cores >= 8 else "edge"
-        return TEMPLATES["inference"] if cores < 8 else TEMPLATES[f"{site}-cpu"]
+        return TEMPLATES["datacentre-cpu" if cores >= 32 else "workstation-cpu" if cores >= 8 else "inference"]
     memory = device.total_memory_bytes or 0  # 0: not told
     large = memory >= LARGE_MEMORY and not BackendType(accelerator).personal
     small = 0 < memory < SMALL_MEMORY
