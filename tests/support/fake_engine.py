@@ -3,6 +3,7 @@
 What it does is written in the model's path: `fake:step_seconds=0.01,max_sequences=2`. Tokens are `fake_tokens`.
 
     load_seconds=S      loading takes so long, in ten reports
+    loading_while=PATH  loading does not end for as long as this file exists
     unusable=1          loading fails as for a bad file;  absent=1  as for an accelerator that is not there
     die_loading=1       the process is gone in the middle of loading
     step_seconds=S      each step takes so long
@@ -56,6 +57,7 @@ class Script:
     canary: float = 1.0
     wrong_while: str = ""
     stuck_while: str = ""
+    loading_while: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def load(path: str, options: EngineOptions, progress: Progress) -> "FakeEngine":
     for step in range(10):
         progress(step / 10, "reading weights")
         time.sleep(script.load_seconds / 10)
+    while os.path.exists(script.loading_while):
+        time.sleep(0.01)
     if script.die_loading:
         os._exit(7)
     if script.unusable:

@@ -181,6 +181,18 @@ async def test_a_worker_ends_when_a_new_engine_process_answers_as_wrongly(tmp_pa
         assert scheduler.states().count("READY") == 1
 
 
+async def test_a_worker_ends_when_a_new_engine_process_does_not_load(tmp_path: Path) -> None:
+    flag = tmp_path / "loading"
+    async with FakeFleet() as scheduler:
+        options = ("--fleet", scheduler.address, *STALLS)
+        async with RunningWorker(tmp_path, *options, model=f"fake:loading_while={flag}") as worker:
+            flag.touch()
+            os.kill(worker.engine().pid, signal.SIGSTOP)
+            assert await worker.exit_status() == 1
+        reason = scheduler.statuses[-1].reason
+        assert reason.startswith("The engine process can't be replaced: the new one did not load the model within ")
+
+
 async def test_a_worker_whose_engine_is_being_replaced_can_be_stopped(tmp_path: Path) -> None:
     model = "fake:load_seconds=1"
     async with RunningWorker(tmp_path, *STALLS, model=model) as worker:

@@ -14,6 +14,7 @@ stays so is replaced by a new process once; then the worker ends.
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 
 from polyfleet.engine.request import EngineStatus
@@ -69,6 +70,7 @@ class Worker:
         self._log_level = log_level
         self._engine: EngineClient | None = None
         self._spec: LoadSpec | None = None  # of what is loaded
+        self._load_seconds = 0.0  # that it took
         self._news: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[fleet.ModelInfo] | None = None
@@ -157,6 +159,7 @@ class Worker:
             on_progress(progress, phase)
 
         device, variables = confined(self._device, self.num_devices)
+        began = time.monotonic()
         try:
             engine = await EngineClient.load(
                 spec.source,
@@ -174,6 +177,7 @@ class Worker:
                 self._lifecycle.enter(fleet.WORKER_STATE_STARTING, str(error))
             raise LoadError(str(error)) from None
         self._engine, self._spec, self.peak, self.histograms = engine, spec, PeakRate(), EngineHistograms()
+        self._load_seconds = time.monotonic() - began
         self.tokenizer = engine.loaded.tokenizer
         self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
         self.load_progress = 1.0
@@ -231,8 +235,11 @@ class Worker:
         if not await self._end_engine():
             self.fail("The engine process can't be ended: it hangs in the device's driver.")
             return
+        limit = self._limits.reload_limit(self._load_seconds)
         try:
-            await self._load(spec, lambda *_: None, again=True)
+            await asyncio.wait_for(self._load(spec, lambda *_: None, again=True), limit)
+        except asyncio.TimeoutError:
+            self.fail(f"The engine process can't be replaced: the new one did not load the model within {limit:.0f} s.")
         except LoadError as error:
             self.fail(f"The engine process can't be replaced: {error}")
 

@@ -27,6 +27,10 @@ class WatchdogLimits:
     stall_timeout: float = 60.0  # without a word although there is work; one step of a slow CPU may take long
     replace_after: int = 3
 
+    def reload_limit(self, load_seconds: float) -> float:
+        """How long a new engine process may load a model that took so long before: twice that, and a silence's time."""
+        return 2 * load_seconds + self.replace_after * self.stall_timeout
+
 
 class Suspendable(Protocol):
     """The worker."""
