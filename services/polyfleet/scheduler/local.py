@@ -82,6 +82,8 @@ class LocalScheduler:
     def start(self) -> None:
         """Start Ray and the scheduler; returns when the Fleet service answers. Ends what a killed one left behind."""
         check_ports(self.config)
+        if self._folder_link.exists() and not self._folder_link.is_symlink():
+            raise ConfigError(f"{self._folder_link} is no link to the folder of a Ray: move it away.")
         self._begun = True
         try:
             (self.config.state_path / "logs").mkdir(parents=True, exist_ok=True)

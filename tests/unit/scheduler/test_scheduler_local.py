@@ -137,6 +137,16 @@ def test_when_it_can_not_be_started_again_its_workers_end_too(tmp_path: Path, sl
     assert not (tmp_path / "ray").is_symlink()
 
 
+def test_what_is_no_link_to_a_folder_of_ray_is_left_alone(tmp_path: Path) -> None:
+    kept = tmp_path / "ray" / "mine"
+    kept.mkdir(parents=True)
+    local = StandIn(tmp_path, UP)
+    with pytest.raises(ConfigError, match=r"/ray is no link to the folder of a Ray: move it away\.$"):
+        local.start()
+    local.shutdown()
+    assert (local.starts, kept.is_dir()) == (0, True)
+
+
 def test_what_a_killed_one_left_is_ended_at_the_next_start(tmp_path: Path, sleepers: Sleepers) -> None:
     folder = made_ray_folder()
     (tmp_path / "ray").symlink_to(folder)
