@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -49,7 +49,9 @@ class Store:
     """Opens or creates the file. Raises StoreError when it is no database or belongs to a newer Polyfleet."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(OSError):  # of what can't be made SQLite tells the reason
+            path.touch(mode=0o600)  # launches have environments, which may hold secrets
         self._path = path
         self._unsaved: dict[str, bytes] = {}
         try:

@@ -1,5 +1,6 @@
 """The state file: what is written is there after a kill, a damaged or newer file is refused in words."""
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -177,6 +178,18 @@ def test_a_file_that_can_not_be_opened_is_refused_without_blaming_the_file(path:
     path.mkdir(parents=True)
     with pytest.raises(StoreError, match=r"fleet\.sqlite can't be opened: unable to open database file\.$"):
         Store(path)
+
+
+def test_only_its_user_can_read_a_new_file(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = Store(path)
+        store.put_deployment(WISH)
+        modes = {each.name: each.stat().st_mode & 0o777 for each in [path.parent, *path.parent.iterdir()]}
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes == {"state": 0o700} | {f"fleet.sqlite{rest}": 0o600 for rest in ("", "-wal", "-shm")}
 
 
 def test_a_newer_file_is_refused_in_words(path: Path) -> None:
