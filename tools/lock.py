@@ -19,23 +19,23 @@ HEADER = """\
 """
 
 
-def build_requirements() -> list[str]:
-    """What pip needs to build Polyfleet itself."""
+def tools() -> list[str]:
+    """What is needed to build Polyfleet itself, and what installs it."""
     tomllib = importlib.import_module("tomllib")
     document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     requires: list[str] = document["build-system"]["requires"]
-    return requires
+    return [*requires, "uv"]
 
 
 def compile_lock() -> str:
-    """Resolve the extras that `make` installs and the build requirements together, for every platform at once."""
+    """Resolve the extras that `make` installs and its tools together, for every platform at once."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.10"]
     command += ["--no-header", "--no-annotate", "--no-emit-index-url"]
     command += [word for extra in EXTRAS for word in ("--extra", extra)]
     done = subprocess.run(
         [*command, "pyproject.toml", "-"],
         cwd=ROOT,
-        input="\n".join(build_requirements()),
+        input="\n".join(tools()),
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -1,14 +1,11 @@
-"""tools/requirements.py prints what pip would install for the extras."""
+"""What the extras of pyproject.toml require."""
 
-import os
-import pty
-import subprocess
 import sys
 from importlib.metadata import requires
 
 import pytest
+from tests.support import requirements
 from tests.support.helm_chart import ROOT
-from tools import requirements
 
 PROJECT = requirements.read((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -33,35 +30,3 @@ def test_python_3_10_reads_with_pips_own_parser(monkeypatch: pytest.MonkeyPatch)
     pytest.importorskip("pip._vendor.tomli")
     monkeypatch.setitem(sys.modules, "tomllib", None)
     assert requirements.read((ROOT / "pyproject.toml").read_text(encoding="utf-8")) == PROJECT
-
-
-def installing(*, terminal: bool) -> str:
-    """The command by which `make` would install what the extras require."""
-    command = "make --dry-run --always-make .venv/.installed-serve"
-    environ = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKE_TERMOUT")}
-    if not terminal:
-        done = subprocess.run(command.split(), cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
-        shown = done.stdout
-    else:
-        screen, keyboard = pty.openpty()
-        with subprocess.Popen(command.split(), cwd=ROOT, env=environ, stdout=keyboard, stderr=keyboard) as process:
-            os.close(keyboard)
-            parts = list(iter(lambda: read(screen), b""))
-        os.close(screen)
-        assert process.returncode == 0
-        shown = b"".join(parts).decode()
-    (line,) = (each for each in shown.splitlines() if "--requirement" in each)
-    return line.partition("& build=")[2]
-
-
-def read(screen: int) -> bytes:
-    """What comes next; nothing once the other side is closed."""
-    try:
-        return os.read(screen, 65536)
-    except OSError:
-        return b""
-
-
-def test_make_shows_the_downloads_on_a_terminal_and_is_quiet_elsewhere() -> None:
-    assert "--quiet" not in installing(terminal=True)
-    assert "--quiet --quiet --progress-bar off" in installing(terminal=False)

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import pytest
 from packaging.requirements import Requirement
+from tests.support import requirements
 from tests.support.helm_chart import ROOT
-from tools import requirements
 
 from polyfleet.cli.main import cli
 

@@ -1,15 +1,9 @@
-"""Print what extras of pyproject.toml require, a line each: `requirements.py serve,dev`. Runs where pip is.
-
-`make` installs these while Polyfleet itself, whose engine is compiled, is built beside it.
-"""
+"""What extras of pyproject.toml require."""
 
 import importlib
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
-PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 OWN = re.compile(r"polyfleet\[([\w,-]+)\]")
 
 
@@ -36,7 +30,3 @@ def required(project: dict[str, Any], extras: list[str]) -> list[str]:
             else:
                 found[line] = None
     return list(found)
-
-
-if __name__ == "__main__":
-    print("\n".join(required(read(PYPROJECT.read_text(encoding="utf-8")), sys.argv[1].split(","))))
