@@ -12,7 +12,7 @@ LISTING = r"""
 :env:.find-links='/own/wheels /more'
 global.extra-index-url='https://a.example/simple\nhttps://me:word@b.example/simple'
 global.find-links='/wheels'
-global.index-url='https://mirror.example/simple'
+global.index-url='https://index.example/simple'
 install.constraint='/etc/limits.txt'
 install.disable-pip-version-check='1'
 list.format='json'
@@ -23,7 +23,7 @@ def test_the_nearest_setting_holds_and_those_of_other_commands_do_not() -> None:
     assert install.settings_of(LISTING) == {
         "find-links": "/own/wheels /more",
         "extra-index-url": "https://a.example/simple\nhttps://me:word@b.example/simple",
-        "index-url": "https://mirror.example/simple",
+        "index-url": "https://index.example/simple",
         "constraint": "/etc/limits.txt",
         "disable-pip-version-check": "1",
     }
@@ -36,7 +36,7 @@ def test_uv_is_told_what_pip_was_told() -> None:
         "PATH": "/bin",
         "UV_BUILD_CONSTRAINT": "requirements.lock",
         "UV_CONSTRAINT": "requirements.lock /etc/limits.txt",
-        "UV_DEFAULT_INDEX": "https://mirror.example/simple",
+        "UV_DEFAULT_INDEX": "https://index.example/simple",
         "UV_FIND_LINKS": "/own/wheels,/more",
         "UV_INDEX": "https://a.example/simple https://me:word@b.example/simple",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
@@ -46,7 +46,7 @@ def test_uv_is_told_what_pip_was_told() -> None:
 
 def test_what_uv_itself_was_told_holds() -> None:
     own = {"UV_INDEX_STRATEGY": "first-index", "UV_DEFAULT_INDEX": "https://own.example", "UV_CONSTRAINT": "mine.txt"}
-    found = install.uv_variables({"index-url": "https://mirror.example"}, own)
+    found = install.uv_variables({"index-url": "https://index.example"}, own)
     assert found == {**found, **own, "UV_CONSTRAINT": "requirements.lock mine.txt"}
 
 
