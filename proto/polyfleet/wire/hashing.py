@@ -1,4 +1,4 @@
-"""Chained hashes of token grains: how workers name prefixes (a grain is a block) and KV documents (16 tokens).
+"""Chained hashes of token grains: how workers name prefixes (a grain is a block), KV documents (16 tokens), placement.
 
 A chain begins at a root, which names everything beside tokens that makes two prefixes different: the model that
 computed them and the tenant that they belong to. Chains of different roots have no hash in common.
@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 ROOT_HASH = b""  # of a chain that is nobody's in particular
+PLACEMENT_GRAIN = 64  # tokens
+MAX_GRAINS = 2048  # of one prompt
 
 
 def prefix_root(fingerprint: str, salt: bytes = b"") -> bytes:
@@ -38,3 +40,17 @@ def chain_hashes(token_ids: Sequence[int], grain: int, root: bytes = ROOT_HASH) 
     for start in range(0, len(token_ids) - grain + 1, grain):
         parent = grain_hash(parent, token_ids[start : start + grain])
         yield parent
+
+
+def grain_numbers(token_ids: Sequence[int], root: bytes = ROOT_HASH) -> tuple[int, ...]:
+    """64-bit chained hashes of the first full grains of PLACEMENT_GRAIN tokens, MAX_GRAINS at most.
+
+    How placement names prefixes: short, since each gateway holds those of the whole fleet, and a collision costs no
+    more than a worse choice.
+    """
+    ids = array("I", token_ids[: MAX_GRAINS * PLACEMENT_GRAIN]).tobytes()
+    step, parent, numbers = 4 * PLACEMENT_GRAIN, root, []
+    for start in range(0, len(ids) - step + 1, step):
+        parent = blake2b(parent + ids[start : start + step], digest_size=8).digest()
+        numbers.append(int.from_bytes(parent, "little"))
+    return tuple(numbers)

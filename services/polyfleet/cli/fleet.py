@@ -25,7 +25,7 @@ def state_name(state: int) -> str:
 
 def mark_outvoted(snapshot: "pb.FleetSnapshot") -> None:
     """Give ready workers the reason why they get no new requests, where other weights prevail among their model's."""
-    from polyfleet.placement.place import outvoted
+    from polyfleet.placement.filters import outvoted
     from polyfleet.placement.proto import snapshot_from_proto
 
     ids = outvoted(snapshot_from_proto(snapshot).workers)

@@ -13,6 +13,7 @@ from polyfleet.cli.config_commands import config
 from polyfleet.cli.deploy import deploy
 from polyfleet.cli.embed import embed
 from polyfleet.cli.errors import ExitCode
+from polyfleet.cli.explain import explain
 from polyfleet.cli.fleet import drain, undeploy, workers
 from polyfleet.cli.generate import generate
 from polyfleet.cli.info import info
@@ -42,6 +43,7 @@ for command in (
     generate,
     embed,
     tokenize,
+    explain,
     models,
     info,
     workers,

@@ -11,7 +11,7 @@ from polyfleet.cli.config import Config, Deployment, StatedOptions, load_config
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import check_address
 from polyfleet.gateway.config import with_flags
-from polyfleet.placement.place import Policy
+from polyfleet.placement.policy import Policy
 from polyfleet.wire.auth import ANY_HOST, FLEET_TOKEN_FILE, split_host_port
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import overlaid

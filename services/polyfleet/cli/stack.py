@@ -117,7 +117,8 @@ class Stack:
         command += ["--metrics-listen", gateway.metrics_listen, "--fleet", gateway.fleet]
         command += ["--generation-config", gateway.generation_config]
         for name, value in msgspec.structs.asdict(gateway.placement).items():
-            command += ["--placement", f"{name}={value!r}"]
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            command += ["--placement", f"{name}={text}"]
         token_file = gateway.fleet_token_file
         return [*command, "--fleet-token-file", token_file] if token_file else command
 

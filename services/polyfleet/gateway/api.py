@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
 from polyfleet.wire.requests import EmbedRequest, GenerateRequest, TokenizeRequest
@@ -18,7 +18,7 @@ class Call:
     `method` is the label in metrics and logs (`Generate`, `chat.completions`, …), `key_id` names the caller's key and
     `tenant` whom it belongs to (both empty without keys), `timeout` is in seconds from now (None: the gateway's own
     limit alone), `trace` the caller's. `admitted` is called once nothing is wrong with the request itself, and it runs
-    or waits for a worker.
+    or waits for a worker. `explained` is told what decided each placement, as `placement.explain` has it.
     """
 
     method: str
@@ -26,6 +26,7 @@ class Call:
     timeout: float | None = None
     tenant: str = ""
     trace: TraceContext | None = None
+    explained: Callable[[dict[str, Any]], None] | None = field(default=None, compare=False, repr=False)
     admitted: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
 

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from polyfleet.placement.place import Policy
+from polyfleet.placement.policy import Policy
 from polyfleet.wire.config import ConfigError
 from polyfleet.wire.config_file import overlaid, read_config
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
@@ -108,9 +109,12 @@ def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> G
 
 def with_flags(policy: Policy, flags: Iterable[str]) -> Policy:
     """The policy with what `--placement NAME=VALUE` says, the last of several. Raises ConfigError."""
-    given = dict(flag.partition("=")[::2] for flag in flags)
+    given: dict[str, Any] = dict(flag.partition("=")[::2] for flag in flags)
+    for name, text in given.items():
+        with suppress(msgspec.DecodeError):
+            given[name] = msgspec.json.decode(text) if text.startswith("{") else text
     try:
-        return msgspec.convert(msgspec.structs.asdict(policy) | given, Policy, strict=False)
+        return msgspec.convert(msgspec.to_builtins(policy) | given, Policy, strict=False)
     except msgspec.ValidationError as error:
         problem = str(error).replace("$.", "").replace("Object contains unknown field", "There is no")
         raise ConfigError(f"--placement takes one of {', '.join(Policy.__struct_fields__)}: {problem}.") from None

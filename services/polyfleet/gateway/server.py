@@ -52,7 +52,7 @@ class Gateway:
         gateway_id, token = new_id("gw"), fleet_token(config.fleet_token_file or None)
         self.ledger = Ledger()
         self.metrics = Metrics()
-        self.view = FleetView(gateway_id, token, self.metrics)
+        self.view = FleetView(gateway_id, token, self.metrics, config.placement)
         self._fleet = SchedulerLink(config.fleet, gateway_id, token)
         make_prompts = partial(Prompts, limits=limits, open_contents=config.allow_special_tokens_in_content)
         self._tokenizers = Tokenizers(self._fleet.tokenizer, self.view.changed, make_prompts)

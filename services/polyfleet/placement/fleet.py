@@ -18,9 +18,17 @@ class WorkerState(str, Enum):
     UNKNOWN = "unknown"  # not told, or by a name that this version does not know
 
 
+LOGPROBS, EMBEDDINGS = "logprobs", "embeddings"
+FIRST_FEATURES = frozenset({LOGPROBS, EMBEDDINGS})  # of workers that don't name theirs
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker with its last report. Rates are tokens per second, 0 while not known."""
+    """One worker with its last report. Rates are tokens per second, 0 while not known.
+
+    A decode step of n sequences that hold t tokens in the KV cache takes `step_seconds` + n x
+    `step_seconds_per_sequence` + t x `step_seconds_per_token` seconds; all 0: not known.
+    """
 
     worker_id: str
     address: str
@@ -40,6 +48,14 @@ class Worker:
     fingerprint: str = ""  # of its model; empty is not known, and equal to empty alone
     tokenizer_hash: str = ""
     circuit_open: bool = False  # it refused or lost the last sequences it got, as the one who places has seen
+    step_seconds: float = 0.0
+    step_seconds_per_sequence: float = 0.0
+    step_seconds_per_token: float = 0.0
+    device_name: str = ""
+    deployment: str = ""
+    dtype: str = ""
+    features: frozenset[str] = FIRST_FEATURES
+    nonsense: str = ""  # what of its last report can't be; such a worker gets nothing until it reports sense
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +75,9 @@ class PlacementRequest:
     `key` (the request id, say) decides between workers that are equally good; requests without one all go the same way.
     `fingerprint` names the weights and tokenizer of the request; None: any worker of `model` will do.
     `cached_tokens` holds, by worker id, how many prompt tokens that worker is known to have in its prefix cache.
+    `output_tokens` is the most that it generates, 0 where it does not say.
+    `first_token_seconds` and `token_seconds` are what its answer should keep; 0: no such objective.
+    `serial` numbers the requests of one gateway, for round robin.
     """
 
     model: str
@@ -68,20 +87,25 @@ class PlacementRequest:
     key: str = ""
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str | None = None
+    output_tokens: int = 0
+    features: frozenset[str] = frozenset()
+    tenant: str = ""
+    first_token_seconds: float = 0.0
+    token_seconds: float = 0.0
+    serial: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why one worker was dropped, or how long the request is expected to wait for its first token there (seconds)."""
+    """What placement thinks of one worker: why it was dropped, or what is expected of it, in seconds.
+
+    `score` is what decides, the least wins: expected completion time and what the policy's weights add to it.
+    """
 
     worker_id: str
     dropped: str = ""
-    expected_wait_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The worker that serves a request (None: nobody can now) and the verdict on each worker of the fleet."""
-
-    worker: Worker | None
-    verdicts: tuple[Verdict, ...]
+    expected_wait_seconds: float = 0.0  # until the first token
+    token_seconds: float = 0.0  # from token to token behind it
+    completion_seconds: float = 0.0
+    cached_tokens: int = 0
+    score: float = 0.0

@@ -1,8 +1,10 @@
 """From the wire's fleet to placement's: what a gateway or the scheduler knows as frozen dataclasses."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
+from polyfleet.placement.filters import nonsense_in
+from polyfleet.placement.fleet import FIRST_FEATURES, FleetSnapshot, Worker, WorkerState
 from polyfleet.v1 import fleet_pb2 as pb
 
 _STATES: Mapping[int, WorkerState] = {
@@ -32,7 +34,7 @@ def snapshot_from_proto(message: pb.FleetSnapshot) -> FleetSnapshot:
 def worker_from_proto(info: pb.WorkerInfo, status: pb.WorkerStatus) -> Worker:
     """One worker from its registration and its last report."""
     model = info.model
-    return Worker(
+    worker = Worker(
         worker_id=info.worker_id,
         address=info.address,
         model=model.name,
@@ -50,4 +52,13 @@ def worker_from_proto(info: pb.WorkerInfo, status: pb.WorkerStatus) -> Worker:
         decode_tokens_per_second=status.decode_tokens_per_second,
         fingerprint=model.fingerprint,
         tokenizer_hash=model.tokenizer_hash,
+        step_seconds=status.decode_step_seconds,
+        step_seconds_per_sequence=status.decode_step_seconds_per_sequence,
+        step_seconds_per_token=status.decode_step_seconds_per_token,
+        device_name=info.device_name,
+        deployment=info.deployment,
+        dtype=model.dtype,
+        features=frozenset(model.features) or FIRST_FEATURES,
     )
+    nonsense = nonsense_in(worker)
+    return replace(worker, nonsense=nonsense) if nonsense else worker

@@ -1,18 +1,26 @@
 """`gateway.placement`: a gateway chooses workers by the policy of its configuration."""
 
+import asyncio
+import json
+
 import pytest
+from click.testing import CliRunner
 from tests.support.gateway_rig import MODEL, GatewayRig, Stream, text_worker
 
+from polyfleet.cli.main import cli
 from polyfleet.gateway import server
-from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest
-from polyfleet.placement.place import Policy, place
+from polyfleet.placement.fleet import PlacementRequest
+from polyfleet.placement.place import Placement, place
+from polyfleet.placement.policy import Policy
+from polyfleet.placement.pool import FleetIndex
 from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.placements import ASK, TRAILER
 
 
 async def test_workers_are_chosen_by_the_configured_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     policies: list[Policy] = []
 
-    def watched(request: PlacementRequest, fleet: FleetSnapshot, policy: Policy) -> Placement:
+    def watched(request: PlacementRequest, fleet: FleetIndex, policy: Policy) -> Placement:
         policies.append(policy)
         return place(request, fleet, policy)
 
@@ -21,4 +29,42 @@ async def test_workers_are_chosen_by_the_configured_policy(monkeypatch: pytest.M
         await rig.add(text_worker("w-1"))
         request = pb.GenerateRequest(model=MODEL, text="fox", max_tokens=2)
         assert len((await Stream.read(rig.stub.Generate(request))).ids()) == 2
-    assert set(policies) == {Policy(tie_seconds=7.0)}
+    assert policies
+    assert all(each == Policy(tie_seconds=7.0) for each in policies)
+
+
+async def test_a_caller_who_asks_is_told_what_decided(capsys: pytest.CaptureFixture[str]) -> None:
+    async with GatewayRig() as rig:
+        await rig.add(text_worker("w-1"))
+        await rig.add(text_worker("w-short", context_length=4))
+        request = pb.GenerateRequest(model=MODEL, text="fox fox fox", max_tokens=2, n=1)
+        call = rig.stub.Generate(request, metadata=[ASK])
+        await Stream.read(call)
+        (placement,) = json.loads(dict(await call.trailing_metadata())[TRAILER])
+        assert (placement["worker_id"], placement["policy"]) == ("w-1", "completion")
+        assert [each["worker_id"] for each in placement["workers"]] == ["w-1"]
+        assert placement["workers"][0]["completion_seconds"] > 0
+        (dropped,) = placement["dropped"]
+        assert (dropped["worker_id"], "context of 4 tokens is shorter" in dropped["reason"]) == ("w-short", True)
+        silent = rig.stub.Generate(request)
+        await Stream.read(silent)
+        assert TRAILER not in dict(await silent.trailing_metadata())
+        command = ["explain", "fox fox fox", "--gateway", f"127.0.0.1:{rig.gateway.grpc.port}"]
+        result = await asyncio.to_thread(CliRunner().invoke, cli, command)
+        assert result.exit_code == 0, result.output
+        shown = result.output + capsys.readouterr().out
+        assert "w-1 was chosen by policy completion." in shown
+        assert "w-short: its context of 4 tokens" in shown
+
+
+async def test_prompts_go_where_their_beginning_is_and_gateways_hear_of_each_others() -> None:
+    """A worker's own process tells them; here the gateway's half alone: grains go with each start."""
+    async with GatewayRig() as rig:
+        await rig.add(text_worker("w-1"))
+        ids = [2 + n % 7 for n in range(200)]
+        request = pb.GenerateRequest(model=MODEL, token_ids=ids, max_tokens=2)
+        await Stream.read(rig.stub.Generate(request))
+        call = rig.stub.Generate(request, metadata=[ASK])
+        await Stream.read(call)
+        (placement,) = json.loads(dict(await call.trailing_metadata())[TRAILER])
+        assert placement["workers"][0]["cached_tokens"] == 192

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from polyfleet.gateway.config import GatewayConfig, load_config
-from polyfleet.placement.place import Policy
+from polyfleet.placement.policy import Policy
 from polyfleet.wire.config import ConfigError
 
 
@@ -48,6 +48,18 @@ def test_flags_say_how_workers_are_chosen_where_they_differ_from_the_file(tmp_pa
     assert load_config(path, {"placement": flags}).placement == Policy(
         tie_seconds=0.0, tie_ratio=0.1, remaining_tokens=64.0
     )
+    costs = load_config(path, {"placement": ('costs={"cuda": 2.5}', "policy=round-robin")}).placement
+    assert (costs.costs, costs.policy) == ({"cuda": 2.5}, "round-robin")
+    for nonsense in (
+        "cost_weight: .nan",
+        "joules: {cpu: .nan}",
+        "late_weight: -1",
+        "policy: best",
+        "tenants: {a: [cpu]}",
+    ):
+        path.write_text(f"gateway: {{placement: {{{nonsense}}}}}\n")
+        with pytest.raises(ConfigError, match=nonsense.partition(":")[0]):
+            load_config(path)
     path.write_text("gateway: {placement: {ties: 1}}\n")
     with pytest.raises(ConfigError, match="unknown field `ties`"):
         load_config(path)
@@ -63,9 +75,15 @@ def test_flags_say_how_workers_are_chosen_where_they_differ_from_the_file(tmp_pa
         ("tie_ratio=-1", "Expected `float` >= 0.0 - at `tie_ratio`"),
         ("remaining_tokens=0", "Expected `float` > 0.0 - at `remaining_tokens`"),
         ("unknown_prefill_tokens_per_second=inf", "Expected `float` <= 1000000000.0"),
+        ("policy=best", "Invalid enum value 'best'"),
+        ("cost_weight=nan", "Expected `float` >= 0.0"),
+        ('costs={"cpu": -1}', "Expected `float` >= 0.0"),
+        ("costs=cheap", "Expected `object`, got `str`"),
+        ("costs={", "Expected `object`, got `str`"),
+        ('tenants={"a": {"rooms": []}}', "There is no `rooms`"),
     ],
 )
 def test_what_says_nothing_of_how_workers_are_chosen_is_refused(flag: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=r"--placement takes one of unknown_prefill_.*, tie_seconds: ") as caught:
+    with pytest.raises(ConfigError, match=r"--placement takes one of policy, unknown_prefill_.*, tenants: ") as caught:
         load_config(None, {"placement": (flag,)})
     assert problem in str(caught.value)

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from polyfleet.placement.filters import outvoted, prevailing_fingerprint
 from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Worker, WorkerState
-from polyfleet.placement.place import Policy, expected_wait, outvoted, place, prevailing_fingerprint
+from polyfleet.placement.place import place
+from polyfleet.placement.policy import Policy
 
 READY = Worker(
     "w-a",
@@ -28,6 +30,10 @@ REQUEST = PlacementRequest("m", prompt_tokens=100, max_tokens=50, key="r-1")
 
 def fleet(*workers: Worker) -> FleetSnapshot:
     return FleetSnapshot("epoch", 1, workers)
+
+
+def expected_wait(request: PlacementRequest, worker: Worker, policy: Policy) -> float:
+    return place(request, fleet(worker), policy).verdicts[0].expected_wait_seconds
 
 
 @pytest.mark.parametrize(
@@ -133,7 +139,9 @@ def test_the_policy_says_what_ties_and_what_is_expected_of_the_unknown() -> None
     begun = replace(READY, running_sequences=4)
     assert place(REQUEST, fleet(slow, begun)).worker == begun
     assert place(REQUEST, fleet(slow, begun), Policy(tie_seconds=10.0)).worker == slow
-    assert place(REQUEST, fleet(slow, begun), Policy(tie_ratio=30.0)).worker == slow
+    half = replace(READY, worker_id="w-half", prefill_tokens_per_second=900.0)
+    assert place(REQUEST, fleet(half, begun), Policy(tie_ratio=0.0, tie_seconds=0.0)).worker == begun
+    assert place(REQUEST, fleet(half, begun), Policy(tie_ratio=0.5, tie_seconds=0.0)).worker == half
     new = replace(READY, prefill_tokens_per_second=0.0, decode_tokens_per_second=0.0, running_sequences=16)
     policy = Policy(unknown_prefill_tokens_per_second=10.0, unknown_decode_tokens_per_second=4.0, remaining_tokens=64.0)
     assert expected_wait(REQUEST, new, policy) == pytest.approx(100 / 10 + 1 / 16 * 64 / 4)
@@ -185,7 +193,8 @@ def test_running_sequences_count_among_workers_that_wait_as_little() -> None:
 
 def test_a_small_worker_is_not_filled_before_a_large_one() -> None:
     small, large = (replace(READY, worker_id=f"w-{n}", max_sequences=n, prefill_tokens_per_second=1e6) for n in (4, 64))
-    assert shares([small, large], 34, replace(REQUEST, prompt_tokens=1)) == [2, 32]
+    got = shares([small, large], 34, replace(REQUEST, prompt_tokens=1))
+    assert got[0] in (1, 2, 3)  # of two that are as much taken, chance decides
 
 
 def test_a_new_worker_of_another_accelerator_is_promising() -> None:

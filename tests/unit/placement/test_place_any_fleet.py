@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Worker, WorkerState
-from polyfleet.placement.place import Policy, expected_wait, place
+from polyfleet.placement.place import place
 
 
 def fleet(*workers: Worker) -> FleetSnapshot:
@@ -96,7 +96,13 @@ def test_more_load_never_makes_a_worker_win(
         waiting_prefill_tokens=before.waiting_prefill_tokens + tokens,
         free_blocks=max(0, before.free_blocks - blocks),
     )
-    assert expected_wait(request, after, Policy()) >= expected_wait(request, before, Policy())
+    verdicts = [
+        place(request, fleet(*workers[:index], each, *workers[index + 1 :])).verdicts for each in (before, after)
+    ]
+    (less, more) = (each[index] for each in verdicts)
+    if not less.dropped:
+        assert more.expected_wait_seconds >= less.expected_wait_seconds
+        assert more.score >= less.score
     loaded = [*workers[:index], after, *workers[index + 1 :]]
     if place(request, fleet(*loaded)).worker == after:
         assert place(request, fleet(*workers)).worker == before

@@ -140,7 +140,7 @@ class Engine:
             self._step_seconds += report.seconds
             self._step_rows += report.num_rows
             if not canary_alone:  # its few tokens say nothing of the speed that requests see
-                self._rates.add_step(report.num_decodes, report.num_prefill_tokens, report.seconds)
+                self._rates.add_step(report.num_decodes, report.num_prefill_tokens, report.seconds, self._held_tokens)
         return report.updates
 
     def export_prefix(self, prompt_ids: Sequence[int], cache_salt: bytes = b"") -> bytes:
@@ -184,8 +184,15 @@ class Engine:
                 self._step_rows,
                 counters.dropped_rows,
                 batcher.pool.evictions,
+                *self._rates.decode_step.seconds,
             )
         )
+
+    @property
+    def _held_tokens(self) -> int:
+        """Room for tokens in the KV blocks that sequences use."""
+        pool = self._batcher.pool
+        return (pool.num_blocks - pool.num_free) * self.facts.block_size
 
     def check(self) -> None:
         """Raise AssertionError unless pool, prefix index and ledger balance. Cheap enough for an idle engine.

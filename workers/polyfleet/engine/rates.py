@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+DECODE_FIT_EVERY = 4  # steps: learning from each one would cost more than it tells
 PREFILL_HALF_LIFE_TOKENS = 4096
 DECODE_HALF_LIFE_TOKENS = 64  # of one sequence, that is: steps
 
@@ -26,6 +27,53 @@ class MovingRate:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
+class StepFit:
+    """What a decode step takes: base + sequences x per_sequence + tokens that they hold x per_token, in seconds.
+
+    Least squares over the steps of late, none of the three below 0. A step far longer than expected counts as one of
+    OUTLIER times what was expected, so that a hiccup teaches little and a lasting change is learned all the same. Where
+    steps were all alike, most of their time is taken for base.
+    """
+
+    KEEP, OUTLIER, RIDGE = 0.99, 4.0, (1e-6, 1e-2, 1e-2)
+    SCALE = (1.0, 8.0, 4096.0)  # makes what the three multiply about as large
+    SOLVE_EVERY, SWEEPS = 8, 12
+
+    def __init__(self) -> None:
+        self._products = [[0.0] * 3 for _ in range(3)]
+        self._targets = [0.0] * 3
+        self._found = [0.0] * 3
+        self._num_steps = 0
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """base, per_sequence, per_token; all 0 while nothing was learned."""
+        base, per_sequence, per_token = (value / scale for value, scale in zip(self._found, self.SCALE, strict=True))
+        return base, per_sequence, per_token
+
+    def add(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
+        """Learn from one step without prompt tokens."""
+        given = (1.0, num_sequences / self.SCALE[1], num_tokens / self.SCALE[2])
+        expected = sum(a * b for a, b in zip(given, self._found, strict=True))
+        seconds = min(seconds, self.OUTLIER * expected) if expected else seconds
+        for row, one in zip(self._products, given, strict=True):
+            for column, other in enumerate(given):
+                row[column] = self.KEEP * row[column] + one * other
+        self._targets = [self.KEEP * each + one * seconds for each, one in zip(self._targets, given, strict=True)]
+        self._num_steps += 1
+        if self._num_steps <= self.SOLVE_EVERY or self._num_steps % self.SOLVE_EVERY == 0:
+            self._solve()
+
+    def _solve(self) -> None:
+        """Coordinate descent: each in turn is what the others leave, and never below 0."""
+        found = self._found
+        for _ in range(self.SWEEPS):
+            for i, row in enumerate(self._products):
+                others = sum(row[j] * found[j] for j in range(3) if j != i)
+                weight = row[i] * (1 + self.RIDGE[i])
+                found[i] = max(0.0, (self._targets[i] - others) / weight) if weight else 0.0
+
+
 @dataclass(slots=True)
 class Rates:
     """Speed of prefill and of one decoding sequence.
@@ -36,11 +84,17 @@ class Rates:
 
     prefill: MovingRate = field(default_factory=lambda: MovingRate(PREFILL_HALF_LIFE_TOKENS))
     decode: MovingRate = field(default_factory=lambda: MovingRate(DECODE_HALF_LIFE_TOKENS))
+    decode_step: StepFit = field(default_factory=StepFit)
+    _num_decode_steps: int = 0
 
-    def add_step(self, num_decodes: int, num_prefill_tokens: int, seconds: float) -> None:
-        """Learn from one step."""
+    def add_step(self, num_decodes: int, num_prefill_tokens: int, seconds: float, num_held_tokens: int = 0) -> None:
+        """Learn from one step; `num_held_tokens` are those that all sequences have in the KV cache."""
         if num_prefill_tokens:
             share = num_prefill_tokens / (num_prefill_tokens + num_decodes)
             self.prefill.add(num_prefill_tokens, seconds * share)
         if num_decodes:
             self.decode.add(1, seconds)
+            if not num_prefill_tokens:
+                if self._num_decode_steps % DECODE_FIT_EVERY == 0:
+                    self.decode_step.add(num_decodes, num_held_tokens, seconds)
+                self._num_decode_steps += 1

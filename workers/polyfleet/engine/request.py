@@ -48,3 +48,7 @@ class EngineStatus(NamedTuple):
     step_rows: int = 0
     dropped_rows: int = 0  # computed ahead for sequences that had ended meanwhile
     evictions: int = 0  # of cached KV blocks, whose place others needed
+    # What a decode step takes: + sequences x per_sequence + tokens that they hold x per_token. All 0: not known yet.
+    decode_step_seconds: float = 0.0
+    decode_step_seconds_per_sequence: float = 0.0
+    decode_step_seconds_per_token: float = 0.0

@@ -1,11 +1,12 @@
 """Which sequences a worker takes, for which gateway's session, and why it refuses others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from polyfleet.convert.sequences import sequence_request
 from polyfleet.serving.engine_client import EngineClient
 from polyfleet.serving.health.lifecycle import Lifecycle
+from polyfleet.serving.prefix_log import PrefixLog
 from polyfleet.serving.router import (
     FAILED_PRECONDITION,
     INVALID_ARGUMENT,
@@ -28,10 +29,11 @@ class Admission:
         self._router = router
         self._lifecycle = lifecycle
         self._engine = engine
+        self.prefixes = PrefixLog()
 
     def open_session(self) -> GatewaySession:
         """A gateway has come."""
-        session = GatewaySession()
+        session = GatewaySession(self.prefixes)
         self._router.sessions.add(session)
         return session
 
@@ -42,8 +44,11 @@ class Admission:
             self.cancel(session, sequence_id)
         self._router.sessions.discard(session)
 
-    def start(self, session: GatewaySession, start: pb.StartSequence) -> None:
-        """Begin a sequence, or answer with its error at once. An id that is open already ends with the error too."""
+    def start(self, session: GatewaySession, start: pb.StartSequence, grains: Sequence[int] = ()) -> None:
+        """Begin a sequence, or answer with its error at once. An id that is open already ends with the error too.
+
+        `grains` name the beginnings of its prompt to other gateways.
+        """
         session.num_starts += 1
         refusal = self._refusal(session, start.sequence_id)
         if refusal is not None:
@@ -59,6 +64,7 @@ class Admission:
             return
         self._router.connect(session, request, engine_id)
         number = engine.add(replace(request, sequence_id=engine_id))
+        self.prefixes.add(tuple(grains), session.prefixes)
         session.queued(lambda: engine is not self._engine() or number <= engine.counted_adds)
 
     def cancel(self, session: GatewaySession, sequence_id: str) -> None:

@@ -51,7 +51,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
 
     def _event(self, session: GatewaySession, deltas: list[pb.SequenceDelta]) -> pb.SessionEvent:
         status = self._worker.status()
-        return pb.SessionEvent(deltas=deltas, status=status, reported_starts=session.reported_starts)
+        reported, news = session.reported_starts, session.prefixes.news()
+        return pb.SessionEvent(deltas=deltas, status=status, reported_starts=reported, prefix_news=news)
 
     async def _read_commands(self, session: GatewaySession, requests: AsyncIterator[pb.SessionCommand]) -> None:
         try:
@@ -59,9 +60,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
                 await session.room()
                 kind = command.WhichOneof("command")
                 if kind == "start":
-                    self._worker.admission.start(session, command.start)
+                    self._worker.admission.start(session, command.start, command.grains)
                 elif kind == "cancel":
                     self._worker.admission.cancel(session, command.cancel.sequence_id)
+                elif kind == "resync_prefixes":
+                    session.prefixes.resync()
         finally:
             session.close()
 

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from polyfleet.serving.prefix_log import PrefixLog, PrefixTeller
 from polyfleet.v1 import worker_pb2 as pb
 
 MAX_DELTA_TOKENS = 2048  # with 20 logprobs beside each token about 400 KB
@@ -19,7 +20,8 @@ MAX_UNREAD_DELTAS = 8192  # more: the session's commands wait until the gateway 
 class GatewaySession:
     """Deltas of one session on their way out, and which of its sequences are open."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefixes: PrefixLog | None = None) -> None:
+        self.prefixes = PrefixTeller(prefixes or PrefixLog())
         self.open: dict[str, str] = {}  # sequence id → the engine's name of it
         self.closed = False
         self.num_starts = 0

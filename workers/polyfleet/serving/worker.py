@@ -178,6 +178,8 @@ class Worker:
             raise LoadError(str(error)) from None
         self._engine, self._spec, self.peak, self.histograms = engine, spec, PeakRate(), EngineHistograms()
         self._load_seconds = time.monotonic() - began
+        facts = engine.loaded.facts
+        self.admission.prefixes.clear(facts.num_blocks * facts.block_size)
         self.tokenizer = engine.loaded.tokenizer
         self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
         self.load_progress = 1.0

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import grpc
@@ -15,9 +15,12 @@ import grpc
 from polyfleet.convert.sequences import sequence_update, start_message
 from polyfleet.gateway.errors import Code
 from polyfleet.gateway.fleet.breaker import CircuitBreaker
+from polyfleet.gateway.fleet.prefix_news import PrefixNewsReader
+from polyfleet.gateway.fleet.unreported import UnreportedStarts
 from polyfleet.gateway.listeners import Listeners
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.fleet import Worker, WorkerState
+from polyfleet.placement.prefixes import PrefixMap
 from polyfleet.placement.proto import worker_from_proto
 from polyfleet.v1 import fleet_pb2, worker_pb2, worker_pb2_grpc
 from polyfleet.wire.answers import SequenceUpdate
@@ -28,7 +31,6 @@ from polyfleet.wire.requests import SequenceRequest
 TICK_SECONDS = 0.5
 SILENT_TICKS = 6  # a worker sends something every 0.5 s; after 3 s without it is lost
 REDIAL_SECONDS = (0.05, 1.0)  # first and longest pause
-EVENTS_TO_REPORT = 2  # of a worker that doesn't say what it reports: the first event may have been under way before
 CALLERS_OWN = frozenset({Code.INVALID_ARGUMENT, Code.CANCELLED, Code.DEADLINE_EXCEEDED})  # no fault of the worker's
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS = [
@@ -37,15 +39,6 @@ CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", MAX_EVENT_BYTES),
 ]
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Unreported:
-    """A start that the worker's status may not count yet."""
-
-    tokens: int  # to prefill
-    number: int  # among the session's starts, from 1 on
-    events: int = 0  # that have come since
 
 
 class SequenceSink(Protocol):
@@ -70,8 +63,11 @@ class Session:
         token: str | None,
         changed: Listeners,
         metrics: Metrics | None = None,
+        prefixes: PrefixMap | None = None,
+        touched: "set[Session] | None" = None,
     ) -> None:
         self.info = info
+        self._prefixes = PrefixNewsReader(info.worker_id, prefixes)
         self.breaker = CircuitBreaker()
         self._metrics = (metrics or Metrics()).of_worker(info.worker_id)
         self.connected = False
@@ -82,12 +78,12 @@ class Session:
         self._metadata = bearer_metadata(token)
         self._changed = changed
         self._sinks: dict[str, SequenceSink] = {}
-        self._unreported: dict[str, _Unreported] = {}
-        self._num_starts = 0  # on this connection
+        self._unreported = UnreportedStarts()
         self._outbox: deque[worker_pb2.SessionCommand] = deque()
         self._outbox_filled = asyncio.Event()
         self._silence = 0
         self._worker: Worker | None = None
+        self._touched = set[Session]() if touched is None else touched  # sessions whose worker() may be another one
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -117,7 +113,9 @@ class Session:
 
     def report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
         """What the fleet says of this worker now. A new address breaks the session to the old one."""
-        self.info, self._reported, self._worker = info, status, None
+        self.info, self._reported = info, status
+        self._touch()
+        self._prefixes.of_model(info.model)
 
     def worker(self) -> Worker:
         """The worker as placement should see it: its last report, and this gateway's starts that it doesn't cover."""
@@ -125,33 +123,30 @@ class Session:
             worker = worker_from_proto(self.info, self._heard or self._reported)
             if not self.connected and worker.state is WorkerState.READY:
                 worker = replace(worker, state=WorkerState.LOST if self._was_connected else WorkerState.STARTING)
-            if self._unreported:
-                worker = replace(
-                    worker,
-                    waiting_sequences=worker.waiting_sequences + len(self._unreported),
-                    waiting_prefill_tokens=worker.waiting_prefill_tokens
-                    + sum(each.tokens for each in self._unreported.values()),
-                )
-            self._worker = worker
+            self._worker = self._unreported.added_to(worker)
         if self.breaker.seconds:
             return replace(self._worker, circuit_open=True)
         return self._worker
 
-    def start(self, request: SequenceRequest, sink: SequenceSink) -> None:
-        """Run a sequence there. A loss may come at any time from now on, never within this call."""
-        self._sinks[request.sequence_id] = sink
-        self._num_starts += 1
-        tokens = len(request.prompt_ids) + len(request.generated_ids)
-        self._unreported[request.sequence_id] = _Unreported(tokens, self._num_starts)
+    def _touch(self) -> None:
         self._worker = None
+        self._touched.add(self)
+
+    def start(self, request: SequenceRequest, sink: SequenceSink, grains: Sequence[int] = ()) -> None:
+        """Run a sequence there, whose prompt has these grains. A loss may come at any time, never within this call."""
+        self._sinks[request.sequence_id] = sink
+        cached = self._prefixes.started(grains)
+        tokens = len(request.prompt_ids) + len(request.generated_ids)
+        self._unreported.add(request.sequence_id, max(1, tokens - cached))
+        self._touch()
         self.breaker.started()
-        self._send(worker_pb2.SessionCommand(start=start_message(request)))
+        self._send(worker_pb2.SessionCommand(start=start_message(request), grains=grains))
 
     def cancel(self, sequence_id: str) -> None:
         """Stop a sequence; none of its news come out any more."""
         if self._sinks.pop(sequence_id, None) is not None:
-            self._unreported.pop(sequence_id, None)
-            self._worker = None
+            self._unreported.discard(sequence_id)
+            self._touch()
             self._send(worker_pb2.SessionCommand(cancel=worker_pb2.CancelSequence(sequence_id=sequence_id)))
 
     def _send(self, command: worker_pb2.SessionCommand) -> None:
@@ -227,6 +222,7 @@ class Session:
         if any(news):
             self.breaker.worked()
         if self.breaker.open or was_open:
+            self._touch()
             self._metrics.circuit_open.set(self.breaker.open)
             asyncio.get_running_loop().call_later(self.breaker.seconds, self._changed.call)
 
@@ -234,39 +230,30 @@ class Session:
         if self._was_connected:
             self._metrics.reconnects.inc()
         self.connected = self._was_connected = True
-        self._worker = None
+        self._touch()
         self._changed.call()
 
     def _receive(self, event: worker_pb2.SessionEvent) -> None:
         """One step's news."""
         self._silence = 0
-        self._worker = None
+        self._touch()
         before = (self._heard or self._reported).state
         if event.HasField("status"):
             self._heard = event.status
         if self._unreported:
-            self._strike_reported(event)
+            self._unreported.strike(event)
+        if event.HasField("prefix_news") and not self._prefixes.hear(event.prefix_news):
+            self._send(worker_pb2.SessionCommand(resync_prefixes=worker_pb2.ResyncPrefixes()))
         if event.deltas:
             self._judge([self._pass_on(sequence_update(delta)) for delta in event.deltas])
         if (self._heard or self._reported).state != before:
             self._changed.call()
 
-    def _strike_reported(self, event: worker_pb2.SessionEvent) -> None:
-        """Forget the starts that the worker's status counts by now."""
-        for sequence_id, start in list(self._unreported.items()):
-            start.events += 1
-            if event.HasField("reported_starts"):
-                reported = start.number <= event.reported_starts
-            else:
-                reported = start.events >= EVENTS_TO_REPORT
-            if reported:
-                del self._unreported[sequence_id]
-
     def _pass_on(self, update: SequenceUpdate) -> bool:
         """Whether it is good news of the worker, be it bad news of the sequence."""
         sequence_id = update.sequence_id
         if self._unreported:
-            self._unreported.pop(sequence_id, None)
+            self._unreported.discard(sequence_id)
         ended = update.finish_reason is not None or update.error
         sink = self._sinks.pop(sequence_id, None) if ended else self._sinks.get(sequence_id)
         if sink is not None:
@@ -276,10 +263,11 @@ class Session:
     def _lose(self, reason: str) -> None:
         """Forget the worker's sequences and tell each of them."""
         was_connected, self.connected = self.connected, False
-        self._heard = self._worker = None
+        self._heard = None
+        self._touch()
         self._outbox.clear()
-        self._unreported.clear()
-        self._num_starts = 0
+        self._unreported = UnreportedStarts()
+        self._prefixes.lost()
         sinks, self._sinks = list(self._sinks.values()), {}
         if sinks:
             self._judge([False])

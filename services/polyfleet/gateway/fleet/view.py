@@ -15,8 +15,11 @@ from polyfleet.gateway.fleet.outlook import Outlook, intended_models, outlook, s
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.listeners import Listeners
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
-from polyfleet.placement.place import prevailing_fingerprint
+from polyfleet.placement.filters import prevailing_fingerprint, room
+from polyfleet.placement.fleet import FleetSnapshot, WorkerState
+from polyfleet.placement.policy import Policy
+from polyfleet.placement.pool import FleetIndex
+from polyfleet.placement.prefixes import PrefixMap
 from polyfleet.v1 import fleet_pb2
 from polyfleet.wire.answers import Model
 
@@ -34,10 +37,19 @@ class ModelFacts:
 class FleetView:
     """Lives in one event loop. `changed` is called whenever a worker or model comes, goes or changes state."""
 
-    def __init__(self, gateway_id: str, token: str | None = None, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        gateway_id: str,
+        token: str | None = None,
+        metrics: Metrics | None = None,
+        policy: Policy | None = None,
+    ) -> None:
         self.changed = Listeners()
         self.known = False  # whether any snapshot has come yet
         self.sessions: dict[str, Session] = {}
+        self._index = FleetIndex(policy or Policy())
+        self.prefixes = PrefixMap(self._index.policy.prefix_grains)
+        self._touched: set[Session] = set()  # whose workers the index has to be told of
         self._gateway_id = gateway_id
         self._token = token
         self._metrics = metrics or Metrics()
@@ -79,7 +91,8 @@ class FleetView:
     def _report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
         session = self.sessions.get(info.worker_id)
         if session is None:
-            session = Session(info, self._gateway_id, self._token, self.changed, self._metrics)
+            known = self._gateway_id, self._token, self.changed, self._metrics, self.prefixes, self._touched
+            session = Session(info, *known)
             self.sessions[info.worker_id] = session
             session.open()
         session.report(info, status)
@@ -99,6 +112,8 @@ class FleetView:
 
     def _ready(self, name: str) -> list[Session]:
         """Sessions with the ready workers of a model, by id; those that can't be reached where there are no others."""
+        if pool := self.fleet().pool(name):
+            return [self.sessions[each] for each in sorted(pool.worker_ids)]
         sessions = [
             self.sessions[each] for each in sorted(self.sessions) if self.sessions[each].info.model.name == name
         ]
@@ -124,6 +139,8 @@ class FleetView:
 
         That one while a worker of it is ready, else the one that prevails among those with the request's tokenizer.
         """
+        if (pool := self.fleet().pool(name)) and fingerprint in pool.fingerprints:
+            return fingerprint
         ready = [session.worker() for session in self._ready(name)]
         if any(worker.fingerprint == fingerprint for worker in ready):
             return fingerprint
@@ -135,6 +152,9 @@ class FleetView:
         for worker_id, session in list(self.sessions.items()):
             if worker_id not in self._listed and not session.connected:
                 del self.sessions[worker_id]
+                self._index.drop(worker_id)
+                self._touched.discard(session)
+                self.prefixes.forget(worker_id)
                 task = asyncio.create_task(session.close())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
@@ -143,10 +163,27 @@ class FleetView:
         """End all sessions."""
         await asyncio.gather(*(session.close() for session in self.sessions.values()), *self._closing)
 
+    @property
+    def policy(self) -> Policy:
+        """By which workers are chosen."""
+        return self._index.policy
+
     def snapshot(self) -> FleetSnapshot:
-        """What to place with now."""
-        workers = tuple(session.worker() for session in self.sessions.values())
-        return FleetSnapshot(self._epoch, self._version, workers)
+        """The fleet now."""
+        return FleetSnapshot(self._epoch, self._version, self.fleet().workers)
+
+    def fleet(self) -> FleetIndex:
+        """What to place with now; it is freshened by each call."""
+        for session in tuple(self._touched):
+            if not session.breaker.open:  # else time alone can change it
+                self._touched.discard(session)
+            worker = session.worker()
+            before = self._index.worker(worker.worker_id)
+            self._index.put(worker)
+            if worker.nonsense and not (before and before.nonsense):
+                fields = {"worker_id": worker.worker_id, "reason": worker.nonsense}
+                log.warning("A worker reports nonsense; it gets no requests.", extra=fields)
+        return self._index
 
     def num_ready(self) -> int:
         """Workers that take sequences now."""
@@ -203,9 +240,3 @@ class FleetView:
     def tokenizer_hashes(self) -> frozenset[str]:
         """Content hashes of all tokenizers in use."""
         return frozenset(info.tokenizer_hash for info in self._infos.values()) - {""}
-
-
-def room(worker: Worker) -> int:
-    """Tokens of one sequence, prompt and output together, that a worker has room for."""
-    pool = worker.num_blocks * worker.block_size
-    return min(worker.context_length, pool) if pool else worker.context_length

@@ -1,6 +1,7 @@
 """`polyfleet.v1.Inference` over gRPC: authenticate, convert, hand to the core, convert back."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -19,9 +20,11 @@ from polyfleet.wire.answers import Delta
 from polyfleet.wire.auth import AUTHORIZATION
 from polyfleet.wire.decoding import refuse_undecodable
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.placements import ASK, TRAILER
 from polyfleet.wire.tracing import TRACEPARENT, TRACESTATE, TraceContext, trace_context
 
 INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+MAX_EXPLAINED = 2  # placements: trailers have to stay small
 GRACE_SECONDS = 1.0  # behind the deadline, for its status to reach a client that reads
 log = logging.getLogger(__name__)
 
@@ -98,7 +101,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
                 metadata = tuple(context.invocation_metadata() or ())
                 caller = self._parts.auth.check(dict(metadata).get(AUTHORIZATION))
             self._heard(context.peer())
-            yield Call(method, caller.key_id, context.time_remaining(), caller.tenant, _trace(metadata))
+            placements = list[dict[str, Any]]()
+            tell = placements.append if ASK in metadata else None
+            yield Call(method, caller.key_id, context.time_remaining(), caller.tenant, _trace(metadata), tell)
+            if placements:
+                context.set_trailing_metadata(((TRAILER, json.dumps(placements[-MAX_EXPLAINED:])),))
         except (grpc.aio.InternalError, grpc.aio.UsageError):  # of a write
             raise asyncio.CancelledError from None  # the client has left
         except ApiError as error:

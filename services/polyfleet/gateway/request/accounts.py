@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from polyfleet.gateway.api import Call
 from polyfleet.gateway.config import Objectives
@@ -69,6 +71,16 @@ class Record:
         self._accounts.ledger.admit()
         self._begin = time.monotonic()
         return self
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is; empty without keys."""
+        return self._call.tenant
+
+    @property
+    def explained(self) -> Callable[[dict[str, Any]], None] | None:
+        """Who wants to know what decided its placements."""
+        return self._call.explained
 
     @property
     def seconds_left(self) -> float:

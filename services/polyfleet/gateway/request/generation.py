@@ -164,6 +164,7 @@ class Generation:
 
     def _sequences(self, wanted: Sequence[SequenceRequest], served: ServedModel, record: Record) -> Sequences:
         turn = Turn(served.model.name, wanted[0].priority, served.fingerprint, served.tokenizer_hash)
+        turn.tenant, turn.objectives, turn.explained = record.tenant, self._accounts.objectives, record.explained
         return Sequences(wanted, turn, self._queue, self._limits, self._accounts.metrics, self._running, record)
 
     # Shutting down.

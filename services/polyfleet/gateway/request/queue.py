@@ -13,18 +13,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from polyfleet.gateway.config import Limits
+from polyfleet.gateway.config import Limits, Objectives
 from polyfleet.gateway.errors import ApiError, ResourceExhausted, Unavailable
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest
+from polyfleet.placement.explain import explained
+from polyfleet.placement.fleet import PlacementRequest
+from polyfleet.placement.place import Placement
+from polyfleet.placement.pool import FleetIndex
+from polyfleet.placement.prefixes import PrefixMap
 
 RETRY_SECONDS = 1.0  # hint to callers that were turned away
 log = logging.getLogger(__name__)
-PlaceFunction = Callable[[PlacementRequest, FleetSnapshot], Placement]
+TellPlacement = Callable[[dict[str, Any]], None]
+PlaceFunction = Callable[[PlacementRequest, FleetIndex], Placement]
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +43,9 @@ class Turn:
     priority: int = 0
     fingerprint: str | None = None  # None: any
     tokenizer_hash: str = ""
+    tenant: str = ""
+    objectives: Objectives | None = None
+    explained: "TellPlacement | None" = None  # is told what decided each placement
     taken: bool = False
     waiting: int = 0  # of its sequences
 
@@ -84,6 +92,7 @@ class RequestQueue:
         self._num_turns = 0  # taken
         self._num_queued = 0  # requests that wait for their turn, or for their model to be known
         self._scheduled = self._fleet_changed = False
+        self._unlogged = 0.0  # placements to be logged, as a share of the next one
         view.changed.add(self.fleet_changed)
 
     def submit(self, candidate: Candidate) -> None:
@@ -110,6 +119,11 @@ class RequestQueue:
     def fits(self, request: PlacementRequest) -> bool:
         """Whether a worker could take it now."""
         return self._choose(request) is not None
+
+    @property
+    def prefixes(self) -> PrefixMap | None:
+        """Who has which prompts cached, where workers are chosen by it."""
+        return self._view.prefixes if self._view.policy.looks_at_prefixes else None
 
     def give_back(self, turn: Turn) -> None:
         """The request has ended; call once, when none of its sequences waits."""
@@ -155,7 +169,7 @@ class RequestQueue:
             return False
         if not turn.taken and turn.fingerprint is not None:
             turn.fingerprint = self._view.successor(turn.model, turn.fingerprint, turn.tokenizer_hash)
-        session = self._choose(candidate.needs())
+        session = self._choose(candidate.needs(), turn.explained)
         if waiting is not None:
             waiting.no_worker = session is None
         if session is None:
@@ -171,14 +185,24 @@ class RequestQueue:
         candidate.granted(session)
         return True
 
-    def _choose(self, request: PlacementRequest) -> Session | None:
+    def _choose(self, request: PlacementRequest, tell: TellPlacement | None = None) -> Session | None:
         before = time.perf_counter()
-        placement = self._place(request, self._view.snapshot())
+        placement = self._place(request, self._view.fleet())
         self._metrics.placement_time.observe(time.perf_counter() - before)
-        if log.isEnabledFor(logging.DEBUG):
-            verdicts = {each.worker_id: each.dropped or each.expected_wait_seconds for each in placement.verdicts}
-            log.debug("Verdicts on workers.", extra={"request_id": request.key, "verdicts": verdicts})
+        if placement.worker and tell:
+            tell(explained(placement))
+        if (sampled := self._sampled()) or log.isEnabledFor(logging.DEBUG):
+            fields = {"request_id": request.key, "placement": explained(placement)}
+            log.log(logging.INFO if sampled else logging.DEBUG, "A worker was chosen.", extra=fields)
         return self._view.sessions.get(placement.worker.worker_id) if placement.worker else None
+
+    def _sampled(self) -> bool:
+        """Whether this placement is one of those whose reasons are logged."""
+        self._unlogged += self._view.policy.log_ratio
+        if self._unlogged < 1:
+            return False
+        self._unlogged -= 1
+        return True
 
     def _remove(self, waiting: _Waiting) -> None:
         self._waiting.remove(waiting)
@@ -199,7 +223,7 @@ class RequestQueue:
         turn, waited = candidate.turn, f"within {self._limits.queue_timeout:g} s"
         if not turn.taken and self._num_turns >= self._limits.max_concurrent:
             return Unavailable(f"The gateway was full and no turn came {waited}.", retry_after=RETRY_SECONDS)
-        verdicts = self._place(candidate.needs(), self._view.snapshot()).verdicts
+        verdicts = self._place(candidate.needs(), self._view.fleet()).verdicts
         reasons = [f"{each.worker_id}: {each.dropped}" for each in verdicts if each.dropped][:8]
         found = "; ".join(reasons) or self._view.outlook(turn.model).reason.rstrip(".")
         return Unavailable(f"No worker could serve model {turn.model} {waited} ({found}).", retry_after=RETRY_SECONDS)

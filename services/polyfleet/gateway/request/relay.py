@@ -16,19 +16,22 @@ from enum import Enum, unique
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, Code, DataLoss, Unavailable, error_of
 from polyfleet.gateway.fleet.session import Session
-from polyfleet.gateway.fleet.view import room
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue, Turn
 from polyfleet.gateway.request.token_times import TokenTimes
-from polyfleet.placement.fleet import PlacementRequest
+from polyfleet.placement.filters import room
+from polyfleet.placement.fleet import EMBEDDINGS, LOGPROBS, PlacementRequest
 from polyfleet.wire.answers import FinishReason, SequenceUpdate
+from polyfleet.wire.hashing import grain_numbers
 from polyfleet.wire.ids import sequence_id
 from polyfleet.wire.requests import SequenceRequest
 
 EXCLUDED_SECONDS = 1.0  # a worker that failed a sequence is not tried for it again so soon
 MOVES_ON = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED})  # refusals that another worker may not share
 _serial = itertools.count(1)
+_placements = itertools.count()
+_NOTHING, _LOGPROBS, _EMBEDDING = frozenset[str](), frozenset({LOGPROBS}), frozenset({EMBEDDINGS})
 
 
 @unique
@@ -67,6 +70,7 @@ class SequenceRelay:
         self._times = times or TokenTimes()
         self._state = State.WAITING
         self._generated: list[int] = []
+        self._grains: tuple[int, ...] | None = None  # of the prompt; None: nobody has asked
         self._max_tokens = 0  # of the whole sequence, where it runs now
         self._session: Session | None = None
         self._sequence_id = ""
@@ -99,16 +103,36 @@ class SequenceRelay:
 
     def needs(self) -> PlacementRequest:
         """Room for the prompt, what was generated, and the rest."""
-        now = asyncio.get_running_loop().time()
-        request, done = self._request, len(self._generated)
+        request, turn, done = self._request, self.turn, len(self._generated)
+        excluded = self._excluded
+        if excluded:
+            now = asyncio.get_running_loop().time()
+            excluded = {worker_id: until for worker_id, until in excluded.items() if until > now}
+        prefixes, objectives = self._queue.prefixes, turn.objectives
         return PlacementRequest(
-            model=self.turn.model,
+            model=turn.model,
             prompt_tokens=len(request.prompt_ids) + done,
             max_tokens=0 if request.pooling else max(1, request.needed_room - done),
-            excluded=frozenset(worker_id for worker_id, until in self._excluded.items() if until > now),
-            key=request.request_id,
-            fingerprint=self.turn.fingerprint,
+            excluded=frozenset(excluded),
+            key=f"{request.request_id}/{request.choice}",
+            cached_tokens=prefixes.cached_tokens(self._prompt_grains()) if prefixes else {},
+            fingerprint=turn.fingerprint,
+            output_tokens=1
+            if request.pooling
+            else max(1, (request.max_tokens or 0) - done)
+            if request.max_tokens
+            else 0,
+            features=_features(request),
+            tenant=turn.tenant,
+            first_token_seconds=objectives.time_to_first_token if objectives else 0.0,
+            token_seconds=objectives.time_per_output_token if objectives else 0.0,
+            serial=next(_placements),
         )
+
+    def _prompt_grains(self) -> tuple[int, ...]:
+        if self._grains is None:
+            self._grains = grain_numbers(self._request.prompt_ids, self._request.cache_salt)
+        return self._grains
 
     def granted(self, session: Session) -> None:
         """Start, or go on, there."""
@@ -122,7 +146,8 @@ class SequenceRelay:
         self._session = session
         self._sequence_id = f"{sequence_id(request.request_id, request.choice)}/{next(_serial)}"
         started = {"sequence_id": self._sequence_id, "max_tokens": self._max_tokens}
-        session.start(replace(request, generated_ids=tuple(self._generated), **started), self)  # type: ignore[arg-type]
+        sequence = replace(request, generated_ids=tuple(self._generated), **started)  # type: ignore[arg-type]
+        session.start(sequence, self, self._grains or ())
 
     def denied(self, error: ApiError) -> None:
         """Nobody took it in time."""
@@ -211,3 +236,10 @@ class SequenceRelay:
 
     def _end(self) -> None:
         self._state, self._session = State.ENDED, None
+
+
+def _features(request: SequenceRequest) -> frozenset[str]:
+    """What not every worker need have."""
+    if request.pooling is not None:
+        return _EMBEDDING
+    return _NOTHING if request.logprobs is None else _LOGPROBS

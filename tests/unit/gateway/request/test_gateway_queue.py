@@ -12,8 +12,10 @@ from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.queue import RequestQueue, Turn
-from polyfleet.placement.fleet import FleetSnapshot, Placement, PlacementRequest, Worker, WorkerState
-from polyfleet.placement.place import place
+from polyfleet.placement.fleet import PlacementRequest, Worker, WorkerState
+from polyfleet.placement.place import Placement, place
+from polyfleet.placement.policy import Policy
+from polyfleet.placement.pool import FleetIndex
 from polyfleet.v1 import fleet_pb2
 
 
@@ -39,8 +41,8 @@ class Fleet(FleetView):
         self.sessions = {worker_id: cast(Session, FakeSession(worker_id)) for worker_id in models}
         self.changed.call()
 
-    def snapshot(self) -> FleetSnapshot:
-        return FleetSnapshot("e", 1, self.workers)
+    def fleet(self) -> FleetIndex:
+        return FleetIndex(Policy(), self.workers)
 
     def _ready(self, name: str) -> list[Session]:
         return [self.sessions[worker.worker_id] for worker in self.workers if worker.model == name]
@@ -75,7 +77,7 @@ class Rig:
         self.num_places = 0
         self.queue = RequestQueue(self.fleet, self._place, Limits(**limits), self.metrics)  # type: ignore[arg-type]
 
-    def _place(self, request: PlacementRequest, fleet: FleetSnapshot) -> Placement:
+    def _place(self, request: PlacementRequest, fleet: FleetIndex) -> Placement:
         self.num_places += 1
         return place(request, fleet)
 

@@ -1,6 +1,7 @@
 """A sequence on its way: what it asks of workers, when it moves, parks, gives up."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from polyfleet.gateway.request.queue import RequestQueue, Turn
 from polyfleet.gateway.request.relay import SequenceRelay
 from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.placement.fleet import Worker, WorkerState
+from polyfleet.placement.prefixes import PrefixMap
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
@@ -24,6 +26,7 @@ class FakeQueue:
 
     def __init__(self) -> None:
         self.waiting: list[SequenceRelay] = []
+        self.prefixes: PrefixMap | None = None
 
     def submit(self, relay: SequenceRelay) -> None:
         self.waiting.append(relay)
@@ -47,8 +50,9 @@ class FakeSession:
     def worker(self) -> Worker:
         return self._worker
 
-    def start(self, start: SequenceRequest, sink: object) -> None:
+    def start(self, start: SequenceRequest, sink: object, grains: Sequence[int]) -> None:
         self.started.append(start)
+        self.grains = grains
 
     def cancel(self, sequence_id: str) -> None:
         self.cancelled.append(sequence_id)
