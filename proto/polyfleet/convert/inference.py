@@ -1,6 +1,7 @@
 """The public API's requests and answers. Only how many items a request has is checked here."""
 
 from collections.abc import Sized
+from functools import lru_cache
 from typing import Any
 
 from polyfleet.convert.codec import Codec
@@ -19,6 +20,7 @@ _DELTA = Codec(Delta, pb.GenerateResponse)
 _USAGE = Codec(Usage, pb.Usage)
 _TOKENS = Codec(Tokens, pb.TokenizeResponse)
 _MODEL = Codec(Model, pb.Model)
+_NOTHING_MORE = Delta(0)[3:]  # than a choice's text and tokens
 _MOST = {
     "messages": MAX_MESSAGES,
     "stop": MAX_STOP_STRINGS,
@@ -66,7 +68,13 @@ def _check_counts(message: Any, *names: str) -> None:
 
 
 def generate_response(delta: Delta) -> pb.GenerateResponse:
-    """To a client."""
+    """To a client. Nobody may change it: that of one plain token is kept, as most come again and again."""
+    plain = len(delta.token_ids) == 1 and delta[3:] == _NOTHING_MORE
+    return _plain_response(delta) if plain else _DELTA.message(delta)
+
+
+@lru_cache(maxsize=1 << 13)
+def _plain_response(delta: Delta) -> pb.GenerateResponse:
     return _DELTA.message(delta)
 
 

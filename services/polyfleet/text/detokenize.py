@@ -16,7 +16,6 @@ REPLACEMENT = "\ufffd"
 LONGEST_CHARACTER = 4  # bytes of a character in UTF-8, hence tokens at most
 SHORTEST_CONTEXT = 8  # tokens of a prompt that an answer's first window begins with
 MAX_HELD_TOKENS = 16  # a window whose text still ends broken after so many tokens will not be mended
-_new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
@@ -44,14 +43,14 @@ class ByteDetokenizer:
 
     def __init__(self, pieces: Sequence[bytes], prompt_ids: Sequence[int] = ()) -> None:
         self._pieces = pieces
-        self._utf8 = _new_decoder("replace")
+        self._held = b""  # of a character that is not complete
         tail = b""
         for token_id in reversed(prompt_ids):
             if len(tail) >= LONGEST_CHARACTER:
                 break
             tail = self._bytes((token_id,)) + tail
-        self._utf8.decode(tail)
-        self._prompt_broken = bool(self._utf8.getstate()[0])  # it ends within a character, which may stay broken
+        self._decode(tail)
+        self._prompt_broken = bool(self._held)  # it ends within a character, which may stay broken
 
     def _bytes(self, token_ids: Iterable[int]) -> bytes:
         pieces, size = self._pieces, len(self._pieces)
@@ -59,11 +58,17 @@ class ByteDetokenizer:
 
     def add(self, token_ids: Iterable[int]) -> str:
         """The text that these ids complete; ids beyond the vocabulary have none."""
-        return self._own(self._utf8.decode(self._bytes(token_ids)))
+        return self._own(self._decode(self._bytes(token_ids)))
 
     def finish(self) -> str:
         """U+FFFD when the last character stayed incomplete."""
-        return self._own(self._utf8.decode(b"", final=True))
+        return self._own(self._decode(b"", final=True))
+
+    def _decode(self, data: bytes, final: bool = False) -> str:
+        data = self._held + data
+        text, used = codecs.utf_8_decode(data, "replace", final)
+        self._held = data[used:]
+        return text
 
     def _own(self, text: str) -> str:
         """Less the U+FFFD that stands for what the prompt left broken."""

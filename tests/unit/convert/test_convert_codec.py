@@ -102,6 +102,29 @@ def test_a_finish_reason_of_a_newer_version_ends_a_sequence_all_the_same() -> No
     assert convert.delta_of(pb.GenerateResponse(finish_reason=77)).finish_reason is FinishReason.UNKNOWN  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"finish_reason": pb.FINISH_REASON_LENGTH}, {"cached_tokens": 3}, {"queue_seconds": 0.5},
+     {"logprobs": [worker_pb2.SampledLogprobs(logprob=-0.5)]}, {"error": worker_pb2.SequenceError(code=14)}],
+)  # fmt: skip
+def test_one_token_arrives_with_whatever_comes_beside_it(more: dict[str, Any]) -> None:
+    update = sequence_update(worker_pb2.SequenceDelta(sequence_id="a", token_ids=[5], **more))
+    assert (update.sequence_id, update.tokens) == ("a", (SampledToken(5, -0.5 if "logprobs" in more else 0.0),))
+    assert (update.finish_reason is FinishReason.LENGTH) == ("finish_reason" in more)
+    assert (bool(update.error), bool(update.cached_tokens), bool(update.queue_seconds)) == tuple(
+        name in more for name in ("error", "cached_tokens", "queue_seconds")
+    )
+
+
+def test_answers_of_one_plain_token_differ_in_all_that_they_say() -> None:
+    plain = [Delta(choice, text, (token,)) for choice in (0, 1) for text in ("x", "") for token in (1, 2)]
+    first = [convert.generate_response(delta).SerializeToString() for delta in plain]
+    assert [convert.generate_response(delta).SerializeToString() for delta in plain] == first
+    assert [convert.delta_of(pb.GenerateResponse.FromString(data)) for data in first] == plain
+    told = plain[0]._replace(worker_id="w", finish_reason=FinishReason.STOP)
+    assert convert.delta_of(convert.generate_response(told)) == told
+
+
 def test_an_error_without_words_is_one() -> None:
     delta = worker_pb2.SequenceDelta(sequence_id="a", error=worker_pb2.SequenceError(code=14))
     assert sequence_update(delta).error

@@ -67,6 +67,7 @@ class Session:
         touched: "set[Session] | None" = None,
     ) -> None:
         self.info = info
+        self.worker_id = info.worker_id
         self._prefixes = PrefixNewsReader(info.worker_id, prefixes)
         self.breaker = CircuitBreaker()
         self._metrics = (metrics or Metrics()).of_worker(info.worker_id)
@@ -85,11 +86,6 @@ class Session:
         self._worker: Worker | None = None
         self._touched = set[Session]() if touched is None else touched  # sessions whose worker() may be another one
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def worker_id(self) -> str:
-        """The worker's id."""
-        return self.info.worker_id
 
     @property
     def num_sequences(self) -> int:

@@ -26,7 +26,8 @@ class ChoiceOutput:
         stops: StopStrings | None,
         parser: AnswerParser | None = None,
     ) -> None:
-        self._request = request
+        self._choice = request.choice
+        self._with_logprobs = request.logprobs is not None
         self._text = text
         self._detokenizer = text.detokenizer(request.prompt_ids) if text else None
         self._matcher = StopMatcher(stops) if stops else None
@@ -37,19 +38,12 @@ class ChoiceOutput:
         """What the parcel lets the client see. The choice has ended when it carries a finish reason."""
         token_ids, reason = [token.token_id for token in parcel.tokens], parcel.finish_reason
         text, num_used = self._add(token_ids)
-        tokens = parcel.tokens[:num_used] if self._request.logprobs is not None else ()
         if reason is not None:
             text += self._finish()
         if self._matcher is not None and self._matcher.matched:
             reason = FinishReason.STOP
-        delta = Delta(
-            choice=self._request.choice,
-            text=text,
-            token_ids=tuple(token_ids[:num_used]),
-            logprobs=tuple(map(self._logprob, tokens)),
-            finish_reason=reason,
-            worker_id=parcel.worker_id,
-        )
+        logprobs = tuple(map(self._logprob, parcel.tokens[:num_used])) if self._with_logprobs else ()
+        delta = Delta(self._choice, text, tuple(token_ids[:num_used]), logprobs, reason, worker_id=parcel.worker_id)
         return delta if self._parser is None else _parsed(delta, self._parser)
 
     def _add(self, token_ids: list[int]) -> tuple[str, int]:
@@ -109,28 +103,24 @@ class RequestOutput:
         self._continuous_usage = continuous_usage
         self._num_prompt = num_prompt
         self._record = record
-        self._finished: set[int] = set()
+        self._ended: set[int] = set()
         self._begun = False
-
-    @property
-    def finished(self) -> bool:
-        """Whether every choice has ended."""
-        return len(self._finished) == len(self._choices)
+        self.finished = False  # every choice
 
     def take(self, parcel: Parcel) -> Delta | None:
         """The delta for the client; None for news that come behind the end of their choice."""
-        if parcel.choice in self._finished:
+        choice = parcel.choice
+        if choice in self._ended:
             return None
-        delta = self._choices[parcel.choice].take(parcel)
-        first = not self._begun
-        if first:
+        delta = self._choices[choice].take(parcel)
+        self._record.generated(len(delta.token_ids))
+        if delta.finish_reason is not None:
+            self._ended.add(choice)
+            self.finished = len(self._ended) == len(self._choices)
+        if not self._begun:
             self._begun = True
             self._record.placed(parcel.worker_id, parcel.queue_seconds)
             self._record.prompt(self._num_prompt, parcel.cached_tokens)
-        self._record.generated(len(delta.token_ids))
-        if delta.finish_reason is not None:
-            self._finished.add(parcel.choice)
-        if first:
             delta = delta._replace(request_id=self._record.request_id)
         if self.finished or self._continuous_usage:
             delta = delta._replace(usage=self._record.usage)

@@ -1,7 +1,7 @@
 """All sequences of one request: started together, read together, ended together."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from types import TracebackType
 
 from polyfleet.gateway.config import Limits
@@ -53,11 +53,11 @@ class Sequences:
             raise
         return self
 
-    async def take(self) -> list[Parcel]:
+    def take(self) -> Awaitable[list[Parcel]]:
         """The next news of all choices. Those parked for a slow client go on: it has come for more."""
         for relay in self._relays:
             relay.unpark()
-        return await self._inbox.take()
+        return self._inbox.take()
 
     def cancel(self, choice: int) -> None:
         """The rest of this choice is not wanted."""
