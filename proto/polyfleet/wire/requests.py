@@ -20,6 +20,7 @@ from polyfleet.wire.limits import (
     shown,
 )
 from polyfleet.wire.sampling import GREEDY, SamplingParams
+from polyfleet.wire.structure import Structure
 from polyfleet.wire.tools import ToolCall
 
 
@@ -125,6 +126,7 @@ class GenerateRequest(Continuation):
     tool_names: tuple[str, ...] = ()
     parallel_tool_calls: bool = True
     template_arguments: str = ""
+    structure: Structure | None = None
 
     @property
     def chat(self) -> Chat:
@@ -161,6 +163,11 @@ class GenerateOptions(TypedDict, total=False):
     tool_names: Sequence[str]
     parallel_tool_calls: bool | None
     template_arguments: Mapping[str, Any]
+    json_schema: Mapping[str, Any] | str | None
+    json_object: bool
+    regex: str | None
+    grammar: str | None
+    choices: Sequence[str]
     timeout: float | None
 
 
@@ -178,6 +185,7 @@ class SequenceRequest(Continuation):
     cache_salt: bytes = b""  # cached prefixes are shared by requests of one salt alone
     traceparent: str = ""  # W3C Trace Context of the request, for logs
     tracestate: str = ""
+    grammar: str = ""  # of all generated tokens, as llguidance writes it
 
 
 @dataclass(frozen=True, slots=True)

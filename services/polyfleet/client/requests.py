@@ -18,6 +18,7 @@ Messages = Sequence[Message | Mapping[str, Any]]
 POOLINGS = {each.value: pb.Pooling.Value(f"POOLING_{each.name}") for each in Pooling}
 
 _SAMPLING_FIELDS = frozenset(field.name for field in pb.SamplingParams.DESCRIPTOR.fields)
+_STRUCTURES = frozenset(field.name for field in pb.Structure.DESCRIPTOR.fields)
 _MESSAGE_FIELDS = frozenset(field.name for field in pb.ChatMessage.DESCRIPTOR.fields)
 
 
@@ -47,7 +48,12 @@ def generate_request(
             _extend(request, name, [each if isinstance(each, str) else json.dumps(each) for each in value or ()])
         elif name == "template_arguments" and value is not None:
             _set(request, name, json.dumps(value))
-        elif name != "timeout":
+        elif name == "choices":
+            _extend(request.structure, name, value, "structure.choices")
+        elif name in _STRUCTURES and value not in (None, False):
+            text = json.dumps(value) if name == "json_schema" and not isinstance(value, str) else value
+            _set(request.structure, name, text, f"structure.{name}")
+        elif name != "timeout" and name not in _STRUCTURES:
             _set(request, name, value)
     return request
 

@@ -84,6 +84,10 @@ class ModelText:
             return ByteDetokenizer(self._byte_pieces, prompt_ids)
         return WindowDetokenizer(self.decode, prompt_ids, self._special_ids)
 
+    def is_special(self, spelling: str) -> bool:
+        """Whether a special token is spelled so: then no text can be."""
+        return any(self._added[each] == spelling for each in self._special_ids)
+
     def special_text(self, token_id: int) -> str:
         """How a special token is spelled, which no decoded text shows; empty for every other id."""
         return self._added[token_id] if token_id in self._special_ids else ""

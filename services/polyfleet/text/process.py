@@ -15,9 +15,11 @@ from typing import BinaryIO
 import msgspec
 
 from polyfleet.text.errors import TextAssetsError
+from polyfleet.text.grammar import Calls, make_grammar
 from polyfleet.text.prompt_text import PromptText
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import Chat
+from polyfleet.wire.structure import Structure
 
 LENGTH = struct.Struct("<I")
 TOO_MUCH_MEMORY = "takes too much memory to encode"
@@ -86,6 +88,25 @@ class EncodeChat(msgspec.Struct, frozen=True, tag=True):
         return f"took longer than {self.seconds:g} s in the model's chat template and tokenizer"
 
 
+class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
+    """Make the grammar of an answer, and try it; see `polyfleet.text.grammar`."""
+
+    seconds: float
+    structure: Structure | None
+    calls: Calls | None
+    closing_of_thoughts: str = ""
+
+    @property
+    def field(self) -> str:
+        """See PrepareChat."""
+        return "structure" if self.structure else "tools"
+
+    @property
+    def too_long(self) -> str:
+        """See PrepareChat."""
+        return f"took longer than {self.seconds:g} s to be made into a grammar"
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """Nothing went wrong."""
 
@@ -103,6 +124,12 @@ class Encoded(msgspec.Struct, frozen=True, tag=True):
     thinking: bool = False
 
 
+class Made(msgspec.Struct, frozen=True, tag=True):
+    """A grammar."""
+
+    grammar: str
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """A FieldError."""
 
@@ -117,10 +144,10 @@ class Unusable(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
-Job = PrepareChat | EncodeText | EncodeChat
-Answer = Done | Encoded | Refused | Unusable
-_jobs = msgspec.msgpack.Decoder(Load | PrepareChat | EncodeText | EncodeChat)
-_answers = msgspec.msgpack.Decoder(Done | Encoded | Refused | Unusable)
+Job = PrepareChat | EncodeText | EncodeChat | MakeGrammar
+Answer = Done | Encoded | Made | Refused | Unusable
+_jobs = msgspec.msgpack.Decoder(Load | PrepareChat | EncodeText | EncodeChat | MakeGrammar)
+_answers = msgspec.msgpack.Decoder(Done | Encoded | Made | Refused | Unusable)
 
 
 def frame(message: Load | Job | Answer) -> bytes:
@@ -158,6 +185,8 @@ class Server:
         return Done()
 
     def _encode(self, job: Job) -> Answer:
+        if isinstance(job, MakeGrammar):
+            return Made(make_grammar(job.structure, job.calls, job.closing_of_thoughts))
         if self._text is None:
             raise TextAssetsError("Nothing was loaded.")
         if isinstance(job, PrepareChat):

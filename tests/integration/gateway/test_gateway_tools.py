@@ -9,7 +9,7 @@ from tests.support.fake_worker import FakeWorker
 from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig
 from tests.support.text_assets import CHATML, assets_document, byte_level_tokenizer
 
-from polyfleet.client import AsyncClient, FinishReason, ToolCall
+from polyfleet.client import AsyncClient, FinishReason, InvalidArgumentError, ToolCall
 
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}}}
@@ -130,3 +130,33 @@ async def test_the_operator_may_choose_how_calls_are_read() -> None:
             async with AsyncClient(f"127.0.0.1:{rig.gateway.grpc.port}") as client:
                 said = await client.chat(USER, tools=TOOLS)
                 assert (said.text, len(said.tool_calls)) == (text, parser == "mistral")
+
+
+async def test_structures_become_grammars_and_bad_ones_are_refused() -> None:
+    fake = worker("w-1", '{"name": "weather", "arguments": {"city": "Bern"}}')
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    async with GatewayRig() as rig, openai.AsyncOpenAI(base_url=f"{rig.http}/v1", api_key="x", max_retries=0) as client:
+        await rig.add(fake)
+        create: Any = client.chat.completions.create
+        said = (await create(model=MODEL, messages=USER, tools=TOOLS, tool_choice="required")).choices[0]
+        assert (said.finish_reason, said.message.content) == ("tool_calls", None)
+        assert said.message.tool_calls[0].function.arguments == '{"city": "Bern"}'
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        await create(model=MODEL, messages=USER, response_format=form, n=2)
+        await create(model=MODEL, messages=USER)
+        grammars = [start.grammar for start in fake.started]
+        assert "weather" in grammars[0]
+        assert grammars[1] == grammars[2] != grammars[0]
+        assert '"integer"' in grammars[1]
+        assert grammars[3] == ""
+        form["json_schema"] = {"name": "x", "schema": {"type": "integer", "minimum": 2, "maximum": 1}}
+        with pytest.raises(openai.BadRequestError, match="greater than maximum") as caught:
+            await create(model=MODEL, messages=USER, response_format=form)
+        assert caught.value.param == "response_format"
+        async with AsyncClient(f"127.0.0.1:{rig.gateway.grpc.port}") as own:
+            await own.chat(USER, json_schema=schema)
+            await own.chat(USER, choices=["yes", "no"])
+            with pytest.raises(InvalidArgumentError, match="unclosed group"):
+                await own.chat(USER, regex="(a")
+        assert json.loads(fake.started[4].grammar)["grammars"][1]["json_schema"]["properties"] == schema["properties"]
+        assert "yes" in fake.started[5].grammar

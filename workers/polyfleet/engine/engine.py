@@ -16,7 +16,9 @@ from polyfleet.engine.sequence import TokenMask
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.kvcache.portable import Buffer
 from polyfleet.models.config import ModelConfig
+from polyfleet.sampling.grammar import Grammars
 from polyfleet.wire.answers import SequenceUpdate
+from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import SequenceRequest
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ class Engine:
         self._executor = executor
         self._batcher = Batcher(executor, capacity, limits, clock)
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
+        ends = config.end_token_ids
+        self._grammars = Grammars(tokenizer.document, config.vocabulary_size, ends) if tokenizer else None
         self._rates = Rates()
         self._steps = 0
         self._step_seconds = 0.0
@@ -113,11 +117,15 @@ class Engine:
         return self._executor.implementations()
 
     def add(self, request: SequenceRequest, mask: TokenMask | None = None) -> None:
-        """Queue a sequence; `mask` says before each draw which tokens may follow.
+        """Queue a sequence; `mask` says before each draw which tokens may follow, else its grammar does.
 
         Raises FieldError, and takes nothing, when a field is out of range.
         """
         check_request(request, self.facts.vocabulary_size)
+        if request.grammar and mask is None:
+            if self._grammars is None:
+                raise FieldError("grammar", "needs a tokenizer, which this model has not")
+            mask = self._grammars.mask(request.grammar, request.stop_token_ids)
         self._batcher.add(request, mask)
 
     def cancel(self, sequence_id: str) -> bool:
@@ -156,6 +164,8 @@ class Engine:
 
     def close(self) -> None:
         """Free the device's memory at once; the engine is of no use afterwards."""
+        if self._grammars is not None:
+            self._grammars.close()
         self._executor.close()
 
     def status(self) -> EngineStatus:

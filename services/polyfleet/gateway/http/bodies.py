@@ -34,7 +34,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "store": (False,),
     "suffix": ("",),
     "verbosity": ("medium",),
@@ -79,6 +78,11 @@ class GenerateBody(Strict, frozen=True, kw_only=True):
     min_tokens: int | None = None
     stop_token_ids: TokenIds | None = None
     priority: int | None = None
+    structured_outputs: msgspec.Raw = NOTHING  # this and the next four: `response_format.read`
+    guided_json: msgspec.Raw = NOTHING
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # Without effect.
     user: Ignored = NOTHING
     # Not supported.
@@ -142,6 +146,7 @@ class ChatBody(GenerateBody, frozen=True, kw_only=True):
     tools: Tools = NOTHING
     tool_choice: msgspec.Raw = NOTHING  # `tool_choice.read`
     parallel_tool_calls: bool | None = None
+    response_format: msgspec.Raw = NOTHING  # `response_format.read`
     # Extension.
     chat_template_kwargs: msgspec.Raw = NOTHING  # an object
     # Without effect.
@@ -159,7 +164,6 @@ class ChatBody(GenerateBody, frozen=True, kw_only=True):
     modalities: Unsupported = NOTHING
     moderation: Unsupported = NOTHING
     reasoning_effort: Unsupported = NOTHING
-    response_format: Unsupported = NOTHING
     store: Unsupported = NOTHING
     verbosity: Unsupported = NOTHING
     web_search_options: Unsupported = NOTHING

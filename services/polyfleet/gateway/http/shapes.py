@@ -20,7 +20,11 @@ from polyfleet.gateway.http.replies import (
 )
 from polyfleet.wire.answers import Delta, FinishReason, TokenLogprobs
 
-TOOL_RENAMES = {"tool_names": "tool_choice", "template_arguments": "chat_template_kwargs"}
+TOOL_RENAMES = {
+    "tool_names": "tool_choice",
+    "template_arguments": "chat_template_kwargs",
+    "structure": "response_format",
+}
 
 
 class Shape(Protocol):
@@ -101,7 +105,7 @@ class CompletionShape:
     renames: Mapping[str, str]
 
     def __init__(self, *, logprobs: bool) -> None:
-        self.renames = {"text": "prompt", "token_ids": "prompt"}
+        self.renames = {"text": "prompt", "token_ids": "prompt", "structure": "structured_outputs"}
         self._logprobs = logprobs
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from polyfleet.gateway.http import tool_choice
+from polyfleet.gateway.http import response_format, tool_choice
 from polyfleet.gateway.http.bodies import (
     NULL,
     ChatBody,
@@ -52,6 +52,7 @@ def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
         tools=tools,
         tool_choice=choice,
         tool_names=names,
+        structure=response_format.read(body, body.response_format),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         template_arguments=_text_of(body.chat_template_kwargs),
     )
@@ -65,8 +66,11 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[GenerateR
     prompts: Sequence[str | list[int]] = decode_inputs(body.prompt, "prompt", MAX_PROMPTS)
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     ids = [request_id] if len(prompts) == 1 else [f"{request_id[:120]}-{index}" for index in range(len(prompts))]
+    structure = response_format.read(body)
     return [
-        _request(body, prompt_id, prompt=prompt, max_tokens=max_tokens, logprobs=body.logprobs)
+        replace(
+            _request(body, prompt_id, prompt=prompt, max_tokens=max_tokens, logprobs=body.logprobs), structure=structure
+        )
         for prompt_id, prompt in zip(ids, prompts, strict=True)
     ]
 

@@ -1,8 +1,13 @@
-"""How a request's answer is taken apart: as its model writes thoughts and calls, and as far as calls were asked for."""
+"""What a request's answer may be, and how it is taken apart: as its model writes thoughts and calls."""
+
+from dataclasses import replace
 
 from polyfleet.gateway.fleet.models import ServedModel
+from polyfleet.gateway.request.prompts import Prompt
 from polyfleet.text.answer.formats import FORMATS, ToolFormat
 from polyfleet.text.answer.parser import AnswerParser
+from polyfleet.text.grammar import Calls
+from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import GenerateRequest
 from polyfleet.wire.tools import read_tools
 
@@ -12,15 +17,57 @@ def make_parser(
 ) -> AnswerParser | None:
     """A parser of one choice of a chat; None where there is nothing to tell apart.
 
-    `thinking`: the prompt ends within thoughts. `tool_parser` is a name of FORMATS, auto or none.
+    `thinking`: the prompt ended within thoughts. `tool_parser` is a name of FORMATS, auto or none.
     """
     if not request.messages or served.text is None:
         return None
-    form: ToolFormat | None = None
-    if request.chat.tools and tool_parser != "none":
-        form = served.text.tool_format if tool_parser == "auto" else FORMATS[tool_parser]
-    tags = served.text.reasoning_tags
+    form, tags = _format(request, served, tool_parser), served.text.reasoning_tags
     if form is None and tags is None:
         return None
     tools = read_tools(request.tools, request.tool_names) if form else ()
-    return AnswerParser(form, tools, tags, thinking=thinking, most_calls=0 if request.parallel_tool_calls else 1)
+    several = request.parallel_tool_calls and not _named(request)
+    return AnswerParser(form, tools, tags, thinking=thinking, most_calls=0 if several else 1)
+
+
+async def make_grammar(
+    request: GenerateRequest, served: ServedModel, prompt: Prompt, seconds: float, tool_parser: str
+) -> str:
+    """The grammar that the answer must keep to; empty where it is free. Raises FieldError, and as Prompts does."""
+    calls = _calls(request, served, tool_parser)
+    if request.structure is None and calls is None:
+        return ""
+    if served.prompts is None or served.text is None:
+        field = "structure" if request.structure else "tools"
+        raise FieldError(field, f"model {served.model.name} has no tokenizer to keep an answer to it")
+    tags = served.text.reasoning_tags
+    closing = tags.closing if prompt.thinking and tags else ""
+    return await served.prompts.grammar(request.structure, calls, closing, seconds)
+
+
+def _calls(request: GenerateRequest, served: ServedModel, tool_parser: str) -> Calls | None:
+    """What the grammar has to say of calls: where one is required, a tool is strict, or beside a structure."""
+    form, required = _format(request, served, tool_parser), request.tool_choice == "required"
+    if form is None or served.text is None:
+        return None
+    calls = Calls(request.tools, request.tool_names, required, request.parallel_tool_calls and not _named(request))
+    if required or request.structure is not None:
+        return calls
+    readable = form.closing and not served.text.is_special(form.openings[0])
+    strict = readable and any(tool.strict for tool in read_tools(request.tools, request.tool_names))
+    return replace(calls, opening=form.openings[0], closing=form.closing) if strict else None
+
+
+def _format(request: GenerateRequest, served: ServedModel, tool_parser: str) -> ToolFormat | None:
+    """How calls are written; None where none are looked for. Those that a grammar asks for have no marks."""
+    if not request.chat.tools or served.text is None:
+        return None
+    required = request.tool_choice == "required"
+    if tool_parser == "none" and not required:
+        return None
+    form = FORMATS.get(tool_parser, served.text.tool_format)
+    return replace(form, bare=True) if required or request.structure is not None else form
+
+
+def _named(request: GenerateRequest) -> bool:
+    """Whether one tool alone may be called, and has to be."""
+    return request.tool_choice == "required" and len(request.tool_names) == 1

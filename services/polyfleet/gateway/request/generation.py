@@ -14,7 +14,7 @@ from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, Unavailable
 from polyfleet.gateway.fleet.models import Models, ServedModel
 from polyfleet.gateway.request.accounts import Accounts, Record
-from polyfleet.gateway.request.answers import make_parser
+from polyfleet.gateway.request.answers import make_grammar, make_parser
 from polyfleet.gateway.request.encoding import encode_chat, encode_prompt, encode_text
 from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
@@ -89,7 +89,8 @@ class Generation:
         defaults = {name: value for name, value in served.model.sampling_defaults.items() if name in request.left_out}
         seed = secrets.randbits(64) if request.seed is None else request.seed
         sampling = replace(request.sampling, **defaults, seed=seed)  # type: ignore[arg-type]
-        shared = {**request.shared(), "stop_token_ids": _stop_token_ids(request, prompt, served)}
+        grammar = await make_grammar(request, served, prompt, record.seconds_left, self._tool_parser)
+        shared = {**request.shared(), "stop_token_ids": _stop_token_ids(request, prompt, served), "grammar": grammar}
         first = _sequence(record, call, prompt.token_ids, sampling, **shared)
         return served, prompt, [replace(first, choice=choice) for choice in range(request.n)]
 

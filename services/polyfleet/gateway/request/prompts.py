@@ -8,9 +8,11 @@ from typing import Any
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded
-from polyfleet.gateway.request.text_process import TextProcess
-from polyfleet.text.process import Done, EncodeChat, Encoded, EncodeText, Job, PrepareChat
+from polyfleet.gateway.request.text_process import Result, TextProcess
+from polyfleet.text.grammar import Calls
+from polyfleet.text.process import EncodeChat, Encoded, EncodeText, Job, Made, MakeGrammar, PrepareChat
 from polyfleet.wire.requests import Chat, Message
+from polyfleet.wire.structure import Structure
 
 LONG_CHARACTERS = 100_000  # beyond, encoding would hold up other requests: a second process does it
 MESSAGE_CHARACTERS = 64  # what one message weighs beside its content
@@ -65,6 +67,15 @@ class Prompts:
         job = EncodeChat(_seconds(weight), chat, self._open_contents, max_tokens, pieces)
         return await self._run(job, weight, seconds)
 
+    async def grammar(
+        self, structure: Structure | None, calls: Calls | None, closing_of_thoughts: str, seconds: float
+    ) -> str:
+        """Of an answer, see `polyfleet.text.grammar`."""
+        job = MakeGrammar(JOB_SECONDS, structure, calls, closing_of_thoughts)
+        answer = await _within(seconds, self._quick.run(job))
+        assert isinstance(answer, Made)
+        return answer.grammar
+
     async def _run(self, job: Job, weight: int, seconds: float) -> Prompt:
         process = self._long if weight > LONG_CHARACTERS else self._quick
         answer = await _within(seconds, process.run(job))
@@ -82,7 +93,7 @@ class Prompts:
         await asyncio.gather(self._quick.close(), self._long.close())
 
 
-async def _within(seconds: float, work: Coroutine[Any, Any, Done | Encoded]) -> Done | Encoded:
+async def _within(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
     try:
         return await asyncio.wait_for(work, max(0.0, seconds))
     except asyncio.TimeoutError:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from polyfleet.gateway.errors import ResourceExhausted, Unavailable
 from polyfleet.text.errors import TextAssetsError
-from polyfleet.text.process import LENGTH, Done, Encoded, Job, Load, Refused, Unusable, frame, read_answer
+from polyfleet.text.process import LENGTH, Answer, Done, Encoded, Job, Load, Made, Refused, Unusable, frame, read_answer
 from polyfleet.wire.limits import FieldError
 
 MEMORY_BYTES = 256 * 1024 * 1024  # that a job may take
@@ -18,6 +18,7 @@ GRACE_SECONDS = 1.0  # for the job of a client who has left: starting the proces
 RETRY_SECONDS = 1.0
 MAX_WAITING_BYTES = 32 * 1024 * 1024
 TOO_MUCH = f"takes over {MEMORY_BYTES >> 20} MiB of memory to encode"
+Result = Done | Encoded | Made
 log = logging.getLogger(__name__)
 
 
@@ -50,7 +51,7 @@ class _Process:
         )
         return cls(process)
 
-    async def ask(self, framed: bytes, seconds: float) -> Done | Encoded | Refused | Unusable:
+    async def ask(self, framed: bytes, seconds: float) -> Answer:
         """Its answer. Raises _ProcessLost."""
         try:
             return read_answer(await asyncio.wait_for(self._exchange(framed), seconds))
@@ -95,7 +96,7 @@ class TextProcess:
         self._waiting: list[int] = []  # bytes of each job that waits
         self._process: _Process | None = None
         self._idle: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[Done | Encoded]] = set()
+        self._tasks: set[asyncio.Task[Result]] = set()
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -103,7 +104,7 @@ class TextProcess:
         """Of the process, while there is one."""
         return self._process.pid if self._process else None
 
-    async def run(self, job: Job) -> Done | Encoded:
+    async def run(self, job: Job) -> Result:
         """What comes of a job. When the caller is cancelled, the job soon is too.
 
         Raises FieldError (refused; it took too long or too much memory), TextAssetsError, ResourceExhausted (too many
@@ -130,7 +131,7 @@ class TextProcess:
                 task.cancel()
             raise
 
-    async def _run(self, job: Job, framed: bytes, began: asyncio.Event) -> Done | Encoded:
+    async def _run(self, job: Job, framed: bytes, began: asyncio.Event) -> Result:
         self._waiting.append(len(framed))
         try:
             await self._turn.acquire()
@@ -150,7 +151,7 @@ class TextProcess:
             raise TextAssetsError(answer.problem)
         return answer
 
-    async def _ask(self, job: Job, framed: bytes) -> Done | Encoded | Refused | Unusable:
+    async def _ask(self, job: Job, framed: bytes) -> Answer:
         process = self._process or await self._start()
         try:
             return await process.ask(framed, job.seconds + GRACE_SECONDS)
@@ -172,11 +173,11 @@ class TextProcess:
             raise TextAssetsError(answer.problem)
         return process
 
-    def _give_up(self, task: "asyncio.Task[Done | Encoded]") -> None:
+    def _give_up(self, task: "asyncio.Task[Result]") -> None:
         if not task.done():
             self._kill()
 
-    def _ended(self, task: "asyncio.Task[Done | Encoded]") -> None:
+    def _ended(self, task: "asyncio.Task[Result]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # the caller may have left

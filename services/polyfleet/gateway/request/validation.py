@@ -142,6 +142,12 @@ def _check_tools(request: GenerateRequest) -> None:
         raise FieldError("tool_choice", f"must be one of {', '.join(CHOICES)}, not {request.tool_choice!r:.50}")
     if request.tool_choice == "required" and not tools:
         raise FieldError("tool_choice", "can't be required without tools")
+    if request.structure is not None:
+        request.structure.check()
+    for field in ("structure",) if request.structure else ("tool_choice",) if request.tool_choice == "required" else ():
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(request, name):
+                raise FieldError(name, f"can't be set with {field}: the answer has to end when that says so")
 
 
 def _check_embed_input(field: str, each: EmbedInput) -> None:

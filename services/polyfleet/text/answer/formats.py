@@ -12,6 +12,7 @@ from polyfleet.text.answer.source import NotACall, Reading, Source
 _NAME = re.compile(r"[^\s{\[<(]+")
 _CALL_ID = re.compile(r"[0-9A-Za-z]+")
 _ARGUMENTS = ("arguments", "parameters")
+_BESIDE = ("id", "type", "index")  # what else some write
 
 Body = Callable[[Source, Calls], Reading[None]]
 
@@ -62,8 +63,10 @@ def _object(source: Source, calls: Calls) -> Reading[None]:
             yield from json_reader.value(source, calls.argument)
         elif key in _ARGUMENTS:
             arguments = yield from json_reader.whole(source)
-        else:
+        elif key in _BESIDE:
             yield from json_reader.value(source, _ignore)
+        else:
+            raise NotACall
         separator = yield from json_reader.behind_item(source, _ignore, "}")
     if not begun:
         _call(calls, name, as_object(arguments))

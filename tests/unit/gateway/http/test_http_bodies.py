@@ -80,7 +80,6 @@ def test_unknown_field_is_named() -> None:
     [
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("response_format", {"type": "json_object"}),
         ("logit_bias", {"50256": -100}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x", "format": "wav"}),
@@ -108,7 +107,6 @@ def test_unsupported_fields_that_ask_for_nothing_pass() -> None:
     body = chat(
         functions=[],
         function_call="auto",
-        response_format={"type": "text"},
         logit_bias={},
         modalities=["text"],
         audio=None,

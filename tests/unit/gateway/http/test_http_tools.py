@@ -1,4 +1,4 @@
-"""Tools over HTTP: what clients send of them, and how calls and thoughts are written down."""
+"""Tools and structures over HTTP: what clients send of them, and how calls and thoughts are written down."""
 
 import json
 from typing import Any
@@ -15,6 +15,7 @@ from polyfleet.gateway.request.validation import check_generate
 from polyfleet.wire.answers import Delta, FinishReason
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import GenerateRequest
+from polyfleet.wire.structure import Structure
 from polyfleet.wire.tools import ToolCall, ToolCallDelta
 
 USER = {"role": "user", "content": "hi"}
@@ -143,3 +144,56 @@ def test_calls_and_thoughts_in_a_whole_answer() -> None:
     silent = Gathered()
     silent.add(Delta(0, tool_calls=(ToolCallDelta(0, "c1", "f", "{}"),), finish_reason=FinishReason.TOOL_CALLS))
     assert json.loads(msgspec.json.encode(ChatShape(logprobs=False).whole(0, silent)))["message"]["content"] is None
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"response_format": None}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Structure(json_object=True)),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+                }
+            },
+            Structure(json_schema=msgspec.json.encode(SCHEMA).decode()),
+        ),
+        ({"guided_json": json.dumps(SCHEMA)}, Structure(json_schema=json.dumps(SCHEMA))),
+        ({"guided_regex": "a+"}, Structure(regex="a+")),
+        ({"guided_choice": ["a", "b"]}, Structure(choices=("a", "b"))),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, Structure(grammar="root ::= x")),
+        ({"structured_outputs": {"json_object": True}}, Structure(json_object=True)),
+        ({"structured_outputs": {"json_object": False}}, None),
+    ],
+)
+def test_every_way_to_ask_for_a_structure(fields: dict[str, Any], expected: Structure | None) -> None:
+    wanted = chat(**fields)
+    assert wanted.structure == expected
+    check_generate(wanted)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+        ({"guided_regex": "a", "min_tokens": 3}, "min_tokens"),
+        ({"tool_choice": "required", "min_tokens": 3}, "min_tokens"),
+    ],
+)
+def test_what_is_wrong_with_a_structure_is_named(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        check_generate(chat(**fields))
+    assert caught.value.field == field

@@ -1,0 +1,168 @@
+"""Grammars of answers, as llguidance takes them: of a structure that is asked for, and of calls that are."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from polyfleet.wire.json_text import read_object
+from polyfleet.wire.limits import FieldError
+from polyfleet.wire.structure import Structure
+from polyfleet.wire.tools import Tool, read_tools
+
+# A model that may write white space where it likes may do so for ever.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_MOST_CALLS = 16
+_MOST_SHOWN = 200
+_THOUGHTS = """
+start: thoughts NEWLINES answer
+thoughts[lazy]: /(.|\\n)*/ {closing}
+NEWLINES: /\\n{{0,2}}/
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What an answer may call: `tools` are JSON, `names` as in GenerateRequest.
+
+    `required`: it has to begin with a call, and holds nothing else (`several`: of one call or more). Else calls stand
+    behind `opening`, within any text (or, with a structure, in its place, as if they were required).
+    """
+
+    tools: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    required: bool = False
+    several: bool = True
+    opening: str = ""
+    closing: str = ""
+
+
+def make_grammar(structure: Structure | None, calls: Calls | None, closing_of_thoughts: str = "") -> str:
+    """The grammar of an answer. `closing_of_thoughts`: it begins within thoughts, which end so.
+
+    Raises FieldError, on `structure` or `tools`, for what can't be had or would take too long.
+    """
+    parts: dict[str, dict[str, Any]] = {}
+    alternatives = []
+    if structure is not None:
+        parts["structure"] = _structure(structure)
+        _check("structure", parts["structure"])
+        alternatives.append("@structure")
+    rules = ""
+    if calls is not None:
+        tools = read_tools(calls.tools, calls.names)
+        for index, tool in enumerate(tools):
+            parts[f"arguments_{index}"] = _arguments(tool, every=calls.required)
+            _check(f"tools[{index}].function.parameters", parts[f"arguments_{index}"])
+        free = not calls.required and structure is None
+        rules = _free_calls(tools, calls) if free else _bare_calls(tools, several=calls.several)
+        alternatives.append("calls")
+    main = f"{rules}\nanswer: {' | '.join(alternatives)}\n"
+    main = (_THOUGHTS.format(closing=_quoted(closing_of_thoughts)) if closing_of_thoughts else "start: answer\n") + main
+    grammars = [{"name": "main", "lark_grammar": main}, *({"name": name, **part} for name, part in parts.items())]
+    grammar = json.dumps({"grammars": grammars})
+    if problem := _problem(grammar):
+        raise FieldError("structure" if structure else "tools", problem)
+    return grammar
+
+
+def _structure(structure: Structure) -> dict[str, Any]:
+    if structure.json_object:
+        return _json(_ANY_OBJECT)
+    if structure.json_schema is not None:
+        return _json(read_object(structure.json_schema, "structure.json_schema"))
+    if structure.regex is not None:
+        return _lark(f"start: /{_regex(structure.regex)}/\n")
+    if structure.choices:
+        return _lark("start: " + " | ".join(map(_quoted, structure.choices)) + "\n")
+    return _lark(_as_lark(structure.grammar or ""))
+
+
+def _regex(pattern: str) -> str:
+    """A regular expression between slashes; that it has to match from end to end need not be said."""
+    from llguidance import regex_to_lark
+
+    whole = re.sub(r"(?<!\\\\)\\$$", "", pattern.removeprefix("^"))
+    found: str = regex_to_lark(whole, "d")
+    return found
+
+
+def _as_lark(grammar: str) -> str:
+    """Lark stays as it is, GBNF is turned into it."""
+    if "::=" not in grammar:
+        return grammar
+    from llguidance import gbnf_to_lark
+
+    try:
+        found: str = gbnf_to_lark.gbnf_to_lark(grammar)
+    except Exception as error:  # the library raises bare ones
+        raise FieldError("structure.grammar", f"is no valid GBNF: {_first(str(error))}") from None
+    return found
+
+
+def _arguments(tool: Tool, *, every: bool) -> dict[str, Any]:
+    """Those of a call: by the tool's schema where they have to keep to it."""
+    return _json({"type": "object", **tool.parameters} if every or tool.strict else _ANY_OBJECT)
+
+
+def _bare_calls(tools: Sequence[Tool], *, several: bool) -> str:
+    more = f' ("\\n" call){{0,{_MOST_CALLS - 1}}}' if several else ""
+    return f"calls: call{more}\n{_call_rules(tools)}"
+
+
+def _free_calls(tools: Sequence[Tool], calls: Calls) -> str:
+    return (
+        "calls: called* TEXT\nTEXT: /(.|\\n)*/\n"
+        f"opened[lazy]: TEXT {_quoted(calls.opening)}\n"
+        f'called: opened "\\n" call "\\n" {_quoted(calls.closing)}\n{_call_rules(tools)}'
+    )
+
+
+def _call_rules(tools: Sequence[Tool]) -> str:
+    rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
+    for index, tool in enumerate(tools):
+        opening = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
+        rules.append(f'call_{index}: {_quoted(opening)} @arguments_{index} "}}"')
+    return "\n".join(rules) + "\n"
+
+
+def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"json_schema": {**schema, "x-guidance": _SPACING}}
+
+
+def _lark(text: str) -> dict[str, Any]:
+    return {"lark_grammar": text}
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _check(field: str, part: Mapping[str, Any]) -> None:
+    if problem := _problem(json.dumps({"grammars": [part]})):
+        raise FieldError(field, problem)
+
+
+@cache
+def _limits() -> Any:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False)
+
+
+def _problem(grammar: str) -> str:
+    """What is wrong with a grammar; empty when nothing is."""
+    from llguidance import LLMatcher
+
+    problem: str = LLMatcher.validate_grammar(grammar, None, limits=_limits())
+    return f"can't be kept to: {_first(problem)}" if problem else ""
+
+
+def _first(problem: str) -> str:
+    """One sentence of a library's."""
+    lines = [line.strip() for line in problem.splitlines() if line.strip()]
+    told = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else problem)
+    return told.removeprefix("error: ")[:_MOST_SHOWN].rstrip(".")

@@ -1,0 +1,83 @@
+"""Grammars: which tokens may follow those that were generated, as llguidance finds it."""
+
+import json
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, lru_cache
+from typing import Any
+
+from polyfleet.sampling.masks import WORD_BITS, Int32s
+
+MOST_COMPILED = 64  # grammars that are kept
+
+
+class GrammarError(ValueError):
+    """A grammar can't be used, or can't be gone on with. The message is one sentence."""
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer, on a thread of its own: the engine goes on with other sequences.
+
+    `document` is the tokenizer assets' JSON. Nothing is made of it before the first grammar.
+    """
+
+    def __init__(self, document: bytes, vocabulary_size: int, end_token_ids: Collection[int]) -> None:
+        self._document = document
+        self._vocabulary_size = vocabulary_size
+        self._end_token_ids = sorted(each for each in end_token_ids if each < vocabulary_size)
+        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._compiled = lru_cache(MOST_COMPILED)(self._compile)
+
+    def mask(self, grammar: str, stop_token_ids: Collection[int] = ()) -> "GrammarMask":
+        """A mask for a new sequence, which `stop_token_ids` end, too; what is wrong with the grammar it says itself."""
+        return GrammarMask(self._thread.submit(self._matcher, grammar), stop_token_ids)
+
+    def _matcher(self, grammar: str) -> Any:
+        return self._compiled(grammar).deep_copy()
+
+    def _compile(self, grammar: str) -> Any:
+        from llguidance import LLMatcher, LLParserLimits
+
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if matcher.is_error():
+            raise GrammarError(f"the grammar can't be used: {_first(matcher.get_error())}")
+        return matcher
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from llguidance import LLTokenizer
+
+        if not self._end_token_ids:
+            raise GrammarError("the model has no end token, with which an answer that is complete could end")
+        definition = json.dumps(json.loads(self._document)["tokenizer"])
+        return LLTokenizer(definition, n_vocab=self._vocabulary_size, eos_token=self._end_token_ids)
+
+    def close(self) -> None:
+        """End its thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class GrammarMask:
+    """The mask of one sequence. What it is asked with goes on from what it was asked with before."""
+
+    def __init__(self, matcher: "Future[Any]", stop_token_ids: Collection[int]) -> None:
+        self._future = matcher
+        self._stop_token_ids = tuple(stop_token_ids)
+        self._num_taken = 0
+
+    def fill(self, generated_ids: Sequence[int], bits: Int32s) -> None:
+        """As TokenMask. Raises GrammarError."""
+        matcher = self._future.result()
+        if new := generated_ids[self._num_taken :]:
+            matcher.consume_tokens(list(new))
+            self._num_taken = len(generated_ids)
+        if matcher.is_error():
+            raise GrammarError(f"the grammar can't be gone on with: {_first(matcher.get_error())}")
+        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if self._stop_token_ids and matcher.is_accepting():
+            for each in self._stop_token_ids:
+                bits.view("uint32")[each // WORD_BITS] |= 1 << each % WORD_BITS
+
+
+def _first(problem: str) -> str:
+    return problem.strip().splitlines()[0] if problem.strip() else "no reason given"
