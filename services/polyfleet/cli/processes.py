@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import psutil
 
 TERMINATE_SECONDS = 10.0
+CUT_SECONDS = 3.0  # for those whose requests are cut off to be told
 KILL_SECONDS = 10.0
 
 
@@ -73,13 +74,14 @@ def spawn(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
 
 
 def end(process: "subprocess.Popen[bytes]", seconds: float = TERMINATE_SECONDS) -> None:
-    """SIGTERM, and SIGKILL for one that is still there after `seconds`."""
-    process.terminate()
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    """SIGTERM; for one that is still there after `seconds` another, which cuts off what runs; at last SIGKILL."""
+    for patience in (seconds, CUT_SECONDS):
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+            return
+    process.kill()
+    process.wait()
 
 
 def descendants() -> "list[psutil.Process]":

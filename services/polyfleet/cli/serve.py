@@ -110,7 +110,8 @@ def run(settings: ServeSettings, once: bool, api_key_file: Path | None, ca_file:
                     stay(stack)
             finally:
                 with suppress(OSError):  # the terminal may have gone
-                    err.print("Stopping. Ctrl-C again stops at once what still runs.", style="dim")
+                    grace = settings.config.scheduler.shutdown_seconds
+                    err.print(f"Stopping. What runs may finish for {grace:g} s; Ctrl-C again cuts it off.", style="dim")
                 stack.stop()
     except Stopped:
         if not ready:

@@ -89,7 +89,7 @@ class Stack:
         hurry_at_signals(self._hurry)
         self.remember_processes()
         if self._gateway is not None:
-            end(self._gateway)
+            end(self._gateway, self._settings.config.scheduler.shutdown_seconds)
         if self._scheduler is not None:
             self._scheduler.shutdown()
             self._take_wishes_back()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from polyfleet.cli import processes
 from polyfleet.cli.processes import (
     Stopped,
     descendants,
@@ -25,6 +26,13 @@ STUBBORN = [
     sys.executable,
     "-c",
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
+]
+PATIENT = [
+    sys.executable,
+    "-c",
+    "import signal, sys, time; told = []\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7) if told else told.append(1)); print('up', flush=True)\n"
+    "time.sleep(600)",
 ]
 
 
@@ -79,7 +87,15 @@ def test_a_spawned_process_writes_to_its_log_and_ends(tmp_path: Path) -> None:
     assert running.returncode == -signal.SIGTERM
 
 
-def test_a_stubborn_process_is_killed(tmp_path: Path) -> None:
+def test_a_process_that_lets_its_work_finish_is_told_again_to_cut_it_off(tmp_path: Path) -> None:
+    child = spawn(PATIENT, tmp_path / "log")
+    wait_for_text(tmp_path / "log", "up")
+    end(child, seconds=0.1)
+    assert child.returncode == 7
+
+
+def test_a_stubborn_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "CUT_SECONDS", 0.1)
     child = spawn(STUBBORN, tmp_path / "log")
     wait_for_text(tmp_path / "log", "up")
     end(child, seconds=0.1)
