@@ -27,7 +27,7 @@ class Stopped(BaseException):
 def stop_on_signals(first: Callable[[], None]) -> Iterator[None]:
     """At the first signal call `first` and raise Stopped in the main thread; later ones don't disturb the end.
 
-    SIGHUP is left ignored where it is, as under nohup.
+    Behind Stopped they mean nothing until the process has ended. SIGHUP is left ignored where it is, as under nohup.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -36,11 +36,15 @@ def stop_on_signals(first: Callable[[], None]) -> Iterator[None]:
         raise Stopped
 
     before = {number: signal.signal(number, stop) for number in stopping()}
+    stopped = False
     try:
         yield
+    except Stopped:
+        stopped = True
+        raise
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if stopped else handler)
 
 
 def ignore_signals() -> None:
