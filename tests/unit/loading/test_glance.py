@@ -9,8 +9,15 @@ import pytest
 from polyfleet.loading.glance import glance
 from polyfleet.models.errors import ModelFileError
 
-WEIGHTS = struct.pack("<Q", 2) + b"{}"
+TENSORS = b'{"__metadata__":{"format":"pt"},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+
+
+def weights(header: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header
+
+
+WEIGHTS = weights(b"{}")
 
 
 @pytest.mark.parametrize(
@@ -19,6 +26,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
         ("m.gguf", b"", "the file is empty"),
         ("m.gguf", b"hello", "is not a GGUF file"),
         ("m.bin", b"PK\x03\x04", "is not a GGUF file"),
+        ("m.gguf", b"GGUF" + bytes(19), "is truncated: it ends within the header"),
         ("m.gguf", POINTER, "git lfs pull"),
         ("model.safetensors", WEIGHTS, "is one file of a Hugging Face folder; name the folder"),
         ("config.json", b"{}", "is one file of a Hugging Face folder; name the folder"),
@@ -39,6 +47,12 @@ def test_files(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
         ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "pickle files"),
         ({"config.json": b"{}", "model.safetensors": POINTER}, "git lfs pull"),
         ({"config.json": b"{}", "model.safetensors": WEIGHTS[:-1]}, "is truncated or no safetensors file"),
+        ({"config.json": b"{}", "model.safetensors": weights(b"{}]")}, "is no safetensors file"),
+        ({"config.json": b"{}", "model.safetensors": weights(b'{"a": {}}')}, "is no safetensors file"),
+        (
+            {"config.json": b"{}", "model.safetensors": weights(TENSORS) + b"abc"},
+            "is truncated: its tensors end at byte",
+        ),
         ({"config.json": b"{}", "model.safetensors": WEIGHTS, "adapter_config.json": b"{}"}, "holds an adapter"),
         (
             {
@@ -57,10 +71,10 @@ def test_folders(tmp_path: Path, files: dict[str, bytes], problem: str) -> None:
 
 
 def test_what_may_be_a_model_passes(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF and more")
+    (tmp_path / "m.gguf").write_bytes(b"GGUF, and what else belongs there")
     glance(tmp_path / "m.gguf")
     (tmp_path / "config.json").write_bytes(b"{}")
-    (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
+    (tmp_path / "model.safetensors").write_bytes(weights(TENSORS) + b"abcd")
     glance(str(tmp_path))
 
 

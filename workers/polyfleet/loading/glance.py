@@ -3,6 +3,7 @@
 What passes here may still be refused by `load_model`, which reads all of it.
 """
 
+import json
 from pathlib import Path
 
 from polyfleet.loading.folder_files import check_is_model, weight_files
@@ -10,6 +11,7 @@ from polyfleet.models.errors import ModelFileError
 from polyfleet.models.fields import read_json
 
 GGUF_MAGIC = b"GGUF"
+GGUF_HEAD_BYTES = 24  # magic, version, numbers of tensors and of keys
 LFS_POINTER = b"version https://git-lfs"
 KINDS = "a model is a GGUF file or a Hugging Face folder"
 
@@ -37,6 +39,8 @@ def glance(path: str | Path) -> None:
 
 def _glance_at_file(path: Path) -> None:
     if _beginning(path).startswith(GGUF_MAGIC):
+        if path.stat().st_size < GGUF_HEAD_BYTES:
+            raise ModelFileError(f"{path}: is truncated: it ends within the header")
         return
     if path.suffix in (".safetensors", ".json"):
         raise ModelFileError(f"{path}: is one file of a Hugging Face folder; name the folder")
@@ -44,10 +48,20 @@ def _glance_at_file(path: Path) -> None:
 
 
 def _glance_at_weights(path: Path) -> None:
-    """A safetensors file begins with the length of its header, in 8 bytes."""
-    length = int.from_bytes(_beginning(path)[:8], "little")
-    if not 0 < length <= path.stat().st_size - 8:
+    """A safetensors file begins with 8 bytes, the length of its header, in JSON, which says how much follows."""
+    length, size = int.from_bytes(_beginning(path)[:8], "little"), path.stat().st_size
+    if not 0 < length <= size - 8:
         raise ModelFileError(f"{path}: is truncated or no safetensors file")
+    with path.open("rb") as file:
+        file.seek(8)
+        header = file.read(length)
+    try:
+        tensors = [each for name, each in json.loads(header).items() if name != "__metadata__"]
+        end = 8 + length + max((each["data_offsets"][1] for each in tensors), default=0)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        raise ModelFileError(f"{path}: is no safetensors file") from None
+    if end > size:
+        raise ModelFileError(f"{path}: is truncated: its tensors end at byte {end}, the file has {size} bytes")
 
 
 def _beginning(path: Path) -> bytes:
