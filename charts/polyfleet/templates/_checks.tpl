@@ -112,6 +112,10 @@
 {{- if and (eq .owner "keda") (not .prometheus) -}}
 {{- fail (printf "workers.%s.autoscaling: keda needs prometheus, the address of Prometheus." $.name) -}}
 {{- end -}}
+{{- $model := $.pool.model.name | default $.name -}}
+{{- if and (eq .owner "hpa") (not (regexMatch "^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$" $model)) -}}
+{{- fail (printf "workers.%s.model.name: an hpa finds the metrics of no model named %s, since the name is no value of a label: choose up to 63 letters, digits, '-', '_' and '.', or keda." $.name $model) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
