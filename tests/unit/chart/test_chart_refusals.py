@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bounds": (pool(autoscaling={"owner": "hpa", "minReplicas": 5}), "minReplicas is more than maxReplicas"),
     "a model that no hpa finds": (
         pool(autoscaling={"owner": "hpa"}, model={**IMAGE, "name": "meta/m"}),
-        "workers.p.model.name: an hpa finds the metrics of no model named meta/m, since the name is no value of a label",
+        "workers.p.model.name: an hpa finds the metrics of no model named meta/m, since the name is no value",
     ),
     "scaled DaemonSet": (pool(kind="DaemonSet", autoscaling={"owner": "hpa"}), "a DaemonSet has one worker per node"),
     "keda without Prometheus": (pool(autoscaling={"owner": "keda"}), "keda needs prometheus"),
