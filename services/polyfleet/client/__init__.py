@@ -1,5 +1,6 @@
 """The Python client that users import: `Client` and, for asyncio, `AsyncClient`."""
 
+import polyfleet.wire.grpc_log  # noqa: F401 - before grpc
 from polyfleet.client.aio import AsyncClient, AsyncCompletionStream
 from polyfleet.client.channel import Tls
 from polyfleet.client.errors import (
