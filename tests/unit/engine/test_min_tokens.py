@@ -139,3 +139,11 @@ def test_what_min_tokens_may_be(max_tokens: int | None, min_tokens: int, problem
     else:
         with pytest.raises(FieldError, match=problem):
             check_request(wanted, VOCABULARY)
+
+
+def test_min_tokens_have_room_in_the_context() -> None:
+    batcher, _ = make_batcher(num_blocks=4)
+    with pytest.raises(FieldError, match="min_tokens: must be at most 12, not 13: the context has 16 tokens, and the"):
+        batcher.add(request(1, 4, 13, min_tokens=13))
+    batcher.add(request(2, 4, 13, min_tokens=12))
+    assert len(run_all(batcher)["s2"].token_ids) == 12

@@ -8,6 +8,7 @@ from itertools import count
 
 from polyfleet.engine.batch import BatchCounters, BatchLimits, StepReport
 from polyfleet.engine.budget import StepBudget
+from polyfleet.engine.checks import check_lengths
 from polyfleet.engine.composer import Composer
 from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.flight import Flight, first_line
@@ -89,13 +90,10 @@ class Batcher:
         return self._composer.uncomputed_tokens
 
     def add(self, request: SequenceRequest, mask: TokenMask | None = None) -> None:
-        """Queue a sequence. Raises FieldError when its id is taken or its tokens leave no room in the context."""
+        """Queue a sequence. Raises FieldError when its id is taken or the context has no room for its tokens."""
         if request.sequence_id in self.ledger:
             raise FieldError("sequence_id", "is in use by a sequence that has not ended")
-        num_tokens = len(request.prompt_ids) + len(request.generated_ids)
-        longest = self._limits.context_length - (request.pooling is None)
-        if not 0 < num_tokens <= longest:
-            raise FieldError("prompt_ids", f"must be 1 to {longest} tokens with those generated, not {num_tokens}")
+        check_lengths(request, self._limits.context_length)
         root = prefix_root(self._limits.fingerprint, request.cache_salt)
         ends = (self._limits.context_length, self._limits.end_token_ids, self._limits.vocabulary_size)
         self.ledger.admit(Sequence(request, next(self._arrivals), self._clock(), *ends, root=root, mask=mask))

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from polyfleet.wire.limits import MAX_SEQUENCE_STOP_TOKEN_IDS, FieldError, check_range
+from polyfleet.wire.limits import CONTEXT_LENGTH_EXCEEDED, MAX_SEQUENCE_STOP_TOKEN_IDS, FieldError, check_range
 from polyfleet.wire.requests import SequenceRequest
 
 
 def check_request(request: SequenceRequest, vocabulary_size: int) -> None:
-    """Raise FieldError for the first field out of range; lengths against the context are the Batcher's to check."""
+    """Raise FieldError for the first field out of range, whatever the context."""
     if not request.sequence_id:
         raise FieldError("sequence_id", "must not be empty")
     if not request.prompt_ids:
@@ -24,6 +24,20 @@ def check_request(request: SequenceRequest, vocabulary_size: int) -> None:
         raise FieldError("generated_ids", "must be empty for an embedding")
     if request.max_tokens is not None and request.max_tokens <= done:
         raise FieldError("max_tokens", f"must be over the {done} tokens generated already, not {request.max_tokens}")
+
+
+def check_lengths(request: SequenceRequest, context_length: int) -> None:
+    """Raise FieldError where the context has no room for one token more, or for `min_tokens`."""
+    num_prompt, num_done = len(request.prompt_ids), len(request.generated_ids)
+    longest, room = context_length - (request.pooling is None), context_length - num_prompt
+    if not 0 < num_prompt + num_done <= longest:
+        problem = f"must be 1 to {longest} tokens with those generated, not {num_prompt + num_done}"
+        raise FieldError("prompt_ids", problem)
+    if request.min_tokens > room:
+        why = f"the context has {context_length} tokens, and the prompt has {num_prompt}"
+        raise FieldError(
+            "min_tokens", f"must be at most {room}, not {request.min_tokens}: {why}", CONTEXT_LENGTH_EXCEEDED
+        )
 
 
 def _check_ids(field: str, ids: Iterable[int], vocabulary_size: int) -> None:
