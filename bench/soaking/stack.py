@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from polyfleet.cli.settings import bundled_model
-from polyfleet.wire.listening import free_addresses
+from polyfleet.process.listening import free_addresses
 
 READY = "Ctrl-C stops everything."
 PATIENCE_SECONDS = 300.0

@@ -1,6 +1,6 @@
 """`python -m tests.support.fake_engine_worker …`: the worker's own command, whose engine is the fake one."""
 
-from polyfleet.wire.signals import end_at_signals
+from polyfleet.process.signals import end_at_signals
 
 if __name__ == "__main__":
     end_at_signals()  # as in the worker's own: while the rest is imported, too

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from tests.support.serve_process import wait_for
 
-from polyfleet.wire.listening import free_addresses
+from polyfleet.process.listening import free_addresses
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "deploy" / "prometheus.yaml"

@@ -10,11 +10,11 @@ import grpc
 import pytest
 from tests.support.fake_cluster import FakeCluster
 
+from polyfleet.process.listening import free_address
 from polyfleet.scheduler.config import SchedulerConfig
 from polyfleet.scheduler.scheduler import Scheduler
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
-from polyfleet.wire.listening import free_address
 
 OWN = [("grpc.use_local_subchannel_pool", 1)]
 

@@ -11,10 +11,10 @@ import grpc
 import psutil
 from tests.support.session_client import OWN_CONNECTION, SessionClient
 
+from polyfleet.process.worker_lock import WorkerLock, read_lock
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
-from polyfleet.wire.worker_lock import WorkerLock, read_lock
 
 ROOT = Path(__file__).parents[2]
 FAKE, REAL = "tests.support.fake_engine_worker", "polyfleet.serving"

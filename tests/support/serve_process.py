@@ -18,7 +18,7 @@ import psutil
 from polyfleet.cli.errors import CliError
 from polyfleet.cli.fleet import worker_record
 from polyfleet.cli.fleet_client import open_fleet
-from polyfleet.wire.listening import free_addresses
+from polyfleet.process.listening import free_addresses
 
 READY = "Ctrl-C stops everything."
 PATIENCE_SECONDS = 240.0

@@ -12,7 +12,7 @@ from polyfleet.cli.backends import sentence, sentences
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import FILE, examples, json_option
 from polyfleet.cli.output import err, print_json, print_table, spinner
-from polyfleet.wire.flags import FiniteRange, OptionType
+from polyfleet.process.flags import FiniteRange, OptionType
 from polyfleet.wire.options import OPTIONS
 
 ALL = "all"

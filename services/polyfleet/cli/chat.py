@@ -14,7 +14,7 @@ from polyfleet.cli.options import examples, gateway_options, model_option, open_
 from polyfleet.cli.output import command_name, err
 from polyfleet.cli.terminal import quiet_keyboard, read_line
 from polyfleet.cli.wrap import Wrapper
-from polyfleet.wire.flags import FiniteRange
+from polyfleet.process.flags import FiniteRange
 
 if TYPE_CHECKING:
     from polyfleet.client import Client, Message, Usage

@@ -8,9 +8,9 @@ from msgspec import Meta
 
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.gateway.config import GatewayConfig
+from polyfleet.process.config import ConfigError
+from polyfleet.process.config_file import read_config
 from polyfleet.scheduler.config import SchedulerConfig, check_config
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.config_file import read_config
 from polyfleet.wire.limits import ACCELERATOR, FieldError, check_accelerator
 from polyfleet.wire.options import OptionValue, checked, options_schema
 

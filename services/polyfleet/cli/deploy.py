@@ -9,7 +9,7 @@ from polyfleet.cli.chosen import Choice, say_chosen
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import ACCELERATOR_NAME, TEXT, examples, fleet_options, json_option
 from polyfleet.cli.output import command_name, out, print_json
-from polyfleet.wire.flags import option_flags, take_options
+from polyfleet.process.flags import option_flags, take_options
 from polyfleet.wire.options import OptionValue
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from polyfleet.cli.options import (
     read_text,
 )
 from polyfleet.cli.output import print_json
-from polyfleet.wire.flags import FiniteRange, option_flags, take_options
+from polyfleet.process.flags import FiniteRange, option_flags, take_options
 from polyfleet.wire.options import OPTIONS
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import msgspec
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import FILE, examples, json_option
 from polyfleet.cli.output import err, print_json
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.keys import Key, KeysFile, Role, hash_of, read_keys
+from polyfleet.process.config import ConfigError
+from polyfleet.process.keys import Key, KeysFile, Role, hash_of, read_keys
 
 KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

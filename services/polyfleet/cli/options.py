@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from polyfleet.cli.errors import CliError, ExitCode, calling
+from polyfleet.process.listening import is_port
 from polyfleet.wire.limits import FieldError, check_accelerator
-from polyfleet.wire.listening import is_port
 
 if TYPE_CHECKING:
     from polyfleet.client import Client

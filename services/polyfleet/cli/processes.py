@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from polyfleet.wire.signals import STOPPING, stopping
+from polyfleet.process.signals import STOPPING, stopping
 
 if TYPE_CHECKING:
     import psutil

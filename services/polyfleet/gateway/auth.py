@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyfleet.gateway.errors import Unauthenticated
+from polyfleet.process.config import ConfigError
+from polyfleet.process.keys import Role, find_key, read_keys
 from polyfleet.wire.auth import bearer_of, is_loopback
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.keys import Role, find_key, read_keys
 
 RELOAD_SECONDS = 1.0
 log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from polyfleet.gateway.config import GatewayConfig, load_config
+from polyfleet.process.config import CANNOT_START, ConfigError
+from polyfleet.process.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
+from polyfleet.process.signals import ignore_hangups, stopping
 from polyfleet.text.answer.formats import FORMATS
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
-from polyfleet.wire.config import CANNOT_START, ConfigError
-from polyfleet.wire.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
-from polyfleet.wire.signals import ignore_hangups, stopping
 
 EPILOG = """\b
 Examples:

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from polyfleet.placement.policy import Policy
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.config_file import overlaid, read_config
+from polyfleet.process.config import ConfigError
+from polyfleet.process.config_file import overlaid, read_config
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]+)?")  # as browsers send it

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from polyfleet.wire.revision import Revision
+from polyfleet.process.revision import Revision
 
 
 class Listeners:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.gateway.request.ledger import Ledger
-from polyfleet.wire.process_metrics import ProcessMetrics
+from polyfleet.process.metrics import ProcessMetrics
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1)

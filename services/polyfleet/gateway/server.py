@@ -27,10 +27,10 @@ from polyfleet.gateway.request.ledger import Ledger
 from polyfleet.gateway.request.prompts import Prompts
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.placement.place import place
+from polyfleet.process.listening import parse_address
+from polyfleet.process.servers import connection_share, raise_descriptor_limit
 from polyfleet.wire.auth import fleet_token
 from polyfleet.wire.ids import new_id
-from polyfleet.wire.listening import parse_address
-from polyfleet.wire.servers import connection_share, raise_descriptor_limit
 
 HEALTH_SECONDS = 1.0  # between looks at what no change of the fleet tells
 MONITORS = 64  # connections of the metrics port

@@ -8,11 +8,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from polyfleet.process.config import ConfigError
 from polyfleet.scheduler.config import SchedulerConfig
 from polyfleet.scheduler.log_files import keep_small, log_to_file
 from polyfleet.scheduler.ray_cluster import NAMESPACE, SCHEDULER_NAME, RayCluster
 from polyfleet.scheduler.scheduler import Scheduler
-from polyfleet.wire.config import ConfigError
 
 HEAD_RESOURCE = "node:__internal_head__"  # Ray gives one unit of it to each head node
 LOG_NAME = "scheduler.log"

@@ -3,9 +3,9 @@
 import logging
 from pathlib import Path
 
+from polyfleet.process.config import ConfigError
+from polyfleet.process.keys import Role, find_key, read_keys
 from polyfleet.wire.auth import Metadata, bearer_in, fleet_objection
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.keys import Role, find_key, read_keys
 
 WRITES = ("/polyfleet.v1.Fleet/Drain", "/polyfleet.v1.Fleet/Deploy", "/polyfleet.v1.Fleet/Undeploy")
 log = logging.getLogger(__name__)

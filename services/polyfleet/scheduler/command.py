@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from polyfleet.process.config import CANNOT_START, ConfigError
+from polyfleet.process.logs import LEVEL_VARIABLE, LEVELS
+from polyfleet.process.signals import stopping
 from polyfleet.scheduler.config import SchedulerConfig, load_config
 from polyfleet.scheduler.local import check_ports, made_ray_folder
 from polyfleet.scheduler.marks import end_workers
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, is_loopback
-from polyfleet.wire.config import CANNOT_START, ConfigError
 from polyfleet.wire.limits import ACCELERATOR
-from polyfleet.wire.logs import LEVEL_VARIABLE, LEVELS
-from polyfleet.wire.signals import stopping
 
 if TYPE_CHECKING:
     from polyfleet.scheduler.local_ray import LocalRay

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from polyfleet.process.config import ConfigError
+from polyfleet.process.config_file import overlaid, read_config
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.config_file import overlaid, read_config
 from polyfleet.wire.limits import FieldError, check_accelerator
 
 ACCELERATORS = ("cuda", "rocm", "hygon", "ascend", "cambricon", "xpu", "mps", "cpu", "vulkan")

@@ -3,8 +3,8 @@
 import socket
 from dataclasses import replace
 
+from polyfleet.process.revision import Revision
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
-from polyfleet.wire.revision import Revision
 
 
 class LatestReport:

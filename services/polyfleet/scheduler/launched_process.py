@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from polyfleet.process.worker_lock import WorkerLock, read_lock
 from polyfleet.scheduler.launch import LaunchSpec
 from polyfleet.scheduler.marks import FLEET_ID
-from polyfleet.wire.worker_lock import WorkerLock, read_lock
 
 POLL_SECONDS = 0.2  # how often the end of an adopted process, which is no child, is looked for
 REASON_TAIL_BYTES = 4096

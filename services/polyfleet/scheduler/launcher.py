@@ -4,13 +4,13 @@ import asyncio
 import logging
 from pathlib import Path
 
+from polyfleet.process.logs import log_fields
 from polyfleet.scheduler.attached import AttachedWorker
 from polyfleet.scheduler.latest_report import LatestReport
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
 from polyfleet.scheduler.log_files import keep_small, log_to_file
 from polyfleet.scheduler.spawned import SpawnedWorker
 from polyfleet.wire.auth import fleet_token
-from polyfleet.wire.logs import log_fields
 
 LONGEST_WAIT_SECONDS = 5.0
 RETRY_SECONDS = 5.0

@@ -20,10 +20,10 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from polyfleet.process.config import ConfigError
+from polyfleet.process.listening import check_free, free_address
 from polyfleet.scheduler.config import SchedulerConfig
 from polyfleet.scheduler.marks import RAY_FOLDER, end_workers, kill_marked
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.listening import check_free, free_address
 
 START_SECONDS = 90.0
 START_TRIES = 3  # where it is Ray that fails

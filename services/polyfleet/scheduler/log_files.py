@@ -12,7 +12,7 @@ import shutil
 import time
 from pathlib import Path
 
-from polyfleet.wire.logs import set_up_logging
+from polyfleet.process.logs import set_up_logging
 
 MAX_BYTES = 8 * 1024 * 1024  # of a file; `<name>.1` holds as much again
 LOOK_SECONDS = 2.0

@@ -13,9 +13,9 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from polyfleet.placement.proto import state_from_proto
+from polyfleet.process.metrics import MetricsServer
 from polyfleet.scheduler.launch import LauncherReport
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.wire.process_metrics import MetricsServer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ says of its model counts once it is READY with it. One open stream speaks for an
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from polyfleet.process.revision import Revision
 from polyfleet.scheduler.crash_loops import CrashLoops
 from polyfleet.scheduler.launch import LauncherReport, Phase
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.wire.revision import Revision
 
 LOST_AFTER_SECONDS = 3.0
 FORGOTTEN_AFTER_SECONDS = 60.0

@@ -9,6 +9,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from polyfleet.process.decoding import DecodeInterceptor
+from polyfleet.process.metrics import MetricsServer
+from polyfleet.process.refusing import RefusingInterceptor
+from polyfleet.process.servers import connection_share, raise_descriptor_limit, server_options
 from polyfleet.scheduler.auth import FleetAuth
 from polyfleet.scheduler.cluster import Cluster
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id, pool_wishes
@@ -20,11 +24,7 @@ from polyfleet.scheduler.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.store import STATE_NAME, Store
 from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import check_bind, fleet_token, split_host_port
-from polyfleet.wire.decoding import DecodeInterceptor
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES, MAX_SNAPSHOT_BYTES
-from polyfleet.wire.process_metrics import MetricsServer
-from polyfleet.wire.refusing import RefusingInterceptor
-from polyfleet.wire.servers import connection_share, raise_descriptor_limit, server_options
 
 SERVICE_NAME = "polyfleet.v1.Fleet"
 BIND_SECONDS = 30.0  # the port of a scheduler that was just killed may take a moment

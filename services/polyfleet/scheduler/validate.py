@@ -2,10 +2,10 @@
 
 import re
 
+from polyfleet.process.listening import MAX_PORT, is_address
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.auth import is_loopback, split_host_port
 from polyfleet.wire.limits import REQUEST_ID, FieldError, check_accelerator
-from polyfleet.wire.listening import MAX_PORT, is_address
 from polyfleet.wire.options import options_in
 
 MAX_WORKERS = 1000

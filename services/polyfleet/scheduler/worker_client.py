@@ -4,10 +4,10 @@ from typing import Any
 
 import grpc
 
+from polyfleet.process.channels import FLEET_CHANNEL
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
 from polyfleet.wire.auth import bearer_metadata
-from polyfleet.wire.channels import FLEET_CHANNEL
 
 CALL_SECONDS = 3.0
 

@@ -18,12 +18,12 @@ from polyfleet.cli.errors import CliError
 from polyfleet.cli.generate import generate
 from polyfleet.cli.serve import serve
 from polyfleet.cli.stack import to_proto
+from polyfleet.process.config import ConfigError
 from polyfleet.scheduler.validate import check_deployment
 from polyfleet.serving.command import main as worker
 from polyfleet.serving.convert import options_of
 from polyfleet.tuning.choice import read_choice
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.wire.config import ConfigError
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import OPTIONS, EngineOptions, Option
 

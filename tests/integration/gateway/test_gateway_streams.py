@@ -7,9 +7,9 @@ from tests.support.fake_worker import FakeWorker, fake_embedding, fake_tokens
 from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig, Stream, failure_of, text_worker
 from tests.support.text_assets import CHATML, assets_document
 
+from polyfleet.process.logs import JsonFormatter
 from polyfleet.text.model_text import ModelText
 from polyfleet.v1 import inference_pb2 as pb
-from polyfleet.wire.logs import JsonFormatter
 
 TEXT = ModelText(assets_document())
 PROMPT = TEXT.encode("the quick fox")

@@ -12,8 +12,8 @@ from tests.support.fake_worker import FakeWorker
 from tests.support.monitoring import RULES, needs_prometheus
 from tests.support.prometheus import PrometheusProcess, configuration
 
+from polyfleet.process.listening import free_address, free_addresses
 from polyfleet.scheduler.config import PoolConfig
-from polyfleet.wire.listening import free_address, free_addresses
 
 pytestmark = needs_prometheus
 

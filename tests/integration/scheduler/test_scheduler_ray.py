@@ -26,12 +26,12 @@ from tests.support.local_fleet import READY, FleetWatcher, LocalFleet, worker_pi
 from tests.support.tiny_models import TinyShape, write_gguf
 from tests.support.tiny_tokenizers import byte_level_metadata
 
+from polyfleet.process.config import ConfigError
+from polyfleet.process.listening import free_address
 from polyfleet.scheduler.config import LaunchConfig, SchedulerConfig
 from polyfleet.scheduler.local import LocalScheduler
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.listening import free_address
 
 ATTACHED = free_address("127.0.0.1:0")
 ANY_PORTS = SchedulerConfig(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0")

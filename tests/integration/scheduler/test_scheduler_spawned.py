@@ -14,6 +14,7 @@ import pytest
 from tests.support.fake_interpreter import fake_interpreter
 from tests.support.session_client import SessionClient
 
+from polyfleet.process.worker_lock import WorkerLock
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.latest_report import LatestReport
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
@@ -28,7 +29,6 @@ from polyfleet.scheduler.launched_process import (
 from polyfleet.scheduler.spawned import SpawnedWorker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
-from polyfleet.wire.worker_lock import WorkerLock
 
 
 def spec_of(folder: Path, source: str = "fake:", **launch: object) -> LaunchSpec:

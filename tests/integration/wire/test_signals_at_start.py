@@ -77,7 +77,7 @@ def folder() -> Iterator[str]:
 @pytest.mark.parametrize("delay", [0.3, 1.5, 5.0])
 @pytest.mark.parametrize("told", [TERM, INT, HUP, "the end of its input"])
 def test_scheduler(tmp_path: Path, folder: str, told: signal.Signals | str, delay: float) -> None:
-    from polyfleet.wire.listening import free_address
+    from polyfleet.process.listening import free_address
 
     command = [sys.executable, "-m", "polyfleet.scheduler", "--state-dir", str(tmp_path), "--stop-at-eof"]
     for port in ("listen", "metrics-listen"):

@@ -30,11 +30,11 @@ from polyfleet.cli.generate import generate
 from polyfleet.gateway.command import main as gateway
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.config import load_config as load_gateway_config
+from polyfleet.process.keys import read_keys
 from polyfleet.scheduler.command import main as scheduler
 from polyfleet.scheduler.config import load_config as load_scheduler_config
 from polyfleet.serving.command import config_of
 from polyfleet.serving.command import main as serving
-from polyfleet.wire.keys import read_keys
 
 COMMANDS = {"polyfleet.gateway": gateway, "polyfleet.scheduler": scheduler, "polyfleet.serving": serving}
 COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))

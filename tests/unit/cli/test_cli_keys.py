@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from polyfleet.cli.main import cli
 from polyfleet.gateway.auth import Authenticator
-from polyfleet.wire.keys import Role, read_keys
+from polyfleet.process.keys import Role, read_keys
 
 
 def create(*arguments: str) -> Result:

@@ -8,8 +8,8 @@ import yaml
 
 from polyfleet.gateway.auth import Authenticator, check_listen
 from polyfleet.gateway.errors import Unauthenticated
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.keys import Role
+from polyfleet.process.config import ConfigError
+from polyfleet.process.keys import Role
 
 
 def write(path: Path, keys: object) -> Path:

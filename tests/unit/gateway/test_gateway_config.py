@@ -6,7 +6,7 @@ import pytest
 
 from polyfleet.gateway.config import GatewayConfig, load_config
 from polyfleet.placement.policy import Policy
-from polyfleet.wire.config import ConfigError
+from polyfleet.process.config import ConfigError
 
 
 def test_configuration(tmp_path: Path) -> None:

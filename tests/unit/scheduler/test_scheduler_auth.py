@@ -8,10 +8,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from polyfleet.process.refusing import RefusingInterceptor
 from polyfleet.scheduler.auth import FleetAuth
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
-from polyfleet.wire.refusing import RefusingInterceptor
 
 LIST, DEPLOY, REGISTER = (f"/polyfleet.v1.Fleet/{name}" for name in ("ListWorkers", "Deploy", "Register"))
 

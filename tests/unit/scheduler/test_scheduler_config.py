@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from polyfleet.process.config import ConfigError
+from polyfleet.process.listening import free_address
 from polyfleet.scheduler.config import PoolConfig, SchedulerConfig, default_state_dir, load_config, pool_wishes
 from polyfleet.scheduler.local import check_ports
 from polyfleet.scheduler.registry import Registry
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.listening import free_address
 
 
 def test_a_file_gives_the_section_and_flags_override_it(tmp_path: Path) -> None:

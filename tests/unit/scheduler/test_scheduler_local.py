@@ -12,11 +12,11 @@ import pytest
 from msgspec.structs import replace
 from tests.support.serve_process import alive
 
+from polyfleet.process.config import ConfigError
 from polyfleet.scheduler import marks
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id
 from polyfleet.scheduler.local import START_TRIES, LocalScheduler, made_ray_folder
 from polyfleet.scheduler.marks import FLEET_ID, RAY_FOLDER, end_workers, kill_marked, marked
-from polyfleet.wire.config import ConfigError
 
 ANY_PORTS = SchedulerConfig(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0")
 UP = '{"ray": "127.0.0.1:1"}'

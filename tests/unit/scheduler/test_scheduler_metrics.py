@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from polyfleet.process.listening import free_address
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec
 from polyfleet.scheduler.metrics import SchedulerMetrics, SchedulerState, serve_metrics
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import worker_pb2
-from polyfleet.wire.listening import free_address
 
 LOAD = worker_pb2.LoadRequest(deployment="d").SerializeToString()
 REPORT = LauncherReport(LaunchSpec("w-1", "cpu", LOAD, LaunchConfig(), "", ""), restarts=2)

@@ -3,12 +3,12 @@
 import pytest
 
 from polyfleet.engine.canary import CANARY_ID, Canary, CanaryReference, CanaryResult
+from polyfleet.process.revision import Revision
 from polyfleet.serving.health.canary_rounds import PATIENCE_SECONDS, RETRY_SECONDS, CanaryRounds
 from polyfleet.serving.health.lifecycle import Lifecycle
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.requests import SequenceRequest
-from polyfleet.wire.revision import Revision
 
 REFERENCE = CanaryReference((1, 2, 3) * 4, (7, 8), (5.0, 5.0))
 RIGHT, WRONG = (7, 8), (7, 9)

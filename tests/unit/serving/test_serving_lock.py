@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from polyfleet.process.worker_lock import read_lock, start_of
 from polyfleet.serving.lock import LockedError, LockFile
-from polyfleet.wire.worker_lock import read_lock, start_of
 
 
 def test_content_is_what_adopters_read(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from polyfleet.backends.protocol import BackendUnavailable, accelerator_name
 from polyfleet.conformance.checks import CHECKS, Failed, Skipped, Subject
 from polyfleet.conformance.collectives import collectives
 from polyfleet.conformance.report import CheckResult, ConformanceReport, Outcome, software_versions
+from polyfleet.process.config import ConfigError
 from polyfleet.tuning.choice import get_backend
-from polyfleet.wire.config import ConfigError
 
 
 def check(subject: Subject, run: Callable[[Subject], str]) -> CheckResult:

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 from polyfleet.backends.protocol import accelerator_name
 from polyfleet.conformance.checks import Failed, Skipped, Subject, need_torch
+from polyfleet.process.listening import free_address
 from polyfleet.wire.auth import split_host_port
-from polyfleet.wire.listening import free_address
 
 SECONDS = 90.0
 

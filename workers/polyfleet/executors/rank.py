@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from polyfleet.executors import rank_wire
 from polyfleet.executors.board import Board, Plans
-from polyfleet.wire import signals
+from polyfleet.process import signals
 
 if TYPE_CHECKING:
     from polyfleet.engine.executor import Executor

@@ -1,6 +1,6 @@
 """`python -m polyfleet.serving` runs a worker."""
 
-from polyfleet.wire.signals import end_at_signals
+from polyfleet.process.signals import end_at_signals
 
 end_at_signals()  # while the rest is imported, too
 from polyfleet.serving.command import main  # noqa: E402

@@ -8,17 +8,17 @@ from typing import Any
 import click
 import msgspec
 
+from polyfleet.process.config import CANNOT_START, ConfigError
+from polyfleet.process.config_file import read_config
+from polyfleet.process.flags import FiniteRange, option_flags, take_options
+from polyfleet.process.listening import MAX_PORT, is_address
+from polyfleet.process.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.process import StartError, WorkerProcess
 from polyfleet.serving.worker import LoadSpec
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import FLEET_TOKEN_FILE
-from polyfleet.wire.config import CANNOT_START, ConfigError
-from polyfleet.wire.config_file import read_config
-from polyfleet.wire.flags import FiniteRange, option_flags, take_options
 from polyfleet.wire.ids import new_id
-from polyfleet.wire.listening import MAX_PORT, is_address
-from polyfleet.wire.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
 from polyfleet.wire.options import OPTIONS, OptionValue
 
 EPILOG = """\b

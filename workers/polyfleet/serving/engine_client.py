@@ -9,9 +9,9 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from polyfleet.engine.request import EngineOptions, EngineStatus
+from polyfleet.process import signals
 from polyfleet.serving import messages
 from polyfleet.serving.messages import Add, Cancel, Event, Failed, Load, Loaded, Loading, StepNews
-from polyfleet.wire import signals
 from polyfleet.wire.requests import SequenceRequest
 
 MODULE = "polyfleet.serving.engine_process"  # that the process runs

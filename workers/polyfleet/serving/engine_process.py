@@ -17,13 +17,13 @@ import click
 from polyfleet.backends import BackendUnavailable
 from polyfleet.engine.canary import Canary
 from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
+from polyfleet.process import signals
+from polyfleet.process.logs import LEVELS, set_up_logging
 from polyfleet.serving import messages
 from polyfleet.serving.health.canary_rounds import CanaryRounds
 from polyfleet.serving.messages import Add, Cancel, Command, Failed, Load, Loaded, Loading, Refusal, StepNews
-from polyfleet.wire import signals
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.logs import LEVELS, set_up_logging
 from polyfleet.wire.requests import SequenceRequest
 
 log = logging.getLogger(__name__)

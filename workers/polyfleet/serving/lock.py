@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from polyfleet.wire.worker_lock import WorkerLock, read_lock, start_of
+from polyfleet.process.worker_lock import WorkerLock, read_lock, start_of
 
 
 class LockedError(Exception):

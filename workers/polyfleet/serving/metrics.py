@@ -12,12 +12,12 @@ from prometheus_client.registry import Collector
 
 from polyfleet.engine.canary import CanaryResult
 from polyfleet.engine.request import EngineStatus
+from polyfleet.process.listening import ListenError, parse_address
+from polyfleet.process.metrics import MetricsServer
 from polyfleet.serving.device_metrics import device_families
 from polyfleet.serving.health.device_watch import DeviceWatch
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as fleet
-from polyfleet.wire.listening import ListenError, parse_address
-from polyfleet.wire.process_metrics import MetricsServer
 
 METRICS_LISTEN = "--metrics-listen"
 LABELS = ("model", "accelerator")

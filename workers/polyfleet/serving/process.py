@@ -15,6 +15,10 @@ from importlib.metadata import version
 
 from polyfleet.backends import BackendRegistry, BackendUnavailable
 from polyfleet.backends.protocol import accelerator_name, split_device
+from polyfleet.process.config import ConfigError
+from polyfleet.process.listening import ListenError
+from polyfleet.process.metrics import MetricsServer
+from polyfleet.process.signals import ignore_hangups, stopping
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.engine_client import LoadError
 from polyfleet.serving.health.device_watch import DeviceWatch
@@ -28,10 +32,6 @@ from polyfleet.serving.worker import Worker, WorkerRefusal
 from polyfleet.tuning.choice import get_backend
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import ANY_HOST, AuthSetupError, check_bind, fleet_token, join_host_port, split_host_port
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.listening import ListenError
-from polyfleet.wire.process_metrics import MetricsServer
-from polyfleet.wire.signals import ignore_hangups, stopping
 
 log = logging.getLogger(__name__)
 

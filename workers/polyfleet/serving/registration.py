@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc
 
+from polyfleet.process.channels import FLEET_CHANNEL
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import bearer_metadata
-from polyfleet.wire.channels import FLEET_CHANNEL
 from polyfleet.wire.limits import ASSET_CHUNK_BYTES, GRPC_MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)

@@ -6,16 +6,16 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from polyfleet.process.decoding import DecodeInterceptor
+from polyfleet.process.listening import ListenError, check_free
+from polyfleet.process.refusing import RefusingInterceptor
+from polyfleet.process.servers import connection_share, raise_descriptor_limit, server_options
 from polyfleet.serving.service import WorkerService
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2_grpc
 from polyfleet.wire.auth import fleet_objection
-from polyfleet.wire.decoding import DecodeInterceptor
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
-from polyfleet.wire.listening import ListenError, check_free
-from polyfleet.wire.refusing import RefusingInterceptor
-from polyfleet.wire.servers import connection_share, raise_descriptor_limit, server_options
 
 SERVICE_NAME = "polyfleet.v1.Worker"
 LISTEN = "--listen"

@@ -7,13 +7,13 @@ from typing import Any
 
 import grpc
 
+from polyfleet.process.logs import log_fields
 from polyfleet.serving.engine_client import LoadError
 from polyfleet.serving.session import GatewaySession
 from polyfleet.serving.worker import LoadSpec, Worker, WorkerRefusal
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.logs import log_fields
 from polyfleet.wire.options import options_in
 
 log = logging.getLogger(__name__)

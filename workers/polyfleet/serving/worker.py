@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 
 from polyfleet.engine.request import EngineStatus
+from polyfleet.process.revision import Revision
 from polyfleet.serving.admission import Admission
 from polyfleet.serving.convert import model_info_of, options_of, status_of
 from polyfleet.serving.engine_client import EngineClient, LoadError, OnProgress
@@ -28,7 +29,6 @@ from polyfleet.serving.histograms import EngineHistograms
 from polyfleet.serving.peak_rate import PeakRate
 from polyfleet.serving.router import UNAVAILABLE, SequenceRouter
 from polyfleet.v1 import fleet_pb2 as fleet
-from polyfleet.wire.revision import Revision
 
 log = logging.getLogger(__name__)
 

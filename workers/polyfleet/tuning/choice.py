@@ -8,7 +8,7 @@ from typing import Any
 
 from polyfleet.backends.protocol import BackendUnavailable, HardwareBackend
 from polyfleet.backends.registry import BackendRegistry
-from polyfleet.wire.config import ConfigError
+from polyfleet.process.config import ConfigError
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import OPTIONS, checked
 

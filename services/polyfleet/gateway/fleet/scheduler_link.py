@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
+from polyfleet.process.channels import FLEET_CHANNEL
 from polyfleet.v1 import fleet_pb2, fleet_pb2_grpc
 from polyfleet.wire.auth import bearer_metadata
-from polyfleet.wire.channels import FLEET_CHANNEL
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES, MAX_SNAPSHOT_BYTES
 
 SILENCE_SECONDS = 10.0  # the scheduler sends a snapshot every 2 s

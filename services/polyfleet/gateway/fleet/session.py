@@ -22,10 +22,10 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.fleet import Worker, WorkerState
 from polyfleet.placement.prefixes import PrefixMap
 from polyfleet.placement.proto import worker_from_proto
+from polyfleet.process.channels import FLEET_CHANNEL
 from polyfleet.v1 import fleet_pb2, worker_pb2, worker_pb2_grpc
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.auth import bearer_metadata
-from polyfleet.wire.channels import FLEET_CHANNEL
 from polyfleet.wire.requests import SequenceRequest
 
 TICK_SECONDS = 0.5

@@ -14,12 +14,12 @@ from polyfleet.gateway.grpc.connections import GrpcConnections
 from polyfleet.gateway.grpc.service import INFERENCE, InferenceService
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.gateway.ports.certificate import ServedCertificate
+from polyfleet.process.decoding import DecodeInterceptor
+from polyfleet.process.listening import ListenError, check_free
+from polyfleet.process.refusing import RefusingInterceptor
+from polyfleet.process.servers import server_options
 from polyfleet.v1 import inference_pb2_grpc
 from polyfleet.wire.auth import AUTHORIZATION, Metadata
-from polyfleet.wire.decoding import DecodeInterceptor
-from polyfleet.wire.listening import ListenError, check_free
-from polyfleet.wire.refusing import RefusingInterceptor
-from polyfleet.wire.servers import server_options
 
 REFLECTION = "grpc.reflection.v1.ServerReflection"
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024

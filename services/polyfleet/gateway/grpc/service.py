@@ -14,11 +14,11 @@ from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
 from polyfleet.gateway.grpc.errors import abort
 from polyfleet.gateway.parts import GatewayParts
+from polyfleet.process.decoding import refuse_undecodable
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1 import inference_pb2_grpc
 from polyfleet.wire.answers import Delta
 from polyfleet.wire.auth import AUTHORIZATION
-from polyfleet.wire.decoding import refuse_undecodable
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.placements import ASK, TRAILER
 from polyfleet.wire.tracing import TRACEPARENT, TRACESTATE, TraceContext, trace_context

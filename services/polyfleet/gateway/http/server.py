@@ -15,7 +15,7 @@ from polyfleet.gateway.http.protocol import BoundedProtocol
 from polyfleet.gateway.ports.acceptor import Acceptor
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.gateway.ports.doors import Doors, Visit
-from polyfleet.wire.listening import open_socket
+from polyfleet.process.listening import open_socket
 
 DATE_SECONDS = 1.0
 

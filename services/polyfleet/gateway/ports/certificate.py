@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from cryptography import x509
 
-from polyfleet.wire.config import ConfigError
+from polyfleet.process.config import ConfigError
 
 log = logging.getLogger(__name__)
 

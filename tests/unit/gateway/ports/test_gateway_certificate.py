@@ -10,7 +10,7 @@ from cryptography import x509
 from tests.support.tls_files import write_tls_files
 
 from polyfleet.gateway.ports.certificate import ServedCertificate
-from polyfleet.wire.config import ConfigError
+from polyfleet.process.config import ConfigError
 
 
 def end_of(chain: Path) -> float:

@@ -5,8 +5,8 @@ STARTING ──▶ LOADING ──▶ READY ◀──trouble, recovery──▶ U
 
 import logging
 
+from polyfleet.process.revision import Revision
 from polyfleet.v1 import fleet_pb2 as fleet
-from polyfleet.wire.revision import Revision
 
 log = logging.getLogger(__name__)
 

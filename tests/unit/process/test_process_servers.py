@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from polyfleet.wire.servers import connection_share, raise_descriptor_limit, server_options
+from polyfleet.process.servers import connection_share, raise_descriptor_limit, server_options
 
 
 def test_times_are_in_milliseconds_and_each_argument_is_given_once() -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from polyfleet.wire.config import ConfigError
+from polyfleet.process.config import ConfigError
 
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound=msgspec.Struct)

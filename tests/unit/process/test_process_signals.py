@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polyfleet.wire.signals import STOPPING, end_at_signals, ignore_hangups, stopping
+from polyfleet.process.signals import STOPPING, end_at_signals, ignore_hangups, stopping
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import pytest
 
 from polyfleet.cli.config import Config
 from polyfleet.gateway.config import ConfigFile as GatewayFile
+from polyfleet.process.config import ConfigError
+from polyfleet.process.config_file import overlaid, read_config
 from polyfleet.scheduler.config import ConfigFile as SchedulerFile
 from polyfleet.serving.command import ConfigFile as WorkerFile
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.config_file import overlaid, read_config
 
 DOORS = pytest.mark.parametrize("sections", [Config, GatewayFile, SchedulerFile, WorkerFile])
 

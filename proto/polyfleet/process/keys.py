@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.config_file import reading
+from polyfleet.process.config import ConfigError
+from polyfleet.process.config_file import reading
 
 
 @unique

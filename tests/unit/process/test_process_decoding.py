@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
+from polyfleet.process.decoding import DecodeInterceptor
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1 import inference_pb2_grpc
-from polyfleet.wire.decoding import DecodeInterceptor
 
 KINDS = (pb.GenerateRequest, pb.EmbedRequest)
 NAME = "known-to-this-test-alone"

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from polyfleet.wire.revision import Revision
+from polyfleet.process.revision import Revision
 
 
 async def test_all_who_wait_hear_of_one_change() -> None:

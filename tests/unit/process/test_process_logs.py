@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polyfleet.wire.logs import RATE_BURST, RateLimit, log_fields, set_up_logging
+from polyfleet.process.logs import RATE_BURST, RateLimit, log_fields, set_up_logging
 
 
 class Terminal(io.StringIO):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.keys import Key, Role, find_key, hash_of, read_keys
+from polyfleet.process.config import ConfigError
+from polyfleet.process.keys import Key, Role, find_key, hash_of, read_keys
 
 KEYS = (Key("a", hash_of("one")), Key("b", hash_of("two"), Role.OPERATOR, "team"), Key("c", hash_of("\ud800")))
 

@@ -4,9 +4,8 @@ import socket
 
 import pytest
 
-from polyfleet.wire.auth import split_host_port
-from polyfleet.wire.config import ConfigError
-from polyfleet.wire.listening import (
+from polyfleet.process.config import ConfigError
+from polyfleet.process.listening import (
     ListenError,
     check_free,
     free_address,
@@ -14,6 +13,7 @@ from polyfleet.wire.listening import (
     open_socket,
     parse_address,
 )
+from polyfleet.wire.auth import split_host_port
 
 BAD_PORTS = ("65536", "x", "-1", "²", "1 ", "9" * 9999)
 

@@ -8,8 +8,8 @@ from importlib.metadata import version
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from polyfleet.wire import process_metrics
-from polyfleet.wire.process_metrics import ProcessMetrics
+from polyfleet.process import metrics as process_metrics
+from polyfleet.process.metrics import ProcessMetrics
 
 
 def test_build_and_process_are_shown() -> None:

@@ -5,8 +5,8 @@ import re
 import socket
 from contextlib import ExitStack
 
+from polyfleet.process.config import ConfigError
 from polyfleet.wire.auth import join_host_port, split_host_port
-from polyfleet.wire.config import ConfigError
 
 BACKLOG = 1024
 MAX_PORT = 65535
