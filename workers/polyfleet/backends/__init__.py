@@ -11,7 +11,7 @@ Names are imported when they are first used, so that importing this package cost
 its backends is answered by `polyfleet.tuning`, on which nothing in this package depends.
 """
 
-from importlib import import_module
+from polyfleet.process.lazy import importing
 
 TYPE_CHECKING = False  # type checkers take it for true; typing's own would cost more than all the rest of this module
 if TYPE_CHECKING:
@@ -74,11 +74,7 @@ __all__ = [
     "set_backend",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"polyfleet.{_MODULES[name]}"), name)
+__getattr__ = importing(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -3,8 +3,9 @@
 Names are imported when they are first used, so that plain data (`polyfleet.engine.request`) costs no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polyfleet.process.lazy import importing
 
 if TYPE_CHECKING:
     from polyfleet.engine.engine import Engine
@@ -16,20 +17,20 @@ if TYPE_CHECKING:
     from polyfleet.wire.requests import Pooling, SequenceRequest
 
 _MODULES = {
-    "Engine": "polyfleet.engine.engine",
-    "EngineFacts": "polyfleet.engine.request",
-    "EngineOptions": "polyfleet.engine.request",
-    "EngineStatus": "polyfleet.engine.request",
-    "FinishReason": "polyfleet.wire.answers",
-    "OfflineResult": "polyfleet.engine.offline",
-    "PersistentKernel": "polyfleet.engine.persistent",
-    "Pooling": "polyfleet.wire.requests",
-    "RunnableGraph": "polyfleet.engine.kernel_graph",
-    "SampledToken": "polyfleet.wire.answers",
-    "SequenceRequest": "polyfleet.wire.requests",
-    "SequenceUpdate": "polyfleet.wire.answers",
-    "generate_offline": "polyfleet.engine.offline",
-    "new_kernel_graph": "polyfleet.engine.kernel_graph",
+    "Engine": "engine.engine",
+    "EngineFacts": "engine.request",
+    "EngineOptions": "engine.request",
+    "EngineStatus": "engine.request",
+    "FinishReason": "wire.answers",
+    "OfflineResult": "engine.offline",
+    "PersistentKernel": "engine.persistent",
+    "Pooling": "wire.requests",
+    "RunnableGraph": "engine.kernel_graph",
+    "SampledToken": "wire.answers",
+    "SequenceRequest": "wire.requests",
+    "SequenceUpdate": "wire.answers",
+    "generate_offline": "engine.offline",
+    "new_kernel_graph": "engine.kernel_graph",
 }
 
 __all__ = [
@@ -49,11 +50,7 @@ __all__ = [
     "new_kernel_graph",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+__getattr__ = importing(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:
