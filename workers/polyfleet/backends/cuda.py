@@ -105,6 +105,7 @@ class CudaBackend(AcceleratorBackend):
             streams=True,
             triton=capability >= (7, 0) and installed("triton"),
             flash_attention=capability >= (8, 0),
+            peer_memory=True,
             executors=("captured", "eager"),
         )
 

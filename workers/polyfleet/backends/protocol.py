@@ -106,6 +106,7 @@ class KernelCapabilities:
     block_sizes: tuple[int, ...] = ()  # KV blocks that its kernels accept; empty: any
     unified_memory: bool = False  # whether its memory is the host's
     divisible: bool = False  # whether several ranks may have a part of it each, of its cores and its memory
+    peer_memory: bool = False  # whether kernels read the memory of its neighbours, which other processes have opened
     executors: tuple[str, ...] = ("eager",)  # that run on it, best first; without "eager" it is no device of torch's
     instruction_sets: tuple[str, ...] = ()
 

@@ -219,7 +219,8 @@ class GroupExecutor:
         }
         self._members.tell(start)
         self._members.answers()  # they are there, and join next
-        self._ranks = DistributedRanks(backend.name, start["store"], 0, self.size, torch.device(workload.device))
+        meeting = (backend.name, start["store"], 0, self.size, torch.device(workload.device))
+        self._ranks = DistributedRanks(*meeting, peer_memory=workload.capabilities.peer_memory)
         mine = replace(of_rank(workload, 0, self.size), ranks=self._ranks)
         check_numbers(path, mine.weights)
         executor = kind.build(mine, progress)

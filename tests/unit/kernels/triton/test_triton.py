@@ -13,7 +13,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource, compile  # noqa: E402
 
-from polyfleet.kernels.triton import activation, decode, norms, prefill, rope, stepping  # noqa: E402
+from polyfleet.kernels.triton import activation, all_reduce, decode, norms, prefill, rope, stepping  # noqa: E402
 from polyfleet.kernels.triton.tuning import TUNING  # noqa: E402
 
 ROOT = Path(__file__).parents[4]
@@ -68,6 +68,9 @@ def kernels(name: str) -> list[tuple[Any, dict[str, str], dict[str, Any], int, i
     picked = {"bests": "*fp32", "where": "*i32", "slots": "*i32", "last_token": "*i64", "token_ids": "*i64"}
     picked["finite"] = "*u8"
     cases.append((stepping.pick_kernel, picked, {"VOCABULARY": 128256, "PARTS": 16, "PADDED": 16}, 1, 3))
+    summed = {"x": "*bf16", "out": "*bf16", "data": "*i64", "flags": "*i64", "epochs": "*i32", "count": "i32"}
+    ranks = {"RANK": 0, "SIZE": 2, "REGION": all_reduce.REGION, "TILE": all_reduce.TILE}
+    cases.append((all_reduce.one_shot_kernel, summed | {"span": "i32"}, ranks, 4, 3))
     return cases
 
 
