@@ -20,7 +20,7 @@ def test_two_launches_sum_what_both_ranks_laid_down(rank: int, count: int) -> No
         other = data[1 - rank].view(PROGRAMS, 2, REGION)[:programs, epoch & 1, :TILE]
         other.copy_(torch.nn.functional.pad(theirs, (0, programs * TILE - count)).view(programs, TILE))
         flags[rank].view(PROGRAMS, SIZE)[:programs, 1 - rank] = epoch
-        total = one_shot(mine, *addresses, epochs, rank, SIZE)
+        total = one_shot(mine, addresses[0], addresses[1], epochs, rank, SIZE)
         assert torch.equal(total, (mine.float() + theirs.float()).half())
         assert flags[1 - rank].view(PROGRAMS, SIZE)[:programs, rank].tolist() == [epoch] * programs
         assert epochs[:programs].tolist() == [epoch] * programs
