@@ -199,10 +199,10 @@ class GroupExecutor:
         """End the other ranks; this one frees what it holds."""
         lost = self._members.lost
         self._members.close()
+        if hasattr(self, "_executor"):
+            self._executor.close()  # first: what it captured holds the group's connections
         if self._ranks is not None and not (lost and self.depth > 1):  # a broken device's would wait for the others
             self._ranks.leave()
-        if hasattr(self, "_executor"):
-            self._executor.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _build(self, kind: ExecutorKind, path: str, workload: Workload, progress: Progress) -> Executor:
