@@ -16,6 +16,7 @@ from polyfleet.scheduler.registry import Record
 from polyfleet.v1 import fleet_pb2 as pb
 
 _LEAVING = (pb.WORKER_STATE_DRAINING, pb.WORKER_STATE_LOST)
+_SHARED = ("cpu",)  # accelerators whose one device the ranks of a worker share
 _COUNTED = (pb.WORKER_STATE_READY, pb.WORKER_STATE_LOADING)
 
 
@@ -79,46 +80,69 @@ class Plan:
 
 
 class _Room:
-    """Free places for workers, per node and accelerator."""
+    """Free places for workers, per node and accelerator: one for each device, so that a group takes neighbours."""
 
     def __init__(
-        self, nodes: Sequence[Node], launchers: Iterable[LauncherReport], others: Iterable[pb.WorkerInfo]
+        self,
+        nodes: Sequence[Node],
+        launchers: Iterable[LauncherReport],
+        others: Iterable[pb.WorkerInfo],
+        attach: Collection[str],
     ) -> None:
         self._nodes = nodes
+        self._attach = attach
         self._used = defaultdict[tuple[str, str], list[int]](list)  # places by node and accelerator
         for report in launchers:
-            self._used[report.spec.node_id, report.spec.accelerator].append(report.spec.place)
+            spec = report.spec
+            count = self._count(spec.accelerator, spec.load_request.options)
+            self._used[spec.node_id, spec.accelerator] += range(spec.place, spec.place + count)
         for info in others:  # workers without launcher
             for node in nodes:
                 if info.host in node.hosts:
-                    self._used[node.node_id, info.accelerator].append(info.device_index)
+                    end = info.device_index + max(1, info.num_devices)
+                    self._used[node.node_id, info.accelerator] += range(info.device_index, end)
 
     @property
     def third_parties(self) -> list[str]:
         """Accelerators that nodes have and this version does not know, by name."""
         return sorted({accelerator for node in self._nodes for accelerator in node.capacity} - set(ACCELERATORS))
 
-    def take(self, accelerators: Sequence[str]) -> tuple[str, Node, int] | None:
-        """Use a place of the first of these accelerators that has one, on the node with the most of it."""
+    def take(self, accelerators: Sequence[str], options: pb.WorkerOptions) -> tuple[str, Node, int] | None:
+        """Use places of the first of these accelerators that has some, on the node with the most of it; the first."""
         for accelerator in accelerators:
-            free = {
-                node.node_id: node.capacity.get(accelerator, 0) - len(self._used[node.node_id, accelerator])
-                for node in self._nodes
-            }
-            node = max(self._nodes, key=lambda n: (free[n.node_id], n.node_id), default=None)
-            if node and free[node.node_id] > 0:
-                used = self._used[node.node_id, accelerator]
-                place = min(set(range(len(used) + 1)) - set(used))
-                used.append(place)
-                return accelerator, node, place
+            count = self._count(accelerator, options)
+            for node in sorted(self._nodes, key=lambda n: (self._free(n, accelerator), n.node_id), reverse=True):
+                place = self._neighbours(node, accelerator, count)
+                if place is not None:
+                    self._used[node.node_id, accelerator] += range(place, place + count)
+                    return accelerator, node, place
         return None
 
-    def problem(self, accelerators: Sequence[str]) -> str:
+    def problem(self, accelerators: Sequence[str], options: pb.WorkerOptions) -> str:
         """Why there is no place."""
         here = [each for each in accelerators if any(node.capacity.get(each) for node in self._nodes)]
         if not here:
             return f"No node of the cluster has {' or '.join(accelerators)}."
+        count = max(self._count(each, options) for each in here)
+        if count > 1:
+            return f"No node of the cluster has {count} {' or '.join(here)} devices side by side that are free."
         return f"All places for {' and '.join(here)} workers are taken."
+
+    def _count(self, accelerator: str, options: pb.WorkerOptions) -> int:
+        """How many a worker takes; the container that it is attached to has the devices of its whole group."""
+        alone = accelerator in _SHARED or accelerator in self._attach
+        return 1 if alone else max(1, options.tensor_parallel)
+
+    def _free(self, node: Node, accelerator: str) -> int:
+        return node.capacity.get(accelerator, 0) - len(self._used[node.node_id, accelerator])
+
+    def _neighbours(self, node: Node, accelerator: str, count: int) -> int | None:
+        """The first of so many free places in a row."""
+        used = set(self._used[node.node_id, accelerator])
+        if self._free(node, accelerator) < count:
+            return None
+        last = len(used) if count == 1 else node.capacity.get(accelerator, 0) - count
+        return next((first for first in range(last + 1) if used.isdisjoint(range(first, first + count))), None)
 
 
 def reconcile(
@@ -154,7 +178,7 @@ def reconcile(
     plan.actions.extend(DrainWorker(info.worker_id) for info in orphans if info.deployment in removed)
     plan.actions.extend(_relaunches([o for o in orphans if o.deployment in names], nodes, known))
     owned = [r.info for r in records if r.info.own_model and r.info.accelerator in attach]
-    room = _Room(nodes, launchers, orphans + owned)
+    room = _Room(nodes, launchers, orphans + owned, attach)
     for wish in wishes:
         mine = [report for report in launchers if report.spec.deployment == wish.name]
         staying = [r for r in mine if r in present and states.get(r.watched_id) != pb.WORKER_STATE_DRAINING]
@@ -234,9 +258,9 @@ def _reconcile_one(have: _Have, room: _Room, plan: Plan) -> None:
     outdated = [r for r in have.staying if r not in current]
     missing = wish.workers - len(current) - len(orphans)
     for _ in range(missing):
-        place = room.take(accelerators)
+        place = room.take(accelerators, wish.options)
         if place is None:
-            plan.problems[wish.name] = room.problem(accelerators)
+            plan.problems[wish.name] = room.problem(accelerators, wish.options)
             break
         plan.actions.append(Launch(wish, *place))
     ready = have.num_ready(current)

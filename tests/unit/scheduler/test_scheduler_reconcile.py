@@ -46,6 +46,28 @@ def test_a_place_that_was_left_is_taken_again() -> None:
     assert places(plan.actions) == [("n-1", 2)]
 
 
+def test_a_worker_of_several_ranks_takes_devices_side_by_side() -> None:
+    wish = pb.ModelDeployment(name="d", source="/m", workers=4, accelerators=["cuda"])
+    wish.options.tensor_parallel = 2
+    kept = launcher("w-2", wish, accelerator="cuda")
+    kept = replace(kept, spec=replace(kept.spec, place=2))
+    alone = record("w-9")
+    alone.info.accelerator, alone.info.device_index, alone.info.num_devices = "cuda", 5, 2
+    plan = reconcile([wish], [kept], [alone], [node("n-1", cuda=8)])
+    assert places(plan.actions) == [("n-1", 0)]
+    assert plan.problems == {"d": "No node of the cluster has 2 cuda devices side by side that are free."}
+    elsewhere = reconcile([wish], [kept], [alone], [node("n-1", cuda=8), node("n-2", cuda=1), node("n-3", cuda=2)])
+    assert places(elsewhere.actions) == [("n-1", 0), ("n-3", 0)]
+
+
+@pytest.mark.parametrize(("accelerator", "attach"), [("cpu", ()), ("cuda", ("cuda",))])
+def test_ranks_that_share_a_place_take_one(accelerator: str, attach: tuple[str, ...]) -> None:
+    wish = pb.ModelDeployment(name="d", source="/m", workers=2, accelerators=[accelerator])
+    wish.options.tensor_parallel = 4
+    plan = reconcile([wish], [], [], [node("n-1", **{accelerator: 2})], attach=attach)
+    assert places(plan.actions) == [("n-1", 0), ("n-1", 1)]
+
+
 def test_a_fleet_as_wished_is_left_alone() -> None:
     reports = [launcher("w-1"), replace(launcher("w-2"), phase=Phase.FAILED)]
     assert reconcile([WISH], reports, [record("w-1")], [node(cpu=4)]).actions == []
