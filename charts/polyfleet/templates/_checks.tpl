@@ -60,7 +60,7 @@
 {{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" .name) -}}
 {{- fail (printf "workers.%s.volumes: %s is no name of a volume; it takes up to 63 of a-z, 0-9 and -." $.name .name) -}}
 {{- end -}}
-{{- if or (regexMatch "^(fleet|tmp|models|fetch|model-source|ray|ray-tmp|ray-shm|state|host-[0-9]+)$" .name) (has .name $names) -}}
+{{- if or (regexMatch "^(fleet|tmp|shm|models|fetch|model-source|ray|ray-tmp|ray-shm|state|host-[0-9]+)$" .name) (has .name $names) -}}
 {{- fail (printf "workers.%s.volumes: the pod has a volume %s already: give yours another name." $.name .name) -}}
 {{- end -}}
 {{- $names = append $names .name -}}
@@ -84,7 +84,7 @@
 {{- end -}}
 {{- range $list := list "limits" "requests" -}}
 {{- if hasKey (index $.pool.resources $list | default dict) ($.pool.resource | default "none") -}}
-{{- fail (printf "workers.%s.resources.%s: leave %s out, of which a worker gets one." $.name $list $.pool.resource) -}}
+{{- fail (printf "workers.%s.resources.%s: leave %s out, of which a worker gets one for each rank." $.name $list $.pool.resource) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $accelerator.resource (not .pool.resource) -}}

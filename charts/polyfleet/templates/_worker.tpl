@@ -36,7 +36,7 @@ volumes:
   {{- include "polyfleet.workerProbes" .pool | nindent 2 }}
   resources:
     {{- $device := dict }}
-    {{- with .pool.resource }}{{ $_ := set $device . 1 }}{{ end }}
+    {{- with .pool.resource }}{{ $_ := set $device . (include "polyfleet.ranks" $.pool | int) }}{{ end }}
     requests:
       {{- toYaml (merge (dict) $device (.pool.resources.requests | default dict)) | nindent 6 }}
     limits:
@@ -46,6 +46,9 @@ volumes:
   volumeMounts:
     - {name: fleet, mountPath: /etc/polyfleet/fleet, readOnly: true}
     - {name: tmp, mountPath: /tmp}
+    {{- if gt (include "polyfleet.ranks" .pool | int) 1 }}
+    - {name: shm, mountPath: /dev/shm}
+    {{- end }}
     {{- if ne .model.kind "image" }}
     - {name: models, mountPath: /models, readOnly: true}
     {{- end }}
@@ -55,6 +58,11 @@ volumes:
     {{- with .pool.volumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+{{- end -}}
+
+{{/* How many ranks compute the model, each on a device of its own. Takes a pool. */}}
+{{- define "polyfleet.ranks" -}}
+{{- max 1 (int (.options | default dict).tensorParallel) -}}
 {{- end -}}
 
 {{/* The worker's probes. Takes a pool. */}}
@@ -81,6 +89,10 @@ livenessProbe: # not lost by loading or draining
 {{- include "polyfleet.fleetVolume" .ctx }}
 - name: tmp
   emptyDir: {sizeLimit: 8Gi}
+{{- if gt (include "polyfleet.ranks" .pool | int) 1 }}
+- name: shm # what the ranks' collectives share; counts as the worker's memory
+  emptyDir: {medium: Memory, sizeLimit: 1Gi}
+{{- end }}
 {{ include "polyfleet.modelVolumes" . | trim }}
 {{- range $index, $path := .pool.hostMounts }}
 - name: host-{{ $index }}

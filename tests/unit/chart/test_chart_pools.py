@@ -46,6 +46,7 @@ def pools() -> list[dict[str, Any]]:
     workers: dict[str, Any] = {name: {"accelerator": "cpu", "model": model} for name, model in MODELS.items()}
     workers |= {name: {"accelerator": name, "model": IMAGE} for name in ("cuda", "rocm", "ascend", "hygon")}
     workers |= {"other": {"accelerator": "cuda", "model": IMAGE, **OVERRIDES}}
+    workers |= {"ranks": {"accelerator": "cuda", "model": IMAGE, "options": {"tensorParallel": 4}}}
     workers |= {"each-node": {"accelerator": "cuda", "model": IMAGE, "kind": "DaemonSet"}}
     workers |= {"none": {"accelerator": "cuda", "model": IMAGE, "replicas": 0}}
     defaults = {"priorityClassName": "inference", "resources": {"requests": {"cpu": "3"}}}
@@ -134,6 +135,14 @@ def test_models_from_s3() -> None:
     assert models_volume("s3") == {"hostPath": {"path": "/c", "type": "Directory"}}
     script = find(pools(), "ConfigMap", "polyfleet-fetch")["data"]["fetch_model.py"]
     compile(script, "fetch_model.py", "exec")
+
+
+def test_a_worker_gets_a_device_for_each_rank() -> None:
+    worker = container(pod("ranks"), "worker")
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == worker["resources"]["requests"]["nvidia.com/gpu"] == 4
+    assert "--tensor-parallel=4" in worker["args"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in worker["volumeMounts"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod("ranks")["volumes"]
 
 
 @pytest.mark.parametrize(
