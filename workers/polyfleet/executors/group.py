@@ -34,7 +34,7 @@ from polyfleet.executors.members import Answer, Members, RankLost
 from polyfleet.executors.rank_wire import Arrays, Message
 from polyfleet.executors.ranks import DistributedRanks
 from polyfleet.graph.shard import NotSharded, Shard, shard
-from polyfleet.kernels.quantisation import part_of
+from polyfleet.kernels.cutting import part_of
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.shapes import check_numbers
@@ -51,24 +51,30 @@ class GroupKind:
         self.name = kind.name
         self._kind = kind
         self._path = path
+        self._mine: Workload | None = None  # of rank 0, made once: parts of stacks are copies
 
     def refuses(self, workload: Workload) -> str:
         """Executors that know no ranks, and models that can't be shared evenly."""
-        size = workload.options.tensor_parallel
         if self.name not in EXACT:
             return f"the {self.name} executor does not compute in a group of ranks"
         try:
-            return self._kind.refuses(of_rank(workload, 0, size))
+            return self._kind.refuses(self._first(workload))
         except NotSharded as error:
             return str(error)
 
     def footprint(self, workload: Workload) -> Footprint:
         """Of one rank."""
-        return self._kind.footprint(of_rank(workload, 0, workload.options.tensor_parallel))
+        return self._kind.footprint(self._first(workload))
 
     def build(self, workload: Workload, progress: Progress) -> "GroupExecutor":
         """Start the other ranks, and build what each computes with; ValueError says which could not."""
-        return GroupExecutor(self._kind, self._path, workload, progress)
+        return GroupExecutor(self._kind, self._path, workload, self._first(workload), progress)
+
+    def _first(self, workload: Workload) -> Workload:
+        """What rank 0 computes."""
+        if self._mine is None:
+            self._mine = of_rank(workload, 0, workload.options.tensor_parallel)
+        return replace(self._mine, options=workload.options)
 
 
 def of_rank(workload: Workload, rank: int, size: int) -> Workload:
@@ -83,14 +89,15 @@ def weights_of(mine: Shard, weights: Weights) -> Weights:
     found = {}
     for name in read:
         cut = mine.cuts.get(name)
-        found[name] = part_of(weights[cut.source], name, cut.rows, cut.columns) if cut else weights[name]
+        found[name] = part_of(weights[cut.source], cut) if cut else weights[name]
     return found
 
 
 class GroupExecutor:
     """Rank 0 of a group; see polyfleet.engine.executor.Executor. RankLost, once raised, is all that follows."""
 
-    def __init__(self, kind: ExecutorKind, path: str, workload: Workload, progress: Progress) -> None:
+    def __init__(self, kind: ExecutorKind, path: str, workload: Workload, mine: Workload, progress: Progress) -> None:
+        """`mine` is rank 0's part of `workload`."""
         self.size = size = workload.options.tensor_parallel
         self._copies = shard(workload.graph, 0, size).copies
         self._folder = tempfile.mkdtemp(prefix="polyfleet-ranks-")
@@ -98,7 +105,7 @@ class GroupExecutor:
         self._ranks: DistributedRanks | None = None
         self.depth = 1
         try:
-            self._executor = self._build(kind, path, workload, progress)
+            self._executor = self._build(kind, path, mine, progress)
         except BaseException:
             self.close()
             raise
@@ -221,7 +228,7 @@ class GroupExecutor:
         self._members.answers()  # they are there, and join next
         meeting = (backend.name, start["store"], 0, self.size, torch.device(workload.device))
         self._ranks = DistributedRanks(*meeting, peer_memory=workload.capabilities.peer_memory)
-        mine = replace(of_rank(workload, 0, self.size), ranks=self._ranks)
+        mine = replace(workload, ranks=self._ranks)
         check_numbers(path, mine.weights)
         executor = kind.build(mine, progress)
         self._members.answers()

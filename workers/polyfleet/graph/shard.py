@@ -2,16 +2,16 @@
 
 Megatron's way (Shoeybi et al., arXiv 1909.08053), found by the flow of values rather than by names: a linear whose
 output goes through nothing but ops on single columns or heads is cut by rows, and the linear that reads the result by
-columns; its sums are partial, and an all_reduce follows. The linear that makes the logits is cut by rows where that
-leaves no rest, and an all_gather follows. All else every rank computes whole, embeddings included: looking a row up is
-cheaper than a sum over ranks.
+columns; its sums are partial, and an all_reduce follows; so with each of a layer's experts. The linear that makes the
+logits is cut by rows where that leaves no rest, and an all_gather follows. All else every rank computes whole,
+embeddings included: looking a row up is cheaper than a sum over ranks.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from polyfleet.graph.kernel_graph import KernelGraph, PerToken
-from polyfleet.graph.ops import Attention, CacheWrite, Norm, Op, OpKind, of
+from polyfleet.graph.ops import Attention, CacheWrite, Experts, Norm, Op, OpKind, of
 
 _COLUMNWISE = frozenset(
     {
@@ -43,11 +43,29 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class StackCut:
+    """A rank's share of the rows of each expert in a stack, or of their columns. A vector has columns for rows."""
+
+    source: str
+    experts: int
+    rank: int
+    size: int
+    by_rows: bool
+    zeros: bool = False  # whether it counts on another rank: all of it, but zeros
+
+    @property
+    def name(self) -> str:
+        """In the rank's graph."""
+        share = f"{self.rank}/{self.size}"
+        return f"{self.source}[{'0' if self.zeros else share if self.by_rows else f':, {share}'}]"
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """One rank's graph, and by name what the weights are cut from that it does not read whole."""
 
     graph: KernelGraph
-    cuts: Mapping[str, Cut]
+    cuts: Mapping[str, Cut | StackCut]
     copies: tuple[int, ...]  # of each cache how many neighbouring ranks have the same heads of it
 
 
@@ -74,7 +92,7 @@ class _Sharding:
         }
         self._check_heads()
         self.widths = [self.part(v)[1] - self.part(v)[0] if self.split[v] else w for v, w in enumerate(graph.widths)]
-        self.cuts: dict[str, Cut] = {}
+        self.cuts: dict[str, Cut | StackCut] = {}
         self.logits = self._logits_linear()
 
     def run(self) -> Shard:
@@ -117,6 +135,8 @@ class _Sharding:
     def _ops(self, op: Op) -> Iterator[Op]:
         if op.kind is OpKind.LINEAR:
             yield from self._linear(op)
+        elif op.kind is OpKind.EXPERTS:
+            yield from self._experts(op)
         elif op.kind is OpKind.PAGED_ATTENTION and self.split[op.inputs[0]]:
             attention = of(op, Attention)
             kv_heads = self._kv_heads(self.graph.caches[attention.cache])
@@ -145,13 +165,31 @@ class _Sharding:
         else:
             yield op
 
+    def _experts(self, op: Op) -> Iterator[Op]:
+        """Each expert's gate and up by rows, its down by columns; biases of down count once."""
+        count = of(op, Experts).count
+        gate, up = (self._share(each, count, by_rows=True) for each in op.weights[:2])
+        weights = (gate, up, self._share(op.weights[2], count, by_rows=False))
+        biases = tuple(self._share(each, count, by_rows=True) for each in op.biases[:2])
+        biases += tuple(
+            each if self.rank == 0 else self._share(each, count, by_rows=True, zeros=True) for each in op.biases[2:]
+        )
+        partial = self._value(self.widths[op.outputs[0]])
+        yield replace(op, outputs=(partial,), weights=weights, biases=biases)
+        yield Op(OpKind.ALL_REDUCE, (partial,), op.outputs)
+
+    def _share(self, source: str, experts: int, *, by_rows: bool, zeros: bool = False) -> str:
+        return self._add(StackCut(source, experts, self.rank, self.size, by_rows, zeros))
+
     def _by_rows(self, op: Op, rows: tuple[int, int]) -> Op:
         weights = tuple(self._cut(each, rows=rows) for each in op.weights)
         biases = tuple(self._cut(each, columns=rows) for each in op.biases)
         return replace(op, weights=weights, biases=biases)
 
     def _cut(self, source: str, rows: tuple[int, int] = _WHOLE, columns: tuple[int, int] = _WHOLE) -> str:
-        cut = Cut(source, rows, columns)
+        return self._add(Cut(source, rows, columns))
+
+    def _add(self, cut: Cut | StackCut) -> str:
         self.cuts[cut.name] = cut
         return cut.name
 

@@ -63,27 +63,6 @@ def dequantise(weight: Weight, dtype: torch.dtype, device: torch.device | str = 
     return out
 
 
-def part_of(weight: Weight, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> Weight:
-    """Rows and columns of a weight, each from start to stop (0: all), as a weight of that name.
-
-    A view where that is possible: quantised columns that end within a block are dequantised to float32.
-    """
-    form, data = weight.format, weight.data
-    if rows[1]:
-        data = data[rows[0] : rows[1]]
-    if columns[1]:
-        block = BLOCKS[form]
-        if form.quantised and (columns[0] % block.weights or columns[1] % block.weights):
-            whole = Weight(name, form, len(data), weight.columns, data)
-            form, data = WeightFormat.F32, dequantise(whole, torch.float32)
-            block = BLOCKS[form]
-        each = block.size if form.quantised else 1
-        first, stop = (column // block.weights * each for column in columns)
-        data = data[:, first:stop]
-    width = columns[1] - columns[0] if columns[1] else weight.columns
-    return Weight(name, form, len(data), width, data)
-
-
 def _float16(blocks: Tensor, offset: int) -> Tensor:
     """The float16 at byte `offset` of each block, as float32 [rows, blocks, 1]."""
     return blocks[..., offset : offset + 2].contiguous().view(torch.float16).float()
