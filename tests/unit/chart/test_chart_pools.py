@@ -46,8 +46,8 @@ def pools() -> list[dict[str, Any]]:
     workers: dict[str, Any] = {name: {"accelerator": "cpu", "model": model} for name, model in MODELS.items()}
     workers |= {name: {"accelerator": name, "model": IMAGE} for name in ("cuda", "rocm", "ascend", "hygon")}
     workers |= {"other": {"accelerator": "cuda", "model": IMAGE, **OVERRIDES}}
-    workers |= {"ranks": {"accelerator": "cuda", "model": IMAGE, "options": {"tensorParallel": 4}}}
-    workers |= {"each-node": {"accelerator": "cuda", "model": IMAGE, "kind": "DaemonSet"}}
+    ranks = {"options": {"tensorParallel": 4}}
+    workers |= {"each-node": {"accelerator": "cuda", "model": IMAGE, "kind": "DaemonSet", **ranks}}
     workers |= {"none": {"accelerator": "cuda", "model": IMAGE, "replicas": 0}}
     defaults = {"priorityClassName": "inference", "resources": {"requests": {"cpu": "3"}}}
     return rendered(values={"workers": workers, "workerDefaults": defaults, "rayNode": {"enabled": False}})
@@ -138,11 +138,9 @@ def test_models_from_s3() -> None:
 
 
 def test_a_worker_gets_a_device_for_each_rank() -> None:
-    worker = container(pod("ranks"), "worker")
-    assert worker["resources"]["limits"]["nvidia.com/gpu"] == worker["resources"]["requests"]["nvidia.com/gpu"] == 4
-    assert "--tensor-parallel=4" in worker["args"]
-    assert {"name": "shm", "mountPath": "/dev/shm"} in worker["volumeMounts"]
-    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod("ranks")["volumes"]
+    worker = container(pod("each-node"), "worker")
+    assert (worker["resources"]["limits"]["nvidia.com/gpu"], worker["args"][-1]) == (4, "--tensor-parallel=4")
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod("each-node")["volumes"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The captured executor: decode steps as graphs of the device, one a bucket of batch sizes; all others are eager."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -127,8 +128,9 @@ class CapturedExecutor(EagerExecutor):
         with _memory_errors(), torch.inference_mode():
             self._slot_tables = torch.zeros(shape, dtype=torch.int64, device=self._device)
             self._buffers = DecodeBuffers(self._sizes[-1], capacity.max_blocks, capacity.block_size, self._device)
-        if not self._measuring:
-            self._capture_all(time.monotonic() + CAPTURE_SECONDS)
+        if not self._measuring:  # ranks of a group take each other's time, and capture alike
+            together = self._workload.ranks is not None
+            self._capture_all(math.inf if together else time.monotonic() + CAPTURE_SECONDS)
 
     def close(self) -> None:
         """Graphs first: they hold what they were captured over."""

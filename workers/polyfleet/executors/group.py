@@ -4,6 +4,7 @@ This process is rank 0. What Batcher asks of it, it has the others do too: plans
 sockets. Each rank has its part of weights and KV heads; sums over ranks are the graph's own ops. Rank 0 draws.
 """
 
+import os
 import shutil
 import tempfile
 import time
@@ -55,6 +56,8 @@ class GroupKind:
 
     def refuses(self, workload: Workload) -> str:
         """Executors that know no ranks, and models that can't be shared evenly."""
+        if not hasattr(os, "memfd_create"):
+            return "ranks share memory as Linux alone has it"
         if self.name not in EXACT:
             return f"the {self.name} executor does not compute in a group of ranks"
         try:
@@ -63,12 +66,15 @@ class GroupKind:
             return str(error)
 
     def footprint(self, workload: Workload) -> Footprint:
-        """Of one rank."""
+        """Of one rank, which is what a rank may take."""
         return self._kind.footprint(self._first(workload))
 
     def build(self, workload: Workload, progress: Progress) -> "GroupExecutor":
         """Start the other ranks, and build what each computes with; ValueError says which could not."""
-        return GroupExecutor(self._kind, self._path, workload, self._first(workload), progress)
+        try:
+            return GroupExecutor(self._kind, self._path, workload, self._first(workload), progress)
+        except RankLost as error:
+            raise ValueError(str(error)) from None
 
     def _first(self, workload: Workload) -> Workload:
         """What rank 0 computes."""
@@ -130,9 +136,13 @@ class GroupExecutor:
         return self._executor.implementations()
 
     def measure(self) -> Footprint:
-        """The most that a rank takes."""
+        """The most that a rank takes; what others hold of its device, more than of rank 0's, counts as weights."""
         mine, answers = self._together({"do": "measure"}, self._executor.measure)
-        found = [mine, *(Footprint(**answer["footprint"]) for answer, _ in answers)]
+        found = [mine]
+        for answer, _ in answers:
+            theirs = Footprint(**answer["footprint"])
+            held = 0 if self._shared else max(0, self._free_bytes - answer["free_bytes"])
+            found.append(replace(theirs, weights=theirs.weights + held))
         names = ("weights", "kv_per_token", "workspace")
         return Footprint(*(max(getattr(each, name) for each in found) for name in names))
 
@@ -214,11 +224,12 @@ class GroupExecutor:
 
     def _build(self, kind: ExecutorKind, path: str, workload: Workload, progress: Progress) -> Executor:
         accelerator, index = split_device(workload.options.device)
-        backend = BackendRegistry.get(accelerator).communication()
+        device = BackendRegistry.get(accelerator)
+        backend = device.communication()
+        self._free_bytes, self._shared = device.memory(index).free_bytes, workload.capabilities.divisible
         if not (able := backend.available()).available:
             raise ValueError(f"{accelerator} devices compute in no group here: {able.reason}")
-        shared = workload.capabilities.divisible
-        devices = [accelerator if shared else f"{accelerator}:{index + rank}" for rank in range(self.size)]
+        devices = [accelerator if self._shared else f"{accelerator}:{index + rank}" for rank in range(self.size)]
         start: Message = {
             **{"do": "start", "path": path, "size": self.size, "backend": backend.name},
             **{"store": f"{self._folder}/store", "target": KNOWN[kind.name], "dtype": workload.dtype},

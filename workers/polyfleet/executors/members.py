@@ -18,6 +18,8 @@ from polyfleet.engine.flight import first_line
 from polyfleet.executors import rank_wire
 from polyfleet.executors.board import Board
 from polyfleet.executors.rank_wire import Arrays, Message
+from polyfleet.process import signals
+from polyfleet.process.logs import LEVELS
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,9 @@ class Member:
         mine, its = socket.socketpair()
         command = [sys.executable, "-m", MODULE, "--rank", str(rank)]
         command += ["--socket", str(its.fileno()), "--board", str(board.descriptor)]
-        with its:
+        level = logging.getLevelName(log.getEffectiveLevel()).lower()
+        command += ["--log-level", level if level in LEVELS else "warning"]
+        with its, signals.held():
             self.process = subprocess.Popen(
                 command, pass_fds=(its.fileno(), board.descriptor), stdin=subprocess.DEVNULL
             )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from polyfleet.executors import rank_wire
 from polyfleet.executors.board import Board, Plans
 from polyfleet.process import signals
+from polyfleet.process.logs import LEVELS, set_up_logging
 
 if TYPE_CHECKING:
     from polyfleet.engine.executor import Executor
@@ -33,7 +34,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--rank", "--socket", "--board"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--log-level", choices=LEVELS, default="warning")
     given = parser.parse_args()
+    set_up_logging(given.log_level, process=f"rank {given.rank}")
     signals.ignore()  # rank 0 decides when to end
     die_with_parent()
     end = socket.socket(fileno=given.socket)
@@ -42,8 +45,7 @@ def main() -> None:
     board = Board(given.board, start["size"], 0)
     threading.Thread(target=beat, args=(board, given.rank), daemon=True).start()
     try:
-        executor = prepare(end, start, given.rank)
-        Rank(end, board, given.rank, start["size"], executor).run()
+        Rank(end, board, given.rank, start["size"], *prepare(end, start, given.rank)).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # rank 0 has gone; whatever still waits for it is of no use
     except BaseException as error:
@@ -65,10 +67,13 @@ def beat(board: Board, rank: int) -> None:
         time.sleep(BEAT_SECONDS)
 
 
-def prepare(end: socket.socket, start: rank_wire.Message, rank: int) -> "Executor":
-    """Join the group and build what this rank computes with; what can't be is answered, and ends the process."""
+def prepare(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Executor", int]:
+    """Join the group and build what this rank computes with; what can't be is answered, and ends the process.
+
+    With it come the bytes that were free before.
+    """
     try:
-        executor = build(end, start, rank)
+        found = build(end, start, rank)
     except (ValueError, RuntimeError, MemoryError) as error:  # a BackendUnavailable is a RuntimeError
         memory = isinstance(error, MemoryError)
         if not isinstance(error, ValueError):
@@ -76,10 +81,10 @@ def prepare(end: socket.socket, start: rank_wire.Message, rank: int) -> "Executo
         rank_wire.send(end, {"error": str(error).partition("\n")[0] or type(error).__name__, "memory": memory})
         os._exit(1)
     rank_wire.send(end, {})
-    return executor
+    return found
 
 
-def build(end: socket.socket, start: rank_wire.Message, rank: int) -> "Executor":
+def build(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Executor", int]:
     """As rank 0 does."""
     import torch
 
@@ -102,15 +107,17 @@ def build(end: socket.socket, start: rank_wire.Message, rank: int) -> "Executor"
     workload = Workload(graph, model.weights, options, machine.device, start["dtype"], capabilities)
     mine = replace(of_rank(workload, rank, size), ranks=ranks)
     check_numbers(start["path"], mine.weights)
-    return find("rank", start["target"]).build(mine, lambda share: None)
+    return find("rank", start["target"]).build(mine, lambda share: None), machine.free_bytes
 
 
 class Rank:
     """Does what rank 0 says. What fails in it ends the process, and so the group, unless nobody waits for it."""
 
-    def __init__(self, end: socket.socket, board: Board, rank: int, size: int, executor: "Executor") -> None:
+    def __init__(
+        self, end: socket.socket, board: Board, rank: int, size: int, executor: "Executor", free_bytes: int
+    ) -> None:
         self._end, self._board, self._rank, self._size = end, board, rank, size
-        self._executor = executor
+        self._executor, self._free_bytes = executor, free_bytes
         self._plans = Plans(1, 1)
 
     def run(self) -> None:
@@ -130,7 +137,8 @@ class Rank:
         from polyfleet.engine.executor import Capacity
 
         if message["do"] == "measure":
-            rank_wire.send(self._end, {"footprint": asdict(self._executor.measure())})
+            measured = asdict(self._executor.measure())
+            rank_wire.send(self._end, {"footprint": measured, "free_bytes": self._free_bytes})
         elif message["do"] == "allocate":
             capacity = Capacity(**message["capacity"])
             self._board = Board(self._board.descriptor, self._size, message["room"])
