@@ -8,7 +8,7 @@ import yaml
 from tests.support.helm_chart import container, find, needs_helm, of_kind, pod_of, release, rendered
 
 pytestmark = needs_helm
-IMAGE = {"image": {"path": "/model.gguf"}}
+IMAGE, RANKS = {"image": {"path": "/model.gguf"}}, {"tensorParallel": 4}
 MODELS: dict[str, dict[str, Any]] = {
     "image": {"image": {"path": "/opt/m.gguf"}},
     "pvc": {"pvc": {"claimName": "models", "path": "qwen/m.gguf"}},
@@ -46,8 +46,7 @@ def pools() -> list[dict[str, Any]]:
     workers: dict[str, Any] = {name: {"accelerator": "cpu", "model": model} for name, model in MODELS.items()}
     workers |= {name: {"accelerator": name, "model": IMAGE} for name in ("cuda", "rocm", "ascend", "hygon")}
     workers |= {"other": {"accelerator": "cuda", "model": IMAGE, **OVERRIDES}}
-    ranks = {"options": {"tensorParallel": 4}}
-    workers |= {"each-node": {"accelerator": "cuda", "model": IMAGE, "kind": "DaemonSet", **ranks}}
+    workers |= {"each-node": {"accelerator": "cuda", "model": IMAGE, "kind": "DaemonSet", "options": RANKS}}
     workers |= {"none": {"accelerator": "cuda", "model": IMAGE, "replicas": 0}}
     defaults = {"priorityClassName": "inference", "resources": {"requests": {"cpu": "3"}}}
     return rendered(values={"workers": workers, "workerDefaults": defaults, "rayNode": {"enabled": False}})
