@@ -1,8 +1,7 @@
-"""A model in two ranks under `polyfleet serve`: a rank that dies or hangs costs a stream some seconds, and nothing else."""
+"""A model in two ranks under `polyfleet serve`: a rank that dies or hangs costs a stream seconds, and nothing else."""
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import psutil
