@@ -53,6 +53,11 @@ LLAMA_LIKE = ("q_proj", "k_proj")
 GEMMA = {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GGUF_MIXTURE = {"expert_count": 4, "expert_used_count": 2}
+LATENT = {
+    **{"kv_lora_rank": 32, "q_lora_rank": None, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 48},
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "n_shared_experts": 2},
+    **{"moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+}
 TINY: Mapping[str, Tiny] = {
     "llama": Tiny("llama", {}, "llama", {}, LLAMA_LIKE),
     "llama, yarn": Tiny("llama", {"rope_parameters": YARN}),
@@ -90,6 +95,27 @@ TINY: Mapping[str, Tiny] = {
         {**GGUF_MIXTURE, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 48},
         seed=2,
     ),
+    "deepseek2": Tiny(
+        "deepseek_v2",
+        {
+            **{**LATENT, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0},
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
+        },
+    ),
+    "deepseek3": Tiny(
+        "deepseek_v3",
+        {**LATENT, "q_lora_rank": 48, "rope_parameters": {**YARN, "mscale": 0.9, "mscale_all_dim": 0.9}},
+        "deepseek2",
+        {
+            **{"attention.kv_lora_rank": 32, "attention.q_lora_rank": 48, "attention.key_length": 48},
+            **{"attention.value_length": 48, "rope.dimension_count": 16, "leading_dense_block_count": 1},
+            **{"expert_count": 8, "expert_used_count": 2, "expert_shared_count": 2, "expert_gating_func": 2},
+            **{"expert_group_count": 4, "expert_group_used_count": 2, "expert_feed_forward_length": 32},
+            **{"expert_weights_norm": True, "expert_weights_scale": 2.5, "rope.scaling.type": "yarn"},
+            **{"rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
+            "rope.scaling.yarn_log_multiplier": 0.09,
+        },
+    ),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
 }
@@ -105,6 +131,9 @@ def make(tiny: Tiny, folder: Path) -> Any:
             if parameter.dim() == 1:
                 mean = 0.0 if name.endswith("bias") else 1.0 - tiny.norm_offset
                 parameter.normal_(mean, 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(0, 0.1)
     model.save_pretrained(folder)
     return model.eval()
 
@@ -157,12 +186,16 @@ def _apart(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             for part, each in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
                 yield name.replace("gate_up", part) + ".weight", each
         else:
-            yield name + ".weight" * name.endswith("_proj"), tensor
+            yield name.replace("correction_bias", "correction.bias") + ".weight" * name.endswith("_proj"), tensor
 
 
 def _write(writer: Any, key: str, value: Any) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     else:

@@ -20,7 +20,7 @@ from polyfleet.wire.hashing import chain_hashes, prefix_root
 TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 MODEL = "0123456789abcdef0123456789abcdef"
-LAYOUT = KvLayout(MODEL, (PerToken(2, 4), PerToken(1, 8)), "float16")
+LAYOUT = KvLayout(MODEL, (PerToken(2, 4), PerToken(1, 8), PerToken(1, 8, latent=True)), "float16")
 
 
 def numbers(values: torch.Tensor) -> NDArray[Any]:
@@ -31,7 +31,7 @@ def numbers(values: torch.Tensor) -> NDArray[Any]:
 
 def prefix_of(layout: KvLayout, num_tokens: int, seed: int = 0, scale: float = 1.0) -> KvPrefix:
     random = torch.Generator().manual_seed(seed)
-    shapes = [(2, num_tokens, each.heads, each.width) for each in layout.caches]
+    shapes = [(each.sides, num_tokens, each.heads, each.width) for each in layout.caches]
     caches = [torch.randn(shape, generator=random).mul(scale).to(TORCH[layout.dtype]) for shape in shapes]
     return KvPrefix(tuple(range(3 + seed, 3 + seed + num_tokens)), tuple(map(numbers, caches)))
 

@@ -201,35 +201,42 @@ def _within(actual: Tensor, reference: Tensor, dtype: torch.dtype, name: str) ->
 
 def _operator_errors(subject: Subject, dtype: torch.dtype) -> dict[str, float]:
     """Run the model op by op on both sides, each op fed with the reference's inputs."""
-    model, host = synthetic_model(), torch.device("cpu")
+    model, device = synthetic_model(), torch.device(subject.device)
     graph = record(model.config, model.weights)
     facts = Workload(graph, model.weights, EngineOptions(), subject.device, "", subject.capabilities).facts
-    sides = []
-    for device, kind in ((host, torch.float32), (torch.device(subject.device), dtype)):
-        storage = KvStorage.allocate(graph.caches, NUM_BLOCKS, BLOCK_SIZE, kind, device)
-        sides.append(KernelContext(model.weights, device, kind, storage.caches, BLOCK_SIZE))
-    chosen = choose(implementations(), Target(sides[1].device.type, dtype, facts))
+    chosen = choose(implementations(), Target(device.type, dtype, facts))
     tables = (choose(REFERENCE, Target("cpu", torch.float32)), chosen)
     errors: dict[str, float] = {}
     with torch.inference_mode():
         # The model as it is recorded and as executors run it, and what models seldom have.
         for form in (graph, fuse(graph), _plain_ops(model.weights)):
+            places = ((torch.device("cpu"), torch.float32), (device, dtype))
+            sides = [_context(form, model.weights, *place) for place in places]
             for name, error in _graph_errors(form, tables, sides):
                 errors[name] = max(error, errors.get(name, 0.0))
     return errors
 
 
+def _context(graph: KernelGraph, weights: Weights, device: torch.device, dtype: torch.dtype) -> KernelContext:
+    storage = KvStorage.allocate(graph.caches, NUM_BLOCKS, BLOCK_SIZE, dtype, device)
+    return KernelContext(weights, device, dtype, storage.caches, BLOCK_SIZE)
+
+
 def _plain_ops(weights: Weights) -> KernelGraph:
-    """The ops of users' graphs, and a mixture of one expert; but argmax, whose columns are no numbers that are nearly
-    right."""
+    """The ops of users' graphs, a mixture of one expert, and latent attention of one head; but argmax, whose columns
+    are no numbers that are nearly right."""
     columns = {name: weight.columns for name, weight in weights.items()}
-    builder = GraphBuilder({"norm": 1}, columns)
+    builder = GraphBuilder({"norm": 1, "layers.0.q": weights["layers.0.q"].rows}, columns)
     x = builder.embedding("embedding")
     for kind in (OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH):
         builder.unary(kind, x)
     builder.soft_cap(builder.scale(x, 0.5), 1.0)
     share = builder.route(builder.linear(x, "norm"), Route(1, 1, sigmoid=True, renormalise=False))
     builder.experts(x, share, ("layers.0.gate", "layers.0.up", "layers.0.down"), Experts(1, 1))
+    latent = builder.cache(1, 2 * builder.widths[x], latent=True)
+    builder.latent_write(x, x, latent)
+    builder.latent_attention(x, x, latent, 1, builder.widths[x] ** -0.5, builder.widths[x])
+    builder.head_linear(x, "layers.0.q", 1)
     return builder.freeze((builder.layer_norm(x, "norm", "norm", 1e-5),))
 
 

@@ -82,6 +82,7 @@ class PersistentExecutor:
         self._footprint = estimate(graph, weights, step_tokens, block_size)
         self._kinds = [op.kind.value for op in fuse(graph).ops]
         self._num_caches = len(graph.caches)
+        self._latent = [cache.latent for cache in graph.caches]  # whose keys are their values, transposed
         self._num_rows = 0  # of the largest step
         self._step = StepFields()
         self._sampler = HostSampler()
@@ -175,18 +176,19 @@ class PersistentExecutor:
         caches = []
         for cache in range(self._num_caches):
             tokens = keys[cache, index].transpose(0, 3, 1, 2), values[cache, index].transpose(0, 2, 1, 3)
-            caches.append(np.stack(tokens).reshape(2, -1, *tokens[0].shape[2:]))
+            sides = tokens[1:] if self._latent[cache] else tokens
+            caches.append(np.stack(sides).reshape(len(sides), -1, *tokens[1].shape[2:]))
         return tuple(caches)
 
     def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
         """Write what `export_blocks` gave; raises ValueError for other shapes."""
         keys, values, index = self._model.keys(), self._model.values(), list(blocks)
         heads, size, width = values.shape[2:]
-        shape = (2, len(index) * size, heads, width)
-        if [each.shape for each in caches] != [shape] * self._num_caches:
-            raise ValueError(f"{self._num_caches} caches of {shape} are wanted, not {[each.shape for each in caches]}")
+        shapes = [(2 - latent, len(index) * size, heads, width) for latent in self._latent]
+        if [each.shape for each in caches] != shapes:
+            raise ValueError(f"{self._num_caches} caches of {shapes} are wanted, not {[each.shape for each in caches]}")
         for cache, tokens in enumerate(caches):
-            k, v = tokens.reshape(2, len(index), size, heads, width)
+            k, v = tokens.reshape(-1, len(index), size, heads, width)[[0, -1]]
             keys[cache, index], values[cache, index] = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
 
     def implementations(self) -> Mapping[str, str]:

@@ -3,15 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from polyfleet.graph.ops import Attention, Attributes, CacheWrite, Experts, Factor, Norm, Op, OpKind, Rope, Route
+from polyfleet.graph.ops import Attention, Attributes, CacheWrite, Experts, Factor, Heads, Norm, Op, OpKind, Rope, Route
 
 
 @dataclass(frozen=True, slots=True)
 class PerToken:
-    """A cache that stores keys and values for each token: `heads` of `width` columns each, twice."""
+    """A cache that stores keys and values for each token: `heads` of `width` columns each, twice.
+
+    A latent one stores them once: values are columns of the keys.
+    """
 
     heads: int
     width: int
+    latent: bool = False
+
+    @property
+    def sides(self) -> int:
+        """How many times it stores `heads` of `width` columns."""
+        return 1 if self.latent else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +68,9 @@ class GraphBuilder:
         self.inputs.append(self.value(width))
         return self.inputs[-1]
 
-    def cache(self, heads: int, width: int) -> int:
+    def cache(self, heads: int, width: int, *, latent: bool = False) -> int:
         """Declare a cache; returns its index."""
-        self.caches.append(PerToken(heads, width))
+        self.caches.append(PerToken(heads, width, latent))
         return len(self.caches) - 1
 
     def embedding(self, weight: str) -> int:
@@ -125,6 +134,19 @@ class GraphBuilder:
         spec = self.caches[cache]
         attention = Attention(cache, heads, spec.heads, spec.width, scale, window, soft_cap)
         return self.record(OpKind.PAGED_ATTENTION, (q,), self.widths[q], attributes=attention)
+
+    def head_linear(self, x: int, weight: str, heads: int) -> int:
+        """Each head's columns of x by its own part of a stack."""
+        return self.record(OpKind.HEAD_LINEAR, (x,), self.row_counts[weight], (weight,), Heads(heads))
+
+    def latent_write(self, latent: int, key: int, cache: int) -> None:
+        """Store the rows' latents and what of their keys is none."""
+        self.ops.append(Op(OpKind.LATENT_WRITE, (latent, key), attributes=CacheWrite(cache)))
+
+    def latent_attention(self, query: int, rest: int, cache: int, heads: int, scale: float, width: int) -> int:
+        """Attend over a latent cache, whose rows must have been written before; values have `width` columns."""
+        attention = Attention(cache, heads, 1, self.caches[cache].width, scale, value_width=width)
+        return self.record(OpKind.LATENT_ATTENTION, (query, rest), heads * width, attributes=attention)
 
     def route(self, logits: int, route: Route, correction: str = "") -> int:
         """Each expert's share in a row, of the logits of all; `correction` is a weight that helps to choose."""

@@ -168,6 +168,7 @@ _ROW_WISE = (
         OpKind.GELU,
         OpKind.GELU_TANH,
         OpKind.LAYER_NORM,
+        OpKind.HEAD_LINEAR,
         OpKind.ROUTE,
         OpKind.EXPERTS,
     ),
@@ -180,7 +181,8 @@ def select_early(graph: KernelGraph) -> KernelGraph:
     `hidden` of the result has selected rows only.
     """
     ops = graph.ops
-    last = max((i for i, op in enumerate(ops) if op.kind is OpKind.PAGED_ATTENTION), default=None)
+    attentions = (OpKind.PAGED_ATTENTION, OpKind.LATENT_ATTENTION)
+    last = max((i for i, op in enumerate(ops) if op.kind in attentions), default=None)
     selects = [op for op in ops if op.kind is OpKind.SELECT_ROWS]
     if last is None or len(selects) != 1:
         return graph

@@ -21,6 +21,10 @@ What models record:
     cache_write(k, v)                          stores the rows' keys and values in a cache
     paged_attention(q)      -> y[T, N·D]       causal attention over a cache, the rows' own positions included; of a
                                                window only the last positions of these; products may be capped
+    head_linear(x)          -> y[T, N·B]       each head's columns of x by a matrix of its own, of the stack weights[0]
+    latent_write(c, k)                         stores the rows' vectors c ‖ k in a latent cache, keys and values in one
+    latent_attention(q, r)  -> y[T, N·C]       causal attention of the heads q ‖ r: keys are the vectors of a latent
+                                               cache, values the first C columns of these
     route(logits)           -> shares[., E]    of each of E experts in a row: those of its top_k, 0 of all others;
                                                weights[0], if any, is added to the scores that choose
     experts(x, shares)      -> y               Σ shares[e] * (gated(x @ gate[e]ᵀ, x @ up[e]ᵀ) @ down[e]ᵀ) over experts
@@ -65,6 +69,9 @@ class OpKind(str, Enum):
     ROPE = "rope"
     CACHE_WRITE = "cache_write"
     PAGED_ATTENTION = "paged_attention"
+    HEAD_LINEAR = "head_linear"
+    LATENT_WRITE = "latent_write"
+    LATENT_ATTENTION = "latent_attention"
     ROUTE = "route"
     EXPERTS = "experts"
     SELECT_ROWS = "select_rows"
@@ -109,14 +116,14 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite:
-    """Of cache_write."""
+    """Of cache_write and latent_write."""
 
     cache: int  # index into KernelGraph.caches
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Of paged_attention. `heads` queries share `kv_heads` keys and values, equally many each."""
+    """Of paged_attention and latent_attention. `heads` queries share `kv_heads` keys and values, equally many each."""
 
     cache: int  # index into KernelGraph.caches
     heads: int
@@ -125,6 +132,14 @@ class Attention:
     scale: float  # of the products of queries and keys
     window: int = 0  # positions that a row sees, its own included; 0: all
     soft_cap: float = 0.0  # products p count as soft_cap * tanh(p / soft_cap); 0: as they are
+    value_width: int = 0  # of latent_attention: columns of a value
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of head_linear."""
+
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +181,7 @@ class Experts:
 
 
 AnyAttributes = TypeVar("AnyAttributes")
-Attributes = Norm | Factor | Rope | CacheWrite | Attention | RopeCache | Route | Experts
+Attributes = Norm | Factor | Rope | CacheWrite | Attention | RopeCache | Route | Experts | Heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ class KernelContext:
 
     @property
     def values(self) -> tuple[Tensor, ...]:
-        """As `keys`."""
-        return tuple(cache[1] for cache in self.caches)
+        """As `keys`; of latent caches the same."""
+        return tuple(cache[-1] for cache in self.caches)
 
     def dense(self, *names: str) -> Tensor:
         """The weights dequantised and stacked along rows: [Σ rows, columns] in the context's dtype, made once."""

@@ -13,6 +13,7 @@ from polyfleet.kernels.collective import COLLECTIVE
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.experts import EXPERTS
+from polyfleet.kernels.latent import LATENT
 from polyfleet.kernels.step import Step
 
 
@@ -125,7 +126,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, start: int, scale: float, window: in
     scores = cap(torch.einsum("tkgd,kld->kgtl", queries, k.float()) * scale, soft_cap)
     hidden = unseen(torch.arange(start, start + rows, device=q.device), k.shape[1], window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    return torch.einsum("kgtl,kld->tkgd", weights, v.float()).reshape(q.shape).to(q.dtype)
+    return torch.einsum("kgtl,kld->tkgd", weights, v.float()).reshape(rows, heads, -1).to(q.dtype)
 
 
 def gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
@@ -250,4 +251,5 @@ REFERENCE = (
     Implementation(OpKind.SELECT_ROWS, "reference", bind_select_rows, capturable=True),
     *COLLECTIVE,
     *EXPERTS,
+    *LATENT,
 )

@@ -51,7 +51,9 @@ class KvLayout:
             raise ValueError(
                 "caches must be arrays [2, tokens, kv heads, width] of one dtype: float32, float16, uint16"
             )
-        return cls(model, tuple(PerToken(each.shape[2], each.shape[3]) for each in caches), names.pop())
+        return cls(
+            model, tuple(PerToken(each.shape[2], each.shape[3], each.shape[0] == 1) for each in caches), names.pop()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,10 @@ class KvPrefix:
 def pack(layout: KvLayout, prefix: KvPrefix, salt: bytes = b"") -> bytes:
     """The document; `salt` is the tenant's, as in `wire.hashing`. Raises ValueError where shapes don't fit."""
     num_tokens = len(prefix.token_ids)
-    shapes = [(2, num_tokens, each.heads, each.width) for each in layout.caches]
+    shapes = [(each.sides, num_tokens, each.heads, each.width) for each in layout.caches]
     if num_tokens % BLOCK_TOKENS or [each.shape for each in prefix.caches] != shapes:
         raise ValueError(f"{num_tokens} tokens or the shapes of their caches don't make whole blocks of this layout")
-    caches = [{"kv_heads": each.heads, "width": each.width} for each in layout.caches]
+    caches = [_spec(each) for each in layout.caches]
     facts = {"model": layout.model, "dtype": layout.dtype, "tokens": num_tokens, "caches": caches}
     header = json.dumps(facts).encode()
     header += b" " * (-len(header) % 16)  # so that all arrays are aligned
@@ -95,7 +97,7 @@ def unpack(data: Buffer, layout: KvLayout, salt: bytes = b"") -> KvPrefix:
         raise ValueError("the KV document is of another model, or another revision of it")
     if theirs.caches != layout.caches:
         raise ValueError("the KV document has caches of other shapes than this model's")
-    sizes = [2 * num_tokens * each.heads * each.width for each in theirs.caches]
+    sizes = [each.sides * num_tokens * each.heads * each.width for each in theirs.caches]
     dtype = _DTYPES[theirs.dtype]
     hashes_at = start + num_tokens * 4
     at = hashes_at + num_tokens // BLOCK_TOKENS * _HASH_BYTES
@@ -111,7 +113,8 @@ def unpack(data: Buffer, layout: KvLayout, salt: bytes = b"") -> KvPrefix:
     for spec, size in zip(layout.caches, sizes, strict=True):
         numbers = np.frombuffer(view, dtype=dtype, count=size, offset=at)
         at += size * dtype.itemsize
-        caches.append(_converted(numbers, theirs.dtype, layout.dtype).reshape(2, num_tokens, spec.heads, spec.width))
+        shape = (spec.sides, num_tokens, spec.heads, spec.width)
+        caches.append(_converted(numbers, theirs.dtype, layout.dtype).reshape(shape))
     return KvPrefix(token_ids, tuple(caches))
 
 
@@ -152,9 +155,19 @@ def _facts(header: Any) -> tuple[KvLayout, int]:
     if not _is_count(num_tokens) or num_tokens % BLOCK_TOKENS:
         raise ValueError(f"the KV document's tokens must be whole blocks of {BLOCK_TOKENS}")
     for each in caches:
-        if not isinstance(each, dict) or each.keys() != {"kv_heads", "width"} or not all(map(_is_count, each.values())):
+        if not isinstance(each, dict) or each.keys() - {"latent"} != {"kv_heads", "width"} or not _are_sizes(each):
             raise ValueError("each of the KV document's caches must have kv_heads and width, both whole numbers")
-    return KvLayout(model, tuple(PerToken(each["kv_heads"], each["width"]) for each in caches), dtype), num_tokens
+    specs = (PerToken(each["kv_heads"], each["width"], "latent" in each) for each in caches)
+    return KvLayout(model, tuple(specs), dtype), num_tokens
+
+
+def _spec(cache: PerToken) -> Mapping[str, Any]:
+    """A cache in the header."""
+    return {"kv_heads": cache.heads, "width": cache.width, **({"latent": True} if cache.latent else {})}
+
+
+def _are_sizes(spec: Mapping[str, Any]) -> bool:
+    return _is_count(spec["kv_heads"]) and _is_count(spec["width"]) and spec.get("latent", True) is True
 
 
 def _is_count(value: Any) -> bool:

@@ -11,12 +11,15 @@ from polyfleet.graph.kernel_graph import PerToken
 
 def bytes_per_token(caches: Sequence[PerToken], dtype: torch.dtype) -> int:
     """Memory of one position over all caches, keys and values together."""
-    return sum(2 * each.heads * each.width for each in caches) * dtype.itemsize
+    return sum(each.sides * each.heads * each.width for each in caches) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class KvStorage:
-    """Each cache is one tensor [2, num_blocks, heads, block_size, width], keys before values; every block is usable."""
+    """Each cache is one tensor [2, num_blocks, heads, block_size, width], keys before values; every block is usable.
+
+    Of latent caches it is [1, …].
+    """
 
     caches: tuple[Tensor, ...]
 
@@ -25,7 +28,7 @@ class KvStorage:
         cls, caches: Sequence[PerToken], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> "KvStorage":
         """Zeroed storage: what no sequence wrote yet must be finite, because masked positions are multiplied by 0."""
-        shapes = ((2, num_blocks, each.heads, block_size, each.width) for each in caches)
+        shapes = ((each.sides, num_blocks, each.heads, block_size, each.width) for each in caches)
         return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes))
 
     def clear(self, blocks: Tensor) -> None:
@@ -40,5 +43,5 @@ class KvStorage:
     def write(self, blocks: Tensor, contents: Sequence[Tensor]) -> None:
         """Put back what `read` gave."""
         for cache, content in zip(self.caches, contents, strict=True):
-            _, _, heads, block_size, width = cache.shape
-            cache.index_copy_(1, blocks, content.view(2, -1, block_size, heads, width).transpose(2, 3))
+            sides, _, heads, block_size, width = cache.shape
+            cache.index_copy_(1, blocks, content.view(sides, -1, block_size, heads, width).transpose(2, 3))

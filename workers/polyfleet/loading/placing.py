@@ -6,14 +6,17 @@ from dataclasses import replace
 
 import torch
 
+from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.models.architecture import TensorNames
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.latent import LatentConfig
 from polyfleet.models.mixture import MixtureConfig
 from polyfleet.models.recorder import Shapes
 from polyfleet.models.registry import weight_shapes
 
-TURNING = ("q", "k", "q_norm", "k_norm")  # weights whose rows, or columns of a vector, are those of turning heads
+# Weights whose rows, or columns of a vector, are those of turning heads.
+TURNING = ("q", "k", "q_norm", "k_norm", "q_rope", "k_rope")
 PART = re.compile(r"(.+)\[(\d+)\]")  # of a stack
 NORM = "norm"  # how the names of their weights end
 
@@ -22,6 +25,8 @@ def place_all(tensors: Iterable[Weight], names: TensorNames, config: ModelConfig
     """The weights that a file's tensors hold, by name."""
     shapes, weights = weight_shapes(config), dict[str, Weight]()
     for tensor in tensors:
+        if 0 <= names.layer(tensor.name) - config.num_layers < config.draft_layers:
+            continue
         tied_head = config.tied_embeddings and names.graph_names(tensor.name) == ("lm_head",)
         if not tied_head and not names.ignores(tensor.name):
             weights.update((weight.name, weight) for weight in place(tensor, names, config, shapes))
@@ -67,9 +72,12 @@ def _parts(tensor: Weight, names: tuple[str, ...], config: ModelConfig, shapes: 
     if len(names) == 1:
         yield tensor
         return
+    if isinstance(config, LatentConfig) and names[0].endswith(".k_up"):
+        yield from _ups(tensor, config)
+        return
     sizes = [shapes[name][1 if vector else 0] for name in names]
-    if isinstance(config, MixtureConfig) and ".experts." in names[0] and sum(sizes) == tensor.rows:
-        stack = tensor.data.view(config.route.experts, -1, tensor.data.shape[1])
+    if (stacked := _stacked(names[0], config)) and sum(sizes) == tensor.rows:
+        stack = tensor.data.view(stacked, -1, tensor.data.shape[1])
         for data, size in zip(torch.split(stack, [each // len(stack) for each in sizes], dim=1), sizes, strict=True):
             yield replace(tensor, rows=size, data=data.flatten(0, 1))
         return
@@ -79,6 +87,27 @@ def _parts(tensor: Weight, names: tuple[str, ...], config: ModelConfig, shapes: 
     for data, size in zip(torch.split(tensor.data, sizes, dim=1 if vector else 0), sizes, strict=True):
         rows, columns = (1, size) if vector else (size, tensor.columns)
         yield replace(tensor, rows=rows, columns=columns, data=data)
+
+
+def _stacked(name: str, config: ModelConfig) -> int:
+    """In how many parts of its own a tensor holds weights of which this is the first; 0: one behind the other."""
+    if isinstance(config, MixtureConfig) and ".experts." in name:
+        return config.route.experts
+    return config.num_heads if name.endswith(".q_nope") else 0
+
+
+def _ups(tensor: Weight, config: LatentConfig) -> Iterator[Weight]:
+    """Each head's matrix from latents to keys, turned round, and to values; dense, as blocks can't be turned."""
+    if tensor.format.quantised:
+        tensor = replace(tensor, format=WeightFormat.F16, data=dequantise(tensor, torch.float16))
+    keys, values = config.plain_width, config.value_width
+    if tensor.rows != config.num_heads * (keys + values) or tensor.columns != config.latent_width:
+        yield from (tensor, tensor)  # of the wrong shape, which is reported when all weights are there
+        return
+    key, value = torch.split(tensor.data.view(config.num_heads, keys + values, -1), [keys, values], dim=1)
+    for each in (key.mT, value):
+        data = each.flatten(0, 1).contiguous()
+        yield replace(tensor, rows=len(data), columns=data.shape[1], data=data)
 
 
 def _half_split(weight: Weight, names: TensorNames, config: ModelConfig) -> torch.Tensor:

@@ -46,6 +46,11 @@ class TensorNames:
             known = known and known.format(number[0])
         return known
 
+    def layer(self, name: str) -> int:
+        """Of a tensor; -1: of none."""
+        match = re.match(rf"{re.escape(self.layer_prefix)}(\d+)\.", name)
+        return int(match[1]) if match else -1
+
     def ignores(self, name: str) -> bool:
         """Whether a tensor may be left out."""
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)

@@ -56,7 +56,7 @@ def read_rope(
     several that a file has. `partial` is the share of each head that turns where nothing is said; 0:
     all of it turns, always.
     """
-    rope = _section(fields) if section is None else section
+    rope = rope_section(fields) if section is None else section
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in KINDS:
         raise rope.error(f"rope scaling {kind!r} is not supported (supported: {', '.join(KINDS)})")
@@ -147,7 +147,7 @@ KINDS: Mapping[str, tuple[Callable[[_Given], StatedRope], frozenset[str]]] = {  
 }
 
 
-def _section(fields: Fields) -> Fields:
+def rope_section(fields: Fields) -> Fields:
     """The one that is stated; when both are, they must agree."""
     stated = [fields.section(key) for key in ("rope_parameters", "rope_scaling") if fields.has(key)]
     if len(stated) == 2 and not _named(stated[1]).items() <= _named(stated[0]).items():

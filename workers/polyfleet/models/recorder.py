@@ -39,15 +39,19 @@ class Recorder:
         name = self._weight("embedding", self._config.vocabulary_size, self._config.hidden_size)
         return self.graph.scale(self.graph.embedding(name), scale)
 
-    def norm(self, x: int, name: str, width: int = 0) -> int:
-        """RMS norm, of rows or of each `width` columns."""
+    def norm(self, x: int, name: str, width: int = 0, *, eps: float = 0.0) -> int:
+        """RMS norm, of rows or of each `width` columns; with the configuration's eps or another."""
         weight = self._weight(name, 1, width or self.graph.widths[x])
-        return self.graph.rms_norm(x, weight, self._config.norm_eps, width)
+        return self.graph.rms_norm(x, weight, eps or self._config.norm_eps, width)
 
     def linear(self, x: int, name: str, rows: int, *, bias: bool = False) -> int:
         """Multiply by a matrix of so many rows."""
         weight = self._weight(name, rows, self.graph.widths[x])
         return self.graph.linear(x, weight, biases=(self._weight(f"{name}.bias", 1, rows),) if bias else ())
+
+    def head_linear(self, x: int, name: str, heads: int, width: int) -> int:
+        """Each head's columns of x by a matrix of its own, to `width` columns."""
+        return self.graph.head_linear(x, self._weight(name, heads * width, self.graph.widths[x] // heads), heads)
 
     def attention(
         self,
@@ -99,7 +103,7 @@ class Recorder:
 
     def router(self, x: int, route: Route, *, correction: bool = False, bias: bool = False) -> int:
         """Each expert's share in a row."""
-        name = self._weight("router.correction", 1, route.experts) if correction else ""
+        name = self._weight("correction.bias", 1, route.experts) if correction else ""
         return self.graph.route(self.linear(x, "router", route.experts, bias=bias), route, name)
 
     def pre_norm_decoder(

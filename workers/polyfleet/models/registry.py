@@ -7,6 +7,7 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.deepseek import DEEPSEEK2, DEEPSEEK3
 from polyfleet.models.gemma import GEMMA2, GEMMA3
 from polyfleet.models.glm4 import GLM, GLM4
 from polyfleet.models.llama import LLAMA
@@ -25,7 +26,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     each.name: each
     for each in (
         *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3, SMOLLM3, GLM4, GLM),
-        *(MINICPM,),
+        *(MINICPM, DEEPSEEK3, DEEPSEEK2),
     )
 }
 

@@ -104,4 +104,4 @@ def test_experts_that_end_within_a_group_of_rows_are_refused(instruction_set: st
     graph = GraphBuilder(counts, columns)
     x = graph.embedding("rows")
     y = graph.experts(x, graph.route(graph.linear(x, "router"), Route(2, 1)), ("gate", "up", "down"), Experts(2, 1))
-    assert unsupported(graph.finish(x, y), weights) == "each expert of gate has 24 rows, no multiple of 16"
+    assert unsupported(graph.finish(x, y), weights) == "each part of gate has 24 rows, no multiple of 16"

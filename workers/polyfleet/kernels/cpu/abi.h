@@ -16,7 +16,7 @@ enum PfStageKind : int32_t {
     PF_NORM,        // output = norm(input + residual); the sum goes to residual_out
     PF_LINEAR,      // output = epilogue(x @ weightsᵀ + biases) with x = input, or the norm of it as in PF_NORM
     PF_ROPE_CACHE,  // output = q of input, normalised and rotated; k (the same) and v of input go to the cache
-    PF_ATTENTION,   // output = attention of q = input over the cache
+    PF_ATTENTION,   // output = attention of q = input, of latent caches input and residual side by side, over the cache
     PF_SILU_MUL,    // output = silu(left half of input) * right half
     PF_SELECT,      // output[S] = the selected rows of input[T]
     PF_ADD,         // output = input + residual
@@ -28,6 +28,9 @@ enum PfStageKind : int32_t {
     PF_SCALE,       // output = input * factor
     PF_SOFT_CAP,    // output = factor * tanh(input / factor)
     PF_LAYER_NORM,  // output = layer norm of input, by the weight `norm` and the only operand, its bias
+    PF_ROPE,        // output = each head of input, of `width` columns, rotated
+    PF_HEAD_LINEAR,   // output = each of `width` heads of input by its own part of the only operand, a stack
+    PF_LATENT_WRITE,  // input and residual side by side go to the cache, as key and as value
     PF_ROUTE,       // output[., experts] = shares of input = logits; the only operand, if any, is the weight that corrects
     PF_EXPERTS,     // output = the sum over experts of residual[., expert] * down(gated(gate(input), up(input))); operands:
                     // stacks of all experts' gates, ups and downs; `factor` is the limit
@@ -56,6 +59,7 @@ struct PfStage {
     int32_t query_norm, key_norm;  // weights of the norms of heads before their rotation
     int32_t rope;           // of those of the model
     int32_t window;         // of attention: positions that a row sees, its own included; 0: all
+    int32_t width;                       // of PF_ROPE and PF_HEAD_LINEAR
     int32_t experts, top_k;              // of PF_ROUTE and PF_EXPERTS
     int32_t groups, top_groups, group_best;  // of PF_ROUTE: see Route of graph/ops.py
     int32_t sigmoid, renormalise;
@@ -66,6 +70,7 @@ struct PfStage {
 
 struct PfModel {
     int32_t num_layers, num_heads, num_kv_heads, head_dim;
+    int32_t value_dim;  // the first columns of a value that count; of a latent cache fewer than head_dim
     int32_t num_weights, num_buffers, num_ropes;
     int32_t wide;  // whether long chunks of a prompt may be rounded to bfloat16; else a row computes to the same bits always
     float attention_scale;

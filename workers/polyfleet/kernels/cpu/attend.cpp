@@ -73,9 +73,11 @@ void Engine::attend_part(const Stage &stage, const Span &span, std::atomic<int> 
     a.rows = span.rows;
     a.heads = model_.num_heads / model_.num_kv_heads;
     a.head_dim = model_.head_dim;
-    a.query = row(stage.at.input, span.row) + kv_head * a.heads * a.head_dim;
-    a.out = row(stage.at.output, span.out) + kv_head * a.heads * a.head_dim;
-    a.query_stride = strides_[(size_t)stage.at.input];
+    a.value_dim = model_.value_dim;
+    const bool latent = stage.at.residual >= 0;
+    a.query = latent ? joined_query(stage, span, scratch_[(size_t)thread].query) : row(stage.at.input, span.row) + kv_head * a.heads * a.head_dim;
+    a.out = row(stage.at.output, span.out) + kv_head * a.heads * a.value_dim;
+    a.query_stride = latent ? a.heads * a.head_dim : strides_[(size_t)stage.at.input];
     a.out_stride = strides_[(size_t)stage.at.output];
     a.position = state_.position[(size_t)span.row];
     const int context = a.position + span.rows;

@@ -216,9 +216,9 @@ void merge(const State &s, const Softmax &total, const Softmax &part) {
 void finish(const pf::Attention &a, const State &s, const Softmax &total) {
     for (int i = 0; i < s.vectors; i++) {
         const float *from = total.sum + (int64_t)i * s.dim;
-        float *to = a.out + (int64_t)(i / a.heads) * a.out_stride + (i % a.heads) * a.head_dim;
+        float *to = a.out + (int64_t)(i / a.heads) * a.out_stride + (i % a.heads) * a.value_dim;
         const float inverse = 1 / total.mass[i];
-        for (int d = 0; d < a.head_dim; d++) to[d] = from[d] * inverse;
+        for (int d = 0; d < a.value_dim; d++) to[d] = from[d] * inverse;
     }
 }
 

@@ -143,6 +143,13 @@ void Engine::compile(Stage &stage, const int32_t *operands) {
     }
     if (at.kind == PF_LAYER_NORM) stage.norm_bias = vector(operands[0]);
     if (at.kind == PF_ROUTE && at.num_operands) stage.norm_bias = vector(operands[0]);
+    if (at.kind == PF_HEAD_LINEAR) {
+        stage.gate = &weights_[(size_t)operands[0]].packed;
+        stage.columns = widths_[(size_t)at.input];
+        stage.quantised = stage.gate->blocks > 0;
+        stage.bf16 = kernels_.round_bf16 && stage.gate->kind == PACKED_BF16;
+        widest_ = std::max(widest_, (int)row_stride(stage.columns, BLOCK));
+    }
     if (at.kind == PF_EXPERTS) compile_experts(stage, operands);
     if (at.kind != PF_LINEAR) return;
     std::vector<std::vector<Piece>> pieces;
@@ -201,13 +208,16 @@ void Engine::make_scratch() {
     const int rows = is_wide(WIDE_CHUNK) ? WIDE_CHUNK : ROW_CHUNK;
     const size_t tile = align((size_t)deepest_unit_ * GROUP * (size_t)rows * sizeof(float));
     const size_t attention = align(attention_scratch(model_.head_dim, (int)vectors) * sizeof(float));
+    const bool latent = model_.value_dim < model_.head_dim;
+    const size_t query = latent ? align(vectors * (size_t)model_.head_dim * sizeof(float)) : 0;
     scratch_.clear();
     for (int i = 0; i < pool_.size(); i++) {
         Scratch scratch;
-        scratch.memory = Memory(tile + attention + Entering::bytes(rows, widest_));
+        scratch.memory = Memory(tile + attention + query + Entering::bytes(rows, widest_));
         scratch.tile = scratch.memory.as<float>();
         scratch.attention = scratch.memory.as<float>(tile);
-        scratch.entering = Entering(scratch.memory.as<char>(tile + attention), rows, widest_);
+        scratch.query = scratch.memory.as<float>(tile + attention);
+        scratch.entering = Entering(scratch.memory.as<char>(tile + attention + query), rows, widest_);
         scratch_.push_back(std::move(scratch));
     }
 }

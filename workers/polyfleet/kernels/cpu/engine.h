@@ -33,7 +33,7 @@ struct Stage {
     int unit = 1, units = 0;
     int columns = 0;  // entering a linear
     bool quantised = false, dense = false, bf16 = false;  // what its weights read
-    const Packed *gate = nullptr, *up = nullptr, *down = nullptr;  // of experts
+    const Packed *gate = nullptr, *up = nullptr, *down = nullptr;  // of experts; `gate` of heads
     const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
 };
 
@@ -127,6 +127,7 @@ private:
         Memory memory;
         float *tile;  // results of one unit
         float *attention;
+        float *query;  // of a latent cache, joined
         Entering entering;  // a chunk of rows of its own
     };
 
@@ -159,6 +160,12 @@ private:
 
     // Plain ops, row by row (plain.cpp).
     void compute_rows(const Stage &stage, int thread);
+
+    // Latent attention (latent.cpp).
+    void rope(const Stage &stage, int thread);
+    void latent_write(const Stage &stage, int thread);
+    void head_linear(const Stage &stage, std::atomic<int> &claimed, int thread);
+    const float *joined_query(const Stage &stage, const Span &span, float *to) const;
 
     // Mixtures of experts (experts.cpp).
     void route(const Stage &stage, int thread);

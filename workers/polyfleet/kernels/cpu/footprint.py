@@ -12,7 +12,7 @@ BLOCK = 32  # columns of a packed block
 Q4_BYTES = 4 * GROUP + BLOCK * GROUP // 2  # Q4Block of kernels.h
 Q8_BYTES = 2 * GROUP + BLOCK * GROUP  # Q8High and Q8Low
 EIGHT_BITS = (WeightFormat.Q8_0, WeightFormat.Q6_K)
-MATRICES = (OpKind.LINEAR, OpKind.EXPERTS)  # ops whose weights are packed
+MATRICES = (OpKind.LINEAR, OpKind.EXPERTS, OpKind.HEAD_LINEAR)  # ops whose weights are packed
 HALF, SINGLE = 2, 4  # bytes of a number
 
 
@@ -47,7 +47,8 @@ def kv_bytes(graph: KernelGraph, block_size: int) -> int:
 def step_bytes(graph: KernelGraph, weights: Weights, widths: Iterable[int], rows: int) -> int:
     """Of a step's rows: in buffers of these widths, and entering linears as float32, bfloat16 and int8 with scales;
     rows inside experts do so once for each expert that they go to."""
-    columns = (weights[name].columns for op in graph.ops if op.kind in MATRICES for name in op.weights)
+    columns = [weights[name].columns for op in graph.ops if op.kind in MATRICES for name in op.weights]
+    columns += [graph.widths[op.inputs[0]] for op in graph.ops if op.kind is OpKind.HEAD_LINEAR]
     mixtures = [op for op in graph.ops if op.kind is OpKind.EXPERTS]
     entering = row_stride(max(columns, default=1), BLOCK)
     entering += max((of(op, Experts).top_k for op in mixtures), default=0) * max(

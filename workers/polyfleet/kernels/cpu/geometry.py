@@ -13,9 +13,11 @@ KINDS = frozenset(
         *(OpKind.EMBEDDING, OpKind.RMS_NORM, OpKind.ADD_RMS_NORM, OpKind.LINEAR, OpKind.ROPE_CACHE),
         *(OpKind.PAGED_ATTENTION, OpKind.SILU_MUL, OpKind.SELECT_ROWS, OpKind.ADD, OpKind.MUL, OpKind.SILU),
         *(OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH, OpKind.LAYER_NORM, OpKind.ARGMAX),
-        *(OpKind.SCALE, OpKind.SOFT_CAP, OpKind.ROUTE, OpKind.EXPERTS),
+        *(OpKind.SCALE, OpKind.SOFT_CAP, OpKind.ROUTE, OpKind.EXPERTS, OpKind.ROPE),
+        *(OpKind.HEAD_LINEAR, OpKind.LATENT_WRITE, OpKind.LATENT_ATTENTION),
     }
 )
+ATTENTIONS = (OpKind.PAGED_ATTENTION, OpKind.LATENT_ATTENTION)
 NO_ATTENTION = Attention(0, heads=1, kv_heads=1, width=2, scale=1.0)
 _T = TypeVar("_T")
 
@@ -34,8 +36,8 @@ class Geometry:
         for op in graph.ops:
             if op.kind not in KINDS or (op.kind is OpKind.RMS_NORM and of(op, Norm).width):
                 raise ValueError(f"the CPU library has no {op.kind.value} as this model uses it")
-        found = [of(op, Attention) for op in graph.ops if op.kind is OpKind.PAGED_ATTENTION]
-        attention = _same("paged_attention", (replace(each, cache=0, window=0, soft_cap=0.0) for each in found))
+        found = [of(op, Attention) for op in graph.ops if op.kind in ATTENTIONS]
+        attention = _same("attention", (replace(each, cache=0, window=0, soft_cap=0.0) for each in found))
         attention = attention or NO_ATTENTION
         width = attention.width
         if width % 2 or width > MAX_HEAD_DIM:
@@ -44,7 +46,10 @@ class Geometry:
         heads = _same("rope_cache", ((each.heads, each.kv_heads, each.rope.width) for each in both))
         if heads not in (None, (attention.heads, attention.kv_heads, width)):
             raise ValueError("the CPU library needs the same heads in rope_cache and paged_attention")
-        ropes = tuple(dict.fromkeys(each.rope for each in both)) or (Rope(width, (0.0,) * (width // 2)),)
+        turning = [*(each.rope for each in both), *(of(op, Rope) for op in graph.ops if op.kind is OpKind.ROPE)]
+        if any(rope.width > width for rope in turning):
+            raise ValueError(f"the CPU library turns no heads that are wider than attention's {width} columns")
+        ropes = tuple(dict.fromkeys(turning)) or (Rope(width, (0.0,) * (width // 2)),)
         return cls(max(1, len(graph.caches)), attention, ropes)
 
 

@@ -62,6 +62,7 @@ struct Attention {
     float *out;
     int query_stride, out_stride;
     int rows, heads, head_dim;
+    int value_dim;  // columns of a value that count: of its first ones, and of a head in `out`
     int position;  // of the first row; row i sees positions 0 ... position + i,
     int window;    // or the last so many of them, unless it is 0
     int begin, end;  // those of these positions to read; one part of them, or all from 0 on

@@ -36,7 +36,7 @@ class PfStage(ctypes.Structure):
         *((name, c_int32) for name in ("kind", "input", "residual", "residual_out", "output", "norm", "layer")),
         *((name, c_int32) for name in ("epilogue", "selected", "first_operand", "num_operands")),
         *((name, c_int32) for name in ("query_norm", "key_norm", "rope", "window")),
-        *((name, c_int32) for name in ("experts", "top_k", "groups", "top_groups", "group_best")),
+        *((name, c_int32) for name in ("width", "experts", "top_k", "groups", "top_groups", "group_best")),
         *((name, c_int32) for name in ("sigmoid", "renormalise")),
         *((name, c_float) for name in ("eps", "head_eps", "factor")),
     ]
@@ -46,7 +46,7 @@ class PfModel(ctypes.Structure):
     """Everything that programs of one model share."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "value_dim")),
         *((name, c_int32) for name in ("num_weights", "num_buffers", "num_ropes", "wide")),
         ("attention_scale", c_float),
         ("inverse_frequencies", POINTER(c_float)),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
-from polyfleet.graph.ops import Experts, Op, OpKind, Rope, of
+from polyfleet.graph.ops import Experts, Heads, Rope
 from polyfleet.kernels.cpu import library
 from polyfleet.kernels.cpu.footprint import MATRICES, padded, row_stride
 from polyfleet.kernels.cpu.geometry import KINDS, Geometry
@@ -20,7 +20,7 @@ from polyfleet.kernels.weights import Weight, WeightFormat, Weights
 
 FORMATS = {form: number for number, form in enumerate(WeightFormat)}  # PfFormat of abi.h, in the same order
 COLUMN_MULTIPLE = 32  # of quantised weights
-PACKED = (StageKind.LINEAR, StageKind.EXPERTS)  # whose weights are
+PACKED = (StageKind.LINEAR, StageKind.EXPERTS, StageKind.HEAD_LINEAR)  # whose weights are
 
 Int32s = NDArray[np.int32]
 
@@ -108,11 +108,13 @@ class CpuModel:
     def _create(self, threads: int, instruction_set: str, wide: bool) -> int:
         geometry, weights = self.geometry, self._packing.weights()
         attention = geometry.attention
-        frequencies = np.array([rope.frequencies for rope in geometry.ropes], dtype=np.float32)
-        amplitudes = np.array([rope.amplitudes for rope in geometry.ropes], dtype=np.float32)
+        frequencies, amplitudes = (np.zeros((len(geometry.ropes), attention.width // 2), np.float32) for _ in range(2))
+        for row, rope in enumerate(geometry.ropes):
+            frequencies[row, : rope.width // 2], amplitudes[row, : rope.width // 2] = rope.frequencies, rope.amplitudes
         widths = np.array(self._widths, dtype=np.int32)
         model = PfModel(
             *(geometry.num_caches, attention.heads, attention.kv_heads, attention.width),
+            attention.value_width or attention.width,
             *(len(weights), len(widths), len(geometry.ropes), wide, attention.scale),
             *(each.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for each in (frequencies, amplitudes)),
             weights,
@@ -165,6 +167,7 @@ class _Packing:
             )
             at.output, at.layer, at.epilogue, at.selected = stage.output, stage.layer, stage.epilogue, stage.selected
             at.eps, at.head_eps, at.factor, at.window = stage.eps, stage.head_eps, stage.factor, stage.window
+            at.width = stage.width
             if stage.route:
                 for name in ("experts", "top_k", "groups", "top_groups", "group_best", "sigmoid", "renormalise"):
                     setattr(at, name, getattr(stage.route, name))
@@ -216,17 +219,10 @@ def unsupported(graph: KernelGraph, weights: Weights) -> str:
         for weight in (weights[name] for name in op.weights):
             if problem := _problem(weight):
                 return problem
-        if op.kind is OpKind.EXPERTS and (problem := _uneven(op, weights)):
-            return problem
-    return ""
-
-
-def _uneven(op: Op, weights: Weights) -> str:
-    """Groups of rows that are computed together must not reach from one expert into the next."""
-    count = of(op, Experts).count
-    for name in op.weights if count > 1 else ():
-        if (rows := weights[name].rows // count) % GROUP:
-            return f"each expert of {name} has {rows} rows, no multiple of {GROUP}"
+        count = op.attributes.count if isinstance(op.attributes, Experts | Heads) else 1
+        for name in op.weights if count > 1 else ():
+            if (rows := weights[name].rows // count) % GROUP:
+                return f"each part of {name} has {rows} rows, no multiple of {GROUP}"
     return ""
 
 

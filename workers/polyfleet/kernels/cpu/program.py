@@ -13,7 +13,7 @@ from enum import IntEnum, unique
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse, select_early
-from polyfleet.graph.ops import Attention, Experts, Factor, Norm, Op, OpKind, Rope, RopeCache, Route, of
+from polyfleet.graph.ops import Attention, Experts, Factor, Heads, Norm, Op, OpKind, Rope, RopeCache, Route, of
 
 GROUP = 16  # rows of a weight that are computed together, as in kernels.h
 NONE = -1
@@ -41,9 +41,12 @@ class StageKind(IntEnum):
     SCALE = 13
     SOFT_CAP = 14
     LAYER_NORM = 15
-    ROUTE = 16
-    EXPERTS = 17
-    ARGMAX = 18
+    ROPE = 16
+    HEAD_LINEAR = 17
+    LATENT_WRITE = 18
+    ROUTE = 19
+    EXPERTS = 20
+    ARGMAX = 21
 
 
 @unique
@@ -71,7 +74,8 @@ class Stage:
     selected: bool = False  # its rows are the selected ones; of attention: the rows of its output
     weights: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()  # none, or one for each weight
-    rope: Rope | None = None  # of what goes to the cache
+    rope: Rope | None = None  # of what turns
+    width: int = 0  # of a head that turns; of head_linear: the number of heads
     head_norms: tuple[str, ...] = ()  # of queries and keys before they turn; or none
     head_eps: float = 0.0
     window: int = 0  # of attention
@@ -133,11 +137,11 @@ def to_stages(graph: KernelGraph, rows: RowCount, kept: Iterable[int]) -> list[S
     for op in graph.ops:
         if op.kind is OpKind.SELECT_ROWS or any(value in selected for value in op.inputs):
             selected.update(op.outputs)
-        if op.outputs[0] in skipped:
+        if _output(op) in skipped:
             continue
         early = [value for value, norm in norms.items() if norm.residual_out in op.inputs]
         stages += [norms.pop(value) for value in early]  # a sum that is read before the linear would make it
-        only = readers.get(op.outputs[0], [])
+        only = readers.get(_output(op), [])
         after = only[0] if len(only) == 1 else None
         stage = replace(_stage(op), selected=op.inputs[0] in selected)
         if stage.kind is StageKind.NORM and after is not None and after.kind is OpKind.LINEAR:
@@ -154,7 +158,7 @@ def to_stages(graph: KernelGraph, rows: RowCount, kept: Iterable[int]) -> list[S
 
 def _joined(stage: Stage, after: Op, rows: RowCount) -> Stage | None:
     """The stage with the op behind it done as its results come, where that can be."""
-    output = after.outputs[0]
+    output = _output(after)
     if stage.kind is StageKind.ATTENTION and after.kind is OpKind.SELECT_ROWS:
         return replace(stage, output=output, selected=True)
     if stage.kind is not StageKind.LINEAR:
@@ -171,7 +175,7 @@ def _joined(stage: Stage, after: Op, rows: RowCount) -> Stage | None:
 
 def _stage(op: Op) -> Stage:
     """One op alone."""
-    source, output, layer = op.inputs[0], op.outputs[0], NONE if op.cache is None else op.cache
+    source, output, layer = op.inputs[0], _output(op), NONE if op.cache is None else op.cache
     match op.kind:
         case OpKind.ADD | OpKind.MUL:
             return Stage(StageKind[op.kind.name], source, output, op.inputs[1])
@@ -179,6 +183,15 @@ def _stage(op: Op) -> Stage:
             return Stage(StageKind[op.kind.name], source, output)
         case OpKind.SCALE | OpKind.SOFT_CAP:
             return Stage(StageKind[op.kind.name], source, output, factor=of(op, Factor).factor)
+        case OpKind.ROPE:
+            rope = of(op, Rope)
+            return Stage(StageKind.ROPE, source, output, rope=rope, width=rope.width)
+        case OpKind.HEAD_LINEAR:
+            return Stage(StageKind.HEAD_LINEAR, source, output, weights=op.weights, width=of(op, Heads).count)
+        case OpKind.LATENT_WRITE:
+            return Stage(StageKind.LATENT_WRITE, source, NONE, op.inputs[1], layer=layer)
+        case OpKind.LATENT_ATTENTION:
+            return Stage(StageKind.ATTENTION, source, output, op.inputs[1], layer=layer)
         case OpKind.ROUTE:
             route = of(op, Route)
             return Stage(StageKind.ROUTE, source, output, weights=op.weights, route=route, factor=route.scale)
@@ -214,6 +227,10 @@ def _cached(stage: Stage, op: Op) -> Stage:
     """The stage with the norms, the rotation and the cache of a rope_cache."""
     both = of(op, RopeCache)
     return replace(stage, layer=both.cache, rope=both.rope, head_norms=op.weights, head_eps=both.eps)
+
+
+def _output(op: Op) -> int:
+    return op.outputs[0] if op.outputs else NONE
 
 
 def _eps(op: Op) -> float:

@@ -111,6 +111,11 @@ void Engine::run(Program &program, int thread) {
     const size_t angles = frequencies_.size();
     for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
         for (size_t j = 0; j < angles; j++) {
+            if (frequencies_[j] == 0) {
+                state_.cosine[(size_t)i * angles + j] = amplitudes_[j];
+                state_.sine[(size_t)i * angles + j] = 0;
+                continue;
+            }
             const float angle = (float)state_.position[(size_t)i] * frequencies_[j];
             state_.cosine[(size_t)i * angles + j] = cosf(angle) * amplitudes_[j];
             state_.sine[(size_t)i * angles + j] = sinf(angle) * amplitudes_[j];
@@ -124,6 +129,9 @@ void Engine::run(Program &program, int thread) {
             case PF_ROPE_CACHE: rope_cache(stage, thread); break;
             case PF_ATTENTION: attend(stage, program.claimed[i], thread); break;
             case PF_SILU_MUL: silu(stage, thread); break;
+            case PF_ROPE: rope(stage, thread); break;
+            case PF_HEAD_LINEAR: head_linear(stage, program.claimed[i], thread); break;
+            case PF_LATENT_WRITE: latent_write(stage, thread); break;
             case PF_ROUTE: route(stage, thread); break;
             case PF_EXPERTS: experts(stage, program.claimed[i], program.claimed[program.stages.size() + i], thread); break;
             case PF_SELECT: select(stage, thread); break;
