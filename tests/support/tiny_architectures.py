@@ -116,6 +116,15 @@ TINY: Mapping[str, Tiny] = {
             "rope.scaling.yarn_log_multiplier": 0.09,
         },
     ),
+    "gpt-oss": Tiny(
+        "gpt_oss",
+        {
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": WINDOW},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "gpt-oss",
+        GGUF_MIXTURE,
+    ),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
 }
@@ -163,11 +172,11 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
     window = getattr(config, "sliding_window", None)
     for key, value in (keys | ({"attention.sliding_window": window} if window else {}) | dict(tiny.keys)).items():
         _write(writer, f"{prefix}.{key}", value)
-    for name, tensor in _apart(model.state_dict()):
+    for name, tensor in _apart(model.state_dict(), tiny.kind):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stem, _, kind = name.rpartition(".")
-        data = tensor.numpy()
+        data = tensor.contiguous().numpy()
         if any(stem.endswith(each) for each in tiny.interleaved):
             data = interleave(data, len(data) // head_dim)
         if stem.endswith("norm"):
@@ -179,10 +188,18 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
     writer.close()
 
 
-def _apart(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _apart(tensors: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
     """Tensors under the names of converters: stacks of gates and ups apart."""
     for name, tensor in tensors.items():
-        if name.endswith("experts.gate_up_proj"):
+        if ".experts." in name and kind == "gpt_oss":
+            stem, bias = name.removesuffix("_bias"), name.endswith("_bias")
+            parts = ("gate", "up") if "gate_up" in name else ("down",)
+            for number, part in enumerate(parts):
+                each = tensor[..., number :: len(parts)]
+                yield stem.replace("gate_up", part) + (".bias" if bias else ".weight"), each if bias else each.mT
+        elif name.endswith(".sinks"):
+            yield f"{name}.weight", tensor
+        elif name.endswith("experts.gate_up_proj"):
             for part, each in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
                 yield name.replace("gate_up", part) + ".weight", each
         else:

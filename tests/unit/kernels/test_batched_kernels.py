@@ -1,6 +1,7 @@
 """Every faster torch implementation against the reference in float32, over dtypes, shapes and mixtures of slices."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,22 @@ def check_attention(parts: Sequence[tuple[int, int]], shape: Shape, dtype: torch
     op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), attributes=over)
     expected = run(REFERENCES[op.kind], op, context, step, q)
     assert_close(run(of(op.kind), op, context, step, q), expected)
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"window": 4}, {"soft_cap": 1.5}, {"sinks": True}, {"window": 7, "sinks": True}]
+)
+def test_attention_with_attributes(attributes: dict[str, Any]) -> None:
+    """In a mixture of prompts, chunks and single rows."""
+    context = make_context(weights={"sinks": torch.randn(6)})
+    step = make_step(MIXTURES[-1])
+    q = torch.randn(len(step.positions), 48)
+    over, weights = replace(attention_over(1), **attributes), ("sinks",) if "sinks" in attributes else ()
+    op = Op(OpKind.PAGED_ATTENTION, (1,), (2,), weights, attributes=over)
+    expected = run(REFERENCES[op.kind], op, context, step, q)
+    assert_close(run(of(op.kind), op, context, step, q), expected)
+    plain = Op(OpKind.PAGED_ATTENTION, (1,), (2,), attributes=attention_over(1))
+    assert (expected - run(REFERENCES[op.kind], plain, context, step, q)).abs().max() > 0.05
 
 
 def test_attention_with_tables_of_very_different_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,8 +75,8 @@ class CapturedExecutor(EagerExecutor):
         if left:
             return f"no kernel here that a graph can hold computes {', '.join(left)}"
         attentions = (op.attributes for op in workload.graph.ops if isinstance(op.attributes, Attention))
-        if any(each.window or each.soft_cap for each in attentions):
-            return "no kernel here that a graph can hold computes attention with a window or a soft cap"
+        if any(each.window or each.soft_cap or each.sinks for each in attentions):
+            return "no kernel here that a graph can hold computes attention with a window, a soft cap or sinks"
         block_size = workload.options.block_size
         if block_size and (block_size < 16 or block_size & (block_size - 1)):
             return f"its kernels read blocks of 16, 32, 64 … tokens, not of {block_size}"

@@ -128,12 +128,12 @@ class GraphBuilder:
         self.ops.append(Op(OpKind.CACHE_WRITE, (k, v), attributes=CacheWrite(cache)))
 
     def paged_attention(
-        self, q: int, cache: int, heads: int, scale: float, *, window: int = 0, soft_cap: float = 0.0
+        self, q: int, cache: int, heads: int, scale: float, *, window: int = 0, soft_cap: float = 0.0, sinks: str = ""
     ) -> int:
-        """Attend over a cache, whose rows must have been written before."""
-        spec = self.caches[cache]
-        attention = Attention(cache, heads, spec.heads, spec.width, scale, window, soft_cap)
-        return self.record(OpKind.PAGED_ATTENTION, (q,), self.widths[q], attributes=attention)
+        """Attend over a cache, whose rows must have been written before; `sinks` is a weight."""
+        spec, weights = self.caches[cache], (sinks,) if sinks else ()
+        attention = Attention(cache, heads, spec.heads, spec.width, scale, window, soft_cap, sinks=bool(sinks))
+        return self.record(OpKind.PAGED_ATTENTION, (q,), self.widths[q], weights, attention)
 
     def head_linear(self, x: int, weight: str, heads: int) -> int:
         """Each head's columns of x by its own part of a stack."""

@@ -20,7 +20,8 @@ What models record:
     rope(x)                 -> y               rotates each head by its row's position
     cache_write(k, v)                          stores the rows' keys and values in a cache
     paged_attention(q)      -> y[T, N·D]       causal attention over a cache, the rows' own positions included; of a
-                                               window only the last positions of these; products may be capped
+                                               window only the last positions of these; products may be capped, and
+                                               heads have sinks in weights[0]: a logit each that has no value
     head_linear(x)          -> y[T, N·B]       each head's columns of x by a matrix of its own, of the stack weights[0]
     latent_write(c, k)                         stores the rows' vectors c ‖ k in a latent cache, keys and values in one
     latent_attention(q, r)  -> y[T, N·C]       causal attention of the heads q ‖ r: keys are the vectors of a latent
@@ -133,6 +134,7 @@ class Attention:
     window: int = 0  # positions that a row sees, its own included; 0: all
     soft_cap: float = 0.0  # products p count as soft_cap * tanh(p / soft_cap); 0: as they are
     value_width: int = 0  # of latent_attention: columns of a value
+    sinks: bool = False  # whether heads have some
 
 
 @dataclass(frozen=True, slots=True)

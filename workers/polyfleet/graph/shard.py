@@ -141,7 +141,9 @@ class _Sharding:
             attention = of(op, Attention)
             kv_heads = self._kv_heads(self.graph.caches[attention.cache])
             heads = attention.heads // self.size
-            yield replace(op, attributes=replace(attention, heads=heads, kv_heads=kv_heads))
+            mine = self.rank * heads, (self.rank + 1) * heads
+            sinks = tuple(self._cut(each, columns=mine) for each in op.weights)
+            yield replace(op, weights=sinks, attributes=replace(attention, heads=heads, kv_heads=kv_heads))
         else:
             yield op
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from polyfleet.graph.ops import Attention, Norm, Op, OpKind, RopeCache, of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
-from polyfleet.kernels.reference import cap, unseen
+from polyfleet.kernels.reference import cap, sunk_softmax, unseen
 from polyfleet.kernels.step import Ints, Step, upload
 
 SMALL_TABLE = 16  # blocks; shorter tables are padded to this many rather than split into more groups
@@ -125,28 +125,30 @@ def _cache_rows(context: KernelContext, kv_heads: int, tables: Tensor) -> Tensor
 
 
 def _attend_by(scale: float, most: float) -> Callable[..., Tensor]:
-    """Attention as (queries, keys, values, mask, causal) -> values, with products capped unless `most` is 0."""
+    """Attention as (queries, keys, values, mask, causal, sinks) -> values, with products capped unless `most` is 0.
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+    Sinks, where there are some, have the shape of products, but for an axis of 1.
+    """
 
-    def attend_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, sinks: Tensor | None) -> Tensor:
+        if not most and sinks is None:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
         scores = cap(torch.matmul(q.float(), k.float().mT) * scale, most)
         if causal:
             mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril_()
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else scores + mask
-        return torch.matmul(scores.softmax(-1).to(v.dtype), v)
+        return torch.matmul(sunk_softmax(scores, sinks).to(v.dtype), v)
 
-    return attend_capped if most else attend
+    return attend
 
 
 def bind_attention(op: Op, context: KernelContext) -> Kernel:
     """q -> y by scaled_dot_product_attention, all decodes of a group at once."""
     attention = of(op, Attention)
-    kv_heads, head_dim = attention.kv_heads, attention.width
+    kv_heads, head_dim, group = attention.kv_heads, attention.width, attention.heads // attention.kv_heads
     attend = _attend_by(attention.scale, attention.soft_cap)
-    group = attention.heads // kv_heads
+    sinks = context.vector(*op.weights).float().view(kv_heads, group, 1) if op.weights else None
     cache = context.caches[attention.cache].view(-1, context.block_size * head_dim)
 
     def gathered(each: DecodeGroup | PrefillRun, count: int) -> tuple[Tensor, Tensor]:
@@ -159,13 +161,13 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
     def decode(each: DecodeGroup, q: Tensor) -> Tensor:
         k, v = gathered(each, len(q))
         queries = q.view(len(q), kv_heads, group, head_dim)
-        return attend(queries, k, v, each.mask, False).reshape(q.shape)
+        return attend(queries, k, v, each.mask, False, sinks).reshape(q.shape)
 
     def prefill(each: PrefillRun, q: Tensor) -> Tensor:
         shape = (kv_heads, group, each.length, head_dim)
         k, v = (part.transpose(0, 1).expand(shape) for part in gathered(each, 1))
         queries = q.view(len(q), kv_heads, group, head_dim).permute(1, 2, 0, 3)
-        out = attend(queries, k, v, each.mask, each.mask is None)
+        out = attend(queries, k, v, each.mask, each.mask is None, sinks if sinks is None else sinks[..., None])
         return out.permute(2, 0, 1, 3).reshape(q.shape)
 
     def kernel(plan: AttentionPlan, q: Tensor) -> Tensor:

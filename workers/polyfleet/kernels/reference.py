@@ -119,14 +119,33 @@ def unseen(positions: Tensor, length: int, window: int) -> Tensor:
     return hidden | (others <= positions[:, None] - window) if window else hidden
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, start: int, scale: float, window: int = 0, soft_cap: float = 0.0) -> Tensor:
+def sunk_softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax over the last axis, of which sinks, broadcast to one more column, take their shares."""
+    if sinks is None:
+        return scores.softmax(-1)
+    peaks = torch.maximum(scores.amax(-1, keepdim=True), sinks)
+    masses = (scores - peaks).exp()
+    return masses / (masses.sum(-1, keepdim=True) + (sinks - peaks).exp())
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: int,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Causal attention of q[T, N, D] at positions from `start` on over k and v [K, L, D]; gives [T, N, D]."""
     rows, heads, head_dim = q.shape
     queries = q.float().view(rows, len(k), heads // len(k), head_dim)
     scores = cap(torch.einsum("tkgd,kld->kgtl", queries, k.float()) * scale, soft_cap)
     hidden = unseen(torch.arange(start, start + rows, device=q.device), k.shape[1], window)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    return torch.einsum("kgtl,kld->tkgd", weights, v.float()).reshape(rows, heads, -1).to(q.dtype)
+    shaped = None if sinks is None else sinks.view(len(k), -1, 1, 1)
+    weights = sunk_softmax(scores.masked_fill(hidden, float("-inf")), shaped)
+    return torch.einsum("kgtl,kld->tkgd", weights, v.float()).reshape(q.shape).to(q.dtype)
 
 
 def gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
@@ -139,6 +158,7 @@ def bind_paged_attention(op: Op, context: KernelContext) -> Kernel:
     """q -> y, one sequence after the other."""
     attention = of(op, Attention)
     keys, values = context.keys[attention.cache], context.values[attention.cache]
+    sinks = context.vector(*op.weights).float() if op.weights else None
 
     def kernel(step: Step, q: Tensor) -> Tensor:
         out = torch.empty_like(q)
@@ -146,7 +166,7 @@ def bind_paged_attention(op: Op, context: KernelContext) -> Kernel:
         for table, first, end, length in zip(step.tables, starts, starts[1:], lengths, strict=False):
             queries = q[first:end].view(-1, attention.heads, attention.width)
             k, v = gather(keys, table, length), gather(values, table, length)
-            limits = attention.scale, attention.window, attention.soft_cap
+            limits = attention.scale, attention.window, attention.soft_cap, sinks
             out[first:end] = attend(queries, k, v, length - (end - first), *limits).flatten(1)
         return out
 

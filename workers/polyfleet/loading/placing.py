@@ -55,7 +55,10 @@ def place(tensor: Weight, names: TensorNames, config: ModelConfig, shapes: Shape
     known = names.graph_names(tensor.name)
     if not known or not all(PART.sub(r"\1", name) in shapes for name in known):
         known = (f"unknown.{tensor.name}",)
-    for name, part in zip(known, _parts(tensor, known, config, shapes), strict=True):
+    parts = _parts(tensor, known, config, shapes)
+    if names.turned_stacks and ".experts." in known[0] and isinstance(config, MixtureConfig):
+        parts = _turned(tensor, len(known), config.route.experts)
+    for name, part in zip(known, parts, strict=True):
         if shapes.get(name) == (1, part.rows * part.columns) and not part.format.quantised:
             part = replace(part, rows=1, columns=part.rows * part.columns, data=part.data.reshape(1, -1))
         kind = name.removesuffix(".bias").rpartition(".")[2]
@@ -94,6 +97,17 @@ def _stacked(name: str, config: ModelConfig) -> int:
     if isinstance(config, MixtureConfig) and ".experts." in name:
         return config.route.experts
     return config.num_heads if name.endswith(".q_nope") else 0
+
+
+def _turned(tensor: Weight, count: int, experts: int) -> Iterator[Weight]:
+    """Of a stack [experts, columns, rows], or of biases [experts, rows], whose rows `count` weights have in turn."""
+    if tensor.rows % experts or tensor.columns % count:
+        yield from [tensor] * count  # of the wrong shape, which is reported when all weights are there
+        return
+    stack = tensor.data.view(experts, -1, tensor.columns // count, count)
+    for number in range(count):
+        data = stack[..., number].mT.flatten(0, 1).contiguous()
+        yield replace(tensor, rows=len(data), columns=data.shape[1], data=data)
 
 
 def _ups(tensor: Weight, config: LatentConfig) -> Iterator[Weight]:

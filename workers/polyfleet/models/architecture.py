@@ -27,6 +27,7 @@ class TensorNames:
     ignored: Collection[str] = ()  # patterns of what the configuration implies
     interleaved: bool = False  # whether pairs that turn are neighbours (2i, 2i + 1), not (i, i + half)
     norm_offset: float = 0.0  # what the weights of norms leave out
+    turned_stacks: bool = False  # whether stacks lie columns first, a gate's and an up's taking turns
 
     def graph_names(self, name: str) -> tuple[str, ...]:
         """Of a tensor's weights; none for a tensor that is not known."""

@@ -58,11 +58,15 @@ IMPLIED_BY_GGUF = (r"rope_(freqs|factors_long|factors_short)\.weight",)  # read 
 
 
 def folder(
-    layer: Mapping[str, str] | None = None, *, interleaved: bool = False, norm_offset: float = 0.0
+    layer: Mapping[str, str] | None = None,
+    *,
+    interleaved: bool = False,
+    norm_offset: float = 0.0,
+    turned_stacks: bool = False,
 ) -> TensorNames:
     """Of a Hugging Face folder."""
     names = {**FOLDER_LAYER, **(layer or {})}
-    return TensorNames(FOLDER, "model.layers.", names, IMPLIED_BY_CONFIG, interleaved, norm_offset)
+    return TensorNames(FOLDER, "model.layers.", names, IMPLIED_BY_CONFIG, interleaved, norm_offset, turned_stacks)
 
 
 def gguf(layer: Mapping[str, str] | None = None, *, interleaved: bool = False) -> TensorNames:

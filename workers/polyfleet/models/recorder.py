@@ -64,6 +64,7 @@ class Recorder:
         window: int = 0,
         scale: float = 0.0,
         soft_cap: float = 0.0,
+        sinks: bool = False,
     ) -> int:
         """Grouped-query attention over a cache of its own. `scale` 0: that of a head's width."""
         config, width = self._config, self._config.head_dim
@@ -76,8 +77,9 @@ class Recorder:
         value = self.linear(x, "v", config.num_kv_heads * width, bias=bias)
         cache = self.graph.cache(config.num_kv_heads, width)
         self.graph.cache_write(key, value, cache)
+        sunk = self._weight("sinks", 1, config.num_heads) if sinks else ""
         attended = self.graph.paged_attention(
-            query, cache, config.num_heads, scale or width**-0.5, window=window, soft_cap=soft_cap
+            query, cache, config.num_heads, scale or width**-0.5, window=window, soft_cap=soft_cap, sinks=sunk
         )
         return self.linear(attended, "o", config.hidden_size, bias=output_bias)
 

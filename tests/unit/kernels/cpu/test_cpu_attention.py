@@ -11,6 +11,7 @@ from tests.support.cpu_graphs import (
     Params,
     Rig,
     available_sets,
+    dense,
     needs_library,
     shuffled,
 )
@@ -36,13 +37,39 @@ def make_rows(params: Params, count: int, seed: int = 0) -> Floats:
 
 def reference(params: Params, rows: Floats, ids: Sequence[int]) -> Floats:
     """Attention of all positions of one sequence."""
+    q, k, v = turned(params, rows[list(ids)])
+    return attend(q, k, v, 0, params.attention_scale).flatten(1).numpy()
+
+
+def turned(params: Params, rows: Floats) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries [T, N, D], and keys and values [K, T, D], of rows at positions from 0 on."""
     heads, kv_heads, dim = params.num_heads, params.num_kv_heads, params.head_dim
-    qkv = torch.from_numpy(rows[list(ids)]).view(len(ids), -1, dim)
-    positions, frequencies = torch.arange(len(ids)), torch.tensor(params.inverse_frequencies)
+    qkv = torch.from_numpy(rows).view(len(rows), -1, dim)
+    positions, frequencies = torch.arange(len(rows)), torch.tensor(params.inverse_frequencies)
     q, k = (rotate(part, positions, frequencies) for part in (qkv[:, :heads], qkv[:, heads : heads + kv_heads]))
-    v = qkv[:, heads + kv_heads :]
-    out = attend(q, k.transpose(0, 1), v.transpose(0, 1), 0, params.attention_scale)
-    return out.flatten(1).numpy()
+    return q, k.transpose(0, 1), qkv[:, heads + kv_heads :].transpose(0, 1)
+
+
+@pytest.mark.parametrize("attributes", [(9, 0.0, False), (0, 1.5, False), (0, 0.0, True), (70, 2.0, True)])
+def test_windows_caps_and_sinks(instruction_set: str, attributes: tuple[int, float, bool]) -> None:
+    """Over so many positions that threads share them."""
+    params, count = Params(6, 2, 32), 300
+    (window, soft_cap, sunk), scale = attributes, 0.3
+    rows, sinks = make_rows(params, count), np.linspace(-1, 3, 6, dtype=np.float32)
+
+    def with_attributes(graph: FusedBuilder, qkv: int) -> int:
+        names = {"sinks": "sinks"} if sunk else {}
+        return graph.paged_attention(graph.rope_cache(qkv, 0), 0, 6, scale, window=window, soft_cap=soft_cap, **names)
+
+    rig = Rig(
+        *(rows, with_attributes, dense("sinks", sinks)), instruction_set=instruction_set, params=params, num_blocks=20
+    )
+    table = shuffled(20)
+    found = [rig.run([(range(count - 1), 0, table)]), rig.run([([count - 1], count - 1, table)])]
+    q, k, v = turned(params, rows)
+    limits = window, soft_cap, torch.from_numpy(sinks) if sunk else None
+    expected = attend(q, k, v, 0, scale, *limits).flatten(1)
+    np.testing.assert_allclose(np.concatenate(found), expected.numpy(), rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -56,6 +56,7 @@ struct PfStage {
     int32_t selected;       // its rows are the S selected ones, not all T; of attention: its output's rows are
     int32_t first_operand;  // of an embedding or linear: operands[first_operand ...] are `num_operands` weights,
     int32_t num_operands;   // then as many biases
+    int32_t sinks;          // of attention: a logit for each head that takes its share of every softmax, and has no value
     int32_t query_norm, key_norm;  // weights of the norms of heads before their rotation
     int32_t rope;           // of those of the model
     int32_t window;         // of attention: positions that a row sees, its own included; 0: all
@@ -102,7 +103,7 @@ struct PfEngine;
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 2;
+const int32_t PF_ABI = 3;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.

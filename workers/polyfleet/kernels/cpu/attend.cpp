@@ -74,6 +74,7 @@ void Engine::attend_part(const Stage &stage, const Span &span, std::atomic<int> 
     a.heads = model_.num_heads / model_.num_kv_heads;
     a.head_dim = model_.head_dim;
     a.value_dim = model_.value_dim;
+    a.sinks = stage.sinks ? stage.sinks + kv_head * a.heads : nullptr;
     const bool latent = stage.at.residual >= 0;
     a.query = latent ? joined_query(stage, span, scratch_[(size_t)thread].query) : row(stage.at.input, span.row) + kv_head * a.heads * a.head_dim;
     a.out = row(stage.at.output, span.out) + kv_head * a.heads * a.value_dim;
@@ -92,8 +93,7 @@ void Engine::attend_part(const Stage &stage, const Span &span, std::atomic<int> 
                (int64_t)kv_head * cache_.block_size * cache_.value_stride;
     a.key_block = cache_.key_block;
     a.value_block = cache_.value_block;
-    a.key_stride = cache_.key_stride;
-    a.value_stride = cache_.value_stride;
+    a.key_stride = cache_.key_stride, a.value_stride = cache_.value_stride;
     a.block_size = cache_.block_size;
     a.wide = is_wide(state_.in->row_starts[span.sequence + 1] - state_.in->row_starts[span.sequence]);
     a.table = table(*state_.in, span.sequence);

@@ -217,7 +217,8 @@ void finish(const pf::Attention &a, const State &s, const Softmax &total) {
     for (int i = 0; i < s.vectors; i++) {
         const float *from = total.sum + (int64_t)i * s.dim;
         float *to = a.out + (int64_t)(i / a.heads) * a.out_stride + (i % a.heads) * a.value_dim;
-        const float inverse = 1 / total.mass[i];
+        const float sunk = a.sinks ? exp2f(a.sinks[i % a.heads] * LOG2_E - total.peak[i]) : 0;
+        const float inverse = 1 / (total.mass[i] + sunk);
         for (int d = 0; d < a.value_dim; d++) to[d] = from[d] * inverse;
     }
 }

@@ -137,19 +137,14 @@ void Engine::compile(Stage &stage, const int32_t *operands) {
     stage.norm = vector(at.norm);
     stage.query_norm = vector(at.query_norm);
     stage.key_norm = vector(at.key_norm);
+    stage.sinks = vector(at.sinks);
     if (at.kind == PF_EMBEDDING) {
         stage.table = &weights_[(size_t)operands[0]].source;
         vocabulary_ = std::min(vocabulary_, stage.table->rows);
     }
     if (at.kind == PF_LAYER_NORM) stage.norm_bias = vector(operands[0]);
     if (at.kind == PF_ROUTE && at.num_operands) stage.norm_bias = vector(operands[0]);
-    if (at.kind == PF_HEAD_LINEAR) {
-        stage.gate = &weights_[(size_t)operands[0]].packed;
-        stage.columns = widths_[(size_t)at.input];
-        stage.quantised = stage.gate->blocks > 0;
-        stage.bf16 = kernels_.round_bf16 && stage.gate->kind == PACKED_BF16;
-        widest_ = std::max(widest_, (int)row_stride(stage.columns, BLOCK));
-    }
+    if (at.kind == PF_HEAD_LINEAR) compile_heads(stage, operands);
     if (at.kind == PF_EXPERTS) compile_experts(stage, operands);
     if (at.kind != PF_LINEAR) return;
     std::vector<std::vector<Piece>> pieces;
@@ -184,6 +179,14 @@ void Engine::order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &o
     }
     stage.units = (int)stage.pieces.size() / stage.unit;
     deepest_unit_ = std::max(deepest_unit_, stage.unit);
+}
+
+void Engine::compile_heads(Stage &stage, const int32_t *operands) {
+    stage.gate = &weights_[(size_t)operands[0]].packed;
+    stage.columns = widths_[(size_t)stage.at.input];
+    stage.quantised = stage.gate->blocks > 0;
+    stage.bf16 = kernels_.round_bf16 && stage.gate->kind == PACKED_BF16;
+    widest_ = std::max(widest_, (int)row_stride(stage.columns, BLOCK));
 }
 
 void Engine::compile_experts(Stage &stage, const int32_t *operands) {

@@ -28,7 +28,7 @@ struct Piece {
 struct Stage {
     PfStage at;
     const PfWeight *table = nullptr;  // of an embedding
-    const float *norm = nullptr, *norm_bias = nullptr, *query_norm = nullptr, *key_norm = nullptr;
+    const float *norm = nullptr, *norm_bias = nullptr, *query_norm = nullptr, *key_norm = nullptr, *sinks = nullptr;
     std::vector<Piece> pieces;  // of a linear: `unit` of them make one unit of work
     int unit = 1, units = 0;
     int columns = 0;  // entering a linear
@@ -138,6 +138,7 @@ private:
     void make_scratch();
     void reserve(int rows);
     void compile(Stage &stage, const int32_t *operands);
+    void compile_heads(Stage &stage, const int32_t *operands);
     void compile_experts(Stage &stage, const int32_t *operands);
     void order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &operands);
 

@@ -66,6 +66,7 @@ struct Attention {
     int position;  // of the first row; row i sees positions 0 ... position + i,
     int window;    // or the last so many of them, unless it is 0
     int begin, end;  // those of these positions to read; one part of them, or all from 0 on
+    const float *sinks;  // of each head a logit that takes its share of the softmax, or null
     float scale, cap;  // of products, which are then capped unless `cap` is 0
     const uint16_t *keys;    // half [block][kv head][head_dim][key_stride]; column = position in block
     const uint16_t *values;  // half [block][kv head][position in block][value_stride]

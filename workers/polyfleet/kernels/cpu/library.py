@@ -10,7 +10,7 @@ from typing import Any
 NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
 PATH = Path(__file__).parent / NAME
 
-ABI = 2  # PF_ABI of abi.h
+ABI = 3  # PF_ABI of abi.h
 NO_MEMORY = -2  # PfResult of abi.h
 Int32s = POINTER(c_int32)
 
@@ -35,7 +35,7 @@ class PfStage(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("kind", "input", "residual", "residual_out", "output", "norm", "layer")),
         *((name, c_int32) for name in ("epilogue", "selected", "first_operand", "num_operands")),
-        *((name, c_int32) for name in ("query_norm", "key_norm", "rope", "window")),
+        *((name, c_int32) for name in ("sinks", "query_norm", "key_norm", "rope", "window")),
         *((name, c_int32) for name in ("width", "experts", "top_k", "groups", "top_groups", "group_best")),
         *((name, c_int32) for name in ("sigmoid", "renormalise")),
         *((name, c_float) for name in ("eps", "head_eps", "factor")),

@@ -168,6 +168,7 @@ class _Packing:
             at.output, at.layer, at.epilogue, at.selected = stage.output, stage.layer, stage.epilogue, stage.selected
             at.eps, at.head_eps, at.factor, at.window = stage.eps, stage.head_eps, stage.factor, stage.window
             at.width = stage.width
+            at.sinks = self._number(stage.sinks, packed=False) if stage.sinks else NONE
             if stage.route:
                 for name in ("experts", "top_k", "groups", "top_groups", "group_best", "sigmoid", "renormalise"):
                     setattr(at, name, getattr(stage.route, name))

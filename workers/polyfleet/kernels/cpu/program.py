@@ -79,6 +79,7 @@ class Stage:
     head_norms: tuple[str, ...] = ()  # of queries and keys before they turn; or none
     head_eps: float = 0.0
     window: int = 0  # of attention
+    sinks: str = ""  # of attention: a weight
     factor: float = 0.0  # of scale and soft_cap; attention's soft cap; the limit of experts
     route: Route | None = None
     experts: Experts | None = None
@@ -183,22 +184,6 @@ def _stage(op: Op) -> Stage:
             return Stage(StageKind[op.kind.name], source, output)
         case OpKind.SCALE | OpKind.SOFT_CAP:
             return Stage(StageKind[op.kind.name], source, output, factor=of(op, Factor).factor)
-        case OpKind.ROPE:
-            rope = of(op, Rope)
-            return Stage(StageKind.ROPE, source, output, rope=rope, width=rope.width)
-        case OpKind.HEAD_LINEAR:
-            return Stage(StageKind.HEAD_LINEAR, source, output, weights=op.weights, width=of(op, Heads).count)
-        case OpKind.LATENT_WRITE:
-            return Stage(StageKind.LATENT_WRITE, source, NONE, op.inputs[1], layer=layer)
-        case OpKind.LATENT_ATTENTION:
-            return Stage(StageKind.ATTENTION, source, output, op.inputs[1], layer=layer)
-        case OpKind.ROUTE:
-            route = of(op, Route)
-            return Stage(StageKind.ROUTE, source, output, weights=op.weights, route=route, factor=route.scale)
-        case OpKind.EXPERTS:
-            experts = of(op, Experts)
-            stage = Stage(StageKind.EXPERTS, source, output, op.inputs[1], weights=op.weights, biases=op.biases)
-            return replace(stage, experts=experts, factor=experts.limit)
         case OpKind.LAYER_NORM:
             return Stage(StageKind.LAYER_NORM, source, output, norm=op.weights[0], eps=_eps(op), weights=op.biases)
         case OpKind.EMBEDDING:
@@ -215,11 +200,34 @@ def _stage(op: Op) -> Stage:
         case OpKind.PAGED_ATTENTION:
             attention = of(op, Attention)
             stage = Stage(StageKind.ATTENTION, source, output, layer=layer)
-            return replace(stage, window=attention.window, factor=attention.soft_cap)
+            return replace(stage, window=attention.window, factor=attention.soft_cap, sinks="".join(op.weights))
         case OpKind.SILU_MUL:
             return Stage(StageKind.SILU_MUL, source, output)
         case OpKind.SELECT_ROWS:
             return Stage(StageKind.SELECT, source, output)
+    return _stage_of_parts(op)
+
+
+def _stage_of_parts(op: Op) -> Stage:
+    """One op of latent attention or of a mixture of experts."""
+    source, output, layer = op.inputs[0], _output(op), NONE if op.cache is None else op.cache
+    match op.kind:
+        case OpKind.ROPE:
+            rope = of(op, Rope)
+            return Stage(StageKind.ROPE, source, output, rope=rope, width=rope.width)
+        case OpKind.HEAD_LINEAR:
+            return Stage(StageKind.HEAD_LINEAR, source, output, weights=op.weights, width=of(op, Heads).count)
+        case OpKind.LATENT_WRITE:
+            return Stage(StageKind.LATENT_WRITE, source, NONE, op.inputs[1], layer=layer)
+        case OpKind.LATENT_ATTENTION:
+            return Stage(StageKind.ATTENTION, source, output, op.inputs[1], layer=layer)
+        case OpKind.ROUTE:
+            route = of(op, Route)
+            return Stage(StageKind.ROUTE, source, output, weights=op.weights, route=route, factor=route.scale)
+        case OpKind.EXPERTS:
+            experts = of(op, Experts)
+            stage = Stage(StageKind.EXPERTS, source, output, op.inputs[1], weights=op.weights, biases=op.biases)
+            return replace(stage, experts=experts, factor=experts.limit)
     raise ValueError(f"the CPU library has no {op.kind.value}")
 
 

@@ -31,7 +31,7 @@ class AttentionPlan:
 
 def fits(block_size: int, attention: Attention) -> bool:
     """Whether the kernels read blocks of so many positions, all of them, as their products are."""
-    plain = not attention.window and not attention.soft_cap
+    plain = not attention.window and not attention.soft_cap and not attention.sinks
     return plain and block_size >= SMALLEST_BLOCK and block_size & (block_size - 1) == 0
 
 

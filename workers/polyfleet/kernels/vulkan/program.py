@@ -69,7 +69,7 @@ def _plain(op: Op) -> bool:
         case RopeCache():
             return not op.weights and op.attributes.rope.amplitude == 1
         case Attention():
-            return not op.attributes.window and not op.attributes.soft_cap
+            return not op.attributes.window and not op.attributes.soft_cap and not op.attributes.sinks
     return True
 
 
