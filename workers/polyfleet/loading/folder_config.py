@@ -41,7 +41,8 @@ def _architecture(fields: Fields) -> Architecture:
         raise fields.error(f"{error}; {NO_CODE}" if fields.has("auto_map") else str(error)) from None
     if fields.has("quantization_config"):
         method = fields.section("quantization_config").values.get("quant_method", "unnamed")
-        raise fields.error(f"the quantisation {method!r} is not supported in folders (use a GGUF file)")
+        if method != "mxfp4":
+            raise fields.error(f"the quantisation {method!r} is not supported in folders (use a GGUF file)")
     return architecture
 
 

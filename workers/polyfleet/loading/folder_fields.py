@@ -18,7 +18,7 @@ HARMLESS = re.compile(
     r"|model_(max_length|parallel)|(tokenizer|processor)_class"
     r"|(torch_|compute_|param_)?dtype|torchscript|use_bfloat16|tf_legacy_loss|auto_map|task_specific_params"
     r"|initializer_(range|factor)|init_(std|method|device).*|pretraining_tp|use_cache|is_decoder|is_llama_config"
-    r"|router_(aux_loss_coef|jitter_noise)|aux_loss_alpha|seq_aux|input_jitter_noise"
+    r"|router_(aux_loss_coef|jitter_noise)|aux_loss_alpha|seq_aux|input_jitter_noise|ep_size|initial_context_length"
     r"|gradient_checkpointing|use_recompute|recompute_granularity|neftune_noise_alpha|label_smoothing.*"
     r"|(use_)?(fused?|flash|sdpa|xformers)(_.*)?|attn_implementation|(tensor|virtual|pipeline|sequence)_.*parallel.*"
     r"|virtual_pp_degree|output_(hidden_states|attentions|scores|router_logits)|return_dict.*|keys_to_ignore.*"

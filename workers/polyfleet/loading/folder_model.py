@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from polyfleet.kernels.quantisation import DENSE_DTYPES
 from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.loading import mxfp4
 from polyfleet.loading.folder_config import read_config
 from polyfleet.loading.folder_files import check_is_model, weight_files
 from polyfleet.loading.folder_tokenizer import folder_tokenizer
@@ -42,8 +43,13 @@ def load_folder(path: str, progress: Progress) -> LoadedModel:
 def _read_tensors(file: Path) -> Iterator[Weight]:
     try:
         with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
-                yield _tensor(file, name, tensors.get_tensor(name))
+            names = set(tensors.keys())
+            for name in names:
+                stem = name.removesuffix("_blocks").removesuffix("_scales")
+                if not {f"{stem}_blocks", f"{stem}_scales"} <= names:
+                    yield _tensor(file, name, tensors.get_tensor(name))
+                elif name.endswith("_blocks"):
+                    yield mxfp4.of_folder(stem, tensors.get_tensor(name), tensors.get_tensor(f"{stem}_scales"))
     except (SafetensorError, OSError, ValueError) as error:
         if isinstance(error, ModelFileError):
             raise
@@ -51,6 +57,8 @@ def _read_tensors(file: Path) -> Iterator[Weight]:
 
 
 def _tensor(file: Path, name: str, data: torch.Tensor) -> Weight:
+    if data.dtype is torch.uint8 and name.endswith("_blocks"):
+        raise ModelFileError(f"{file}: tensor {name!r} has no scales in this file")
     if data.dtype not in FORMATS:
         known = ", ".join(form.value for form in FORMATS.values())
         kind = str(data.dtype).removeprefix("torch.")

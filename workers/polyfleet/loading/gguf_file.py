@@ -7,12 +7,13 @@ and takes seconds over a vocabulary; this one refuses what does not fit and take
 import mmap
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from polyfleet.kernels.quantisation import row_bytes
 from polyfleet.kernels.weights import WeightFormat
+from polyfleet.loading import mxfp4
 from polyfleet.loading.model import ModelFileError
 
 MAGIC = b"GGUF"
@@ -37,6 +38,8 @@ OTHER_FORMATS: Mapping[int, str] = {
     27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 
+MXFP4 = 39
+
 # Private and writable, as torch wants memory to be, without setting aside memory for pages that nobody writes.
 PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
 
@@ -56,6 +59,7 @@ class TensorInfo:
     columns: int
     offset: int
     size: int
+    mxfp4: bool = False  # whether it lies in these blocks, which become those of `format`
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +127,14 @@ class _Header:
             raise self.error(f"tensor {name!r} has {num_dimensions} dimensions, 1 to {MAX_DIMENSIONS} are possible")
         shape = [self.unpack("Q") for _ in range(num_dimensions)]
         kind, offset = self.unpack("I"), self.unpack("Q")
+        rows, columns = prod(shape[1:]), shape[0]
+        if kind == MXFP4 and columns % mxfp4.BLOCK == 0:
+            size = rows * columns // mxfp4.BLOCK * mxfp4.BYTES
+            return TensorInfo(name, WeightFormat.Q8_0, rows, columns, offset, size, mxfp4=True)
         if kind not in FORMATS:
             known = OTHER_FORMATS.get(kind, f"number {kind}")
             names = ", ".join(sorted(form.value for form in FORMATS.values()))
             raise self.error(f"tensor {name!r} has the unsupported type {known} (supported: {names})")
-        rows, columns = prod(shape[1:]), shape[0]
         try:
             size = rows * row_bytes(FORMATS[kind], columns)
         except ValueError as error:
@@ -148,9 +155,7 @@ class _Header:
                 )
             if each.name in tensors:
                 raise self.error(f"tensor {each.name!r} stands twice in the header")
-            tensors[each.name] = TensorInfo(
-                each.name, each.format, each.rows, each.columns, start + each.offset, each.size
-            )
+            tensors[each.name] = replace(each, offset=start + each.offset)
         return tensors
 
     def take(self, size: int) -> bytes:

@@ -101,6 +101,10 @@ def _stacked(name: str, config: ModelConfig) -> int:
 
 def _turned(tensor: Weight, count: int, experts: int) -> Iterator[Weight]:
     """Of a stack [experts, columns, rows], or of biases [experts, rows], whose rows `count` weights have in turn."""
+    if tensor.format.quantised:  # which lies rows first
+        for data in tensor.data.view(experts, -1, count, tensor.data.shape[1]).unbind(2):
+            yield replace(tensor, rows=tensor.rows // count, data=data.flatten(0, 1))
+        return
     if tensor.rows % experts or tensor.columns % count:
         yield from [tensor] * count  # of the wrong shape, which is reported when all weights are there
         return

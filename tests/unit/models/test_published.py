@@ -1,0 +1,92 @@
+"""Configurations as publishers write them are understood: no key of them is foreign, and they mean what they should."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfleet.graph.ops import Route
+from polyfleet.loading.folder_config import read_config
+from polyfleet.models.latent import LatentConfig
+from polyfleet.models.mixture import MixtureConfig
+from polyfleet.models.registry import weight_shapes
+
+YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn"}
+DEEPSEEK: dict[str, Any] = {
+    "attention_bias": False, "attention_dropout": 0.0, "aux_loss_alpha": 0.001, "auto_map": {"AutoConfig": "x.Y"},
+    "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "hidden_act": "silu", "initializer_range": 0.02,
+    "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_layer_freq": 1, "pretraining_tp": 1,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000, "seq_aux": True,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.33.1", "use_cache": True,
+    "v_head_dim": 128,
+}  # fmt: skip
+V3 = DEEPSEEK | {
+    "architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 3, "hidden_size": 7168, "n_group": 8,
+    "intermediate_size": 18432, "model_type": "deepseek_v3", "moe_intermediate_size": 2048, "n_routed_experts": 256,
+    "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+    "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "routed_scaling_factor": 2.5, "topk_group": 4,
+    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "vocab_size": 129280,
+}  # fmt: skip
+V2_LITE = DEEPSEEK | {
+    "architectures": ["DeepseekV2ForCausalLM"], "first_k_dense_replace": 1, "hidden_size": 2048, "n_group": 1,
+    "intermediate_size": 10944, "model_type": "deepseek_v2", "moe_intermediate_size": 1408, "n_routed_experts": 64,
+    "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 16, "num_experts_per_tok": 6,
+    "num_hidden_layers": 27, "num_key_value_heads": 16, "q_lora_rank": None, "routed_scaling_factor": 1.0,
+    "rope_scaling": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, "scoring_func": "softmax", "topk_group": 1,
+    "topk_method": "greedy", "vocab_size": 102400,
+}  # fmt: skip
+GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "eos_token_id": 200002,
+    "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
+    "initializer_range": 0.02, "intermediate_size": 2880, "max_position_embeddings": 131072, "model_type": "gpt_oss",
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "num_attention_heads": 64, "num_experts_per_tok": 4,
+    "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False,
+    "pad_token_id": 199999, "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-05, "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+    "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False}, "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+    "transformers_version": "4.55.0.dev0", "use_cache": True, "vocab_size": 201088,
+}  # fmt: skip
+QWEN3_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
+    "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+    "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48,
+    "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True,
+    "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "output_router_logits": False, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": None, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
+
+
+def read(folder: Path, stated: dict[str, Any]) -> Any:
+    (folder / "config.json").write_text(json.dumps(stated))
+    return read_config(folder)[1]
+
+
+@pytest.mark.parametrize(("stated", "stretch"), [(V3, 1.0), (V2_LITE, 0.707)])
+def test_deepseek(tmp_path: Path, stated: dict[str, Any], stretch: float) -> None:
+    """YaRN sharpens attention, and makes no pairs grow that turn."""
+    config = read(tmp_path, stated)
+    assert isinstance(config, LatentConfig)
+    assert config.rope_amplitude == 1
+    assert config.attention_scale == pytest.approx(192**-0.5 * (0.1 * stretch * math.log(40) + 1) ** 2)
+    assert config.dense == tuple(range(stated["first_k_dense_replace"]))
+    groups = (8, 4, 2) if stated is V3 else (1, 1, 1)
+    sigmoid, scale = stated is V3, stated["routed_scaling_factor"]
+    expected = Route(stated["n_routed_experts"], stated["num_experts_per_tok"], sigmoid, sigmoid, scale, *groups)
+    assert config.route == expected
+
+
+@pytest.mark.parametrize(("stated", "parameters"), [(V3, 671.0), (V2_LITE, 15.7), (GPT_OSS, 20.9), (QWEN3_MOE, 30.5)])
+def test_sizes(tmp_path: Path, stated: dict[str, Any], parameters: float) -> None:
+    """So many billions, as their makers say."""
+    config = read(tmp_path, stated)
+    assert isinstance(config, MixtureConfig)
+    assert sum(math.prod(shape) for shape in weight_shapes(config).values()) / 1e9 == pytest.approx(
+        parameters, rel=5e-3
+    )
