@@ -22,7 +22,9 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     folder = tmp_path_factory.mktemp("ranks")
     extra = byte_level_metadata()
     write_gguf(folder / "tiny.gguf", TinyShape(vocabulary=len(extra["tokenizer.ggml.tokens"])), extra=extra)
-    (folder / "config.yaml").write_text("gateway: {queue_timeout: 200}")  # a busy machine starts a group slowly
+    (folder / "config.yaml").write_text(
+        "gateway: {limits: {queue_timeout: 200}}"
+    )  # a busy machine starts a group slowly
     flags = ("--config", str(folder / "config.yaml"), "--model", str(folder / "tiny.gguf"), "--tensor-parallel", "2")
     serve = ServeProcess(folder / "state", *flags, "--executor", "eager", "--dtype", "float32").start()
     try:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.support.eager_models import CAPABILITIES
@@ -25,6 +26,10 @@ from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.models.fields import Fields
 from polyfleet.models.registry import ARCHITECTURES, record, weight_shapes
+from polyfleet.sampling.device import DeviceSampler
+from polyfleet.sampling.draw import PARAMETERS, Draws, parameters
+from polyfleet.sampling.group import GroupSampler
+from polyfleet.wire.sampling import SamplingParams
 
 CPU = torch.device("cpu")
 BLOCK = 4
@@ -158,3 +163,16 @@ def test_ranks_meet_as_often_as_the_graph_says() -> None:
         return ranks.meeting.calls
 
     assert set(on_ranks(2, calls)) == {3 * 5}
+
+
+def test_rank_0_draws_and_the_others_are_told() -> None:
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
+    wanted = np.full(5, np.array(parameters(SamplingParams(temperature=1.0, seed=3)), dtype=PARAMETERS))
+    draws = Draws(wanted, np.arange(5), np.arange(5))
+    alone = DeviceSampler(CPU, 40).draw(logits, draws).token_ids
+
+    def drawn(ranks: ThreadRanks) -> Tensor:
+        mine = draws if ranks.rank == 0 else replace(draws, parameters=np.zeros(5, dtype=PARAMETERS))
+        return GroupSampler(DeviceSampler(CPU, 40), ranks).draw(logits, mine).token_ids
+
+    assert all(torch.equal(found, alone) for found in on_ranks(3, drawn))

@@ -1,0 +1,82 @@
+"""The board that ranks share: plans come across as they were, tables by their changes, none before all have room."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from polyfleet.engine.executor import Capacity
+from polyfleet.engine.plan import Need, StepPlan, lay_out
+from polyfleet.executors.board import SLOTS, Board, Plans, pack, room_for
+from polyfleet.sampling.draw import PARAMETERS
+
+CAPACITY = Capacity(num_blocks=9, block_size=4, max_sequences=3, max_blocks=5, step_tokens=8)
+
+
+def plan(tables: list[list[int]], changed: list[int], token_ids: list[int], cleared: list[int]) -> StepPlan:
+    """Of two sequences, the second of which has all rows but one."""
+    rows = len(token_ids)
+    parts = (
+        *(token_ids, list(range(rows)), [2, 0], [0, 1, rows], [4, rows], [0, rows - 1], [2, 0], [4, rows]),
+        *([1], [1], cleared),
+    )
+    slots = np.array(changed, dtype=np.int32)
+    sampling = np.zeros(3, dtype=PARAMETERS)
+    return lay_out(parts, Need.RANDOM | Need.POOLING, np.array(tables, dtype=np.int32), slots, sampling, ())
+
+
+FIRST = plan([[1, 2, 0, 0, 0], [0] * 5, [3, 0, 0, 0, 0]], [0, 2], [7, -3, 11, 12], [5, 6])
+SECOND = plan([[1, 2, 4, 0, 0], [0] * 5, [3, 0, 0, 0, 0]], [0], [8, 9], [])
+
+
+@pytest.fixture
+def boards() -> Iterator[tuple[Board, Board]]:
+    """Rank 0's and rank 1's."""
+    descriptor = os.memfd_create("board")
+    yield Board(descriptor, 2, room_for(CAPACITY)), Board(descriptor, 2, room_for(CAPACITY))
+    os.close(descriptor)
+
+
+def never() -> None:
+    raise TimeoutError
+
+
+def test_plans_come_across(boards: tuple[Board, Board]) -> None:
+    mine, theirs = boards
+    plans = Plans(CAPACITY.max_sequences, CAPACITY.max_blocks)
+    for each in (FIRST, SECOND):
+        mine.post(each, never)
+        found = plans.unpack(theirs.take(1))
+        for name in ("numbers", "token_ids", "positions", "slots", "row_starts", "lengths", "draw_rows", "draw_slots"):
+            assert getattr(found, name).tolist() == getattr(each, name).tolist(), name
+        assert found.cleared_blocks.tolist() == each.cleared_blocks.tolist()
+        assert (found.needs, found.pooled.tolist(), found.pool_last.tolist()) == (each.needs, [1], [1])
+        assert found.changed.tolist() == each.changed.tolist()
+        assert found.block_tables.tolist() == each.block_tables.tolist(), "what did not change is kept"
+
+
+def test_a_plan_waits_until_there_is_a_place_for_it(boards: tuple[Board, Board]) -> None:
+    mine, theirs = boards
+    for _ in range(SLOTS):
+        mine.post(SECOND, never)
+    with pytest.raises(TimeoutError):
+        mine.post(FIRST, never)
+    theirs.take(1)
+    mine.post(FIRST, never)
+    assert [len(theirs.take(1)) for _ in range(SLOTS)] == [len(pack(SECOND))] * (SLOTS - 1) + [len(pack(FIRST))]
+
+
+def test_there_is_room_for_the_largest_plan() -> None:
+    rows, slots = CAPACITY.step_tokens, CAPACITY.max_sequences
+    largest = plan([[1] * 5] * 3, [0, 1, 2], [1] * rows, list(range(CAPACITY.num_blocks)))
+    extra = 5 * (slots - 2)  # of a third sequence that draws
+    assert len(pack(replace(largest))) + extra <= room_for(CAPACITY)
+
+
+def test_last_words_are_cut_to_their_place(boards: tuple[Board, Board]) -> None:
+    mine, theirs = boards
+    theirs.say(1, "no memory " * 100)
+    assert mine.words(1).startswith("no memory no memory")
+    assert mine.words(0) == ""
