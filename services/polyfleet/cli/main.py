@@ -20,6 +20,7 @@ from polyfleet.cli.info import info
 from polyfleet.cli.keys import keys
 from polyfleet.cli.models import models
 from polyfleet.cli.serve import serve
+from polyfleet.cli.simulate import simulate
 from polyfleet.cli.tokenize import tokenize
 
 EXIT_CODES = (
@@ -54,6 +55,7 @@ for command in (
     config,
     backends,
     conformance,
+    simulate,
 ):
     cli.add_command(command)
 backends.add_command(benchmark)

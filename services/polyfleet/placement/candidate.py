@@ -24,12 +24,14 @@ class Candidate(NamedTuple):
     block_size: int  # tokens
     room: int  # tokens of one sequence
     wait: float  # seconds for the prompts before it
-    prompt_token: float  # seconds for each uncached prompt token
+    rate: float  # seconds for each uncached prompt token
     slots: float  # share of a full worker's sequences that must end before there is a slot
     free: float  # blocks that those before it leave
     blocks: int  # of the whole pool
     turn: float  # seconds in which a full worker's sequences end
     token: float  # seconds from token to token, with one more sequence
+    crowd: float  # sequences that a prompt's computing delays, as they are weighed
+    crowded: float  # seconds by which one more sequence delays them all, a token of its answer
     held: float  # and for each token that the sequence holds
     extra: float  # seconds that the policy adds: KV pressure
     cost: float  # seconds that each token's cost and energy count as
@@ -76,6 +78,8 @@ def candidate_of(worker: Worker, pace: Pace, policy: Policy) -> Candidate:
         blocks,
         policy.remaining_tokens / pace.decode,
         token if known_step else 1 / pace.decode,
+        policy.crowd_weight * there,
+        policy.crowd_weight * there * worker.step_seconds_per_sequence,
         worker.step_seconds_per_token if known_step else 0.0,
         policy.kv_weight * (1 - worker.free_blocks / blocks) if blocks else 0.0,
         policy.token_seconds_of(worker.device_name, worker.accelerator),
@@ -105,34 +109,29 @@ def expected_output(request: PlacementRequest, policy: Policy) -> float:
 
 
 def best_of(
-    request: PlacementRequest,
-    candidates: Iterable[Candidate],
-    policy: Policy,
-    notes: list[Judgement] | None = None,
+    request: PlacementRequest, candidates: Iterable[Candidate], policy: Policy, notes: list[Judgement] | None = None
 ) -> Candidate | None:
     """The candidate with the least score, of equals the one with the least id; `notes` gets a Judgement on each.
 
     The first token comes behind the prompts that wait before it and its own uncached one, of which one token at least
-    is computed; and, where slots or blocks are missing, after running sequences have ended that leave them: together,
-    so the longer of the two waits counts.
+    is computed; and, where slots or blocks are missing, after running sequences have ended that leave both at once.
     """
     prompt, output, known = request.prompt_tokens, expected_output(request, policy), request.cached_tokens
     first_goal, token_goal = request.first_token_seconds or inf, request.token_seconds or inf
     late, sticky = policy.late_weight, policy.stickiness_weight / max(1, prompt)
-    ratio, slack = policy.tie_ratio, policy.tie_seconds
-    tokens, mix = prompt + output, 1 + share_of(request.key)
+    ratio, slack, tokens, mix = policy.tie_ratio, policy.tie_seconds, prompt + output, 1 + share_of(request.key)
     best, least, cached = None, inf, 0
     for each in candidates:  # inline, since this runs for each worker of the model and each request
-        size, _, wait, prompt_token, share, free, blocks, turn, token, held, extra, cost, taken, salt, worker = each
+        size, _, wait, rate, share, free, blocks, turn, token, crowd, crowded, held, extra, cost, taken, salt, _ = each
         if known:
-            cached = known.get(worker.worker_id, 0)
+            cached = known.get(each.worker.worker_id, 0)
         needed = (prompt + size) // size  # blocks for one token more than the prompt
         if needed > free:
             share = max(share, (needed - free) / blocks)
-        own = prompt - cached
-        first = wait + (own if own > 1 else 1) * prompt_token + share * turn
+        prefill = (prompt - cached if prompt > cached else 1) * rate
+        first = wait + prefill + share * turn
         token += prompt * held
-        score = first + output * token + extra + cost * tokens - sticky * cached
+        score = first + crowd * prefill + output * (token + crowded) + extra + cost * tokens - sticky * cached
         if first > first_goal:
             score += late * (first - first_goal)
         if token > token_goal:
@@ -140,7 +139,7 @@ def best_of(
         score += (abs(score) * ratio + slack) * (mix * salt % 1.0 + taken)
         if notes is not None:
             notes.append(Judgement(score, first, token))
-        if score < least or (score == least and best and worker.worker_id < best.worker.worker_id):
+        if score < least or (score == least and best and each.worker.worker_id < best.worker.worker_id):
             best, least = each, score
     return best
 

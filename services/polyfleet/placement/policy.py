@@ -37,9 +37,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 4
     remaining_tokens: Annotated[Rate, Meta(description="of a running sequence until its slot is free")] = 128.0
     expected_tokens: Annotated[Rate, Meta(description="of an answer, unless max_tokens is less")] = 256.0
-    tie_ratio: Annotated[Slack, Meta(description="scores are blurred by up to this share, so that equals share")] = 0.1
+    tie_ratio: Annotated[Slack, Meta(description="scores are blurred by up to this share, so that equals share")] = 0.02
     tie_seconds: Annotated[Slack, Meta(description="and by up to so many seconds")] = 0.005
     late_weight: Annotated[Weight, Meta(description="of each second by which objectives are missed")] = 4.0
+    crowd_weight: Annotated[Weight, Meta(description="of each second by which it delays others at the worker")] = 1.0
     kv_weight: Annotated[Weight, Meta(description="seconds that a full KV cache counts as; half full: half")] = 0.0
     stickiness_weight: Annotated[Weight, Meta(description="seconds that a wholly cached prompt counts as")] = 0.0
     cost_weight: Annotated[Weight, Meta(description="seconds that one unit of cost counts as")] = 0.0

@@ -32,15 +32,15 @@ def power_of_two(request: PlacementRequest, kept: list[Candidate]) -> Candidate:
 
 
 def prefix_queue(request: PlacementRequest, kept: list[Candidate]) -> Candidate:
-    """The one with the most of the prompt cached and the fewest sequences, both as shares: what routers for equal
-    workers do."""
-    queues = [requests_at(each.worker) for each in kept]
+    """The one with the most of the prompt cached and the shortest queue, both as shares: what routers for equal workers
+    do, whose queue is of those that wait, not of those that run."""
+    queues = [each.worker.waiting_sequences for each in kept]
     least, span = min(queues), max(1, max(queues) - min(queues))
     chance, prompt = _chance(request), max(1, request.prompt_tokens)
 
     def worth(each: Candidate) -> tuple[float, float]:
         cached = request.cached_tokens.get(each.worker.worker_id, 0) / prompt
-        idle = 1 - (requests_at(each.worker) - least) / span
+        idle = 1 - (each.worker.waiting_sequences - least) / span
         return PREFIX_WEIGHT * cached + QUEUE_WEIGHT * idle, chance(each)
 
     return max(kept, key=worth)

@@ -140,8 +140,8 @@ def test_the_policy_says_what_ties_and_what_is_expected_of_the_unknown() -> None
     assert place(REQUEST, fleet(slow, begun)).worker == begun
     assert place(REQUEST, fleet(slow, begun), Policy(tie_seconds=10.0)).worker == slow
     half = replace(READY, worker_id="w-half", prefill_tokens_per_second=900.0)
-    assert place(REQUEST, fleet(half, begun), Policy(tie_ratio=0.0, tie_seconds=0.0)).worker == begun
-    assert place(REQUEST, fleet(half, begun), Policy(tie_ratio=0.5, tie_seconds=0.0)).worker == half
+    assert place(REQUEST, fleet(half, begun), Policy(tie_ratio=0.0, tie_seconds=0.0, crowd_weight=0)).worker == begun
+    assert place(REQUEST, fleet(half, begun), Policy(tie_ratio=0.5, tie_seconds=0.0, crowd_weight=0)).worker == half
     new = replace(READY, prefill_tokens_per_second=0.0, decode_tokens_per_second=0.0, running_sequences=16)
     policy = Policy(unknown_prefill_tokens_per_second=10.0, unknown_decode_tokens_per_second=4.0, remaining_tokens=64.0)
     assert expected_wait(REQUEST, new, policy) == pytest.approx(100 / 10 + 1 / 16 * 64 / 4)

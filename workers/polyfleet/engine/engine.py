@@ -10,7 +10,6 @@ from polyfleet.engine.canary import CANARY_ID, Canary
 from polyfleet.engine.checks import check_request
 from polyfleet.engine.exchange import Exchange
 from polyfleet.engine.executor import Capacity, Executor
-from polyfleet.engine.rates import Rates
 from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
 from polyfleet.engine.sequence import TokenMask
 from polyfleet.engine.sizing import capacity_of
@@ -19,6 +18,7 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.sampling.grammar import Grammars
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.rates import Rates
 from polyfleet.wire.requests import SequenceRequest
 
 if TYPE_CHECKING:

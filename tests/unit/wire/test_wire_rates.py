@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyfleet.engine.rates import MovingRate, Rates
+from polyfleet.wire.rates import MovingRate, Rates
 
 
 def test_unknown_is_zero() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from polyfleet.engine.rates import Rates, StepFit
+from polyfleet.wire.rates import Rates, StepFit
 
 BASE, PER_SEQUENCE, PER_TOKEN = 0.02, 0.001, 2e-6
 

@@ -1,4 +1,4 @@
-"""How fast this engine is, learned from the steps that it served: no profile is taken ahead."""
+"""How fast an engine is, learned from the steps that it served: no profile is taken ahead. Real or simulated."""
 
 from dataclasses import dataclass, field
 

@@ -1,0 +1,107 @@
+"""The fleet to simulate, from a YAML file: kinds of workers, how many, how fast, and when they fail."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from polyfleet.process.config import ConfigError
+from polyfleet.process.config_file import read_config
+
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+Share = Annotated[float, Meta(gt=0, le=1e6)]
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a step takes: `step_seconds` + sequences x `sequence_seconds` + tokens that they hold x `token_seconds` +
+    its prompt tokens / `prefill_tokens_per_second`."""
+
+    prefill_tokens_per_second: Share
+    step_seconds: Seconds
+    sequence_seconds: Seconds
+    token_seconds: Seconds = 0.0
+
+    def step(self, sequences: int, held: int, prompt: int) -> float:
+        """Seconds of one."""
+        decode = self.step_seconds + sequences * self.sequence_seconds + held * self.token_seconds
+        return decode + prompt / self.prefill_tokens_per_second
+
+    def scaled(self, factor: float) -> "Speed":
+        """So many times as fast."""
+        return Speed(
+            prefill_tokens_per_second=self.prefill_tokens_per_second * factor,
+            step_seconds=self.step_seconds / factor,
+            sequence_seconds=self.sequence_seconds / factor,
+            token_seconds=self.token_seconds / factor,
+        )
+
+
+class SpeedsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How fast accelerators are taken to be: the fastest one, and what share of its speed the others have."""
+
+    fastest: Speed
+    shares: dict[str, Share]
+
+
+HERE = Path(__file__).parent
+UNLIKE = HERE / "unlike.yaml"  # the fleet that placement is measured on
+
+
+@cache
+def speeds() -> Mapping[str, Speed]:
+    """By accelerator."""
+    found = read_config(HERE / "speeds.yaml", SpeedsFile)
+    return {name: found.fastest.scaled(share) for name, share in found.shares.items()}
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker of the group is gone from `at` on, for `seconds`; `worker` is its number there, from 0 on."""
+
+    at: Seconds
+    seconds: Seconds
+    worker: Annotated[int, Meta(ge=0)] = 0
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """So many equal workers. `speed` scales what the accelerator is taken for, unless `steps` says it outright."""
+
+    accelerator: str
+    name: str = ""
+    workers: Annotated[int, Meta(ge=1, le=4096)] = 1
+    speed: Share = 1.0
+    steps: Speed | None = None
+    max_sequences: Count = 64
+    kv_tokens: Count = 262_144
+    block_size: Annotated[int, Meta(ge=1, le=4096)] = 16
+    context_length: Count = 32_768
+    step_tokens: Count = 512  # of prompts in one step
+    jitter: Annotated[float, Meta(ge=0, lt=1)] = 0.05  # of a step's time, up or down
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def pace(self) -> Speed:
+        """How fast its workers truly are."""
+        return self.steps or speeds()[self.accelerator].scaled(self.speed)
+
+
+class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    groups: Annotated[tuple[Group, ...], Meta(min_length=1)]
+
+
+def read_fleet(path: Path) -> FleetFile:
+    """The fleet of a file. Raises ConfigError, one sentence, for what is no fleet."""
+    found = read_config(path, FleetFile)
+    for group in found.groups:
+        if group.accelerator not in speeds():
+            known = ", ".join(speeds())
+            raise ConfigError(f"{path}: accelerator: {group.accelerator!r:.80} is none of {known}.")
+        for failure in group.failures:
+            if failure.worker >= group.workers:
+                raise ConfigError(f"{path}: failures: there is no worker {failure.worker} among {group.workers}.")
+    return found
