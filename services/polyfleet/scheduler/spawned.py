@@ -14,6 +14,9 @@ from polyfleet.scheduler.launched_process import LaunchedProcess, ending, live_l
 from polyfleet.scheduler.worker_client import WorkerClient
 
 TERMINATE_SECONDS = 3.0  # between SIGTERM, SIGTERM and SIGKILL
+LOOK_SECONDS = 10.0  # between looks whether a worker answers
+SILENT_LOOKS = 6  # so many in a row without an answer, and its process is killed
+SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 log = logging.getLogger(__name__)
 
 
@@ -51,11 +54,34 @@ class SpawnedWorker:
         self._process = process
         log.info("The worker's process runs.", extra={"worker_pid": process.pid})
         self._latest.publish(Phase.WATCHING, pid=process.pid)
+        watching = asyncio.create_task(self._until_silent(process))
         try:
             status = await process.wait()
+            hung = watching.done()
         finally:
             self._process = None
-        return status, ending(self._spec, status)
+            watching.cancel()
+        return status, "The worker did not answer any more and was killed." if hung else ending(self._spec, status)
+
+    async def _until_silent(self, process: LaunchedProcess) -> None:
+        """Kill a process that hangs: its port is open and it answers no call. Looks are counted, not time, since this
+        process may have been stopped itself.
+        """
+        looks = 0
+        while looks < SILENT_LOOKS:
+            await asyncio.sleep(LOOK_SECONDS)
+            lock = live_lock(self._spec)
+            up = lock if lock and lock.pid == process.pid else None  # else it is about to open its port
+            looks = looks + 1 if up and not await self._answers(up.address) else 0
+        process.kill()
+
+    async def _answers(self, address: str) -> bool:
+        try:
+            async with WorkerClient(address, self._token) as client:
+                await client.status()
+        except grpc.aio.AioRpcError as error:
+            return error.code() not in SILENT
+        return True
 
     async def stop(self, grace: float) -> None:
         """Let the worker finish for at most `grace` seconds; returns when its process has ended."""

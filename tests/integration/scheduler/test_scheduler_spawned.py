@@ -15,6 +15,7 @@ from tests.support.fake_interpreter import fake_interpreter
 from tests.support.session_client import SessionClient
 
 from polyfleet.process.worker_lock import WorkerLock
+from polyfleet.scheduler import spawned, worker_client
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.latest_report import LatestReport
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
@@ -92,6 +93,21 @@ async def test_a_killed_worker_is_started_again_with_another_pid(clean: Path) ->
     second = await looking.until_up()
     assert second.pid != first.pid
     assert (looking.report.phase, looking.report.restarts) == (Phase.WATCHING, 1)
+    await looking.worker.stop(grace=5.0)
+
+
+async def test_a_worker_that_answers_no_more_is_killed_and_started_again(
+    clean: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spawned, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(worker_client, "CALL_SECONDS", 0.5)
+    looking = look_after(spec_of(clean))
+    first = await looking.until_up()
+    os.kill(first.pid, signal.SIGSTOP)
+    failed = await looking.until(lambda r: r.phase is Phase.FAILED)
+    assert failed.reason == "The worker did not answer any more and was killed."
+    monkeypatch.setattr(spawned, "SILENT_LOOKS", 1000)  # the next one may take its time to start
+    assert (await looking.until_up()).pid != first.pid
     await looking.worker.stop(grace=5.0)
 
 
