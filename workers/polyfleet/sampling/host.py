@@ -62,8 +62,7 @@ def sample(
         return Drawn(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
     logits = logits.float()
     if likeliest is None:
-        lowest, highest = (each.cpu().numpy() for each in logits.aminmax(dim=-1))
-        finite = np.isfinite(lowest) & np.isfinite(highest)
+        finite = (logits.amin(dim=-1).isfinite() & logits.amax(dim=-1).isfinite()).cpu().numpy()
         likeliest = Drawn(_argmax(logits) if draws.greedy.any() else np.zeros(len(draws), dtype=np.int64), finite)
     token_ids, finite = np.where(likeliest.finite, likeliest.token_ids, 0), likeliest.finite
     changed = draws.penalised | draws.masked
