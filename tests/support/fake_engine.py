@@ -157,12 +157,10 @@ class FakeEngine:
         tokens = tuple(self._sampled(token, request) for token in new)
         self._sequences[request.sequence_id] = replace(request, generated_ids=(*done, *new))
         self._count(generated_tokens=count)
-        update = SequenceUpdate(request.sequence_id, tokens)
-        if not done:
-            update = update._replace(cached_tokens=len(request.prompt_ids) // 2, queue_seconds=0.25)
+        begun = () if done else (len(request.prompt_ids) // 2, 0.25)
         if len(done) + count >= request.max_tokens:
-            return self._end(update._replace(finish_reason=FinishReason.LENGTH), finished=1)
-        return update
+            return self._end(SequenceUpdate(request.sequence_id, tokens, FinishReason.LENGTH, "", *begun), finished=1)
+        return SequenceUpdate(request.sequence_id, tokens, None, "", *begun)
 
     def _sampled(self, token: int, request: SequenceRequest) -> SampledToken:
         alternatives = request.logprobs or 0

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from polyfleet.convert.codec import Codec
 from polyfleet.v1 import inference_pb2
 from polyfleet.v1.worker_pb2 import SampledLogprobs, SequenceDelta, StartSequence
-from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate, plain_token, plain_update
+from polyfleet.wire.answers import PLAIN_TOKENS, FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.requests import SequenceRequest
 
 _START = Codec(SequenceRequest, StartSequence)
@@ -50,8 +50,8 @@ def sequence_update(delta: SequenceDelta) -> SequenceUpdate:
     ids = delta.token_ids
     told = delta.finish_reason or delta.queue_seconds or delta.cached_tokens or delta.logprobs
     if len(ids) == 1 and not told and not delta.HasField("error"):
-        return plain_update(delta.sequence_id, plain_token(ids[0]))  # nearly all are like this
-    tokens = tuple(map(plain_token, ids))
+        return SequenceUpdate(delta.sequence_id, (PLAIN_TOKENS[ids[0]],))  # nearly all are like this
+    tokens = tuple(map(PLAIN_TOKENS.__getitem__, ids))
     if len(delta.logprobs) == len(tokens):
         given = zip(tokens, delta.logprobs, strict=True)
         tokens = tuple(SampledToken(t.token_id, p.logprob, tuple(p.top_ids), tuple(p.top_logprobs)) for t, p in given)

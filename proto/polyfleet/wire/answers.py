@@ -1,6 +1,6 @@
 """What comes back: news of a sequence from engine and worker, and what the gateway makes of them for its clients.
 
-News of sequences, which come with every token, are named tuples: these are made in a third of a dataclass's time.
+News of sequences, which come with every token, are no dataclasses: they are made in a fifth of these's time.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, unique
-from functools import lru_cache
 from typing import NamedTuple
+
+import msgspec
 
 from polyfleet.wire.tools import ToolCallDelta
 
 INTERNAL = 13  # google.rpc.Code
+MOST_TOKENS = 1 << 16  # that are kept made
 
 
 @unique
@@ -37,7 +39,7 @@ class SampledToken(NamedTuple):
     top_logprobs: tuple[float, ...] = ()
 
 
-class SequenceUpdate(NamedTuple):
+class SequenceUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """News of one sequence after a step. It has ended when `finish_reason` or `error` is set."""
 
     sequence_id: str
@@ -50,15 +52,15 @@ class SequenceUpdate(NamedTuple):
     code: int = INTERNAL  # google.rpc code of `error`
 
 
-@lru_cache(maxsize=1 << 14)
-def plain_token(token_id: int) -> SampledToken:
-    """A token without logprobs. Every step wants one of every sequence, and most of them again and again."""
-    return SampledToken(token_id)
+class _PlainTokens(dict[int, SampledToken]):
+    def __missing__(self, token_id: int) -> SampledToken:
+        if len(self) >= MOST_TOKENS:
+            self.clear()
+        made = self[token_id] = SampledToken(token_id)
+        return made
 
 
-def plain_update(sequence_id: str, token: SampledToken) -> SequenceUpdate:
-    """SequenceUpdate(sequence_id, (token,)), at half its cost."""
-    return tuple.__new__(SequenceUpdate, (sequence_id, (token,), None, "", None, None, (), INTERNAL))
+PLAIN_TOKENS = _PlainTokens()  # without logprobs, by id: each step wants one of every sequence, most of them again
 
 
 @dataclass(frozen=True, slots=True)

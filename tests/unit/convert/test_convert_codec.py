@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
+from msgspec.structs import replace
 
 from polyfleet.convert import inference as convert
 from polyfleet.convert.codec import Codec
@@ -86,7 +87,7 @@ def test_a_sequence_arrives_as_it_was_asked_for(seed: int) -> None:
 def test_news_of_a_sequence_arrive_as_they_were_told() -> None:
     tokens = (SampledToken(5, -0.5, (5, 9), (-0.5, -1.0)), SampledToken(6, 0.0))
     update = SequenceUpdate("1:a", tokens, FinishReason.LENGTH, "", 3, 0.5, ())
-    assert sequence_update(delta_message(update, "a", logprobs=True)) == update._replace(sequence_id="a", code=0)
+    assert sequence_update(delta_message(update, "a", logprobs=True)) == replace(update, sequence_id="a", code=0)
     bare = tuple(SampledToken(token.token_id) for token in tokens)
     assert sequence_update(delta_message(update, "a", logprobs=False)).tokens == bare
     vector = SequenceUpdate("1:a", (), FinishReason.STOP, embedding=(1.0, -2.0))

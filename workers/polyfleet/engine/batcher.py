@@ -17,7 +17,7 @@ from polyfleet.engine.ledger import Ledger
 from polyfleet.engine.sequence import Sequence, SequenceState, TokenMask
 from polyfleet.kvcache.pool import BlockPool
 from polyfleet.kvcache.prefix import PrefixIndex
-from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate, plain_update
+from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.hashing import prefix_root
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import SequenceRequest
@@ -224,7 +224,7 @@ class Batcher:
             reason = sequence.accept(token.token_id)
             if reason is None and sequence.reported:
                 num_usual += 1
-                updates.append(plain_update(sequence.sequence_id, token))
+                updates.append(SequenceUpdate(sequence.sequence_id, (token,)))
             else:
                 updates.append(self._news(sequence, token, reason))
         self.counters.generated_tokens += num_usual

@@ -18,8 +18,8 @@ class Composer:
     Of the rows for prompts half go by rank (priority, then arrival), the rest to the prompts with the fewest tokens
     left: a long prompt always goes on, and a short one behind it needs not wait for its end.
 
-    While all that runs decodes, nothing can start and no block is full, steps are composed of the same sequences: this
-    is known ahead, and costs nothing.
+    While all that runs decodes and nothing can start, steps are composed of the same sequences. When each of them will
+    have filled its blocks, or have all its tokens, is known ahead: only then it is looked at.
     """
 
     def __init__(
@@ -41,8 +41,10 @@ class Composer:
         self._prompts_left: list[Sequence] = []  # those that ran at the last composition and did not decode
         self._prompts_turn = False
         self._decodes: tuple[Sequence, ...] = ()  # of the last composition
-        self._repeats = 0  # how often this can be composed again, while the ledger has come to `_num_moves`
-        self._num_moves = 0
+        self._num_moves = 0  # that the ledger had come to then
+        self._steady = False  # whether these may go on as long as it does not move
+        self._due: dict[int, list[Sequence]] = {}  # who of them is to be looked at in which turn
+        self._turn = 0
 
     def compose(self, *, ahead: bool) -> tuple[tuple[Sequence, ...], list[Share]]:
         """The sequences that decode in the next step, and the shares of prompts, those of one token first.
@@ -53,16 +55,18 @@ class Composer:
         running sequence last in rank is preempted until blocks suffice: the first never is.
         """
         num_moves = self._num_moves
-        same = self._repeats and num_moves == self._ledger.num_moves and not self._may_start()
-        if same and len(self._decodes) <= self._budget.most:
-            self._repeats -= 1
+        same = self._steady and num_moves == self._ledger.num_moves and not self._may_start()
+        if same and len(self._decodes) <= self._budget.most and self._go_on():
             return self._decodes, []
         found, shares = self._compose(ahead)
         decodes, self._num_moves = tuple(found), self._ledger.num_moves
         if self._num_moves != num_moves or decodes != self._decodes:
             self._decodes = decodes
-        alone = not shares and len(decodes) == len(self._ledger.running)
-        self._repeats = min(map(self._room, decodes), default=0) if alone else 0
+        self._steady = not shares and len(decodes) == len(self._ledger.running)
+        self._due.clear()
+        if self._steady:
+            for each in decodes:
+                self._plan_a_look(each)
         return self._decodes, shares
 
     @property
@@ -78,10 +82,20 @@ class Composer:
         """Whether some sequence may leave the queue."""
         return bool(self._ledger.waiting) and self._holdings.has_slot
 
-    def _room(self, sequence: Sequence) -> int:
-        """Tokens behind its next one that need no block and don't end it for their number."""
+    def _go_on(self) -> bool:
+        """Find blocks for whom needs some now; False where one finds none, or has all its tokens under way."""
+        self._turn += 1
+        for each in self._due.pop(self._turn, ()):
+            if each.num_tokens >= each.longest or not self._holdings.grow(each):
+                return False
+            self._plan_a_look(each)
+        return True
+
+    def _plan_a_look(self, sequence: Sequence) -> None:
+        """When its blocks are full, or its tokens are all under way."""
         most = min(len(sequence.blocks) * self._holdings.block_size, sequence.longest - 1)
-        return max(0, most - sequence.num_tokens)
+        turn = self._turn + 1 + max(0, most - sequence.num_tokens)
+        self._due.setdefault(turn, []).append(sequence)
 
     def _compose(self, ahead: bool) -> tuple[list[Sequence], list[Share]]:
         self.waits = False

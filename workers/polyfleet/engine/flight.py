@@ -9,7 +9,7 @@ from polyfleet.engine.executor import FAULTS, Fault, Pending, StepOutput
 from polyfleet.engine.plan import MASKS, Share
 from polyfleet.engine.sequence import Place, Sequence, TokenMask
 from polyfleet.sampling.masks import WORD_BITS, Int32s, Masks, all_tokens, bar
-from polyfleet.wire.answers import SampledToken, plain_token
+from polyfleet.wire.answers import PLAIN_TOKENS, SampledToken
 from polyfleet.wire.requests import SequenceRequest
 
 
@@ -114,7 +114,7 @@ class Flight:
     def tokens(self, output: StepOutput) -> list[SampledToken]:
         """The drawn tokens, with the logprobs that were asked for."""
         if output.logprobs is None:
-            return list(map(plain_token, output.token_ids.tolist()))
+            return list(map(PLAIN_TOKENS.__getitem__, output.token_ids.tolist()))
         drawing = [*self.decodes, *(part.sequence for part in self.parts if part.draws)]
         return [sampled(output, drawn, each.request) for drawn, each in enumerate(drawing)]
 
@@ -141,7 +141,7 @@ def sampled(output: StepOutput, drawn: int, request: SequenceRequest) -> Sampled
     """A drawn token with the logprobs that were asked for."""
     token_id, wanted, logprobs = int(output.token_ids[drawn]), request.logprobs, output.logprobs
     if wanted is None or logprobs is None:
-        return plain_token(token_id)
+        return PLAIN_TOKENS[token_id]
     ids, top = logprobs.top_ids[drawn][:wanted], logprobs.top[drawn][:wanted]
     return SampledToken(token_id, float(logprobs.drawn[drawn]), tuple(ids.tolist()), tuple(top.tolist()))
 
