@@ -273,7 +273,7 @@ class Batcher:
         """End the step's sequences, or have them computed again in smaller steps where only memory was short."""
         error, num_rows = flight.error, len(flight.decodes) + flight.num_prompt_rows
         alive = [sequence for sequence, place in flight.members if sequence.place is place]
-        flight.doubtful += [place for _, place in flight.members]
+        flight.doubtful = tuple(place for _, place in flight.members)
         if isinstance(error, MemoryError) and self._budget.too_large(num_rows):
             log.warning("the device has no memory for a step of %d rows: smaller ones are tried", num_rows)
             for sequence in alive:

@@ -141,7 +141,8 @@ class Engine:
         An error inside the step ends the sequences that took part in it, each with an update that says why. Raises
         DeviceTimeout where the device hangs: the engine is of no use any more, its sequences can go on in another.
         """
-        canary_alone = len(self._batcher.ledger) == 1 and CANARY_ID in self._batcher.ledger
+        ledger = self._batcher.ledger
+        canary_alone = CANARY_ID in ledger and len(ledger) == 1
         report = self._batcher.step()
         if report.num_rows:
             self._steps += 1

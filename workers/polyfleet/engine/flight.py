@@ -1,8 +1,7 @@
 """Flight: a step under way, as the Batcher remembers it."""
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from itertools import chain
 
 from polyfleet.engine.executor import FAULTS, Fault, Pending, StepOutput
@@ -37,15 +36,15 @@ class Flight:
     pending: Pending | None = None
     drawn: bool = False
     error: Exception | None = None
-    doubtful: list[Place] = field(default_factory=list)  # whose rows were not good
-    unmasked: list[tuple[Sequence, Place, str]] = field(default_factory=list)  # whose mask gave none, and why
+    doubtful: tuple[Place, ...] = ()  # whose rows were not good
+    unmasked: tuple[tuple[Sequence, Place, str], ...] = ()  # whose mask gave none, and why
 
     @classmethod
     def of(
         cls,
         number: int,
         decodes: tuple[Sequence, ...],
-        shares: Iterable[Share],
+        shares: Items[Share],
         pooled: list[int],
         now: float,
         *,
@@ -56,7 +55,9 @@ class Flight:
             sequence.last_step = number
             sequence.num_computed += 1
             sequence.num_tokens += 1
-        parts = [Part(each, each.running_place, size, each.plan(size, number)) for each, size in shares]
+        parts: list[Part] = []
+        for each, size in shares:
+            parts.append(Part(each, each.running_place, size, each.plan(size, number)))
         places: list[Place] = [each.place for each in decodes]  # type: ignore[misc]
         return cls(number, decodes, places, parts, pooled, now, masked)
 
@@ -79,7 +80,7 @@ class Flight:
     def masks(self, vocabulary_size: int) -> Masks | None:
         """Which tokens its draws may not take; None where all may take all. `unmasked` are whose mask fails."""
         bits: dict[int, Int32s] = {}
-        barred: dict[int, Tokens[int]] = {}
+        barred: dict[int, Items[int]] = {}
         drawing = zip(self.decodes, self.places, strict=True)
         prompts = ((part.sequence, part.place) for part in self.parts if part.draws)
         for row, (sequence, place) in enumerate(chain(drawing, prompts)):
@@ -96,20 +97,20 @@ class Flight:
             except Exception as error:
                 problem = first_line(error)
             if problem:
-                self.unmasked.append((sequence, place, f"the mask of allowed tokens failed: {problem}"))
+                self.unmasked += ((sequence, place, f"the mask of allowed tokens failed: {problem}"),)
                 bits.pop(row, None)
                 barred.pop(row, None)
         return Masks.of(bits, barred) if bits or barred else None
 
-    def broken(self, output: StepOutput) -> list[tuple[Sequence, Place, str]]:
+    def broken(self, output: StepOutput) -> Items[tuple[Sequence, Place, str]]:
         """Whose rows or masks were not good, and why; notes in `doubtful` whose rows were not."""
         faults: list[int] = output.faults.tolist()
         if not any(faults):
             return self.unmasked
         members = zip(self.members, faults, strict=True)
         found = [(sequence, place, FAULTS[Fault(fault)]) for (sequence, place), fault in members if fault]
-        self.doubtful += [place for _, place, _ in found]
-        return found + self.unmasked
+        self.doubtful = tuple(place for _, place, _ in found)
+        return (*found, *self.unmasked)
 
     def tokens(self, output: StepOutput) -> list[SampledToken]:
         """The drawn tokens, with the logprobs that were asked for."""
@@ -129,7 +130,7 @@ class Flight:
             raise RuntimeError(f"the executor returned {shape} tokens, faults and pooled rows instead of {wanted}")
 
 
-def _filled(mask: TokenMask, generated_ids: Tokens[int], barred: Tokens[int], vocabulary_size: int) -> Int32s:
+def _filled(mask: TokenMask, generated_ids: Items[int], barred: Items[int], vocabulary_size: int) -> Int32s:
     """The set of tokens that a mask leaves, less those that are barred."""
     bits = all_tokens(vocabulary_size)
     mask.fill(generated_ids, bits)
