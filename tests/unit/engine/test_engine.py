@@ -8,33 +8,18 @@ from dataclasses import fields, replace
 import pytest
 from tests.support.batching import Outcome
 from tests.support.fake_executor import HIDDEN, VOCABULARY, FakeExecutor, expected_tokens
+from tests.support.small_config import SMALL
 
 from polyfleet.engine.batch import BatchCounters
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.request import EngineOptions, EngineStatus
 from polyfleet.engine.sizing import capacity_of
-from polyfleet.models.config import ModelConfig
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    name="fake",
-    vocabulary_size=VOCABULARY,
-    hidden_size=HIDDEN,
-    num_layers=1,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=2,
-    intermediate_size=4,
-    norm_eps=1e-5,
-    inverse_frequencies=(1.0,),
-    context_length=128,
-    tied_embeddings=True,
-    end_token_ids=(3,),
-)
+CONFIG = replace(SMALL, vocabulary_size=VOCABULARY, hidden_size=HIDDEN, context_length=128, end_token_ids=(3,))
 OPTIONS = EngineOptions(
     dtype="float32", context_length=100, kv_cache_tokens=256, max_sequences=4, step_tokens=32, block_size=4
 )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.support.small_config import SMALL
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executor import Footprint
@@ -17,21 +18,7 @@ from polyfleet.models.registry import record, weight_shapes
 from polyfleet.wire.limits import FieldError
 
 GIB = 2**30
-CONFIG = ModelConfig(
-    architecture="llama",
-    name="tiny",
-    vocabulary_size=100,
-    hidden_size=64,
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    intermediate_size=128,
-    norm_eps=1e-5,
-    inverse_frequencies=(1.0,) * 8,
-    context_length=4096,
-    tied_embeddings=True,
-)
+CONFIG = replace(SMALL, num_layers=4, context_length=4096)
 HOST = Machine("cpu", frozenset({"float32", "bfloat16", "float64"}), "float32", 8 * GIB, cores=4)
 CARD = Machine("cuda:0", frozenset({"float32", "float16", "bfloat16"}), "bfloat16", 64 * GIB, cores=16)
 EACH = 2 * 4 * 2 * 16 * 4  # keys and values, layers, KV heads, head size, bytes of float32

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from tests.support.small_config import SMALL
 
 from polyfleet.graph.kernel_graph import KernelGraph, PerToken
 from polyfleet.graph.ops import Attention, OpKind, of
@@ -10,21 +11,7 @@ from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record, weight_shapes
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    name="tiny",
-    vocabulary_size=50,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=4,
-    intermediate_size=24,
-    norm_eps=1e-5,
-    inverse_frequencies=(1.0, 0.1),
-    context_length=64,
-    tied_embeddings=False,
-)
+CONFIG = replace(SMALL, num_layers=2, vocabulary_size=50, hidden_size=16, head_dim=4, inverse_frequencies=(1.0, 0.1))
 
 
 def graph_of(config: ModelConfig) -> KernelGraph:

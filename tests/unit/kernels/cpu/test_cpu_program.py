@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.support.cpu_graphs import FusedBuilder, Params
+from tests.support.small_config import SMALL
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse, select_early
@@ -23,24 +24,8 @@ from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record, weight_shapes
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    name="tiny",
-    vocabulary_size=96,
-    hidden_size=64,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    intermediate_size=80,
-    norm_eps=1e-5,
-    inverse_frequencies=(1.0,) * 8,
-    context_length=64,
-    tied_embeddings=False,
-)
 
-
-def llama(config: ModelConfig = CONFIG) -> tuple[KernelGraph, Callable[[str], int]]:
+def llama(config: ModelConfig = SMALL) -> tuple[KernelGraph, Callable[[str], int]]:
     weights = {
         name: Weight(name, WeightFormat.F32, rows, columns, torch.empty(0))
         for name, (rows, columns) in weight_shapes(config).items()

@@ -128,7 +128,7 @@ class VulkanProgram:
         hidden, logits = self._values[self.graph.hidden], self._values[self.graph.logits]
         columns = {"COLUMNS": self.graph.widths[self.graph.hidden], "FIRST": sequences}
         self._dispatches.append(self._bound("finite", columns, 1, 1, False, hidden, self._results))
-        columns = {"COLUMNS": self.graph.widths[self.graph.logits]}
+        columns = {"COLUMNS": self.graph.widths[self.graph.logits], "TOKENS": True}
         self._argmax = self._bound("argmax", columns, 1, 1, True, logits, self._results)
 
     def run(self, step: StepInputs, *, greedy: bool) -> None:
@@ -223,8 +223,8 @@ class VulkanProgram:
             vectors = self._weights[op.weights], self._weights[op.biases]
             return self._bound(shader, norm, 1, 1, selected, *inputs, *vectors, *outputs)
         if op.kind is OpKind.ARGMAX:
-            row = {"COLUMNS": self.graph.widths[op.inputs[0]]}
-            return self._bound("largest_column", row, 1, 1, selected, *inputs, *outputs)
+            row = {"COLUMNS": self.graph.widths[op.inputs[0]], "TOKENS": False}
+            return self._bound(shader, row, 1, 1, selected, *inputs, *outputs)
         if op.kind in ELEMENTWISE:
             function = {"COLUMNS": columns, "FUNCTION": ELEMENTWISE.index(op.kind)}
             operands = inputs[0], inputs[-1], *outputs
