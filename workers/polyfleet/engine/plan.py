@@ -37,6 +37,7 @@ class Need(IntFlag):
 
 MASKS = int(Need.MASKS)
 NEEDS = [Need(bits) for bits in range(2 * max(Need))]
+MASKED = [bool(bits & MASKS) for bits in range(len(NEEDS))]  # by needs, for asking a Need costs many times as much
 NOTHING = np.zeros(0, dtype=np.int32)
 
 
@@ -66,7 +67,6 @@ class StepPlan:
     pool_last: Int32s  # [P] 1: the last row is wanted, 0: the sum of all rows
     cleared_blocks: Int32s  # to be made 0 before anything is computed
     needs: Need
-    masked: bool  # whether some draw may not take every token, which `needs` tell more slowly
     block_tables: Int32s  # [slots, blocks of a sequence at most]
     changed: Int32s  # slots with changes in their rows of `block_tables` or `sampling`
     sampling: Parameters  # [slots]
@@ -82,6 +82,11 @@ class StepPlan:
     def num_draws(self) -> int:
         """S."""
         return len(self.draw_rows)
+
+    @property
+    def masked(self) -> bool:
+        """Whether some draw may not take every token."""
+        return MASKED[self.needs]
 
     @property
     def draw_sequences(self) -> NDArray[np.int64]:
@@ -217,7 +222,7 @@ def lay_out(
     ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, last, cleared = views
     return StepPlan(
         *(numbers, ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, last),
-        *(cleared, needs, bool(int(needs) & MASKS), block_tables, changed, sampling, starts),
+        *(cleared, needs, block_tables, changed, sampling, starts),
     )
 
 
