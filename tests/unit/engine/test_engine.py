@@ -19,7 +19,9 @@ from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
-CONFIG = replace(SMALL, vocabulary_size=VOCABULARY, hidden_size=HIDDEN, context_length=128, end_token_ids=(3,))
+CONFIG = replace(
+    SMALL, name="fake", vocabulary_size=VOCABULARY, hidden_size=HIDDEN, context_length=128, end_token_ids=(3,)
+)
 OPTIONS = EngineOptions(
     dtype="float32", context_length=100, kv_cache_tokens=256, max_sequences=4, step_tokens=32, block_size=4
 )
