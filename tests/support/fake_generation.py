@@ -14,7 +14,7 @@ from polyfleet.gateway.health import Health
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.wire.answers import Delta, Embeddings, FinishReason, Model, TokenLogprobs, Tokens, Usage
-from polyfleet.wire.requests import EmbedRequest, GenerateRequest, TokenizeRequest
+from polyfleet.wire.requests import DetokenizeRequest, EmbedRequest, GenerateRequest, TokenizeRequest
 
 WORDS = ("Hello", " there", " friend")
 MODEL = Model("org/fake", 2048, 1000, 1, ("cpu",), 1700000000)
@@ -31,7 +31,7 @@ def logprob_of(position: int) -> TokenLogprobs:
 class FakeGeneration:
     """Each choice's answer is WORDS and its number, word by word, choices in turn."""
 
-    requests: list[GenerateRequest | EmbedRequest | TokenizeRequest] = field(default_factory=list)
+    requests: list[GenerateRequest | EmbedRequest | TokenizeRequest | DetokenizeRequest] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     error: Exception | None = None  # raised before anything is answered, or
     error_after: int = 0  # behind this many deltas
@@ -108,6 +108,10 @@ class FakeGeneration:
         self._note(request, call)
         return Tokens((1,), ("a",))
 
+    async def detokenize(self, request: DetokenizeRequest, call: Call) -> str:
+        self._note(request, call)
+        return "a" * len(request.token_ids)
+
     def models(self) -> tuple[Model, ...]:
         return self.known
 
@@ -117,7 +121,7 @@ class FakeGeneration:
                 return model
         raise NotFound(f"There is no model {name}; served: {', '.join(model.name for model in self.known)}.")
 
-    def _note(self, request: GenerateRequest | EmbedRequest | TokenizeRequest, call: Call) -> None:
+    def _note(self, request: GenerateRequest | EmbedRequest | TokenizeRequest | DetokenizeRequest, call: Call) -> None:
         self.requests.append(request)
         self.calls.append(call)
         if request.model:

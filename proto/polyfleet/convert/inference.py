@@ -8,7 +8,7 @@ from polyfleet.convert.codec import Codec
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens, Usage
 from polyfleet.wire.limits import MAX_EMBED_INPUTS, MAX_MESSAGES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, check_count
-from polyfleet.wire.requests import EmbedRequest, GenerateRequest, Message, TokenizeRequest
+from polyfleet.wire.requests import DetokenizeRequest, EmbedRequest, GenerateRequest, Message, TokenizeRequest
 from polyfleet.wire.sampling import DEFAULTABLE, NONE, SamplingParams
 from polyfleet.wire.tools import MAX_TOOLS
 
@@ -16,6 +16,7 @@ _GENERATE = Codec(GenerateRequest, pb.GenerateRequest)
 _EMBED = Codec(EmbedRequest, pb.EmbedRequest)
 _MESSAGE = Codec(Message, pb.ChatMessage)
 _TOKENIZE = Codec(TokenizeRequest, pb.TokenizeRequest)
+_DETOKENIZE = Codec(DetokenizeRequest, pb.DetokenizeRequest)
 _DELTA = Codec(Delta, pb.GenerateResponse)
 _USAGE = Codec(Usage, pb.Usage)
 _TOKENS = Codec(Tokens, pb.TokenizeResponse)
@@ -52,6 +53,11 @@ def tokenize_request(message: pb.TokenizeRequest) -> TokenizeRequest:
     """From a client. Raises FieldError."""
     _check_counts(message, "messages", "tools")
     return _TOKENIZE.value(message, messages=_messages(message))
+
+
+def detokenize_request(message: pb.DetokenizeRequest) -> DetokenizeRequest:
+    """From a client."""
+    return _DETOKENIZE.value(message)
 
 
 def _messages(message: pb.GenerateRequest | pb.TokenizeRequest) -> tuple[Message, ...]:

@@ -208,6 +208,14 @@ class EmbedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class DetokenizeRequest:
+    """Ids to be spelled."""
+
+    model: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizeRequest:
     """Exactly one of text and messages; `add_special_tokens` counts for text only."""
 

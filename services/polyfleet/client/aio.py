@@ -167,6 +167,12 @@ class AsyncClient:
         request = requests.tokenize_request(text, messages, model, add_special_tokens)
         return tokens_of(await self._unary(self._stub.Tokenize, request, timeout))
 
+    async def detokenize(self, token_ids: Sequence[int], *, model: str = "", timeout: float | None = None) -> str:
+        """The text of token ids, special tokens as they are spelled."""
+        request = requests.detokenize_request(token_ids, model)
+        text: str = (await self._unary(self._stub.Detokenize, request, timeout)).text
+        return text
+
     async def models(self, *, timeout: float | None = None) -> list[Model]:
         """Every model that is served or being loaded, by name."""
         response = await self._unary(self._stub.ListModels, pb.ListModelsRequest(), timeout)

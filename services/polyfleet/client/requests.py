@@ -116,6 +116,13 @@ def tokenize_request(
     return request
 
 
+def detokenize_request(token_ids: Sequence[int], model: str) -> pb.DetokenizeRequest:
+    """Ids to be spelled."""
+    request = pb.DetokenizeRequest(model=model)
+    _extend(request, "token_ids", token_ids)
+    return request
+
+
 def _set(message: Any, name: str, value: Any, label: str = "") -> None:
     if value is None:
         return

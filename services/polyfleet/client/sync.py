@@ -170,6 +170,12 @@ class Client:
         request = requests.tokenize_request(text, messages, model, add_special_tokens)
         return tokens_of(self._unary(self._stub.Tokenize, request, timeout))
 
+    def detokenize(self, token_ids: Sequence[int], *, model: str = "", timeout: float | None = None) -> str:
+        """The text of token ids, special tokens as they are spelled."""
+        request = requests.detokenize_request(token_ids, model)
+        text: str = (self._unary(self._stub.Detokenize, request, timeout)).text
+        return text
+
     def models(self, *, timeout: float | None = None) -> list[Model]:
         """Every model that is served or being loaded, by name."""
         response = self._unary(self._stub.ListModels, pb.ListModelsRequest(), timeout)

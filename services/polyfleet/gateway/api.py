@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
-from polyfleet.wire.requests import EmbedRequest, GenerateRequest, TokenizeRequest
+from polyfleet.wire.requests import DetokenizeRequest, EmbedRequest, GenerateRequest, TokenizeRequest
 from polyfleet.wire.tracing import TraceContext
 
 
@@ -46,6 +46,10 @@ class GenerationApi(Protocol):
 
     async def tokenize(self, request: TokenizeRequest, call: Call) -> Tokens:
         """The ids that `generate` would compute for this prompt."""
+        ...
+
+    async def detokenize(self, request: DetokenizeRequest, call: Call) -> str:
+        """The text of these ids, special tokens as they are spelled."""
         ...
 
     def models(self) -> tuple[Model, ...]:

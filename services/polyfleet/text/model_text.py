@@ -78,6 +78,11 @@ class ModelText:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
+    def spelled(self, token_ids: Sequence[int]) -> str:
+        """The whole text of these ids, special tokens as they are spelled."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
+
     def detokenizer(self, prompt_ids: Sequence[int] = ()) -> Detokenizer:
         """A fresh incremental detokeniser of an answer to this prompt."""
         if self._byte_pieces is not None:

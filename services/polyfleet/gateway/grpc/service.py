@@ -66,6 +66,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
                 wanted = convert.tokenize_request(request)
             return convert.tokenize_response(await self._generation.tokenize(wanted, call))
 
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        """The text of ids."""
+        async with self._guarded("Detokenize", context) as call:
+            wanted = convert.detokenize_request(request)
+            return pb.DetokenizeResponse(text=await self._generation.detokenize(wanted, call))
+
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         """All models."""
         async with self._guarded("ListModels", context):

@@ -1,27 +1,22 @@
 """One completion on its way to the client: as one JSON body, or as server-sent events."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from polyfleet.gateway.errors import ApiError, DataLoss
-from polyfleet.gateway.http.errors import error_body, error_response, internal_error
-from polyfleet.gateway.http.events import EventStream, event
+from polyfleet.gateway.http.errors import internal_error
+from polyfleet.gateway.http.events import EventStream
 from polyfleet.gateway.http.gathered import Gathered
-from polyfleet.gateway.http.replies import Choice, Reply, UsageReply, usage_reply
-from polyfleet.gateway.http.shapes import Shape
 from polyfleet.gateway.http.streams import until_disconnect
+from polyfleet.gateway.http.writer import Writer
 from polyfleet.wire.answers import Delta, Usage
 
 HEADERS_SECONDS = 1.0  # in which a worker's refusal can still become a status
-DONE = event(b"[DONE]")
 
 
 class Admission:
@@ -53,14 +48,10 @@ class Answer:
 
     deltas: Callable[[], AsyncGenerator[Delta, None]]
     admission: Admission
-    shape: Shape
+    writer: Writer
     request_id: str
-    model: str
     stream: bool
-    include_usage: bool = False
-    continuous_usage: bool = False
     comment_seconds: float = 10.0
-    created: int = field(default_factory=lambda: int(time.time()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises nothing that the client's behaviour can cause."""
@@ -70,12 +61,12 @@ class Answer:
     async def _run_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.deltas()) as deltas:
             try:
-                response = Response(msgspec.json.encode(await self._gather(deltas)), media_type="application/json")
+                response = Response(await self._gather(deltas), media_type="application/json")
             except ApiError as error:
-                response = error_response(error, self.shape.renames)
+                response = self.writer.refusal(error)
         await response(scope, receive, send)
 
-    async def _gather(self, deltas: AsyncGenerator[Delta, None]) -> Reply:
+    async def _gather(self, deltas: AsyncGenerator[Delta, None]) -> bytes:
         choices: dict[int, Gathered] = {}
         usage: Usage | None = None
         async for delta in deltas:
@@ -83,8 +74,7 @@ class Answer:
             usage = delta.usage or usage
         if usage is None:
             raise DataLoss("The answer ended too early; send the request again.")
-        whole = [self.shape.whole(index, choice) for index, choice in sorted(choices.items())]
-        return self._reply(self.shape.whole_object, whole, usage_reply(usage))
+        return self.writer.whole(choices, usage)
 
     async def _run_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.deltas()) as deltas:
@@ -93,7 +83,7 @@ class Answer:
                 await self._until_due(first)
                 error = first.exception() if first.done() else None
                 if isinstance(error, ApiError):
-                    await error_response(error, self.shape.renames)(scope, receive, send)
+                    await self.writer.refusal(error)(scope, receive, send)
                 elif error is not None:
                     raise error
                 else:
@@ -119,31 +109,22 @@ class Answer:
             try:
                 if not first.done():
                     await events.comment()  # some proxies keep headers back until there is a body
-                usage = await self._send_chunks(await first, events)
+                delta = await first
+                written = self.writer.begin() + self.writer.events(delta)
+                usage = delta.usage
+                if written:
+                    await events.write(written)
                 async for delta in deltas:
-                    usage = await self._send_chunks(delta, events) or usage
+                    if written := self.writer.events(delta):
+                        await events.write(written)
+                    usage = delta.usage or usage
                 if usage is None:
                     raise DataLoss("The answer ended too early; send the request again.")
             except Exception as error:
                 told = error if isinstance(error, ApiError) else internal_error(error, self.request_id)
-                await events.end(event(error_body(told, self.shape.renames)))
+                await events.end(self.writer.failure(told))
                 return
-            end = DONE
-            if self.include_usage:
-                last = self._reply(self.shape.chunk_object, [], usage_reply(usage))
-                end = event(msgspec.json.encode(last)) + DONE
-            await events.end(end)
-
-    async def _send_chunks(self, delta: Delta, events: EventStream) -> Usage | None:
-        usage: UsageReply | UnsetType | None = None if self.include_usage else UNSET
-        if self.continuous_usage and delta.usage is not None:
-            usage = usage_reply(delta.usage)
-        for choice in self.shape.chunks(delta):
-            await events.write(msgspec.json.encode(self._reply(self.shape.chunk_object, [choice], usage)))
-        return delta.usage
-
-    def _reply(self, kind: str, choices: list[Choice], usage: UsageReply | UnsetType | None) -> Reply:
-        return Reply(self.shape.id_prefix + self.request_id, kind, self.created, self.model, choices, usage)
+            await events.end(self.writer.end(usage))
 
 
 async def _first(deltas: AsyncGenerator[Delta, None]) -> Delta:

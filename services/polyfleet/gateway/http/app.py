@@ -15,6 +15,7 @@ from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.endpoints import Endpoints
 from polyfleet.gateway.http.errors import error_response, internal_error, plain_error
 from polyfleet.gateway.http.monitoring import health_routes
+from polyfleet.gateway.http.more_endpoints import MoreEndpoints
 from polyfleet.gateway.http.welcome import Welcome
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.wire.ids import new_id
@@ -28,7 +29,7 @@ def create_app(parts: GatewayParts, cors_origins: Sequence[str] = ()) -> Starlet
 
     Browsers let pages of `cors_origins` (`*`: of any) call it; keys travel in a header, so no credentials are allowed.
     """
-    to = Endpoints(parts)
+    to, more = Endpoints(parts), MoreEndpoints(parts)
     cors = Middleware(
         CORSMiddleware,
         allow_origins=cors_origins,
@@ -42,6 +43,11 @@ def create_app(parts: GatewayParts, cors_origins: Sequence[str] = ()) -> Starlet
             Route("/v1/chat/completions", to.chat, methods=["POST"]),
             Route("/v1/completions", to.completions, methods=["POST"]),
             Route("/v1/embeddings", to.embeddings, methods=["POST"]),
+            Route("/v1/responses", more.responses, methods=["POST"]),
+            Route("/v1/messages", more.messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", more.count_tokens, methods=["POST"]),
+            Route("/tokenize", more.tokenize, methods=["POST"]),
+            Route("/detokenize", more.detokenize, methods=["POST"]),
             Route("/v1/models", to.models, methods=["GET"]),
             Route("/v1/models/{name:path}", to.model, methods=["GET"]),
             Route("/", Welcome(parts).show, methods=["GET"]),

@@ -26,17 +26,22 @@ NOTHING = msgspec.Raw(NULL)
 # The unsupported fields, each with the values (None aside) with which it asks for nothing.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
+    "background": (False,),
+    "conversation": (),
     "dimensions": (),
     "echo": (False,),
     "function_call": ("auto", "none"),  # with functions refused, neither can have an effect
     "functions": ([],),
     "logit_bias": ({},),
     "modalities": (["text"],),
+    "max_tool_calls": (),
     "moderation": (),
+    "previous_response_id": (),
     "reasoning_effort": ("none",),
     "store": (False,),
     "suffix": ("",),
     "verbosity": ("medium",),
+    "top_logprobs": (0,),
     "web_search_options": (),
 }
 

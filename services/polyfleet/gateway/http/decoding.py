@@ -133,7 +133,7 @@ def refuse_unsupported(body: Strict, prefix: str = "") -> None:
     """Raise FieldError for a field that asks for something that is not supported; its name gets `prefix`."""
     for name, neutral in UNSUPPORTED.items():
         value = getattr(body, name, NOTHING)
-        if value is not NOTHING and not _is_one_of(value, neutral):
+        if isinstance(value, msgspec.Raw) and not _is_one_of(value, neutral):
             raise FieldError(f"{prefix}{name}", "is not supported by this server; leave it out")
 
 

@@ -63,20 +63,34 @@ def http_status(error: ApiError) -> int:
     return _STATUS_OF_CLASS.get(type(error), _HTTP[error.code][0])
 
 
+def error_message(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> tuple[str, str | None]:
+    """What a caller is told, and the field at fault; `renames` maps the core's names (without index and path)."""
+    if not (error.violations and error.violations[0].field):
+        return error.message, None
+    violation = error.violations[0]
+    param = http_field(violation.field, renames)
+    told = f" ({error.reason})" if error.reason else ""  # newer OpenAI clients show nothing else of the body
+    return f"{param}: {violation.description.rstrip('.')}{told}.", param
+
+
+def openai_code(error: ApiError) -> str:
+    """OpenAI's `code` of an error."""
+    return error.reason or _HTTP[error.code][2]
+
+
 def error_body(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> bytes:
-    """The error as JSON; `renames` maps the core's field names (without index and path) to those of the endpoint."""
-    _, kind, code = _HTTP[error.code]
-    message, param = error.message, None
-    if error.violations and error.violations[0].field:
-        violation = error.violations[0]
-        param = http_field(violation.field, renames)
-        told = f" ({error.reason})" if error.reason else ""  # newer OpenAI clients show nothing else of the body
-        message = f"{param}: {violation.description.rstrip('.')}{told}."
-    return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, error.reason or code)))
+    """The error as JSON; `renames` as above."""
+    message, param = error_message(error, renames)
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, _HTTP[error.code][1], param, openai_code(error))))
 
 
 def error_response(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> Response:
     """The whole reply, with the headers that belong to its status."""
+    return Response(error_body(error, renames), http_status(error), error_headers(error), "application/json")
+
+
+def error_headers(error: ApiError) -> dict[str, str]:
+    """The headers that belong to an error's status."""
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
@@ -84,7 +98,7 @@ def error_response(error: ApiError, renames: Mapping[str, str] = NO_RENAMES) -> 
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, BodyTooLarge):
         headers["connection"] = "close"  # the rest of the body will not be read
-    return Response(error_body(error, renames), http_status(error), headers, "application/json")
+    return headers
 
 
 def plain_error(status: int, message: str, code: str) -> Response:

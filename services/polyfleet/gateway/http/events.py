@@ -31,9 +31,9 @@ class EventStream:
         self._commenter = asyncio.create_task(self._comment())
         return self
 
-    async def write(self, data: bytes) -> None:
-        """Send an event of this data."""
-        await self._write(event(data))
+    async def write(self, events: bytes) -> None:
+        """Send these events."""
+        await self._write(events)
 
     async def comment(self) -> None:
         """Send a comment now."""

@@ -58,19 +58,23 @@ def _found(body: GenerateBody, response_format: msgspec.Raw) -> Iterator[tuple[s
 
 def _of_format(value: msgspec.Raw) -> Structure | None:
     form = decode_part(value, ResponseFormat, "response_format")
-    if form.type == "text":
+    if form.type == "json_schema":
+        schema = form.json_schema.schema if form.json_schema else NOTHING
+        return of_type(form.type, schema, "response_format", "response_format.json_schema.schema")
+    return of_type(form.type, form.schema, "response_format", "response_format.schema")
+
+
+def of_type(kind: str, schema: msgspec.Raw, field: str, schema_field: str) -> Structure | None:
+    """The structure of a format: text, json_object, or json_schema with its schema. Raises FieldError."""
+    if kind == "text":
         return None
-    if form.type == "json_object":
-        return (
-            Structure(json_object=True)
-            if bytes(form.schema) == NULL
-            else _schema(form.schema, "response_format.schema")
-        )
-    if form.type != "json_schema":
-        raise FieldError("response_format.type", f"must be text, json_object or json_schema, not {form.type!r:.40}")
-    if form.json_schema is None or bytes(form.json_schema.schema) == NULL:
-        raise FieldError("response_format.json_schema.schema", "is missing")
-    return _schema(form.json_schema.schema, "response_format.json_schema.schema")
+    if kind not in ("json_object", "json_schema"):
+        raise FieldError(f"{field}.type", f"must be text, json_object or json_schema, not {kind!r:.40}")
+    if bytes(schema) != NULL:
+        return _schema(schema, schema_field)
+    if kind == "json_schema":
+        raise FieldError(schema_field, "is missing")
+    return Structure(json_object=True)
 
 
 def _of_output(name: str, value: Any, field: str) -> Structure | None:

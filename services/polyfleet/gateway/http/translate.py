@@ -15,6 +15,7 @@ from polyfleet.gateway.http.bodies import (
     EmbeddingsBody,
     GenerateBody,
     MessageBody,
+    Messages,
     ToolCallBody,
 )
 from polyfleet.gateway.http.decoding import decode_inputs, decode_messages, decode_tools, refuse_unsupported
@@ -41,10 +42,7 @@ def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
         raise FieldError("top_logprobs", "needs logprobs to be true")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    bodies = decode_messages(body.messages, MAX_MESSAGES)
-    messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(bodies))
-    if not messages:
-        raise FieldError("messages", "must hold at least one message")
+    messages = chat_messages(body.messages)
     tools = decode_tools(body.tools, MAX_TOOLS)
     choice, names = tool_choice.read(body.tool_choice)
     return replace(
@@ -54,8 +52,16 @@ def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
         tool_names=names,
         structure=response_format.read(body, body.response_format),
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        template_arguments=_text_of(body.chat_template_kwargs),
+        template_arguments=json_text(body.chat_template_kwargs),
     )
+
+
+def chat_messages(value: Messages) -> tuple[Message, ...]:
+    """The messages of a chat. Raises FieldError."""
+    bodies = decode_messages(value, MAX_MESSAGES)
+    if not bodies:
+        raise FieldError("messages", "must hold at least one message")
+    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(bodies))
 
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[GenerateRequest]:
@@ -138,7 +144,7 @@ def _message(message: MessageBody, path: str) -> Message:
     )
 
 
-def _text_of(value: msgspec.Raw) -> str:
+def json_text(value: msgspec.Raw) -> str:
     """JSON as it came; nothing for null."""
     return "" if bytes(value) == NULL else bytes(value).decode()
 

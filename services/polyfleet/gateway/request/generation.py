@@ -35,7 +35,14 @@ from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
 from polyfleet.wire.hashing import cache_salt
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, SequenceRequest, TokenizeRequest
+from polyfleet.wire.requests import (
+    DetokenizeRequest,
+    EmbedInput,
+    EmbedRequest,
+    GenerateRequest,
+    SequenceRequest,
+    TokenizeRequest,
+)
 from polyfleet.wire.sampling import GREEDY, SamplingParams
 
 
@@ -142,6 +149,16 @@ class Generation:
                 )
         check_context(field, prompt.num_tokens, served.model)
         return Tokens(prompt.token_ids, prompt.pieces)
+
+    async def detokenize(self, request: DetokenizeRequest, call: Call) -> str:
+        """See GenerationApi."""
+        with self._accounts.open(new_id("req"), call) as record:
+            served = await self._resolve(request.model, record)
+            check_ids("token_ids", request.token_ids, served.model)
+            check_context("token_ids", len(request.token_ids), served.model)
+            if served.text is None:
+                raise FieldError("token_ids", f"model {served.model.name} has no tokenizer to spell them with")
+            return served.text.spelled(request.token_ids)
 
     def _tokenizing(self, served: ServedModel) -> AbstractContextManager[object]:
         """Measures how long its inside takes."""

@@ -12,6 +12,7 @@ from polyfleet.gateway.http import answer as answer_module
 from polyfleet.gateway.http.answer import Admission, Answer
 from polyfleet.gateway.http.events import COMMENT
 from polyfleet.gateway.http.shapes import ChatShape
+from polyfleet.gateway.http.writer import CompletionWriter
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 
 SECONDS = 10.0  # against hanging
@@ -40,9 +41,8 @@ class Client:
     """Runs an answer and keeps what is sent; `leave` is a disconnect."""
 
     def __init__(self, core: Core, admission: Admission, comment_seconds: float = 0.02) -> None:
-        answer = Answer(
-            core.deltas, admission, ChatShape(logprobs=False), "r", "m", stream=True, comment_seconds=comment_seconds
-        )
+        writer = CompletionWriter(ChatShape(logprobs=False), "r", "m")
+        answer = Answer(core.deltas, admission, writer, "r", stream=True, comment_seconds=comment_seconds)
         self.sent: Sent = []
         self.leave = asyncio.Event()
         self._news = asyncio.Event()

@@ -8,13 +8,19 @@ import pytest
 from polyfleet import client as pf
 from polyfleet.gateway.errors import Code
 from polyfleet.gateway.http.bodies import UNSUPPORTED, ChatBody, CompletionBody, EmbeddingsBody, MessageBody, Strict
+from polyfleet.gateway.http.messages_body import MessagesBody
+from polyfleet.gateway.http.responses_body import ResponsesBody
+from polyfleet.gateway.http.token_bodies import DetokenizeBody, TokenizeBody
 from polyfleet.wire.requests import GenerateOptions
 
 TEXT = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")
 NAMED = set(re.findall(r"[A-Za-z_]+", " ".join(re.findall(r"`([^`]+)`", TEXT))))
 
 
-@pytest.mark.parametrize("body", [ChatBody, CompletionBody, EmbeddingsBody, MessageBody])
+BODIES = [ChatBody, CompletionBody, EmbeddingsBody, MessageBody, MessagesBody, ResponsesBody, TokenizeBody]
+
+
+@pytest.mark.parametrize("body", [*BODIES, DetokenizeBody])
 def test_every_field_of_every_body_is_documented(body: type[Strict]) -> None:
     assert set(body.__struct_fields__) - NAMED == set()
 

@@ -1,0 +1,179 @@
+"""Body of Anthropic's `POST /v1/messages`, and the request that it means."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from polyfleet.gateway.http.bodies import NOTHING, Ignored, Strict
+from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
+from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
+from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
+from polyfleet.wire.tools import ToolCall
+
+
+class TextBlock(msgspec.Struct, tag="text"):
+    """What is said."""
+
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, tag="thinking"):
+    """What was thought."""
+
+    thinking: str
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use"):
+    """A call."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(msgspec.Struct, tag="tool_result"):
+    """What a tool gave back."""
+
+    tool_use_id: str
+    content: str | list[TextBlock] = ""
+    is_error: bool = False
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class Turn(msgspec.Struct):
+    """A message."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[ContentBlock]
+
+
+class ToolBody(msgspec.Struct):
+    """A tool; what else may be said of one changes nothing here."""
+
+    name: str
+    input_schema: msgspec.Raw = NOTHING
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+
+
+class ToolChoiceBody(msgspec.Struct):
+    """Which tools have to be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class CountBody(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v1/messages/count_tokens`, and what a message is made of."""
+
+    messages: list[Turn]
+    model: str | None = None
+    system: str | list[TextBlock] | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: ToolChoiceBody | None = None
+    thinking: Ignored = NOTHING
+
+
+class MessagesBody(CountBody, frozen=True, kw_only=True):
+    """Body of `POST /v1/messages`."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    # Without effect.
+    metadata: Ignored = NOTHING
+    service_tier: Ignored = NOTHING
+
+
+RENAMES = {
+    "stop": "stop_sequences",
+    "tool_names": "tool_choice",
+    "text": "messages",
+}
+
+
+def messages_request(body: MessagesBody, request_id: str) -> GenerateRequest:
+    """The request of a message. Raises FieldError."""
+    given = {name: value for name in ("temperature", "top_p", "top_k") if (value := getattr(body, name)) is not None}
+    choice = body.tool_choice or ToolChoiceBody("auto")
+    if choice.type == "tool" and not choice.name:
+        raise FieldError("tool_choice.name", "is missing")
+    return GenerateRequest(
+        model=body.model or "",
+        messages=chat_messages(body),
+        sampling=SamplingParams(**given),
+        left_out=frozenset(DEFAULTABLE) - given.keys(),
+        max_tokens=body.max_tokens,
+        stop=tuple(body.stop_sequences or ()),
+        tools=tool_definitions(body),
+        tool_choice={"any": "required", "tool": "required"}.get(choice.type, choice.type),
+        tool_names=(choice.name,) if choice.type == "tool" and choice.name else (),
+        parallel_tool_calls=not choice.disable_parallel_tool_use,
+        request_id=request_id,
+    )
+
+
+def count_request(body: CountBody) -> TokenizeRequest:
+    """The same, to be counted alone. Raises FieldError."""
+    return TokenizeRequest(body.model or "", messages=chat_messages(body), tools=tool_definitions(body))
+
+
+def chat_messages(body: CountBody) -> tuple[Message, ...]:
+    """The chat's messages, the system's text first. Raises FieldError."""
+    check_count("messages", len(body.messages), MAX_MESSAGES)
+    if not body.messages:
+        raise FieldError("messages", "must hold at least one message")
+    messages = [Message("system", _texts(body.system))] if body.system else []
+    for turn in body.messages:
+        messages += _turn(turn)
+    return tuple(messages)
+
+
+def tool_definitions(body: CountBody) -> tuple[str, ...]:
+    """Tools as JSON, in OpenAI's form. Raises FieldError."""
+    definitions = []
+    for index, tool in enumerate(body.tools or ()):
+        if tool.type not in (None, "custom"):
+            raise FieldError(f"tools[{index}].type", f"must be custom, not {tool.type:.40}")
+        function: dict[str, Any] = {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.input_schema,
+            "strict": tool.strict,
+        }
+        kept = {name: value for name, value in function.items() if value is not None and value != NOTHING}
+        definitions.append(msgspec.json.encode({"type": "function", "function": kept}).decode())
+    return tuple(definitions)
+
+
+def _turn(turn: Turn) -> list[Message]:
+    if isinstance(turn.content, str):
+        return [Message(turn.role, turn.content)]
+    results = [each for each in turn.content if isinstance(each, ToolResultBlock)]
+    texts = tuple(each.text for each in turn.content if isinstance(each, TextBlock))
+    calls = tuple(
+        ToolCall(each.id, each.name, msgspec.json.encode(each.input).decode())
+        for each in turn.content
+        if isinstance(each, ToolUseBlock)
+    )
+    thoughts = "\n".join(each.thinking for each in turn.content if isinstance(each, ThinkingBlock))
+    messages = [Message("tool", _texts(each.content), tool_call_id=each.tool_use_id) for each in results]
+    if texts or calls or not results:
+        content = texts[0] if len(texts) == 1 else texts or (None if calls else "")
+        messages.append(Message(turn.role, content, tool_calls=calls, reasoning=thoughts))
+    return messages
+
+
+def _texts(content: str | list[TextBlock]) -> str | tuple[str, ...]:
+    if isinstance(content, str):
+        return content
+    return content[0].text if len(content) == 1 else tuple(block.text for block in content)

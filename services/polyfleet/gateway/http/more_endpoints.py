@@ -1,0 +1,94 @@
+"""The endpoints of other APIs: OpenAI's Responses, Anthropic's Messages, and tokens as vLLM has them."""
+
+from dataclasses import replace
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from polyfleet.gateway.api import Call
+from polyfleet.gateway.errors import ApiError
+from polyfleet.gateway.http.answer import Admission, Answer
+from polyfleet.gateway.http.door import Door, json_reply
+from polyfleet.gateway.http.errors import error_response
+from polyfleet.gateway.http.messages_body import CountBody, MessagesBody, count_request, messages_request
+from polyfleet.gateway.http.messages_reply import MessageWriter, messages_error
+from polyfleet.gateway.http.responses_body import ResponsesBody, responses_request
+from polyfleet.gateway.http.responses_reply import ResponseWriter
+from polyfleet.gateway.http.token_bodies import (
+    DetokenizeBody,
+    DetokenizeReply,
+    TokenizeBody,
+    TokenizeReply,
+    detokenize_request,
+    tokenize_request,
+)
+from polyfleet.gateway.http.writer import Writer
+from polyfleet.wire.requests import GenerateRequest
+
+
+class MoreEndpoints(Door):
+    """One method per route."""
+
+    async def responses(self, request: Request) -> ASGIApp:
+        """POST /v1/responses."""
+        call = self._authenticate(request, "responses")
+        with self._refusals(call):
+            body = await self._read(request, ResponsesBody)
+            wanted = responses_request(body, request.scope["request_id"])
+        writer = ResponseWriter(body, wanted.request_id, self._model_name(body.model))
+        return self._answer(wanted, writer, call, stream=bool(body.stream))
+
+    async def messages(self, request: Request) -> ASGIApp:
+        """POST /v1/messages."""
+        try:
+            call = self._authenticate(request, "messages")
+            with self._refusals(call):
+                body = await self._read(request, MessagesBody)
+                wanted = messages_request(body, request.scope["request_id"])
+        except ApiError as error:
+            return messages_error(error, request.scope["request_id"])
+        writer = MessageWriter(wanted.request_id, self._model_name(body.model))
+        return self._answer(wanted, writer, call, stream=bool(body.stream))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens."""
+        try:
+            call = self._authenticate(request, "messages.count_tokens")
+            with self._refusals(call):
+                wanted = count_request(await self._read(request, CountBody))
+            tokens = await self._generation.tokenize(wanted, call)
+        except ApiError as error:
+            return messages_error(error, request.scope["request_id"])
+        return json_reply({"input_tokens": len(tokens.token_ids)})
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        call = self._authenticate(request, "tokenize")
+        with self._refusals(call):
+            body = await self._read(request, TokenizeBody)
+            wanted = tokenize_request(body)
+        try:
+            tokens = await self._generation.tokenize(wanted, call)
+        except ApiError as error:
+            return error_response(error, {"text": "prompt"})
+        most = self._generation.model(self._model_name(body.model)).context_length
+        pieces = list(tokens.pieces) if body.return_token_strs else None
+        return json_reply(TokenizeReply(len(tokens.token_ids), most, list(tokens.token_ids), pieces))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        call = self._authenticate(request, "detokenize")
+        with self._refusals(call):
+            wanted = detokenize_request(await self._read(request, DetokenizeBody))
+        try:
+            return json_reply(DetokenizeReply(await self._generation.detokenize(wanted, call)))
+        except ApiError as error:
+            return error_response(error, {"token_ids": "tokens"})
+
+    def _answer(self, wanted: GenerateRequest, writer: Writer, call: Call, *, stream: bool) -> Answer:
+        admission = Admission(1)
+        start = partial(self._generation.generate, wanted, replace(call, admitted=admission.one))
+        seconds = self._parts.limits.comment_seconds
+        return Answer(start, admission, writer, wanted.request_id, stream=stream, comment_seconds=seconds)

@@ -1,0 +1,201 @@
+"""Body of `POST /v1/responses`, and the request that it means. Nothing is stored, so nothing is gone on with by id."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+
+from polyfleet.gateway.http import response_format, tool_choice
+from polyfleet.gateway.http.bodies import NOTHING, NULL, Ignored, StreamOptions, Strict, Unsupported
+from polyfleet.gateway.http.decoding import decode_part
+from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
+from polyfleet.wire.requests import GenerateRequest, Message
+from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
+from polyfleet.wire.structure import Structure
+from polyfleet.wire.tools import MAX_TOOLS, ToolCall
+
+
+class Part(msgspec.Struct):
+    """A part of an item's content: `input_text` or `output_text`."""
+
+    type: str
+    text: str | None = None
+
+
+class Item(msgspec.Struct):
+    """An item of the input: a message, a call, what a call gave back, or what was thought."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+
+
+class FunctionBody(msgspec.Struct):
+    """A tool."""
+
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: msgspec.Raw = NOTHING
+    strict: bool | None = None
+
+
+class TextBody(msgspec.Struct):
+    """What the text has to be."""
+
+    format: msgspec.Raw = NOTHING
+    verbosity: Ignored = NOTHING
+
+
+class FormatBody(msgspec.Struct):
+    """A format, with the schema beside its type."""
+
+    type: str
+    schema: msgspec.Raw = NOTHING
+
+
+class ResponsesBody(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v1/responses`."""
+
+    input: str | list[Item]
+    model: str | None = None
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[FunctionBody] | None = None
+    tool_choice: msgspec.Raw = NOTHING
+    parallel_tool_calls: bool | None = None
+    text: TextBody | None = None
+    store: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    # Without effect.
+    include: Ignored = NOTHING
+    metadata: Ignored = NOTHING
+    reasoning: Ignored = NOTHING
+    prompt_cache_key: Ignored = NOTHING
+    safety_identifier: Ignored = NOTHING
+    service_tier: Ignored = NOTHING
+    user: Ignored = NOTHING
+    # Not supported.
+    background: Unsupported = NOTHING
+    conversation: Unsupported = NOTHING
+    max_tool_calls: Unsupported = NOTHING
+    previous_response_id: Unsupported = NOTHING
+    top_logprobs: Unsupported = NOTHING
+
+
+RENAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "text": "input",
+    "tool_names": "tool_choice",
+    "structure": "text.format",
+}
+
+
+def responses_request(body: ResponsesBody, request_id: str) -> GenerateRequest:
+    """The request of a response. Raises FieldError."""
+    if body.store:
+        raise FieldError(
+            "store", "can't be true: this server keeps no responses; send the conversation with each request"
+        )
+    given = {name: value for name in ("temperature", "top_p") if (value := getattr(body, name)) is not None}
+    choice, names = tool_choice.read(body.tool_choice)
+    check_count("tools", len(body.tools or ()), MAX_TOOLS)
+    return GenerateRequest(
+        model=body.model or "",
+        messages=_messages(body),
+        sampling=SamplingParams(**given),
+        left_out=frozenset(DEFAULTABLE) - given.keys(),
+        max_tokens=body.max_output_tokens,
+        tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())),
+        tool_choice=choice,
+        tool_names=names,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        structure=_structure(body),
+        request_id=request_id,
+    )
+
+
+def _structure(body: ResponsesBody) -> Structure | None:
+    if body.text is None or bytes(body.text.format) == NULL:
+        return None
+    form = decode_part(body.text.format, FormatBody, "text.format")
+    return response_format.of_type(form.type, form.schema, "text.format", "text.format.schema")
+
+
+def _tool(tool: FunctionBody, path: str) -> str:
+    if tool.type != "function":
+        raise FieldError(f"{path}.type", f"must be function, not {tool.type:.40}")
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+    kept = {name: value for name, value in function.items() if value is not None and value != NOTHING}
+    return msgspec.json.encode({"type": "function", "function": kept}).decode()
+
+
+def _messages(body: ResponsesBody) -> tuple[Message, ...]:
+    messages = [Message("system", body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return (*messages, Message("user", body.input))
+    check_count("input", len(body.input), MAX_MESSAGES)
+    if not body.input:
+        raise FieldError("input", "must hold at least one item")
+    thought = ""
+    for index, item in enumerate(body.input):
+        path = f"input[{index}]"
+        if item.type == "reasoning":
+            thought = "".join(part.text or "" for part in item.content or item.summary or () if isinstance(part, Part))
+        elif item.type == "message":
+            messages.append(_message(item, path, thought))
+            thought = ""
+        elif item.type == "function_call":
+            _add_call(messages, item, path, thought)
+            thought = ""
+        elif item.type == "function_call_output":
+            messages.append(Message("tool", _text(item.output, f"{path}.output"), tool_call_id=item.call_id or ""))
+        else:
+            raise FieldError(f"{path}.type", f"is not supported by this server: {item.type:.40}")
+    return tuple(messages)
+
+
+def _message(item: Item, path: str, thought: str) -> Message:
+    role = "system" if item.role == "developer" else item.role or ""
+    return Message(role, _text(item.content, f"{path}.content"), reasoning=thought if role == "assistant" else "")
+
+
+def _add_call(messages: list[Message], item: Item, path: str, thought: str) -> None:
+    """A call joins the assistant's message before it, as chats have them."""
+    if not item.name:
+        raise FieldError(f"{path}.name", "is missing")
+    call = ToolCall(item.call_id or item.id or "", item.name, item.arguments or "{}")
+    last = messages[-1] if messages else None
+    if last is not None and last.role == "assistant":
+        messages[-1] = replace(last, tool_calls=(*last.tool_calls, call))
+    else:
+        messages.append(Message("assistant", None, tool_calls=(call,), reasoning=thought))
+
+
+def _text(content: str | list[Part] | None, path: str) -> str | tuple[str, ...]:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content or ()):
+        if part.type not in ("input_text", "output_text", "text") or part.text is None:
+            raise FieldError(f"{path}[{index}].type", f"must be input_text or output_text, not {part.type:.40}")
+        texts.append(part.text)
+    return texts[0] if len(texts) == 1 else tuple(texts)
