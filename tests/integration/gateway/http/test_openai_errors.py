@@ -67,9 +67,9 @@ def test_unknown_model_names_those_that_are_served(client: openai.OpenAI) -> Non
 
 
 def test_unsupported_field_is_named(client: openai.OpenAI, generation: FakeGeneration) -> None:
-    with pytest.raises(openai.BadRequestError, match="response_format: is not supported") as caught:
-        client.chat.completions.create(model=MODEL, messages=HI, response_format={"type": "json_object"})
-    assert caught.value.param == "response_format"
+    with pytest.raises(openai.BadRequestError, match="store: is not supported") as caught:
+        client.chat.completions.create(model=MODEL, messages=HI, store=True)
+    assert caught.value.param == "store"
     assert generation.requests == []
 
 
