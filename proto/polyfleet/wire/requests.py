@@ -127,6 +127,7 @@ class GenerateRequest(Continuation):
     parallel_tool_calls: bool = True
     template_arguments: str = ""
     structure: Structure | None = None
+    echo: bool = False
 
     @property
     def chat(self) -> Chat:
@@ -168,6 +169,7 @@ class GenerateOptions(TypedDict, total=False):
     regex: str | None
     grammar: str | None
     choices: Sequence[str]
+    echo: bool
     timeout: float | None
 
 

@@ -106,10 +106,11 @@ def converse(client: "Client", history: "list[Message]", options: dict[str, Any]
 def say(client: "Client", messages: "list[Message]", options: dict[str, Any]) -> str:
     """Stream the model's next turn to stdout and return it; Ctrl-C cancels it and keeps what has come.
 
-    On a terminal words are kept whole, and what it took is said below the answer.
+    On a terminal words are kept whole, and what it took is said below the answer. What it thinks goes to stderr.
     """
     wrapper = Wrapper(shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
     parts: list[str] = []
+    thinking = False
     began, first, last, usage = time.monotonic(), 0.0, 0.0, None
     with client.stream(messages=messages, **options) as stream:
         try:
@@ -118,6 +119,11 @@ def say(client: "Client", messages: "list[Message]", options: dict[str, Any]) ->
                     last = time.monotonic()
                     first = first or last
                 usage = delta.usage or usage
+                if delta.reasoning:
+                    err.print(delta.reasoning, style="dim", end="", markup=False, highlight=False, soft_wrap=True)
+                elif delta.text and thinking:
+                    err.print()
+                thinking = bool(delta.reasoning)
                 click.echo(wrapper.add(delta.text) if wrapper else delta.text, nl=False)
                 parts.append(delta.text)
         except KeyboardInterrupt:

@@ -52,6 +52,24 @@ def test_turns_are_remembered_until_cleared(
     assert "answer to two\n" in capsys.readouterr().out
 
 
+def thoughtful_answer(request: Any, context: Any) -> Iterator[pb.GenerateResponse]:
+    yield pb.GenerateResponse(reasoning="Is it ", token_ids=[1])
+    yield pb.GenerateResponse(reasoning="[bold]?", token_ids=[2])
+    yield pb.GenerateResponse(text="Yes.", token_ids=[3], finish_reason=pb.FINISH_REASON_STOP)
+    yield pb.GenerateResponse(usage=pb.Usage(completion_tokens=3))
+
+
+def test_thoughts_are_shown_beside_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_lines(monkeypatch, "one")
+    with serve(thoughtful_answer) as script, Client(script.address) as client:
+        converse(client, [], {})
+    told = capsys.readouterr()
+    assert told.out.startswith("Yes.\n")
+    assert "Is it [bold]?\n" in told.err
+
+
 def test_an_unknown_command_is_explained_and_not_sent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

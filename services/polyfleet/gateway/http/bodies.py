@@ -29,7 +29,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
     "dimensions": (),
-    "echo": (False,),
     "function_call": ("auto", "none"),  # with functions refused, neither can have an effect
     "functions": ([],),
     "logit_bias": ({},),
@@ -180,8 +179,8 @@ class CompletionBody(GenerateBody, frozen=True, kw_only=True):
     prompt: Inputs
     logprobs: int | None = None
     best_of: int | None = None  # supported where it equals n
+    echo: bool | None = None
     # Not supported.
-    echo: Unsupported = NOTHING
     suffix: Unsupported = NOTHING
 
 

@@ -75,7 +75,9 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[GenerateR
     structure = response_format.read(body)
     return [
         replace(
-            _request(body, prompt_id, prompt=prompt, max_tokens=max_tokens, logprobs=body.logprobs), structure=structure
+            _request(body, prompt_id, prompt=prompt, max_tokens=max_tokens, logprobs=body.logprobs),
+            structure=structure,
+            echo=bool(body.echo),
         )
         for prompt_id, prompt in zip(ids, prompts, strict=True)
     ]

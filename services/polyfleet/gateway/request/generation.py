@@ -65,8 +65,9 @@ class Generation:
         """See GenerationApi."""
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
             served, prompt, wanted = await self._generate_sequences(request, record, call)
-            stops, parse = StopStrings.of(request), partial(make_parser, request, served, thinking=prompt.thinking)
-            choices = [ChoiceOutput(each, served.text, stops, parse(tool_parser=self._tool_parser)) for each in wanted]
+            stops, echo = StopStrings.of(request), _echo(request, served)
+            parse = partial(make_parser, request, served, thinking=prompt.thinking, tool_parser=self._tool_parser)
+            choices = [ChoiceOutput(each, served.text, stops, parse(), echo) for each in wanted]
             continuous = request.continuous_usage
             output = RequestOutput(choices, len(wanted[0].prompt_ids), record, continuous_usage=continuous)
             async with self._sequences(wanted, served, record) as sequences:
@@ -212,6 +213,15 @@ def _sequence(
     if call.trace is not None:
         more |= {"traceparent": call.trace.parent, "tracestate": call.trace.state}
     return SequenceRequest("", prompt_ids, sampling, **more)
+
+
+def _echo(request: GenerateRequest, served: ServedModel) -> str:
+    """What the answer's text begins with."""
+    if not request.echo:
+        return ""
+    if request.text is None and served.text is None:
+        raise FieldError("echo", f"model {served.model.name} has no tokenizer to spell the prompt with")
+    return request.text if request.text is not None else served.text.spelled(request.token_ids) if served.text else ""
 
 
 async def _embed_ids(field: str, each: EmbedInput, served: ServedModel, seconds: float) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ class ChoiceOutput:
 
     The text goes on behind the request's prompt. Stop strings are sought in it with special tokens spelled out, which
     it does not show. Ids and logprobs of the tokens that completed a stop string come out; their matched text does not.
-    `parser` tells thoughts and calls apart from it.
+    `parser` tells thoughts and calls apart from it. `prefix` comes before all that.
     """
 
     def __init__(
@@ -25,6 +25,7 @@ class ChoiceOutput:
         text: ModelText | None,
         stops: StopStrings | None,
         parser: AnswerParser | None = None,
+        prefix: str = "",
     ) -> None:
         self._choice = request.choice
         self._with_logprobs = request.logprobs is not None
@@ -32,6 +33,7 @@ class ChoiceOutput:
         self._detokenizer = text.detokenizer(request.prompt_ids) if text else None
         self._matcher = StopMatcher(stops) if stops else None
         self._parser = parser
+        self._prefix = prefix
         self._markers = parser.markers if parser else frozenset()
 
     def take(self, parcel: Parcel) -> Delta:
@@ -42,6 +44,7 @@ class ChoiceOutput:
             text += self._finish()
         if self._matcher is not None and self._matcher.matched:
             reason = FinishReason.STOP
+        text, self._prefix = self._prefix + text, ""
         logprobs = tuple(map(self._logprob, parcel.tokens[:num_used])) if self._with_logprobs else ()
         delta = Delta(self._choice, text, tuple(token_ids[:num_used]), logprobs, reason, worker_id=parcel.worker_id)
         return delta if self._parser is None else _parsed(delta, self._parser)

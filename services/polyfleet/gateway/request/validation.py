@@ -36,6 +36,7 @@ def check_generate(request: GenerateRequest) -> None:
     request.check()
     _check_stops(request)
     _check_tools(request)
+    _check_echo(request)
     _check_request_id(request.request_id)
 
 
@@ -131,6 +132,13 @@ def _check_stops(request: GenerateRequest) -> None:
                 f"stop[{index}]", f"must be 1 to {MAX_STOP_STRING_CHARACTERS} characters long, not {len(stop)}"
             )
     check_count("stop_token_ids", len(request.stop_token_ids), MAX_STOP_TOKEN_IDS)
+
+
+def _check_echo(request: GenerateRequest) -> None:
+    if request.echo and request.messages:
+        raise FieldError("echo", "needs a text or token ids: a chat has no text that could be repeated")
+    if request.echo and request.logprobs is not None:
+        raise FieldError("echo", "can't be set with logprobs: a prompt's are not computed")
 
 
 def _check_tools(request: GenerateRequest) -> None:

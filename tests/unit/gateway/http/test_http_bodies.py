@@ -209,7 +209,6 @@ def test_ignored_fields_pass() -> None:
 @pytest.mark.parametrize(
     ("kind", "body", "field"),
     [
-        (CompletionBody, {"prompt": "a", "echo": True}, "echo"),
         (CompletionBody, {"prompt": "a", "suffix": "b"}, "suffix"),
         (CompletionBody, {"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias"),
         (EmbeddingsBody, {"input": "a", "dimensions": 64}, "dimensions"),
