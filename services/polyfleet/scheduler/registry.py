@@ -17,6 +17,13 @@ LOST_AFTER_SECONDS = 3.0
 FORGOTTEN_AFTER_SECONDS = 60.0
 DEAF_AFTER_SECONDS = 1.0
 MAX_WORKERS = 4096
+_RATES = (
+    "prefill_tokens_per_second",
+    "decode_tokens_per_second",
+    "decode_step_seconds",
+    "decode_step_seconds_per_sequence",
+    "decode_step_seconds_per_token",
+)
 _SERVING = (pb.WORKER_STATE_READY, pb.WORKER_STATE_DRAINING)
 
 
@@ -255,11 +262,14 @@ class Registry:
 
 
 def _visible(status: pb.WorkerStatus) -> bytes:
-    """What of a status is worth a new snapshot: all but the running totals."""
+    """What of a status is worth a new snapshot: all but the running totals, and rates to two digits."""
     facts = pb.WorkerStatus()
     facts.CopyFrom(status)
     facts.ClearField("counters")
     facts.ClearField("step")
+    for name in _RATES:
+        if value := getattr(facts, name):
+            setattr(facts, name, float(f"{value:.1e}"))
     return facts.SerializeToString(deterministic=True)
 
 

@@ -62,6 +62,24 @@ def test_the_version_grows_with_visible_changes_only(registry: Registry) -> None
     assert registry.revision.number == version + 2
 
 
+def test_rates_that_are_about_the_same_are_no_visible_change(registry: Registry) -> None:
+    registry.register(info(), stream=1, now=0.0)
+    rates = {"decode_tokens_per_second": 41.21, "decode_step_seconds": 0.02401, "prefill_tokens_per_second": 999.0}
+
+    def report(now: float) -> None:
+        status = pb.WorkerStatus(state=pb.WORKER_STATE_READY, **rates)  # type: ignore[arg-type]
+        registry.report("w-1", status, stream=1, now=now)
+
+    report(0.1)
+    version = registry.revision.number
+    rates |= {"decode_tokens_per_second": 41.29, "decode_step_seconds": 0.02433}
+    report(0.6)
+    assert registry.revision.number == version
+    rates["prefill_tokens_per_second"] = 1100.0
+    report(1.1)
+    assert registry.revision.number == version + 1
+
+
 def test_a_snapshot_carries_epoch_version_workers_by_id_and_deployments(registry: Registry) -> None:
     for worker_id in ("w-2", "w-1"):
         registry.register(info(worker_id), stream=1, now=0.0)
