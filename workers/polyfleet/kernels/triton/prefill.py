@@ -50,33 +50,26 @@ def prefill_kernel(
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, PADDED], tl.float32)
-    for start in range(0, full, TILE):
-        seen = start + tl.arange(0, TILE)
-        block = tl.load(table + seen // BLOCK_SIZE).to(tl.int64)
-        cell = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + seen % BLOCK_SIZE) * WIDTH
-        key = tl.load(keys + cell[None, :] + column[:, None], mask=(column < WIDTH)[:, None], other=0.0)
-        scores = tl.dot(query, key, input_precision="ieee") * scale
-        highest = tl.maximum(peak, tl.max(scores, 1))
-        shrink = tl.exp2(peak - highest)
-        weights = tl.exp2(scores - highest[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        value = tl.load(values + cell[:, None] + column[None, :], mask=(column < WIDTH)[None, :], other=0.0)
-        sums = tl.dot(weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
-        peak = highest
-    for start in range(full, end, TILE):
+    for start in range(0, end, TILE):
         seen = start + tl.arange(0, TILE)
         valid = seen < end
-        block = tl.load(table + seen // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
-        cell = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + seen % BLOCK_SIZE) * WIDTH
+        if BLOCK_SIZE % TILE == 0:  # a tile lies in one block
+            block = tl.load(table + start // BLOCK_SIZE)
+            line = (block * KV_HEADS + kv_head) * BLOCK_SIZE + start % BLOCK_SIZE + tl.arange(0, TILE)
+        else:
+            block = tl.load(table + seen // BLOCK_SIZE, mask=valid, other=0)
+            line = (block * KV_HEADS + kv_head) * BLOCK_SIZE + seen % BLOCK_SIZE
+        cell = line * WIDTH
         key = tl.load(
             keys + cell[None, :] + column[:, None], mask=valid[None, :] & (column < WIDTH)[:, None], other=0.0
         )
-        scores = tl.dot(query, key, input_precision="ieee") * scale
-        scores = tl.where(seen[None, :] <= position[:, None], scores, float("-inf"))
-        highest = tl.maximum(peak, tl.max(scores, 1))
+        scores = tl.dot(query, key, input_precision="ieee")
+        if start >= full:
+            scores = tl.where(seen[None, :] <= position[:, None], scores, float("-inf"))
+        highest = tl.maximum(peak, tl.max(scores, 1) * scale)
         base = tl.where(highest == float("-inf"), 0.0, highest)
         shrink = tl.exp2(peak - base)
-        weights = tl.exp2(scores - base[:, None])
+        weights = tl.exp2(scores * scale - base[:, None])
         total = total * shrink + tl.sum(weights, 1)
         value = tl.load(
             values + cell[:, None] + column[None, :], mask=valid[:, None] & (column < WIDTH)[None, :], other=0.0

@@ -29,7 +29,7 @@ class Tuning:
 
 TUNING = {
     "sm_80": Tuning(200, 32, Launch(64, 4, 3), Launch(64, 4, 3, 128), Launch(64, 4, 3, 64)),
-    "sm_90": Tuning(200, 32, Launch(64, 4, 5), Launch(64, 8, 5, 128), Launch(64, 4, 5, 64)),
+    "sm_90": Tuning(200, 32, Launch(64, 4, 5), Launch(64, 4, 5, 64), Launch(64, 4, 5, 64)),
     "gfx90a": Tuning(220, 32, Launch(32, 4, 1), Launch(32, 4, 1, 128), Launch(32, 4, 1, 64)),
     "gfx942": Tuning(304, 32, Launch(64, 4, 1), Launch(64, 4, 1, 128), Launch(64, 4, 1, 64)),
 }
