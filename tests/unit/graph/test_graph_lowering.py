@@ -9,11 +9,12 @@ from torch import Tensor
 from polyfleet.conformance.synthetic import synthetic_model
 from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
 from polyfleet.graph.lowering import FUSED, fuse, select_early
+from polyfleet.graph.narrow import narrow
 from polyfleet.graph.ops import OpKind, Rope
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Target, choose
 from polyfleet.kernels.reference import REFERENCE
-from polyfleet.kernels.step import make_step
+from polyfleet.kernels.step import Step, make_step
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.models.registry import record
 
@@ -60,19 +61,32 @@ def test_a_model_gives_the_same_numbers_fused_and_selected_early() -> None:
     assert torch.equal(run(select_early(plain))[1], logits)
 
 
-def run(graph: KernelGraph) -> tuple[Tensor, Tensor]:
-    """Hidden states and logits of five rows, by the reference; the last and the middle row are wanted."""
+def run(graph: KernelGraph, step: Step | None = None) -> tuple[Tensor, Tensor]:
+    """First and last output of a step, by the reference: of five rows, of which the last and the middle are wanted."""
     check_order(graph)
     model, device = synthetic_model(), torch.device("cpu")
     storage = KvStorage.allocate(graph.caches, 2, 4, torch.float32, device)
     context = KernelContext(model.weights, device, torch.float32, storage.caches, 4)
     table = choose(REFERENCE, Target("cpu", torch.float32))
-    step = replace(make_step([(range(3, 8), 0, (0, 1))], 4, device), selected=torch.tensor([4, 2]))
+    step = step or replace(make_step([(range(3, 8), 0, (0, 1))], 4, device), selected=torch.tensor([4, 2]))
     values: dict[int, Tensor] = {0: step.token_ids}
     for op in graph.ops:
         result = table[op.kind].bind(op, context)(step, *[values[value] for value in op.inputs])
         values.update(zip(op.outputs, result if isinstance(result, tuple) else (result,), strict=True))
     return values[graph.hidden], values[graph.logits]
+
+
+def test_steps_of_single_rows_give_the_same_numbers_in_five_ops_a_layer() -> None:
+    model = synthetic_model()
+    graph = fuse(record(model.config, model.weights))
+    narrowed = narrow(graph)
+    assert narrowed is not None
+    step = make_step([((3,), 0, (0,)), ((5,), 0, (1,))], 4, torch.device("cpu"))
+    torch.testing.assert_close(run(narrowed, step)[1], run(graph, step)[1], atol=1e-5, rtol=1e-5)
+    assert kinds(narrowed)[:2] == [OpKind.EMBEDDING, OpKind.GAIN]
+    layer = [OpKind.NORM_LINEAR, OpKind.ROPE_ATTENTION, OpKind.LINEAR_ADD, OpKind.NORM_SILU_MUL, OpKind.LINEAR_ADD]
+    assert kinds(narrowed)[2:] == [*layer * model.config.num_layers, OpKind.NORM_LINEAR]
+    assert narrow(replace(graph, ops=tuple(op for op in graph.ops if op.kind is not OpKind.LINEAR))) is None
 
 
 def test_every_layer_of_llama_is_fused() -> None:

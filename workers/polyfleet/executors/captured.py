@@ -18,12 +18,16 @@ from polyfleet.engine.plan import Need, StepPlan
 from polyfleet.executors.eager import EagerExecutor, _memory_errors, _Pending
 from polyfleet.executors.torch_memory import statistics
 from polyfleet.graph.lowering import fuse
+from polyfleet.graph.narrow import narrow
 from polyfleet.graph.ops import Attention
 from polyfleet.kernels.context import DTYPES
 from polyfleet.kernels.dispatch import Target, choose
+from polyfleet.kernels.program import Program
 from polyfleet.kernels.step import upload
 from polyfleet.kernels.table import implementations
 from polyfleet.kernels.triton.stepping import DecodeBuffers, results_of
+from polyfleet.kernels.triton.tuning import tuning
+from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.sampling.device import DeviceDrawn
 
@@ -94,6 +98,7 @@ class CapturedExecutor(EagerExecutor):
         options = replace(workload.options, block_size=workload.options.block_size or BLOCK_SIZE)
         self._graphs: dict[int, _Captured] = {}  # of each bucket
         self._last_graph: Any = None
+        self._narrow: Program | None = None  # of steps with few rows
         self._measuring = False
         self._capture = capture or self._capture_graph
         super().__init__(replace(workload, options=options), progress, depth=depth)
@@ -135,7 +140,7 @@ class CapturedExecutor(EagerExecutor):
     def close(self) -> None:
         """Graphs first: they hold what they were captured over."""
         self._graphs.clear()
-        self._last_graph = None
+        self._last_graph = self._narrow = None
         super().close()
 
     def _capture_all(self, deadline: float) -> None:
@@ -179,6 +184,18 @@ class CapturedExecutor(EagerExecutor):
         logits, starts = captured.logits[0][:rows], plan.row_starts.copy()
         return _Pending(plan.draws(), *sequences, logits, slots, starts, None, None, drawn=drawn)
 
+    def _bind(self, storage: KvStorage, progress: Progress) -> None:
+        """Steps of few rows have a program of their own, over the same weights and caches."""
+        super()._bind(storage, progress)
+        possible = tuning(self._device).narrow and self._dtype is not torch.float16  # whose range gained rows may leave
+        possible = possible and self._workload.ranks is None
+        narrowed = narrow(self._graph) if possible else None
+        self._narrow = None
+        if narrowed is not None:
+            context = replace(self._context, caches=storage.caches, block_size=storage.caches[0].shape[3])
+            with torch.inference_mode():
+                self._narrow = Program(narrowed, self._chosen, context, silent)
+
     def _captured_of(self, size: int) -> _Captured:
         if size not in self._graphs:
             self._graphs[size] = self._captured(size)
@@ -187,9 +204,11 @@ class CapturedExecutor(EagerExecutor):
     def _captured(self, size: int) -> _Captured:
         """Over padding alone, which leaves no trace."""
         logits: list[Tensor] = []
+        few = size <= tuning(self._device).most_rows
+        program = self._narrow if self._narrow is not None and few else self._program
 
         def work() -> None:
-            found = self._program.run(self._buffers.prepare(size, self._slot_tables, self._last_token))[-1]
+            found = program.run(self._buffers.prepare(size, self._slot_tables, self._last_token))[-1]
             self._buffers.pick(found, self._last_token)
             logits[:] = [found]
 

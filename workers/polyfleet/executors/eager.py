@@ -89,7 +89,10 @@ class EagerExecutor:
         self._graph = fuse(workload.graph)
         self.dtype, self._dtype = workload.dtype, DTYPES[workload.dtype]
         self._chosen = choose(implementations(), Target(device.type, self._dtype, workload.facts))
-        self._context = KernelContext(workload.weights, device, self._dtype, (), 0, ranks=workload.ranks)
+        weights_as = workload.options.weights.replace("dense", "")
+        self._context = KernelContext(
+            workload.weights, device, self._dtype, (), 0, ranks=workload.ranks, weights_as=weights_as
+        )
         known = statistics(device)
         before = known.memory_allocated(device) if known else 0
         prefer_steady_attention()
@@ -190,6 +193,7 @@ class EagerExecutor:
         """Free weights and cache; nothing may be launched any more."""
         del self._program, self._storage
         self._context.prepared.clear()
+        self._context.packed.clear()
         if known := statistics(self._device):
             known.empty_cache()
 

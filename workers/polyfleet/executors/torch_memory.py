@@ -9,7 +9,9 @@ from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan, lay_out
+from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.context import DTYPES
+from polyfleet.kernels.packed import kept, packed_bytes
 from polyfleet.kvcache.storage import bytes_per_token
 from polyfleet.sampling.draw import PARAMETERS, parameters
 from polyfleet.tuning.device_defaults import defaults_of
@@ -26,14 +28,27 @@ def statistics(device: torch.device) -> Any:
 
 
 def estimate(workload: Workload) -> Footprint:
-    """Every weight in the computing dtype, once; the workspace of a large step."""
+    """Every weight once, in the computing dtype or as it is kept; the workspace of a large step."""
     size, graph = DTYPES[workload.dtype].itemsize, workload.graph
-    weights = sum(weight.rows * weight.columns for weight in workload.weights.values()) * size
+    weights = _weight_bytes(workload, size)
     rows, sequences = _largest(workload)
     vocabulary = graph.widths[graph.logits]
     widest = max(width for value, width in enumerate(graph.widths) if value != graph.logits)
     workspace = rows * LIVE_VALUES * widest * size + sequences * vocabulary * DRAW_BYTES
     return Footprint(weights, bytes_per_token(graph.caches, DTYPES[workload.dtype]), workspace)
+
+
+def _weight_bytes(workload: Workload, size: int) -> int:
+    """Products' weights as they are kept, all others in a computing dtype of so many bytes."""
+    weights_as = workload.options.weights.replace("dense", "") if "triton" in workload.facts else ""
+    products = {name for op in workload.graph.ops if op.kind is OpKind.LINEAR for name in op.weights}
+    others = {name for op in workload.graph.ops if op.kind is not OpKind.LINEAR for name in op.weights}
+    total = 0
+    for name, weight in workload.weights.items():
+        kind = kept([weight], weights_as) if name in products else None
+        total += packed_bytes(kind, [weight]) if kind else 0
+        total += weight.rows * weight.columns * size if not kind or name in others else 0
+    return total
 
 
 def profile_plan(workload: Workload, block_size: int) -> tuple[Capacity, StepPlan]:

@@ -64,7 +64,7 @@ def fuse(graph: KernelGraph, kinds: Collection[OpKind] = FUSED) -> KernelGraph:
     for kind, (anchor, rule) in _RULES.items():
         if kind in kinds:
             graph = _apply(graph, anchor, rule)
-    return _compacted(graph)
+    return compacted(graph)
 
 
 def _apply(graph: KernelGraph, anchor: OpKind, rule: Rule) -> KernelGraph:
@@ -81,7 +81,7 @@ def _apply(graph: KernelGraph, anchor: OpKind, rule: Rule) -> KernelGraph:
     return replace(graph, ops=tuple(ops), widths=tuple(uses.widths))
 
 
-def _compacted(graph: KernelGraph) -> KernelGraph:
+def compacted(graph: KernelGraph) -> KernelGraph:
     """Without the values that no op makes any more."""
     used = sorted({0, *graph.inputs, *(value for op in graph.ops for value in op.outputs)})
     number = {value: index for index, value in enumerate(used)}
@@ -200,4 +200,4 @@ def select_early(graph: KernelGraph) -> KernelGraph:
         early.append(Op(OpKind.SELECT_ROWS, (value,), (renamed[value],)))
     moved = [replace(op, inputs=tuple(renamed.get(value, value) for value in op.inputs)) for op in tail]
     outputs = tuple(renamed.get(value, value) for value in graph.outputs)
-    return _compacted(replace(graph, ops=(*ops[: last + 1], *early, *moved), widths=tuple(widths), outputs=outputs))
+    return compacted(replace(graph, ops=(*ops[: last + 1], *early, *moved), widths=tuple(widths), outputs=outputs))

@@ -43,6 +43,15 @@ What `shard` inserts where the ranks of a group have parts of a value:
 
     all_reduce(x)           -> y               the sum of all ranks' x, to the same bits on each
     all_gather(x)           -> y[., Σ columns] all ranks' x side by side
+
+What they make of a step in which every sequence has one row, and draws (see `narrow`): an rms_norm's factor of a row is
+a sum that its readers finish, so that no op is left of it. `squares` [., any] are parts of the sum of x².
+
+    gain(x)                 -> g, squares      g = x * weights[0]
+    linear_add(x, y)        -> z, g, squares   z = x @ Wᵀ + y, g = z * weights[-1], squares of z
+    norm_linear(g, squares) -> y               g @ Wᵀ (+ biases) / sqrt(mean(x²) + eps)
+    norm_silu_mul(g, ...)   -> y[., F]         silu_mul of the same
+    rope_attention(qkv)     -> y[T, N·D]       rope_cache, then paged_attention over that cache
 """
 
 from dataclasses import dataclass, replace
@@ -81,11 +90,16 @@ class OpKind(str, Enum):
     SILU_MUL = "silu_mul"
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
+    GAIN = "gain"
+    LINEAR_ADD = "linear_add"
+    NORM_LINEAR = "norm_linear"
+    NORM_SILU_MUL = "norm_silu_mul"
+    ROPE_ATTENTION = "rope_attention"
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Of rms_norm, add_rms_norm and layer_norm."""
+    """Of rms_norm, add_rms_norm, layer_norm, norm_linear and norm_silu_mul."""
 
     eps: float
     width: int = 0  # of rms_norm: columns that are normalised together; 0: a row's all
@@ -182,8 +196,21 @@ class Experts:
     limit: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RopeAttention:
+    """Of rope_attention: both are of one cache."""
+
+    rope: RopeCache
+    attention: Attention
+
+    @property
+    def cache(self) -> int:
+        """Index into KernelGraph.caches."""
+        return self.attention.cache
+
+
 AnyAttributes = TypeVar("AnyAttributes")
-Attributes = Norm | Factor | Rope | CacheWrite | Attention | RopeCache | Route | Experts | Heads
+Attributes = Norm | Factor | Rope | CacheWrite | Attention | RopeCache | Route | Experts | Heads | RopeAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,4 +241,6 @@ def without_cache(op: Op) -> Attributes | None:
     """The op's attributes, whichever cache they name."""
     if isinstance(op.attributes, CacheWrite | Attention | RopeCache):
         return replace(op.attributes, cache=0)
+    if isinstance(op.attributes, RopeAttention):
+        return RopeAttention(replace(op.attributes.rope, cache=0), replace(op.attributes.attention, cache=0))
     return op.attributes

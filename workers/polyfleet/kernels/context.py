@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from polyfleet.kernels.packed import Packed, kept, pack_weights
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.ranks import Ranks
 from polyfleet.kernels.weights import Weights
@@ -24,6 +25,8 @@ class KernelContext:
     block_size: int  # tokens a block
     prepared: dict[tuple[str | float, ...], Tensor] = field(default_factory=dict)
     ranks: Ranks | None = None  # this one's end of its group, where it is one of several
+    weights_as: str = ""  # "", as dense ones, or how matrices stay in memory: see `packed.kept`
+    packed: dict[tuple[str, ...], Packed] = field(default_factory=dict)
 
     @property
     def keys(self) -> tuple[Tensor, ...]:
@@ -41,6 +44,16 @@ class KernelContext:
             parts = [dequantise(self.weights[name], self.dtype, self.device) for name in names]
             self.prepared[names] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.prepared[names]
+
+    def matrix(self, *names: str) -> Tensor | Packed:
+        """The weights stacked along rows for products, packed where they stay quantised, else `dense`; made once."""
+        if names not in self.packed:
+            weights = [self.weights[name] for name in names]
+            kind = kept(weights, self.weights_as)
+            if kind is None:
+                return self.dense(*names)
+            self.packed[names] = pack_weights(kind, weights, self.device)
+        return self.packed[names]
 
     def vector(self, *names: str) -> Tensor:
         """One-row weights side by side as a vector."""

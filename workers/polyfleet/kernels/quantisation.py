@@ -63,6 +63,20 @@ def dequantise(weight: Weight, dtype: torch.dtype, device: torch.device | str = 
     return out
 
 
+def codes_of(form: WeightFormat, data: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of rows of blocks with 4-bit codes: codes [rows, groups, 32], scales [rows, groups] and minima, all groups of 32.
+
+    Without minima codes count from 8.
+    """
+    blocks = data.reshape(len(data), -1, BLOCKS[form].size)
+    if form is WeightFormat.Q4_K:
+        quants, scales, minima = _codes_q4_k(blocks)
+        return quants.flatten(1, 2), scales.flatten(1), -minima.flatten(1)
+    if form is WeightFormat.Q4_1:
+        return _nibbles(blocks[..., 4:]), _float16(blocks, 0).squeeze(-1), _float16(blocks, 2).squeeze(-1)
+    return _nibbles(blocks[..., 2:]), _float16(blocks, 0).squeeze(-1), None
+
+
 def _float16(blocks: Tensor, offset: int) -> Tensor:
     """The float16 at byte `offset` of each block, as float32 [rows, blocks, 1]."""
     return blocks[..., offset : offset + 2].contiguous().view(torch.float16).float()
@@ -86,6 +100,11 @@ def _expand_q4_1(blocks: Tensor) -> Tensor:
 
 
 def _expand_q4_k(blocks: Tensor) -> Tensor:
+    quants, scales, minima = _codes_q4_k(blocks)
+    return scales * quants - minima
+
+
+def _codes_q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Eight sub-blocks of 32 with a 6-bit scale and minimum each, packed in 12 bytes."""
     packed = blocks[..., 4:16]
     first, second, high = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
@@ -94,8 +113,7 @@ def _expand_q4_k(blocks: Tensor) -> Tensor:
     scales = (scales * _float16(blocks, 0)).unsqueeze(-1)
     minima = (minima * _float16(blocks, 2)).unsqueeze(-1)
     shape = blocks.shape[:2]
-    quants = _nibbles(blocks[..., 16:].reshape(*shape, 4, 32)).view(*shape, 8, 32)
-    return scales * quants - minima
+    return _nibbles(blocks[..., 16:].reshape(*shape, 4, 32)).view(*shape, 8, 32), scales, minima
 
 
 def _expand_q6_k(blocks: Tensor) -> Tensor:

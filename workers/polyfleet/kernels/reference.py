@@ -4,16 +4,19 @@ Norms, rotations and softmax are computed in float32 whatever the dtype. N heads
 T rows, S selected rows; a block of a cache is [K, block_size, D].
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfleet.graph.ops import Attention, CacheWrite, Factor, Norm, Op, OpKind, Rope, RopeCache, of
+from polyfleet.graph.ops import Attention, CacheWrite, Factor, Norm, Op, OpKind, Rope, RopeAttention, RopeCache, of
 from polyfleet.kernels.collective import COLLECTIVE
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.experts import EXPERTS
 from polyfleet.kernels.latent import LATENT
+from polyfleet.kernels.narrow import NARROW
 from polyfleet.kernels.step import Step
 
 
@@ -243,12 +246,22 @@ def bind_silu_mul(op: Op, context: KernelContext) -> Kernel:
     return kernel
 
 
+def bind_rope_attention(op: Op, context: KernelContext) -> Kernel:
+    """qkv -> y."""
+    both = of(op, RopeAttention)
+    rope = bind_rope_cache(replace(op, attributes=both.rope), context)
+    attention = bind_paged_attention(replace(op, attributes=both.attention), context)
+    return lambda step, qkv: attention(step, rope(step, qkv))
+
+
 def bind_select_rows(op: Op, context: KernelContext) -> Kernel:
     """x -> x[selected]."""
     return lambda step, x: x.index_select(0, step.selected)
 
 
 REFERENCE = (
+    *NARROW,
+    Implementation(OpKind.ROPE_ATTENTION, "reference", bind_rope_attention),
     Implementation(OpKind.ADD, "reference", bind_add, capturable=True),
     Implementation(OpKind.MUL, "reference", bind_mul, capturable=True),
     Implementation(OpKind.SILU, "reference", bind_silu, capturable=True),

@@ -13,8 +13,18 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource, compile  # noqa: E402
 
-from polyfleet.kernels.triton import activation, all_reduce, decode, norms, prefill, rope, stepping  # noqa: E402
-from polyfleet.kernels.triton.tuning import TUNING  # noqa: E402
+from polyfleet.kernels.triton import (  # noqa: E402
+    activation,
+    all_reduce,
+    codes,
+    decode,
+    linear,
+    norms,
+    prefill,
+    rope,
+    stepping,
+)
+from polyfleet.kernels.triton.tuning import TUNING, Tuning  # noqa: E402
 
 ROOT = Path(__file__).parents[4]
 TARGETS = {
@@ -35,21 +45,31 @@ def test_interpreted() -> None:
     assert " passed" in done.stdout
 
 
-def kernels(name: str) -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
-    """Each kernel with the types of its operands, its constants for Llama-3-8B's shape, warps and stages."""
-    tuned = TUNING[name]
+Cases = list[tuple[Any, dict[str, str], dict[str, Any], int, int]]
+
+
+def attentions(tuned: Tuning) -> Cases:
+    """With and without rotation, and of prompts."""
     heads = {"KV_HEADS": 8, "GROUP": 4, "WIDTH": 128, "PADDED": 128, "BLOCK_SIZE": 64}
     over = {"q": "*bf16", "keys": "*bf16", "values": "*bf16", "tables": "*i64", "lengths": "*i64", "out": "*bf16"}
     over |= {"table_stride": "i32", "scale": "fp32"}
-    meeting = {"parts": "*fp32", "peaks": "*fp32", "arrived": "*i32"}
-    cases: list[tuple[Any, dict[str, str], dict[str, Any], int, int]] = []
-    for splits in (1, 16):
-        constants = {**heads, "ROWS": 16, "TILE": tuned.decode.tile, "SPLITS": splits}
-        cases.append((decode.decode_kernel, over | meeting, constants, tuned.decode.warps, tuned.decode.stages))
-    for launch in (tuned.prefill, tuned.short_prefill):
+    types = over | {"parts": "*fp32", "peaks": "*fp32", "arrived": "*i32", "places": "*i64", "eps": "fp32"}
+    types |= dict.fromkeys(("cosine", "sine"), "*fp32") | dict.fromkeys(("q_norm", "k_norm"), "*bf16")
+    cases: Cases = []
+    for splits, turns in ((1, False), (16, True)):
+        constants: dict[str, Any] = {**heads, "ROWS": 16, "TILE": tuned.decode.tile, "SPLITS": splits}
+        constants |= {"TURNED": turns, "NORMED": turns, "CHAINED": turns and tuned.chained}
+        cases.append((decode.decode_kernel, types, constants, tuned.decode.warps, tuned.decode.stages))
+    for launch in {tuned.prefill, tuned.short_prefill}:
         constants = {**heads, "ROWS": launch.rows, "TILE": launch.tile}
-        types = over | {"row_starts": "*i64", "tiles": "*i32"}
-        cases.append((prefill.prefill_kernel, types, constants, launch.warps, launch.stages))
+        prompts = over | {"row_starts": "*i64", "tiles": "*i32"}
+        cases.append((prefill.prefill_kernel, prompts, constants, launch.warps, launch.stages))
+    return cases
+
+
+def kernels(name: str) -> Cases:
+    """Each kernel with the types of its operands, its constants for Llama-3-8B's shape, warps and stages."""
+    cases = attentions(TUNING[name]) + products(TUNING[name])
     row = {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "out": "*bf16", "total": "*bf16", "eps": "fp32"}
     cases.append((norms.norm_kernel, row, {"WIDTH": 4096, "PADDED": 4096, "ADD": True}, 8, 3))
     wide = {"gate_up": "*bf16", "out": "*bf16"}
@@ -71,6 +91,26 @@ def kernels(name: str) -> list[tuple[Any, dict[str, str], dict[str, Any], int, i
     summed = {"x": "*bf16", "out": "*bf16", "data": "*i64", "flags": "*i64", "epochs": "*i32", "count": "i32"}
     ranks = {"RANK": 0, "SIZE": 2, "REGION": all_reduce.REGION, "TILE": all_reduce.TILE}
     cases.append((all_reduce.one_shot_kernel, summed | {"span": "i32"}, ranks, 4, 3))
+    return cases
+
+
+def products(tuned: Tuning) -> Cases:
+    """Of each kind of weights a product, and what unpacks them."""
+    cases: Cases = []
+    types = dict.fromkeys(("x", "bias", "residual", "gain", "out", "gained"), "*bf16")
+    types |= dict.fromkeys(("squares", "sums", "parts"), "*fp32")
+    types |= {"groups": "*i32", "arrived": "*i32", "rows": "i32", "eps": "fp32"}
+    for kind, silu, rows in ((0, False, 16), (1, True, 32), (2, False, 64)):
+        cut, packed = tuned.cut(kind, rows, silu=silu), {"codes": "*i32" if kind else "*bf16"}
+        size = {"N": 4096, "K": 4096, "SQUARES": 64, "GROUP": 4096 if kind == 1 else 32}
+        size["SPAN"] = 32 if kind else cut.step
+        how = {"KIND": kind, "MINIMA": kind == 2, "STEP": min(size["SPAN"], cut.step), "BLOCK": cut.block, "ROWS": rows}
+        around = {"SPLITS": 1 if silu else 2, "NORM": silu, "BIAS": False, "BEHIND": 1 if silu else 2}
+        target = {"ASSEMBLY": tuned.assembly and kind > 0, "CHAINED": int(tuned.chained)}
+        cases.append((linear.linear_kernel, types | packed, size | how | around | target, cut.warps, cut.stages))
+    packing = {"N": 4096, "K": 4096, "KIND": 2, "GROUP": 32, "MINIMA": True, "SPAN": 32, "BLOCK": 32}
+    whole = {"codes": "*i32", "groups": "*i32", "out": "*bf16"}
+    cases.append((codes.unpack_kernel, whole, packing | {"ASSEMBLY": tuned.assembly}, 4, 3))
     return cases
 
 

@@ -11,16 +11,16 @@ import triton
 from polyfleet.graph.ops import Op, OpKind
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
-from polyfleet.kernels.triton import activation, attention, norms, rope
+from polyfleet.kernels.triton import activation, attention, narrow, norms, rope
 
 WHERE = frozenset({"cuda", "cpu"} if triton.knobs.runtime.interpret else {"cuda"})  # torch calls ROCm "cuda" too
 NEEDS = frozenset({"triton"})
 
 
-def _implementation(op: OpKind, bind: Callable[[Op, KernelContext], Kernel], **options: Any) -> Implementation:
-    return Implementation(
-        op, "triton", bind, device_types=WHERE, capabilities=NEEDS, capturable=True, rank=2, **options
-    )
+def _implementation(
+    op: OpKind, bind: Callable[[Op, KernelContext], Kernel], *, name: str = "triton", **options: Any
+) -> Implementation:
+    return Implementation(op, name, bind, device_types=WHERE, capabilities=NEEDS, capturable=True, rank=2, **options)
 
 
 TRITON = (
@@ -29,4 +29,10 @@ TRITON = (
     _implementation(OpKind.SILU_MUL, activation.bind_silu_mul),
     _implementation(OpKind.ROPE_CACHE, rope.bind_rope_cache, plan=rope.plan_rope),
     _implementation(OpKind.PAGED_ATTENTION, attention.bind_attention, plan=attention.plan_attention),
+    _implementation(OpKind.LINEAR, narrow.bind_linear, name="torch, or triton where quantised"),
+    _implementation(OpKind.GAIN, narrow.bind_gain),
+    _implementation(OpKind.LINEAR_ADD, narrow.bind_linear_add),
+    _implementation(OpKind.NORM_LINEAR, narrow.bind_norm_linear),
+    _implementation(OpKind.NORM_SILU_MUL, narrow.bind_norm_silu_mul),
+    _implementation(OpKind.ROPE_ATTENTION, narrow.bind_rope_attention, plan=narrow.plan_rope_attention),
 )

@@ -3,7 +3,8 @@
 
 A program has all queries of one KV head of one sequence, and one of SPLITS equal parts of its context, as the device
 knows its length; so nothing of a launch depends on lengths, and graphs can hold it. The part that is done last puts
-them together, in their order.
+them together, in their order. Where it turns queries and keys too, the row's own key and value go to the cache and
+count from where they are.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from polyfleet.graph.ops import Attention
 from polyfleet.kernels.triton.tuning import Tuning
@@ -34,17 +36,51 @@ class DecodePlan:
     arrived: Tensor  # [rows * K] int32, all 0 between launches
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What turns a step's queries and keys, and where its keys and values go."""
+
+    cosine: Tensor  # [T, D / 2] float32
+    sine: Tensor
+    places: Tensor  # [T]; a negative one writes nothing
+    norms: tuple[Tensor, ...] = ()  # [D] of queries and keys, of each head
+    eps: float = 0.0
+
+
+@triton.jit
+def turned(heads, column, inside, cosine, sine, norm, eps, WIDTH: tl.constexpr, NORMED: tl.constexpr):
+    """Heads [., 1] of columns [1, .], normed and turned: pairs are (i, i + WIDTH / 2)."""
+    partner = (column + WIDTH // 2) % WIDTH
+    mine = tl.load(heads + column, mask=inside, other=0.0)
+    theirs = tl.load(heads + partner, mask=inside, other=0.0)
+    wide, other = mine.to(tl.float32), theirs.to(tl.float32)
+    if NORMED:
+        scale = tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
+        real = column < WIDTH
+        wide = (wide * scale).to(mine.dtype).to(tl.float32) * tl.load(norm + column, mask=real, other=0.0)
+        other = (other * scale).to(mine.dtype).to(tl.float32) * tl.load(norm + partner, mask=real, other=0.0)
+    turn = tl.where(column < WIDTH // 2, -sine, sine)
+    return (wide * cosine + other * turn).to(mine.dtype)
+
+
 @triton.jit
 def decode_kernel(
-    q, keys, values, tables, lengths, out, parts, peaks, arrived, table_stride, scale,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
+    q, keys, values, tables, lengths, out, parts, peaks, arrived, cosine, sine, places, q_norm, k_norm, table_stride,
+    scale, eps, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, TURNED: tl.constexpr,
+    NORMED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Of a sequence without positions, zeros. `scale` counts in powers of two."""
+    """Of a sequence without positions, zeros. `scale` counts in powers of two.
+
+    TURNED: q are qkv as linears made them, and the first part has the row's own position beside its share of others.
+    """
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     length = tl.load(lengths + sequence).to(tl.int32)
+    own = (split == 0) & (length > 0)
+    if TURNED:
+        length = tl.maximum(length - 1, 0)
     share = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE
     begin = split * share
     if (begin >= length) & (split > 0):
@@ -53,10 +89,32 @@ def decode_kernel(
     column = tl.arange(0, PADDED)
     mine = (row < GROUP)[:, None] & (column < WIDTH)[None, :]
     place = ((sequence * KV_HEADS + head) * GROUP + row)[:, None] * WIDTH + column[None, :]
-    query = tl.load(q + place, mask=mine, other=0.0)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, PADDED], tl.float32)
+    if TURNED:
+        angle = sequence * (WIDTH // 2) + column[None, :] % (WIDTH // 2)
+        cos, sin = tl.load(cosine + angle), tl.load(sine + angle)
+        at = tl.load(places + sequence).to(tl.int64)
+        if CHAINED:  # what no kernel right before this one has made is here already
+            gdc_wait()
+            gdc_launch_dependents()
+        line = q + sequence * (KV_HEADS * (GROUP + 2) * WIDTH)
+        heads = line + (head * GROUP + row)[:, None] * WIDTH
+        query = turned(heads, column[None, :], mine, cos, sin, q_norm, eps, WIDTH, NORMED)
+        one = tl.arange(0, 1)[:, None] + KV_HEADS * GROUP + head
+        real = (column < WIDTH)[None, :]
+        new_key = turned(line + one * WIDTH, column[None, :], real, cos, sin, k_norm, eps, WIDTH, NORMED)
+        new_value = tl.load(line + (one + KV_HEADS) * WIDTH + column[None, :], mask=real, other=0.0)
+        into = ((at // BLOCK_SIZE * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE) * WIDTH + column[None, :]
+        tl.store(keys + into, new_key, mask=real & (at >= 0) & (split == 0))
+        tl.store(values + into, new_value, mask=real & (at >= 0) & (split == 0))
+        if own:
+            peak = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale
+            total += 1.0
+            sums += new_value.to(tl.float32)
+    else:
+        query = tl.load(q + place, mask=mine, other=0.0)
     table = tables + sequence * table_stride
     for start in range(begin, tl.minimum(begin + share, length), TILE):
         position = start + tl.arange(0, TILE)
@@ -121,16 +179,23 @@ def plan_decode(attention: Attention, tables: Tensor, lengths: Tensor, rows: int
     return DecodePlan(rows, splits, tables, lengths, floats(each, attention.width), floats(each, 2), arrived)
 
 
-def decode(attention: Attention, tuned: Tuning, plan: DecodePlan, q: Tensor, caches: Any, out: Tensor) -> None:
-    """`out` of the first rows of `q`; `caches` are keys and values."""
+def decode(
+    attention: Attention, tuned: Tuning, plan: DecodePlan, q: Tensor, caches: Any, out: Tensor, turn: Turn | None = None
+) -> None:
+    """`out` of the first rows of `q`, of qkv where they are to be turned; `caches` are keys and values."""
     keys, values = caches
+    norms = turn.norms if turn and turn.norms else (None, None)
+    turning = (None, None, None) if turn is None else (turn.cosine, turn.sine, turn.places)
     group, width = attention.heads // attention.kv_heads, attention.width
-    launch = tuned.decode
+    launch, chained = tuned.decode, tuned.chained and turn is not None
+    options = {"launch_pdl": True} if chained else {}
     decode_kernel[(attention.kv_heads, plan.rows, plan.splits)](
         *(q, keys, values, plan.tables, plan.lengths, out, plan.parts, plan.peaks, plan.arrived),
-        *(plan.tables.stride(0), attention.scale * LOG2E, attention.kv_heads, group),
+        *(*turning, *norms, plan.tables.stride(0), attention.scale * LOG2E, turn.eps if turn else 0.0),
+        *(attention.kv_heads, group),
         *(max(LEAST_ROWS, triton.next_power_of_2(group)), width, max(16, triton.next_power_of_2(width))),
-        *(keys.shape[2], launch.tile, plan.splits),
+        *(keys.shape[2], launch.tile, plan.splits, turn is not None, bool(turn and turn.norms), chained),
         num_warps=launch.warps,
         num_stages=launch.stages,
+        **options,
     )

@@ -1,6 +1,6 @@
 """Sizes that differ by architecture and nothing else does: tiles, warps, stages. The kernels are the same source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -17,6 +17,23 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """How a product of few rows is cut."""
+
+    rows: int  # at most
+    block: int  # outputs of a program
+    step: int  # words of weights at once
+    warps: int
+    stages: int
+    programs: int = 128  # the columns are split until there are as many,
+    long: int = 4096  # where a row has more columns than this
+
+    def splits(self, tiles: int, columns: int) -> int:
+        """Parts of a row's columns."""
+        return max(1, min(4, self.programs // tiles)) if columns > self.long else 1
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
     """Of one architecture."""
 
@@ -25,16 +42,60 @@ class Tuning:
     decode: Launch
     prefill: Launch
     short_prefill: Launch  # of steps with few rows
+    products: tuple[tuple[Cut, ...], ...]  # by kind of weights: dense, fp8, int4; of each, those for fewer rows first
+    halves: tuple[tuple[Cut, ...], ...] = ()  # likewise, of products with silu_mul behind; empty: as others
+    assembly: bool = False  # words of codes become bfloat16 by PTX
+    narrow: bool = False  # steps of few rows are narrowed (see `graph.narrow`): where that was found faster
+    chained: bool = False  # a kernel may be launched before the one before it has ended
+
+    @property
+    def most_rows(self) -> int:
+        """Of dense products."""
+        return self.products[0][-1].rows
+
+    def cut(self, kind: int, rows: int, *, silu: bool) -> Cut:
+        """For a number of rows that some cut has."""
+        cuts = self.halves if silu and self.halves else self.products
+        return next(cut for cut in cuts[kind] if cut.rows >= rows)
 
 
+CODES_80 = (Cut(32, 32, 64, 2, 3, 256, 0), Cut(128, 32, 16, 2, 2, 256, 0))
+CODES_AMD = (Cut(32, 32, 16, 2, 1, 256, 0), Cut(128, 32, 16, 4, 1, 256, 0))
+FP8_WIDE = Cut(128, 64, 32, 4, 3, 256, 0)
+INT4_90 = (Cut(32, 64, 64, 2, 3, 256, 0), Cut(64, 128, 32, 4, 3, 256, 0), Cut(128, 128, 16, 8, 3, 256, 0))
 TUNING = {
-    "sm_80": Tuning(200, 32, Launch(64, 4, 3), Launch(64, 4, 3, 128), Launch(64, 4, 3, 64)),
-    "sm_90": Tuning(200, 32, Launch(64, 4, 5), Launch(64, 4, 5, 64), Launch(64, 4, 5, 64)),
-    "gfx90a": Tuning(220, 32, Launch(32, 4, 1), Launch(32, 4, 1, 128), Launch(32, 4, 1, 64)),
-    "gfx942": Tuning(304, 32, Launch(64, 4, 1), Launch(64, 4, 1, 128), Launch(64, 4, 1, 64)),
+    "sm_80": Tuning(
+        *(200, 32, Launch(64, 4, 3), Launch(64, 4, 3, 128), Launch(64, 4, 3, 64)),
+        products=((Cut(128, 64, 64, 4, 4),), CODES_80, CODES_80),
+    ),
+    "sm_90": Tuning(
+        *(200, 32, Launch(64, 4, 5), Launch(64, 4, 5, 64), Launch(64, 4, 5, 64)),
+        products=(
+            (Cut(64, 64, 128, 4, 5), Cut(128, 64, 64, 4, 8)),
+            (Cut(32, 32, 64, 2, 4, 256, 0), Cut(64, 128, 64, 8, 3, 256, 0), FP8_WIDE),
+            INT4_90,
+        ),
+        halves=(
+            (Cut(16, 64, 128, 4, 5), Cut(64, 128, 128, 8, 3), Cut(128, 128, 64, 4, 6)),
+            (Cut(16, 64, 64, 2, 3, 256, 0), Cut(32, 128, 64, 4, 3, 256, 0), Cut(64, 128, 64, 8, 3, 256, 0), FP8_WIDE),
+            INT4_90,
+        ),
+        assembly=True,
+        narrow=True,
+        chained=True,
+    ),
+    "gfx90a": Tuning(
+        *(220, 32, Launch(32, 4, 1), Launch(32, 4, 1, 128), Launch(32, 4, 1, 64)),
+        products=((Cut(128, 64, 64, 4, 1),), CODES_AMD, CODES_AMD),
+    ),
+    "gfx942": Tuning(
+        *(304, 32, Launch(64, 4, 1), Launch(64, 4, 1, 128), Launch(64, 4, 1, 64)),
+        products=((Cut(128, 64, 64, 4, 1),), CODES_AMD, CODES_AMD),
+    ),
 }
 SHORT_PREFILL = 1024  # rows
 UNKNOWN = TUNING["sm_80"]
+INTERPRETED = replace(UNKNOWN, narrow=True)
 
 
 @cache
@@ -49,4 +110,4 @@ def architecture(device: torch.device) -> str:
 
 def tuning(device: torch.device) -> Tuning:
     """The device's; for one that nobody tuned, what runs anywhere."""
-    return TUNING.get(architecture(device), UNKNOWN)
+    return INTERPRETED if device.type == "cpu" else TUNING.get(architecture(device), UNKNOWN)

@@ -1,0 +1,109 @@
+"""Products of few rows, with what stands before and behind them, and weights that stay quantised: interpreted."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.interpreted.test_kernels import KERNELS, _assert_same_caches, assert_close, poisoned_outputs, run
+from tests.support.kernel_cases import Shape, attention_over, make_context, make_step, rope_into
+
+from polyfleet.graph.ops import Norm, Op, OpKind, RopeAttention
+from polyfleet.kernels.narrow import NARROW
+from polyfleet.kernels.packed import Kind, Packed, pack, quantise, unpack
+from polyfleet.kernels.triton.linear import Matrix, Operands, linear, unpacked
+from polyfleet.kernels.triton.tuning import Cut, Tuning, tuning
+
+REFERENCES = {each.op: each for each in NARROW}
+poisoned = poisoned_outputs
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def fresh_numbers() -> None:
+    seed = int.from_bytes(os.urandom(4), "little")
+    torch.manual_seed(seed)
+    print("seed", seed)
+
+
+def cut(block: int, step: int, programs: int) -> Tuning:
+    """Tuning of products alone; the columns of rows of any length are split."""
+    base, cuts = tuning(CPU), (Cut(128, block, step, 4, 1, programs, 0),)
+    return Tuning(*(base.programs, base.most_splits, base.decode, base.prefill, base.short_prefill), (cuts, cuts, cuts))
+
+
+def matrix(kind: str, rows: int, columns: int) -> torch.Tensor | Packed:
+    """Random weights: dense, or packed in one of the ways that there are."""
+    dense: torch.Tensor = torch.randn(rows, columns) / columns**0.5
+    if kind == "dense":
+        return dense
+    if kind in ("fp8", "int4"):
+        return quantise(Kind[kind.upper()], dense)
+    codes, groups = torch.randint(0, 16, (rows, columns), dtype=torch.uint8), columns // 32
+    return pack(Kind.INT4, codes, torch.rand(rows, groups) / columns**0.5, -torch.rand(rows, groups) / columns**0.5)
+
+
+@pytest.mark.parametrize(("kind", "rows", "outputs", "columns", "tuned"), [
+    ("dense", 1, 100, 96, cut(32, 32, 1)),
+    ("dense", 5, 40, 192, cut(32, 64, 8)),
+    ("fp8", 1, 40, 128, cut(32, 16, 8)),
+    ("fp8", 17, 32, 320, cut(32, 64, 1)),
+    ("int4", 1, 40, 256, cut(32, 16, 12)),
+    ("groups", 3, 40, 512, cut(32, 64, 8)),
+])  # fmt: skip
+def test_products_with_what_is_around_them(kind: str, rows: int, outputs: int, columns: int, tuned: Tuning) -> None:
+    made = matrix(kind, outputs, columns)
+    dense = made if isinstance(made, torch.Tensor) else unpack(made, torch.float32)
+    bound, x = Matrix.of(made, CPU), torch.randn(rows, columns)
+    residual, gain, bias = torch.randn(rows, outputs), torch.randn(outputs), torch.randn(outputs)
+    squares = torch.rand(rows, 3)
+    factor = torch.rsqrt(squares.sum(1, keepdim=True) / columns + 1e-5)
+    expected = x @ dense.T
+    for _ in range(2):  # counters are as they were
+        assert_close(linear(bound, tuned, x, Operands(bias=bias))[0], expected + bias)
+    normed = expected * factor
+    assert_close(linear(bound, tuned, x, Operands(squares, 1e-5))[0], normed)
+    halves = torch.nn.functional.silu(normed[:, : outputs // 2]) * normed[:, outputs // 2 :]
+    assert_close(linear(bound, tuned, x, Operands(squares, 1e-5), silu=True)[0], halves)
+    total, gained, sums = linear(bound, tuned, x, Operands(residual=residual, gain=gain))
+    assert_close(total, expected + residual)
+    assert_close(gained, (expected + residual) * gain)
+    torch.testing.assert_close(sums.sum(1), total.square().sum(1))
+    assert not bound.arrived.any()
+    if isinstance(made, Packed):
+        assert torch.equal(unpacked(bound, tuned, torch.float32), dense)
+
+
+@pytest.mark.parametrize(("shape", "normed"), [(Shape(2, 1, 64, 16), False), (Shape(4, 2, 80, 16), True)])
+def test_attention_that_turns_and_writes(shape: Shape, normed: bool) -> None:
+    """Padding rows read nothing and leave nothing; a first row attends to itself alone."""
+    gains = {name: 1 + 0.3 * torch.randn(shape.head_dim) for name in ("q", "k")} if normed else {}
+    sizes = {"kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "block_size": shape.block_size}
+    contexts = [make_context(torch.float32, weights=gains, **sizes) for _ in range(2)]
+    step = make_step([(1, 130), (1, 0), (1, 64), (1, 17)], shape.block_size)
+    each = shape.heads, shape.kv_heads, shape.head_dim
+    both: Any = RopeAttention(replace(rope_into(1, *each), eps=1e-5), attention_over(1, *each))
+    op = Op(OpKind.ROPE_ATTENTION, (1,), (2,), tuple(gains), attributes=both)
+    qkv = torch.randn(4, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+    assert_close(run(KERNELS, op, contexts[0], step, qkv), run(REFERENCES, op, contexts[1], step, qkv))
+    _assert_same_caches(*contexts)
+
+
+def test_ops_of_few_rows_are_their_references() -> None:
+    step, eps = make_step([(1, 0)] * 3), Norm(1e-5)
+    named = {"w": torch.randn(64, 96) / 8, "v": torch.randn(64, 96) / 8, "n": 1 + 0.3 * torch.randn(64)}
+    context = make_context(weights=named | {"b": torch.randn(64), "g": torch.randn(96)})
+    x, y, squares = torch.randn(3, 96), torch.randn(3, 64), torch.rand(3, 2)
+    for op, inputs in [
+        (Op(OpKind.GAIN, (1,), (2, 3), ("g",)), (x,)),
+        (Op(OpKind.LINEAR_ADD, (1, 2), (3, 4, 5), ("w", "n")), (x, y)),
+        (Op(OpKind.NORM_LINEAR, (1, 2), (3,), ("w", "v"), ("b", "b"), eps), (x, squares)),
+        (Op(OpKind.NORM_SILU_MUL, (1, 2), (3,), ("w", "v"), attributes=eps), (x, squares)),
+    ]:
+        found, expected = (run(table, op, context, step, *inputs) for table in (KERNELS, REFERENCES))
+        for mine, theirs in zip(
+            *(each if isinstance(each, tuple) else (each,) for each in (found, expected)), strict=True
+        ):
+            wide = mine.shape == theirs.shape
+            assert_close(mine if wide else mine.sum(1, keepdim=True), theirs)

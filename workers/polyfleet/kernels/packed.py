@@ -1,0 +1,170 @@
+"""Weights that stay quantised in a device's memory: words of codes, and a scale and a minimum of each group of columns.
+
+A word of 32 bits has 8 codes of 4 bits, or 4 of fp8 (e4m3). A row's words lie in chunks of 8 or 4 times `span` columns:
+word i of a chunk holds its columns i, i + span, i + 2 span …, from the low end on. A group's word has its scale in the
+low half and its minimum in the high one, both bfloat16. A weight is code * scale + minimum, without minima
+(code - 8) * scale of int4; scales of fp8 are 2^120 times theirs, so that kernels read e4m3 by moving its bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from polyfleet.kernels.quantisation import codes_of, dequantise
+from polyfleet.kernels.weights import Weight, WeightFormat
+
+SPANS = (64, 32, 16)  # the widest that fits is taken
+E4M3_RANGE, E4M3_FACTOR = 448.0, 2.0**120
+GROUP = 128  # columns, of weights that are quantised here
+GROUPS_OF_32 = frozenset({WeightFormat.Q4_0, WeightFormat.Q4_1, WeightFormat.Q4_K})
+HEADS = frozenset({"lm_head", "embedding"})  # which 4 bits would hurt more than others
+
+
+class Kind(IntEnum):
+    """Of codes."""
+
+    FP8 = 1
+    INT4 = 2
+
+    @property
+    def pack(self) -> int:
+        """Codes of a word."""
+        return 4 if self is Kind.FP8 else 8
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A matrix [rows, columns] in groups of `group` columns."""
+
+    kind: Kind
+    words: Tensor  # [rows, columns / pack] int32
+    groups: Tensor  # [columns / group, rows] int32
+    group: int
+    span: int
+    minima: bool
+
+    @property
+    def rows(self) -> int:
+        """Outputs."""
+        return len(self.words)
+
+    @property
+    def columns(self) -> int:
+        """Inputs."""
+        return self.words.shape[1] * self.kind.pack
+
+    @property
+    def nbytes(self) -> int:
+        """Of both tensors."""
+        return self.words.nbytes + self.groups.nbytes
+
+
+def span_of(kind: Kind, columns: int, group: int) -> int:
+    """Words of a chunk; 0 where such rows can't be packed."""
+    for span in SPANS:
+        chunk = kind.pack * span
+        if columns % chunk == 0 and group % span == 0 and (chunk % group == 0 or group % chunk == 0):
+            return span
+    return 0
+
+
+def pack(kind: Kind, codes: Tensor, scales: Tensor, minima: Tensor | None = None) -> Packed:
+    """Of codes [rows, columns] of bytes, scales and minima [rows, groups]; ValueError where they don't fit."""
+    rows, columns = codes.shape
+    group = columns // scales.shape[1]
+    span = span_of(kind, columns, group)
+    if not span or len(scales) != rows or group * scales.shape[1] != columns:
+        raise ValueError(f"{rows} x {columns} codes can't be packed in groups of {group}")
+    places = codes.view(rows, -1, kind.pack, span)
+    words = torch.zeros(rows, places.shape[1], span, dtype=torch.int32, device=codes.device)
+    for place in range(kind.pack):
+        words |= places[:, :, place].to(torch.int32) << (32 // kind.pack * place)
+    pairs = torch.stack((scales, torch.zeros_like(scales) if minima is None else minima), dim=-1)
+    groups = pairs.to(torch.bfloat16).transpose(0, 1).contiguous().view(torch.int32).squeeze(-1)
+    return Packed(kind, words.flatten(1), groups, group, span, minima is not None)
+
+
+def unpack(packed: Packed, dtype: torch.dtype) -> Tensor:
+    """The matrix [rows, columns]."""
+    kind, rows = packed.kind, packed.rows
+    words = packed.words.view(rows, -1, 1, packed.span)
+    shifts = torch.arange(kind.pack, dtype=torch.int32, device=words.device).view(-1, 1) * (32 // kind.pack)
+    codes = (words >> shifts & (0xFF if kind is Kind.FP8 else 0xF)).reshape(rows, -1, packed.group)
+    pairs = packed.groups.unsqueeze(-1).view(torch.bfloat16).float().transpose(0, 1)
+    scale, minimum = pairs[..., :1], pairs[..., 1:]
+    if kind is Kind.FP8:
+        numbers = codes.to(torch.uint8).view(torch.float8_e4m3fn).float() * (scale / E4M3_FACTOR)
+    else:
+        numbers = codes * scale + minimum if packed.minima else (codes - 8) * scale
+    return numbers.flatten(1).to(dtype)
+
+
+def quantise(kind: Kind, dense: Tensor) -> Packed:
+    """To the nearest codes: fp8 with a scale a row, int4 symmetrically with one for every GROUP columns."""
+    wide = dense.float()
+    if kind is Kind.FP8:
+        scales = _scales(wide.abs().amax(1, keepdim=True) / E4M3_RANGE)
+        numbers = (wide / scales).clamp(-E4M3_RANGE, E4M3_RANGE)
+        return pack(kind, numbers.to(torch.float8_e4m3fn).view(torch.uint8), scales * E4M3_FACTOR)
+    groups = wide.view(len(wide), -1, GROUP)
+    scales = _scales(groups.abs().amax(2, keepdim=True) / 7)
+    codes = (groups / scales).round_().clamp_(-8, 7) + 8
+    return pack(kind, codes.to(torch.uint8).flatten(1), scales.squeeze(-1))
+
+
+def _scales(scales: Tensor) -> Tensor:
+    """As they will be kept, none of them 0."""
+    return scales.to(torch.bfloat16).float().clamp_min_(2.0**-100)
+
+
+def kept(weights: Sequence[Weight], weights_as: str) -> Kind | None:
+    """What weights that lie side by side stay in memory as; None: dense.
+
+    "int4" keeps the groups of files that have 4 bits a weight, and leaves outputs and rows that it does not fit to fp8.
+    """
+    columns = weights[0].columns
+    if not weights_as or any(weight.rows == 1 for weight in weights):
+        return None
+    if weights_as == "int4" and _of_files(weights) and span_of(Kind.INT4, columns, 32):
+        return Kind.INT4
+    small = weights_as == "int4" and not HEADS & {weight.name for weight in weights}
+    if small and columns % GROUP == 0 and span_of(Kind.INT4, columns, GROUP):
+        return Kind.INT4
+    return Kind.FP8 if span_of(Kind.FP8, columns, columns) else None
+
+
+def _of_files(weights: Sequence[Weight]) -> bool:
+    """Whether all are in groups of 4 bits as files have them."""
+    return all(weight.format in GROUPS_OF_32 for weight in weights)
+
+
+def packed_bytes(kind: Kind, weights: Sequence[Weight]) -> int:
+    """What they will take."""
+    group = 32 if _of_files(weights) else GROUP
+    groups = 1 if kind is Kind.FP8 else weights[0].columns // group
+    return sum(weight.rows * (weight.columns * 4 // kind.pack + 4 * groups) for weight in weights)
+
+
+def pack_weights(kind: Kind, weights: Sequence[Weight], device: torch.device) -> Packed:
+    """Weights that lie side by side, one after the other, so that no more than one of them is there dense."""
+    files = kind is Kind.INT4 and _of_files(weights)
+    minima = any(weight.format is not WeightFormat.Q4_0 for weight in weights)
+    parts = [
+        _of_blocks(weight, device, minima) if files else quantise(kind, dequantise(weight, torch.float32, device))
+        for weight in weights
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    words = torch.cat([part.words for part in parts])
+    return replace(parts[0], words=words, groups=torch.cat([part.groups for part in parts], dim=1))
+
+
+def _of_blocks(weight: Weight, device: torch.device, minima: bool) -> Packed:
+    """Of GGML's blocks of 4 bits, in groups of 32; the same numbers, but that scales and minima are bfloat16."""
+    codes, scales, least = codes_of(weight.format, weight.data.to(device))
+    if minima and least is None:
+        least = -8 * scales
+    return pack(Kind.INT4, codes.view(weight.rows, -1), scales, least)

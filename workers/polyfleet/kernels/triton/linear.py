@@ -1,0 +1,202 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+"""y = x Wᵀ for few rows of x, with what stands before and behind it in a layer: as fast as weights can be read.
+
+A program has BLOCK outputs and all rows, and one of SPLITS parts of the columns; the part that is done last sums them
+in their order. Weights are the matrix unit's tall operand, rows its narrow one.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from polyfleet.kernels.packed import Packed
+from polyfleet.kernels.triton.codes import DENSE, numbers_of, pack_of, unpack_kernel
+from polyfleet.kernels.triton.tuning import Cut, Tuning
+
+SILU_MUL, ADD = tl.constexpr(1), tl.constexpr(2)  # what becomes of products; 0: nothing
+SMALL = 2**22  # weights: a product so short that it is its launch that counts
+UNPACKED = 32  # rows of a program that unpacks
+
+
+@triton.jit
+def linear_kernel(
+    x, squares, codes, groups, bias, residual, gain, out, gained, sums, parts, arrived, rows, eps,
+    N: tl.constexpr, K: tl.constexpr, SQUARES: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
+    MINIMA: tl.constexpr, SPAN: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, BEHIND: tl.constexpr, ASSEMBLY: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    """`out` [rows, N or N / 2] of x [rows, K] and weights [N, K], STEP words of a chunk at once.
+
+    NORM: x is gained, not normed yet; `squares` [rows, SQUARES] are parts of the sum of its squares before.
+    SILU_MUL: silu of the first N / 2 outputs times the others. ADD: out = y + residual, `gained` = out * gain, and
+    `sums` [rows, N / BLOCK] the parts of out's squares. CHAINED: begins while the kernel before it
+    ends; 2: lets the one behind it begin at once, 1: when its products are made.
+    """
+    tile, split = tl.program_id(0), tl.program_id(1)
+    dtype = x.dtype.element_ty
+    HALVES: tl.constexpr = 2 if BEHIND == SILU_MUL else 1
+    each = tl.arange(0, BLOCK)
+    output = tile * (BLOCK // HALVES) + each % (BLOCK // HALVES)
+    inside = output < N // HALVES
+    if (N // HALVES) % (BLOCK // HALVES):
+        output = tl.where(inside, output, 0)
+    output += each // (BLOCK // HALVES) * (N // HALVES)
+    row = tl.arange(0, ROWS)
+    present = row < rows
+    column = tl.arange(0, STEP)
+    PACK: tl.constexpr = pack_of(KIND)
+    CHUNK: tl.constexpr = PACK * SPAN
+    SCALES: tl.constexpr = CHUNK // GROUP if CHUNK > GROUP else 1
+    CODES: tl.constexpr = PACK // SCALES
+    STEPS: tl.constexpr = K // (PACK * STEP)
+    share = STEPS // SPLITS + (1 if STEPS % SPLITS else 0)
+    begin = split * share
+    matrix = codes + output.to(tl.int64)[:, None] * (K // PACK) + column[None, :]
+    if CHAINED > 0:
+        gdc_wait()
+    if CHAINED == 2:
+        gdc_launch_dependents()
+    source = x + row[None, :] * K + column[:, None]
+    total = tl.zeros([BLOCK, ROWS], tl.float32)
+    for step in range(begin, tl.minimum(begin + share, STEPS)):
+        words = tl.load(matrix + step * STEP)
+        if KIND == DENSE:
+            columns = tl.load(source + step * STEP, mask=present[None, :], other=0.0)
+            total = tl.dot(words, columns, total, input_precision="ieee")
+        else:
+            chunk = step * STEP // SPAN * CHUNK
+            for part in tl.static_range(SCALES):
+                group = tl.load(groups + (chunk // GROUP + part) * N + output)
+                numbers = numbers_of(words, group, dtype, KIND, part * CODES, CODES, MINIMA, ASSEMBLY)
+                for number in tl.static_range(CODES):
+                    ahead = tl.multiple_of(chunk + (part * CODES + number) * SPAN + step * STEP % SPAN, STEP)
+                    columns = tl.load(source + ahead, mask=present[None, :], other=0.0)
+                    total = tl.dot(numbers[number], columns, total, input_precision="ieee")
+    if CHAINED == 1:
+        gdc_launch_dependents()
+    if SPLITS > 1:
+        cell = tl.arange(0, BLOCK)[:, None] + tl.arange(0, ROWS)[None, :] * BLOCK
+        tl.store(parts + (tile * SPLITS + split) * BLOCK * ROWS + cell, total)
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        total = tl.zeros([BLOCK, ROWS], tl.float32)
+        for number in tl.static_range(SPLITS):
+            total += tl.load(parts + (tile * SPLITS + number) * BLOCK * ROWS + cell, cache_modifier=".cg")
+        tl.store(arrived + tile, 0)
+    if NORM:
+        piece = tl.arange(0, triton.next_power_of_2(SQUARES))
+        known = present[:, None] & (piece < SQUARES)[None, :]
+        amount = tl.sum(tl.load(squares + row[:, None] * SQUARES + piece[None, :], mask=known, other=0.0), 1)
+        total = total * tl.rsqrt(amount / K + eps)[None, :]
+    if BIAS:
+        total += tl.load(bias + output).to(tl.float32)[:, None]
+    if BEHIND == SILU_MUL:
+        gate, up = tl.split(tl.permute(tl.reshape(total.to(dtype), [2, BLOCK // 2, ROWS]), [1, 2, 0]))
+        wide = gate.to(tl.float32)
+        active = (wide / (1.0 + tl.exp(-wide))).to(dtype) * up
+        first = tile * (BLOCK // 2) + tl.arange(0, BLOCK // 2)
+        mine = (first < N // 2)[:, None] & present[None, :]
+        tl.store(out + row.to(tl.int64)[None, :] * (N // 2) + first[:, None], active, mask=mine)
+    else:
+        place = row.to(tl.int64)[None, :] * N + output[:, None]
+        mine = inside[:, None] & present[None, :]
+        result = total.to(dtype)
+        if BEHIND == ADD:
+            result += tl.load(residual + place, mask=mine, other=0.0)
+            factor = tl.load(gain + output)
+            tl.store(gained + place, result * factor[:, None], mask=mine)
+            wide = tl.where(mine, result.to(tl.float32), 0.0)
+            tl.store(sums + row * (N // BLOCK + (1 if N % BLOCK else 0)) + tile, tl.sum(wide * wide, 0), mask=present)
+        tl.store(out + place, result, mask=mine)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Weights as the kernel reads them, and where parts of their products meet."""
+
+    kind: int
+    codes: Tensor
+    groups: Tensor | None
+    group: int
+    minima: bool
+    span: int  # 0: any
+    rows: int  # N
+    columns: int  # K
+    arrived: Tensor  # int32, all 0 between launches
+
+    @classmethod
+    def of(cls, weight: Tensor | Packed, device: torch.device) -> "Matrix":
+        """Of a dense matrix, or of a packed one."""
+        if isinstance(weight, Tensor):
+            arrived = torch.zeros(len(weight), dtype=torch.int32, device=device)
+            rows, columns = weight.shape
+            return cls(0, weight, None, 1, False, 0, rows, columns, arrived)
+        arrived = torch.zeros(weight.rows, dtype=torch.int32, device=device)
+        groups = weight.group, weight.minima, weight.span
+        return cls(int(weight.kind), weight.words, weight.groups, *groups, weight.rows, weight.columns, arrived)
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Beside x: all None for plain products."""
+
+    squares: Tensor | None = None  # [rows, any] float32: x is gained only
+    eps: float = 0.0
+    bias: Tensor | None = None  # [N]
+    residual: Tensor | None = None  # [rows, N], and
+    gain: Tensor | None = None  # [N], where sums are wanted
+
+
+def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: bool = False) -> tuple[Tensor, ...]:
+    """y; with a residual y + residual, the same times gain, and parts of its squares [rows, any]; `silu`: of halves."""
+    x = x.contiguous()
+    behind = 2 if given.residual is not None else int(silu)
+    halves, count = (2 if silu else 1), len(x)
+    cut = tuned.cut(matrix.kind, count, silu=silu)
+    tiles = triton.cdiv(matrix.rows // halves, cut.block // halves)
+    step, splits = _steps(matrix, cut), cut.splits(tiles, matrix.columns)
+    rows = max(16 if matrix.kind == 0 else 8, triton.next_power_of_2(count))
+    out, gained = (torch.empty((count, matrix.rows // halves), dtype=x.dtype, device=x.device) for _ in range(2))
+    sums = torch.empty((count, tiles), dtype=torch.float32, device=x.device)
+    parts = torch.empty(tiles * splits * cut.block * rows if splits > 1 else 0, dtype=torch.float32, device=x.device)
+    squares = given.squares
+    assembly = tuned.assembly and matrix.kind > 0 and x.dtype is torch.bfloat16
+    chained = 0 if not tuned.chained else 2 if matrix.rows * matrix.columns <= SMALL else 1
+    options = {"launch_pdl": True} if tuned.chained else {}
+    linear_kernel[(tiles, splits)](
+        *(x, squares, matrix.codes, matrix.groups, given.bias, given.residual, given.gain, out, gained, sums, parts),
+        *(matrix.arrived, count, given.eps, matrix.rows, matrix.columns, 1 if squares is None else squares.shape[1]),
+        *(matrix.kind, matrix.group, matrix.minima, matrix.span or step, step, cut.block, rows, splits),
+        *(squares is not None, given.bias is not None, behind, assembly, chained),
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+        **options,
+    )
+    return (out, gained, sums) if behind == 2 else (out,)
+
+
+def unpacked(matrix: Matrix, tuned: Tuning, dtype: torch.dtype) -> Tensor:
+    """A packed matrix [N, K] in a dtype."""
+    out = torch.empty((matrix.rows, matrix.columns), dtype=dtype, device=matrix.codes.device)
+    chunks = matrix.codes.shape[1] // matrix.span
+    unpack_kernel[(triton.cdiv(matrix.rows, UNPACKED), chunks)](
+        *(matrix.codes, matrix.groups, out, matrix.rows, matrix.columns, matrix.kind, matrix.group, matrix.minima),
+        *(matrix.span, UNPACKED, tuned.assembly and dtype is torch.bfloat16),
+    )
+    return out
+
+
+def _steps(matrix: Matrix, cut: Cut) -> int:
+    """Words at once: of a dense matrix, as many as divide its columns."""
+    if matrix.span:
+        return min(matrix.span, cut.step)
+    step = cut.step
+    while matrix.columns % step:
+        step //= 2
+    return step
