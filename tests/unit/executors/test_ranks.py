@@ -97,6 +97,7 @@ def test_two_ranks_equal_one(name: str) -> None:
     assert kinds.count(OpKind.ALL_REDUCE) >= 2 * STATED["num_hidden_layers"], "attention and MLP or experts are shared"
     assert kinds.count(OpKind.ALL_GATHER) == 1
     assert {cache.heads for cache in sharded.graph.caches} == {1}
+    assert set(sharded.copies) == ({2} if any(cache.latent for cache in work.graph.caches) else {1})
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (8, 1)])

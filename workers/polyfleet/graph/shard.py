@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from polyfleet.graph.kernel_graph import KernelGraph, PerToken
-from polyfleet.graph.ops import Attention, CacheWrite, Experts, Norm, Op, OpKind, of
+from polyfleet.graph.ops import Attention, CacheWrite, Experts, Heads, Norm, Op, OpKind, of
 
 _COLUMNWISE = frozenset(
     {
@@ -20,6 +20,7 @@ _COLUMNWISE = frozenset(
     }
 )
 _BEHIND_LOGITS = (OpKind.SCALE, OpKind.SOFT_CAP)  # may stand between the linear and the graph's output
+_LATENT = (OpKind.HEAD_LINEAR, OpKind.LATENT_ATTENTION)
 _WHOLE = (0, 0)
 
 
@@ -108,11 +109,12 @@ class _Sharding:
 
     def _check_heads(self) -> None:
         for op in self.graph.ops:
-            if op.kind is OpKind.PAGED_ATTENTION and self.split[op.inputs[0]]:
-                attention = of(op, Attention)
-                if attention.heads % self.size:
-                    raise NotSharded(f"the model's {attention.heads} heads can't be shared evenly by {self.size} ranks")
-                self._kv_heads(self.graph.caches[attention.cache])
+            if isinstance(op.attributes, Attention) and self.split[op.inputs[0]]:
+                heads, cache = op.attributes.heads, self.graph.caches[op.attributes.cache]
+                if heads % self.size:
+                    raise NotSharded(f"the model's {heads} heads can't be shared evenly by {self.size} ranks")
+                if not cache.latent:
+                    self._kv_heads(cache)
 
     def part(self, value: int) -> tuple[int, int]:
         """The columns of a split value that this rank has."""
@@ -144,6 +146,12 @@ class _Sharding:
             mine = self.rank * heads, (self.rank + 1) * heads
             sinks = tuple(self._cut(each, columns=mine) for each in op.weights)
             yield replace(op, weights=sinks, attributes=replace(attention, heads=heads, kv_heads=kv_heads))
+        elif op.kind is OpKind.LATENT_ATTENTION and self.split[op.inputs[0]]:  # over a cache that all ranks have whole
+            yield replace(op, attributes=replace(of(op, Attention), heads=of(op, Attention).heads // self.size))
+        elif op.kind is OpKind.HEAD_LINEAR and self.split[op.inputs[0]]:
+            yield replace(
+                self._by_rows(op, self.part(op.outputs[0])), attributes=Heads(of(op, Heads).count // self.size)
+            )
         else:
             yield op
 
@@ -246,7 +254,7 @@ def _bound_together(graph: KernelGraph) -> Iterator[tuple[tuple[int, ...], bool]
         elif op.kind in (OpKind.CACHE_WRITE, OpKind.PAGED_ATTENTION):
             caches[op.cache or 0] = caches.get(op.cache or 0, ()) + values
         else:
-            yield values, op.kind in _COLUMNWISE or _of_heads(op)
+            yield values, op.kind in _COLUMNWISE or op.kind in _LATENT or _of_heads(op)
     for values in caches.values():
         yield values, True
 
