@@ -92,33 +92,6 @@
 {{- end -}}
 {{- end -}}
 
-{{- define "polyfleet.checkAutoscaling" -}}
-{{- $given := index .ctx.Values.workers .name | default dict -}}
-{{- $live := include "polyfleet.liveWorkers" . | int -}}
-{{- if and (eq .pool.autoscaling.owner "none") (not (hasKey $given "replicas")) (gt $live (int .pool.replicas)) (include "polyfleet.autoscaled" .) -}}
-{{- fail (printf "workers.%s: an autoscaler has made it %d workers, and without it there would be %d: say how many in workers.%s.replicas." .name $live (int .pool.replicas) .name) -}}
-{{- end -}}
-{{- with .pool.autoscaling -}}
-{{- if and (hasKey $given "replicas") (or (ne .owner "none") (ne $.pool.kind "Deployment")) -}}
-{{- $owner := ternary "there is one worker per node" (printf "%s sets the number of workers" .owner) (ne $.pool.kind "Deployment") -}}
-{{- fail (printf "workers.%s.replicas would do nothing, because %s: leave it out." $.name $owner) -}}
-{{- end -}}
-{{- if and (ne .owner "none") (ne $.pool.kind "Deployment") -}}
-{{- fail (printf "workers.%s: a %s has one worker per node, so autoscaling.owner must be none." $.name $.pool.kind) -}}
-{{- end -}}
-{{- if gt (int .minReplicas) (int .maxReplicas) -}}
-{{- fail (printf "workers.%s.autoscaling: minReplicas is more than maxReplicas." $.name) -}}
-{{- end -}}
-{{- if and (eq .owner "keda") (not .prometheus) -}}
-{{- fail (printf "workers.%s.autoscaling: keda needs prometheus, the address of Prometheus." $.name) -}}
-{{- end -}}
-{{- $model := $.pool.model.name | default $.name -}}
-{{- if and (eq .owner "hpa") (not (regexMatch "^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$" $model)) -}}
-{{- fail (printf "workers.%s.model.name: an hpa finds the metrics of no model named %s, since the name is no value of a label: choose up to 63 letters, digits, '-', '_' and '.', or keda." $.name $model) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
 {{/* Objects of APIs that the cluster lacks. Without a cluster: helm template --api-versions GROUP/VERSION. */}}
 {{- define "polyfleet.checkApis" -}}
 {{- $wanted := dict -}}

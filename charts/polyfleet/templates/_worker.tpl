@@ -125,33 +125,6 @@ livenessProbe: # not lost by loading or draining
 {{- end }}
 {{- end -}}
 
-{{/*
-The number of workers. One that an autoscaler owns is what runs, where the cluster can be asked: to leave out a number
-that stood there before would make it 1. Takes {ctx, name, pool}.
-*/}}
-{{- define "polyfleet.replicas" -}}
-{{- $live := include "polyfleet.liveWorkers" . -}}
-{{- if eq .pool.autoscaling.owner "none" -}}
-replicas: {{ .pool.replicas }}
-{{- else if $live -}}
-replicas: {{ $live }}
-{{- end -}}
-{{- end -}}
-
-{{/*
-How many workers a pool is to have at least: an autoscaler's or DaemonSet's own number isn't known here. Takes a pool.
-*/}}
-{{- define "polyfleet.wantedWorkers" -}}
-{{- if eq .kind "DaemonSet" }}1{{ else if eq .autoscaling.owner "none" }}{{ .replicas }}{{ else }}{{ .autoscaling.minReplicas }}{{ end -}}
-{{- end -}}
-
-{{/* How many workers the pool's Deployment in the cluster wants; empty where there is none, or no cluster. */}}
-{{- define "polyfleet.liveWorkers" -}}
-{{- $name := include "polyfleet.name" (dict "ctx" .ctx "component" (printf "worker-%s" .name)) -}}
-{{- $spec := (lookup "apps/v1" "Deployment" .ctx.Release.Namespace $name).spec | default dict -}}
-{{- if hasKey $spec "replicas" }}{{ int $spec.replicas }}{{ end -}}
-{{- end -}}
-
 {{- define "polyfleet.checkOptions" -}}
 {{- $rows := int (.pool.options | default dict).stepTokens -}}
 {{- $sequences := max 1 (int (.pool.options | default dict).maxSequences) -}}
