@@ -113,6 +113,19 @@ class IsShallow(Odd):
     depth = 0
 
 
+class ClosesBadly(Odd):
+    """Fails, and fails again when it is let go."""
+
+    name = "closes-badly"
+
+    def measure(self) -> Footprint:
+        raise RuntimeError("no scales")
+
+    def close(self) -> None:
+        super().close()
+        raise RuntimeError("it is stuck")
+
+
 class OwesMemory(Odd):
     name = "owes"
 
@@ -143,5 +156,6 @@ class IsMuchHeavier(Odd):
 
 ODD = (
     *(Refuses, RaisesWhenAsked, RaisesFootprint, RaisesWhenBuilt, RunsOutOfMemory, RaisesInLaunch, RaisesInDraw),
-    *(GivesNothing, GivesLists, DrawsNumbers, KnowsFaults, IsShallow, OwesMemory, WeighsWords, IsMuchHeavier),
+    *(GivesNothing, GivesLists, DrawsNumbers, KnowsFaults, IsShallow, ClosesBadly, OwesMemory, WeighsWords),
+    IsMuchHeavier,
 )

@@ -1,11 +1,12 @@
 """Batcher: embeddings, and what happens when an executor, a slice or the user breaks a step."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.batching import Outcomes, assert_right, make_batcher, over, prompt, request, run_all
-from tests.support.fake_executor import FakeExecutor, pooled
+from tests.support.fake_executor import VOCABULARY, FakeExecutor, pooled
 
 from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.executor import FAULTS, Fault, Pending, StepOutput
@@ -90,16 +91,26 @@ class TestErrors:
         assert_right(outcomes, requests[1])
         assert_right(outcomes, requests[2])
 
-    def test_results_that_do_not_fit_the_batch_are_an_error(self) -> None:
-        class ShortExecutor(FakeExecutor):
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            (
+                {"token_ids": np.zeros(0, dtype=np.int64)},
+                "returned (0, 1, 0) tokens, faults and pooled rows instead of (1, 1, 0)",
+            ),
+            ({"token_ids": np.array([-1])}, f"the executor drew tokens -1 to -1 of {VOCABULARY}"),
+            ({"token_ids": np.array([VOCABULARY])}, f"drew tokens {VOCABULARY} to {VOCABULARY} of {VOCABULARY}"),
+            ({"faults": np.array([9], dtype=np.int8)}, "the executor reported a fault that there is not"),
+        ],
+    )
+    def test_results_that_do_not_fit_the_batch_are_an_error(self, changes: dict[str, Any], reason: str) -> None:
+        class OddExecutor(FakeExecutor):
             def collect(self, pending: Pending, timeout: float) -> StepOutput:
-                return replace(super().collect(pending, timeout), token_ids=np.zeros(0, dtype=np.int64))
+                return replace(super().collect(pending, timeout), **changes)
 
-        batcher = over(ShortExecutor(), BatchLimits(max_sequences=2, step_tokens=8, context_length=64))
+        batcher = over(OddExecutor(), BatchLimits(2, 8, 64, vocabulary_size=VOCABULARY))
         batcher.add(request(1))
-        assert (
-            "returned (0, 1, 0) tokens, faults and pooled rows instead of (1, 1, 0)" in batcher.step().updates[0].error
-        )
+        assert reason in batcher.step().updates[0].error
         batcher.check()
 
     def test_an_interrupt_passes_and_leaves_everything_in_place(self) -> None:

@@ -52,6 +52,7 @@ REASONS = {
     "draws-numbers": f"the draws-numbers executor drew the token -1 of a vocabulary of {TinyShape().vocabulary}",
     "knows-faults": "the knows-faults executor reported a fault 7 that there is not",
     "shallow": "the shallow executor can't have 0 steps under way",
+    "closes-badly": "RuntimeError: no scales",
     "owes": "the owes executor says that its weights take -5 bytes",
     "weighs-words": "the weighs-words executor says that its weights take 'much' bytes",
     "heavier": "kv_cache_tokens: no memory is left on cpu for a KV pool beside the model",

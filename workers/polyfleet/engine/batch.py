@@ -17,7 +17,7 @@ class BatchLimits:
     prefix_cache: bool = True
     fingerprint: str = ""  # of the model, part of every prefix's identity
     step_seconds: float = 0.0  # that a step with prompts should stay under; 0: as long as it takes
-    vocabulary_size: int = 0  # tokens of which masks speak; 0: any number of them
+    vocabulary_size: int = 2**31 - 1  # tokens that may be drawn, and of which masks speak
 
 
 @dataclass(slots=True)

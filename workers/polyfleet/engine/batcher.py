@@ -186,11 +186,11 @@ class Batcher:
 
     def _collect(self, flight: Flight) -> StepReport:
         """Wait for a step and apply what it came to."""
-        output: StepOutput | None = None
+        output, tokens = None, list[SampledToken]()
         if flight.error is None and flight.pending is not None:
             try:
                 output = self._executor.collect(flight.pending, STEP_TIMEOUT_SECONDS)
-                flight.check(output)
+                tokens = flight.tokens(output, self._limits.vocabulary_size)
             except DeviceTimeout:
                 raise  # further steps would wait as long, and end sequences that another engine can go on with
             except Exception as error:
@@ -204,15 +204,14 @@ class Batcher:
         else:
             rows = len(flight.decodes), flight.num_prompt_rows
             self._budget.observe(*rows, seconds)
-            report = StepReport(self._apply(flight, output), *rows, seconds)
+            report = StepReport(self._apply(flight, output, tokens), *rows, seconds)
         self._holdings.collected(flight.number, flight.doubtful)
         return report
 
-    def _apply(self, flight: Flight, output: StepOutput) -> list[SequenceUpdate]:
+    def _apply(self, flight: Flight, output: StepOutput, tokens: list[SampledToken]) -> list[SequenceUpdate]:
         """The news of each sequence that has any."""
         broken = flight.broken(output)
         updates = [self._fail(sequence, why) for sequence, place, why in broken if sequence.place is place]
-        tokens = flight.tokens(output)
         block_size, num_usual = self._holdings.block_size, 0
         for sequence, place, token in zip(flight.decodes, flight.places, tokens, strict=False):
             if sequence.place is not place:

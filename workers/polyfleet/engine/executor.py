@@ -23,7 +23,7 @@ class Fault(IntEnum):
     NOT_FINITE = 1
 
 
-FAULTS = {Fault.NOT_FINITE: "the model's output is not finite; check the weights, or choose float32"}
+FAULTS: Mapping[int, str] = {Fault.NOT_FINITE: "the model's output is not finite; check the weights, or choose float32"}
 
 
 class StepTooLarge(Exception):

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import chain
 
-from polyfleet.engine.executor import FAULTS, Fault, Pending, StepOutput
+from polyfleet.engine.executor import FAULTS, Pending, StepOutput
 from polyfleet.engine.plan import MASKS, Share
 from polyfleet.engine.sequence import Place, Sequence, TokenMask
 from polyfleet.sampling.masks import WORD_BITS, Int32s, Masks, all_tokens, bar
@@ -107,20 +107,17 @@ class Flight:
         faults: list[int] = output.faults.tolist()
         if not any(faults):
             return self.unmasked
-        members = zip(self.members, faults, strict=True)
-        found = [(sequence, place, FAULTS[Fault(fault)]) for (sequence, place), fault in members if fault]
+        faulty = [(*member, fault) for member, fault in zip(self.members, faults, strict=True) if fault]
+        unknown = "the executor reported a fault that there is not"
+        found = [(sequence, place, FAULTS.get(fault, unknown)) for sequence, place, fault in faulty]
         self.doubtful = tuple(place for _, place, _ in found)
         return (*found, *self.unmasked)
 
-    def tokens(self, output: StepOutput) -> list[SampledToken]:
-        """The drawn tokens, with the logprobs that were asked for."""
-        if output.logprobs is None:
-            return list(map(PLAIN_TOKENS.__getitem__, output.token_ids.tolist()))
-        drawing = [*self.decodes, *(part.sequence for part in self.parts if part.draws)]
-        return [sampled(output, drawn, each.request) for drawn, each in enumerate(drawing)]
+    def tokens(self, output: StepOutput, vocabulary_size: int) -> list[SampledToken]:
+        """The drawn tokens, with the logprobs that were asked for.
 
-    def check(self, output: StepOutput) -> None:
-        """Raise RuntimeError for an output that does not fit this step."""
+        Raises RuntimeError for an output that does not fit this step.
+        """
         num_decodes = num_draws = len(self.decodes)
         if self.parts:
             num_draws += sum(part.draws for part in self.parts)
@@ -128,6 +125,13 @@ class Flight:
         wanted = (num_draws, num_decodes + len(self.parts), len(self.pooled))
         if shape != wanted:
             raise RuntimeError(f"the executor returned {shape} tokens, faults and pooled rows instead of {wanted}")
+        token_ids: list[int] = output.token_ids.tolist()
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:  # one below 0 would mean a slot
+            raise RuntimeError(f"the executor drew tokens {min(token_ids)} to {max(token_ids)} of {vocabulary_size}")
+        if output.logprobs is None:
+            return list(map(PLAIN_TOKENS.__getitem__, token_ids))
+        drawing = [*self.decodes, *(part.sequence for part in self.parts if part.draws)]
+        return [sampled(output, drawn, each.request) for drawn, each in enumerate(drawing)]
 
 
 def _filled(mask: TokenMask, generated_ids: Items[int], barred: Items[int], vocabulary_size: int) -> Int32s:

@@ -1,6 +1,7 @@
 """From a path and an operator's options to everything that an Engine needs: the one place of default wiring."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from polyfleet.backends import BackendRegistry, KernelCapabilities
@@ -117,7 +118,8 @@ def fit(
             raise ValueError(f"the memory that the {kind.name} executor measured is not there") from None
         trial(executor, capacity_of(resolved), workload.graph.widths[workload.graph.logits])
     except BaseException:
-        executor.close()
+        with suppress(Exception):  # what went wrong before is the reason
+            executor.close()
         raise
     return executor, resolved
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.sampling.candidates import UNSETTLED, Filters, ranked
@@ -28,6 +29,7 @@ from polyfleet.sampling.ranking import Ranking
 
 CANDIDATES = 256  # of a row, among which most draws fall
 COLUMNS = 16  # rows are searched for candidates by the maxima of so many tokens
+Logits = NDArray[np.float32]
 NO_COUNTS: Mapping[int, TokenCounts] = {}
 
 
@@ -68,7 +70,7 @@ def sample(
     changed = draws.penalised | draws.masked
     rows = np.flatnonzero(finite & changed)
     if len(rows):
-        token_ids[rows] = _choose_changed(_rows(logits, rows), draws.take(rows), counts)
+        token_ids[rows] = _choose_changed(_copied(logits, rows), draws.take(rows), counts)
     rows = np.flatnonzero(finite & ~changed & ~draws.greedy)
     if len(rows):
         token_ids[rows] = _draw(_rows(logits, rows), Filters.of(draws.take(rows), logits.shape[-1]))
@@ -76,19 +78,30 @@ def sample(
 
 
 def _rows(logits: Tensor, rows: Ints) -> Tensor:
-    return logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
+    if len(rows) == len(logits):
+        return logits
+    on_host = logits.device.type == "cpu"
+    return torch.from_numpy(_copied(logits, rows)) if on_host else logits[torch.from_numpy(rows).to(logits.device)]
 
 
-def _choose_changed(logits: Tensor, draws: Draws, counts: Mapping[int, TokenCounts]) -> Ints:
-    """Token ids of rows that are all finite, and all penalised or masked."""
-    logits = logits.clone()
+def _copied(logits: Tensor, rows: Ints) -> Logits:
+    """A copy of these rows on the host, where numpy adjusts them: torch would wake its threads for a single one."""
+    if logits.device.type == "cpu":
+        copy: Logits = logits.numpy()[rows]
+        return copy
+    return np.array(logits[torch.from_numpy(rows).to(logits.device)].cpu().numpy())
+
+
+def _choose_changed(logits: Logits, draws: Draws, counts: Mapping[int, TokenCounts]) -> Ints:
+    """Token ids of rows [n, V] that are all finite, and all penalised or masked; changes them."""
     for row in np.flatnonzero(draws.penalised).tolist():
         _penalise(logits[row], draws, row, counts)
     num_allowed = _bar(logits, draws.masks)
-    token_ids, random = _argmax(logits), np.flatnonzero(~draws.greedy)
+    token_ids: Ints = logits.argmax(-1)
+    random = np.flatnonzero(~draws.greedy)
     if len(random):
         filters = Filters.of(draws.take(random), logits.shape[-1], num_allowed[random])
-        token_ids[random] = _draw(_rows(logits, random), filters)
+        token_ids[random] = _draw(torch.from_numpy(logits[random]), filters)
     return token_ids
 
 
@@ -98,30 +111,31 @@ def _argmax(logits: Tensor) -> Ints:
     return ids
 
 
-def _penalise(values: Tensor, draws: Draws, row: int, counts: Mapping[int, TokenCounts]) -> None:
-    """Apply the penalties of one row to its logits, in place."""
-    params, known, limits = draws.parameters[row], counts.get(int(draws.slots[row])), torch.finfo(values.dtype)
+def _penalise(values: Logits, draws: Draws, row: int, counts: Mapping[int, TokenCounts]) -> None:
+    """Apply the penalties of one row to its logits [V], in place."""
+    params, known, limits = draws.parameters[row], counts.get(int(draws.slots[row])), np.finfo(np.float32)
     if known is None:
         raise ValueError("a draw with penalties needs the counts of its tokens")
-    repetition, ids, answer = float(params["repetition_penalty"]), known.ids, known.answer
+    ids, answer = known.ids, known.answer
+    repetition, presence, frequency = (
+        np.float32(params[name]) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    )
     if repetition != 1:
-        places = torch.from_numpy(ids).to(values.device)
-        before = values[places]
-        scaled = torch.where(before > 0, before / repetition, before * repetition)
-        values[places] = scaled.clamp_(limits.min, limits.max)
-    places, generated = (torch.from_numpy(each[answer]).to(values.device) for each in (ids, known.generated))
-    values[places] -= float(params["presence_penalty"]) + float(params["frequency_penalty"]) * generated
+        before = values[ids]
+        nearer = np.minimum if repetition > 1 else np.maximum  # of both, whatever the sign, and without a branch
+        with np.errstate(over="ignore"):
+            values[ids] = nearer(before / repetition, before * repetition).clip(limits.min, limits.max)
+    values[ids[answer]] -= presence + frequency * known.generated[answer].astype(np.float32)
 
 
-def _bar(logits: Tensor, masks: Masks | None) -> Ints:
-    """Leave no probability to what these rows may not take, in place; says how many tokens [n] each may."""
+def _bar(logits: Logits, masks: Masks | None) -> Ints:
+    """Leave no probability to what rows [n, V] may not take, in place; says how many tokens [n] each may."""
     if masks is None:
         return np.full(len(logits), logits.shape[-1])
     for row, barred in zip(masks.rows.tolist(), masks.disallowed(logits.shape[-1]), strict=True):
-        logits[row].masked_fill_(torch.from_numpy(barred).to(logits.device), -torch.inf)
-    places = torch.from_numpy(masks.barred_rows), torch.from_numpy(masks.barred_ids)
-    logits[tuple(each.to(logits.device) for each in places)] = -torch.inf
-    allowed: Ints = (logits > -torch.inf).sum(dim=-1).cpu().numpy()
+        np.copyto(logits[row], -np.inf, where=barred)
+    logits[masks.barred_rows, masks.barred_ids] = -np.inf
+    allowed: Ints = np.count_nonzero(logits > -np.inf, axis=-1)
     return allowed
 
 
