@@ -13,8 +13,10 @@ from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.executor import Capacity
 from polyfleet.engine.executors import Workload
+from polyfleet.executors import captured
 from polyfleet.executors.captured import CapturedExecutor, buckets
 from polyfleet.executors.eager import EagerExecutor
+from polyfleet.kernels.triton.tuning import tuning
 from polyfleet.loading.model import LoadedModel
 from polyfleet.wire.sampling import SamplingParams
 
@@ -62,8 +64,11 @@ def run_batch(executor: Any, num_blocks: int = 12) -> Outcomes:
     return run_all(batcher)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_the_same_tokens_with_graphs_and_without(model: LoadedModel, depth: int) -> None:
+@pytest.mark.parametrize(("depth", "narrow"), [(1, False), (2, True)])
+def test_the_same_tokens_with_graphs_and_without(
+    model: LoadedModel, depth: int, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured, "tuning", lambda device: replace(tuning(device), narrow=narrow))
     expected = run_batch(EagerExecutor(workload(model), depth=1))
     replays = Replays()
     executor = CapturedExecutor(capturing(model), depth=depth, capture=replays)

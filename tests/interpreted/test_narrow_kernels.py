@@ -40,8 +40,8 @@ def matrix(kind: str, rows: int, columns: int) -> torch.Tensor | Packed:
         return dense
     if kind in ("fp8", "int4"):
         return quantise(Kind[kind.upper()], dense)
-    codes, groups = torch.randint(0, 16, (rows, columns), dtype=torch.uint8), columns // 32
-    return pack(Kind.INT4, codes, torch.rand(rows, groups) / columns**0.5, -torch.rand(rows, groups) / columns**0.5)
+    codes, scales = torch.randint(0, 16, (rows, columns), dtype=torch.uint8), torch.rand(rows, columns // 32)
+    return pack(Kind.INT4, codes, scales / columns**0.5, -7.5 * scales / columns**0.5)
 
 
 @pytest.mark.parametrize(("kind", "rows", "outputs", "columns", "tuned"), [

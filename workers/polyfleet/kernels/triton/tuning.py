@@ -1,6 +1,6 @@
 """Sizes that differ by architecture and nothing else does: tiles, warps, stages. The kernels are the same source."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -95,7 +95,6 @@ TUNING = {
 }
 SHORT_PREFILL = 1024  # rows
 UNKNOWN = TUNING["sm_80"]
-INTERPRETED = replace(UNKNOWN, narrow=True)
 
 
 @cache
@@ -110,4 +109,4 @@ def architecture(device: torch.device) -> str:
 
 def tuning(device: torch.device) -> Tuning:
     """The device's; for one that nobody tuned, what runs anywhere."""
-    return INTERPRETED if device.type == "cpu" else TUNING.get(architecture(device), UNKNOWN)
+    return TUNING.get(architecture(device), UNKNOWN)
