@@ -116,6 +116,14 @@ TINY: Mapping[str, Tiny] = {
             "rope.scaling.yarn_log_multiplier": 0.09,
         },
     ),
+    "glm4moe": Tiny(
+        "glm4_moe",
+        {
+            **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "use_qk_norm": True},
+            **{"routed_scaling_factor": 1.5, "rope_parameters": HALF, "attention_bias": True, "head_dim": 16},
+        },
+        seed=1,
+    ),
     "gpt-oss": Tiny(
         "gpt_oss",
         {

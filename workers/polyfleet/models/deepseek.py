@@ -67,7 +67,8 @@ def _stretch(fields: Fields) -> float:
     return yarn_amplitude(section.positive("factor"), section.number("mscale_all_dim", 0, 1e6))
 
 
-def _read_route(fields: Fields, method: str, *, sigmoid: bool, renormalise: bool, scale: float) -> Route:
+def read_grouped_route(fields: Fields, method: str, *, sigmoid: bool, renormalise: bool, scale: float) -> Route:
+    """Of a config.json. Raises ModelFileError for a method that is not known."""
     if method not in METHODS:
         raise fields.error(f"topk_method {method!r} is not supported (supported: {', '.join(METHODS)})")
     name = next((each for each in ("num_experts", "num_local_experts") if fields.has(each)), "n_routed_experts")
@@ -86,14 +87,16 @@ def _read_folder2(fields: Fields) -> ModelConfig:
     if fields.text("scoring_func", "softmax") != "softmax":
         raise fields.error("scoring_func must be 'softmax' in this architecture")
     method = fields.text("topk_method", "greedy")
-    return _read(fields, _read_route(fields, method, sigmoid=False, renormalise=False, scale=1.0))
+    return _read(fields, read_grouped_route(fields, method, sigmoid=False, renormalise=False, scale=1.0))
 
 
 def _read_folder3(fields: Fields) -> ModelConfig:
     if fields.text("scoring_func", "sigmoid") != "sigmoid":
         raise fields.error("scoring_func must be 'sigmoid' in this architecture")
     method, renormalise = fields.text("topk_method", "noaux_tc"), fields.flag("norm_topk_prob", True)
-    return _read(fields, _read_route(fields, method, sigmoid=True, renormalise=renormalise, scale=2.5), correction=True)
+    return _read(
+        fields, read_grouped_route(fields, method, sigmoid=True, renormalise=renormalise, scale=2.5), correction=True
+    )
 
 
 def _read_gguf(keys: GgufKeys) -> ModelConfig:
@@ -139,7 +142,14 @@ def _read_gguf_route(fields: Fields) -> Route:
     )
 
 
+SHARED = {
+    "mlp.gate.e_score_correction_bias": "correction.bias",
+    "mlp.shared_experts.gate_proj": "shared.gate",
+    "mlp.shared_experts.up_proj": "shared.up",
+    "mlp.shared_experts.down_proj": "shared.down",
+}
 _LAYER = {
+    **SHARED,
     "self_attn.q_proj": "q_nope q_rope",
     "self_attn.q_a_proj": "q_a",
     "self_attn.q_a_layernorm": "q_a_norm",
@@ -147,10 +157,6 @@ _LAYER = {
     "self_attn.kv_a_proj_with_mqa": "kv_a k_rope",
     "self_attn.kv_a_layernorm": "kv_a_norm",
     "self_attn.kv_b_proj": "k_up v_up",
-    "mlp.gate.e_score_correction_bias": "correction.bias",
-    "mlp.shared_experts.gate_proj": "shared.gate",
-    "mlp.shared_experts.up_proj": "shared.up",
-    "mlp.shared_experts.down_proj": "shared.down",
 }
 _GGUF_LAYER = {
     "attn_q": "q_nope q_rope",

@@ -10,6 +10,7 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.models.deepseek import DEEPSEEK2, DEEPSEEK3
 from polyfleet.models.gemma import GEMMA2, GEMMA3
 from polyfleet.models.glm4 import GLM, GLM4
+from polyfleet.models.glm4_moe import GLM4_MOE
 from polyfleet.models.gpt_oss import GPT_OSS
 from polyfleet.models.llama import LLAMA
 from polyfleet.models.minicpm import MINICPM
@@ -27,7 +28,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     each.name: each
     for each in (
         *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3, SMOLLM3, GLM4, GLM),
-        *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS),
+        *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS, GLM4_MOE),
     )
 }
 

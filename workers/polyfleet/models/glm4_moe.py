@@ -1,0 +1,60 @@
+"""GLM 4.5 and 4.6: Llama's attention, part of each head turns, experts with corrected scores and shared ones."""
+
+from dataclasses import dataclass, replace
+
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.models import names
+from polyfleet.models.config import ModelConfig
+from polyfleet.models.deepseek import DEEPSEEK3, SHARED, read_grouped_route
+from polyfleet.models.fields import Fields
+from polyfleet.models.folder import check_activation, read_sizes
+from polyfleet.models.mixture import MixtureConfig, mlp
+from polyfleet.models.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlmMoeConfig(MixtureConfig):
+    """`head_norms`: whether heads are normalised before they turn."""
+
+    head_norms: bool
+
+
+def record(config: GlmMoeConfig, model: Recorder) -> KernelGraph:
+    """The usual decoder with these parts."""
+    rope, bias = model.rope(), config.attention_bias
+    return model.pre_norm_decoder(
+        lambda layer, x: model.attention(x, rope, bias=bias, head_norms=config.head_norms),
+        lambda layer, x: mlp(config, model, layer, x),
+    )
+
+
+def _read_folder(fields: Fields) -> ModelConfig:
+    check_activation(fields)
+    sizes = read_sizes(fields, context_length=131072, norm_eps=1e-5, partial=0.5)
+    size, shared = fields.count("moe_intermediate_size", 1408), fields.count("n_shared_experts", 1, minimum=0)
+    renormalise = fields.flag("norm_topk_prob", True)
+    return GlmMoeConfig(
+        **sizes,
+        attention_bias=fields.flag("attention_bias", False),
+        head_norms=fields.flag("use_qk_norm", False),
+        route=read_grouped_route(fields, "noaux_tc", sigmoid=True, renormalise=renormalise, scale=1.0),
+        correction=True,
+        expert_size=size,
+        shared_size=shared * size,
+        dense=tuple(range(min(fields.count("first_k_dense_replace", 1, minimum=0), sizes["num_layers"]))),
+        draft_layers=fields.count("num_nextn_predict_layers", 1, minimum=0),
+    )
+
+
+GLM4_MOE = replace(
+    DEEPSEEK3,
+    name="glm4moe",
+    title="GLM 4.5 and 4.6",
+    classes=("Glm4MoeForCausalLM",),
+    model_types=("glm4_moe",),
+    gguf=(),
+    read_folder=_read_folder,
+    record=record,
+    folder_names=names.folder({**names.EXPERTS, **SHARED}),
+    notes="folders; layers that draft are not loaded",
+)
