@@ -69,6 +69,7 @@ class Session:
         self.info = info
         self.worker_id = info.worker_id
         self._prefixes = PrefixNewsReader(info.worker_id, prefixes)
+        self._prefixes.of_model(info.model)
         self.breaker = CircuitBreaker()
         self._metrics = (metrics or Metrics()).of_worker(info.worker_id)
         self.connected = False
@@ -109,6 +110,8 @@ class Session:
 
     def report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
         """What the fleet says of this worker now. A new address breaks the session to the old one."""
+        if info == self.info and status == self._reported:
+            return  # most of a large fleet, whenever one worker changes
         self.info, self._reported = info, status
         self._touch()
         self._prefixes.of_model(info.model)
