@@ -25,6 +25,6 @@ def _ranks(context: KernelContext) -> Ranks:
 
 
 COLLECTIVE = (
-    Implementation(OpKind.ALL_REDUCE, "ranks", bind_all_reduce, capturable=True),
-    Implementation(OpKind.ALL_GATHER, "ranks", bind_all_gather, capturable=True),
+    Implementation(OpKind.ALL_REDUCE, "reference", bind_all_reduce, capturable=True),
+    Implementation(OpKind.ALL_GATHER, "reference", bind_all_gather, capturable=True),
 )

@@ -67,7 +67,7 @@ def bind_latent_attention(op: Op, context: KernelContext) -> Kernel:
 
 
 LATENT = (
-    Implementation(OpKind.HEAD_LINEAR, "bmm", bind_head_linear, capturable=True),
+    Implementation(OpKind.HEAD_LINEAR, "reference", bind_head_linear, capturable=True),
     Implementation(OpKind.LATENT_WRITE, "reference", bind_latent_write),
     Implementation(OpKind.LATENT_ATTENTION, "reference", bind_latent_attention),
 )
