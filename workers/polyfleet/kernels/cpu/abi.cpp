@@ -3,12 +3,12 @@
 #include <exception>
 #include <string>
 
-#include "engine.h"
+#include "executor.h"
 #include "instruction_sets.h"
 #include "pack.h"
 
-struct PfEngine {
-    pf::Engine engine;
+struct PfExecutor {
+    pf::Executor executor;
 };
 
 namespace {
@@ -53,39 +53,39 @@ const char *pf_linear_implementation(const char *instruction_set, int32_t format
     return kernels && format >= 0 && format < PF_NUM_FORMATS ? kernels->linear_name[pf::packed_kind(format)] : nullptr;
 }
 
-PfEngine *pf_engine_create(const PfModel *model, const char *instruction_set, int32_t threads) {
-    return guarded<PfEngine *>(nullptr, nullptr, [&]() -> PfEngine * {
+PfExecutor *pf_executor_create(const PfModel *model, const char *instruction_set, int32_t threads) {
+    return guarded<PfExecutor *>(nullptr, nullptr, [&]() -> PfExecutor * {
         const pf::Kernels *kernels = pf::find_kernels(instruction_set);
         if (!kernels) throw std::invalid_argument(std::string("this processor has no instruction set ") + instruction_set);
-        return new PfEngine{{*model, *kernels, threads}};
+        return new PfExecutor{{*model, *kernels, threads}};
     });
 }
 
-void pf_engine_destroy(PfEngine *engine) { delete engine; }
+void pf_executor_destroy(PfExecutor *executor) { delete executor; }
 
-int32_t pf_engine_add_program(PfEngine *engine, const PfStage *stages, int32_t num_stages, const int32_t *operands,
+int32_t pf_executor_add_program(PfExecutor *executor, const PfStage *stages, int32_t num_stages, const int32_t *operands,
                               int32_t num_operands) {
-    return guarded([&] { return engine->engine.add_program(stages, num_stages, operands, num_operands); });
+    return guarded([&] { return executor->executor.add_program(stages, num_stages, operands, num_operands); });
 }
 
-int64_t pf_engine_packed_bytes(const PfEngine *engine) { return (int64_t)engine->engine.packed_bytes(); }
+int64_t pf_executor_packed_bytes(const PfExecutor *executor) { return (int64_t)executor->executor.packed_bytes(); }
 
-int32_t pf_engine_allocate(PfEngine *engine, int32_t num_blocks, int32_t block_size, int32_t rows) {
+int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t block_size, int32_t rows) {
     return guarded([&] {
-        engine->engine.allocate(num_blocks, block_size, rows);
+        executor->executor.allocate(num_blocks, block_size, rows);
         return PF_OK;
     });
 }
 
-uint16_t *pf_engine_keys(PfEngine *engine) { return engine->engine.cache().keys.as<uint16_t>(); }
+uint16_t *pf_executor_keys(PfExecutor *executor) { return executor->executor.cache().keys.as<uint16_t>(); }
 
-uint16_t *pf_engine_values(PfEngine *engine) { return engine->engine.cache().values.as<uint16_t>(); }
+uint16_t *pf_executor_values(PfExecutor *executor) { return executor->executor.cache().values.as<uint16_t>(); }
 
-int32_t pf_engine_step(PfEngine *engine, int32_t program, const PfStep *step) {
+int32_t pf_executor_step(PfExecutor *executor, int32_t program, const PfStep *step) {
     return guarded([&] {
-        engine->engine.step(program, *step);
+        executor->executor.step(program, *step);
         return PF_OK;
     });
 }
 
-float *pf_engine_buffer(PfEngine *engine, int32_t buffer) { return engine->engine.buffer(buffer); }
+float *pf_executor_buffer(PfExecutor *executor, int32_t buffer) { return executor->executor.buffer(buffer); }

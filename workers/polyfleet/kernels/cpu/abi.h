@@ -42,7 +42,7 @@ enum PfEpilogue : int32_t { PF_STORE, PF_THEN_SILU_MUL, PF_THEN_ROPE_CACHE };
 struct PfWeight {
     int32_t format, rows, columns;
     int32_t packed;    // whether a linear reads it; else it is read in place (embedding, norm, bias)
-    const void *data;  // row after row; must outlive the engine unless packed
+    const void *data;  // row after row; must outlive the executor unless packed
     const char *name;  // for messages
 };
 
@@ -98,12 +98,12 @@ struct PfStep {
     int8_t *faults;                 // out: [num_sequences] 1 where a key or value of any row is not finite in half
 };                                  // precision or, with greedy_ids, a logit of a selected row; else 0
 
-struct PfEngine;
+struct PfExecutor;
 
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 3;
+const int32_t PF_ABI = 4;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.
@@ -116,28 +116,28 @@ PF_API const char *pf_instruction_sets();
 PF_API const char *pf_linear_implementation(const char *instruction_set, int32_t format);
 
 // Copies or repacks everything but the data of weights that are not packed.
-PF_API PfEngine *pf_engine_create(const PfModel *model, const char *instruction_set, int32_t threads);
-PF_API void pf_engine_destroy(PfEngine *engine);
+PF_API PfExecutor *pf_executor_create(const PfModel *model, const char *instruction_set, int32_t threads);
+PF_API void pf_executor_destroy(PfExecutor *executor);
 
 // Adds a program; returns its number. Operands of all its stages are copied.
-PF_API int32_t pf_engine_add_program(PfEngine *engine, const PfStage *stages, int32_t num_stages,
+PF_API int32_t pf_executor_add_program(PfExecutor *executor, const PfStage *stages, int32_t num_stages,
                                      const int32_t *operands, int32_t num_operands);
 
 // Bytes of all packed weights.
-PF_API int64_t pf_engine_packed_bytes(const PfEngine *engine);
+PF_API int64_t pf_executor_packed_bytes(const PfExecutor *executor);
 
 // Makes a KV cache of zeros, and room for steps of so many rows, in the place of those before. All programs come first.
-PF_API int32_t pf_engine_allocate(PfEngine *engine, int32_t num_blocks, int32_t block_size, int32_t rows);
+PF_API int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t block_size, int32_t rows);
 
 // Where keys and values lie, in half precision: [layer][block][kv head][head_dim][block_size rounded up to 16] and
 // [layer][block][kv head][block_size][head_dim rounded up to 16].
-PF_API uint16_t *pf_engine_keys(PfEngine *engine);
-PF_API uint16_t *pf_engine_values(PfEngine *engine);
+PF_API uint16_t *pf_executor_keys(PfExecutor *executor);
+PF_API uint16_t *pf_executor_values(PfExecutor *executor);
 
-// Runs one program over one step; refuses, before anything is written, what would lead out of the engine's memory. Not
+// Runs one program over one step; refuses, before anything is written, what would lead out of the executor's memory. Not
 // thread-safe.
-PF_API int32_t pf_engine_step(PfEngine *engine, int32_t program, const PfStep *step);
+PF_API int32_t pf_executor_step(PfExecutor *executor, int32_t program, const PfStep *step);
 
 // Rows of a buffer, to be written before a step where they are its inputs, and read after it, `widths[buffer]` rounded up to an odd multiple of 16 floats apart; valid until the next
 // step.
-PF_API float *pf_engine_buffer(PfEngine *engine, int32_t buffer);
+PF_API float *pf_executor_buffer(PfExecutor *executor, int32_t buffer);

@@ -1,7 +1,7 @@
 // Attention: which thread reads which part of the cache for which rows.
 #include <algorithm>
 
-#include "engine.h"
+#include "executor.h"
 
 namespace pf {
 
@@ -12,7 +12,7 @@ const int64_t MAX_PARTIALS = 1 << 24;  // floats: what is beyond is not split
 
 }  // namespace
 
-void Engine::prepare_spans(const PfStep &step) {
+void Executor::prepare_spans(const PfStep &step) {
     state_.spans.clear();
     state_.selected_spans.clear();
     for (int sequence = step.num_sequences - 1; sequence >= 0; sequence--) {  // prompts come last and cost most
@@ -35,7 +35,7 @@ void Engine::prepare_spans(const PfStep &step) {
 }
 
 // Decides which spans are computed part by part; returns the floats that partial results take. Results are the same.
-int64_t Engine::split(std::vector<Span> &spans) {
+int64_t Executor::split(std::vector<Span> &spans) {
     const int vectors = model_.num_heads / model_.num_kv_heads, threads = pool_.size();
     const bool few = threads > 1 && (int64_t)spans.size() * model_.num_kv_heads < FEW_UNITS_PER_THREAD * threads;
     int64_t size = 0;
@@ -53,7 +53,7 @@ int64_t Engine::split(std::vector<Span> &spans) {
     return size;
 }
 
-void Engine::attend(const Stage &stage, std::atomic<int> &claimed, int thread) {
+void Executor::attend(const Stage &stage, std::atomic<int> &claimed, int thread) {
     const std::vector<Span> &spans = stage.at.selected ? state_.selected_spans : state_.spans;
     const int kv_heads = model_.num_kv_heads;
     int unit = claimed.fetch_add(1, std::memory_order_relaxed), first = 0;  // of the span's units
@@ -67,7 +67,7 @@ void Engine::attend(const Stage &stage, std::atomic<int> &claimed, int thread) {
     }
 }
 
-void Engine::attend_part(const Stage &stage, const Span &span, std::atomic<int> &finished, int kv_head, int part,
+void Executor::attend_part(const Stage &stage, const Span &span, std::atomic<int> &finished, int kv_head, int part,
                          int thread) {
     Attention a;
     a.rows = span.rows;

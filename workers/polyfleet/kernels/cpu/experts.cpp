@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "engine.h"
+#include "executor.h"
 
 namespace pf {
 
@@ -68,7 +68,7 @@ void add_bias(float *tile, int count, const float *bias) {
 
 }  // namespace
 
-void Engine::route(const Stage &stage, int thread) {
+void Executor::route(const Stage &stage, int thread) {
     const PfStage &at = stage.at;
     const int rows = stage_rows(stage), n = at.experts;
     std::vector<float> scores((size_t)n), race((size_t)n);
@@ -89,7 +89,7 @@ void Engine::route(const Stage &stage, int thread) {
     }
 }
 
-void Engine::experts(const Stage &stage, std::atomic<int> &entered, std::atomic<int> &left, int thread) {
+void Executor::experts(const Stage &stage, std::atomic<int> &entered, std::atomic<int> &left, int thread) {
     const int rows = stage_rows(stage);
     for (int i = share(rows, thread); i < share(rows, thread + 1); i++) enter_row(stage, i, entering_, i, false, false);
     if (thread == 0) list_visits(stage);
@@ -110,7 +110,7 @@ void Engine::experts(const Stage &stage, std::atomic<int> &entered, std::atomic<
     leave_experts(stage, left, thread);
 }
 
-void Engine::list_visits(const Stage &stage) {
+void Executor::list_visits(const Stage &stage) {
     const int rows = stage_rows(stage);
     state_.visits.clear();
     state_.visited.clear();
@@ -126,7 +126,7 @@ void Engine::list_visits(const Stage &stage) {
 }
 
 // The rows of some visits behind each other; the first of them is `first` of what they are read from.
-Rows Engine::gather(const Stage &stage, const Visits &visits, const Entering &to) const {
+Rows Executor::gather(const Stage &stage, const Visits &visits, const Entering &to) const {
     const int columns = stage.columns, blocks = columns / BLOCK;
     for (int i = 0; i < visits.count; i++) {
         const int64_t from = state_.visits[(size_t)(visits.first + i)].row;
@@ -144,7 +144,7 @@ Rows Engine::gather(const Stage &stage, const Visits &visits, const Entering &to
 }
 
 // Gates and ups: a piece is some groups of 16 columns inside one expert, for all rows that go to it.
-void Engine::enter_experts(const Stage &stage, std::atomic<int> &claimed, int thread) {
+void Executor::enter_experts(const Stage &stage, std::atomic<int> &claimed, int thread) {
     Scratch &scratch = scratch_[(size_t)thread];
     const int groups = stage.gate->groups / stage.at.experts, units = groups * (int)state_.visited.size();
     const int step = std::max(1, units / (UNITS_PER_THREAD * pool_.size()));
@@ -176,7 +176,7 @@ void Engine::enter_experts(const Stage &stage, std::atomic<int> &claimed, int th
 }
 
 // Downs: a piece is some groups of 16 columns of the output, to which all experts add.
-void Engine::leave_experts(const Stage &stage, std::atomic<int> &claimed, int thread) {
+void Executor::leave_experts(const Stage &stage, std::atomic<int> &claimed, int thread) {
     float *tile = scratch_[(size_t)thread].tile;
     const Packed &down = *stage.down;
     const int output = stage.at.output, groups = down.groups / stage.at.experts, rows = stage_rows(stage);

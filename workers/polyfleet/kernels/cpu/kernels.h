@@ -1,4 +1,4 @@
-// The seam between the engine and its instruction sets: packed operands, and one table of functions per set.
+// The seam between the executor and its instruction sets: packed operands, and one table of functions per set.
 //
 // Functions here are static, and kernels use no library templates: this header is compiled with each set's own flags,
 // and the linker must not merge one set's copy with another's.

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
-#include "engine.h"
+#include "executor.h"
 
 namespace pf {
 
-void Engine::rope(const Stage &stage, int thread) {
+void Executor::rope(const Stage &stage, int thread) {
     const int columns = widths_[(size_t)stage.at.output], width = stage.at.width;
     for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++) {
         const size_t angle = (size_t)i * frequencies_.size() + (size_t)(stage.at.rope * (model_.head_dim / 2));
@@ -18,7 +18,7 @@ void Engine::rope(const Stage &stage, int thread) {
     }
 }
 
-void Engine::latent_write(const Stage &stage, int thread) {
+void Executor::latent_write(const Stage &stage, int thread) {
     const PfStage &at = stage.at;
     const int dim = model_.head_dim, latent = widths_[(size_t)at.input];
     float *x = scratch_[(size_t)thread].query;
@@ -33,7 +33,7 @@ void Engine::latent_write(const Stage &stage, int thread) {
 }
 
 // A span's query rows, each head's latent columns before its others.
-const float *Engine::joined_query(const Stage &stage, const Span &span, float *to) const {
+const float *Executor::joined_query(const Stage &stage, const Span &span, float *to) const {
     const int heads = model_.num_heads, dim = model_.head_dim, latent = model_.value_dim, rest = dim - latent;
     for (int i = 0; i < span.rows; i++)
         for (int head = 0; head < heads; head++) {
@@ -45,7 +45,7 @@ const float *Engine::joined_query(const Stage &stage, const Span &span, float *t
 }
 
 // A piece is some groups of 16 columns of some heads, for all rows.
-void Engine::head_linear(const Stage &stage, std::atomic<int> &claimed, int thread) {
+void Executor::head_linear(const Stage &stage, std::atomic<int> &claimed, int thread) {
     const int rows = stage_rows(stage), heads = stage.at.width, width = stage.columns / heads;
     const bool prepared = stage.quantised || stage.bf16;
     for (int i = share(rows, thread); prepared && i < share(rows, thread + 1); i++)

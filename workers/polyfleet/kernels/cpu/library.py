@@ -10,7 +10,7 @@ from typing import Any
 NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
 PATH = Path(__file__).parent / NAME
 
-ABI = 3  # PF_ABI of abi.h
+ABI = 4  # PF_ABI of abi.h
 NO_MEMORY = -2  # PfResult of abi.h
 Int32s = POINTER(c_int32)
 
@@ -71,15 +71,15 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pf_error": (c_char_p, []),
     "pf_instruction_sets": (c_char_p, []),
     "pf_linear_implementation": (c_char_p, [c_char_p, c_int32]),
-    "pf_engine_create": (c_void_p, [POINTER(PfModel), c_char_p, c_int32]),
-    "pf_engine_destroy": (None, [c_void_p]),
-    "pf_engine_add_program": (c_int32, [c_void_p, POINTER(PfStage), c_int32, Int32s, c_int32]),
-    "pf_engine_packed_bytes": (c_int64, [c_void_p]),
-    "pf_engine_allocate": (c_int32, [c_void_p, c_int32, c_int32, c_int32]),
-    "pf_engine_keys": (POINTER(c_uint16), [c_void_p]),
-    "pf_engine_values": (POINTER(c_uint16), [c_void_p]),
-    "pf_engine_step": (c_int32, [c_void_p, c_int32, POINTER(PfStep)]),
-    "pf_engine_buffer": (POINTER(c_float), [c_void_p, c_int32]),
+    "pf_executor_create": (c_void_p, [POINTER(PfModel), c_char_p, c_int32]),
+    "pf_executor_destroy": (None, [c_void_p]),
+    "pf_executor_add_program": (c_int32, [c_void_p, POINTER(PfStage), c_int32, Int32s, c_int32]),
+    "pf_executor_packed_bytes": (c_int64, [c_void_p]),
+    "pf_executor_allocate": (c_int32, [c_void_p, c_int32, c_int32, c_int32]),
+    "pf_executor_keys": (POINTER(c_uint16), [c_void_p]),
+    "pf_executor_values": (POINTER(c_uint16), [c_void_p]),
+    "pf_executor_step": (c_int32, [c_void_p, c_int32, POINTER(PfStep)]),
+    "pf_executor_buffer": (POINTER(c_float), [c_void_p, c_int32]),
 }
 
 

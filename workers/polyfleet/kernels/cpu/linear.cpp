@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
-#include "engine.h"
+#include "executor.h"
 
 namespace pf {
 
 // Threads claim work piece by piece, so that one that the system holds up does not hold up the others.
-void Engine::linear(const Stage &stage, std::atomic<int> &claimed, int thread) {
+void Executor::linear(const Stage &stage, std::atomic<int> &claimed, int thread) {
     const std::vector<Run> &runs = stage.at.selected ? state_.selected_runs : state_.runs;
     if ((int)runs.size() >= CHUNKS_PER_THREAD * pool_.size())
         linear_by_rows(stage, runs, claimed, thread);
@@ -17,7 +17,7 @@ void Engine::linear(const Stage &stage, std::atomic<int> &claimed, int thread) {
 }
 
 // Many rows: a piece is a run of rows, which goes through all weights.
-void Engine::linear_by_rows(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread) {
+void Executor::linear_by_rows(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread) {
     Scratch &scratch = scratch_[(size_t)thread];
     for (size_t i; (i = (size_t)claimed.fetch_add(1, std::memory_order_relaxed)) < runs.size();) {
         const auto [first, count, wide] = runs[i];
@@ -28,7 +28,7 @@ void Engine::linear_by_rows(const Stage &stage, const std::vector<Run> &runs, st
 }
 
 // Few rows: a piece is some units of weights, through which all rows go.
-void Engine::linear_by_units(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread) {
+void Executor::linear_by_units(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread) {
     Scratch &scratch = scratch_[(size_t)thread];
     const int rows = stage_rows(stage);
     const bool own = rows <= PRIVATE_ROWS;
@@ -49,7 +49,7 @@ void Engine::linear_by_units(const Stage &stage, const std::vector<Run> &runs, s
 }
 
 // Prepared rows as kernels read them; `first` is the row that stands first in `from`.
-Rows Engine::entering_rows(const Stage &stage, const Entering &from, int first, bool wide) const {
+Rows Executor::entering_rows(const Stage &stage, const Entering &from, int first, bool wide) const {
     Rows rows = {from.values, from.stride, wide ? nullptr : from.codes, from.scale, from.sum, stage.columns, from.halves, from.stride};
     if (!stage.norm) {
         rows.values = row(stage.at.input, first);
@@ -59,7 +59,7 @@ Rows Engine::entering_rows(const Stage &stage, const Entering &from, int first, 
 }
 
 // Prepares row `index` of the stage as row `place` of `to`.
-void Engine::enter_row(const Stage &stage, int index, const Entering &to, int place, bool wide, bool keep_total) {
+void Executor::enter_row(const Stage &stage, int index, const Entering &to, int place, bool wide, bool keep_total) {
     const PfStage &at = stage.at;
     const int64_t i = place, block = i * (stage.columns / BLOCK);
     const float *x = row(at.input, index);
@@ -76,7 +76,7 @@ void Engine::enter_row(const Stage &stage, int index, const Entering &to, int pl
 }
 
 // Rows `at` ... of `rows` through one unit of weights; they are rows `first` ... of the stage.
-void Engine::run_unit(const Stage &stage, const Rows &rows, int at, int unit, int first, int count, Scratch &scratch) {
+void Executor::run_unit(const Stage &stage, const Rows &rows, int at, int unit, int first, int count, Scratch &scratch) {
     const Piece *pieces = &stage.pieces[(size_t)(unit * stage.unit)];
     const bool direct = stage.at.epilogue == PF_STORE && pieces->valid == GROUP && !pieces->bias;
     if (direct) {
@@ -99,7 +99,7 @@ void Engine::run_unit(const Stage &stage, const Rows &rows, int at, int unit, in
     finish_unit(stage, unit, first, count, scratch.tile);
 }
 
-void Engine::finish_unit(const Stage &stage, int unit, int first, int count, float *tile) {
+void Executor::finish_unit(const Stage &stage, int unit, int first, int count, float *tile) {
     const Piece &piece = stage.pieces[(size_t)(unit * stage.unit)];
     switch (stage.at.epilogue) {
         case PF_THEN_SILU_MUL:

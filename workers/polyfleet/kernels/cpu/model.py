@@ -50,12 +50,12 @@ class CpuModel:
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights: packed, or as the model file has them."""
-        packed: int = self._library.pf_engine_packed_bytes(self._alive())
+        packed: int = self._library.pf_executor_packed_bytes(self._alive())
         return packed + self._packing.num_bytes
 
     def allocate(self, num_blocks: int, block_size: int, rows: int) -> None:
         """Make a KV cache of zeros, and room for steps of so many rows; raises MemoryError."""
-        library.check(self._library.pf_engine_allocate(self._alive(), num_blocks, block_size, rows))
+        library.check(self._library.pf_executor_allocate(self._alive(), num_blocks, block_size, rows))
         self._shape = num_blocks, block_size
 
     def step(self, step: PfStep, *, keep_hidden: bool) -> None:
@@ -65,19 +65,19 @@ class CpuModel:
         written, and once the model is closed.
         """
         step.logits = self._programs[keep_hidden].outputs[-1]
-        library.check(self._library.pf_engine_step(self._alive(), self._numbers[keep_hidden], ctypes.byref(step)))
+        library.check(self._library.pf_executor_step(self._alive(), self._numbers[keep_hidden], ctypes.byref(step)))
 
     def keys(self) -> NDArray[np.float16]:
         """All keys [caches, blocks, kv heads, width, block size], a view."""
         (num_blocks, block_size), kind = self._shape, self.geometry.attention
         shape = self.geometry.num_caches, num_blocks, kind.kv_heads, kind.width, padded(block_size)
-        return self._halves(self._library.pf_engine_keys, shape)[..., :block_size]
+        return self._halves(self._library.pf_executor_keys, shape)[..., :block_size]
 
     def values(self) -> NDArray[np.float16]:
         """All values [caches, blocks, kv heads, block size, width], a view."""
         (num_blocks, block_size), kind = self._shape, self.geometry.attention
         shape = self.geometry.num_caches, num_blocks, kind.kv_heads, block_size, padded(kind.width)
-        return self._halves(self._library.pf_engine_values, shape)[..., : kind.width]
+        return self._halves(self._library.pf_executor_values, shape)[..., : kind.width]
 
     def logits(self, rows: int, *, keep_hidden: bool) -> NDArray[np.float32]:
         """Logits [rows, vocabulary] of the last step, a view."""
@@ -98,7 +98,7 @@ class CpuModel:
     def close(self) -> None:
         """Free memory and threads; the model is of no use afterwards."""
         if self._handle is not None:
-            self._library.pf_engine_destroy(self._handle)
+            self._library.pf_executor_destroy(self._handle)
             self._handle = None
 
     def __del__(self) -> None:
@@ -120,13 +120,13 @@ class CpuModel:
             weights,
             widths.ctypes.data_as(library.Int32s),
         )
-        handle: int | None = self._library.pf_engine_create(ctypes.byref(model), instruction_set.encode(), threads)
+        handle: int | None = self._library.pf_executor_create(ctypes.byref(model), instruction_set.encode(), threads)
         if handle is None:
             raise ValueError(library.last_error())
         return handle
 
     def _add(self, stages: Any, operands: Int32s) -> int:
-        pointer, add = operands.ctypes.data_as(library.Int32s), self._library.pf_engine_add_program
+        pointer, add = operands.ctypes.data_as(library.Int32s), self._library.pf_executor_add_program
         return library.check(add(self._handle, stages, len(stages), pointer, len(operands)))
 
     def _alive(self) -> int:
@@ -139,7 +139,7 @@ class CpuModel:
 
     def _view(self, buffer: int, rows: int) -> NDArray[np.float32]:
         width = self._widths[buffer]
-        pointer = self._library.pf_engine_buffer(self._alive(), buffer)
+        pointer = self._library.pf_executor_buffer(self._alive(), buffer)
         return np.ctypeslib.as_array(pointer, shape=(max(rows, 1), row_stride(width)))[:rows, :width]
 
 

@@ -1,7 +1,7 @@
 // Ops that models seldom have alone: element by element, layer norm, and the column of the largest number.
 #include <math.h>
 
-#include "engine.h"
+#include "executor.h"
 
 namespace pf {
 
@@ -35,7 +35,7 @@ int argmax(const float *x, int n) {
 
 }  // namespace
 
-void Engine::compute_rows(const Stage &stage, int thread) {
+void Executor::compute_rows(const Stage &stage, int thread) {
     const PfStage &at = stage.at;
     const int rows = stage_rows(stage), n = widths_[(size_t)at.input];
     for (int i = share(rows, thread); i < share(rows, thread + 1); i++) {

@@ -1,4 +1,4 @@
-// The engine's threads: woken once a step, in step with each other by a spinning barrier.
+// The executor's threads: woken once a step, in step with each other by a spinning barrier.
 #pragma once
 
 #include <atomic>

@@ -5,12 +5,12 @@
 #include <stdexcept>
 #include <string>
 
-#include "engine.h"
+#include "executor.h"
 #include "pack.h"
 
 namespace pf {
 
-void Engine::step(int program, const PfStep &step) {
+void Executor::step(int program, const PfStep &step) {
     Program &chosen = *programs_[(size_t)program];
     check(step);
     state_.in = &step;
@@ -25,7 +25,7 @@ void Engine::step(int program, const PfStep &step) {
     if (step.greedy_ids) choose_largest(step);
 }
 
-void Engine::check(const PfStep &step) const {
+void Executor::check(const PfStep &step) const {
     auto check = [](bool good, const char *what, int size = -1) {
         if (!good) throw std::invalid_argument(what + (size < 0 ? std::string() : std::to_string(size - 1)));
     };
@@ -53,7 +53,7 @@ void Engine::check(const PfStep &step) const {
     check(step.num_draws <= step.num_rows, "there must be no more draws than rows");
 }
 
-void Engine::clear_blocks(const PfStep &step) {
+void Executor::clear_blocks(const PfStep &step) {
     for (int i = 0; i < step.num_cleared; i++)
         for (int layer = 0; layer < model_.num_layers; layer++) {
             const int64_t block = step.cleared_blocks[i];
@@ -64,7 +64,7 @@ void Engine::clear_blocks(const PfStep &step) {
         }
 }
 
-void Engine::prepare_rows(const PfStep &step) {
+void Executor::prepare_rows(const PfStep &step) {
     const size_t rows = (size_t)step.num_rows, angles = frequencies_.size();
     state_.position.resize(rows);
     state_.sequence.resize(rows);
@@ -87,7 +87,7 @@ void Engine::prepare_rows(const PfStep &step) {
     }
 }
 
-void Engine::prepare_runs(const PfStep &step) {
+void Executor::prepare_runs(const PfStep &step) {
     auto cut = [](std::vector<Run> &runs, int first, int end, bool wide) {
         const int most = wide ? WIDE_CHUNK : ROW_CHUNK;
         for (; first < end; first += most) runs.push_back({first, std::min(most, end - first), wide});
@@ -106,7 +106,7 @@ void Engine::prepare_runs(const PfStep &step) {
     cut(state_.selected_runs, 0, step.num_draws, false);
 }
 
-void Engine::run(Program &program, int thread) {
+void Executor::run(Program &program, int thread) {
     // Angles are float32 products, as every implementation of this rotation rounds them.
     const size_t angles = frequencies_.size();
     for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
@@ -142,7 +142,7 @@ void Engine::run(Program &program, int thread) {
     if (state_.in->greedy_ids) find_largest(thread);
 }
 
-void Engine::find_largest(int thread) {
+void Executor::find_largest(int thread) {
     const int columns = widths_[(size_t)state_.in->logits], begin = share(columns, thread);
     for (int i = 0; i < state_.in->num_draws; i++) {
         Largest &out = state_.largest[(size_t)(i * pool_.size() + thread)];
@@ -151,7 +151,7 @@ void Engine::find_largest(int thread) {
     }
 }
 
-void Engine::choose_largest(const PfStep &step) {
+void Executor::choose_largest(const PfStep &step) {
     for (int i = 0; i < step.num_draws; i++) {
         const Largest *shares = &state_.largest[(size_t)(i * pool_.size())];
         Largest best = {-1, -INFINITY, true};
@@ -164,12 +164,12 @@ void Engine::choose_largest(const PfStep &step) {
     }
 }
 
-void Engine::embed(const Stage &stage, int thread) {
+void Executor::embed(const Stage &stage, int thread) {
     for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
         expand_row(*stage.table, state_.in->token_ids[i], row(stage.at.output, i));
 }
 
-void Engine::normalise(const Stage &stage, int thread) {
+void Executor::normalise(const Stage &stage, int thread) {
     const PfStage &at = stage.at;
     const int rows = stage_rows(stage), columns = widths_[(size_t)at.input];
     for (int i = share(rows, thread); i < share(rows, thread + 1); i++)
@@ -178,7 +178,7 @@ void Engine::normalise(const Stage &stage, int thread) {
                       row(at.output, i));
 }
 
-void Engine::silu(const Stage &stage, int thread) {
+void Executor::silu(const Stage &stage, int thread) {
     const int rows = stage_rows(stage), columns = widths_[(size_t)stage.at.output];
     for (int i = share(rows, thread); i < share(rows, thread + 1); i++) {
         const float *gate = row(stage.at.input, i);
@@ -186,14 +186,14 @@ void Engine::silu(const Stage &stage, int thread) {
     }
 }
 
-void Engine::select(const Stage &stage, int thread) {
+void Executor::select(const Stage &stage, int thread) {
     const int rows = state_.in->num_draws;
     for (int i = share(rows, thread); i < share(rows, thread + 1); i++)
         memcpy(row(stage.at.output, i), row(stage.at.input, state_.in->draw_rows[i]),
                (size_t)widths_[(size_t)stage.at.input] * sizeof(float));
 }
 
-void Engine::rope_cache(const Stage &stage, int thread) {
+void Executor::rope_cache(const Stage &stage, int thread) {
     const int dim = model_.head_dim, heads = model_.num_heads + 2 * model_.num_kv_heads;
     for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
         for (int head = 0; head < heads; head++) {
@@ -203,7 +203,7 @@ void Engine::rope_cache(const Stage &stage, int thread) {
 }
 
 // Normalises, rotates and stores one head of one row: q first, then k, then v heads. Overwrites x.
-void Engine::rope_head(const Stage &stage, int index, int head, float *x) {
+void Executor::rope_head(const Stage &stage, int index, int head, float *x) {
     const int dim = model_.head_dim, kv_heads = model_.num_kv_heads;
     const size_t i = (size_t)index, angle = i * frequencies_.size() + (size_t)(stage.at.rope * (dim / 2));
     const float *norm = head < model_.num_heads ? stage.query_norm : head < model_.num_heads + kv_heads ? stage.key_norm : nullptr;

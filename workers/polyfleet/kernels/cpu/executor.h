@@ -1,4 +1,4 @@
-// The engine: packed weights, programs compiled from stages, the KV cache, and one step over them.
+// The executor: packed weights, programs compiled from stages, the KV cache, and one step over them.
 #pragma once
 
 #include <atomic>
@@ -112,9 +112,9 @@ struct Entering {
     Entering(void *memory, int rows, int stride);
 };
 
-class Engine {
+class Executor {
 public:
-    Engine(const PfModel &model, const Kernels &kernels, int threads);
+    Executor(const PfModel &model, const Kernels &kernels, int threads);
     int add_program(const PfStage *stages, int num_stages, const int32_t *operands, int num_operands);
     void allocate(int num_blocks, int block_size, int rows);
     void step(int program, const PfStep &step);
@@ -131,7 +131,7 @@ private:
         Entering entering;  // a chunk of rows of its own
     };
 
-    // Set-up (engine.cpp).
+    // Set-up (executor.cpp).
     void pack_weights();
     void forget(PfWeight &packed);
     Cache make_cache(int num_blocks, int block_size) const;

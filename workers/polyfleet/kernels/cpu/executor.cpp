@@ -1,4 +1,4 @@
-#include "engine.h"
+#include "executor.h"
 
 #include <math.h>
 #include <string.h>
@@ -37,7 +37,7 @@ size_t Entering::bytes(int rows, int columns) {
     return cells * sizeof(float) + 2 * (cells / GROUP * sizeof(float)) + cells * sizeof(uint16_t) + cells;
 }
 
-Engine::Engine(const PfModel &model, const Kernels &kernels, int threads)
+Executor::Executor(const PfModel &model, const Kernels &kernels, int threads)
     : model_(model),
       kernels_(kernels),
       pool_(threads),
@@ -53,7 +53,7 @@ Engine::Engine(const PfModel &model, const Kernels &kernels, int threads)
     pack_weights();
 }
 
-void Engine::pack_weights() {
+void Executor::pack_weights() {
     size_t size = 0;
     std::vector<size_t> offsets;
     for (Weight &weight : weights_) {
@@ -81,7 +81,7 @@ void Engine::pack_weights() {
 }
 
 // The memory of a packed weight is not read again, unless an embedding shares it.
-void Engine::forget(PfWeight &packed) {
+void Executor::forget(PfWeight &packed) {
     const bool shared = std::any_of(weights_.begin(), weights_.end(), [&](const Weight &other) {
         return !other.source.packed && other.source.data == packed.data;
     });
@@ -89,14 +89,14 @@ void Engine::forget(PfWeight &packed) {
     packed.data = nullptr;
 }
 
-void Engine::allocate(int num_blocks, int block_size, int rows) {
+void Executor::allocate(int num_blocks, int block_size, int rows) {
     Cache cache = make_cache(num_blocks, block_size);
     reserve(rows);
     cache_ = std::move(cache);
 }
 
 // Blocks are padded so that whole vectors may be read anywhere in them.
-Cache Engine::make_cache(int num_blocks, int block_size) const {
+Cache Executor::make_cache(int num_blocks, int block_size) const {
     Cache cache = {};
     cache.num_blocks = num_blocks;
     cache.block_size = block_size;
@@ -113,7 +113,7 @@ Cache Engine::make_cache(int num_blocks, int block_size) const {
     return cache;
 }
 
-int Engine::add_program(const PfStage *stages, int num_stages, const int32_t *operands, int num_operands) {
+int Executor::add_program(const PfStage *stages, int num_stages, const int32_t *operands, int num_operands) {
     auto program = std::make_unique<Program>();
     for (int i = 0; i < num_stages; i++) {
         Stage stage;
@@ -129,7 +129,7 @@ int Engine::add_program(const PfStage *stages, int num_stages, const int32_t *op
     return (int)programs_.size() - 1;
 }
 
-void Engine::compile(Stage &stage, const int32_t *operands) {
+void Executor::compile(Stage &stage, const int32_t *operands) {
     const PfStage &at = stage.at;
     auto vector = [&](int32_t weight) {
         return weight < 0 ? nullptr : (const float *)weights_[(size_t)weight].source.data;
@@ -166,7 +166,7 @@ void Engine::compile(Stage &stage, const int32_t *operands) {
     order_pieces(stage, pieces);
 }
 
-void Engine::order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &operands) {
+void Executor::order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &operands) {
     if (stage.at.epilogue == PF_THEN_SILU_MUL) {
         stage.unit = 2;
         for (size_t i = 0; i < operands[0].size(); i++) {
@@ -181,7 +181,7 @@ void Engine::order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &o
     deepest_unit_ = std::max(deepest_unit_, stage.unit);
 }
 
-void Engine::compile_heads(Stage &stage, const int32_t *operands) {
+void Executor::compile_heads(Stage &stage, const int32_t *operands) {
     stage.gate = &weights_[(size_t)operands[0]].packed;
     stage.columns = widths_[(size_t)stage.at.input];
     stage.quantised = stage.gate->blocks > 0;
@@ -189,7 +189,7 @@ void Engine::compile_heads(Stage &stage, const int32_t *operands) {
     widest_ = std::max(widest_, (int)row_stride(stage.columns, BLOCK));
 }
 
-void Engine::compile_experts(Stage &stage, const int32_t *operands) {
+void Executor::compile_experts(Stage &stage, const int32_t *operands) {
     auto packed = [&](int i) { return &weights_[(size_t)operands[i]].packed; };
     auto bias = [&](int i) {
         const int32_t weight = operands[3 + i];
@@ -206,7 +206,7 @@ void Engine::compile_experts(Stage &stage, const int32_t *operands) {
     deepest_unit_ = std::max(deepest_unit_, 2);
 }
 
-void Engine::make_scratch() {
+void Executor::make_scratch() {
     const size_t vectors = (size_t)(ATTENTION_ROWS * model_.num_heads / model_.num_kv_heads);
     const int rows = is_wide(WIDE_CHUNK) ? WIDE_CHUNK : ROW_CHUNK;
     const size_t tile = align((size_t)deepest_unit_ * GROUP * (size_t)rows * sizeof(float));
@@ -225,7 +225,7 @@ void Engine::make_scratch() {
     }
 }
 
-void Engine::reserve(int rows) {
+void Executor::reserve(int rows) {
     capacity_ = 0;
     const int64_t padded = round_up(rows, ROW_CHUNK);  // kernels may read whole tiles of them
     for (size_t i = 0; i < buffers_.size(); i++) buffers_[i] = Memory((size_t)(padded * strides_[i]) * sizeof(float));
