@@ -16,17 +16,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 from bench.report import Row, compare, publish
 
+from polyfleet.gateway.fleet.session import Session
+from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.placement.fleet import PlacementRequest, Worker, WorkerState
 from polyfleet.placement.place import place
 from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import GRAIN_BYTES, PrefixMap
+from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.hashing import grain_numbers
 
-GRAINS, PROMPT_TOKENS, PLACEMENTS = 1_000_000, 2048, 300
+GRAINS, PROMPT_TOKENS, PLACEMENTS, CHANGES = 1_000_000, 2048, 300, 20
 CHAIN = PROMPT_TOKENS // 64
 POLICY = Policy(cost_weight=1000.0, costs={"cuda": 2.0, "cpu": 0.5}, stickiness_weight=0.1)
 
@@ -95,6 +99,36 @@ def news_seconds() -> float:
     return cpu(learn)
 
 
+def snapshots(num_workers: int) -> list[bytes]:
+    """CHANGES snapshots on the wire, in each of which another worker's load has changed."""
+    model = pb.ModelInfo(name="m", context_length=8192, vocabulary_size=128_000, num_blocks=8192, max_sequences=64)
+    model.fingerprint = model.tokenizer_hash = "0123456789abcdef" * 4
+    workers, taken = [], []
+    for number in range(num_workers):
+        info = pb.WorkerInfo(worker_id=f"w-{number:04}", address="10.0.0.1:5000", accelerator="cuda", model=model)
+        status = pb.WorkerStatus(state=pb.WORKER_STATE_READY, free_blocks=4000, decode_tokens_per_second=99.5)
+        workers.append(pb.FleetWorker(info=info, status=status))
+    for version in range(1, CHANGES + 1):
+        workers[version * 37 % num_workers].status.running_sequences = version
+        taken.append(pb.FleetSnapshot(version=version, workers=workers).SerializeToString())
+    return taken
+
+
+def upkeep_seconds() -> float:
+    """CPU seconds of a gateway for one second's CHANGES snapshots of 1,000 workers that it is connected to."""
+
+    def read() -> None:
+        for each in received:
+            view.apply(pb.FleetSnapshotParts.FromString(each))
+            view.fleet()
+
+    received = snapshots(1000)
+    with mock.patch.object(Session, "open", lambda session: setattr(session, "connected", True)):
+        view = FleetView("bench")
+        read()
+        return cpu(read)
+
+
 def cpu(work: Callable[[], object]) -> float:
     """CPU seconds of this thread, the median of five runs."""
     taken = []
@@ -113,6 +147,7 @@ def rows() -> list[Row]:
         ("place_100_p95", 1e3 * statistics.quantiles(hundred, n=20)[-1], "ms", "asked", 1.0),
         ("place_1000_p95", 1e3 * statistics.quantiles(thousand, n=20)[-1], "ms", "asked", 3.0),
         ("prefix_news_core_share", news_seconds(), "ratio", "asked", 0.1),
+        ("upkeep_1000", upkeep_seconds(), "ratio", "asked", 0.03),
         ("prefix_grain_bytes", float(GRAIN_BYTES), "B", "", None),
     )
     return [compare(*each, lower_is_better=True) for each in figures]

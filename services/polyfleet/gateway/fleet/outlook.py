@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from polyfleet.gateway.fleet.snapshot import Snapshot
 from polyfleet.v1 import fleet_pb2 as pb
 
 _BROKEN = (pb.WORKER_STATE_UNHEALTHY, pb.WORKER_STATE_LOST)
@@ -22,12 +23,12 @@ def served_name(wish: pb.ModelDeployment) -> str:
     return wish.model_name or wish.name
 
 
-def intended_models(snapshot: pb.FleetSnapshot) -> frozenset[str]:
+def intended_models(snapshot: Snapshot | pb.FleetSnapshot) -> frozenset[str]:
     """Names of the models that workers have, load or could not load."""
     return frozenset(each.info.intended_model for each in snapshot.workers) - {""}
 
 
-def outlook(model: str, snapshot: pb.FleetSnapshot) -> Outlook:
+def outlook(model: str, snapshot: Snapshot | pb.FleetSnapshot) -> Outlook:
     """The outlook of a model that somebody wants and that no worker is ready for."""
     wishes = [wish for wish in (*snapshot.deployments, *snapshot.pools) if served_name(wish) == model]
     deployments = {wish.name for wish in snapshot.deployments if served_name(wish) == model}

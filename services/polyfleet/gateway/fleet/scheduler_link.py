@@ -41,7 +41,7 @@ class SchedulerLink:
         ]
         return grpc.aio.insecure_channel(self._address, options=options)
 
-    async def watch(self, apply: Callable[[fleet_pb2.FleetSnapshot], None]) -> None:
+    async def watch(self, apply: Callable[[fleet_pb2.FleetSnapshotParts], None]) -> None:
         """Give every snapshot to `apply`; dial again, for ever, when the stream breaks. Runs until cancelled."""
         pause, longest = REDIAL_SECONDS
         heard = True
@@ -66,13 +66,18 @@ class SchedulerLink:
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
-    async def _snapshots(self) -> AsyncIterator[fleet_pb2.FleetSnapshot]:
+    async def _snapshots(self) -> AsyncIterator[fleet_pb2.FleetSnapshotParts]:
         async with self._channel() as channel:
             request = fleet_pb2.WatchFleetRequest(gateway_id=self._gateway_id)
-            call = fleet_pb2_grpc.FleetStub(channel).WatchFleet(request, metadata=self._metadata)
+            watch = channel.unary_stream(
+                "/polyfleet.v1.Fleet/WatchFleet",  # by name, since the stub would decode every worker
+                request_serializer=fleet_pb2.WatchFleetRequest.SerializeToString,
+                response_deserializer=fleet_pb2.FleetSnapshotParts.FromString,
+            )
+            call = watch(request, metadata=self._metadata)
             while True:
                 snapshot = await asyncio.wait_for(call.read(), SILENCE_SECONDS)
-                if not isinstance(snapshot, fleet_pb2.FleetSnapshot):
+                if not isinstance(snapshot, fleet_pb2.FleetSnapshotParts):
                     return
                 yield snapshot
 

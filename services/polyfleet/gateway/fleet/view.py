@@ -9,14 +9,16 @@ workers say that are not ready counts for nothing.
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from polyfleet.gateway.fleet.outlook import Outlook, intended_models, outlook, served_name
 from polyfleet.gateway.fleet.session import Session
+from polyfleet.gateway.fleet.snapshot import Snapshot
 from polyfleet.gateway.listeners import Listeners
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.filters import prevailing_fingerprint, room
-from polyfleet.placement.fleet import FleetSnapshot, WorkerState
+from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
 from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import PrefixMap
@@ -54,39 +56,35 @@ class FleetView:
         self._token = token
         self._metrics = metrics or Metrics()
         self._epoch, self._version = "", 0
-        self._heard = fleet_pb2.FleetSnapshot()  # the last one
+        self._heard = Snapshot()  # the last one
         self._resting: frozenset[str] = frozenset()  # models whose deployments want no worker now
-        self._listed: frozenset[str] = frozenset()  # workers of the last snapshot
+        self._listed: set[str] = set()  # workers of the last snapshot
         self._deployed: dict[str, int] = {}  # model name -> creation time
+        self._names: frozenset[str] = frozenset()  # models that are deployed, or that a worker has or is to have
+        self._moved = False  # whether the index heard of more than loads since models were last looked through
+        self._facts: dict[str, ModelFacts] = {}  # those of models with ready workers that were asked for since then
         self._infos: dict[str, fleet_pb2.ModelInfo] = {}  # model name -> what prevails, or did when last one was ready
         self._mixed: dict[str, frozenset[str]] = {}  # model name -> fingerprints of its ready workers, where several
         self._closing: set[asyncio.Task[None]] = set()
         self.changed.add(self._prune)
 
-    def apply(self, snapshot: fleet_pb2.FleetSnapshot) -> None:
-        """Take the scheduler's picture: open sessions to new workers, forget those that are gone."""
-        before = self._outline()
-        self.known = True
-        self._epoch, self._version = snapshot.scheduler_epoch, snapshot.version
-        self._heard = snapshot
-        wishes = (*snapshot.pools, *snapshot.deployments)
-        self._deployed = {served_name(each): each.created_unix_seconds for each in wishes if each.workers}
-        self._resting = frozenset(served_name(each) for each in wishes if not each.workers)
-        self._listed = frozenset(each.info.worker_id for each in snapshot.workers if each.info.address)
-        for each in snapshot.workers:
+    def apply(self, message: fleet_pb2.FleetSnapshotParts | fleet_pb2.FleetSnapshot) -> None:
+        """Take the scheduler's picture: open sessions to new workers, forget those that are gone.
+
+        A snapshot in which one worker's load changed costs what that worker does, and little for each of the others.
+        """
+        before, heard = self._heard, self._heard.followed_by(message)
+        gone, came = before.not_in(heard), heard.not_in(before)
+        for each in came:
             if each.info.address:
                 self._report(each.info, each.status)
-        self._learn()
-        if self._outline() != before:
+        self._listed.difference_update(each.info.worker_id for each in gone)
+        self._listed.update(each.info.worker_id for each in came if each.info.address)
+        was_known, self.known, self._heard = self.known, True, heard
+        self._epoch, self._version = message.scheduler_epoch, message.version
+        self.fleet()
+        if self._moved or not was_known or before.wishes != heard.wishes or _outline(gone) != _outline(came):
             self.changed.call()
-
-    def _outline(self) -> object:
-        """What a change of counts: who serves what in which state, and which models there are. Not the load."""
-        workers = [(each.worker_id, each.model, each.fingerprint, each.state) for each in self.snapshot().workers]
-        infos = [(name, info.fingerprint, info.tokenizer_hash) for name, info in self._infos.items()]
-        seen = [(each.info.worker_id, each.status.state, each.status.reason) for each in self._heard.workers]
-        problems = [each.problem for each in (*self._heard.deployments, *self._heard.pools)]
-        return self.known, self._listed, self._deployed, self._resting, workers, infos, seen, problems
 
     def _report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
         session = self.sessions.get(info.worker_id)
@@ -99,9 +97,16 @@ class FleetView:
 
     def _learn(self) -> None:
         """Take what the ready workers of each model say of it; forget models that are gone."""
-        names = self._names()
-        self._infos = {name: info for name, info in self._infos.items() if name in names}
-        for name in names:
+        self.fleet()
+        self._moved = False
+        self._facts.clear()
+        wishes = self._heard.wishes
+        self._deployed = {served_name(each): each.created_unix_seconds for each in wishes if each.workers}
+        self._resting = frozenset(served_name(each) for each in wishes if not each.workers)
+        loaded = (session.info.model.name for session in self.sessions.values())
+        self._names = frozenset({*self._deployed, *intended_models(self._heard), *loaded} - {""})
+        self._infos = {name: info for name, info in self._infos.items() if name in self._names}
+        for name in self._names:
             ready = self._ready(name)
             fingerprint = prevailing_fingerprint(session.worker() for session in ready)
             for session in ready:
@@ -148,7 +153,6 @@ class FleetView:
         return fingerprint if alike is None else alike
 
     def _prune(self) -> None:
-        self._learn()
         for worker_id, session in list(self.sessions.items()):
             if worker_id not in self._listed and not session.connected:
                 del self.sessions[worker_id]
@@ -158,6 +162,7 @@ class FleetView:
                 task = asyncio.create_task(session.close())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
+        self._learn()
 
     async def close(self) -> None:
         """End all sessions."""
@@ -180,6 +185,7 @@ class FleetView:
             worker = session.worker()
             before = self._index.worker(worker.worker_id)
             self._index.put(worker)
+            self._moved = self._moved or before is None or _standing(before) != _standing(worker)
             if worker.nonsense and not (before and before.nonsense):
                 fields = {"worker_id": worker.worker_id, "reason": worker.nonsense}
                 log.warning("A worker reports nonsense; it gets no requests.", extra=fields)
@@ -193,17 +199,13 @@ class FleetView:
         """Sessions that are, or are not, connected."""
         return sum(session.connected is connected for session in self.sessions.values())
 
-    def _names(self) -> set[str]:
-        loaded = (session.info.model.name for session in self.sessions.values())
-        return {*self._deployed, *intended_models(self._heard), *loaded} - {""}
-
     def models(self) -> tuple[ModelFacts, ...]:
         """Every model that is deployed or that a worker serves, by name."""
-        return tuple(self._facts(name) for name in sorted(self._names()))
+        return tuple(self._facts_of(name) for name in sorted(self._names))
 
     def model(self, name: str) -> ModelFacts | None:
         """The model of that name, None when the fleet has none."""
-        return self._facts(name) if name in self._names() | self._resting else None
+        return self._facts_of(name) if name in self._names or name in self._resting else None
 
     def outlook(self, name: str) -> Outlook:
         """Why a model of the fleet has no ready worker, and whether waiting may help."""
@@ -216,9 +218,19 @@ class FleetView:
 
     def reason(self) -> str:
         """Why no worker is ready: a sentence for each model; empty while there is none."""
-        return " ".join(self.outlook(name).reason for name in sorted(self._names()))
+        return " ".join(self.outlook(name).reason for name in sorted(self._names))
 
-    def _facts(self, name: str) -> ModelFacts:
+    def _facts_of(self, name: str) -> ModelFacts:
+        """Worked out once, until a worker is more or less than it was; as long as none is ready, each time."""
+        self.fleet()
+        if self._moved or name not in self._facts:
+            facts = self._work_out(name)
+            if self._moved or not facts.model.ready_workers:  # its reason tells how far a worker has loaded
+                return facts
+            self._facts[name] = facts
+        return self._facts[name]
+
+    def _work_out(self, name: str) -> ModelFacts:
         info = self._infos.get(name)
         workers = [each.worker() for each in self._ready(name)]
         workers = [each for each in workers if info and each.fingerprint == info.fingerprint]
@@ -240,3 +252,13 @@ class FleetView:
     def tokenizer_hashes(self) -> frozenset[str]:
         """Content hashes of all tokenizers in use."""
         return frozenset(info.tokenizer_hash for info in self._infos.values()) - {""}
+
+
+def _standing(worker: Worker) -> tuple[str, str, WorkerState, bool]:
+    """What of a worker decides which models the fleet serves: all but its load."""
+    return worker.model, worker.fingerprint, worker.state, bool(worker.nonsense)
+
+
+def _outline(workers: Iterable[fleet_pb2.FleetWorker]) -> list[object]:
+    """What of workers in a snapshot counts as a change: who they are and how they are, not their load."""
+    return [(each.info, each.status.state, each.status.reason) for each in workers]

@@ -1,0 +1,38 @@
+"""What the scheduler last said of the fleet. The work for another snapshot follows what changed in it. Pure."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from polyfleet.v1 import fleet_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Workers by their bytes on the wire: one that says nothing new stays the same object. Nobody may change them."""
+
+    workers_by_bytes: Mapping[bytes, pb.FleetWorker] = field(default_factory=dict)
+    deployments: tuple[pb.ModelDeployment, ...] = ()
+    pools: tuple[pb.ModelDeployment, ...] = ()
+
+    @property
+    def workers(self) -> Collection[pb.FleetWorker]:
+        """All of them, in the scheduler's order."""
+        return self.workers_by_bytes.values()
+
+    @property
+    def wishes(self) -> tuple[pb.ModelDeployment, ...]:
+        """Pools and deployments."""
+        return self.pools + self.deployments
+
+    def followed_by(self, message: pb.FleetSnapshotParts | pb.FleetSnapshot) -> "Snapshot":
+        """The next one. Raises google.protobuf.message.DecodeError where a worker can't be read."""
+        if isinstance(message, pb.FleetSnapshot):
+            message = pb.FleetSnapshotParts.FromString(message.SerializeToString())
+        known = self.workers_by_bytes
+        workers = {each: known.get(each) or pb.FleetWorker.FromString(each) for each in message.workers}
+        return Snapshot(workers, tuple(message.deployments), tuple(message.pools))
+
+    def not_in(self, other: "Snapshot") -> list[pb.FleetWorker]:
+        """Workers of which the other one says something else or nothing, by id."""
+        new = self.workers_by_bytes.keys() - other.workers_by_bytes.keys()
+        return sorted((self.workers_by_bytes[each] for each in new), key=lambda each: each.info.worker_id)
