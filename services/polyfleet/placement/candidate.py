@@ -136,10 +136,10 @@ def best_of(
             score += late * (first - first_goal)
         if token > token_goal:
             score += late * output * (token - token_goal)
-        score += (abs(score) * ratio + slack) * (mix * salt % 1.0 + taken)
+        score += ((score if score >= 0.0 else -score) * ratio + slack) * (mix * salt % 1.0 + taken)
         if notes is not None:
             notes.append(Judgement(score, first, token))
-        if score < least or (score == least and best and each.worker.worker_id < best.worker.worker_id):
+        if score <= least and (score < least or (best and each.worker.worker_id < best.worker.worker_id)):
             best, least = each, score
     return best
 

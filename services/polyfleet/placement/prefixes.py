@@ -7,6 +7,7 @@ holds of a worker is prefixes without gaps: their length is found by bisection.
 """
 
 from collections.abc import Container, Sequence
+from itertools import islice
 
 from polyfleet.wire.hashing import PLACEMENT_GRAIN
 
@@ -35,9 +36,10 @@ class PrefixMap:
         held = self._held.setdefault(worker_id, {})
         before = len(held)
         most = min(self._capacity.get(worker_id, self._max_grains), self._max_grains)
-        for number in reversed(chain[:most]):
-            held.pop(number, None)
-            held[number] = None
+        used = dict.fromkeys(reversed(chain[:most]))
+        for number in used.keys() & held.keys():
+            del held[number]
+        held.update(used)
         if chain and most:
             self._starts.setdefault(chain[0], set()).add(worker_id)
         self.num_grains += len(held) - before
@@ -48,8 +50,7 @@ class PrefixMap:
 
     def _evict(self, worker_id: str, held: dict[int, None], count: int) -> None:
         count = max(0, min(count, len(held)))
-        for _ in range(count):
-            number = next(iter(held))
+        for number in list(islice(held, count)):  # at once: an iterator steps over all that was deleted before
             del held[number]
             if number in self._starts:
                 self._lose_start(worker_id, number)
