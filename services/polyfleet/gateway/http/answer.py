@@ -11,10 +11,10 @@ from starlette.types import Receive, Scope, Send
 from polyfleet.gateway.errors import ApiError, DataLoss
 from polyfleet.gateway.http.errors import internal_error
 from polyfleet.gateway.http.events import EventStream
-from polyfleet.gateway.http.gathered import Gathered
 from polyfleet.gateway.http.streams import until_disconnect
 from polyfleet.gateway.http.writer import Writer
 from polyfleet.wire.answers import Delta, Usage
+from polyfleet.wire.gathered import GatheredChoice
 
 HEADERS_SECONDS = 1.0  # in which a worker's refusal can still become a status
 
@@ -67,10 +67,10 @@ class Answer:
         await response(scope, receive, send)
 
     async def _gather(self, deltas: AsyncGenerator[Delta, None]) -> bytes:
-        choices: dict[int, Gathered] = {}
+        choices: dict[int, GatheredChoice] = {}
         usage: Usage | None = None
         async for delta in deltas:
-            choices.setdefault(delta.choice, Gathered()).add(delta)
+            choices.setdefault(delta.choice, GatheredChoice()).add(delta)
             usage = delta.usage or usage
         if usage is None:
             raise DataLoss("The answer ended too early; send the request again.")

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from polyfleet.gateway.http.gathered import Gathered
 from polyfleet.wire.answers import Delta
+from polyfleet.wire.gathered import GatheredChoice
 from polyfleet.wire.tools import ToolCallDelta
 
 
@@ -100,7 +100,7 @@ class Blocks:
             yield Change.MORE, self._open, piece
 
 
-def blocks_of(choice: Gathered) -> list[Block]:
+def blocks_of(choice: GatheredChoice) -> list[Block]:
     """The blocks of a whole answer."""
     found = [(Kind.REASONING, "", "", choice.reasoning), (Kind.TEXT, "", "", choice.text)]
     found = [each for each in found if each[3]]

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.blocks import Block, Blocks, Change, Kind, blocks_of
 from polyfleet.gateway.http.errors import error_headers, error_message, http_status
-from polyfleet.gateway.http.gathered import Gathered
 from polyfleet.gateway.http.messages_body import RENAMES
 from polyfleet.wire.answers import Delta, FinishReason, Usage
+from polyfleet.wire.gathered import GatheredChoice
 
 _STOP_REASONS = {FinishReason.LENGTH: "max_tokens", FinishReason.TOOL_CALLS: "tool_use"}
 _TYPES = {
@@ -43,7 +43,7 @@ class MessageWriter:
         self._blocks = Blocks()
         self._reason: FinishReason | None = None
 
-    def whole(self, choices: Mapping[int, Gathered], usage: Usage) -> bytes:
+    def whole(self, choices: Mapping[int, GatheredChoice], usage: Usage) -> bytes:
         """The body of a whole answer."""
         said = choices[0]
         content = [_content(block) for block in blocks_of(said)]

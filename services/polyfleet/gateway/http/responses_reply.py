@@ -10,9 +10,9 @@ from starlette.responses import Response
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.blocks import Block, Blocks, Change, Kind, blocks_of
 from polyfleet.gateway.http.errors import error_message, error_response, openai_code
-from polyfleet.gateway.http.gathered import Gathered
 from polyfleet.gateway.http.responses_body import RENAMES, ResponsesBody
 from polyfleet.wire.answers import Delta, FinishReason, Usage
+from polyfleet.wire.gathered import GatheredChoice
 
 _PREFIXES = {Kind.TEXT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc"}
 _KINDS = {Kind.TEXT: "output_text", Kind.REASONING: "reasoning_text", Kind.CALL: "function_call_arguments"}
@@ -30,7 +30,7 @@ class ResponseWriter:
         self._reason: FinishReason | None = None
         self._sequence = 0
 
-    def whole(self, choices: Mapping[int, Gathered], usage: Usage) -> bytes:
+    def whole(self, choices: Mapping[int, GatheredChoice], usage: Usage) -> bytes:
         """The body of a whole answer."""
         said = choices[0]
         return msgspec.json.encode(self._ended(blocks_of(said), said.finish_reason, usage))

@@ -5,7 +5,6 @@ from typing import ClassVar, Protocol
 
 from msgspec import UNSET
 
-from polyfleet.gateway.http.gathered import Gathered
 from polyfleet.gateway.http.replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -19,6 +18,7 @@ from polyfleet.gateway.http.replies import (
     completion_logprobs,
 )
 from polyfleet.wire.answers import Delta, FinishReason, TokenLogprobs
+from polyfleet.wire.gathered import GatheredChoice
 
 TOOL_RENAMES = {
     "tool_names": "tool_choice",
@@ -42,7 +42,7 @@ class Shape(Protocol):
         """
         ...
 
-    def whole(self, index: int, choice: Gathered) -> Choice:
+    def whole(self, index: int, choice: GatheredChoice) -> Choice:
         """A whole choice."""
         ...
 
@@ -73,7 +73,7 @@ class ChatShape:
             chunks.append(ChatChunkChoice(delta.choice, ChatDelta(), None, delta.finish_reason))
         return chunks
 
-    def whole(self, index: int, choice: Gathered) -> ChatChoice:
+    def whole(self, index: int, choice: GatheredChoice) -> ChatChoice:
         """As in Shape."""
         calls = [call_reply(call) for call in choice.calls.calls]
         message = ChatMessage(
@@ -120,7 +120,7 @@ class CompletionShape:
             chunks.append(CompletionChoice(delta.choice, "", None, delta.finish_reason))
         return chunks
 
-    def whole(self, index: int, choice: Gathered) -> CompletionChoice:
+    def whole(self, index: int, choice: GatheredChoice) -> CompletionChoice:
         """As in Shape."""
         return self._choice(index, choice.text, choice.logprobs, choice.finish_reason)
 

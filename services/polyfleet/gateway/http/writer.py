@@ -11,10 +11,10 @@ from starlette.responses import Response
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.errors import error_body, error_response
 from polyfleet.gateway.http.events import event
-from polyfleet.gateway.http.gathered import Gathered
 from polyfleet.gateway.http.replies import Choice, Reply, UsageReply, usage_reply
 from polyfleet.gateway.http.shapes import Shape
 from polyfleet.wire.answers import Delta, Usage
+from polyfleet.wire.gathered import GatheredChoice
 
 DONE = event(b"[DONE]")
 
@@ -22,7 +22,7 @@ DONE = event(b"[DONE]")
 class Writer(Protocol):
     """Writes one answer. Of a stream `begin` comes first, then `events`, in order, then `end` or `failure`."""
 
-    def whole(self, choices: Mapping[int, Gathered], usage: Usage) -> bytes:
+    def whole(self, choices: Mapping[int, GatheredChoice], usage: Usage) -> bytes:
         """The body of a whole answer."""
         ...
 
@@ -60,7 +60,7 @@ class CompletionWriter:
         self._continuous_usage = continuous_usage
         self._created = int(time.time())
 
-    def whole(self, choices: Mapping[int, Gathered], usage: Usage) -> bytes:
+    def whole(self, choices: Mapping[int, GatheredChoice], usage: Usage) -> bytes:
         """As in Writer."""
         whole = [self._shape.whole(index, choice) for index, choice in sorted(choices.items())]
         return msgspec.json.encode(self._reply(self._shape.whole_object, whole, usage_reply(usage)))

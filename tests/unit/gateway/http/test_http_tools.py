@@ -8,11 +8,11 @@ import pytest
 
 from polyfleet.gateway.http.bodies import ChatBody
 from polyfleet.gateway.http.decoding import decode
-from polyfleet.gateway.http.gathered import Gathered
 from polyfleet.gateway.http.shapes import ChatShape
 from polyfleet.gateway.http.translate import chat_request
 from polyfleet.gateway.request.validation import check_generate
 from polyfleet.wire.answers import Delta, FinishReason
+from polyfleet.wire.gathered import GatheredChoice
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import GenerateRequest
 from polyfleet.wire.structure import Structure
@@ -129,7 +129,7 @@ def test_calls_and_thoughts_are_streamed() -> None:
 
 
 def test_calls_and_thoughts_in_a_whole_answer() -> None:
-    gathered = Gathered()
+    gathered = GatheredChoice()
     for delta in DELTAS:
         gathered.add(delta)
     whole = json.loads(msgspec.json.encode(ChatShape(logprobs=False).whole(0, gathered)))
@@ -141,7 +141,7 @@ def test_calls_and_thoughts_in_a_whole_answer() -> None:
         "reasoning_content": "Let me see",
         "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
     }
-    silent = Gathered()
+    silent = GatheredChoice()
     silent.add(Delta(0, tool_calls=(ToolCallDelta(0, "c1", "f", "{}"),), finish_reason=FinishReason.TOOL_CALLS))
     assert json.loads(msgspec.json.encode(ChatShape(logprobs=False).whole(0, silent)))["message"]["content"] is None
 

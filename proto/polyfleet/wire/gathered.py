@@ -1,4 +1,4 @@
-"""One choice of a whole answer, as it comes together."""
+"""One choice of an answer, as it comes together from the increments of a stream."""
 
 from dataclasses import dataclass, field
 
@@ -7,12 +7,13 @@ from polyfleet.wire.tools import GatheredCalls
 
 
 @dataclass(slots=True)
-class Gathered:
+class GatheredChoice:
     """Everything that its deltas say."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: GatheredCalls = field(default_factory=GatheredCalls)
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
@@ -22,6 +23,7 @@ class Gathered:
         self.thoughts.append(delta.reasoning)
         for call in delta.tool_calls:
             self.calls.add(call)
+        self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.finish_reason = delta.finish_reason or self.finish_reason
 
