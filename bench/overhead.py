@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput
 from polyfleet.engine.plan import StepPlan
-from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.models.config import ModelConfig
 from polyfleet.sampling.masks import Masks
 from polyfleet.serving.messages import StepNews, frame
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 SIZES = (1, 32, 256)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from bench.contenders.workload import MAX_SEQUENCES, MAX_TOKENS, Setting, Timing
 
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.request import EngineOptions
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 

@@ -9,10 +9,10 @@ from queue import SimpleQueue
 from bench.load.work import Job, Outcome
 
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.request import EngineOptions
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 

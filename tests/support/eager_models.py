@@ -8,11 +8,11 @@ from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.request import EngineOptions
 from polyfleet.kernels.weights import Weight
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.wire.options import EngineOptions
 
 SHAPE = TinyShape(vocabulary=104)
 POISON = 100  # a token whose embedding is not finite in a poisoned model

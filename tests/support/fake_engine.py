@@ -29,10 +29,11 @@ from tests.support.fake_tokens import fake_embedding, fake_token, fake_tokens
 
 from polyfleet.engine.canary import Canary, CanaryReference
 from polyfleet.engine.checks import check_request
-from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
+from polyfleet.engine.facts import EngineFacts, EngineStatus
 from polyfleet.serving.engine_process import Progress, main
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 CRASH, BREAK, FAIL = 901, 902, 903

@@ -34,7 +34,7 @@ def operators() -> dict[str, Any]:
     from polyfleet.cli.errors import CliError
     from polyfleet.cli.settings import bundled_model
     from polyfleet.engine.engine import Engine
-    from polyfleet.engine.request import EngineOptions
+    from polyfleet.wire.options import EngineOptions
 
     try:
         path = bundled_model()

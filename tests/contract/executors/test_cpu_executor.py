@@ -16,13 +16,13 @@ from tests.support.tiny_models import TinyShape, write_folder
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executor import Executor, Fault
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.request import EngineOptions
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Pooling
 from polyfleet.wire.sampling import SamplingParams
 

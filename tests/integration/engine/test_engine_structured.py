@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.request import EngineOptions
 from polyfleet.text.grammar import make_grammar
 from polyfleet.text.model_text import ModelText
 from polyfleet.wire.answers import FinishReason
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Message, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 from polyfleet.wire.structure import Structure

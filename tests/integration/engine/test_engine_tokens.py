@@ -20,10 +20,11 @@ from tokenizers import Tokenizer
 
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity, Executor, Pending
+from polyfleet.engine.facts import EngineStatus
 from polyfleet.engine.loader import EngineParts, load
 from polyfleet.engine.plan import StepPlan
-from polyfleet.engine.request import EngineOptions, EngineStatus
 from polyfleet.engine.sizing import capacity_of
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 

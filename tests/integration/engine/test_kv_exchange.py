@@ -11,7 +11,6 @@ from polyfleet.backends.registry import BackendRegistry
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Executor
 from polyfleet.engine.executors import KNOWN, Workload, find
-from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.kvcache.portable import KvLayout
@@ -21,6 +20,7 @@ from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import silent
 from polyfleet.models.registry import record
 from polyfleet.wire.answers import SampledToken, SequenceUpdate
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 VOCABULARY = 20  # all of whose logprobs may be asked for

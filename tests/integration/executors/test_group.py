@@ -19,9 +19,9 @@ from tests.support.tiny_models import TinyShape, write_folder
 from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine import Engine
 from polyfleet.engine.executor import DeviceTimeout
-from polyfleet.engine.request import EngineOptions
 from polyfleet.executors import members
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 

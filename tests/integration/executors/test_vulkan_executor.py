@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executor import Fault, StepTooLarge
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.request import EngineOptions
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.graph.kernel_graph import GraphBuilder
 from polyfleet.graph.ops import Rope
@@ -25,6 +24,7 @@ from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import silent
 from polyfleet.models.registry import record
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Pooling
 from polyfleet.wire.sampling import SamplingParams
 

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.request import EngineOptions
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.wire.options import EngineOptions
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"

@@ -15,10 +15,10 @@ from transformers import LlamaForCausalLM
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.request import EngineOptions
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.models.registry import record
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Pooling
 
 TOLERANCE = 5e-5

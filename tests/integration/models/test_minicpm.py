@@ -14,10 +14,10 @@ from tests.support.tiny_models import TinyShape, interleave, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.request import EngineOptions
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.models.registry import record
+from polyfleet.wire.options import EngineOptions
 
 Array = NDArray[np.float64]
 SHAPE = TinyShape(layers=3)

@@ -23,9 +23,9 @@ from polyfleet.engine.canary import (
 from polyfleet.engine.canary_reference import canary_for, compute_references, fingerprint, fits, shipped
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Pending, StepOutput
-from polyfleet.engine.request import EngineOptions
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
+from polyfleet.wire.options import EngineOptions
 
 PROMPT = (5, 6, 7) * 4
 SURE = CanaryReference(PROMPT, (5, 6, 7, 5), (3.0, 4.0, 2.0, 5.0))

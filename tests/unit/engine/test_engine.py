@@ -12,10 +12,11 @@ from tests.support.small_config import SMALL
 
 from polyfleet.engine.batch import BatchCounters
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.request import EngineOptions, EngineStatus
+from polyfleet.engine.facts import EngineStatus
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
@@ -208,7 +209,7 @@ def test_an_executor_that_breaks_is_told_to_its_sequences_alone() -> None:
 
 def test_importing_requests_and_batcher_imports_no_tensors_and_no_wire() -> None:
     script = (
-        "import sys, polyfleet.engine.request, polyfleet.engine.batcher, polyfleet.engine.sizing;"
+        "import sys, polyfleet.engine.facts, polyfleet.engine.batcher, polyfleet.engine.sizing;"
         "import polyfleet.engine as engine; engine.SequenceRequest; engine.EngineOptions;"
         "found = {name.partition('.')[0] for name in sys.modules} & {'torch', 'grpc', 'ray', 'google'};"
         "sys.exit(f'imported {found}' if found else 0)"

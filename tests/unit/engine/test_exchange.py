@@ -10,11 +10,11 @@ from tests.support.numpy_executor import NumpyExecutor
 from tests.support.tiny_models import TinyShape, poisoned_model
 
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
 from polyfleet.wire.answers import SequenceUpdate
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 PROMPT = tuple(np.random.default_rng(5).integers(3, 90, size=70).tolist())

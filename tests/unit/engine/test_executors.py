@@ -24,7 +24,6 @@ from polyfleet.engine.executors import (
     first_that_works,
 )
 from polyfleet.engine.loader import fit, with_room
-from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import Machine
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.persistent import PersistentExecutor
@@ -34,6 +33,7 @@ from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import silent
 from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 
 DTYPES = frozenset({"float32", "bfloat16", "int8"})
 ANY = EngineOptions()

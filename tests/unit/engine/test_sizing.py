@@ -9,13 +9,13 @@ from tests.support.small_config import SMALL
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executor import Footprint
 from polyfleet.engine.executors import KNOWN, Workload, find
-from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import MOST_BLOCKS, Machine, capacity_of, resolve
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record, weight_shapes
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 
 GIB = 2**30
 CONFIG = replace(SMALL, num_layers=4, context_length=4096)

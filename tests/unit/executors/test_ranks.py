@@ -12,7 +12,6 @@ from tests.support.thread_ranks import ThreadRanks, on_ranks
 from torch import Tensor
 
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.request import EngineOptions
 from polyfleet.executors.group import of_rank
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.ops import OpKind
@@ -29,6 +28,7 @@ from polyfleet.models.registry import ARCHITECTURES, record, weight_shapes
 from polyfleet.sampling.device import DeviceSampler
 from polyfleet.sampling.draw import PARAMETERS, Draws, parameters
 from polyfleet.sampling.group import GroupSampler
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.sampling import SamplingParams
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from tests.support import fake_engine
 from tests.support.fake_tokens import fake_tokens
 
 from polyfleet.engine.canary import CanaryResult, CanaryVerdict
-from polyfleet.engine.request import EngineOptions, EngineStatus
+from polyfleet.engine.facts import EngineStatus
 from polyfleet.serving import engine_process
 from polyfleet.serving.engine_process import EngineFactory, Overtaking, WorkerSocket, run, sentence
 from polyfleet.serving.messages import (
@@ -30,6 +30,7 @@ from polyfleet.serving.messages import (
     decode_event,
     frame,
 )
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
+from polyfleet.engine.facts import EngineFacts, EngineStatus
 from polyfleet.serving.messages import (
     HEADER_BYTES,
     Add,
@@ -22,6 +22,7 @@ from polyfleet.serving.messages import (
     take_commands,
 )
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 

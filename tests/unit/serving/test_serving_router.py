@@ -3,7 +3,7 @@
 import pytest
 
 from polyfleet.convert.sequences import delta_message, sequence_request, start_message
-from polyfleet.engine.request import EngineOptions, EngineStatus
+from polyfleet.engine.facts import EngineStatus
 from polyfleet.serving.convert import options_of, status_of
 from polyfleet.serving.messages import Refusal, StepNews
 from polyfleet.serving.router import SequenceRouter
@@ -13,6 +13,7 @@ from polyfleet.v1 import inference_pb2 as inference
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 

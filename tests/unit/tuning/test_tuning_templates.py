@@ -6,13 +6,13 @@ import pytest
 
 from polyfleet.backends.protocol import BackendType, DeviceInfo, KernelCapabilities
 from polyfleet.engine.executor import Footprint
-from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import DTYPE_BYTES, Machine, computing_dtype, resolve
 from polyfleet.models.config import ModelConfig
 from polyfleet.tuning.choice import check_choice
 from polyfleet.tuning.device_defaults import defaults_of
 from polyfleet.tuning.optimizer import best_template
 from polyfleet.tuning.templates import ACCELERATORS, GIB, TEMPLATES, configure
+from polyfleet.wire.options import EngineOptions
 
 CAPABILITIES = KernelCapabilities(frozenset({"float32", "float16", "bfloat16"}), "bfloat16")
 CONFIG = ModelConfig("llama", "m", 32000, 2048, 16, 32, 8, 64, 8192, 1e-5, (1.0,) * 32, 4096, False)

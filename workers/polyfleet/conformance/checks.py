@@ -15,7 +15,6 @@ from polyfleet.backends.protocol import DeviceInfo, HardwareBackend, Health, Ker
 from polyfleet.conformance.synthetic import synthetic_model
 from polyfleet.engine.canary_reference import Continuation, continue_greedily
 from polyfleet.engine.executors import KNOWN, Workload, candidates, find, refuse
-from polyfleet.engine.request import EngineOptions
 from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.ops import Experts, OpKind, Route
@@ -29,6 +28,7 @@ from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import silent
 from polyfleet.models.registry import record
 from polyfleet.wire.answers import SampledToken
+from polyfleet.wire.options import EngineOptions
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 16, 16, 20

@@ -1,6 +1,6 @@
 """Sequences, the Batcher and Executors: the runtime that a plain Python script can drive.
 
-Names are imported when they are first used, so that plain data (`polyfleet.engine.request`) costs no torch.
+Names are imported when they are first used, so that plain data (`polyfleet.engine.facts`) costs no torch.
 """
 
 from typing import TYPE_CHECKING
@@ -9,18 +9,19 @@ from polyfleet.process.lazy import importing
 
 if TYPE_CHECKING:
     from polyfleet.engine.engine import Engine
+    from polyfleet.engine.facts import EngineFacts, EngineStatus
     from polyfleet.engine.kernel_graph import RunnableGraph, new_kernel_graph
     from polyfleet.engine.offline import OfflineResult, generate_offline
     from polyfleet.engine.persistent import PersistentKernel
-    from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
     from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
+    from polyfleet.wire.options import EngineOptions
     from polyfleet.wire.requests import Pooling, SequenceRequest
 
 _MODULES = {
     "Engine": "engine.engine",
-    "EngineFacts": "engine.request",
-    "EngineOptions": "engine.request",
-    "EngineStatus": "engine.request",
+    "EngineFacts": "engine.facts",
+    "EngineOptions": "wire.options",
+    "EngineStatus": "engine.facts",
     "FinishReason": "wire.answers",
     "OfflineResult": "engine.offline",
     "PersistentKernel": "engine.persistent",

@@ -28,12 +28,12 @@ from polyfleet.engine.canary import (
 )
 from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.executors import KNOWN, Workload, find
-from polyfleet.engine.request import EngineOptions
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record
 from polyfleet.wire.answers import SampledToken
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 SHIPPED = Path(__file__).parent / "canaries.json"

@@ -10,7 +10,7 @@ from polyfleet.engine.canary import CANARY_ID, Canary
 from polyfleet.engine.checks import check_request
 from polyfleet.engine.exchange import Exchange
 from polyfleet.engine.executor import Capacity, Executor
-from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
+from polyfleet.engine.facts import EngineFacts, EngineStatus
 from polyfleet.engine.sequence import TokenMask
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.kvcache.portable import Buffer
@@ -18,6 +18,7 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.sampling.grammar import Grammars
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.rates import Rates
 from polyfleet.wire.requests import SequenceRequest
 

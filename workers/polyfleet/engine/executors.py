@@ -10,11 +10,11 @@ from typing import Protocol, TypeVar, cast
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executor import Executor, Footprint
 from polyfleet.engine.flight import first_line
-from polyfleet.engine.request import EngineOptions
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.ranks import Ranks
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.progress import Progress
+from polyfleet.wire.options import EngineOptions
 
 log = logging.getLogger(__name__)
 

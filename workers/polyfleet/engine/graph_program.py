@@ -13,13 +13,13 @@ from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.executors import ExecutorKind, Workload, believable, candidates, first_that_works, refuse
 from polyfleet.engine.loader import open_machine
 from polyfleet.engine.plan import Need, lay_out
-from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import Machine, computing_dtype
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.progress import silent
 from polyfleet.sampling.draw import PARAMETERS
 from polyfleet.tuning.device_defaults import usual_block_size
+from polyfleet.wire.options import EngineOptions
 
 TIMEOUT_SECONDS = 300.0  # for one piece; kernels may be compiled for the first
 

@@ -19,7 +19,6 @@ from polyfleet.engine.executors import (
     first_that_works,
     refuse,
 )
-from polyfleet.engine.request import EngineOptions
 from polyfleet.engine.sizing import Machine, capacity_of, computing_dtype, resolve
 from polyfleet.engine.trial import trial
 from polyfleet.graph.kernel_graph import KernelGraph
@@ -29,6 +28,7 @@ from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 
 Progress = Callable[[float, str], None]
 FEWER_ROWS = (1024, 512, 256, 128)  # of a step, where an accelerator's usual 2,048 leave no memory

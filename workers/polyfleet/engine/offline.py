@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from polyfleet.engine.engine import Engine, Progress
-from polyfleet.engine.request import EngineOptions
 from polyfleet.wire.answers import FinishReason
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 

@@ -14,12 +14,12 @@ from polyfleet.backends.registry import BackendRegistry
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.graph_arrays import Array
 from polyfleet.engine.loader import prepare_engine
-from polyfleet.engine.request import EngineOptions
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.config import ModelConfig
 from polyfleet.tuning.choice import check_choice
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 # What the keywords of other persistent kernels must be here, and why.

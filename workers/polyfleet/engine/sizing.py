@@ -4,10 +4,10 @@ import logging
 from dataclasses import dataclass, replace
 
 from polyfleet.engine.executor import Capacity, Footprint
-from polyfleet.engine.request import EngineOptions
 from polyfleet.models.config import ModelConfig
 from polyfleet.tuning.device_defaults import ACCELERATOR, Defaults, defaults_of, usual_block_size
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 
 log = logging.getLogger(__name__)
 

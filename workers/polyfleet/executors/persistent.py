@@ -16,7 +16,6 @@ from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepO
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan
 from polyfleet.engine.pooling import pool
-from polyfleet.engine.request import EngineOptions
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.cpu import footprint, library
@@ -29,6 +28,7 @@ from polyfleet.sampling.draw import Drawn, Draws, Logprobs
 from polyfleet.sampling.host import HostSampler
 from polyfleet.sampling.masks import Masks
 from polyfleet.tuning.device_defaults import BLOCK_SIZE, HOST, defaults_of
+from polyfleet.wire.options import EngineOptions
 
 log = logging.getLogger(__name__)
 

@@ -90,12 +90,12 @@ def build(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Exe
 
     from polyfleet.engine.executors import Workload, find
     from polyfleet.engine.loader import open_machine
-    from polyfleet.engine.request import EngineOptions
     from polyfleet.executors.group import of_rank
     from polyfleet.executors.ranks import DistributedRanks
     from polyfleet.loading.load import load_model
     from polyfleet.loading.shapes import check_numbers
     from polyfleet.models.registry import record
+    from polyfleet.wire.options import EngineOptions
 
     size, options = start["size"], EngineOptions(**start["options"])
     machine, capabilities = open_machine(start["devices"][rank])

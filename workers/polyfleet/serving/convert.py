@@ -1,10 +1,10 @@
 """Between what the fleet is told of a worker and what its engine is and does. Pure."""
 
 from polyfleet.convert.codec import Codec
-from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
+from polyfleet.engine.facts import EngineFacts, EngineStatus
 from polyfleet.serving.messages import Loaded
 from polyfleet.v1 import fleet_pb2 as fleet
-from polyfleet.wire.options import options_in
+from polyfleet.wire.options import EngineOptions, options_in
 
 FEATURES = ("logprobs", "embeddings")  # that placement may be asked for, as in ModelInfo
 _STATUS = Codec(EngineStatus, fleet.WorkerStatus)

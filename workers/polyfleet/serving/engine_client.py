@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from polyfleet.engine.request import EngineOptions, EngineStatus
+from polyfleet.engine.facts import EngineStatus
 from polyfleet.process import signals
 from polyfleet.serving import messages
 from polyfleet.serving.messages import Add, Cancel, Event, Failed, Load, Loaded, Loading, StepNews
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 MODULE = "polyfleet.serving.engine_process"  # that the process runs

@@ -16,7 +16,7 @@ import click
 
 from polyfleet.backends import BackendUnavailable
 from polyfleet.engine.canary import Canary
-from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
+from polyfleet.engine.facts import EngineFacts, EngineStatus
 from polyfleet.process import signals
 from polyfleet.process.logs import LEVELS, set_up_logging
 from polyfleet.serving import messages
@@ -24,6 +24,7 @@ from polyfleet.serving.health.canary_rounds import CanaryRounds
 from polyfleet.serving.messages import Add, Cancel, Command, Failed, Load, Loaded, Loading, Refusal, StepNews
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import HistogramMetricFamily
 
-from polyfleet.engine.request import EngineStatus
+from polyfleet.engine.facts import EngineStatus
 from polyfleet.wire.answers import SequenceUpdate
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

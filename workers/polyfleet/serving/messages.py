@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import msgspec
 
 from polyfleet.engine.canary import CanaryVerdict
-from polyfleet.engine.request import EngineFacts, EngineOptions, EngineStatus
+from polyfleet.engine.facts import EngineFacts, EngineStatus
 from polyfleet.wire.answers import SequenceUpdate
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 HEADER_BYTES = 4

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from polyfleet.engine.canary import CanaryResult
-from polyfleet.engine.request import EngineStatus
+from polyfleet.engine.facts import EngineStatus
 from polyfleet.process.listening import ListenError, parse_address
 from polyfleet.process.metrics import MetricsServer
 from polyfleet.serving.device_metrics import device_families

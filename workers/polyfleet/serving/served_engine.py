@@ -2,7 +2,7 @@
 
 from polyfleet.engine import Engine
 from polyfleet.engine.engine import Progress
-from polyfleet.engine.request import EngineOptions
+from polyfleet.wire.options import EngineOptions
 
 
 def load(path: str, options: EngineOptions, progress: Progress) -> Engine:

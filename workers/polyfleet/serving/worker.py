@@ -17,7 +17,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from polyfleet.engine.request import EngineStatus
+from polyfleet.engine.facts import EngineStatus
 from polyfleet.process.revision import Revision
 from polyfleet.serving.admission import Admission
 from polyfleet.serving.convert import model_info_of, options_of, status_of

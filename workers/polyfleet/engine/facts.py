@@ -1,9 +1,7 @@
-"""What an engine may be told and what it tells of itself: plain frozen data, the same in one process and across two."""
+"""What an engine tells of itself: plain frozen data, the same in one process and across two."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from polyfleet.wire.options import EngineOptions as EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
