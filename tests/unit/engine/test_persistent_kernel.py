@@ -168,8 +168,8 @@ def test_all_keywords_with_the_values_they_may_have(kernels: Kernels, expected: 
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "ranks": ({"world_size": 2}, "world_size must be 1, not 2: a kernel runs on one device"),
-    "rank": ({"mpi_rank": 1}, "mpi_rank must be 0, not 1: a kernel runs on one device"),
+    "ranks": ({"world_size": 2}, "world_size must be 1, not 2: a kernel is one process"),
+    "rank": ({"mpi_rank": 1}, "mpi_rank must be 0, not 1: a kernel is one process"),
     "local": ({"num_local_schedulers": 0}, "num_local_schedulers must be 1 or more, not 0: the engine's own Batcher"),
     "remote": ({"num_remote_schedulers": 1}, "num_remote_schedulers must be 0, not 1: there are no other devices"),
     "profiler": ({"profiler_tensor": [0]}, "profiler_tensor must be None, not [0]: whole steps are timed"),

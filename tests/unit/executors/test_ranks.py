@@ -12,7 +12,8 @@ from tests.support.thread_ranks import ThreadRanks, on_ranks
 from torch import Tensor
 
 from polyfleet.engine.executors import Workload
-from polyfleet.executors.group import of_rank
+from polyfleet.executors.eager import EagerExecutor
+from polyfleet.executors.group import GroupKind, of_rank
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.ops import OpKind
 from polyfleet.graph.shard import NotSharded, shard
@@ -125,6 +126,12 @@ def test_a_vocabulary_that_leaves_a_rest_is_whole_on_each_rank() -> None:
 def test_what_can_not_be_shared_evenly_is_refused(size: int, changes: dict[str, int], sentence: str) -> None:
     with pytest.raises(NotSharded, match=sentence):
         shard(workload("llama", **changes).graph, 0, size)
+
+
+def test_a_recorded_graph_without_files_is_refused() -> None:
+    """Else ranks would look for a model in the folder that they run in."""
+    refused = GroupKind(EagerExecutor, "").refuses(workload("llama"))
+    assert refused == "each rank reads the model's files, and a recorded graph has none"
 
 
 def test_a_rank_has_its_part_of_the_weights_and_all_ranks_together_have_all() -> None:

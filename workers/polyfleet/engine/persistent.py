@@ -24,8 +24,8 @@ from polyfleet.wire.requests import SequenceRequest
 
 # What the keywords of other persistent kernels must be here, and why.
 FIXED: Mapping[str, tuple[Any, str]] = {
-    "world_size": (1, "a kernel runs on one device, others serve beside it as workers of a fleet"),
-    "mpi_rank": (0, "a kernel runs on one device, others serve beside it as workers of a fleet"),
+    "world_size": (1, "a kernel is one process, which starts the ranks of tensor_parallel itself"),
+    "mpi_rank": (0, "a kernel is one process, which starts the ranks of tensor_parallel itself"),
     "num_remote_schedulers": (0, "there are no other devices whose work could be scheduled"),
     "profiler_tensor": (None, "whole steps are timed, not ops: read engine.status().step_seconds"),
     "spec_decode_config": (None, "no executor drafts tokens"),

@@ -56,6 +56,8 @@ class GroupKind:
 
     def refuses(self, workload: Workload) -> str:
         """Executors that know no ranks, and models that can't be shared evenly."""
+        if not self._path:
+            return "each rank reads the model's files, and a recorded graph has none"
         if not hasattr(os, "memfd_create"):
             return "ranks share memory as Linux alone has it"
         if self.name not in EXACT:
