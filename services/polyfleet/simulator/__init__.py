@@ -1,1 +1,1 @@
-"""Replays traces against simulated workers with the gateways' own placement. Pure; only `plot` needs matplotlib."""
+"""Replays traces against simulated workers with the gateways' own placement. Pure."""

@@ -1,1 +1,1 @@
-"""Tokenizers, chat templates, incremental detokenisation, stop strings. Pure."""
+"""Tokenizers, chat templates, grammars, what answers are made of, incremental detokenisation, stop strings. Pure."""
