@@ -1,12 +1,13 @@
 """Helpers of the Batcher's tests: a Batcher over the fake executor, and running it to the end with checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from tests.support.fake_executor import VOCABULARY, FakeExecutor, expected_tokens
 
 from polyfleet.engine.batch import BatchLimits, StepReport
 from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity
 from polyfleet.wire.answers import FinishReason, SequenceUpdate
 from polyfleet.wire.requests import SequenceRequest
@@ -97,6 +98,18 @@ def run_all(batcher: Batcher, outcomes: Outcomes | None = None, max_steps: int =
         batcher.check()
     assert not len(batcher.ledger), "sequences are left: the batcher makes no progress"
     assert batcher.pool.num_free == batcher.pool.num_blocks
+    return outcomes
+
+
+def run_engine(engine: Engine, requests: Iterable[SequenceRequest]) -> Outcomes:
+    """Step until all of them have ended, checking every invariant after each step."""
+    outcomes = Outcomes()
+    for each in requests:
+        engine.add(each)
+    while engine.has_work:
+        for update in engine.step():
+            outcomes.setdefault(update.sequence_id, Outcome()).add(update)
+        engine.check()
     return outcomes
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.support.batching import Outcome
+from tests.support.batching import Outcomes, run_engine
 from tests.support.divergence import TOLERANCE, assert_same_tokens
 from tests.support.tiny_models import TinyShape, write_folder
 
@@ -49,16 +49,9 @@ def next_logits(reference: Any, token_ids: list[int]) -> NDArray[np.float64]:
     return row.double().numpy()
 
 
-def compute(loaded: EngineParts, requests: list[SequenceRequest], **changes: Any) -> dict[str, Outcome]:
+def compute(loaded: EngineParts, requests: list[SequenceRequest], **changes: Any) -> Outcomes:
     engine = Engine(loaded.executor, loaded.model.config, replace(loaded.options, **changes))
-    outcomes: dict[str, Outcome] = {}
-    for request in requests:
-        engine.add(request)
-    while engine.has_work:
-        for update in engine.step():
-            outcomes.setdefault(update.sequence_id, Outcome()).add(update)
-        engine.check()
-    return outcomes
+    return run_engine(engine, requests)
 
 
 REQUESTS = st.lists(

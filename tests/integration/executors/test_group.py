@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support.batching import Outcome
+from tests.support.batching import run_engine
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.cpu import usable_cores
@@ -66,17 +66,6 @@ def ranks(engine: Engine) -> list[int]:
     return pids
 
 
-def run(engine: Engine, requests: Sequence[SequenceRequest]) -> dict[str, Outcome]:
-    outcomes: dict[str, Outcome] = {}
-    for request in requests:
-        engine.add(request)
-    while engine.has_work:
-        for update in engine.step():
-            outcomes.setdefault(update.sequence_id, Outcome()).add(update)
-        engine.check()
-    return outcomes
-
-
 def step_for_ever(engine: Engine) -> None:
     while True:
         engine.step()
@@ -113,7 +102,7 @@ def test_a_group_gives_the_tokens_of_one_rank(group: Engine, alone: Engine) -> N
         request(f"s{number}", (*COMMON[: 7 * (number % 3) + 2], 4 + number), 20, sampling=params)
         for number, params in enumerate(drawn * 2)
     ]
-    found, expected = run(group, requests), run(alone, requests)
+    found, expected = run_engine(group, requests), run_engine(alone, requests)
     assert not any(each.error for each in found.values())
     assert {name: each.token_ids for name, each in found.items()} == {
         name: each.token_ids for name, each in expected.items()
@@ -124,9 +113,9 @@ def test_a_group_gives_the_tokens_of_one_rank(group: Engine, alone: Engine) -> N
 
 def test_a_cached_beginning_is_used_by_all_ranks(group: Engine, alone: Engine) -> None:
     for engine in (group, alone):
-        run(engine, [request("first", (*COMMON, 9))])
+        run_engine(engine, [request("first", (*COMMON, 9))])
     second = [request("second", (*COMMON, 11, 5), logprobs=VOCABULARY)]
-    found, expected = run(group, second)["second"], run(alone, second)["second"]
+    found, expected = run_engine(group, second)["second"], run_engine(alone, second)["second"]
     assert found.cached_tokens == expected.cached_tokens == 20
     assert found.token_ids == expected.token_ids
 
@@ -135,12 +124,12 @@ def test_a_group_gives_and_takes_whole_prefixes(group: Engine, alone: Engine) ->
     prompt = tuple(reversed(COMMON))
     for giver, taker in ((group, alone), (alone, group)):
         salt = giver.facts.executor.encode() + str(id(giver)).encode()
-        run(giver, [request("given", prompt, cache_salt=salt)])
+        run_engine(giver, [request("given", prompt, cache_salt=salt)])
         assert taker.import_prefix(giver.export_prefix(prompt, salt), salt) == 16
         asked = [request("taken", prompt, cache_salt=salt)]
-        found = run(taker, asked)["taken"]
+        found = run_engine(taker, asked)["taken"]
         assert found.cached_tokens == 16
-        assert found.token_ids == run(giver, asked)["taken"].token_ids
+        assert found.token_ids == run_engine(giver, asked)["taken"].token_ids
 
 
 def test_each_rank_has_half_of_the_memory(group: Engine, alone: Engine) -> None:

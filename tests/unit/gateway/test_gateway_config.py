@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from polyfleet.gateway.config import GatewayConfig, load_config
 from polyfleet.placement.policy import Policy
+from polyfleet.placement.rules import RULES
 from polyfleet.process.config import ConfigError
+from polyfleet.text.answer.formats import FORMATS
 
 
 def test_configuration(tmp_path: Path) -> None:
@@ -87,3 +90,9 @@ def test_what_says_nothing_of_how_workers_are_chosen_is_refused(flag: str, probl
     with pytest.raises(ConfigError, match=r"--placement takes one of policy, unknown_prefill_.*, tenants: ") as caught:
         load_config(None, {"placement": (flag,)})
     assert problem in str(caught.value)
+
+
+def test_the_names_that_may_be_configured_are_those_that_there_are() -> None:
+    known = msgspec.json.schema(GatewayConfig)["$defs"]
+    assert set(known["GatewayConfig"]["properties"]["tool_parser"]["enum"]) == {"auto", "none", *FORMATS}
+    assert set(known["Policy"]["properties"]["policy"]["enum"]) == {"completion", *RULES}
