@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfleet.sampling.draw import Bools
-from polyfleet.sampling.masks import Masks
+from polyfleet.sampling.masks import BARRED, Masks
 
 
 def packed(allowed: Bools) -> NDArray[np.int32]:
@@ -17,7 +17,7 @@ def packed(allowed: Bools) -> NDArray[np.int32]:
 def sparse(allowed: Bools) -> Masks:
     """Masks of the rows of [S, V] that leave something out: sets, or single tokens where these are few."""
     left_out = {row: np.flatnonzero(~mask).tolist() for row, mask in enumerate(allowed) if not mask.all()}
-    few = {row: ids for row, ids in left_out.items() if len(ids) < 8}
+    few = {row: dict.fromkeys(ids, BARRED) for row, ids in left_out.items() if len(ids) < 8}
     return Masks.of({row: packed(allowed[row]) for row in left_out.keys() - few.keys()}, few)
 
 
@@ -25,5 +25,5 @@ def dense(masks: Masks, rows: int, vocabulary: int) -> Bools:
     """[S, V] which tokens each row may take."""
     allowed = np.ones((rows, vocabulary), dtype=bool)
     allowed[masks.rows] = ~masks.disallowed(vocabulary)
-    allowed[masks.barred_rows, masks.barred_ids] = False
+    allowed[masks.biased_rows, masks.biased_ids] = masks.biases > BARRED
     return allowed

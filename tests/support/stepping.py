@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import GREEDY, SamplingParams
 
+NO_BIAS: Mapping[int, float] = {}
 TIMEOUT = 60.0
 GARBAGE = -77_777  # written over plans behind their launch: an executor that kept a view fails
 
@@ -114,6 +115,7 @@ class Driver:
         generated_ids: Sequence[int] = (),
         params: SamplingParams = GREEDY,
         num_logprobs: int | None = None,
+        logit_bias: Mapping[int, float] = NO_BIAS,
         pooling: Pooling | None = None,
         draws: bool = True,
         room: int = 0,
@@ -126,6 +128,7 @@ class Driver:
             params,
             generated_ids=tuple(generated_ids),
             logprobs=num_logprobs,
+            logit_bias=logit_bias,
             pooling=pooling,
         )
         sequence = EngineSequence(request, 0, 0.0, 2**31)

@@ -72,6 +72,8 @@ class Codec(Generic[ValueT, MessageT]):
         write: Convert | None = None
         if repeated:
             kind, read = get_args(kind)[0], tuple
+        elif get_origin(kind) is Mapping:
+            read = dict
         if is_dataclass(kind):
             codec: Codec[Any, Any] = self if kind is self._kind else Codec(kind, GetMessageClass(field.message_type))  # type: ignore[arg-type]
             read, write = (_each(codec.value), _each(codec.message)) if repeated else (codec.value, codec.message)

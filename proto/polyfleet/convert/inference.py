@@ -7,7 +7,14 @@ from typing import Any
 from polyfleet.convert.codec import Codec
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens, Usage
-from polyfleet.wire.limits import MAX_EMBED_INPUTS, MAX_MESSAGES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, check_count
+from polyfleet.wire.limits import (
+    MAX_EMBED_INPUTS,
+    MAX_LOGIT_BIASES,
+    MAX_MESSAGES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    check_count,
+)
 from polyfleet.wire.requests import DetokenizeRequest, EmbedRequest, GenerateRequest, Message, TokenizeRequest
 from polyfleet.wire.sampling import DEFAULTABLE, NONE, SamplingParams
 from polyfleet.wire.tools import MAX_TOOLS
@@ -26,6 +33,7 @@ _MOST = {
     "messages": MAX_MESSAGES,
     "stop": MAX_STOP_STRINGS,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "logit_bias": MAX_LOGIT_BIASES,
     "inputs": MAX_EMBED_INPUTS,
     "tools": MAX_TOOLS,
     "tool_names": MAX_TOOLS,
@@ -34,7 +42,7 @@ _MOST = {
 
 def generate_request(message: pb.GenerateRequest) -> GenerateRequest:
     """From a client; what is absent has inference.proto's default, or is the model's own. Raises FieldError."""
-    _check_counts(message, "stop", "stop_token_ids", "messages", "tools", "tool_names")
+    _check_counts(message, "stop", "stop_token_ids", "logit_bias", "messages", "tools", "tool_names")
     stated = {field.name: value for field, value in message.sampling.ListFields()}
     seed, left_out = stated.pop("seed", None), frozenset(DEFAULTABLE) - stated.keys()
     if stated.get("top_k") == NONE:

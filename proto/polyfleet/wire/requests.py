@@ -13,9 +13,12 @@ from typing import Any, TypedDict
 
 from polyfleet.wire.limits import (
     CONTEXT_LENGTH_EXCEEDED,
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIASES,
     MAX_PRIORITY,
     MAX_TOP_LOGPROBS,
     FieldError,
+    check_count,
     check_range,
     shown,
 )
@@ -40,6 +43,7 @@ class Continuation:
     min_tokens: int = 0  # generated tokens in all, before which neither a token nor a stop string ends it
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id, what is added to its logit
     logprobs: int | None = None  # alternatives beside each token; None: no logprobs
     priority: int = 0  # higher first
     request_id: str = ""
@@ -61,6 +65,9 @@ class Continuation:
         check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIASES)
+        for token_id, bias in self.logit_bias.items():
+            check_range(f"logit_bias[{shown(token_id)}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
 
     def check_room(self, room: int, why: str) -> None:
         """Raise FieldError, which says `why`, where more tokens are asked for than there is room behind the prompt."""
@@ -155,6 +162,7 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    logit_bias: Mapping[int, float] | None
     n: int | None
     logprobs: int | None
     priority: int | None

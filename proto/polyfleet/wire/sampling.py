@@ -13,7 +13,7 @@ DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 class SamplingParams:
     """How one token is drawn; the meaning of each field is in `polyfleet/v1/inference.proto`.
 
-    Order: penalties, temperature, top_k, top_p, min_p, one draw. `temperature == 0` is greedy.
+    Order: penalties, biases of a request, temperature, top_k, top_p, min_p, one draw. `temperature == 0` is greedy.
     """
 
     temperature: float = 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -42,7 +42,7 @@ def generate_request(
             _set(request.sampling, name, value, f"sampling.{name}")
         elif name == "stop":
             _extend(request, name, [value] if isinstance(value, str) else value)
-        elif name in ("stop_token_ids", "tool_names"):
+        elif name in ("stop_token_ids", "tool_names", "logit_bias"):
             _extend(request, name, value)
         elif name == "tools":
             _extend(request, name, [each if isinstance(each, str) else json.dumps(each) for each in value or ()])
@@ -133,7 +133,10 @@ def _set(message: Any, name: str, value: Any, label: str = "") -> None:
 
 
 def _extend(message: Any, name: str, values: Any, label: str = "") -> None:
+    if not values:
+        return
+    items = getattr(message, name)
     try:
-        getattr(message, name).extend(values or ())
+        (items.update if isinstance(items, MutableMapping) else items.extend)(values)
     except (TypeError, ValueError) as error:
         raise invalid_argument(label or name, f"has a value that can't be sent: {error}") from None

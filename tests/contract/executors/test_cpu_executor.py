@@ -22,6 +22,7 @@ from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
+from polyfleet.sampling.masks import Masks
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Pooling
 from polyfleet.wire.sampling import SamplingParams
@@ -199,6 +200,18 @@ def test_masks_are_of_one_step(models: Mapping[str, LoadedModel], instruction_se
     assert tokens[1][0] in (40, 41)
     assert tokens[0][0] not in (40, 41)
     assert tokens[0][1] == tokens[1][1]
+
+
+def test_greedy_rows_take_their_biases(models: Mapping[str, LoadedModel], instruction_set: str) -> None:
+    """Not what the library has found likeliest without them."""
+    driver = persistent(models["grouped"], instruction_set, num_blocks=8)
+    bias = {40: 100.0}
+    free, biased = driver.begin([5, 6, 7]), driver.begin([5, 6, 7], logit_bias=bias)
+    driver.step([(free, 3), (biased, 3)], masks=Masks.of({}, {1: bias}))
+    before, after = free.results[-1].token, biased.results[-1].token
+    assert before is not None
+    assert after is not None
+    assert before.token_id != after.token_id == 40
 
 
 def test_only_the_sequence_that_is_not_finite_fails(models: Mapping[str, LoadedModel], instruction_set: str) -> None:

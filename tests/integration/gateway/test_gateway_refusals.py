@@ -49,6 +49,9 @@ BAD = [
     (pb.GenerateRequest(token_ids=[1, 2], min_tokens=63), "min_tokens", "at most 62, not 63: this model's maximum"),
     (request(token_ids=[VOCABULARY]), "token_ids", f"below the vocabulary size {VOCABULARY}, not {VOCABULARY}"),
     (request(stop_token_ids=[VOCABULARY]), "stop_token_ids", "below the vocabulary size"),
+    (request(logit_bias={VOCABULARY: 1}), "logit_bias", f"below the vocabulary size {VOCABULARY}, not {VOCABULARY}"),
+    (request(logit_bias={5: -100.5}), "logit_bias[5]", "from -100 to 100, not -100.5"),
+    (request(logit_bias={5: math.nan}), "logit_bias[5]", "finite"),
     (sampling(temperature=math.nan), "sampling.temperature", "must be a finite number, not nan"),
     (sampling(temperature=math.inf), "sampling.temperature", "finite"),
     (sampling(temperature=2.5), "sampling.temperature", "from 0 to 2, not 2.5"),
@@ -102,6 +105,7 @@ async def test_lists_are_counted_before_anything_is_made_of_them() -> None:
             (rig.stub.Generate(pb.GenerateRequest(messages=many)), "messages", 4097),
             (rig.stub.Generate(request(stop=["x"] * 17)), "stop", 17),
             (rig.stub.Generate(request(stop_token_ids=range(65))), "stop_token_ids", 65),
+            (rig.stub.Generate(request(logit_bias=dict.fromkeys(range(301), 1))), "logit_bias", 301),
             (rig.stub.Tokenize(pb.TokenizeRequest(messages=many)), "messages", 4097),
             (rig.stub.Embed(pb.EmbedRequest(inputs=[pb.EmbedInput(text="x")] * 9999)), "inputs", 9999),
         ):

@@ -53,7 +53,7 @@ async def test_every_field_reaches_the_worker() -> None:
     )  # fmt: skip
     request = pb.GenerateRequest(
         token_ids=[1, 2, 3], sampling=sampling, max_tokens=2, min_tokens=1, stop_token_ids=[9, 8], ignore_eos=True,
-        logprobs=0, priority=-7, request_id="mine",
+        logprobs=0, priority=-7, request_id="mine", logit_bias={5: -100, 7: 0.1},
     )  # fmt: skip
     async with GatewayRig() as rig:
         await rig.add(worker)
@@ -64,6 +64,7 @@ async def test_every_field_reaches_the_worker() -> None:
     assert (list(start.prompt_ids), list(start.stop_token_ids), start.max_tokens) == ([1, 2, 3], [9, 8], 2)
     assert (start.ignore_eos, start.logprobs, start.priority, start.request_id) == (True, 0, -7, "mine")
     assert start.min_tokens == 1
+    assert dict(start.logit_bias) == {5: -100, 7: 0.1}
     assert start.HasField("logprobs")
     assert start.sequence_id.startswith("mine/0")
 

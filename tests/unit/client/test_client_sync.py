@@ -50,6 +50,7 @@ def test_every_option_reaches_its_field(client: pf.Client, script: Script) -> No
         model="m",
         max_tokens=7,
         min_tokens=2,
+        logit_bias={5: -100, 7: 0.5},
         **sampling,
         stop=["x", "y"],
         stop_token_ids=[4, 5],
@@ -65,6 +66,7 @@ def test_every_option_reaches_its_field(client: pf.Client, script: Script) -> No
         sampling=pb.SamplingParams(**sampling),
         max_tokens=7,
         min_tokens=2,
+        logit_bias={5: -100, 7: 0.5},
         stop=["x", "y"],
         stop_token_ids=[4, 5],
         ignore_eos=True,
@@ -73,6 +75,12 @@ def test_every_option_reaches_its_field(client: pf.Client, script: Script) -> No
         priority=-3,
         request_id="mine",
     )
+
+
+@pytest.mark.parametrize("value", [{"5": 1}, {-1: 1}, {5: "x"}, [5]])
+def test_biases_that_cannot_be_sent_are_refused(client: pf.Client, value: Any) -> None:
+    with pytest.raises(pf.InvalidArgumentError, match="logit_bias"):
+        client.generate("hello", logit_bias=value)
 
 
 def test_a_seed_of_minus_one_is_none(client: pf.Client, script: Script) -> None:

@@ -78,6 +78,7 @@ def test_a_sequence_arrives_as_it_was_asked_for(seed: int) -> None:
         choice=rng.randrange(3), stop_token_ids=some(rng, (4, 9), ()), ignore_eos=some(rng, True, False),
         logprobs=some(rng, rng.randrange(3), None), priority=rng.randrange(-9, 9), cache_salt=some(rng, b"\0x", b""),
         request_id=some(rng, "r", ""), traceparent=some(rng, "00-1", ""), tracestate=some(rng, "a=b", ""),
+        logit_bias=some(rng, {0: -100.0, 2**32 - 1: 0.1}, {}),
     )  # fmt: skip
     wire = worker_pb2.StartSequence.FromString(start_message(request).SerializeToString())
     assert sequence_request(wire) == request

@@ -12,6 +12,7 @@ from polyfleet.wire.limits import FieldError
     [
         (pb.GenerateRequest(text="x", stop=["x"] * 17), "stop: must be at most 16, not 17"),
         (pb.GenerateRequest(text="x", stop_token_ids=[1] * 65), "stop_token_ids: must be at most 64, not 65"),
+        (pb.GenerateRequest(text="x", logit_bias=dict.fromkeys(range(301), 0)), "logit_bias: must be at most 300"),
         (pb.GenerateRequest(messages=[pb.ChatMessage()] * 4097), "messages: must be at most 4096, not 4097"),
     ],
 )

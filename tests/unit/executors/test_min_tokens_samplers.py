@@ -1,4 +1,4 @@
-"""min_tokens where tokens are drawn: by the sampler on the host and by the one on the device."""
+"""min_tokens and biases where tokens are drawn: by the sampler on the host and by the one on the device."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -77,3 +77,16 @@ def test_logprobs_stay_the_models_own(model: LoadedModel, depth: int) -> None:
     (token,) = run(model, depth, [replace(plain, stop_token_ids=(stop,), min_tokens=1)])[1]
     assert token.top_ids == (stop, token.token_id)
     assert token.logprob == token.top_logprobs[1] < token.top_logprobs[0]
+
+
+@pytest.mark.parametrize("depth", SAMPLERS)
+@pytest.mark.parametrize("how", ["greedy", "drawn, penalised"])
+def test_biases_are_in_every_draw_of_their_sequence_alone(model: LoadedModel, depth: int, how: str) -> None:
+    free = SequenceRequest("free", PROMPT, HOW[how], max_tokens=6)
+    pulled = replace(free, sequence_id="pulled", logit_bias={11: 100.0})
+    alone = run(model, depth, [free])[0]["free"].token_ids
+    pushed = replace(free, sequence_id="pushed", logit_bias=dict.fromkeys(alone, -100.0))
+    outcomes, _ = run(model, depth, [free, pulled, pushed])
+    assert outcomes["pulled"].token_ids == [11] * 6
+    assert not set(outcomes["pushed"].token_ids) & set(alone)
+    assert outcomes["free"].token_ids == alone

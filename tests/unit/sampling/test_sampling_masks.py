@@ -60,7 +60,7 @@ def test_rows_that_are_taken_keep_their_masks() -> None:
     allowed = random_masks(random.Random(3), 50, 70)
     masks = sparse(allowed)
     assert len(masks.rows) > 5
-    assert len(masks.barred_rows) > 5
+    assert len(masks.biased_rows) > 5
     np.testing.assert_array_equal(masks.touched(50), ~allowed.all(-1))
     for rows in (np.arange(50), np.arange(0, 50, 3), np.array([7]), np.arange(0)):
         np.testing.assert_array_equal(dense(masks.take(rows), len(rows), 70), allowed[rows])

@@ -36,6 +36,7 @@ COMMANDS: list[Command] = [
             max_tokens=7,
             generated_ids=(4,),
             stop_token_ids=(9, 8),
+            logit_bias={5: -0.5},
             logprobs=0,
             pooling=Pooling.LAST,
         )

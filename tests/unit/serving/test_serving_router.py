@@ -80,12 +80,12 @@ def test_a_start_becomes_the_engines_request_whole() -> None:
     start = pb.StartSequence(
         sequence_id="a", prompt_ids=[1, 2], generated_ids=[3], sampling=sampling, choice=4, max_tokens=5,
         stop_token_ids=[6, 7], ignore_eos=True, logprobs=0, priority=-8, cache_salt=b"salt",
-        request_id="r", traceparent="00-a", tracestate="b",
+        request_id="r", traceparent="00-a", tracestate="b", logit_bias={9: 0.1},
     )  # fmt: skip
     request = SequenceRequest(
         "a", (1, 2), SamplingParams(0.5, 0.9, 3, 0.1, 2**64 - 1, 1.1, 0.2, -0.3), max_tokens=5, generated_ids=(3,),
         choice=4, stop_token_ids=(6, 7), ignore_eos=True, logprobs=0, priority=-8,
-        cache_salt=b"salt", request_id="r", traceparent="00-a", tracestate="b",
+        cache_salt=b"salt", request_id="r", traceparent="00-a", tracestate="b", logit_bias={9: 0.1},
     )  # fmt: skip
     assert sequence_request(start) == request
     assert start_message(request) == start

@@ -12,7 +12,7 @@ def check_request(request: SequenceRequest, vocabulary_size: int) -> None:
         raise FieldError("sequence_id", "must not be empty")
     if not request.prompt_ids:
         raise FieldError("prompt_ids", "must hold at least one token")
-    for field in ("prompt_ids", "generated_ids", "stop_token_ids"):
+    for field in ("prompt_ids", "generated_ids", "stop_token_ids", "logit_bias"):
         _check_ids(field, getattr(request, field), vocabulary_size)
     if (count := len(request.stop_token_ids)) > MAX_SEQUENCE_STOP_TOKEN_IDS:
         raise FieldError("stop_token_ids", f"must be at most {MAX_SEQUENCE_STOP_TOKEN_IDS}, not {count}")

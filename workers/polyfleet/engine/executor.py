@@ -100,7 +100,7 @@ class Executor(Protocol):
         ...
 
     def draw(self, pending: Pending, masks: Masks | None = None) -> None:
-        """Start the sampling of all its draws; `masks` say which tokens some of them may not take."""
+        """Start the sampling of all its draws; `masks` say which tokens some of them may not take as they are."""
         ...
 
     def collect(self, pending: Pending, timeout: float) -> StepOutput:

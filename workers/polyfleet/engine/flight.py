@@ -1,5 +1,6 @@
 """Flight: a step under way, as the Batcher remembers it."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import chain
@@ -7,7 +8,7 @@ from itertools import chain
 from polyfleet.engine.executor import FAULTS, Pending, StepOutput
 from polyfleet.engine.plan import MASKS, Share
 from polyfleet.engine.sequence import Place, Sequence, TokenMask
-from polyfleet.sampling.masks import WORD_BITS, Int32s, Masks, all_tokens, bar
+from polyfleet.sampling.masks import BARRED, WORD_BITS, Int32s, Masks, all_tokens, bar
 from polyfleet.wire.answers import PLAIN_TOKENS, SampledToken
 from polyfleet.wire.requests import SequenceRequest
 
@@ -32,7 +33,7 @@ class Flight:
     parts: list[Part]
     pooled: list[int]  # sequences of the step
     launched_seconds: float
-    masked: bool  # whether some draw may not take every token
+    masked: bool  # whether some draw may not take every token as it is
     pending: Pending | None = None
     drawn: bool = False
     error: Exception | None = None
@@ -78,9 +79,9 @@ class Flight:
         return self.masked and any(sequence.mask is not None for sequence, _ in self.members)
 
     def masks(self, vocabulary_size: int) -> Masks | None:
-        """Which tokens its draws may not take; None where all may take all. `unmasked` are whose mask fails."""
+        """Which tokens its draws may not take as they are; None: all take all. `unmasked` are whose mask fails."""
         bits: dict[int, Int32s] = {}
-        barred: dict[int, Items[int]] = {}
+        biases: dict[int, Mapping[int, float]] = {}
         drawing = zip(self.decodes, self.places, strict=True)
         prompts = ((part.sequence, part.place) for part in self.parts if part.draws)
         for row, (sequence, place) in enumerate(chain(drawing, prompts)):
@@ -90,8 +91,7 @@ class Flight:
             try:
                 if sequence.mask is not None:
                     bits[row] = _filled(sequence.mask, sequence.generated_ids, ends, vocabulary_size)
-                elif ends:
-                    barred[row] = ends
+                biases[row] = {**sequence.request.logit_bias, **dict.fromkeys(ends, BARRED)}
                 none_left = not bits[row].any() if row in bits else len(ends) == vocabulary_size
                 problem = "it leaves no token" if none_left else ""
             except Exception as error:
@@ -99,8 +99,8 @@ class Flight:
             if problem:
                 self.unmasked += ((sequence, place, f"the mask of allowed tokens failed: {problem}"),)
                 bits.pop(row, None)
-                barred.pop(row, None)
-        return Masks.of(bits, barred) if bits or barred else None
+                biases.pop(row, None)
+        return Masks.of(bits, biases) if bits or any(biases.values()) else None
 
     def broken(self, output: StepOutput) -> Items[tuple[Sequence, Place, str]]:
         """Whose rows or masks were not good, and why; notes in `doubtful` whose rows were not."""

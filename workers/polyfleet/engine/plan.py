@@ -85,7 +85,7 @@ class StepPlan:
 
     @property
     def masked(self) -> bool:
-        """Whether some draw may not take every token."""
+        """Whether some draw may not take every token as it is."""
         return MASKED[self.needs]
 
     @property

@@ -164,14 +164,14 @@ class Sequence:
 
     @property
     def masked(self) -> bool:
-        """Whether some token may not be drawn next."""
-        return self.mask is not None or self.num_tokens < self.shortest
+        """Whether some token may not be drawn next, or has a bias."""
+        return self.mask is not None or bool(self.request.logit_bias) or self.num_tokens < self.shortest
 
     def barred(self) -> Tokens[int]:
         """The tokens that its draw under way may not take, whatever its mask says: they would end it too early."""
         if self.num_tokens <= self.shortest:  # the token under way is among them
             return [each for each in self.ends if each < self.vocabulary_size]
-        if self.mask is None:
+        if self.mask is None and not self.request.logit_bias:
             self.needs &= ~Need.MASKS
         return ()
 

@@ -129,14 +129,14 @@ class DeviceSampler:
         return values, bool(barred.any())
 
     def _bar(self, values: Tensor, masks: Masks) -> None:
-        """Make minus infinity, in place, what rows of float32 logits [n, V] may not take."""
+        """Add biases to rows of float32 logits [n, V], in place, and make minus infinity what they may not take."""
         if len(masks.rows):
             rows, bits = self._moved(masks.rows), self._moved(masks.bits)
             missing = (bits[..., None] & self._moved(BIT_OF_WORD) == 0).flatten(1)[:, : values.shape[1]]
             values.index_copy_(0, rows, values.index_select(0, rows).masked_fill_(missing, -torch.inf))
-        if len(masks.barred_rows):
-            places = self._moved(masks.barred_rows), self._moved(masks.barred_ids)
-            values.index_put_(places, values.new_full((), -torch.inf))
+        if len(masks.biased_rows):
+            places = self._moved(masks.biased_rows), self._moved(masks.biased_ids)
+            values.index_put_(places, values[places] + self._moved(masks.biases))
 
     def _random(self, logits: Tensor, columns: Tensor, barred: bool, by_mass: bool) -> Tensor:
         """One draw per row of logits [n, V]; ids [n].

@@ -60,7 +60,7 @@ class Draws:
     parameters: Parameters  # [S]
     slots: Ints  # [S]
     positions: Ints  # [S] tokens before the one wanted, prompt and generated together
-    masks: "Masks | None" = None  # None: every row may take every token
+    masks: "Masks | None" = None  # None: every row may take every token as it is
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -81,7 +81,7 @@ class Draws:
 
     @property
     def masked(self) -> Bools:
-        """[S] rows in which some token may not be drawn."""
+        """[S] rows in which some token may not be drawn, or has a bias."""
         return np.zeros(len(self), dtype=bool) if self.masks is None else self.masks.touched(len(self))
 
     @property
@@ -98,9 +98,9 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Natural logs of the model's own distribution, before penalties, masks and temperature. K is the most asked for.
+    """Natural logs of the model's own distribution, before penalties, biases, masks and temperature.
 
-    Of the alternatives of row s the first `num_logprobs` that were asked for count.
+    K is the most alternatives asked for. Of those of row s the first `num_logprobs` that were asked for count.
     """
 
     drawn: Floats  # [S]

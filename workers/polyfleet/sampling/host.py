@@ -1,7 +1,8 @@
-"""From logits to tokens: penalties, masks, temperature, top_k, top_p, min_p, one draw.
+"""From logits to tokens: penalties, biases, masks, temperature, top_k, top_p, min_p, one draw.
 
     repetition   l > 0: l / r, else l * r, for every token of prompt and answer (Keskar et al., arXiv 1909.05858)
     presence     l - p, once for every distinct token of the answer;  frequency  l - f * count
+    bias         l + b, for the tokens that a request names
     mask         tokens that may not be drawn have no probability, whatever the other parameters
     top_k        the k likeliest; top_p  the fewest likeliest with at least that share of what top_k left
     min_p        those with at least that share of the likeliest one's probability
@@ -129,12 +130,12 @@ def _penalise(values: Logits, draws: Draws, row: int, counts: Mapping[int, Token
 
 
 def _bar(logits: Logits, masks: Masks | None) -> Ints:
-    """Leave no probability to what rows [n, V] may not take, in place; says how many tokens [n] each may."""
+    """Bias rows [n, V] and bar what they may not take, in place; says how many tokens [n] each may take."""
     if masks is None:
         return np.full(len(logits), logits.shape[-1])
     for row, barred in zip(masks.rows.tolist(), masks.disallowed(logits.shape[-1]), strict=True):
         np.copyto(logits[row], -np.inf, where=barred)
-    logits[masks.barred_rows, masks.barred_ids] = -np.inf
+    logits[masks.biased_rows, masks.biased_ids] += masks.biases
     allowed: Ints = np.count_nonzero(logits > -np.inf, axis=-1)
     return allowed
 

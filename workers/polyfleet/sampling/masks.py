@@ -1,10 +1,10 @@
-"""Which tokens rows of logits may not take. Only rows that may not take all cost anything, each by what is said of it.
+"""Which tokens rows of logits may not take as they are, but barred or biased. Rows without such tokens cost nothing.
 
 A set of tokens is a row of bits: bit t % 32 of word t // 32 is set where token t may be drawn. So do the libraries that
 compile grammars write theirs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from polyfleet.sampling.draw import Bools, Ints
 
 Int32s = NDArray[np.int32]
+Float32s = NDArray[np.float32]
 
+BARRED = -np.inf
 WORD_BITS = 32
 BIT_OF_WORD = (np.uint32(1) << np.arange(WORD_BITS, dtype=np.uint32)).view(np.int32)  # each alone
 NO_BITS = np.zeros((0, 0), dtype=np.int32)
@@ -21,38 +23,40 @@ NO_BITS = np.zeros((0, 0), dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Of S rows of logits: sets of tokens for some, single tokens that are barred for some. A row may have both.
+    """Of S rows of logits: sets of tokens for some, biases of single tokens for some. A row may have both.
 
     At least one token is left to every row.
     """
 
     rows: Ints  # [M] ascending
     bits: Int32s  # [M, ceil(V / 32)] the tokens that each may take; bits behind the last token say nothing
-    barred_rows: Ints  # [N] ascending, a row as often as it has barred tokens
-    barred_ids: Ints  # [N]
+    biased_rows: Ints  # [N] ascending, a row as often as it has biased tokens
+    biased_ids: Ints  # [N] no token twice in a row
+    biases: Float32s  # [N] added to logits; BARRED: the token may not be drawn
 
     @classmethod
-    def of(cls, bits: Mapping[int, Int32s], barred: Mapping[int, Sequence[int]]) -> "Masks":
-        """Of the rows that have bits and of those that have barred tokens, each in ascending order."""
-        lists = barred.items()
+    def of(cls, bits: Mapping[int, Int32s], biases: Mapping[int, Mapping[int, float]]) -> "Masks":
+        """Of the rows that have bits and of those that have biases by token, each in ascending order."""
+        sizes = np.array([len(of_row) for of_row in biases.values()], dtype=np.int64)
         return cls(
             np.array(list(bits), dtype=np.int64),
             np.stack(list(bits.values())) if bits else NO_BITS,
-            np.array([row for row, ids in lists for _ in ids], dtype=np.int64),
-            np.array([each for _, ids in lists for each in ids], dtype=np.int64),
+            np.repeat(np.array(list(biases), dtype=np.int64), sizes),
+            np.array([token_id for of_row in biases.values() for token_id in of_row], dtype=np.int64),
+            np.array([bias for of_row in biases.values() for bias in of_row.values()], dtype=np.float32),
         )
 
     def touched(self, num_rows: int) -> Bools:
-        """[S] rows that may not take every token."""
+        """[S] rows that may not take every token as it is."""
         touched = np.zeros(num_rows, dtype=bool)
-        touched[self.rows] = touched[self.barred_rows] = True
+        touched[self.rows] = touched[self.biased_rows] = True
         return touched
 
     def take(self, rows: Ints) -> "Masks":
         """Of these rows alone, which ascend: the first of them becomes row 0."""
         places, kept = _places(self.rows, rows)
-        barred_places, barred_kept = _places(self.barred_rows, rows)
-        return Masks(places, self.bits[kept], barred_places, self.barred_ids[barred_kept])
+        biased_places, biased = _places(self.biased_rows, rows)
+        return Masks(places, self.bits[kept], biased_places, self.biased_ids[biased], self.biases[biased])
 
     def disallowed(self, vocabulary: int) -> Bools:
         """[M, V] the tokens that the sets of `rows` leave out."""

@@ -31,7 +31,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "dimensions": (),
     "function_call": ("auto", "none"),  # with functions refused, neither can have an effect
     "functions": ([],),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "max_tool_calls": (),
     "moderation": (),
@@ -74,6 +73,7 @@ class GenerateBody(Strict, frozen=True, kw_only=True):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
     # Extensions.
     top_k: int | None = None
     min_p: float | None = None
@@ -89,8 +89,6 @@ class GenerateBody(Strict, frozen=True, kw_only=True):
     guided_grammar: str | None = None
     # Without effect.
     user: Ignored = NOTHING
-    # Not supported.
-    logit_bias: Unsupported = NOTHING
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -147,6 +147,7 @@ def _is_one_of(value: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
 
 def _field_error(message: str, field: str) -> FieldError:
     """msgspec's message as path, behind `field`, and problem; the latter names a missing or unknown field."""
+    message = message.replace(" - at `key` in `$", " as a key - at `$")
     problem, _, path = message.partition(" - at `$")
     path = field + path.rstrip("`") if field else path.rstrip("`").lstrip(".")
     for opening, said in SHAPE_PROBLEMS.items():

@@ -95,6 +95,7 @@ def check_sampling_fits(request: GenerateRequest, model: Model) -> None:
             f"must be at most the vocabulary size {model.vocabulary_size}, not {shown(request.sampling.top_k)}",
         )
     check_ids("stop_token_ids", request.stop_token_ids, model)
+    check_ids("logit_bias", tuple(request.logit_bias), model)
 
 
 _NUMBERS = ("none", "one", "two", "three")

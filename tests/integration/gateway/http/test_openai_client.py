@@ -134,9 +134,10 @@ def test_extensions_pass_as_extra_body(client: openai.OpenAI, generation: FakeGe
         "priority": 3,
         "repetition_penalty": 1.5,
     }
-    client.chat.completions.create(model=MODEL, messages=HI, extra_body=extra)
+    client.chat.completions.create(model=MODEL, messages=HI, extra_body=extra, logit_bias={"5": -100})
     wanted = generation.requests[0]
     assert isinstance(wanted, GenerateRequest)
+    assert wanted.logit_bias == {5: -100}
     assert (wanted.sampling.top_k, wanted.sampling.min_p, wanted.sampling.repetition_penalty) == (5, 0.1, 1.5)
     assert (wanted.ignore_eos, wanted.stop_token_ids, wanted.priority) == (True, (7,), 3)
 

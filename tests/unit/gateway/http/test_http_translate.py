@@ -64,6 +64,7 @@ def test_every_sampling_field_lands() -> None:
         priority=-3,
         max_tokens=9,
         min_tokens=4,
+        logit_bias={"5": -100, "7": 0.5},
         **fields,
     )
     assert wanted == GenerateRequest(
@@ -73,6 +74,7 @@ def test_every_sampling_field_lands() -> None:
         seed=7,
         max_tokens=9,
         min_tokens=4,
+        logit_bias={5: -100.0, 7: 0.5},
         stop=("x", "y"),
         stop_token_ids=(4,),
         ignore_eos=True,

@@ -92,7 +92,7 @@ def ids(parcel: Parcel) -> list[int]:
 
 
 async def test_a_move_takes_along_what_was_generated() -> None:
-    rig = Rig()
+    rig = Rig(logit_bias={5: -1.5})
     first = rig.grant("w-1")
     rig.give(7, 8)
     rig.relay.lost("gone")
@@ -100,6 +100,7 @@ async def test_a_move_takes_along_what_was_generated() -> None:
     assert (needs.prompt_tokens, needs.max_tokens, needs.excluded) == (5, 8, frozenset({"w-1"}))
     second = rig.grant("w-2")
     assert (list(second.started[0].generated_ids), second.started[0].max_tokens) == ([7, 8], 10)
+    assert first.started[0].logit_bias == second.started[0].logit_bias == {5: -1.5}
     assert second.started[0].sequence_id != first.started[0].sequence_id
     rig.give(9)
     (parcel,) = await rig.inbox.take()
