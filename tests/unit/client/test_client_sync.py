@@ -44,36 +44,25 @@ def test_every_option_reaches_its_field(client: pf.Client, script: Script) -> No
         "presence_penalty": -1.0,
         "frequency_penalty": 1.5,
     }
+    rest: Any = {
+        "model": "m",
+        "max_tokens": 7,
+        "min_tokens": 2,
+        "logit_bias": {5: -100, 7: 0.5},
+        "stop": ["x", "y"],
+        "stop_token_ids": [4, 5],
+        "ignore_eos": True,
+        "n": 1,
+        "logprobs": 0,
+        "priority": -3,
+        "request_id": "mine",
+    }
     brief = pb.ChatMessage(role="system", content="be brief")
-    client.chat(
-        [{"role": "system", "content": "be brief"}, pf.Message("user", "hi", name="ann")],
-        model="m",
-        max_tokens=7,
-        min_tokens=2,
-        logit_bias={5: -100, 7: 0.5},
-        **sampling,
-        stop=["x", "y"],
-        stop_token_ids=[4, 5],
-        ignore_eos=True,
-        n=1,
-        logprobs=0,
-        priority=-3,
-        request_id="mine",
-    )
+    client.chat([{"role": "system", "content": "be brief"}, pf.Message("user", "hi", name="ann")], **sampling, **rest)
     assert script.calls[0] == pb.GenerateRequest(
-        model="m",
         messages=[brief, pb.ChatMessage(role="user", content="hi", name="ann")],
         sampling=pb.SamplingParams(**sampling),
-        max_tokens=7,
-        min_tokens=2,
-        logit_bias={5: -100, 7: 0.5},
-        stop=["x", "y"],
-        stop_token_ids=[4, 5],
-        ignore_eos=True,
-        n=1,
-        logprobs=0,
-        priority=-3,
-        request_id="mine",
+        **rest,
     )
 
 
