@@ -12,7 +12,7 @@ extern "C" void attend_both(int rows, int heads, int head_dim, int block_size, i
     pf::Attention a = {};
     a.query = query;
     a.query_stride = a.out_stride = heads * head_dim;
-    a.rows = rows, a.heads = heads, a.head_dim = head_dim;
+    a.rows = rows, a.heads = heads, a.head_dim = a.value_dim = head_dim;
     a.position = position, a.begin = begin, a.end = end;
     a.scale = 1 / sqrtf((float)head_dim);
     a.keys = keys, a.values = values;
