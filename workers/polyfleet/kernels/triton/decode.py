@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from polyfleet.graph.ops import Attention
+from polyfleet.kernels.triton.chaining import gdc_launch_dependents, gdc_wait
 from polyfleet.kernels.triton.tuning import Tuning
 
 LOG2E = 1.4426950408889634

@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from polyfleet.kernels.packed import Packed
+from polyfleet.kernels.triton.chaining import gdc_launch_dependents, gdc_wait
 from polyfleet.kernels.triton.codes import DENSE, numbers_of, pack_of, unpack_kernel
 from polyfleet.kernels.triton.tuning import Cut, Tuning
 

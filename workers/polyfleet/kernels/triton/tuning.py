@@ -60,7 +60,7 @@ class Tuning:
 
 
 CODES_80 = (Cut(32, 32, 64, 2, 3, 256, 0), Cut(128, 32, 16, 2, 2, 256, 0))
-CODES_AMD = (Cut(32, 32, 16, 2, 1, 256, 0), Cut(128, 32, 16, 4, 1, 256, 0))
+CODES_GFX = (Cut(32, 32, 16, 2, 1, 256, 0), Cut(128, 32, 16, 4, 1, 256, 0))
 FP8_WIDE = Cut(128, 64, 32, 4, 3, 256, 0)
 INT4_90 = (Cut(32, 64, 64, 2, 3, 256, 0), Cut(64, 128, 32, 4, 3, 256, 0), Cut(128, 128, 16, 8, 3, 256, 0))
 TUNING = {
@@ -86,11 +86,11 @@ TUNING = {
     ),
     "gfx90a": Tuning(
         *(220, 32, Launch(32, 4, 1), Launch(32, 4, 1, 128), Launch(32, 4, 1, 64)),
-        products=((Cut(128, 64, 64, 4, 1),), CODES_AMD, CODES_AMD),
+        products=((Cut(128, 64, 64, 4, 1),), CODES_GFX, CODES_GFX),
     ),
     "gfx942": Tuning(
         *(304, 32, Launch(64, 4, 1), Launch(64, 4, 1, 128), Launch(64, 4, 1, 64)),
-        products=((Cut(128, 64, 64, 4, 1),), CODES_AMD, CODES_AMD),
+        products=((Cut(128, 64, 64, 4, 1),), CODES_GFX, CODES_GFX),
     ),
 }
 SHORT_PREFILL = 1024  # rows
