@@ -10,12 +10,12 @@ from tests.interpreted.test_kernels import KERNELS, _assert_same_caches, assert_
 from tests.support.kernel_cases import Shape, attention_over, make_context, make_step, rope_into
 
 from polyfleet.graph.ops import Norm, Op, OpKind, RopeAttention
-from polyfleet.kernels.narrow import NARROW
 from polyfleet.kernels.packed import Kind, Packed, pack, quantise, unpack
+from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.triton.linear import Matrix, Operands, linear, unpacked
 from polyfleet.kernels.triton.tuning import Cut, Tuning, tuning
 
-REFERENCES = {each.op: each for each in NARROW}
+REFERENCES = {each.op: each for each in REFERENCE}
 poisoned = poisoned_outputs
 CPU = torch.device("cpu")
 
@@ -57,7 +57,7 @@ def test_products_with_what_is_around_them(kind: str, rows: int, outputs: int, c
     dense = made if isinstance(made, torch.Tensor) else unpack(made, torch.float32)
     bound, x = Matrix.of(made, CPU), torch.randn(rows, columns)
     residual, gain, bias = torch.randn(rows, outputs), torch.randn(outputs), torch.randn(outputs)
-    squares = torch.rand(rows, 3)
+    squares = columns / 3 * (0.5 + torch.rand(rows, 3))  # as rows of about one have
     factor = torch.rsqrt(squares.sum(1, keepdim=True) / columns + 1e-5)
     expected = x @ dense.T
     for _ in range(2):  # counters are as they were
@@ -94,7 +94,7 @@ def test_ops_of_few_rows_are_their_references() -> None:
     step, eps = make_step([(1, 0)] * 3), Norm(1e-5)
     named = {"w": torch.randn(64, 96) / 8, "v": torch.randn(64, 96) / 8, "n": 1 + 0.3 * torch.randn(64)}
     context = make_context(weights=named | {"b": torch.randn(64), "g": torch.randn(96)})
-    x, y, squares = torch.randn(3, 96), torch.randn(3, 64), torch.rand(3, 2)
+    x, y, squares = torch.randn(3, 96), torch.randn(3, 64), 48 * (0.5 + torch.rand(3, 2))
     for op, inputs in [
         (Op(OpKind.GAIN, (1,), (2, 3), ("g",)), (x,)),
         (Op(OpKind.LINEAR_ADD, (1, 2), (3, 4, 5), ("w", "n")), (x, y)),

@@ -15,6 +15,7 @@ def model(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "model", shape)
 
 
+@pytest.mark.slow
 def test_a_whole_run_with_a_peer(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,10 +144,12 @@ def test_an_operator_that_is_off_fails(subject: Subject, monkeypatch: pytest.Mon
         checks.operators(replace(subject, capabilities=replace(subject.capabilities, dtypes=frozenset({"float32"}))))
 
 
-def test_every_op_is_compared_but_those_that_give_no_numbers(subject: Subject) -> None:
+def test_every_op_is_compared_but_those_that_give_no_numbers_or_join_others(subject: Subject) -> None:
+    """What a lowering makes of compared ops, for few rows, is compared by the greedy tokens."""
     compared = set(checks._operator_errors(subject, torch.float32))
     left = {OpKind.ARGMAX, OpKind.CACHE_WRITE, OpKind.LATENT_WRITE, OpKind.ALL_REDUCE, OpKind.ALL_GATHER}
-    assert {kind.value for kind in OpKind} - compared == {kind.value for kind in left}
+    joined = {OpKind.GAIN, OpKind.LINEAR_ADD, OpKind.NORM_LINEAR, OpKind.NORM_SILU_MUL, OpKind.ROPE_ATTENTION}
+    assert {kind.value for kind in OpKind} - compared == {kind.value for kind in left | joined}
 
 
 def test_an_unhealthy_device_fails(subject: Subject) -> None:

@@ -250,7 +250,7 @@ def bind_rope_attention(op: Op, context: KernelContext) -> Kernel:
     """qkv -> y."""
     both = of(op, RopeAttention)
     rope = bind_rope_cache(replace(op, attributes=both.rope), context)
-    attention = bind_paged_attention(replace(op, attributes=both.attention), context)
+    attention = bind_paged_attention(replace(op, weights=(), attributes=both.attention), context)
     return lambda step, qkv: attention(step, rope(step, qkv))
 
 
