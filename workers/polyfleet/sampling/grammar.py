@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from typing import Any
 
-from polyfleet.sampling.masks import WORD_BITS, Int32s
+from polyfleet.sampling.masks import Int32s, allow
 
 MOST_COMPILED = 64  # grammars that are kept
 
@@ -75,8 +75,7 @@ class GrammarMask:
             raise GrammarError(f"the grammar can't be gone on with: {_first(matcher.get_error())}")
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if self._stop_token_ids and matcher.is_accepting():
-            for each in self._stop_token_ids:
-                bits.view("uint32")[each // WORD_BITS] |= 1 << each % WORD_BITS
+            allow(bits, self._stop_token_ids)
 
 
 def _first(problem: str) -> str:

@@ -77,6 +77,13 @@ def bar(bits: Int32s, token_ids: Iterable[int]) -> None:
         words[each // WORD_BITS] &= np.uint32(0xFFFFFFFF ^ (1 << each % WORD_BITS))
 
 
+def allow(bits: Int32s, token_ids: Iterable[int]) -> None:
+    """Put tokens into a set, in place."""
+    words = bits.view(np.uint32)
+    for each in token_ids:
+        words[each // WORD_BITS] |= np.uint32(1 << each % WORD_BITS)
+
+
 def _places(of: Ints, rows: Ints) -> tuple[Ints, Bools]:
     """Where those of `of` that are among `rows` stand in there, and which these are."""
     places = np.searchsorted(rows, of)

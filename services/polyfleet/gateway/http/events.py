@@ -1,8 +1,11 @@
 """Server-sent events to one client: the headers at once, and a comment whenever there is nothing else to say."""
 
 import asyncio
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
+import msgspec
 from starlette.types import Send
 
 HEADERS = [
@@ -69,3 +72,8 @@ class EventStream:
 def event(data: bytes) -> bytes:
     """One event."""
     return b"data: " + data + b"\n\n"
+
+
+def named_event(kind: str, fields: Mapping[str, Any]) -> bytes:
+    """One event that says its kind, in front and among its fields."""
+    return b"event: " + kind.encode() + b"\n" + event(msgspec.json.encode({"type": kind, **fields}))

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from polyfleet.gateway.http.bodies import NOTHING, Ignored, Strict
+from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
-from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 from polyfleet.wire.tools import ToolCall
 
 
@@ -103,15 +103,13 @@ RENAMES = {
 
 def messages_request(body: MessagesBody, request_id: str) -> GenerateRequest:
     """The request of a message. Raises FieldError."""
-    given = {name: value for name in ("temperature", "top_p", "top_k") if (value := getattr(body, name)) is not None}
     choice = body.tool_choice or ToolChoiceBody("auto")
     if choice.type == "tool" and not choice.name:
         raise FieldError("tool_choice.name", "is missing")
     return GenerateRequest(
         model=body.model or "",
         messages=chat_messages(body),
-        sampling=SamplingParams(**given),
-        left_out=frozenset(DEFAULTABLE) - given.keys(),
+        **sampling_of(stated(body, ("temperature", "top_p", "top_k"))),
         max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
         tools=tool_definitions(body),
@@ -144,14 +142,7 @@ def tool_definitions(body: CountBody) -> tuple[str, ...]:
     for index, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise FieldError(f"tools[{index}].type", f"must be custom, not {tool.type:.40}")
-        function: dict[str, Any] = {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.input_schema,
-            "strict": tool.strict,
-        }
-        kept = {name: value for name, value in function.items() if value is not None and value != NOTHING}
-        definitions.append(msgspec.json.encode({"type": "function", "function": kept}).decode())
+        definitions.append(function_json(tool.name, tool.description, tool.input_schema, tool.strict))
     return tuple(definitions)
 
 
@@ -176,4 +167,4 @@ def _turn(turn: Turn) -> list[Message]:
 def _texts(content: str | list[TextBlock]) -> str | tuple[str, ...]:
     if isinstance(content, str):
         return content
-    return content[0].text if len(content) == 1 else tuple(block.text for block in content)
+    return one_or_all([block.text for block in content])

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.blocks import Block, Blocks, Change, Kind, blocks_of
 from polyfleet.gateway.http.errors import error_headers, error_message, http_status
+from polyfleet.gateway.http.events import named_event
 from polyfleet.gateway.http.messages_body import RENAMES
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 from polyfleet.wire.gathered import GatheredChoice
@@ -141,4 +142,4 @@ def _block_event(change: tuple[Change, Block, str]) -> bytes:
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode({"type": kind, **fields}) + b"\n\n"
+    return named_event(kind, fields)

@@ -10,9 +10,9 @@ import msgspec
 from polyfleet.gateway.http import response_format, tool_choice
 from polyfleet.gateway.http.bodies import NOTHING, NULL, Ignored, StreamOptions, Strict, Unsupported
 from polyfleet.gateway.http.decoding import decode_part
+from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message
-from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 from polyfleet.wire.structure import Structure
 from polyfleet.wire.tools import MAX_TOOLS, ToolCall
 
@@ -110,14 +110,12 @@ def responses_request(body: ResponsesBody, request_id: str) -> GenerateRequest:
         raise FieldError(
             "store", "can't be true: this server keeps no responses; send the conversation with each request"
         )
-    given = {name: value for name in ("temperature", "top_p") if (value := getattr(body, name)) is not None}
     choice, names = tool_choice.read(body.tool_choice)
     check_count("tools", len(body.tools or ()), MAX_TOOLS)
     return GenerateRequest(
         model=body.model or "",
         messages=_messages(body),
-        sampling=SamplingParams(**given),
-        left_out=frozenset(DEFAULTABLE) - given.keys(),
+        **sampling_of(stated(body, ("temperature", "top_p"))),
         max_tokens=body.max_output_tokens,
         tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())),
         tool_choice=choice,
@@ -138,14 +136,7 @@ def _structure(body: ResponsesBody) -> Structure | None:
 def _tool(tool: FunctionBody, path: str) -> str:
     if tool.type != "function":
         raise FieldError(f"{path}.type", f"must be function, not {tool.type:.40}")
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    kept = {name: value for name, value in function.items() if value is not None and value != NOTHING}
-    return msgspec.json.encode({"type": "function", "function": kept}).decode()
+    return function_json(tool.name, tool.description, tool.parameters, tool.strict)
 
 
 def _messages(body: ResponsesBody) -> tuple[Message, ...]:
@@ -198,4 +189,4 @@ def _text(content: str | list[Part] | None, path: str) -> str | tuple[str, ...]:
         if part.type not in ("input_text", "output_text", "text") or part.text is None:
             raise FieldError(f"{path}[{index}].type", f"must be input_text or output_text, not {part.type:.40}")
         texts.append(part.text)
-    return texts[0] if len(texts) == 1 else tuple(texts)
+    return one_or_all(texts)

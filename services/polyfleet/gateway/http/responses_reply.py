@@ -10,6 +10,7 @@ from starlette.responses import Response
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.blocks import Block, Blocks, Change, Kind, blocks_of
 from polyfleet.gateway.http.errors import error_message, error_response, openai_code
+from polyfleet.gateway.http.events import named_event
 from polyfleet.gateway.http.responses_body import RENAMES, ResponsesBody
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 from polyfleet.wire.gathered import GatheredChoice
@@ -127,9 +128,9 @@ class ResponseWriter:
         return done + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        data = {"type": kind, "sequence_number": self._sequence, **fields}
+        number = self._sequence
         self._sequence += 1
-        return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
+        return named_event(kind, {"sequence_number": number, **fields})
 
 
 def _part(block: Block) -> dict[str, Any]:

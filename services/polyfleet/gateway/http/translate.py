@@ -1,8 +1,7 @@
 """From request bodies to what the gateway's core takes. Pure; ranges are the core's to judge."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 import msgspec
 
@@ -19,9 +18,10 @@ from polyfleet.gateway.http.bodies import (
     ToolCallBody,
 )
 from polyfleet.gateway.http.decoding import decode_inputs, decode_messages, decode_tools, refuse_unsupported
+from polyfleet.gateway.http.stated import one_or_all, sampling_of, stated
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError
 from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
-from polyfleet.wire.sampling import DEFAULTABLE, NONE, SamplingParams
+from polyfleet.wire.sampling import NONE, SamplingParams
 from polyfleet.wire.tools import MAX_TOOLS, ToolCall
 
 MAX_PROMPTS = 64
@@ -107,17 +107,16 @@ def _request(
     max_tokens: int | None,
     logprobs: int | None,
 ) -> GenerateRequest:
-    given = _given(body, _SAMPLING)
+    given = stated(body, _SAMPLING)
     if given.get("top_k") == NONE:
         given["top_k"] = 0
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return GenerateRequest(
-        **_given(body, _PLAIN),
+        **stated(body, _PLAIN),
+        **sampling_of(given),
         text=prompt if isinstance(prompt, str) else None,
         messages=messages,
         token_ids=tuple(prompt) if isinstance(prompt, list) else (),
-        sampling=SamplingParams(**given),
-        left_out=frozenset(DEFAULTABLE) - given.keys(),
         seed=None if body.seed == NONE else body.seed,
         max_tokens=max_tokens,
         stop=stop,
@@ -125,12 +124,6 @@ def _request(
         request_id=request_id,
         continuous_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
     )
-
-
-def _given(body: GenerateBody, names: Iterable[str]) -> dict[str, Any]:
-    """What the body states of these fields."""
-    stated = {name: value for name in names if (value := getattr(body, name)) is not None}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()}
 
 
 def _message(message: MessageBody, path: str) -> Message:
@@ -170,8 +163,7 @@ def _text(content: str | Sequence[ContentPart] | None, path: str) -> str | tuple
             raise FieldError(f"{path}[{index}].type", f"must be text, not {part.type:.40}")
         if part.text is None:
             raise FieldError(f"{path}[{index}].text", "is missing")
-    texts = tuple(part.text or "" for part in content)
-    return texts[0] if len(texts) == 1 else texts
+    return one_or_all([part.text or "" for part in content])
 
 
 def _check_stream_options(body: GenerateBody) -> None:
