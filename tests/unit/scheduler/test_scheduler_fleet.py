@@ -51,12 +51,23 @@ async def test_a_worker_registers_gives_its_assets_once_and_gateways_get_them(ru
     assets = b"tokenizer" * 300_000  # 2.7 MB: three chunks
     async with FakeWorker("w-1", fleet=running.address, assets=assets) as first:
         await running.until(lambda s: states(s) == {"w-1": "READY"})
-        call = running.fleet.GetTokenizer(pb.GetTokenizerRequest(hash=sha256(assets).hexdigest()))
-        assert b"".join([chunk.data async for chunk in call]) == assets
+        assert await asyncio.wait_for(tokenizer(running, sha256(assets).hexdigest()), 60) == assets
         assert first.registrations == 1
         async with FakeWorker("w-2", fleet=running.address, assets=assets):
             snapshot = await running.until(lambda s: states(s) == {"w-1": "READY", "w-2": "READY"})
     assert {w.info.model.name for w in snapshot.workers} == {"fake"}
+
+
+async def tokenizer(running: Running, digest: str) -> bytes:
+    """The assets, once they have come: a worker may be known to be ready while its chunks are under way."""
+    while True:
+        try:
+            call = running.fleet.GetTokenizer(pb.GetTokenizerRequest(hash=digest))
+            return b"".join([chunk.data async for chunk in call])
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+        await asyncio.sleep(0.01)
 
 
 async def test_an_unknown_tokenizer_is_not_found(running: Running) -> None:
