@@ -87,6 +87,9 @@ def change_field(rng: random.Random, message: Any) -> None:
     is_message = field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE
     if rng.random() < 0.1:
         message.ClearField(field.name)
+    elif is_message and field.message_type.GetOptions().map_entry:
+        key, value = field.message_type.fields
+        getattr(message, field.name)[_value(rng, key)] = _value(rng, value)
     elif field.is_repeated:
         values = getattr(message, field.name)
         if is_message and values and rng.random() < 0.7:

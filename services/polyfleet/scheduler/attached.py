@@ -31,7 +31,7 @@ class AttachedWorker:
         self._load = spec.load_request
         self._stop = asyncio.Event()
         self._idle = asyncio.Event()  # run() touches the worker no more
-        self._loaded_before = False
+        self._begun = False  # it was told to load, or did already: each further load is a restart
 
     async def run(self) -> None:
         """Keep the worker loaded until `stop` is called."""
@@ -54,20 +54,19 @@ class AttachedWorker:
             reason = f"The worker at {self._spec.launch.address} {owner}; it is left alone until it is free."
             self._latest.publish(Phase.STARTING, worker_id="", reason=reason)
             return
+        again, self._begun = self._begun, True
         if not self._serves(status):
-            await self._load_into(client, status)
+            await self._load_into(client, status, again)
         while not self._stop.is_set():
             status = await client.status()
             if not self._serves(status):
                 reason = status.status.reason or "The worker lost its model."
                 self._latest.publish(Phase.FAILED, worker_id=status.info.worker_id, reason=reason)
                 return
-            self._loaded_before = True
             self._latest.publish(Phase.WATCHING, worker_id=status.info.worker_id)
             await self._pause(POLL_SECONDS)
 
-    async def _load_into(self, client: WorkerClient, found: pb.StatusResponse) -> None:
-        again = self._loaded_before
+    async def _load_into(self, client: WorkerClient, found: pb.StatusResponse, again: bool) -> None:
         self._latest.publish(Phase.WATCHING, worker_id=found.info.worker_id, restarted=again)
         if found.status.state != fleet.WORKER_STATE_STARTING:
             await client.unload()  # the deployment's model of before

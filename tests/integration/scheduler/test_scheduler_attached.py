@@ -47,7 +47,7 @@ async def test_it_waits_for_the_worker_loads_it_and_loads_it_again_after_a_crash
         info = (await worker.status()).info
         assert (info.deployment, info.model.name) == ("d", "d")
         assert looking.latest.report.worker_id == "w-own"
-        worker.signal(signal.SIGKILL)
+        worker.signal(signal.SIGKILL)  # perhaps before its answer to the load arrives: a restart follows all the same
     failed = await looking.until(lambda r: r.phase is Phase.FAILED)
     assert failed.reason == f"The worker at {address} does not answer."
     async with RunningWorker(tmp_path, *options) as worker:
@@ -58,6 +58,19 @@ async def test_it_waits_for_the_worker_loads_it_and_loads_it_again_after_a_crash
         status = await worker.status()
         assert status.status.state == fleet.WORKER_STATE_STARTING
         assert not status.info.HasField("model")
+
+
+async def test_a_crash_while_it_loads_counts_as_a_restart(tmp_path: Path) -> None:
+    address = free_address("127.0.0.1:0")
+    looking = Looking(address, "fake:load_seconds=60")
+    options = ("--listen", address, "--worker-id", "w-own")
+    for restarts in (0, 1):
+        async with RunningWorker(tmp_path, *options) as worker:
+            await worker.until_state(fleet.WORKER_STATE_LOADING)
+            await looking.until(lambda r, n=restarts: r.restarts == n)  # type: ignore[misc]
+            worker.signal(signal.SIGKILL)
+        await looking.until(lambda r: r.phase is Phase.FAILED)
+    await looking.worker.stop(grace=0.1)
 
 
 async def test_a_worker_that_serves_the_wish_already_is_left_as_it_is(tmp_path: Path) -> None:
