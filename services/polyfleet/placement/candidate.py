@@ -115,14 +115,18 @@ def best_of(
 
     The first token comes behind the prompts that wait before it and its own uncached one, of which one token at least
     is computed; and, where slots or blocks are missing, after running sequences have ended that leave both at once.
+    One whose decoding alone takes longer than `hopeless` is left at that, unless there are notes to take.
     """
     prompt, output, known = request.prompt_tokens, expected_output(request, policy), request.cached_tokens
     first_goal, token_goal = request.first_token_seconds or inf, request.token_seconds or inf
     late, sticky = policy.late_weight, policy.stickiness_weight / max(1, prompt)
     ratio, slack, tokens, mix = policy.tie_ratio, policy.tie_seconds, prompt + output, 1 + share_of(request.key)
-    best, least, cached = None, inf, 0
+    best, least, cached, hopeless = None, inf, 0, inf
+    pruned = notes is None and ratio < 1
     for each in candidates:  # inline, since this runs for each worker of the model and each request
         size, _, wait, rate, share, free, blocks, turn, token, crowd, crowded, held, extra, cost, taken, salt, _ = each
+        if wait + output * token > hopeless:
+            continue
         if known:
             cached = known.get(each.worker.worker_id, 0)
         needed = (prompt + size) // size  # blocks for one token more than the prompt
@@ -141,6 +145,8 @@ def best_of(
             notes.append(Judgement(score, first, token))
         if score <= least and (score < least or (best and each.worker.worker_id < best.worker.worker_id)):
             best, least = each, score
+            if pruned:  # chance takes off a blur at most, what is cached the policy's weight
+                hopeless = (max(0.0, least + slack) / (1 - ratio) + policy.stickiness_weight) * (1 + 1e-9)
     return best
 
 

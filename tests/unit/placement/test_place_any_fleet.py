@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Worker, WorkerState
 from polyfleet.placement.place import place
+from polyfleet.placement.policy import Policy
 
 
 def fleet(*workers: Worker) -> FleetSnapshot:
@@ -67,6 +68,20 @@ def test_only_a_worker_that_can_serve_is_chosen_and_each_has_a_verdict(
 @given(requests, fleets)
 def test_the_same_arguments_give_the_same_placement(request: PlacementRequest, workers: list[Worker]) -> None:
     assert place(request, fleet(*workers)) == place(request, fleet(*workers))
+
+
+@given(requests, fleets, st.sampled_from([0.0, 0.02, 0.9, 5.0]), st.sampled_from([0.0, 1.0, 50.0]), st.data())
+def test_the_one_with_the_least_score_is_chosen_whatever_was_not_looked_at(
+    request: PlacementRequest, workers: list[Worker], blur: float, stickiness: float, data: st.DataObject
+) -> None:
+    """Reasons are worked out in full, a placement is not."""
+    cached = {worker.worker_id: data.draw(st.sampled_from([0, 640, 3000])) for worker in workers}
+    policy = Policy(tie_ratio=blur, stickiness_weight=stickiness)
+    placement = place(replace(request, cached_tokens=cached), fleet(*workers), policy)
+    scores = {each.worker_id: each.score for each in placement.verdicts if not each.dropped}
+    assert (placement.worker.worker_id if placement.worker else None) == min(
+        scores, key=lambda each: (scores[each], each), default=None
+    )
 
 
 @given(
