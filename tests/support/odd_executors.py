@@ -1,5 +1,9 @@
 """Third parties' executors that fail in every way that one can fail in before it is trusted with requests."""
 
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 from tests.support.numpy_executor import NumpyExecutor, NumpyStep
 
@@ -42,6 +46,22 @@ class RaisesFootprint(Odd):
     @classmethod
     def footprint(cls, workload: Workload) -> Footprint:
         raise OSError("no scales\nat all")
+
+
+class TellsStories(Odd):
+    name = "tells-stories"
+
+    @classmethod
+    def refuses(cls, workload: Workload) -> str:
+        return "it is tired\nand has been for long"
+
+
+class EndsAll(Odd):
+    name = "ends-all"
+
+    @classmethod
+    def build(cls, workload: Workload, progress: Progress) -> "NumpyExecutor":
+        sys.exit("no licence")
 
 
 class RaisesWhenBuilt(Odd):
@@ -106,6 +126,43 @@ class KnowsFaults(Odd):
         return StepOutput(output.token_ids, output.faults + np.int8(7))
 
 
+class PoolsLittle(Odd):
+    """Whose embeddings would have another width than the model says."""
+
+    name = "pools-little"
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        output = super().collect(pending, timeout)
+        return output if output.pooled is None else replace(output, pooled=output.pooled[:, :2])
+
+
+class PoolsWhole(Odd):
+    name = "pools-whole"
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        output = super().collect(pending, timeout)
+        return output if output.pooled is None else replace(output, pooled=output.pooled.astype(int)[:, :1])
+
+
+class PoolsNothing(Odd):
+    name = "pools-nothing"
+
+    def collect(self, pending: Pending, timeout: float) -> StepOutput:
+        return replace(super().collect(pending, timeout), pooled=None)
+
+
+class ComputesInWords(Odd):
+    name = "computes-in-words"
+    dtype = "int7"
+
+
+class SaysLittle(Odd):
+    name = "says-little"
+
+    def implementations(self) -> Mapping[str, str]:
+        return "all of them"  # type: ignore[return-value]
+
+
 class IsShallow(Odd):
     """Would never be asked for a step, and its requests would wait for ever."""
 
@@ -157,5 +214,5 @@ class IsMuchHeavier(Odd):
 ODD = (
     *(Refuses, RaisesWhenAsked, RaisesFootprint, RaisesWhenBuilt, RunsOutOfMemory, RaisesInLaunch, RaisesInDraw),
     *(GivesNothing, GivesLists, DrawsNumbers, KnowsFaults, IsShallow, ClosesBadly, OwesMemory, WeighsWords),
-    IsMuchHeavier,
+    *(IsMuchHeavier, TellsStories, EndsAll, PoolsLittle, PoolsWhole, PoolsNothing, ComputesInWords, SaysLittle),
 )

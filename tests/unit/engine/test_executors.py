@@ -5,6 +5,7 @@ import logging
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.support import odd_executors
 from tests.support.numpy_executor import NumpyExecutor
@@ -19,6 +20,7 @@ from polyfleet.engine.executors import (
     NoExecutor,
     PassedOver,
     Workload,
+    believable,
     candidates,
     find,
     first_that_works,
@@ -39,6 +41,7 @@ DTYPES = frozenset({"float32", "bfloat16", "int8"})
 ANY = EngineOptions()
 NUMPY = "numpy = tests.support.numpy_executor:NumpyExecutor"
 CPU = KernelCapabilities(DTYPES, "float32", instruction_sets=("avx2",), executors=("persistent", "eager"))
+HIDDEN = TinyShape().hidden
 REASONS = {
     "refuses": "it has no head for heights",
     "raises-when-asked": "KeyError: 'heights'",
@@ -56,6 +59,13 @@ REASONS = {
     "owes": "the owes executor says that its weights take -5 bytes",
     "weighs-words": "the weighs-words executor says that its weights take 'much' bytes",
     "heavier": "kv_cache_tokens: no memory is left on cpu for a KV pool beside the model",
+    "tells-stories": "it is tired",
+    "ends-all": "SystemExit: no licence",
+    "pools-little": f"the pools-little executor pooled float64 [1, 2] where floats [1, {HIDDEN}] are wanted",
+    "pools-whole": f"the pools-whole executor pooled int64 [1, 1] where floats [1, {HIDDEN}] are wanted",
+    "pools-nothing": f"the pools-nothing executor pooled None where floats [1, {HIDDEN}] are wanted",
+    "computes-in-words": "the computes-in-words executor can't compute in 'int7': float32, float16, bfloat16 are known",
+    "says-little": "the says-little executor gave 'all of them' as its ops' implementations, which is no mapping",
 }
 
 
@@ -160,6 +170,7 @@ def test_an_executor_that_fails_makes_way_for_the_next_and_its_reason_is_kept(
     assert passed == (PassedOver(kind.name, REASONS[kind.name]),)
     assert resolved.kv_cache_tokens > 0
     never_built = ("refuses", "raises-when-asked", "raises-footprint", "raises-when-built", "owes")
+    never_built += ("tells-stories", "ends-all")
     assert odd_executors.closed == [kind.name] * (kind.name not in never_built)
 
 
@@ -192,6 +203,10 @@ def test_when_all_fail_each_reason_is_said_in_one_sentence(model: LoadedModel) -
 def test_a_class_that_is_not_there(target: str) -> None:
     with pytest.raises(ValueError, match="the strange executor can't be imported: "):
         find("strange", target)
+
+
+def test_a_footprint_may_be_of_numpys_integers() -> None:
+    assert believable("numpy", Footprint(*np.array((5, 0, 7)))) == Footprint(5, 1, 7)
 
 
 class Spacious(NumpyExecutor):

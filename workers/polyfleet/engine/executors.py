@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
+from numbers import Integral
 from operator import attrgetter
 from typing import Protocol, TypeVar, cast
 
@@ -115,14 +116,16 @@ def first_that_works(
 ) -> tuple[Result, tuple[PassedOver, ...]]:
     """What `attempt` makes with the first executor that raises nothing, and the ones before it with their reasons.
 
-    Whatever an executor raises is its own failing, and the next one is tried. Raises NoExecutor when none is left.
+    Whatever an executor raises, sys.exit included, is its own failing, and the next one is tried. Raises NoExecutor when
+    none is left.
     """
     passed: list[PassedOver] = []
     for name, target in names.items():
         try:
             return attempt(find(name, target)), tuple(passed)
-        except Exception as error:
-            reason = str(error) if isinstance(error, ValueError) and str(error) else first_line(error)
+        except (Exception, SystemExit) as error:
+            sentence = str(error).strip().partition("\n")[0]
+            reason = sentence if isinstance(error, ValueError) and sentence else first_line(error)
             log.warning("the %s executor is passed over: %s", name, reason)
             passed.append(PassedOver(name, reason))
             error.__traceback__ = error.__cause__ = error.__context__ = None  # their frames hold the executor's memory
@@ -143,8 +146,10 @@ def refuse(kind: ExecutorKind, workload: Workload) -> None:
 
 def believable(name: str, footprint: Footprint) -> Footprint:
     """The same footprint; raises ValueError for one that no executor has."""
-    for field, least in (("weights", 0), ("kv_per_token", 0), ("workspace", 0)):
+    found: dict[str, int] = {}
+    for field in ("weights", "kv_per_token", "workspace"):
         value = getattr(footprint, field, None)
-        if not isinstance(value, int) or value < least:
+        if not isinstance(value, Integral) or value < 0:
             raise ValueError(f"the {name} executor says that its {field} take {value!r} bytes")
-    return replace(footprint, kv_per_token=max(1, footprint.kv_per_token))
+        found[field] = int(value)
+    return Footprint(**{**found, "kv_per_token": max(1, found["kv_per_token"])})

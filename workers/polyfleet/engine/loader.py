@@ -116,7 +116,8 @@ def fit(
             executor.allocate(capacity_of(resolved))
         except MemoryError:
             raise ValueError(f"the memory that the {kind.name} executor measured is not there") from None
-        trial(executor, capacity_of(resolved), workload.graph.widths[workload.graph.logits])
+        widths, graph = workload.graph.widths, workload.graph
+        trial(executor, capacity_of(resolved), widths[graph.logits], widths[graph.hidden])
     except BaseException:
         with suppress(Exception):  # what went wrong before is the reason
             executor.close()

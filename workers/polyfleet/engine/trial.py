@@ -1,28 +1,43 @@
-"""A first step of one token, before an executor is trusted with requests."""
+"""First steps of one token, before an executor is trusted with requests."""
+
+from collections.abc import Mapping
 
 import numpy as np
 
 from polyfleet.engine.executor import Capacity, Executor, Fault, StepOutput
 from polyfleet.engine.holdings import Holdings
+from polyfleet.engine.plan import StepPlan
 from polyfleet.engine.sequence import Sequence
-from polyfleet.wire.requests import SequenceRequest
+from polyfleet.engine.sizing import DTYPE_BYTES
+from polyfleet.wire.requests import Pooling, SequenceRequest
 
 TIMEOUT_SECONDS = 300.0  # kernels may be compiled for it
 
 
-def trial(executor: Executor, capacity: Capacity, vocabulary_size: int) -> None:
-    """Have one token computed and drawn; raises ValueError, or what the executor raises, where that fails."""
+def trial(executor: Executor, capacity: Capacity, vocabulary_size: int, hidden_size: int) -> None:
+    """Have one token drawn and one pooled; raises ValueError, or what the executor raises, where that fails."""
     name, depth = executor.name, executor.depth
     if not (isinstance(name, str) and name):
         raise ValueError(f"an executor can't be called {name!r}")
     if not (isinstance(depth, int) and depth >= 1):
         raise ValueError(f"the {name} executor can't have {depth!r} steps under way")
+    if executor.dtype not in DTYPE_BYTES:
+        raise ValueError(f"the {name} executor can't compute in {executor.dtype!r}: {', '.join(DTYPE_BYTES)} are known")
+    if not isinstance(names := executor.implementations(), Mapping):
+        raise ValueError(f"the {name} executor gave {names!r} as its ops' implementations, which is no mapping")
+    _check(name, _step(executor, capacity, None), vocabulary_size)
+    _check_pooled(name, _step(executor, capacity, Pooling.LAST), hidden_size)
+
+
+def _step(executor: Executor, capacity: Capacity, pooling: Pooling | None) -> StepOutput:
+    """Of one sequence with one row, in the first slot and block."""
     holdings = Holdings(capacity, prefix_cache=False)
-    sequence = Sequence(SequenceRequest("trial", (0,)), arrival=0, arrival_seconds=0.0, longest=2)
+    sequence = Sequence(SequenceRequest("trial", (0,), pooling=pooling), arrival=0, arrival_seconds=0.0, longest=2)
     holdings.start(sequence, reserved=0)
-    pending = executor.launch(holdings.assembler.assemble([(sequence, 1)]))
+    plan: StepPlan = holdings.assembler.assemble([(sequence, 1)])
+    pending = executor.launch(plan)
     executor.draw(pending)
-    _check(name, executor.collect(pending, TIMEOUT_SECONDS), vocabulary_size)
+    return executor.collect(pending, TIMEOUT_SECONDS)
 
 
 def _check(name: str, output: StepOutput, vocabulary_size: int) -> None:
@@ -38,3 +53,13 @@ def _check(name: str, output: StepOutput, vocabulary_size: int) -> None:
         raise ValueError(f"the {name} executor drew the token {token_id} of a vocabulary of {vocabulary_size}")
     if fault not in set(Fault):
         raise ValueError(f"the {name} executor reported a fault {fault} that there is not")
+
+
+def _check_pooled(name: str, output: StepOutput, hidden_size: int) -> None:
+    """Raise ValueError unless this is one row of hidden states, and no token."""
+    values = output.pooled
+    if not (isinstance(values, np.ndarray) and values.dtype.kind == "f" and values.shape == (1, hidden_size)):
+        found = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else repr(values)
+        raise ValueError(f"the {name} executor pooled {found} where floats [1, {hidden_size}] are wanted")
+    if len(output.token_ids):
+        raise ValueError(f"the {name} executor drew a token of a sequence that is pooled")
