@@ -219,8 +219,9 @@ class TestStepTime:
         batcher.add(SequenceRequest("long", prompt(1, 2500), max_tokens=2))
         run_all(batcher)
         sizes = [each.num_tokens for each in executor.batches]
-        assert sizes[0] == 256
-        assert all(40 <= size <= 55 for size in sizes[3:-2])
+        assert sizes[0] == 16
+        assert max(sizes) <= 55
+        assert all(40 <= size <= 55 for size in sizes[1:-2])
 
     def test_preemption_does_not_lose_a_long_prefill(self) -> None:
         batcher, executor = make_batcher(num_blocks=18, step_tokens=4, max_sequences=2)

@@ -1,5 +1,6 @@
-"""StepBudget: what a lack of memory costs, for how long, and whom."""
+"""StepBudget: how many rows fit the time of a step; what a lack of memory costs, for how long, and whom."""
 
+import pytest
 from tests.support.batching import Outcomes, assert_right, make_batcher, request, run_all
 
 from polyfleet.engine.budget import MOST_PATIENCE_STEPS, PATIENCE_STEPS, StepBudget
@@ -81,3 +82,23 @@ def test_a_prompt_goes_on_beside_decodes_that_fill_what_memory_allows() -> None:
         run_all(batcher, outcomes)
         assert_right(outcomes, request(1, 4, 100))
         assert_right(outcomes, request(2, 6, 3))
+
+
+@pytest.mark.parametrize(("row_seconds", "longest", "steps"), [(0.07, 1.2, 150), (0.003, 0.27, 32), (0.00001, 0.03, 6)])
+def test_no_step_is_long_before_it_is_known_what_rows_take(row_seconds: float, longest: float, steps: int) -> None:
+    budget = StepBudget(2048, 0.25)
+    taken, left = [], 2400
+    while left:
+        rows = min(left, budget.for_prompts(0))
+        taken.append(0.005 + rows * row_seconds)
+        budget.observe(0, rows, taken[-1])
+        left -= rows
+    assert max(taken) <= longest
+    assert len(taken) <= steps
+
+
+def test_a_first_step_that_takes_long_for_another_reason_is_made_up_for() -> None:
+    budget = StepBudget(2048, 0.1)
+    for seconds in (60.0, 0.002, 0.002, 0.002, 0.002, 0.002):  # kernels are compiled for the first
+        budget.observe(0, budget.for_prompts(0), seconds)
+    assert budget.for_prompts(0) == 2048

@@ -4,15 +4,20 @@ LEAST_ROWS = 16  # for prompts, whatever a step takes, so that there is always p
 ROW_TRIES = 3  # of a step of one row that finds no memory
 PATIENCE_STEPS = 64  # good steps before a step that is twice as large as memory allowed is tried again, at first
 MOST_PATIENCE_STEPS = 2**14  # and where larger steps were tried again in vain
+GROWTH, FIRST_GROWTH = 1.5, 4  # of rows from step to step at most, and until it is known how many take the time
 
 
 class StepBudget:
-    """Adapts the rows of a step to what steps took. Without a time to stay under, only memory lowers it."""
+    """Adapts the rows of a step to what steps took. Without a time to stay under, only memory lowers it.
+
+    With one, the first step has the least rows: how long a row takes is not known before.
+    """
 
     def __init__(self, step_tokens: int, seconds: float = 0.0) -> None:
         """At most `step_tokens` rows, and about `seconds` a step; 0: as long as it takes."""
         self.most = step_tokens  # that fit the memory, as far as is known
-        self.rows = step_tokens  # that take the time
+        self.rows = min(step_tokens, LEAST_ROWS) if seconds else step_tokens  # that take the time
+        self._growth: float = FIRST_GROWTH
         self._step_tokens = step_tokens
         self._seconds = seconds
         self._good_steps = 0
@@ -39,7 +44,8 @@ class StepBudget:
         if fitting < rows:
             self.rows = max(LEAST_ROWS, int(max(fitting, rows / 4)))
         elif rows >= self.rows:  # it was as large as it might be
-            self.rows = min(self._step_tokens, int(min(fitting, rows * 1.5)) + 1)
+            self.rows = min(self._step_tokens, int(min(fitting, rows * self._growth)) + 1)
+            self._growth = GROWTH if fitting < rows * self._growth else self._growth
 
     def too_large(self, rows: int) -> bool:
         """The device had no memory for a step of so many rows: none as large is tried for a while.

@@ -116,8 +116,8 @@ def first_that_works(
 ) -> tuple[Result, tuple[PassedOver, ...]]:
     """What `attempt` makes with the first executor that raises nothing, and the ones before it with their reasons.
 
-    Whatever an executor raises, sys.exit included, is its own failing, and the next one is tried. Raises NoExecutor when
-    none is left.
+    Whatever an executor raises, also to end the process, is its own failing, and the next one is tried. Raises
+    NoExecutor when none is left.
     """
     passed: list[PassedOver] = []
     for name, target in names.items():
