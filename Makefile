@@ -114,7 +114,7 @@ clean: ## Remove the environment, caches and generated code
 
 $(VENV)/.created:
 	@$(PYTHON) tools/check_host.py
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv --without-pip $(VENV)
 	@touch $@
 
 $(VENV)/.installed-serve: $(VENV)/.created $(SOURCES)

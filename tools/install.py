@@ -1,7 +1,8 @@
 """`install.py WORDS…` is `pip install WORDS…` within requirements.lock, into the environment of this Python.
 
 uv does it, at a fifth of pip's cost, where it can be had and all of pip's settings have their like in uv; else, or
-where uv fails, pip itself does. Runs on nothing but that Python and its pip.
+where uv fails, pip itself does. Runs on nothing but that Python. An environment begins
+without pip, since bringing it by `ensurepip` costs more than uv's whole work: pip of the Python beneath puts uv there.
 """
 
 import ast
@@ -14,7 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LOCK = "requirements.lock"
-PIP = [sys.executable, "-m", "pip", "install", "--no-compile"]
+PIP = [sys.executable, "-m", "pip"]
+PYTHON_BENEATH = str(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))
+PIP_BENEATH = [PYTHON_BENEATH, "-m", "pip", "--python", sys.executable]
 UV = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
 VARIABLES = {  # uv's, of the same meaning as pip's settings
     "build-constraint": "UV_BUILD_CONSTRAINT",
@@ -67,35 +70,49 @@ def uv_variables(settings: Mapping[str, str], own: Mapping[str, str]) -> dict[st
     return found
 
 
-def installs_by_uv(words: list[str]) -> bool:
-    """Whether uv could be had, and has installed it."""
-    listing = [sys.executable, "-m", "pip", "config", "list"]
-    settings = settings_of(subprocess.run(listing, stdout=subprocess.PIPE, text=True, check=True).stdout)
+def pip_and_its_settings() -> tuple[list[str], dict[str, str]]:
+    """The pip to be used, as the beginning of a command, and what holds for its `install`."""
+    pip = PIP if find_spec("pip") else PIP_BENEATH
+    try:
+        listing = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):  # that Python has no pip, or one that knows no `--python`
+        subprocess.run([sys.executable, "-m", "ensurepip"], stdout=subprocess.DEVNULL, check=True)
+        pip = PIP
+        listing = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=True).stdout
+    return pip, settings_of(listing)
+
+
+def installs_by_uv(words: list[str], pip: list[str], settings: Mapping[str, str]) -> bool:
+    """Whether uv could be had, and has installed it, and pip beside where it is missing."""
     if unknown := unknown_to_uv(settings):
         print(f"pip installs, since uv knows nothing like pip's {', '.join(unknown)}.")
         return False
-    if find_spec("uv") is None and not installs_by_pip(["uv"]):
+    if find_spec("uv") is None and not installs_by_pip(["uv"], pip):
         print("uv can't be had (see above): pip installs.")
         return False
     quiet = [] if sys.stderr.isatty() else ["--quiet"]
     again = ["--reinstall-package", "polyfleet"] if "--editable" in words else []  # its sources may have changed
-    if subprocess.call([*UV, *quiet, *again, *words], env=uv_variables(settings, os.environ)) == 0:
+    beside = ["pip"] if pip is PIP_BENEATH else []
+    if subprocess.call([*UV, *quiet, *again, *beside, *words], env=uv_variables(settings, os.environ)) == 0:
         return True
     print("uv failed (see above): pip tries.")
     return False
 
 
-def installs_by_pip(words: list[str]) -> bool:
+def installs_by_pip(words: list[str], pip: list[str]) -> bool:
     """Whether pip has installed it."""
     quiet = [] if sys.stdout.isatty() else ["--quiet", "--quiet", "--progress-bar", "off"]
     variables = {"PIP_CONSTRAINT": LOCK, "PIP_BUILD_CONSTRAINT": LOCK}  # it reads one or the other, by its version
     variables |= {"PIP_ROOT_USER_ACTION": "ignore", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    return subprocess.call([*PIP, *quiet, *words], env={**os.environ, **variables}) == 0
+    return subprocess.call([*pip, "install", "--no-compile", *quiet, *words], env={**os.environ, **variables}) == 0
 
 
 def installs(words: list[str]) -> bool:
     """Whether one of them has installed it."""
-    return installs_by_uv(words) or installs_by_pip(words)
+    pip, settings = pip_and_its_settings()
+    if installs_by_uv(words, pip, settings):
+        return True
+    return installs_by_pip(["pip", *words] if pip is PIP_BENEATH else words, pip)
 
 
 if __name__ == "__main__":

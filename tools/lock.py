@@ -20,11 +20,11 @@ HEADER = """\
 
 
 def tools() -> list[str]:
-    """What is needed to build Polyfleet itself, and what installs it."""
+    """What is needed to build Polyfleet itself, and what installs it and more."""
     tomllib = importlib.import_module("tomllib")
     document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     requires: list[str] = document["build-system"]["requires"]
-    return [*requires, "uv"]
+    return [*requires, "uv", "pip"]
 
 
 def compile_lock() -> str:

@@ -53,13 +53,18 @@ def test_what_uv_itself_was_told_holds() -> None:
 class Calls:
     """Stands in for `subprocess`: remembers what is run, and gives these exit codes in turn."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, listing: str, *codes: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, listing: str | None, *codes: int) -> None:
+        """Without a listing the Python beneath has no pip."""
         self.made: list[list[str]] = []
         self._listing, self._codes = listing, iter(codes)
         monkeypatch.setattr(subprocess, "run", self._run)
         monkeypatch.setattr(subprocess, "call", self._call)
 
     def _run(self, command: Sequence[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        if self._listing is None:
+            if "--python" in command:
+                raise subprocess.CalledProcessError(1, command)
+            self._listing = ""
         return subprocess.CompletedProcess(command, 0, self._listing)
 
     def _call(self, command: Sequence[str], **_: object) -> int:
@@ -68,15 +73,16 @@ class Calls:
 
     @property
     def tools(self) -> list[str]:
-        return [each[2] for each in self.made]
+        return [f"{each[2]} beneath" if "--python" in each and each[2] == "pip" else each[2] for each in self.made]
 
 
 @pytest.mark.parametrize(
     ("listing", "has_uv", "codes", "tools", "said"),
     [
         ("", True, (0,), ["uv"], ""),
-        ("", False, (0, 0), ["pip", "uv"], ""),
-        ("", False, (1, 0), ["pip", "pip"], "uv can't be had (see above): pip installs.\n"),
+        ("", False, (0, 0), ["pip beneath", "uv"], ""),
+        (None, False, (0, 0), ["pip", "uv"], ""),
+        ("", False, (1, 0), ["pip beneath", "pip beneath"], "uv can't be had (see above): pip installs.\n"),
         ("", True, (2, 0), ["uv", "pip"], "uv failed (see above): pip tries.\n"),
         (
             "global.no-binary='numpy'",
@@ -90,17 +96,18 @@ class Calls:
 def test_pip_installs_where_uv_can_not(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    listing: str,
+    listing: str | None,
     has_uv: bool,
     codes: tuple[int, ...],
     tools: list[str],
     said: str,
 ) -> None:
-    monkeypatch.setattr(install, "find_spec", lambda _: has_uv or None)
+    monkeypatch.setattr(install, "find_spec", lambda _: has_uv or None)  # and pip likewise
     calls = Calls(monkeypatch, listing, *codes)
     assert install.installs(["--editable", ".[serve]"])
     assert (calls.tools, capsys.readouterr().out) == (tools, said)
     assert calls.made[-1][-2:] == ["--editable", ".[serve]"]
+    assert ("pip" in calls.made[-1][4:]) == (not has_uv and listing is not None)  # where pip is missing it comes along
 
 
 @pytest.mark.parametrize("terminal", [False, True])

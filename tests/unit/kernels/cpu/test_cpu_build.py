@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[4]
+Objects = dict[str, tuple[list[str], list[str]]]
 
 pytest.importorskip("hatchling", reason="hatchling is not installed")
 
@@ -26,16 +27,16 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def with_machine(monkeypatch: pytest.MonkeyPatch, hook: ModuleType, machine: str) -> dict[str, tuple[str, list[str]]]:
+def with_machine(monkeypatch: pytest.MonkeyPatch, hook: ModuleType, machine: str) -> Objects:
     monkeypatch.setattr(hook.platform, "machine", lambda: machine)
-    objects: dict[str, tuple[str, list[str]]] = hook.engine_objects()
+    objects: Objects = hook.engine_objects()
     return objects
 
 
 def test_instruction_sets_have_objects_of_their_own(hook: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = with_machine(monkeypatch, hook, "x86_64")
-    assert set(objects) == {"one", "two", "kernels_avx2", "kernels_avx512", "kernels_avx512bf16", "kernels_amx"}
-    assert objects["one"] == ("one", [])
+    assert set(objects) == {"baseline", "kernels_avx2", "kernels_avx512", "kernels_avx512bf16", "kernels_amx"}
+    assert objects["baseline"] == (["one", "two"], [])
     assert "-mavx512bf16" in objects["kernels_avx512bf16"][1]
     assert "-mavx512bf16" not in objects["kernels_avx512"][1]
     assert [name for name, (_, flags) in objects.items() if "-mamx-int8" in flags] == ["kernels_amx"]
@@ -44,7 +45,7 @@ def test_instruction_sets_have_objects_of_their_own(hook: ModuleType, monkeypatc
 
 def test_other_machines_compile_plain_sources_only(hook: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = with_machine(monkeypatch, hook, "aarch64")
-    assert objects == {"one": ("one", []), "two": ("two", [])}
+    assert objects == {"baseline": (["one", "two"], [])}
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
