@@ -26,6 +26,8 @@ SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/poly
 PYTEST := $(BIN)/python -m pytest
 # Two files at a time: tests that wait for processes leave a core idle. One file alone needs no second process.
 PARALLEL = $(if $(findstring .py,$(ARGS)),,-n 2 --dist loadfile --no-loadscope-reorder)
+# Threads of torch in two processes would wait for each other.
+THREADS = $(if $(PARALLEL),OMP_NUM_THREADS=1)
 CHEAP := tests/unit --ignore=tests/unit/kernels --ignore=tests/unit/chart
 define QUICK_LINT
 	$(BIN)/ruff check
@@ -65,14 +67,14 @@ serve: $(VENV)/.installed-serve ## Start everything on this machine: Ray, schedu
 	@$(BIN)/polyfleet serve $(if $(ONCE),--once) $(ARGS)
 
 test: $(VENV)/.installed-dev ## All tests but the slow ones; ARGS="tests/unit/text -k stop": some of them
-	$(PYTEST) $(PARALLEL) -m "not slow" $(ARGS)
+	$(THREADS) $(PYTEST) $(PARALLEL) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.installed-dev ## All tests
-	$(PYTEST) $(PARALLEL) $(ARGS)
+	$(THREADS) $(PYTEST) $(PARALLEL) $(ARGS)
 
 check: $(VENV)/.installed-dev ## For each commit, in minutes: lint without mypy, and the cheap tests
 	$(QUICK_LINT)
-	$(PYTEST) $(PARALLEL) -m "not slow" $(CHEAP)
+	$(THREADS) $(PYTEST) $(PARALLEL) -m "not slow" $(CHEAP)
 
 lint: $(VENV)/.installed-dev ## ruff, the import rules, sizes, names that only tests use, generated files, mypy
 	$(QUICK_LINT)
