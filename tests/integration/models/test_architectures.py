@@ -1,6 +1,5 @@
 """Every architecture against transformers, in float32: logits and greedy tokens, however the rows are computed."""
 
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -28,15 +27,6 @@ from polyfleet.wire.requests import SequenceRequest
 TOLERANCES = {"eager": 2e-4, "persistent": 6e-2}  # of logprobs: the CPU library's cache has half precision
 NEW_TOKENS = 50
 LENGTHS = (40, 3, 70, 40)  # of prompts; the fourth begins as the first does
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Matrices are so small that threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

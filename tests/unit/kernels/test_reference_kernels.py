@@ -1,12 +1,15 @@
 """Reference kernels against the formulas of their ops, written out in float64."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from tests.support.kernel_cases import attention_over, make_context, make_step, rope_into
 
 from polyfleet.graph.ops import CacheWrite, Norm, Op, OpKind, Rope
+from polyfleet.kernels.batched import BATCHED
+from polyfleet.kernels.dispatch import Implementation
 from polyfleet.kernels.reference import REFERENCE
 
 BIND = {each.op: each.bind for each in REFERENCE}
@@ -25,6 +28,19 @@ def test_rms_norm_by_hand() -> None:
     size = math.sqrt((9 + 16 + 0) / 3 + 1e-5)
     expected = torch.tensor([[3 / size, 8 / size, 0.0]])
     torch.testing.assert_close(kernel(None, torch.tensor([[3.0, 4.0, 0.0]])), expected)
+
+
+@pytest.mark.parametrize("table", [REFERENCE, BATCHED], ids=["reference", "batched"])
+def test_wide_norms_multiply_before_they_round(table: Sequence[Implementation]) -> None:
+    """As transformers' Gemma does: gains are 1 + w in float32, of which bfloat16 would keep three digits."""
+    torch.manual_seed(3)
+    gain, x = 1 + torch.randn(8).bfloat16().float() / 50, torch.randn(5, 16).bfloat16()
+    context, step = make_context(torch.bfloat16, weights={"n": gain}), make_step([(1, 0)])
+    wide = x.float().view(5, 2, 8)
+    expected = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * gain).bfloat16().flatten(1)
+    op = Op(OpKind.RMS_NORM, (1,), (2,), ("n",), attributes=Norm(1e-6, 8, wide=True))
+    kernel = next(each for each in table if each.op is op.kind).bind(op, context)
+    assert torch.equal(kernel(step, x), expected)
 
 
 def test_add_rms_norm_gives_norm_and_sum() -> None:

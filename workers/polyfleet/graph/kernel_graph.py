@@ -77,9 +77,9 @@ class GraphBuilder:
         """Look the step's token ids up in `weight`."""
         return self.record(OpKind.EMBEDDING, (self.token_ids,), self.column_counts[weight], (weight,))
 
-    def rms_norm(self, x: int, weight: str, eps: float, width: int = 0) -> int:
+    def rms_norm(self, x: int, weight: str, eps: float, width: int = 0, *, wide: bool = False) -> int:
         """Normalise rows of x, or each `width` columns of them."""
-        return self.record(OpKind.RMS_NORM, (x,), self.widths[x], (weight,), Norm(eps, width))
+        return self.record(OpKind.RMS_NORM, (x,), self.widths[x], (weight,), Norm(eps, width, wide))
 
     def linear(self, x: int, *weights: str, biases: tuple[str, ...] = ()) -> int:
         """Multiply by each weight, results side by side."""

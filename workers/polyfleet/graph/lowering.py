@@ -136,7 +136,7 @@ def _rope_cache(uses: _Uses, at: int, write: Op) -> _Found | None:
     if packed is None:
         return None
     heads = uses.widths[ropes[0].outputs[0]] // rope.width
-    attributes = RopeCache(cache, heads, uses.graph.caches[cache].heads, rope, norm.eps)
+    attributes = RopeCache(cache, heads, uses.graph.caches[cache].heads, rope, norm.eps, norm.wide)
     weights = tuple(weight for op in normed for weight in op.weights)
     fused = Op(OpKind.ROPE_CACHE, packed.outputs, ropes[0].outputs, weights, attributes=attributes)
     return _Found(at, frozenset({at, *taken}), (packed, fused))

@@ -98,9 +98,9 @@ class _Narrowing:
         return None
 
     def _fits(self, norm: Op, made: list[Op]) -> bool:
-        """Whether whole rows are normalised for linears alone, behind no addition but one to a linear."""
-        readers = self._readers.get(norm.outputs[0], [])
-        if of(norm, Norm).width or not readers or any(op.kind is not OpKind.LINEAR for op in readers):
+        """Whether whole rows are normalised, not widely, for linears alone, behind no addition but one to a linear."""
+        readers, attributes = self._readers.get(norm.outputs[0], []), of(norm, Norm)
+        if attributes.width or attributes.wide or not readers or any(op.kind is not OpKind.LINEAR for op in readers):
             return False
         addition = self._addition(norm)
         return norm.kind is OpKind.RMS_NORM or (addition is not None and addition[0] in made)

@@ -103,6 +103,7 @@ class Norm:
 
     eps: float
     width: int = 0  # of rms_norm: columns that are normalised together; 0: a row's all
+    wide: bool = False  # whether weights[0] stays float32, whatever the dtype, and products are rounded once
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,7 @@ class RopeCache:
     kv_heads: int
     rope: Rope
     eps: float = 0.0  # of the norms of heads, where there are some
+    wide: bool = False  # these are
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfleet.graph.ops import Attention, Norm, Op, OpKind, RopeCache, of
+from polyfleet.graph.ops import Attention, Op, OpKind, RopeCache, of
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
+from polyfleet.kernels.norms import NORMS, rms_norm
 from polyfleet.kernels.reference import cap, sunk_softmax, unseen
 from polyfleet.kernels.step import Ints, Step, upload
 
@@ -148,7 +149,7 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
     attention = of(op, Attention)
     kv_heads, head_dim, group = attention.kv_heads, attention.width, attention.heads // attention.kv_heads
     attend = _attend_by(attention.scale, attention.soft_cap)
-    sinks = context.vector(*op.weights).float().view(kv_heads, group, 1) if op.weights else None
+    sinks = context.wide(*op.weights).view(kv_heads, group, 1) if op.weights else None
     cache = context.caches[attention.cache].view(-1, context.block_size * head_dim)
 
     def gathered(each: DecodeGroup | PrefillRun, count: int) -> tuple[Tensor, Tensor]:
@@ -209,14 +210,15 @@ def plan_rope(context: KernelContext, step: Step, both: RopeCache) -> RopePlan:
 
 def bind_head_norms(op: Op, context: KernelContext) -> Callable[[Tensor], Tensor]:
     """qkv -> the same with the heads of q and k normalised, where the rope_cache has norms."""
-    both, norms = of(op, RopeCache), [context.vector(name) for name in op.weights]
+    both = of(op, RopeCache)
+    norms = [context.gain(name, wide=both.wide) for name in op.weights]
     counts, width = [both.heads, both.kv_heads, both.kv_heads], both.rope.width
     if not norms:
         return lambda qkv: qkv
 
     def normed(qkv: Tensor) -> Tensor:
         q, k, v = torch.split(qkv.view(len(qkv), -1, width), counts, dim=1)
-        q, k = (torch.rms_norm(each, (width,), norm, both.eps) for each, norm in zip((q, k), norms, strict=True))
+        q, k = (rms_norm(each, norm, both.eps) for each, norm in zip((q, k), norms, strict=True))
         return torch.cat((q, k, v), dim=1).flatten(1)
 
     return normed
@@ -265,30 +267,8 @@ def bind_silu_mul(op: Op, context: KernelContext) -> Kernel:
     return kernel
 
 
-def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
-    """x -> y in one call; accumulates in float32 in every dtype."""
-    weight, norm = context.vector(*op.weights), of(op, Norm)
-    shape, eps = (len(weight),), norm.eps
-    if norm.width:
-        return lambda step, x: torch.rms_norm(x.view(len(x), -1, norm.width), shape, weight, eps).flatten(1)
-    return lambda step, x: torch.rms_norm(x, shape, weight, eps)
-
-
-def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
-    """x, residual -> y, residual'."""
-    weight, eps = context.vector(*op.weights), of(op, Norm).eps
-    shape = (len(weight),)
-
-    def kernel(step: Step, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        total = x + residual
-        return torch.rms_norm(total, shape, weight, eps), total
-
-    return kernel
-
-
 BATCHED = (
-    Implementation(OpKind.RMS_NORM, "torch", bind_rms_norm, capturable=True, rank=1),
-    Implementation(OpKind.ADD_RMS_NORM, "torch", bind_add_rms_norm, capturable=True, rank=1),
+    *NORMS,
     Implementation(OpKind.LINEAR, "torch", bind_linear, capturable=True, rank=1),
     Implementation(OpKind.SILU_MUL, "torch", bind_silu_mul, capturable=True, rank=1),
     Implementation(OpKind.ROPE_CACHE, "batched", bind_rope_cache, plan_rope, rank=1),

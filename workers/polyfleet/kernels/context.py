@@ -59,6 +59,18 @@ class KernelContext:
         """One-row weights side by side as a vector."""
         return torch.cat([self.dense(name).flatten() for name in names])
 
+    def wide(self, *names: str) -> Tensor:
+        """One-row weights side by side as a vector in float32, whatever the context's dtype."""
+        key = ("float32", *names)
+        if key not in self.prepared:
+            parts = [dequantise(self.weights[name], torch.float32, self.device).flatten() for name in names]
+            self.prepared[key] = torch.cat(parts)
+        return self.prepared[key]
+
+    def gain(self, name: str, *, wide: bool) -> Tensor:
+        """A norm's weight: in float32 where its products are rounded once."""
+        return self.wide(name) if wide else self.vector(name)
+
     def constants(self, values: tuple[float, ...]) -> Tensor:
         """The values in float32, moved to the device once."""
         if values not in self.prepared:

@@ -44,7 +44,7 @@ def gated(gate: Tensor, up: Tensor, limit: float) -> Tensor:
 def bind_route(op: Op, context: KernelContext) -> Kernel:
     """logits -> shares."""
     attributes = of(op, Route)
-    correction = context.vector(*op.weights).float() if op.weights else None
+    correction = context.wide(*op.weights) if op.weights else None
     return lambda step, logits: route(logits, attributes, correction)
 
 

@@ -27,15 +27,16 @@ def bind_embedding(op: Op, context: KernelContext) -> Kernel:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467)."""
+    """x / sqrt(mean(x²) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467); rounded once by a wide weight."""
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return scaled.to(x.dtype) * weight
+    return (scaled.to(weight.dtype) * weight).to(x.dtype)
 
 
 def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
     """x -> y."""
-    weight, norm = context.vector(*op.weights), of(op, Norm)
+    norm = of(op, Norm)
+    weight = context.gain(*op.weights, wide=norm.wide)
     if norm.width:
         return lambda step, x: rms_norm(x.view(len(x), -1, norm.width), weight, norm.eps).flatten(1)
     return lambda step, x: rms_norm(x, weight, norm.eps)
@@ -43,7 +44,7 @@ def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
 
 def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
     """x, residual -> y, residual'."""
-    weight, eps = context.vector(*op.weights), of(op, Norm).eps
+    weight, eps = context.gain(*op.weights, wide=of(op, Norm).wide), of(op, Norm).eps
 
     def kernel(step: Step, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         total = x + residual
@@ -97,7 +98,7 @@ def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
     """qkv -> q; k and v go to the cache."""
     both = of(op, RopeCache)
     constants = context.constants(both.rope.frequencies), context.constants(both.rope.amplitudes)
-    norms = [context.vector(name) for name in op.weights]
+    norms = [context.gain(name, wide=both.wide) for name in op.weights]
 
     def kernel(step: Step, qkv: Tensor) -> Tensor:
         rows = qkv.view(len(qkv), -1, both.rope.width)
@@ -161,7 +162,7 @@ def bind_paged_attention(op: Op, context: KernelContext) -> Kernel:
     """q -> y, one sequence after the other."""
     attention = of(op, Attention)
     keys, values = context.keys[attention.cache], context.values[attention.cache]
-    sinks = context.vector(*op.weights).float() if op.weights else None
+    sinks = context.wide(*op.weights) if op.weights else None
 
     def kernel(step: Step, q: Tensor) -> Tensor:
         out = torch.empty_like(q)

@@ -31,6 +31,7 @@ class ModelConfig:
     windows: tuple[int, ...] = ()
     short_frequencies: tuple[float, ...] = ()  # those that hold instead where no context is over `short_context`
     short_context: int = 0
+    wide_norms: bool = False  # whether the weights of norms stay float32: their files leave out 1, which hides digits
     draft_layers: int = 0  # behind the model's own: they only draft, and are not loaded
 
     def window(self, layer: int) -> int:

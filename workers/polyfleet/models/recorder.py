@@ -42,7 +42,7 @@ class Recorder:
     def norm(self, x: int, name: str, width: int = 0, *, eps: float = 0.0) -> int:
         """RMS norm, of rows or of each `width` columns; with the configuration's eps or another."""
         weight = self._weight(name, 1, width or self.graph.widths[x])
-        return self.graph.rms_norm(x, weight, eps or self._config.norm_eps, width)
+        return self.graph.rms_norm(x, weight, eps or self._config.norm_eps, width, wide=self._config.wide_norms)
 
     def linear(self, x: int, name: str, rows: int, *, bias: bool = False) -> int:
         """Multiply by a matrix of so many rows."""

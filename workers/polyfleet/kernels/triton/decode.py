@@ -57,8 +57,9 @@ def turned(heads, column, inside, cosine, sine, norm, eps, WIDTH: tl.constexpr, 
     if NORMED:
         scale = tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
         real = column < WIDTH
-        wide = (wide * scale).to(mine.dtype).to(tl.float32) * tl.load(norm + column, mask=real, other=0.0)
-        other = (other * scale).to(mine.dtype).to(tl.float32) * tl.load(norm + partner, mask=real, other=0.0)
+        kept = norm.dtype.element_ty  # products of a wide norm are rounded once
+        wide = (wide * scale).to(kept).to(tl.float32) * tl.load(norm + column, mask=real, other=0.0)
+        other = (other * scale).to(kept).to(tl.float32) * tl.load(norm + partner, mask=real, other=0.0)
     turn = tl.where(column < WIDTH // 2, -sine, sine)
     return (wide * cosine + other * turn).to(mine.dtype)
 

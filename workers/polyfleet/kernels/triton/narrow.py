@@ -101,7 +101,7 @@ def bind_rope_attention(op: Op, context: KernelContext) -> Kernel:
     if not fits(context.block_size, attention):
         raise ValueError(f"no kernel attends over blocks of {context.block_size} tokens, windows or capped products")
     caches = context.keys[attention.cache], context.values[attention.cache]
-    norms = tuple(context.vector(name) for name in op.weights)
+    norms = tuple(context.gain(name, wide=rope.wide) for name in op.weights)
 
     def kernel(plan: RopeAttentionPlan, qkv: Tensor) -> Tensor:
         qkv = qkv.contiguous()

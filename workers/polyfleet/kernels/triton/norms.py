@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polyfleet.graph.ops import Norm, Op, of
-from polyfleet.kernels import batched
+from polyfleet.kernels import norms
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
@@ -38,9 +38,9 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Ten
 
 def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
     """x -> y."""
-    weight, eps = context.vector(*op.weights), of(op, Norm).eps
+    weight, eps = context.gain(*op.weights, wide=of(op, Norm).wide), of(op, Norm).eps
     if of(op, Norm).width:
-        return batched.bind_rms_norm(op, context)
+        return norms.bind_rms_norm(op, context)
 
     def kernel(step: Step, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -53,7 +53,7 @@ def bind_rms_norm(op: Op, context: KernelContext) -> Kernel:
 
 def bind_add_rms_norm(op: Op, context: KernelContext) -> Kernel:
     """x, residual -> y, residual'."""
-    weight, eps = context.vector(*op.weights), of(op, Norm).eps
+    weight, eps = context.gain(*op.weights, wide=of(op, Norm).wide), of(op, Norm).eps
 
     def kernel(step: Step, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         x, residual = x.contiguous(), residual.contiguous()
