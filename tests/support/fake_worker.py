@@ -32,6 +32,7 @@ from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import inference_pb2 as inference
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
+from polyfleet.wire.features import FEATURES
 
 TokenFunction = Callable[[Sequence[int], int, int], int]
 REPORT_SECONDS = 0.5
@@ -89,6 +90,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         self.max_sequences, self.context_length = max_sequences, context_length
         self.vocabulary_size, self.hidden_size, self.end_token_ids = vocabulary_size, hidden_size, tuple(end_token_ids)
         self.tokens: TokenFunction = tokens or (lambda p, i, c: fake_token(p, i, c, self.vocabulary_size))
+        self.features: tuple[str, ...] = FEATURES
         self.state, self.reason = fleet_state("READY"), ""
         self.refusal: tuple[int, str] | None = None
         self.started: list[pb.StartSequence] = []
@@ -150,7 +152,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
             name=self.model, architecture="fake", tokenizer_hash=self.assets_hash, context_length=self.context_length,
             vocabulary_size=self.vocabulary_size, hidden_size=self.hidden_size, block_size=16, num_blocks=1024,
             max_sequences=self.max_sequences, dtype="float32", end_token_ids=self.end_token_ids,
-            fingerprint=self.fingerprint,
+            fingerprint=self.fingerprint, features=self.features,
         )  # fmt: skip
         return fleet.WorkerInfo(
             worker_id=self.worker_id, address=self.address, deployment=self.deployment, accelerator=self.accelerator,

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, unique
 
+from polyfleet.wire.features import FIRST_FEATURES
+
 
 @unique
 class WorkerState(str, Enum):
@@ -17,9 +19,6 @@ class WorkerState(str, Enum):
     LOST = "lost"
     UNKNOWN = "unknown"  # not told, or by a name that this version does not know
 
-
-LOGPROBS, EMBEDDINGS = "logprobs", "embeddings"
-FIRST_FEATURES = frozenset({LOGPROBS, EMBEDDINGS})  # of workers that don't name theirs
 
 
 @dataclass(frozen=True, slots=True)

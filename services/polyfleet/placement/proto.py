@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polyfleet.placement.filters import nonsense_in
-from polyfleet.placement.fleet import FIRST_FEATURES, FleetSnapshot, Worker, WorkerState
+from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.features import FIRST_FEATURES
 
 _STATES: Mapping[int, WorkerState] = {
     pb.WORKER_STATE_STARTING: WorkerState.STARTING,

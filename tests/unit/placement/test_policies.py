@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfleet.placement.fleet import LOGPROBS, FleetSnapshot, PlacementRequest, Worker, WorkerState
+from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Worker, WorkerState
 from polyfleet.placement.place import place
 from polyfleet.placement.policy import Policy, TenantRule
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.proto import worker_from_proto
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.features import LOGPROBS
 
 FAST = Worker(
     *("w-fast", "a:1", "m", "cuda", WorkerState.READY),

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from polyfleet.wire.features import FEATURES
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
@@ -19,6 +21,7 @@ class EngineFacts:
     dtype: str  # that the executor computes in
     end_token_ids: tuple[int, ...]
     fingerprint: str = ""  # of configuration, weights and tokenizer, wherever their files lie
+    features: tuple[str, ...] = FEATURES  # that requests may need of it
     executor: str = ""  # that runs it
     passed_over: tuple[str, ...] = ()  # the ones before it, each with the reason in a sentence
 

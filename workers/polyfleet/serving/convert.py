@@ -6,7 +6,6 @@ from polyfleet.serving.messages import Loaded
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.options import EngineOptions, options_in
 
-FEATURES = ("logprobs", "embeddings")  # that placement may be asked for, as in ModelInfo
 _STATUS = Codec(EngineStatus, fleet.WorkerStatus)
 _COUNTERS = Codec(EngineStatus, fleet.EngineCounters)
 _MODEL = Codec(EngineFacts, fleet.ModelInfo)
@@ -22,7 +21,7 @@ def status_of(
 
 def model_info_of(loaded: Loaded, served_name: str) -> fleet.ModelInfo:
     """What a worker announces about its model."""
-    return _MODEL.message(loaded.facts, name=served_name, tokenizer_hash=loaded.tokenizer_hash, features=FEATURES)
+    return _MODEL.message(loaded.facts, name=served_name, tokenizer_hash=loaded.tokenizer_hash)
 
 
 def options_of(message: fleet.WorkerOptions, device: str) -> EngineOptions:

@@ -21,8 +21,9 @@ from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue, Turn
 from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.placement.filters import room
-from polyfleet.placement.fleet import EMBEDDINGS, LOGPROBS, PlacementRequest
+from polyfleet.placement.fleet import PlacementRequest
 from polyfleet.wire.answers import FinishReason, SequenceUpdate
+from polyfleet.wire.features import needed_features
 from polyfleet.wire.hashing import grain_numbers
 from polyfleet.wire.ids import sequence_id
 from polyfleet.wire.requests import SequenceRequest
@@ -31,7 +32,6 @@ EXCLUDED_SECONDS = 1.0  # a worker that failed a sequence is not tried for it ag
 MOVES_ON = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED})  # refusals that another worker may not share
 _serial = itertools.count(1)
 _placements = itertools.count()
-_NOTHING, _LOGPROBS, _EMBEDDING = frozenset[str](), frozenset({LOGPROBS}), frozenset({EMBEDDINGS})
 
 
 @unique
@@ -122,7 +122,7 @@ class SequenceRelay:
             else max(1, (request.max_tokens or 0) - done)
             if request.max_tokens
             else 0,
-            features=_features(request),
+            features=needed_features(request),
             tenant=turn.tenant,
             first_token_seconds=objectives.time_to_first_token if objectives else 0.0,
             token_seconds=objectives.time_per_output_token if objectives else 0.0,
@@ -236,10 +236,3 @@ class SequenceRelay:
 
     def _end(self) -> None:
         self._state, self._session = State.ENDED, None
-
-
-def _features(request: SequenceRequest) -> frozenset[str]:
-    """What not every worker need have."""
-    if request.pooling is not None:
-        return _EMBEDDING
-    return _NOTHING if request.logprobs is None else _LOGPROBS
