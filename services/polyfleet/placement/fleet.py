@@ -20,7 +20,6 @@ class WorkerState(str, Enum):
     UNKNOWN = "unknown"  # not told, or by a name that this version does not know
 
 
-
 @dataclass(frozen=True, slots=True)
 class Worker:
     """One worker with its last report. Rates are tokens per second, 0 while not known.

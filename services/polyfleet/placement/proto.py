@@ -32,6 +32,17 @@ def snapshot_from_proto(message: pb.FleetSnapshot) -> FleetSnapshot:
     )
 
 
+def went_back(before: pb.WorkerStatus, now: pb.WorkerStatus) -> str:
+    """How a worker's time went back from one report to the next, for people; empty where it did not.
+
+    An engine that was replaced begins with its steps, too.
+    """
+    past, present = before.counters.step_seconds, now.counters.step_seconds
+    if now.step < before.step or present >= past:  # which no NaN is
+        return ""
+    return f"{present:g} s in steps, after {past:g} s before"
+
+
 def worker_from_proto(info: pb.WorkerInfo, status: pb.WorkerStatus) -> Worker:
     """One worker from its registration and its last report."""
     model = info.model

@@ -21,7 +21,7 @@ from polyfleet.gateway.listeners import Listeners
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.fleet import Worker, WorkerState
 from polyfleet.placement.prefixes import PrefixMap
-from polyfleet.placement.proto import worker_from_proto
+from polyfleet.placement.proto import went_back, worker_from_proto
 from polyfleet.process.channels import FLEET_CHANNEL
 from polyfleet.v1 import fleet_pb2, worker_pb2, worker_pb2_grpc
 from polyfleet.wire.answers import SequenceUpdate
@@ -75,6 +75,8 @@ class Session:
         self.connected = False
         self._reported = fleet_pb2.WorkerStatus()  # by the fleet
         self._heard: fleet_pb2.WorkerStatus | None = None  # on this session, so fresher
+        self._sound = fleet_pb2.WorkerStatus()  # the last one on it whose time did not go back
+        self._went_back = ""  # how that of the last one did
         self._was_connected = False
         self._gateway_id = gateway_id
         self._metadata = bearer_metadata(token)
@@ -120,6 +122,8 @@ class Session:
         """The worker as placement should see it: its last report, and this gateway's starts that it doesn't cover."""
         if self._worker is None:
             worker = worker_from_proto(self.info, self._heard or self._reported)
+            if self._went_back:
+                worker = replace(worker, nonsense=self._went_back)
             if not self.connected and worker.state is WorkerState.READY:
                 worker = replace(worker, state=WorkerState.LOST if self._was_connected else WorkerState.STARTING)
             self._worker = self._unreported.added_to(worker)
@@ -239,6 +243,9 @@ class Session:
         before = (self._heard or self._reported).state
         if event.HasField("status"):
             self._heard = event.status
+            self._went_back = went_back(self._sound, self._heard)
+            if not self._went_back:
+                self._sound = self._heard
         if self._unreported:
             self._unreported.strike(event)
         if event.HasField("prefix_news") and not self._prefixes.hear(event.prefix_news):
@@ -262,7 +269,7 @@ class Session:
     def _lose(self, reason: str) -> None:
         """Forget the worker's sequences and tell each of them."""
         was_connected, self.connected = self.connected, False
-        self._heard = None
+        self._heard, self._sound, self._went_back = None, fleet_pb2.WorkerStatus(), ""
         self._touch()
         self._outbox.clear()
         self._unreported = UnreportedStarts()

@@ -1,6 +1,7 @@
 """Snapshots of the fleet at a gateway: what it knows after them, and that unchanged workers cost no work."""
 
 import random
+from math import nan
 from typing import Any
 
 import pytest
@@ -105,6 +106,11 @@ async def test_facts_follow_what_workers_and_snapshots_say(view: FleetView) -> N
     assert facts() == (1, 100)
     hear("w-02", state=READY)
     assert facts() == (2, 300)
+    for steps, seconds, sound in ((9, 3.0, 2), (10, 2.9, 1), (11, nan, 1), (12, 3.0, 2), (2, 0.5, 2), (3, -1.0, 1)):
+        counters = pb.EngineCounters(step_seconds=seconds)  # time that goes back is nonsense, a new engine is none
+        hear("w-02", state=READY, step=steps, counters=counters)
+        assert facts()[0] == sound
+    hear("w-02", state=READY, step=3, counters=pb.EngineCounters(step_seconds=0.5))
     hear("w-01", state=pb.WORKER_STATE_DRAINING)
     assert facts() == (1, 300)
     view.sessions["w-02"]._lose("gone")
