@@ -1,13 +1,13 @@
 """The tokens of fake workers and fake engines: functions of prompt, choice and index, so that a test knows each one."""
 
-import zlib
-from array import array
 from collections.abc import Sequence
+
+from polyfleet.simulator.tokens import chance, mark
 
 
 def fake_token(prompt_ids: Sequence[int], index: int, choice: int = 0, vocabulary_size: int = 1000) -> int:
     """The generated token number `index` (from 0) of the continuation `choice` of a prompt."""
-    return zlib.crc32(array("I", [*prompt_ids, index, choice]).tobytes()) % vocabulary_size
+    return chance(mark(prompt_ids), index, choice) % vocabulary_size
 
 
 def fake_tokens(prompt_ids: Sequence[int], count: int, choice: int = 0, vocabulary_size: int = 1000) -> list[int]:

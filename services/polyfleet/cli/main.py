@@ -21,6 +21,7 @@ from polyfleet.cli.keys import keys
 from polyfleet.cli.models import models
 from polyfleet.cli.serve import serve
 from polyfleet.cli.simulate import simulate
+from polyfleet.cli.simulate_workers import simulate_workers
 from polyfleet.cli.tokenize import tokenize
 
 EXIT_CODES = (
@@ -56,6 +57,7 @@ for command in (
     backends,
     conformance,
     simulate,
+    simulate_workers,
 ):
     cli.add_command(command)
 backends.add_command(benchmark)

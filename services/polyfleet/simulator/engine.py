@@ -8,7 +8,7 @@ prompt it computes what is not in the prefix cache, one token at least.
 import heapq
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from polyfleet.placement.fleet import Worker, WorkerState
@@ -74,6 +74,23 @@ class SimulatedEngine:
         self._held = self._reserved = 0
         return lost
 
+    def remove(self, job: Job) -> None:
+        """A job is not wanted any more; one that is not there does no harm. Not within a step."""
+        if job in self._waiting:
+            self._waiting.remove(job)
+            return
+        held = job.arrival.prompt_tokens - job.left
+        if job in self._prefilling:
+            self._prefilling.remove(job)
+        elif entry := next((each for each in self._decoding if each[2] is job), None):
+            self._decoding.remove(entry)
+            heapq.heapify(self._decoding)
+            held += job.arrival.output_tokens - 1 - (entry[0] - self._steps)
+        else:
+            return
+        self._held -= held
+        self._reserved -= job.room
+
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -138,7 +155,17 @@ class SimulatedEngine:
         """All that wait or run there."""
         yield from self._waiting
         yield from self._prefilling
-        yield from (job for _, _, job in self._decoding)
+        yield from self.decoding
+
+    @property
+    def waiting(self) -> Iterable[Job]:
+        """Those that have no slot yet."""
+        return self._waiting
+
+    @property
+    def decoding(self) -> Iterator[Job]:
+        """Those whose prompt is computed: each step gives each a token."""
+        return (job for _, _, job in self._decoding)
 
     @property
     def load(self) -> tuple[int, int, int, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -65,12 +65,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seconds: Seconds
     worker: Annotated[int, Meta(ge=0)] = 0
 
+    @property
+    def end(self) -> float:
+        """When it is back."""
+        return self.at + self.seconds
+
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """So many equal workers. `speed` scales what the accelerator is taken for, unless `steps` says it outright."""
 
     accelerator: str
-    name: str = ""
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,100}$")] = ""
     workers: Annotated[int, Meta(ge=1, le=4096)] = 1
     speed: Share = 1.0
     steps: Speed | None = None
@@ -87,11 +92,34 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """How fast its workers truly are."""
         return self.steps or speeds()[self.accelerator].scaled(self.speed)
 
+    def is_up(self, place: int, seconds: float) -> bool:
+        """Whether that worker of it is there, so many seconds after the begin."""
+        return not any(each.worker == place and each.at <= seconds < each.end for each in self.failures)
+
+
+class SimulatedWorker(NamedTuple):
+    """One of a fleet: its id, the group, and its number there."""
+
+    worker_id: str
+    group: Group
+    place: int
+
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file."""
 
     groups: Annotated[tuple[Group, ...], Meta(min_length=1)]
+
+    def each_worker(self) -> list[SimulatedWorker]:
+        """All of them, each id once."""
+        found: dict[str, SimulatedWorker] = {}
+        for number, group in enumerate(self.groups):
+            for place in range(group.workers):
+                worker_id = f"{group.name or group.accelerator}-{place}"
+                while worker_id in found:
+                    worker_id += f"-{number}"
+                found[worker_id] = SimulatedWorker(worker_id, group, place)
+        return list(found.values())
 
 
 def read_fleet(path: Path) -> FleetFile:

@@ -4,6 +4,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from polyfleet.placement.fleet import Worker
@@ -56,17 +57,14 @@ class Simulation:
         self._make(fleet)
 
     def _make(self, fleet: FleetFile) -> None:
-        for number, group in enumerate(fleet.groups):
-            for place in range(group.workers):
-                worker_id = f"{group.name or group.accelerator}-{place}"
-                if worker_id in self._engines:
-                    worker_id += f"-{number}"
-                engine = SimulatedEngine(worker_id, group, self._options.seed * 1009 + len(self._engines))
-                self._engines[worker_id] = engine
-                self._beat(engine, 0.0, len(self._engines) / 64 % HEARTBEAT_SECONDS)
-                for failure in group.failures:
-                    if failure.worker == place:
-                        self._at(failure.at, lambda now, e=engine, s=failure.seconds: self._fail(e, now, s))  # type: ignore[misc]
+        for worker_id, group, place in fleet.each_worker():
+            engine = SimulatedEngine(worker_id, group, self._options.seed * 1009 + len(self._engines))
+            self._engines[worker_id] = engine
+            self._beat(engine, 0.0, len(self._engines) / 64 % HEARTBEAT_SECONDS)
+            for failure in group.failures:
+                if failure.worker == place:
+                    self._at(failure.at, partial(self._fail, engine))
+                    self._at(failure.end, partial(self._come_back, engine, place))
 
     def _at(self, when: float, what: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (when, next(self._serial), what))
@@ -140,7 +138,7 @@ class Simulation:
     def _report(self, engine: SimulatedEngine) -> Worker:
         return engine.report(exact=self._options.exact, lost=engine.worker_id in self._down)
 
-    def _fail(self, engine: SimulatedEngine, now: float, seconds: float) -> None:
+    def _fail(self, engine: SimulatedEngine, now: float) -> None:
         """Its jobs go elsewhere; it comes back with nothing cached."""
         self._down.add(engine.worker_id)
         self._stepping.pop(engine.worker_id, None)
@@ -150,4 +148,7 @@ class Simulation:
         for job in engine.clear():
             job.moves += 1
             self._place(job, now, now + PATIENCE_SECONDS)
-        self._at(now + seconds, lambda _: self._down.discard(engine.worker_id))
+
+    def _come_back(self, engine: SimulatedEngine, place: int, now: float) -> None:
+        if engine.group.is_up(place, now):
+            self._down.discard(engine.worker_id)

@@ -60,13 +60,14 @@ class EngineClient:
         environment: Mapping[str, str] | None = None,
         canary_interval: float = 0.0,
         log_level: str = "info",
+        module: str = "",
     ) -> "EngineClient":
         """Start a process and load a model in it; cancelling ends the process.
 
-        `environment` adds variables to its own.
+        `environment` adds variables to its own; `module` is what it runs instead of MODULE.
         """
         (mine, its), (my_urgent, its_urgent) = socket.socketpair(), socket.socketpair()
-        command = [sys.executable, "-m", MODULE, "--log-level", log_level]
+        command = [sys.executable, "-m", module or MODULE, "--log-level", log_level]
         command += ["--socket", str(its.fileno()), "--urgent", str(its_urgent.fileno())]
         with its, its_urgent, signals.held():
             process = subprocess.Popen(

@@ -46,19 +46,25 @@ class StartError(Exception):
 
 
 class WorkerProcess:
-    """Owns everything that a worker process holds, and its end."""
+    """Owns everything that a worker process holds, and its end.
 
-    def __init__(self, config: WorkerConfig) -> None:
+    `simulated`: it says that it has the accelerator and device of that name, whose engine `engine_module` plays.
+    """
+
+    def __init__(self, config: WorkerConfig, simulated: str = "", engine_module: str = "") -> None:
         self._config = config
-        info = describe(config)
+        info = describe(config, simulated)
         device = f"{info.accelerator}:{info.device_index}" if config.device == "auto" else config.device
         self._worker = Worker(
             info,
             device,
             limits=WatchdogLimits(config.canary_interval, config.stall_timeout, config.replace_after),
             log_level=config.log_level,
+            engine_module=engine_module,
         )
-        self._devices = watch_device(device, config.telemetry_interval, lambda: self._worker.num_devices)
+        self._devices = None
+        if not simulated:
+            self._devices = watch_device(device, config.telemetry_interval, lambda: self._worker.num_devices)
         self._exit_status = 0
         self._signals: list[int] = []
         self._second_signal = asyncio.Event()
@@ -191,21 +197,12 @@ class WorkerProcess:
         self._worker.drain(leave=True)
 
 
-def describe(config: WorkerConfig) -> fleet.WorkerInfo:
+def describe(config: WorkerConfig, simulated: str = "") -> fleet.WorkerInfo:
     """What this process is, before it has ports and a model. An absent accelerator shows when a model is loaded.
 
-    `auto` is what this user chose, else the best that is here.
+    `auto` is what this user chose, else the best that is here. `simulated` is taken at its word.
     """
-    named = config.device != "auto"
-    accelerator, index = split_device(config.device if named else config.accelerator)
-    device_name = ""
-    with contextlib.suppress(BackendUnavailable, ConfigError):
-        backend = get_backend(accelerator)
-        accelerator = accelerator_name(backend.type)
-        devices = backend.devices()
-        if not named and devices:
-            index = devices[config.place % len(devices)].index
-        device_name = next((each.name for each in devices if each.index == index), "")
+    accelerator, index, device_name = (config.accelerator, 0, simulated) if simulated else find_device(config)
     return fleet.WorkerInfo(
         worker_id=config.worker_id,
         deployment=config.deployment,
@@ -219,6 +216,21 @@ def describe(config: WorkerConfig) -> fleet.WorkerInfo:
         fleet_id=config.fleet_id,
         intended_model=config.load.model_name if config.load else "",
     )
+
+
+def find_device(config: WorkerConfig) -> tuple[str, int, str]:
+    """Accelerator, index and name of the device that is meant; no name for one that is not there."""
+    named = config.device != "auto"
+    accelerator, index = split_device(config.device if named else config.accelerator)
+    device_name = ""
+    with contextlib.suppress(BackendUnavailable, ConfigError):
+        backend = get_backend(accelerator)
+        accelerator = accelerator_name(backend.type)
+        devices = backend.devices()
+        if not named and devices:
+            index = devices[config.place % len(devices)].index
+        device_name = next((each.name for each in devices if each.index == index), "")
+    return accelerator, index, device_name
 
 
 def watch_device(device: str, interval: float, count: Callable[[], int]) -> DeviceWatch | None:

@@ -63,11 +63,14 @@ class Worker:
         *,
         limits: WatchdogLimits = WatchdogLimits(),  # noqa: B008 - frozen
         log_level: str = "info",
+        engine_module: str = "",
     ) -> None:
+        """`engine_module`: what its engine process runs, where that is no real engine."""
         self._info = info
         self._device = device
         self._limits = limits
         self._log_level = log_level
+        self._engine_module = engine_module
         self._engine: EngineClient | None = None
         self._spec: LoadSpec | None = None  # of what is loaded
         self._load_seconds = 0.0  # that it took
@@ -168,6 +171,7 @@ class Worker:
                 environment=variables,
                 canary_interval=self._limits.canary_interval,
                 log_level=self._log_level,
+                module=self._engine_module,
             )
         except Exception as error:
             if not isinstance(error, LoadError):

@@ -33,13 +33,15 @@ class DeviceState:
 
 def num_devices(accelerator: str, ranks: int) -> int:
     """How many devices so many ranks take: one each, but where they share one."""
+    if ranks <= 1:
+        return 1
     try:
         backend = BackendRegistry.known(accelerator)
         shared = any(backend.capabilities(each).divisible for each in backend.devices()[:1])
     except Exception as error:  # a stranger's backend, or an accelerator that nobody knows
         log.warning("The devices can't be listed: %s", error)
-        return max(1, ranks)
-    return 1 if shared else max(1, ranks)
+        return ranks
+    return 1 if shared else ranks
 
 
 def confined(device: str, count: int = 1) -> tuple[str, dict[str, str]]:
