@@ -90,8 +90,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         self.max_sequences, self.context_length = max_sequences, context_length
         self.vocabulary_size, self.hidden_size, self.end_token_ids = vocabulary_size, hidden_size, tuple(end_token_ids)
         self.tokens: TokenFunction = tokens or (lambda p, i, c: fake_token(p, i, c, self.vocabulary_size))
-        self.features: tuple[str, ...] = FEATURES
-        self.state, self.reason = fleet_state("READY"), ""
+        self.state, self.reason, self.features = fleet_state("READY"), "", FEATURES
         self.refusal: tuple[int, str] | None = None
         self.started: list[pb.StartSequence] = []
         self.cancelled: list[str] = []

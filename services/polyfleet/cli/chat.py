@@ -4,13 +4,12 @@ import shutil
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.options import examples, gateway_options, model_option, open_client
+from polyfleet.cli.options import Gateway, examples, gateway_options, model_option
 from polyfleet.cli.output import command_name, err
 from polyfleet.cli.terminal import quiet_keyboard, read_line
 from polyfleet.cli.wrap import Wrapper
@@ -35,10 +34,7 @@ HELP = (
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the draws.")
 @gateway_options
 def chat(
-    gateway: str,
-    api_key_file: Path | None,
-    tls: bool,
-    ca_file: Path | None,
+    gateway: Gateway,
     system: str | None,
     model: str | None,
     **options: Any,
@@ -47,10 +43,10 @@ def chat(
     from polyfleet.client import Message
 
     history = [Message("system", system)] if system else []
-    with open_client(gateway, api_key_file, tls, ca_file) as client:
+    with gateway.client() as client:
         if sys.stdin.isatty():
             name = model or only_model(client)
-            err.print(f"{name} at {gateway}. {HELP}", style="dim", markup=False)
+            err.print(f"{name} at {gateway.address}. {HELP}", style="dim", markup=False)
             converse(client, history, {"model": name, **options})
             return
         question = sys.stdin.read().strip()

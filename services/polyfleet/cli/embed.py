@@ -1,10 +1,8 @@
 """`polyfleet embed`: vectors of texts."""
 
-from pathlib import Path
-
 import click
 
-from polyfleet.cli.options import examples, gateway_options, json_option, model_option, open_client, read_text
+from polyfleet.cli.options import Gateway, examples, gateway_options, json_option, model_option, read_text
 from polyfleet.cli.output import print_json, print_table
 
 SHOWN_VALUES = 6  # of a vector, for people
@@ -23,14 +21,11 @@ def embed(
     pooling: str,
     normalize: bool,
     as_json: bool,
-    gateway: str,
-    api_key_file: Path | None,
-    tls: bool,
-    ca_file: Path | None,
+    gateway: Gateway,
 ) -> None:
     """Turn each TEXT into a vector; `-` or nothing reads one from stdin. --json prints all their values."""
     inputs = [read_text(text, "A text") for text in texts or (None,)]
-    with open_client(gateway, api_key_file, tls, ca_file) as client:
+    with gateway.client() as client:
         done = client.embed(inputs, model=model or "", pooling=pooling, normalize=normalize)
     if as_json:
         print_json({"embeddings": done.vectors, "usage": done.usage}, indent=0)

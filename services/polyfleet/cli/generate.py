@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polyfleet.cli.options import (
+    Gateway,
     GivenPath,
     examples,
     gateway_options,
     json_option,
     model_option,
-    open_client,
     read_text,
 )
 from polyfleet.cli.output import print_json
@@ -75,10 +75,7 @@ def generate(
     device: str | None,
     generation_config: str | None,
     as_json: bool,
-    gateway: str,
-    api_key_file: Path | None,
-    tls: bool,
-    ca_file: Path | None,
+    gateway: Gateway,
     **flags: Any,
 ) -> None:
     """Continue TEXT, raw as it is; `-` or nothing reads stdin.
@@ -104,7 +101,7 @@ def generate(
     offline_only |= {OPTIONS[name].flag: value for name, value in options.items()}
     for option in (name for name, value in offline_only.items() if value is not None):
         raise click.UsageError(f"{option} belongs to --offline: a gateway and its workers have chosen theirs.")
-    with open_client(gateway, api_key_file, tls, ca_file) as client:
+    with gateway.client() as client:
         answer(client, text, prompt_ids, as_json, {"model": model or "", **sampling})
 
 

@@ -1,11 +1,10 @@
 """`polyfleet models`: what the gateway serves."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from polyfleet.cli.options import examples, gateway_options, json_option, open_client
+from polyfleet.cli.options import Gateway, examples, gateway_options, json_option
 from polyfleet.cli.output import command_name, out, print_json, print_table
 
 if TYPE_CHECKING:
@@ -22,9 +21,9 @@ def model_row(model: "Model") -> tuple[str, ...]:
 @click.command(epilog=examples("polyfleet models --gateway 127.0.0.1:50051 --json"))
 @gateway_options
 @json_option
-def models(gateway: str, api_key_file: Path | None, tls: bool, ca_file: Path | None, as_json: bool) -> None:
+def models(gateway: Gateway, as_json: bool) -> None:
     """List the models that somebody wants, and why one is not served now."""
-    with open_client(gateway, api_key_file, tls, ca_file) as client:
+    with gateway.client() as client:
         found = client.models()
     if as_json:
         print_json(found)

@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,8 +75,39 @@ def examples(*commands: str) -> str:
     return "\b\n" + "\n".join((title, *(f"  {command}" for command in commands)))  # \b: click keeps the lines
 
 
-def gateway_options(command: _F) -> _F:
+@dataclass(frozen=True, slots=True)
+class Gateway:
     """Where the gateway is and how to reach it."""
+
+    address: str
+    api_key_file: Path | None
+    tls: bool
+    ca_file: Path | None
+
+    @contextmanager
+    def client(self) -> "Iterator[Client]":
+        """A client of it; failures of its calls become CliErrors."""
+        from polyfleet.client import Client, Tls
+
+        check_address(self.address)
+        settings: Tls | bool = Tls(ca_file=self.ca_file) if self.ca_file else self.tls
+        with calling(self.address):
+            try:
+                client = Client(self.address, api_key=read_secret(self.api_key_file, "API key"), tls=settings)
+            except OSError as error:
+                problem = f"The file {self.ca_file} can't be read: {error.strerror}."
+                raise CliError(problem, ExitCode.BAD_INPUT) from None
+            with client:
+                yield client
+
+
+def gateway_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that calls a gateway, which it gets as `gateway: Gateway`."""
+
+    @wraps(command)
+    def gathered(*, gateway: str, api_key_file: Path | None, tls: bool, ca_file: Path | None, **others: Any) -> Any:
+        return command(gateway=Gateway(gateway, api_key_file, tls, ca_file), **others)
+
     for option in (
         click.option("--ca-file", type=FILE, help="PEM roots to trust; given: TLS."),
         click.option("--tls", is_flag=True, help="Use TLS with the system's roots."),
@@ -90,8 +123,8 @@ def gateway_options(command: _F) -> _F:
             help="gRPC address of the gateway.",
         ),
     ):
-        command = option(command)
-    return command
+        gathered = option(gathered)
+    return gathered
 
 
 def fleet_options(command: _F) -> _F:
@@ -145,19 +178,3 @@ def check_address(address: str) -> None:
     host, _, port = address.rpartition(":")  # the host may be a gRPC name: dns:///gateway
     if not host or not is_port(port, lowest=1):
         raise CliError(f"{address!r} is no address: write host:port, such as {DEFAULT_GATEWAY}.", ExitCode.BAD_INPUT)
-
-
-@contextmanager
-def open_client(gateway: str, api_key_file: Path | None, tls: bool, ca_file: Path | None) -> "Iterator[Client]":
-    """A client of the gateway; failures of its calls become CliErrors."""
-    from polyfleet.client import Client, Tls
-
-    check_address(gateway)
-    settings: Tls | bool = Tls(ca_file=ca_file) if ca_file else tls
-    with calling(gateway):
-        try:
-            client = Client(gateway, api_key=read_secret(api_key_file, "API key"), tls=settings)
-        except OSError as error:
-            raise CliError(f"The file {ca_file} can't be read: {error.strerror}.", ExitCode.BAD_INPUT) from None
-        with client:
-            yield client

@@ -1,10 +1,8 @@
 """`polyfleet tokenize`: a text's tokens, as a model reads them."""
 
-from pathlib import Path
-
 import click
 
-from polyfleet.cli.options import examples, gateway_options, json_option, model_option, open_client, read_text
+from polyfleet.cli.options import Gateway, examples, gateway_options, json_option, model_option, read_text
 from polyfleet.cli.output import out, print_json, print_table
 
 
@@ -21,16 +19,13 @@ def tokenize(
     chat: bool,
     special_tokens: bool | None,
     as_json: bool,
-    gateway: str,
-    api_key_file: Path | None,
-    tls: bool,
-    ca_file: Path | None,
+    gateway: Gateway,
 ) -> None:
     """Show the tokens of TEXT as the model reads them; `-` or nothing reads stdin."""
     if chat and special_tokens is not None:
         raise click.UsageError("--chat's template writes its own special tokens: leave --special-tokens out.")
     found = read_text(text, "The text")
-    with open_client(gateway, api_key_file, tls, ca_file) as client:
+    with gateway.client() as client:
         tokens = client.tokenize(
             None if chat else found,
             messages=[{"role": "user", "content": found}] if chat else None,

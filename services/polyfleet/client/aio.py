@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +21,7 @@ from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceStub
 from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
 from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.placements import ASK
 from polyfleet.wire.requests import GenerateOptions
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class AsyncCompletionStream(AsyncIterator[Delta]):
         self._done = True
         if self._call is not None:
             self._call.cancel()
+
+    async def trailers(self) -> Mapping[str, str | bytes]:
+        """What the gateway sent behind the last delta; waits for it."""
+        return dict(await self._call.trailing_metadata() or ()) if self._call is not None else {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,12 +121,15 @@ class AsyncClient:
         **options: Unpack[GenerateOptions],
     ) -> AsyncCompletionStream:
         """Generate from exactly one of prompt, messages and token ids; options as in `GenerateOptions`."""
-        request = requests.generate_request(prompt, messages, token_ids, options)
+        return self._stream(requests.generate_request(prompt, messages, token_ids, options), options.get("timeout"))
 
-        def start(timeout: float | None) -> Any:
-            return self._stub.Generate(request, timeout=timeout, metadata=self._metadata)
+    def _stream(
+        self, request: pb.GenerateRequest, timeout: float | None, *metadata: tuple[str, str]
+    ) -> AsyncCompletionStream:
+        def start(left: float | None) -> Any:
+            return self._stub.Generate(request, timeout=left, metadata=(*(self._metadata or ()), *metadata))
 
-        return AsyncCompletionStream(start, self._attempts(options.get("timeout")))
+        return AsyncCompletionStream(start, self._attempts(timeout))
 
     async def generate(
         self,
@@ -140,6 +148,24 @@ class AsyncClient:
     async def chat(self, messages: Messages, **options: Unpack[GenerateOptions]) -> Completion:
         """The next turn of a chat: `generate(messages=…)`."""
         return await self.generate(messages=messages, **options)
+
+    async def explain(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        token_ids: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[dict[str, Any]]:
+        """As `generate`, but tell what decided its placements, the last ones last, as `docs/placement.md` has it.
+
+        Empty where the gateway is of a version that gives no reasons.
+        """
+        request = requests.generate_request(prompt, messages, token_ids, options)
+        async with self._stream(request, options.get("timeout"), ASK) as stream:
+            async for _ in stream:
+                pass
+            return requests.placements_of(await stream.trailers())
 
     async def embed(
         self,

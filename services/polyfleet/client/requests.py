@@ -9,6 +9,7 @@ from typing import Any
 
 from polyfleet.client.errors import invalid_argument
 from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.placements import TRAILER
 from polyfleet.wire.requests import GenerateOptions, Message, Pooling
 from polyfleet.wire.sampling import NONE
 from polyfleet.wire.tools import ToolCall
@@ -121,6 +122,12 @@ def detokenize_request(token_ids: Sequence[int], model: str) -> pb.DetokenizeReq
     request = pb.DetokenizeRequest(model=model)
     _extend(request, "token_ids", token_ids)
     return request
+
+
+def placements_of(trailers: Mapping[str, str | bytes]) -> list[dict[str, Any]]:
+    """What the trailers of a call say of its placements; none where they say nothing."""
+    found: list[dict[str, Any]] = json.loads(trailers.get(TRAILER, "[]"))
+    return found
 
 
 def _set(message: Any, name: str, value: Any, label: str = "") -> None:

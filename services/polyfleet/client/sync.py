@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +21,7 @@ from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceStub
 from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
 from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.placements import ASK
 from polyfleet.wire.requests import GenerateOptions
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class CompletionStream(Iterator[Delta]):
         self._done = True
         if self._call is not None:
             self._call.cancel()
+
+    def trailers(self) -> Mapping[str, str | bytes]:
+        """What the gateway sent behind the last delta; waits for it."""
+        return dict(self._call.trailing_metadata() or ()) if self._call is not None else {}
 
     def __enter__(self) -> Self:
         return self
@@ -119,12 +124,15 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> CompletionStream:
         """Generate from exactly one of prompt, messages and token ids; options as in `GenerateOptions`."""
-        request = requests.generate_request(prompt, messages, token_ids, options)
+        return self._stream(requests.generate_request(prompt, messages, token_ids, options), options.get("timeout"))
 
-        def start(timeout: float | None) -> Any:
-            return self._stub.Generate(request, timeout=timeout, metadata=self._metadata)
+    def _stream(
+        self, request: pb.GenerateRequest, timeout: float | None, *metadata: tuple[str, str]
+    ) -> CompletionStream:
+        def start(left: float | None) -> Any:
+            return self._stub.Generate(request, timeout=left, metadata=(*(self._metadata or ()), *metadata))
 
-        return CompletionStream(start, self._attempts(options.get("timeout")))
+        return CompletionStream(start, self._attempts(timeout))
 
     def generate(
         self,
@@ -143,6 +151,24 @@ class Client:
     def chat(self, messages: Messages, **options: Unpack[GenerateOptions]) -> Completion:
         """The next turn of a chat: `generate(messages=…)`."""
         return self.generate(messages=messages, **options)
+
+    def explain(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        token_ids: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[dict[str, Any]]:
+        """As `generate`, but tell what decided its placements, the last ones last, as `docs/placement.md` has it.
+
+        Empty where the gateway is of a version that gives no reasons.
+        """
+        request = requests.generate_request(prompt, messages, token_ids, options)
+        with self._stream(request, options.get("timeout"), ASK) as stream:
+            for _ in stream:
+                pass
+            return requests.placements_of(stream.trailers())
 
     def embed(
         self,

@@ -1,11 +1,15 @@
 """What decided a placement, as data that people and programs read."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from polyfleet.placement.fleet import Verdict
 from polyfleet.placement.place import Placement
 
 MAX_SHOWN = 16  # workers of each sort
+MAX_TOLD = 2  # placements
+MAX_TOLD_BYTES = 6_000  # where headers and trailers may have 8 KiB in all
 
 
 def explained(placement: Placement, most: int = MAX_SHOWN) -> dict[str, Any]:
@@ -23,6 +27,23 @@ def explained(placement: Placement, most: int = MAX_SHOWN) -> dict[str, Any]:
         "dropped": [{"worker_id": each.worker_id, "reason": each.dropped} for each in dropped[:most]],
         "more": max(0, len(able) - most) + max(0, len(dropped) - most),
     }
+
+
+def told(placements: Sequence[dict[str, Any]]) -> str:
+    """The last of these as a JSON list in ASCII that fits a header: where ids or reasons are long, of fewer workers."""
+    text, most = "[]", MAX_SHOWN
+    while most:
+        text = json.dumps([_shortened(each, most) for each in placements[-MAX_TOLD:]])
+        if len(text) <= MAX_TOLD_BYTES:
+            break
+        most //= 2
+    return text if most else json.dumps([_shortened(each, 0) for each in placements[-1:]])
+
+
+def _shortened(found: dict[str, Any], most: int) -> dict[str, Any]:
+    left_out = sum(max(0, len(found[sort]) - most) for sort in ("workers", "dropped"))
+    fewer = {"workers": found["workers"][:most], "dropped": found["dropped"][:most]}
+    return {**found, **fewer, "more": found["more"] + left_out}
 
 
 def _numbers(verdict: Verdict) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 import asyncio
 import json
 
+import httpx2 as httpx
 import pytest
 from click.testing import CliRunner
 from tests.support.gateway_rig import MODEL, GatewayRig, Stream, text_worker
 
 from polyfleet.cli.main import cli
+from polyfleet.client import AsyncClient
 from polyfleet.gateway import server
 from polyfleet.placement.fleet import PlacementRequest
 from polyfleet.placement.place import Placement, place
@@ -49,6 +51,16 @@ async def test_a_caller_who_asks_is_told_what_decided(capsys: pytest.CaptureFixt
         silent = rig.stub.Generate(request)
         await Stream.read(silent)
         assert TRAILER not in dict(await silent.trailing_metadata())
+        async with AsyncClient(f"127.0.0.1:{rig.gateway.grpc.port}") as client:
+            (explained,) = await client.explain("fox fox fox", max_tokens=2)
+            assert explained["workers"][0].keys() == placement["workers"][0].keys()
+        body = {"model": MODEL, "prompt": "fox fox fox", "max_tokens": 2}
+        async with httpx.AsyncClient(base_url=rig.http) as http:
+            for stream in (False, True):
+                answer = await http.post("/v1/completions", json={**body, "stream": stream}, headers=dict([ASK]))
+                (told,) = json.loads(answer.headers[TRAILER])
+                assert (told["worker_id"], told["dropped"]) == ("w-1", placement["dropped"])
+            assert TRAILER not in (await http.post("/v1/completions", json=body)).headers
         command = ["explain", "fox fox fox", "--gateway", f"127.0.0.1:{rig.gateway.grpc.port}"]
         result = await asyncio.to_thread(CliRunner().invoke, cli, command)
         assert result.exit_code == 0, result.output

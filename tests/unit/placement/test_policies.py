@@ -1,5 +1,6 @@
 """What a policy's rule, weights and tenants make of a fleet, and which reports are believed."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyfleet.placement.explain import explained, told
 from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Worker, WorkerState
 from polyfleet.placement.place import place
 from polyfleet.placement.policy import Policy, TenantRule
@@ -205,3 +207,17 @@ def test_an_index_that_is_kept_up_to_date_places_as_a_new_one(reports: list[Work
         mine, fresh = place(request, kept), place(request, FleetSnapshot("e", 1, tuple(last.values())))
         assert mine.worker == fresh.worker
         assert {each.worker_id: each for each in mine.verdicts} == {each.worker_id: each for each in fresh.verdicts}
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "shown"), [("w", 1, 16), ("w", 3, 8), ("w" * 120, 3, 4), ("w" * 128 + '"' * 2000, 3, 0)]
+)
+def test_what_is_told_of_placements_fits_a_header(name: str, times: int, shown: int) -> None:
+    workers = [replace(FAST, worker_id=f"{name}-{n}") for n in range(100)]
+    workers += [replace(FAST, worker_id=f"{name}-d{n}", model="other") for n in range(30)]
+    found = explained(place(REQUEST, FleetSnapshot("e", 1, tuple(workers))))
+    text = told([found] * times)
+    last = json.loads(text)[-1]
+    assert len(text) <= 6_000
+    assert (len(last["workers"]), len(last["dropped"]), last["more"]) == (shown, shown, 130 - 2 * shown)
+    assert last["worker_id"] == found["worker_id"]

@@ -1,7 +1,6 @@
 """`polyfleet.v1.Inference` over gRPC: authenticate, convert, hand to the core, convert back."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -14,6 +13,7 @@ from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
 from polyfleet.gateway.grpc.errors import abort
 from polyfleet.gateway.parts import GatewayParts
+from polyfleet.placement.explain import told
 from polyfleet.process.decoding import refuse_undecodable
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1 import inference_pb2_grpc
@@ -24,7 +24,6 @@ from polyfleet.wire.placements import ASK, TRAILER
 from polyfleet.wire.tracing import TRACEPARENT, TRACESTATE, TraceContext, trace_context
 
 INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
-MAX_EXPLAINED = 2  # placements: trailers have to stay small
 GRACE_SECONDS = 1.0  # behind the deadline, for its status to reach a client that reads
 log = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
             tell = placements.append if ASK in metadata else None
             yield Call(method, caller.key_id, context.time_remaining(), caller.tenant, _trace(metadata), tell)
             if placements:
-                context.set_trailing_metadata(((TRAILER, json.dumps(placements[-MAX_EXPLAINED:])),))
+                context.set_trailing_metadata(((TRAILER, told(placements)),))
         except (grpc.aio.InternalError, grpc.aio.UsageError):  # of a write
             raise asyncio.CancelledError from None  # the client has left
         except ApiError as error:

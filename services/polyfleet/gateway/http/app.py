@@ -18,8 +18,10 @@ from polyfleet.gateway.http.monitoring import health_routes
 from polyfleet.gateway.http.more_endpoints import MoreEndpoints
 from polyfleet.gateway.http.welcome import Welcome
 from polyfleet.gateway.parts import GatewayParts
+from polyfleet.placement.explain import told
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import REQUEST_ID
+from polyfleet.wire.placements import TRAILER
 
 PREFLIGHT_SECONDS = 600  # a browser need not ask again so soon
 
@@ -35,7 +37,7 @@ def create_app(parts: GatewayParts, cors_origins: Sequence[str] = ()) -> Starlet
         allow_origins=cors_origins,
         allow_methods=("GET", "POST"),
         allow_headers=("*",),
-        expose_headers=("x-request-id", "retry-after"),
+        expose_headers=("x-request-id", "retry-after", TRAILER),
         max_age=PREFLIGHT_SECONDS,
     )
     return Starlette(
@@ -63,7 +65,10 @@ def create_app(parts: GatewayParts, cors_origins: Sequence[str] = ()) -> Starlet
 
 
 class Outermost:
-    """Gives each request an id (the caller's `x-request-id` where it is well-formed), and a fault of ours a 500."""
+    """Gives each request an id (the caller's `x-request-id` where it is well-formed), and a fault of ours a 500.
+
+    What an endpoint put into `scope["placements"]` before the answer begins goes into a header.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,6 +87,8 @@ class Outermost:
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if placements := scope.get("placements"):
+                    message["headers"].append((TRAILER.encode(), told(placements).encode()))
             await send(message)
 
         try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from polyfleet.gateway.http.errors import BodyTooLarge, UnsupportedMediaType, in
 from polyfleet.gateway.http.pace import Pace
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.placements import ASK
 from polyfleet.wire.tracing import TRACEPARENT, TRACESTATE, trace_context
 
 QUICK_BYTES = 65_536  # a body of this size is decoded within a millisecond
@@ -32,7 +34,12 @@ class Door:
         with self._refusals(call):
             caller = self._parts.auth.check(_authorization(request))
             trace = trace_context(request.headers.getlist(TRACEPARENT), request.headers.getlist(TRACESTATE))
-            return Call(method, key_id=caller.key_id, tenant=caller.tenant, trace=trace)
+            name, asked = ASK
+            explained = None
+            if request.headers.get(name) == asked:
+                request.scope["placements"] = placements = list[dict[str, Any]]()
+                explained = placements.append
+            return Call(method, key_id=caller.key_id, tenant=caller.tenant, trace=trace, explained=explained)
 
     @contextmanager
     def _refusals(self, call: Call) -> Iterator[None]:
