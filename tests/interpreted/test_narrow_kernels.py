@@ -40,6 +40,9 @@ def matrix(kind: str, rows: int, columns: int) -> torch.Tensor | Packed:
         return dense
     if kind in ("fp8", "int4"):
         return quantise(Kind[kind.upper()], dense)
+    if kind == "fp8 groups":
+        numbers = dense.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+        return pack(Kind.FP8, numbers, (0.5 + torch.rand(rows, columns // 128)) * 2.0**120)
     codes, scales = torch.randint(0, 16, (rows, columns), dtype=torch.uint8), torch.rand(rows, columns // 32)
     return pack(Kind.INT4, codes, scales / columns**0.5, -7.5 * scales / columns**0.5)
 
@@ -49,6 +52,7 @@ def matrix(kind: str, rows: int, columns: int) -> torch.Tensor | Packed:
     ("dense", 5, 40, 192, cut(32, 64, 8)),
     ("fp8", 1, 40, 128, cut(32, 16, 8)),
     ("fp8", 17, 32, 320, cut(32, 64, 1)),
+    ("fp8 groups", 2, 40, 256, cut(32, 32, 1)),
     ("int4", 1, 40, 256, cut(32, 16, 12)),
     ("groups", 3, 40, 512, cut(32, 64, 8)),
 ])  # fmt: skip

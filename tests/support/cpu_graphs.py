@@ -29,6 +29,29 @@ HALVES = {
     WeightFormat.Q4_1: ((0, 2), 32, 20),
     WeightFormat.Q4_K: ((0, 2), 256, 144),
     WeightFormat.Q6_K: ((208,), 256, 210),
+    WeightFormat.Q5_0: ((0,), 32, 22),
+    WeightFormat.Q5_1: ((0, 2), 32, 24),
+    WeightFormat.Q2_K: ((80, 82), 256, 84),
+    WeightFormat.Q3_K: ((108,), 256, 110),
+    WeightFormat.Q5_K: ((0, 2), 256, 176),
+    WeightFormat.Q8_K: ((), 256, 292),
+    WeightFormat.TQ1_0: ((52,), 256, 54),
+    WeightFormat.TQ2_0: ((64,), 256, 66),
+    WeightFormat.IQ1_S: ((0,), 256, 50),
+    WeightFormat.IQ1_M: ((), 256, 56),
+    WeightFormat.IQ2_XXS: ((0,), 256, 66),
+    WeightFormat.IQ2_XS: ((0,), 256, 74),
+    WeightFormat.IQ2_S: ((0,), 256, 82),
+    WeightFormat.IQ3_XXS: ((0,), 256, 98),
+    WeightFormat.IQ3_S: ((0,), 256, 110),
+    WeightFormat.IQ4_NL: ((0,), 32, 18),
+    WeightFormat.IQ4_XS: ((0,), 256, 136),
+}
+SINGLES = {  # where a float32 number stands
+    WeightFormat.Q8_K: (256, 292),
+    WeightFormat.INT4: (32, 21),
+    WeightFormat.INT8: (32, 37),
+    WeightFormat.FP8: (32, 36),
 }
 
 
@@ -64,8 +87,15 @@ def random_weight(name: str, form: WeightFormat, rows: int, columns: int, seed: 
     rng = np.random.default_rng(seed)
     if not form.quantised:
         return dense(name, rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5), form)
-    halves, weights, size = HALVES[form]
+    halves, (weights, size) = HALVES.get(form, ((), 0, 0))[0], SINGLES.get(form) or HALVES[form][1:]
     blocks = rng.integers(0, 256, (rows, columns // weights, size), dtype=np.uint8)
+    if form in SINGLES:
+        singles = rng.uniform(-1, 1, blocks.shape[:2]).astype(np.float32) * np.float32(0.01)
+        blocks[..., :4] = singles[..., None].view(np.uint8)
+    if form is WeightFormat.FP8:
+        blocks[..., 4:] = np.where(blocks[..., 4:] & 0x7F == 0x7F, 0, blocks[..., 4:])  # which is no number
+    if form is WeightFormat.IQ1_M:  # its scale's nibbles stand in the high ends of four words: 0x2400 is 2^-6
+        blocks[..., 49::2] = blocks[..., 49::2] & 0xF | np.array([0, 0, 0x40, 0x20], dtype=np.uint8)
     for offset in halves:
         scales = rng.uniform(-1, 1, blocks.shape[:2]).astype(np.float16) * np.float16(0.01)
         blocks[..., offset : offset + 2] = scales[..., None].view(np.uint8)
@@ -76,8 +106,28 @@ def expand(weight: Weight) -> NDArray[np.float64]:
     """The weight's numbers, by the `gguf` package."""
     if not weight.format.quantised:
         return weight.data.double().numpy()
+    if weight.format in (WeightFormat.INT4, WeightFormat.INT8, WeightFormat.FP8):
+        return _of_folders(weight)
     kind = gguf.GGMLQuantizationType[weight.format.value]
     return np.asarray(gguf.quants.dequantize(weight.data.numpy(), kind), dtype=np.float64)
+
+
+def _of_folders(weight: Weight) -> NDArray[np.float64]:
+    """As kernels/folder_blocks.py states these blocks, written out."""
+    blocks = weight.data.numpy().reshape(weight.rows, weight.columns // 32, -1)
+    scales = blocks[..., :4].copy().view(np.float32).astype(np.float64)
+    if weight.format is WeightFormat.FP8:
+        codes = np.array([_e4m3(code) for code in range(256)])[blocks[..., 4:]]
+    else:
+        low, high = blocks[..., 5:] & 15, blocks[..., 5:] >> 4
+        codes = np.concatenate((low, high), axis=-1) if weight.format is WeightFormat.INT4 else blocks[..., 5:]
+        codes = codes.astype(np.float64) - blocks[..., 4:5]
+    return np.asarray((scales * codes).reshape(weight.rows, -1), dtype=np.float64)
+
+
+def _e4m3(code: int) -> float:
+    sign, exponent, fraction = -1 if code & 128 else 1, code >> 3 & 15, code & 7
+    return sign * (2.0 ** (exponent - 7) * (1 + fraction / 8) if exponent else 2.0**-6 * fraction / 8)
 
 
 @dataclass(frozen=True)

@@ -113,10 +113,11 @@ class EngineOptions:
         0, "computing", "Ranks that compute the model together, each on a device of its own; 0: one."
     )
     weights: str = _option(
-        "dense",
+        "auto",
         "computing",
-        "How matrices stay in memory where kernels of a GPU's read them so: dense, or quantised to fp8 or int4.",
-        choices=("dense", "fp8", "int4"),
+        "How matrices stay in memory where kernels of a GPU's read them so: auto as their file has them, dense, or quantised"
+        " to fp8 or int4.",
+        choices=("auto", "dense", "fp8", "int4"),
     )
     threads: int = _option(0, "computing", "CPU threads; 0: one for each core that may be used.")
     reproducible: bool = _option(

@@ -186,14 +186,6 @@ def test_a_quantised_weight_whose_columns_do_not_fit(model: LoadedModel) -> None
 
 
 @needs_library
-def test_an_unknown_format(model: LoadedModel) -> None:
-    source = model.weights["layers.0.down"]
-    odd = Weight(source.name, "IQ2_XXS", source.rows, source.columns, source.data)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"weight layers\.0\.down has a format that the CPU library does not read"):
-        executor(with_weight(model, odd))
-
-
-@needs_library
 def test_implementations_name_every_op(model: LoadedModel) -> None:
     chosen = executor(model, instruction_set="plain").implementations()
     assert len(chosen) == 8

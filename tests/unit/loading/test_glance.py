@@ -26,7 +26,7 @@ WEIGHTS = weights(b"{}")
         ("m.gguf", b"", "the file is empty"),
         ("m.gguf", b"hello", "is not a GGUF file"),
         ("m.bin", b"PK\x03\x04", "is not a GGUF file"),
-        ("m.gguf", b"GGUF" + bytes(19), "is truncated: it ends within the header"),
+        ("m.gguf", b"GGUF\x03" + bytes(18), "is truncated: the header needs 24 bytes or more, the file has 23"),
         ("m.gguf", POINTER, "git lfs pull"),
         ("model.safetensors", WEIGHTS, "is one file of a Hugging Face folder; name the folder"),
         ("config.json", b"{}", "is one file of a Hugging Face folder; name the folder"),
@@ -71,7 +71,7 @@ def test_folders(tmp_path: Path, files: dict[str, bytes], problem: str) -> None:
 
 
 def test_what_may_be_a_model_passes(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF, and what else belongs there")
+    (tmp_path / "m.gguf").write_bytes(b"GGUF\x03" + bytes(19))
     glance(tmp_path / "m.gguf")
     (tmp_path / "config.json").write_bytes(b"{}")
     (tmp_path / "model.safetensors").write_bytes(weights(TENSORS) + b"abcd")

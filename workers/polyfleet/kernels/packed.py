@@ -13,13 +13,15 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from polyfleet.kernels.quantisation import codes_of, dequantise
+from polyfleet.kernels.folder_blocks import int4_parts
+from polyfleet.kernels.groups import Groups
+from polyfleet.kernels.quantisation import dequantise, groups_of
 from polyfleet.kernels.weights import Weight, WeightFormat
 
 SPANS = (64, 32, 16)  # the widest that fits is taken
 E4M3_RANGE, E4M3_FACTOR = 448.0, 2.0**120
 GROUP = 128  # columns, of weights that are quantised here
-GROUPS_OF_32 = frozenset({WeightFormat.Q4_0, WeightFormat.Q4_1, WeightFormat.Q4_K})
+GROUP_OF_FILES = 32  # of their blocks
 HEADS = frozenset({"lm_head", "embedding"})  # which 4 bits would hurt more than others
 
 
@@ -33,6 +35,15 @@ class Kind(IntEnum):
     def pack(self) -> int:
         """Codes of a word."""
         return 4 if self is Kind.FP8 else 8
+
+
+KINDS = {  # of codes, by the format of a file
+    WeightFormat.Q4_0: Kind.INT4,
+    WeightFormat.Q4_1: Kind.INT4,
+    WeightFormat.Q4_K: Kind.INT4,
+    WeightFormat.INT4: Kind.INT4,
+    WeightFormat.FP8: Kind.FP8,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,48 +134,96 @@ def _scales(scales: Tensor) -> Tensor:
 def kept(weights: Sequence[Weight], weights_as: str) -> Kind | None:
     """What weights that lie side by side stay in memory as; None: dense.
 
-    "int4" keeps the groups of files that have 4 bits a weight, and leaves outputs and rows that it does not fit to fp8.
+    "auto" keeps what files have in 4 bits or in fp8. "int4" keeps 4 bits of files, and leaves outputs and rows that it
+    does not fit to fp8, which keeps fp8 of files.
     """
     columns = weights[0].columns
     if not weights_as or any(weight.rows == 1 for weight in weights):
         return None
-    if weights_as == "int4" and _of_files(weights) and span_of(Kind.INT4, columns, 32):
-        return Kind.INT4
+    if (
+        (kind := _of_files(weights))
+        and weights_as in ("auto", kind.name.lower())
+        and span_of(kind, columns, GROUP_OF_FILES)
+    ):
+        return kind
+    if weights_as == "auto":
+        return None
     small = weights_as == "int4" and not HEADS & {weight.name for weight in weights}
     if small and columns % GROUP == 0 and span_of(Kind.INT4, columns, GROUP):
         return Kind.INT4
     return Kind.FP8 if span_of(Kind.FP8, columns, columns) else None
 
 
-def _of_files(weights: Sequence[Weight]) -> bool:
-    """Whether all are in groups of 4 bits as files have them."""
-    return all(weight.format in GROUPS_OF_32 for weight in weights)
+def _of_files(weights: Sequence[Weight]) -> Kind | None:
+    """The kind of codes that all of them have in their files."""
+    kinds = {KINDS.get(weight.format) for weight in weights}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def packed_bytes(kind: Kind, weights: Sequence[Weight]) -> int:
-    """What they will take."""
-    group = 32 if _of_files(weights) else GROUP
-    groups = 1 if kind is Kind.FP8 else weights[0].columns // group
+    """What they will take at most."""
+    group = GROUP_OF_FILES if _of_files(weights) is kind else GROUP if kind is Kind.INT4 else weights[0].columns
+    groups = weights[0].columns // group
     return sum(weight.rows * (weight.columns * 4 // kind.pack + 4 * groups) for weight in weights)
 
 
 def pack_weights(kind: Kind, weights: Sequence[Weight], device: torch.device) -> Packed:
     """Weights that lie side by side, one after the other, so that no more than one of them is there dense."""
-    files = kind is Kind.INT4 and _of_files(weights)
-    minima = any(weight.format is not WeightFormat.Q4_0 for weight in weights)
-    parts = [
-        _of_blocks(weight, device, minima) if files else quantise(kind, dequantise(weight, torch.float32, device))
-        for weight in weights
-    ]
+    if _of_files(weights) is kind:
+        parts = _pack_files(kind, weights, device)
+    else:
+        parts = [quantise(kind, dequantise(weight, torch.float32, device)) for weight in weights]
     if len(parts) == 1:
         return parts[0]
     words = torch.cat([part.words for part in parts])
     return replace(parts[0], words=words, groups=torch.cat([part.groups for part in parts], dim=1))
 
 
-def _of_blocks(weight: Weight, device: torch.device, minima: bool) -> Packed:
-    """Of GGML's blocks of 4 bits, in groups of 32; the same numbers, but that scales and minima are bfloat16."""
-    codes, scales, least = codes_of(weight.format, weight.data.to(device))
-    if minima and least is None:
-        least = -8 * scales
-    return pack(Kind.INT4, codes.view(weight.rows, -1), scales, least)
+def _pack_files(kind: Kind, weights: Sequence[Weight], device: torch.device) -> list[Packed]:
+    """Of blocks of 32 columns; the same numbers, but that scales and minima are bfloat16.
+
+    Blocks that have scale and minimum alike with those beside them become groups of more columns.
+    """
+    parts = [_codes(weight, device) for weight in weights]
+    counts_from_8 = all(part.minima is None for part in parts)
+    columns, found = weights[0].columns, []
+    for part in parts:
+        minima = part.minima
+        if kind is Kind.INT4 and not counts_from_8 and minima is None:
+            minima = -8 * part.scales
+        found.append(replace(part, minima=minima))
+    group = next(
+        each
+        for each in (columns, 4 * GROUP_OF_FILES, 2 * GROUP_OF_FILES, GROUP_OF_FILES)
+        if span_of(kind, columns, each) and all(_alike(part, each) for part in found)
+    )
+    step = group // GROUP_OF_FILES
+    return [
+        pack(
+            kind, each.codes.flatten(1), each.scales[:, ::step], None if each.minima is None else each.minima[:, ::step]
+        )
+        for each in found
+    ]
+
+
+def _alike(part: Groups, group: int) -> bool:
+    """Whether all blocks of each group have one scale and one minimum."""
+    if part.codes.shape[1] * GROUP_OF_FILES % group:
+        return False
+    sides = [
+        side.view(len(side), -1, group // GROUP_OF_FILES) for side in (part.scales, part.minima) if side is not None
+    ]
+    return all(bool((side == side[..., :1]).all()) for side in sides)
+
+
+def _codes(weight: Weight, device: torch.device) -> Groups:
+    """Codes in bytes and their scales, of fp8 2^120 times as large; without minima codes of 4 bits count from 8."""
+    data = weight.data.to(device)
+    if weight.format is WeightFormat.INT4:
+        codes, scales, zeros = int4_parts(data)
+        minima = None if bool((zeros == 8).all()) else -scales * zeros
+        return Groups(codes, scales, minima)
+    groups = groups_of(weight.format, data)
+    if weight.format is WeightFormat.FP8:
+        return Groups(groups.codes.view(torch.uint8), groups.scales * E4M3_FACTOR)
+    return replace(groups, codes=groups.codes + 8) if weight.format is WeightFormat.Q4_0 else groups

@@ -11,34 +11,30 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from polyfleet.kernels.quantisation import row_bytes
-from polyfleet.kernels.weights import WeightFormat
-from polyfleet.loading import mxfp4
-from polyfleet.loading.model import ModelFileError
+from polyfleet.kernels.formats import WeightFormat, row_bytes
+from polyfleet.models.errors import ModelFileError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 
-FORMATS: Mapping[int, WeightFormat] = {
-    0: WeightFormat.F32,
-    1: WeightFormat.F16,
-    2: WeightFormat.Q4_0,
-    3: WeightFormat.Q4_1,
-    8: WeightFormat.Q8_0,
-    12: WeightFormat.Q4_K,
-    14: WeightFormat.Q6_K,
-    30: WeightFormat.BF16,
+FORMATS: Mapping[int, WeightFormat] = {  # ggml_type of ggml.h
+    **{0: WeightFormat.F32, 1: WeightFormat.F16, 30: WeightFormat.BF16},
+    **{2: WeightFormat.Q4_0, 3: WeightFormat.Q4_1, 6: WeightFormat.Q5_0, 7: WeightFormat.Q5_1, 8: WeightFormat.Q8_0},
+    **{10: WeightFormat.Q2_K, 11: WeightFormat.Q3_K, 12: WeightFormat.Q4_K, 13: WeightFormat.Q5_K},
+    **{14: WeightFormat.Q6_K, 15: WeightFormat.Q8_K, 34: WeightFormat.TQ1_0, 35: WeightFormat.TQ2_0},
+    **{19: WeightFormat.IQ1_S, 29: WeightFormat.IQ1_M, 16: WeightFormat.IQ2_XXS, 17: WeightFormat.IQ2_XS},
+    **{22: WeightFormat.IQ2_S, 18: WeightFormat.IQ3_XXS, 21: WeightFormat.IQ3_S},
+    **{20: WeightFormat.IQ4_NL, 23: WeightFormat.IQ4_XS},
 }
 # Types that other tools write and this engine does not read, for the error message.
 OTHER_FORMATS: Mapping[int, str] = {
-    6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
-    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32",
-    27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-}  # fmt: skip
+    **{4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
+    **{31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 40: "NVFP4"},
+}
 
-MXFP4 = 39
+MXFP4, MXFP4_WEIGHTS, MXFP4_BYTES = 39, 32, 17  # the type, and its block
 
 # Private and writable, as torch wants memory to be, without setting aside memory for pages that nobody writes.
 PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
@@ -51,8 +47,12 @@ SCALARS: Mapping[int, str] = {  # value type -> struct code
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: `rows` x `columns` of `format`, `size` bytes from `offset` of the file."""
+    """Where a tensor lies: `rows` x `columns` of `format`, `size` bytes from `offset` of the mapped file `buffer`.
 
+    The mapping is private: nothing written to it reaches the file.
+    """
+
+    buffer: mmap.mmap
     name: str
     format: WeightFormat
     rows: int
@@ -64,10 +64,9 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A parsed header over the mapped file. The mapping is private: nothing written to it reaches the file."""
+    """A parsed header."""
 
     path: str
-    buffer: mmap.mmap
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
 
@@ -111,7 +110,7 @@ class _Header:
                 raise self.error(f"metadata key {key!r} stands twice in the header")
             metadata[key] = self.value(self.unpack("I"))
         directory = [self.tensor() for _ in range(num_tensors)]
-        return GgufFile(self.path, self.buffer, metadata, self.place(directory, self.alignment(metadata)))
+        return GgufFile(self.path, metadata, self.place(directory, self.alignment(metadata)))
 
     def alignment(self, metadata: Mapping[str, Any]) -> int:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -128,9 +127,9 @@ class _Header:
         shape = [self.unpack("Q") for _ in range(num_dimensions)]
         kind, offset = self.unpack("I"), self.unpack("Q")
         rows, columns = prod(shape[1:]), shape[0]
-        if kind == MXFP4 and columns % mxfp4.BLOCK == 0:
-            size = rows * columns // mxfp4.BLOCK * mxfp4.BYTES
-            return TensorInfo(name, WeightFormat.Q8_0, rows, columns, offset, size, mxfp4=True)
+        if kind == MXFP4 and columns % MXFP4_WEIGHTS == 0:
+            size = rows * columns // MXFP4_WEIGHTS * MXFP4_BYTES
+            return TensorInfo(self.buffer, name, WeightFormat.Q8_0, rows, columns, offset, size, mxfp4=True)
         if kind not in FORMATS:
             known = OTHER_FORMATS.get(kind, f"number {kind}")
             names = ", ".join(sorted(form.value for form in FORMATS.values()))
@@ -139,7 +138,7 @@ class _Header:
             size = rows * row_bytes(FORMATS[kind], columns)
         except ValueError as error:
             raise self.error(f"tensor {name!r}: {error}") from None
-        return TensorInfo(name, FORMATS[kind], rows, columns, offset, size)
+        return TensorInfo(self.buffer, name, FORMATS[kind], rows, columns, offset, size)
 
     def place(self, directory: list[TensorInfo], alignment: int) -> dict[str, TensorInfo]:
         """Make offsets absolute and check that each tensor lies inside the file."""

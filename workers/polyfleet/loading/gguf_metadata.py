@@ -23,8 +23,6 @@ def check_file_metadata(fields: Fields) -> None:
     kind = fields.text("general.type", "model")
     if kind != "model":
         raise fields.error(f"general.type is {kind!r}: the file holds no model of its own (needed: 'model')")
-    if fields.count("split.count", 0, minimum=0) > 1:
-        raise fields.error("is one shard of several; merge them with `llama-gguf-split --merge` first")
     version = fields.count("general.quantization_version", QUANTIZATION_VERSION, minimum=0)
     if version != QUANTIZATION_VERSION:
         raise fields.error(

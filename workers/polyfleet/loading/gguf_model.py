@@ -8,8 +8,9 @@ import torch
 from polyfleet.kernels.quantisation import DENSE_DTYPES, row_bytes
 from polyfleet.kernels.weights import Weight
 from polyfleet.loading import mxfp4
-from polyfleet.loading.gguf_file import GgufFile, TensorInfo, read_gguf
+from polyfleet.loading.gguf_file import GgufFile, TensorInfo
 from polyfleet.loading.gguf_metadata import check_file_metadata, check_model_metadata
+from polyfleet.loading.gguf_split import read_files
 from polyfleet.loading.gguf_tokenizer import gguf_tokenizer
 from polyfleet.loading.gguf_vocabulary import gguf_end_tokens
 from polyfleet.loading.model import LoadedModel
@@ -25,14 +26,14 @@ from polyfleet.models.registry import UnknownArchitecture, of_gguf
 
 def load_gguf(path: str, progress: Progress) -> LoadedModel:
     """Load the file; raises ModelFileError."""
-    file = read_gguf(path)
+    file = read_files(path)
     fields = Fields(path, file.metadata)
     architecture, config = read_config(file, fields)
     check_config(path, config, len(file.tensors))
     check_model_metadata(fields, config)
     tensors: list[Weight] = []
     for number, info in enumerate(file.tensors.values()):
-        tensors.append(Weight(info.name, info.format, info.rows, info.columns, _tensor(file, info)))
+        tensors.append(Weight(info.name, info.format, info.rows, info.columns, _tensor(info)))
         progress((number + 1) / len(file.tensors))
     weights = place_all(tensors, architecture.gguf_names, config)
     check_weights(path, config, weights)
@@ -51,7 +52,7 @@ def read_config(file: GgufFile, fields: Fields) -> tuple[Architecture, ModelConf
 
     def numbers(tensor: str) -> list[float]:
         info = file.tensors.get(tensor)
-        found: list[float] = [] if info is None or info.format.quantised else _tensor(file, info).flatten().tolist()
+        found: list[float] = [] if info is None or info.format.quantised else _tensor(info).flatten().tolist()
         return found
 
     keys = GgufKeys(fields.under(f"{name}."), file.tensors, embedding.rows if embedding else 0, numbers)
@@ -62,11 +63,11 @@ def read_config(file: GgufFile, fields: Fields) -> tuple[Architecture, ModelConf
     return architecture, config
 
 
-def _tensor(file: GgufFile, info: TensorInfo) -> torch.Tensor:
+def _tensor(info: TensorInfo) -> torch.Tensor:
     """A view of the mapped file: numbers, or raw blocks as bytes."""
     if info.size == 0:
         return torch.empty((info.rows, 0), dtype=torch.uint8)
-    raw = torch.frombuffer(file.buffer, dtype=torch.uint8, count=info.size, offset=info.offset)
+    raw = torch.frombuffer(info.buffer, dtype=torch.uint8, count=info.size, offset=info.offset)
     if info.mxfp4:
         return mxfp4.of_gguf(info.name, raw.view(info.rows, -1)).data
     if info.format.quantised:

@@ -1,4 +1,4 @@
-"""Whether a path can be a model at all, told within milliseconds and without torch: before anything is started for it.
+"""Whether a path can be a model at all, told within a moment and without torch: before anything is started for it.
 
 What passes here may still be refused by `load_model`, which reads all of it.
 """
@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 from polyfleet.loading.folder_files import check_is_model, weight_files
+from polyfleet.loading.gguf_split import read_files
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.fields import read_json
 
 GGUF_MAGIC = b"GGUF"
-GGUF_HEAD_BYTES = 24  # magic, version, numbers of tensors and of keys
 LFS_POINTER = b"version https://git-lfs"
 KINDS = "a model is a GGUF file or a Hugging Face folder"
 
@@ -39,8 +39,7 @@ def glance(path: str | Path) -> None:
 
 def _glance_at_file(path: Path) -> None:
     if _beginning(path).startswith(GGUF_MAGIC):
-        if path.stat().st_size < GGUF_HEAD_BYTES:
-            raise ModelFileError(f"{path}: is truncated: it ends within the header")
+        read_files(str(path))
         return
     if path.suffix in (".safetensors", ".json"):
         raise ModelFileError(f"{path}: is one file of a Hugging Face folder; name the folder")

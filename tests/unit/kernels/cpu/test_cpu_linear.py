@@ -18,17 +18,27 @@ from tests.support.cpu_graphs import (
     random_weight,
 )
 
+from polyfleet.kernels.cpu.layouts import FORMATS, format_read, readable
+from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.weights import Weight, WeightFormat
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 
-QUANTISED = [form for form in WeightFormat if form.quantised]
+READ = [form for form in WeightFormat if form in FORMATS]
+QUANTISED = [form for form in READ if form.quantised]
 DENSE = [form for form in WeightFormat if not form.quantised]
 ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 64)
 
+ROUNDED = (WeightFormat.Q6_K, WeightFormat.INT8, WeightFormat.FP8)
+COMPANY_FORMS = [form for form in READ if form not in (WeightFormat.INT4, WeightFormat.INT8, WeightFormat.FP8)]
+
 # Error of a result, in units of sum(|x| |w|): float32 sums and scales; Q4_K's products of scales are kept in half
-# precision, and Q6_K's two scales in 32 columns become one.
-EXACT = {WeightFormat.Q4_K: 6e-4, WeightFormat.Q6_K: 8e-3}
+# precision, and what 8 bits with one scale for 32 columns don't hold is rounded to them.
+EXACT = {WeightFormat.Q4_K: 6e-4, WeightFormat.INT4: 6e-4} | dict.fromkeys(ROUNDED, 8e-3)
+ONE_SCALE = {
+    *(WeightFormat.Q5_0, WeightFormat.Q8_K, WeightFormat.TQ1_0, WeightFormat.TQ2_0, WeightFormat.IQ1_S),
+    *(WeightFormat.IQ2_XXS, WeightFormat.IQ3_XXS, WeightFormat.IQ3_S, WeightFormat.IQ4_NL, WeightFormat.IQ4_XS),
+}
 MANY_ROWS = 300
 COMPANIES = (*range(1, 36), 47, 48, 49, 63, 64, 65, 79, 100, *range(126, 131), 191, 193, 255, 256, 257, MANY_ROWS)
 BF16_SETS = ("avx512bf16", "amx")
@@ -69,6 +79,24 @@ def test_quantised_weights_and_rows_that_int8_represents(
         check(rig.all_rows(count), rows[:count], weight, EXACT.get(form, 2e-6))
 
 
+def test_formats_that_are_not_read_as_they_are(instruction_set: str) -> None:
+    """One scale for 32 columns: the same numbers; else rounded to 127 steps of the block's largest."""
+    rows, steps = exact_rows(3, 256), 0.5 / 127 + 1e-6
+    for form in [form for form in WeightFormat if form not in FORMATS]:
+        weight = random_weight("w", form, 7, 256)
+        made, numbers = expand(readable(weight)), _numbers(weight)
+        peaks = np.abs(numbers).reshape(7, -1, 32).max(-1).repeat(32, axis=1)
+        assert readable(weight).format is format_read(form)
+        same = form in ONE_SCALE
+        assert np.all(np.abs(made - numbers) <= peaks * (1e-7 if same else steps)), form
+        result = Rig(rows, linear("w"), weight, instruction_set=instruction_set).all_rows(3)
+        check(result, rows, readable(weight), 6e-4)
+
+
+def _numbers(weight: Weight) -> NDArray[np.float64]:
+    return dequantise(weight, torch.float32).double().numpy()  # which other tests compare with `gguf`
+
+
 @pytest.mark.parametrize("form", [WeightFormat.Q8_0, WeightFormat.Q4_0, WeightFormat.Q4_1])
 @pytest.mark.parametrize("columns", [32, 96, 576])
 def test_odd_numbers_of_blocks(instruction_set: str, form: WeightFormat, columns: int) -> None:
@@ -78,7 +106,7 @@ def test_odd_numbers_of_blocks(instruction_set: str, form: WeightFormat, columns
     check(result, rows, weight, 2e-6)
 
 
-@pytest.mark.parametrize(("form", "columns"), [(form, 256) for form in WeightFormat] + [(WeightFormat.Q4_1, 1600)])
+@pytest.mark.parametrize(("form", "columns"), [(form, 256) for form in COMPANY_FORMS] + [(WeightFormat.Q4_1, 1600)])
 def test_a_row_computes_to_the_same_bits_in_any_company(instruction_set: str, form: WeightFormat, columns: int) -> None:
     """So that a sequence goes on with the same tokens when it was moved or preempted."""
     weight = random_weight("w", form, 40, columns)

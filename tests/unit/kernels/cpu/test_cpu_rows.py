@@ -16,6 +16,7 @@ from tests.support.cpu_graphs import (
     random_weight,
 )
 
+from polyfleet.kernels.cpu.layouts import FORMATS
 from polyfleet.kernels.weights import WeightFormat
 
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
@@ -38,7 +39,7 @@ def silu_mul(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return gated
 
 
-@pytest.mark.parametrize("form", list(WeightFormat))
+@pytest.mark.parametrize("form", [*FORMATS, WeightFormat.Q5_0])
 def test_embedding_in_every_format(instruction_set: str, form: WeightFormat) -> None:
     table = random_weight("table", form, 10, 512)
     rig = Rig(

@@ -8,8 +8,10 @@
 
 #define PF_API extern "C" __attribute__((visibility("default")))
 
-// Storage of a weight as it lies in a model file.
-enum PfFormat : int32_t { PF_F32, PF_F16, PF_BF16, PF_Q8_0, PF_Q4_0, PF_Q4_1, PF_Q4_K, PF_Q6_K, PF_NUM_FORMATS };
+// Storage of a weight as it lies in a model file, or in blocks of kernels/folder_blocks.py.
+enum PfFormat : int32_t {
+    PF_F32, PF_F16, PF_BF16, PF_Q8_0, PF_Q4_0, PF_Q4_1, PF_Q4_K, PF_Q6_K, PF_INT4, PF_INT8, PF_FP8, PF_NUM_FORMATS
+};
 
 enum PfStageKind : int32_t {
     PF_EMBEDDING,   // output[T] = rows of the first weight, looked up by token id
@@ -42,7 +44,7 @@ enum PfEpilogue : int32_t { PF_STORE, PF_THEN_SILU_MUL, PF_THEN_ROPE_CACHE };
 struct PfWeight {
     int32_t format, rows, columns;
     int32_t packed;    // whether a linear reads it; else it is read in place (embedding, norm, bias)
-    const void *data;  // row after row; must outlive the executor unless packed
+    const void *data;  // row after row; must outlive the executor unless packed; null: PfModel::read gives it
     const char *name;  // for messages
 };
 
@@ -79,6 +81,8 @@ struct PfModel {
     const float *amplitudes;           // the same shape: what cosines and sines are multiplied by
     const PfWeight *weights;
     const int32_t *widths;  // columns of each buffer
+    const void *(*read)(int32_t weight);  // the data of a packed weight, from any thread; null where that fails
+    void (*done)(int32_t weight);         // with what `read` gave
 };
 
 // One step, as engine/plan.py has it: rows are tokens, each sequence has a run of them, at its last positions.
@@ -103,7 +107,7 @@ struct PfExecutor;
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 4;
+const int32_t PF_ABI = 5;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.

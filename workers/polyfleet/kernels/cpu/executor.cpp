@@ -63,30 +63,44 @@ void Executor::pack_weights() {
         size += align(data_bytes(packed)) + align(low_bytes(packed));
     }
     packed_ = Memory(size + 64).on_huge_pages();
+    std::vector<bool> shared;
+    for (const Weight &weight : weights_) shared.push_back(weight.source.packed && is_shared(weight.source));
     std::atomic<size_t> next{0};
     std::atomic<const char *> broken{nullptr};
+    std::atomic<const char *> problem{nullptr};
     pool_.run([&](int) {
         for (size_t i; (i = next.fetch_add(1)) < weights_.size();) {
-            Weight &weight = weights_[i];
-            if (!weight.source.packed) continue;
-            uint8_t *data = packed_.as<uint8_t>(offsets[i]);
-            if (!pack(weight.source, weight.packed, data, data + align(data_bytes(weight.packed)))) broken = weight.source.name;
+            PfWeight &source = weights_[i].source;
+            if (!source.packed || broken) continue;
+            if (const char *found = pack_weight(i, packed_.as<uint8_t>(offsets[i]))) problem = found, broken = source.name;
+            // Not read again, unless an embedding shares it: so no more than one copy of the weights is ever in memory.
+            if (source.data && !shared[i])
+                page_out(source.data, (size_t)(row_bytes(source.format, source.columns) * source.rows));
         }
     });
-    if (broken) throw std::invalid_argument(std::string("weight ") + broken.load() + " holds numbers that are not finite");
+    model_.read = nullptr;
+    model_.done = nullptr;
+    if (broken) throw std::invalid_argument(std::string("weight ") + broken.load() + problem.load());
     for (Weight &weight : weights_) {
         weight.source.name = nullptr;
-        if (weight.source.packed) forget(weight.source);
+        if (weight.source.packed) weight.source.data = nullptr;
     }
 }
 
-// The memory of a packed weight is not read again, unless an embedding shares it.
-void Executor::forget(PfWeight &packed) {
-    const bool shared = std::any_of(weights_.begin(), weights_.end(), [&](const Weight &other) {
-        return !other.source.packed && other.source.data == packed.data;
+// What is wrong with the weight; null where it is packed now.
+const char *Executor::pack_weight(size_t number, uint8_t *data) {
+    Weight &weight = weights_[number];
+    PfWeight source = weight.source;
+    if (!source.data && !(source.data = model_.read((int32_t)number))) return " could not be read";
+    const bool finite = pack(source, weight.packed, data, data + align(data_bytes(weight.packed)));
+    if (!weight.source.data) model_.done((int32_t)number);
+    return finite ? nullptr : " holds numbers that are not finite";
+}
+
+bool Executor::is_shared(const PfWeight &packed) const {
+    return std::any_of(weights_.begin(), weights_.end(), [&](const Weight &other) {
+        return !other.source.packed && packed.data && other.source.data == packed.data;
     });
-    if (!shared) page_out(packed.data, (size_t)(row_bytes(packed.format, packed.columns) * packed.rows));
-    packed.data = nullptr;
 }
 
 void Executor::allocate(int num_blocks, int block_size, int rows) {

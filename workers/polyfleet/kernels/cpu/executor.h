@@ -133,7 +133,8 @@ private:
 
     // Set-up (executor.cpp).
     void pack_weights();
-    void forget(PfWeight &packed);
+    const char *pack_weight(size_t number, uint8_t *data);
+    bool is_shared(const PfWeight &packed) const;
     Cache make_cache(int num_blocks, int block_size) const;
     void make_scratch();
     void reserve(int rows);

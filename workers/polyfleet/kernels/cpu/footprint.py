@@ -4,14 +4,14 @@ from collections.abc import Iterable
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Experts, OpKind, of
+from polyfleet.kernels.cpu.layouts import FOUR_BITS, format_read
 from polyfleet.kernels.cpu.program import GROUP
 from polyfleet.kernels.quantisation import BLOCKS
-from polyfleet.kernels.weights import Weight, WeightFormat, Weights
+from polyfleet.kernels.weights import Weight, Weights
 
 BLOCK = 32  # columns of a packed block
 Q4_BYTES = 4 * GROUP + BLOCK * GROUP // 2  # Q4Block of kernels.h
 Q8_BYTES = 2 * GROUP + BLOCK * GROUP  # Q8High and Q8Low
-EIGHT_BITS = (WeightFormat.Q8_0, WeightFormat.Q6_K)
 MATRICES = (OpKind.LINEAR, OpKind.EXPERTS, OpKind.HEAD_LINEAR)  # ops whose weights are packed
 HALF, SINGLE = 2, 4  # bytes of a number
 
@@ -28,12 +28,12 @@ def packed_bytes(weight: Weight) -> int:
     groups = -(-weight.rows // GROUP)
     if not weight.format.quantised:
         return groups * GROUP * weight.columns * BLOCKS[weight.format].size
-    return groups * (weight.columns // BLOCK) * (Q8_BYTES if weight.format in EIGHT_BITS else Q4_BYTES)
+    return groups * (weight.columns // BLOCK) * (Q4_BYTES if format_read(weight.format) in FOUR_BITS else Q8_BYTES)
 
 
 def file_bytes(weight: Weight) -> int:
-    """As the model file has it."""
-    layout = BLOCKS[weight.format]
+    """As the model file has it, or as the library reads it."""
+    layout = BLOCKS[format_read(weight.format)]
     return weight.rows * -(-weight.columns // layout.weights) * layout.size
 
 

@@ -10,9 +10,11 @@ from typing import Any
 NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
 PATH = Path(__file__).parent / NAME
 
-ABI = 4  # PF_ABI of abi.h
+ABI = 5  # PF_ABI of abi.h
 NO_MEMORY = -2  # PfResult of abi.h
 Int32s = POINTER(c_int32)
+READ = ctypes.CFUNCTYPE(c_void_p, c_int32)
+DONE = ctypes.CFUNCTYPE(None, c_int32)
 
 
 class LibraryUnavailable(RuntimeError):
@@ -53,6 +55,8 @@ class PfModel(ctypes.Structure):
         ("amplitudes", POINTER(c_float)),
         ("weights", POINTER(PfWeight)),
         ("widths", Int32s),
+        ("read", READ),
+        ("done", DONE),
     ]
 
 

@@ -14,11 +14,11 @@ from polyfleet.graph.ops import Experts, Heads, Rope
 from polyfleet.kernels.cpu import library
 from polyfleet.kernels.cpu.footprint import MATRICES, padded, row_stride
 from polyfleet.kernels.cpu.geometry import KINDS, Geometry
-from polyfleet.kernels.cpu.library import PfModel, PfStage, PfStep, PfWeight
+from polyfleet.kernels.cpu.layouts import FORMATS, format_read, readable
+from polyfleet.kernels.cpu.library import DONE, READ, PfModel, PfStage, PfStep, PfWeight
 from polyfleet.kernels.cpu.program import GROUP, NONE, Program, StageKind, programs
 from polyfleet.kernels.weights import Weight, WeightFormat, Weights
 
-FORMATS = {form: number for number, form in enumerate(WeightFormat)}  # PfFormat of abi.h, in the same order
 COLUMN_MULTIPLE = 32  # of quantised weights
 PACKED = (StageKind.LINEAR, StageKind.EXPERTS, StageKind.HEAD_LINEAR)  # whose weights are
 
@@ -119,10 +119,11 @@ class CpuModel:
             *(each.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for each in (frequencies, amplitudes)),
             weights,
             widths.ctypes.data_as(library.Int32s),
+            *(READ(self._packing.read), DONE(self._packing.done)),
         )
         handle: int | None = self._library.pf_executor_create(ctypes.byref(model), instruction_set.encode(), threads)
         if handle is None:
-            raise ValueError(library.last_error())
+            raise self._packing.problem or ValueError(library.last_error())
         return handle
 
     def _add(self, stages: Any, operands: Int32s) -> int:
@@ -152,6 +153,22 @@ class _Packing:
         self._numbers: dict[tuple[str, bool], int] = {}  # (name, packed)
         self._entries: list[PfWeight] = []
         self._alive: list[tuple[bool, torch.Tensor]] = []
+        self._later: dict[int, Weight] = {}  # what is made readable when it is packed, so that it never is all at once
+        self._read: dict[int, torch.Tensor] = {}
+        self.problem: Exception | None = None  # of `read`
+
+    def read(self, number: int) -> int:
+        """Where the data of a weight of `_later` lies, until `done`; 0 where there is a problem."""
+        try:
+            self._read[number] = readable(self._later[number]).data
+        except (ValueError, MemoryError, RuntimeError) as error:
+            self.problem = error
+            return 0
+        return self._read[number].data_ptr()
+
+    def done(self, number: int) -> None:
+        """It has been packed."""
+        del self._read[number]
 
     def program(self, program: Program) -> tuple[Any, Int32s]:
         """The program as structs, and its operands."""
@@ -194,18 +211,23 @@ class _Packing:
 
     def release(self) -> None:
         """Let go of what has been packed."""
+        self._later.clear()
         self._alive = [(packed, data) for packed, data in self._alive if not packed]
 
     def _number(self, name: str, *, packed: bool) -> int:
         key = (name, packed)
         if key not in self._numbers:
-            weight = self._source[name]
+            weight, number = self._source[name], len(self._entries)
             vector = weight.rows == 1 and not packed  # norms and biases are read as float32
-            data = weight.data.float().contiguous() if vector else weight.data.contiguous()
-            form = WeightFormat.F32 if vector else weight.format
-            self._alive.append((packed, data))
-            self._numbers[key] = len(self._entries)
-            entry = PfWeight(FORMATS[form], weight.rows, weight.columns, packed, data.data_ptr(), name.encode())
+            form, address = format_read(weight.format), 0
+            if packed and form is not weight.format:
+                self._later[number] = weight
+            else:
+                data = weight.data.float().contiguous() if vector else readable(weight).data.contiguous()
+                form, address = WeightFormat.F32 if vector else form, data.data_ptr()
+                self._alive.append((packed, data))
+            self._numbers[key] = number
+            entry = PfWeight(FORMATS[form], weight.rows, weight.columns, packed, address, name.encode())
             self._entries.append(entry)
         return self._numbers[key]
 
@@ -228,8 +250,6 @@ def unsupported(graph: KernelGraph, weights: Weights) -> str:
 
 
 def _problem(weight: Weight) -> str:
-    if weight.format not in FORMATS:
-        return f"weight {weight.name} has a format that the CPU library does not read"
     if weight.format.quantised and weight.columns % COLUMN_MULTIPLE:
         return f"weight {weight.name} has {weight.columns} columns, no multiple of {COLUMN_MULTIPLE}"
     if weight.rows == 1 and weight.format.quantised:
@@ -242,7 +262,9 @@ def implementations(instruction_set: str, formats: Iterable[WeightFormat]) -> Ma
     names = sorted(kind.value for kind in KINDS)
     function = library.load().pf_linear_implementation
     forms = sorted(set(formats), key=list(WeightFormat).index)
-    linears = (f"{form.value}: {function(instruction_set.encode(), FORMATS[form]).decode()}" for form in forms)
+    linears = (
+        f"{form.value}: {function(instruction_set.encode(), FORMATS[format_read(form)]).decode()}" for form in forms
+    )
     return {**dict.fromkeys(names, f"cpu {instruction_set}"), "linear": "cpu " + ", ".join(linears)}
 
 

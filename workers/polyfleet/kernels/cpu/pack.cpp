@@ -75,10 +75,44 @@ void expand_q6_k(const uint8_t *row, int block, float *out) {
     }
 }
 
-// Two scales in 32 columns become one: a step of the result is at most a quarter of a step of the source.
-void read_q6_k(const uint8_t *row, int block, Quantised &out) {
+float read_single(const uint8_t *p) {
+    float single;
+    memcpy(&single, p, 4);
+    return single;
+}
+
+void read_int4(const uint8_t *row, int block, Quantised &out) {
+    const uint8_t *p = row + (int64_t)block * 21;
+    read_nibbles(p + 5, out);
+    out.scale = read_single(p);
+    out.minimum = -out.scale * (float)p[4];
+}
+
+void expand_int8(const uint8_t *row, int block, float *out) {
+    const uint8_t *p = row + (int64_t)block * 37;
+    for (int i = 0; i < BLOCK; i++) out[i] = read_single(p) * (float)((int)p[5 + i] - (int)p[4]);
+}
+
+// e4m3: a sign, 4 bits of exponent, 3 of fraction; without a place for infinity, and with one for what is no number.
+float fp8_to_float(uint8_t code) {
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const float size = (code & 127) == 127 ? NAN
+                       : exponent          ? ldexpf((float)(8 + fraction), exponent - 10)
+                                           : ldexpf((float)fraction, -9);
+    return code & 128 ? -size : size;
+}
+
+void expand_fp8(const uint8_t *row, int block, float *out) {
+    const uint8_t *p = row + (int64_t)block * 36;
+    for (int i = 0; i < BLOCK; i++) out[i] = read_single(p) * fp8_to_float(p[4 + i]);
+}
+
+// What codes of 8 bits don't hold as it is becomes the nearest: in 127 steps of the block's largest. Of Q6_K a step is at
+// most a quarter of a step of the source.
+template <void (*expand)(const uint8_t *row, int block, float *out)>
+void read_rounded(const uint8_t *row, int block, Quantised &out) {
     float values[BLOCK], peak = 0;
-    expand_q6_k(row, block, values);
+    expand(row, block, values);
     for (float value : values) peak = fabsf(value) > peak || isnan(value) ? fabsf(value) : peak;
     out.scale = peak / 127;
     out.minimum = -128 * out.scale;
@@ -86,18 +120,36 @@ void read_q6_k(const uint8_t *row, int block, Quantised &out) {
     for (int i = 0; i < BLOCK; i++) out.codes[i] = (uint8_t)(128 + (int)rintf(inverse > 0 ? values[i] * inverse : 0));
 }
 
+void read_int8(const uint8_t *row, int block, Quantised &out) {
+    const uint8_t *p = row + (int64_t)block * 37;
+    if (p[4] != 128) return read_rounded<expand_int8>(row, block, out);
+    memcpy(out.codes, p + 5, BLOCK);
+    out.scale = read_single(p);
+    out.minimum = -128 * out.scale;
+}
+
+typedef void (*Expander)(const uint8_t *row, int block, float *out);
 typedef void (*Reader)(const uint8_t *row, int block, Quantised &out);
 
 struct Format {
     PackedKind kind;
     int block, size;  // columns and bytes of a block in the file
     Reader read;
+    Expander expand;  // of what `read` rounds
 };
 
 const Format FORMATS[PF_NUM_FORMATS] = {
-    {PACKED_F32, 1, 4, nullptr},      {PACKED_F16, 1, 2, nullptr},      {PACKED_BF16, 1, 2, nullptr},
-    {PACKED_Q8, 32, 34, read_q8_0},   {PACKED_Q4, 32, 18, read_q4_0},   {PACKED_Q4, 32, 20, read_q4_1},
-    {PACKED_Q4, 256, 144, read_q4_k}, {PACKED_Q8, 256, 210, read_q6_k},
+    {PACKED_F32, 1, 4, nullptr, nullptr},
+    {PACKED_F16, 1, 2, nullptr, nullptr},
+    {PACKED_BF16, 1, 2, nullptr, nullptr},
+    {PACKED_Q8, 32, 34, read_q8_0, nullptr},
+    {PACKED_Q4, 32, 18, read_q4_0, nullptr},
+    {PACKED_Q4, 32, 20, read_q4_1, nullptr},
+    {PACKED_Q4, 256, 144, read_q4_k, nullptr},
+    {PACKED_Q8, 256, 210, read_rounded<expand_q6_k>, expand_q6_k},
+    {PACKED_Q4, 32, 21, read_int4, nullptr},
+    {PACKED_Q8, 32, 37, read_int8, expand_int8},
+    {PACKED_Q8, 32, 36, read_rounded<expand_fp8>, expand_fp8},
 };
 
 float read_dense(int32_t format, const uint8_t *row, int64_t column) {
@@ -228,8 +280,8 @@ void expand_row(const PfWeight &weight, int64_t row, float *out) {
     }
     for (int b = 0; b < weight.columns / BLOCK; b++, out += BLOCK) {
         Quantised block;
-        if (weight.format == PF_Q6_K) {
-            expand_q6_k(source, b, out);
+        if (format.expand) {
+            format.expand(source, b, out);
             continue;
         }
         format.read(source, b, block);

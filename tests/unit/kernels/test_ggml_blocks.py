@@ -1,0 +1,40 @@
+"""GGML's block formats against the package `gguf`, bit for bit."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.support.cpu_graphs import HALVES, random_weight
+
+from polyfleet.kernels.ggml_blocks import PLAIN
+from polyfleet.kernels.ggml_lattices import LATTICES
+from polyfleet.kernels.quantisation import BLOCKS, dequantise
+from polyfleet.kernels.weights import Weight, WeightFormat
+
+FORMS = [*PLAIN, *LATTICES]
+
+
+def expected(weight: Weight) -> NDArray[np.float32]:
+    """By the package; Q8_K, which it does not know, as ggml writes it."""
+    data = weight.data.numpy()
+    if weight.format is WeightFormat.Q8_K:
+        blocks = data.reshape(weight.rows, -1, 292)
+        scales = blocks[..., :4].copy().view(np.float32)
+        return np.asarray((scales * blocks[..., 4:260].view(np.int8)).reshape(weight.rows, -1), dtype=np.float32)
+    numbers = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[weight.format.value])
+    return np.asarray(numbers, dtype=np.float32)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_are_those_of_gguf_bit_for_bit(form: WeightFormat) -> None:
+    weight = random_weight("w", form, 3, 512)
+    found = dequantise(weight, torch.float32).numpy()
+    np.testing.assert_array_equal(found.view(np.uint32), expected(weight).view(np.uint32))
+
+
+def test_sizes_of_blocks_are_those_of_gguf() -> None:
+    for form in FORMS:
+        sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[form.value]]
+        assert (BLOCKS[form].weights, BLOCKS[form].size) == sizes, form
+    assert HALVES.keys() >= set(FORMS)
