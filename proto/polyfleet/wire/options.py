@@ -115,8 +115,8 @@ class EngineOptions:
     weights: str = _option(
         "auto",
         "computing",
-        "How matrices stay in memory where kernels of a GPU's read them so: auto as their file has them, dense, or quantised"
-        " to fp8 or int4.",
+        "How matrices stay in memory where kernels of a GPU's read them so: auto as their file has them, dense, or"
+        " quantised to fp8 or int4.",
         choices=("auto", "dense", "fp8", "int4"),
     )
     threads: int = _option(0, "computing", "CPU threads; 0: one for each core that may be used.")
