@@ -40,38 +40,34 @@ class StepFit:
     SOLVE_EVERY, SWEEPS = 8, 12
 
     def __init__(self) -> None:
-        self._products = [[0.0] * 3 for _ in range(3)]
-        self._targets = [0.0] * 3
-        self._found = [0.0] * 3
+        self._moments = [0.0] * 9  # sums over steps: of 1, n, t, nn, nt, tt, s, ns, ts, where s are their seconds
+        self._found = (0.0, 0.0, 0.0)
         self._num_steps = 0
-
-    @property
-    def seconds(self) -> tuple[float, float, float]:
-        """base, per_sequence, per_token; all 0 while nothing was learned."""
-        base, per_sequence, per_token = (value / scale for value, scale in zip(self._found, self.SCALE, strict=True))
-        return base, per_sequence, per_token
+        self.seconds = (0.0, 0.0, 0.0)  # base, per_sequence, per_token; all 0 while nothing was learned
 
     def add(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
         """Learn from one step without prompt tokens."""
-        given = (1.0, num_sequences / self.SCALE[1], num_tokens / self.SCALE[2])
-        expected = sum(a * b for a, b in zip(given, self._found, strict=True))
-        seconds = min(seconds, self.OUTLIER * expected) if expected else seconds
-        for row, one in zip(self._products, given, strict=True):
-            for column, other in enumerate(given):
-                row[column] = self.KEEP * row[column] + one * other
-        self._targets = [self.KEEP * each + one * seconds for each, one in zip(self._targets, given, strict=True)]
+        n, t = num_sequences / self.SCALE[1], num_tokens / self.SCALE[2]
+        base, per_n, per_t = self._found
+        if expected := base + n * per_n + t * per_t:
+            seconds = min(seconds, self.OUTLIER * expected)
+        news = (1.0, n, t, n * n, n * t, t * t, seconds, n * seconds, t * seconds)
+        self._moments = [self.KEEP * moment + new for moment, new in zip(self._moments, news, strict=True)]
         self._num_steps += 1
         if self._num_steps <= self.SOLVE_EVERY or self._num_steps % self.SOLVE_EVERY == 0:
             self._solve()
 
     def _solve(self) -> None:
         """Coordinate descent: each in turn is what the others leave, and never below 0."""
-        found = self._found
+        one, n, t, nn, nt, tt, s, ns, ts = self._moments
+        one, nn, tt = (each * (1 + ridge) for each, ridge in zip((one, nn, tt), self.RIDGE, strict=True))
+        base, per_n, per_t = self._found
         for _ in range(self.SWEEPS):
-            for i, row in enumerate(self._products):
-                others = sum(row[j] * found[j] for j in range(3) if j != i)
-                weight = row[i] * (1 + self.RIDGE[i])
-                found[i] = max(0.0, (self._targets[i] - others) / weight) if weight else 0.0
+            base = max(0.0, (s - n * per_n - t * per_t) / one)
+            per_n = max(0.0, (ns - n * base - nt * per_t) / nn) if nn else 0.0
+            per_t = max(0.0, (ts - t * base - nt * per_n) / tt) if tt else 0.0
+        self._found = base, per_n, per_t
+        self.seconds = base / self.SCALE[0], per_n / self.SCALE[1], per_t / self.SCALE[2]
 
 
 @dataclass(slots=True)

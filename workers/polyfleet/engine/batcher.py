@@ -139,7 +139,7 @@ class Batcher:
         if not decodes and not shares:
             return False
         plan = self._holdings.assembler.assemble(shares, decodes)
-        pooled: list[int] = plan.pooled.tolist()
+        pooled: list[int] = plan.pooled.tolist() if shares else []
         now = self._clock()
         pending: Pending | None = None
         error: Exception | None = None

@@ -71,6 +71,7 @@ class Engine:
         )
         self._executor = executor
         self._batcher = Batcher(executor, capacity, limits, clock)
+        self._pool = self._batcher.pool
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
         ends = config.end_token_ids
         self._grammars = Grammars(tokenizer.document, config.vocabulary_size, ends) if tokenizer else None
@@ -143,12 +144,12 @@ class Engine:
         DeviceTimeout where the device hangs: the engine is of no use any more, its sequences can go on in another.
         """
         ledger = self._batcher.ledger
-        canary_alone = CANARY_ID in ledger and len(ledger) == 1
+        canary_alone = len(ledger) == 1 and CANARY_ID in ledger
         report = self._batcher.step()
-        if report.num_rows:
+        if num_rows := report.num_rows:
             self._steps += 1
             self._step_seconds += report.seconds
-            self._step_rows += report.num_rows
+            self._step_rows += num_rows
             if not canary_alone:  # its few tokens say nothing of the speed that requests see
                 self._rates.add_step(report.num_decodes, report.num_prefill_tokens, report.seconds, self._held_tokens)
         return report.updates
@@ -172,16 +173,16 @@ class Engine:
 
     def status(self) -> EngineStatus:
         """How the engine is doing."""
-        batcher = self._batcher
+        batcher, rates, pool = self._batcher, self._rates, self._pool
         ledger, counters = batcher.ledger, batcher.counters
         return EngineStatus._make(  # in the order of its fields: by their names it takes three times as long
             (
                 len(ledger.running),
                 len(ledger.waiting),
                 batcher.uncomputed_tokens,
-                batcher.pool.num_free,
-                self._rates.prefill.per_second,
-                self._rates.decode.per_second,
+                pool.num_free,
+                rates.prefill.per_second,
+                rates.decode.per_second,
                 self._steps,
                 self._step_seconds,
                 counters.prompt_tokens,
@@ -195,16 +196,15 @@ class Engine:
                 ledger.cancelled,
                 self._step_rows,
                 counters.dropped_rows,
-                batcher.pool.evictions,
-                *self._rates.decode_step.seconds,
+                pool.evictions,
+                *rates.decode_step.seconds,
             )
         )
 
     @property
     def _held_tokens(self) -> int:
         """Room for tokens in the KV blocks that sequences use."""
-        pool = self._batcher.pool
-        return (pool.num_blocks - pool.num_free) * self.facts.block_size
+        return (self._pool.num_blocks - self._pool.num_free) * self.facts.block_size
 
     def check(self) -> None:
         """Raise AssertionError unless pool, prefix index and ledger balance. Cheap enough for an idle engine.

@@ -118,14 +118,15 @@ class Flight:
 
         Raises RuntimeError for an output that does not fit this step.
         """
-        num_decodes = num_draws = len(self.decodes)
+        num_sequences = num_draws = len(self.decodes)
         if self.parts:
             num_draws += sum(part.draws for part in self.parts)
-        shape = (len(output.token_ids), len(output.faults), 0 if output.pooled is None else len(output.pooled))
-        wanted = (num_draws, num_decodes + len(self.parts), len(self.pooled))
+            num_sequences += len(self.parts)
+        token_ids: list[int] = output.token_ids.tolist()
+        shape = (len(token_ids), len(output.faults), 0 if output.pooled is None else len(output.pooled))
+        wanted = (num_draws, num_sequences, len(self.pooled))
         if shape != wanted:
             raise RuntimeError(f"the executor returned {shape} tokens, faults and pooled rows instead of {wanted}")
-        token_ids: list[int] = output.token_ids.tolist()
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:  # one below 0 would mean a slot
             raise RuntimeError(f"the executor drew tokens {min(token_ids)} to {max(token_ids)} of {vocabulary_size}")
         if output.logprobs is None:

@@ -188,20 +188,27 @@ class _Decoding:
         self.sequences, self.plan = sequences, plan
         self._numbers = plan.numbers.copy()
         self._growth = NOTHING  # of `_numbers` from step to step
+        self._drawing = NOTHING  # token ids that are being drawn
 
     def advance(self, changed: Int32s, starts: Sequence[Start]) -> None:
         """All sequences have come one token further."""
-        plan, count = self.plan, len(self.sequences)
-        if not len(self._growth):  # token ids, positions, slots and row starts, lengths, draw rows and slots, positions
-            growth = np.repeat((0, 1, 0, 1, 0, 1), (count, count, 2 * count + 1, count, 2 * count, count))
-            self._growth = growth.astype(np.int32)
-        self._numbers += self._growth
-        if self.sequences[0].num_drawing:  # as all are
-            self._numbers[:count] = -1 - self._numbers[2 * count : 3 * count]
+        plan, sequences, numbers = self.plan, self.sequences, self._numbers
+        if self._growth is NOTHING:
+            self._grow_by(len(sequences))
+        np.add(numbers, self._growth, out=numbers)
+        np.copyto(plan.numbers, numbers)
+        if sequences[0].num_drawing:  # as all are
+            np.copyto(plan.token_ids, self._drawing)
+        elif len(sequences) == 1:
+            plan.token_ids[0] = sequences[0].generated_ids[-1]
         else:
-            self._numbers[:count] = [each.generated_ids[-1] for each in self.sequences]
-        plan.numbers[:] = self._numbers
+            plan.token_ids[:] = [each.generated_ids[-1] for each in sequences]
         plan.changed, plan.starts = changed, starts
+
+    def _grow_by(self, count: int) -> None:
+        # Token ids, positions, slots and row starts, lengths, draw rows and slots, positions.
+        growth = np.repeat((0, 1, 0, 1, 0, 1), (count, count, 2 * count + 1, count, 2 * count, count))
+        self._growth, self._drawing = growth.astype(np.int32), -1 - self._numbers[2 * count : 3 * count]
 
 
 def lay_out(
