@@ -4,6 +4,7 @@
     python bench/engine.py --peers transformers,llama.cpp,openvino --json engine.json
     python bench/engine.py --model DIR --device cuda --dtype bfloat16 --peers transformers
     python bench/engine.py --overhead                             # what a step costs beside the model, in ms
+    python bench/engine.py --structured                           # what JSON schemas cost in decode of 16 sequences
 
 Every contender runs in a process of its own. Each peer first tries a sweep of settings, which is printed, and is then
 measured at its best setting of each workload. All contenders compute the same random prompts in turn, for --repeats
@@ -23,12 +24,13 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
-from bench import overhead
+from bench import overhead, structured
 from bench.contenders.process import PACKAGES, ContenderError, Running, describe, running, sweep, unavailable
 from bench.contenders.workload import WORKLOADS, Setting, Workload
 from bench.report import Row, compare, publish
 
 from polyfleet.backends.cpu import usable_cores
+from polyfleet.wire.options import EngineOptions
 
 UNIT = "tokens/s"
 NAMES = tuple(each.name for each in WORKLOADS)
@@ -66,6 +68,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workloads", default="", help=f"comma-separated, of {', '.join(NAMES)}")
     parser.add_argument("--repeats", type=int, default=5, help="rounds over all contenders (default 5)")
     parser.add_argument("--overhead", action="store_true", help="an executor that computes nothing instead of a model")
+    parser.add_argument("--structured", action="store_true", help="ours alone: with a JSON schema beside free text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     chosen = parser.parse_args(arguments)
     chosen.peers = _names(parser, "--peers", chosen.peers, tuple(PACKAGES), ())
@@ -176,6 +179,17 @@ def main(arguments: list[str] | None = None) -> int:
     options, progress = parse(arguments), Progress()
     if options.overhead:
         publish(overhead.measure(options.repeats), options.json)
+        return 0
+    if options.structured:
+        engine = EngineOptions(
+            device=options.device,
+            dtype=options.dtype,
+            executor=options.executor,
+            threads=options.threads,
+            max_sequences=structured.SEQUENCES,
+            context_length=512,
+        )
+        publish(structured.measure(options.model, engine, options.repeats), options.json)
         return 0
     peers: Settings = {}
     for peer in options.peers:

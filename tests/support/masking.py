@@ -24,6 +24,7 @@ def sparse(allowed: Bools) -> Masks:
 def dense(masks: Masks, rows: int, vocabulary: int) -> Bools:
     """[S, V] which tokens each row may take."""
     allowed = np.ones((rows, vocabulary), dtype=bool)
-    allowed[masks.rows] = ~masks.disallowed(vocabulary)
+    for row, ceiling in zip(masks.rows, masks.ceilings(vocabulary), strict=True):
+        allowed[row] = ceiling > BARRED
     allowed[masks.biased_rows, masks.biased_ids] = masks.biases > BARRED
     return allowed

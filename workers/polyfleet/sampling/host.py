@@ -97,13 +97,14 @@ def _choose_changed(logits: Logits, draws: Draws, counts: Mapping[int, TokenCoun
     """Token ids of rows [n, V] that are all finite, and all penalised or masked; changes them."""
     for row in np.flatnonzero(draws.penalised).tolist():
         _penalise(logits[row], draws, row, counts)
-    num_allowed = _bar(logits, draws.masks)
-    token_ids: Ints = logits.argmax(-1)
-    random = np.flatnonzero(~draws.greedy)
-    if len(random):
-        filters = Filters.of(draws.take(random), logits.shape[-1], num_allowed[random])
-        token_ids[random] = _draw(torch.from_numpy(logits[random]), filters)
-    return token_ids
+    if draws.masks is not None:
+        _bar(logits, draws.masks)
+    if draws.greedy.all():
+        likeliest: Ints = logits.argmax(-1)
+        return likeliest
+    num_allowed = np.array([np.count_nonzero(row > -np.inf) for row in logits])
+    drawn = _draw(torch.from_numpy(logits), Filters.of(draws, logits.shape[-1], num_allowed))
+    return np.where(draws.greedy, logits.argmax(-1), drawn)
 
 
 def _argmax(logits: Tensor) -> Ints:
@@ -129,15 +130,11 @@ def _penalise(values: Logits, draws: Draws, row: int, counts: Mapping[int, Token
     values[ids[answer]] -= presence + frequency * known.generated[answer].astype(np.float32)
 
 
-def _bar(logits: Logits, masks: Masks | None) -> Ints:
-    """Bias rows [n, V] and bar what they may not take, in place; says how many tokens [n] each may take."""
-    if masks is None:
-        return np.full(len(logits), logits.shape[-1])
-    for row, barred in zip(masks.rows.tolist(), masks.disallowed(logits.shape[-1]), strict=True):
-        np.copyto(logits[row], -np.inf, where=barred)
+def _bar(logits: Logits, masks: Masks) -> None:
+    """Bias rows [n, V], and bar what they may not take, in place."""
+    for row, ceiling in zip(masks.rows.tolist(), masks.ceilings(logits.shape[-1]), strict=True):
+        np.minimum(logits[row], ceiling, out=logits[row])
     logits[masks.biased_rows, masks.biased_ids] += masks.biases
-    allowed: Ints = np.count_nonzero(logits > -np.inf, axis=-1)
-    return allowed
 
 
 def _logprobs(logits: Tensor, token_ids: Ints, finite: Bools, draws: Draws) -> Logprobs | None:

@@ -4,7 +4,7 @@ A set of tokens is a row of bits: bit t % 32 of word t // 32 is set where token 
 compile grammars write theirs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,8 @@ Float32s = NDArray[np.float32]
 BARRED = -np.inf
 WORD_BITS = 32
 BIT_OF_WORD = (np.uint32(1) << np.arange(WORD_BITS, dtype=np.uint32)).view(np.int32)  # each alone
+OCTETS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")  # the bits of each
+CEILINGS = np.where(OCTETS, np.float32(np.inf), np.float32(BARRED))  # by eight bits of a set: of their tokens' logits
 NO_BITS = np.zeros((0, 0), dtype=np.int32)
 
 
@@ -58,11 +60,10 @@ class Masks:
         biased_places, biased = _places(self.biased_rows, rows)
         return Masks(places, self.bits[kept], biased_places, self.biased_ids[biased], self.biases[biased])
 
-    def disallowed(self, vocabulary: int) -> Bools:
-        """[M, V] the tokens that the sets of `rows` leave out."""
-        octets = self.bits.astype("<i4", copy=False).view(np.uint8)
-        allowed = np.unpackbits(octets, axis=-1, count=vocabulary, bitorder="little")
-        return np.logical_not(allowed)
+    def ceilings(self, vocabulary: int) -> Iterator[Float32s]:
+        """Of each of `rows` [V]: infinity where a token may be drawn, else minus infinity."""
+        for octets in self.bits.astype("<i4", copy=False).view(np.uint8):
+            yield CEILINGS.take(octets, axis=0).reshape(-1)[:vocabulary]
 
 
 def all_tokens(vocabulary: int) -> Int32s:
