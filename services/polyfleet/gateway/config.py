@@ -70,7 +70,20 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         bool, Meta(description="what a chat's contents spell may become control tokens, as in a raw text")
     ] = False
     tool_parser: Annotated[
-        Literal["auto", "none", "deepseek", "mistral", "phi", "hermes", "llama", "glm4"],
+        Literal[
+            "auto",
+            "none",
+            "harmony",
+            "deepseek",
+            "kimi",
+            "mistral",
+            "phi",
+            "minicpm",
+            "hermes",
+            "pythonic",
+            "llama",
+            "glm4",
+        ],
         Meta(
             description="how models write calls of tools; auto: as each one's chat template shows; none: calls are text"
         ),

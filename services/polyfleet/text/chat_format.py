@@ -15,6 +15,7 @@ PROBE = {  # a tool that no template knows
     "type": "function",
     "function": {"name": MARK, "description": "a", "parameters": {"type": "object", "properties": {}}},
 }
+THOUGHTS = ("reasoning_content", "thinking")  # of a message: where templates look for what the assistant thought
 LAYOUTS: Mapping[str, tuple[tuple[str, ...], ...]] = {  # by role: conversations in which a message of it may stand
     "user": (("user",), ("system", "user")),
     "system": (("system", "user"),),
@@ -28,7 +29,8 @@ class ChatFormat:
     """`parts`: contents have to be lists of parts. `left_out`: roles whose messages it drops without a word.
 
     `behind_answer`: what it writes behind an assistant's content. `tools`: it tells the model of tools. `call_texts`:
-    it takes the arguments of calls as JSON text, not as objects.
+    it takes the arguments of calls as JSON text, not as objects. `no_content`: what it takes as a content of nothing
+    beside calls. `thoughts`: the key of a message's thoughts.
     """
 
     parts: bool
@@ -36,6 +38,8 @@ class ChatFormat:
     behind_answer: str = ""
     tools: bool = False
     call_texts: bool = False
+    no_content: str | None = None
+    thoughts: str = THOUGHTS[0]
 
     def content(self, content: str | Sequence[str]) -> Any:
         """A content, one text or several, in the form that the template wants; texts are joined by line breaks."""
@@ -56,15 +60,25 @@ def find_format(template: ChatTemplate) -> ChatFormat:
             )
         parts = False  # it refuses everything here: let it tell each caller why
     left_out = {role for role in LAYOUTS if role != "user" and _leaves_out(template, role, parts)}
-    objects, texts = (MARK in (_with_call(template, parts, arguments) or "") for arguments in ARGUMENTS)
+    no_content: str | None
+    for no_content in (None, ""):
+        called = [_with_call(template, parts, arguments, no_content) or "" for arguments in ARGUMENTS]
+        if any(called):
+            break
+    else:
+        no_content = None
+    objects, texts = (MARK in each for each in called)
     if objects or texts:
         left_out.discard("tool")
+    kept = (each for each in THOUGHTS if MARK in (_with_call(template, parts, {}, no_content, **{each: MARK}) or ""))
     return ChatFormat(
         parts,
         frozenset(left_out),
         _behind_answer(template, parts),
         tools=MARK in (_render(template, _messages(("user",), "user", parts, "a"), True, tools=[PROBE]) or ""),
         call_texts=texts and not objects,
+        no_content=no_content,
+        thoughts=next(kept, THOUGHTS[0]),
     )
 
 
@@ -79,11 +93,11 @@ def _messages(layout: Sequence[str], role: str, parts: bool, content: str = MARK
     return [{"role": each, "content": form.content(content if i == marked else "a")} for i, each in enumerate(layout)]
 
 
-def _with_call(template: ChatTemplate, parts: bool, arguments: Any) -> str | None:
-    """A chat in which the assistant calls a tool with these arguments."""
+def _with_call(template: ChatTemplate, parts: bool, arguments: Any, content: str | None, **more: str) -> str | None:
+    """A chat in which the assistant calls a tool with these arguments; `more` stands in its message."""
     user, assistant, tool = _messages(LAYOUTS["tool"][0], "tool", parts, "a")
     call = {"id": CALL_ID, "type": "function", "function": {"name": "a", "arguments": arguments}}
-    assistant |= {"content": None, "tool_calls": [call]}
+    assistant |= {"content": content, "tool_calls": [call], **more}
     return _render(template, [user, assistant, tool | {"tool_call_id": CALL_ID}], True)
 
 

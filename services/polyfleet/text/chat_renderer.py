@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from polyfleet.text.answer.parser import find_reasoning_tags
-from polyfleet.text.chat_format import ChatFormat, find_format
+from polyfleet.text.chat_format import THOUGHTS, ChatFormat, find_format
 from polyfleet.text.chat_template import ChatTemplate
 from polyfleet.text.errors import TextAssetsError, check_unicode
 from polyfleet.text.plain_tools import plain_chat
@@ -95,9 +95,11 @@ def _message(message: Message, path: str, form: ChatFormat, hide: Hide) -> dict[
         raise FieldError(f"{path}.role", f"the model's chat template leaves out messages of role {message.role}")
     plain = [_hidden(text, path, hide) for text in message.texts]
     given = plain[0] if isinstance(message.content, str) else plain
-    content = None if message.content is None else form.content(given)
+    content = form.no_content if message.content is None else form.content(given)
     value = {"role": message.role, "content": content}
-    more = {"name": message.name, "reasoning_content": message.reasoning, "tool_call_id": message.tool_call_id}
+    more = {"name": message.name, "tool_call_id": message.tool_call_id}
+    if form.thoughts == THOUGHTS[0] or not (message.tool_calls and content):  # others refuse both beside calls
+        more[form.thoughts] = message.reasoning
     value |= {key: _hidden(text, path, hide) for key, text in more.items() if text}
     if message.tool_calls:
         value["tool_calls"] = [

@@ -59,7 +59,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self, shield: Shield) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag], finalize=self._finalize
+        )
         self._shield = shield
         self.is_in, self.is_same = shield.is_in, shield.is_same
         self.tests |= dict.fromkeys(("eq", "==", "equalto"), shield.is_same) | {"in": shield.is_in}
@@ -91,6 +93,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 if isinstance(many, (str, list, tuple)) and len(many) * times > MAX_CHARACTERS:
                     raise SecurityError("a repetition is too long")
         return super().call_binop(context, operator, left, right)
+
+    def _finalize(self, value: Any) -> Any:
+        return self._shield.spelled(value) if isinstance(value, (dict, list, tuple)) else value
 
     def _to_json(self, value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
         """JSON without jinja2's escapes for HTML, which models were not trained on."""

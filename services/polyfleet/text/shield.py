@@ -72,6 +72,14 @@ class Shield:
         """`json_text` with all but ASCII escaped; stand-ins stay."""
         return re.sub(r"[^\x00-\x7f]", self._escaped, json_text)
 
+    def spelled(self, value: Any) -> str:
+        """A list or an object as Python spells it; stand-ins stay."""
+        return re.sub(r"\\(?:u(d[89ab]..)|.)", self._unescaped, str(value))
+
+    def _unescaped(self, match: "re.Match[str]") -> str:
+        code = int(match[1] or "0", 16)
+        return chr(code) if code in self._show else match[0]
+
     def _escaped(self, match: "re.Match[str]") -> str:
         code = ord(match[0])
         if code in self._show:

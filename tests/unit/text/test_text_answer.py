@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from polyfleet.text.answer.channels import ChannelParser
 from polyfleet.text.answer.formats import FORMATS, find_tool_format
 from polyfleet.text.answer.parser import REASONING_TAGS, AnswerParser, find_reasoning_tags
 from polyfleet.wire.tools import Tool, ToolCallDelta, read_tools
@@ -25,7 +26,8 @@ def parse(
     pieces: Sequence[str], family: str = "hermes", truncated: bool = False, tools: Sequence[Tool] = TOOLS, **more: Any
 ) -> tuple[str, str, list[Call]]:
     """Text, thoughts and the calls that stand, put together as a client does."""
-    parser = AnswerParser(FORMATS[family], tools, REASONING_TAGS[0], **more)
+    harmony = family == "harmony"
+    parser = ChannelParser(tools) if harmony else AnswerParser(FORMATS[family], tools, REASONING_TAGS[0], **more)
     text, thought, calls = "", "", dict[int, list[str]]()
     parts = [parser.add(piece) for piece in pieces] + [parser.finish(truncated=truncated)]
     for part in parts:
@@ -112,6 +114,67 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
         [("weather", PARIS)],
     ),
     ("glm4", f"weather\n{PARIS}", "", [("weather", PARIS)]),
+    (
+        "kimi",
+        "Look:<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        f"{PARIS}<|tool_call_end|><|tool_call_begin|>functions.time:1<|tool_call_argument_begin|>{{}}"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "Look:",
+        [("weather", PARIS), ("time", "{}")],
+    ),
+    (
+        "minicpm",
+        "Hm.\n<|tool_call_start|>\n```python\nweather(city='Pa\"ris', days=-2, where={'x': [1, None]})\ntime()\n```\n"
+        "<|tool_call_end|>",
+        "Hm.",
+        [("weather", '{"city": "Pa\\"ris", "days": -2, "where": {"x": [1, null]}}'), ("time", "{}")],
+    ),
+    ("minicpm", "<|tool_call_start|>[time(a='é')]<|tool_call_end|>", "", [("time", '{"a": "é"}')]),
+    (
+        "pythonic",
+        '[weather(city="A (b]\\"", days=1), time(ok=True)]',
+        "",
+        [("weather", '{"city": "A (b]\\"", "days": 1}'), ("time", '{"ok": true}')],
+    ),
+    ("pythonic", "<|python_start|>[time()]<|python_end|> Done.", " Done.", [("time", "{}")]),
+    ("llama", "[time()]", "", [("time", "{}")]),
+    ("llama", "[1, 2]", "[1, 2]", []),
+    *(
+        ("pythonic", text, text, [])
+        for text in (
+            "[rain()]",
+            "[time(1)]",
+            "[time(a=open('x'))]",
+            "[time(a=b)]",
+            "[time(**{})]",
+            "[time(a=1e999)]",
+            "[time(a={1, 2})]",
+            "[time(a=b'x')]",
+            "[time()",
+            "[time](x)",
+            "[time(a=" + "(" * 99,
+        )
+    ),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.time <|constrain|>json<|message|>{"a": 1}<|call|>',
+        "",
+        [("time", '{"a": 1}')],
+    ),
+    (
+        "harmony",
+        "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant to=functions.weather"
+        f"<|channel|>commentary json<|message|>{PARIS}<|call|>",
+        "Let me look.",
+        [("weather", PARIS)],
+    ),
+    ("harmony", " to=functions.time<|channel|>commentary json<|message|>{}", "", [("time", "{}")]),
+    ("harmony", "<|channel|>final<|message|>Cold.<|return|>", "Cold.", []),
+    ("harmony", "No channel at all.", "No channel at all.", []),
+    ("harmony", "<|channel|>commentary to=functions.rain<|message|>{}<|call|>", "{}", []),
+    ("harmony", "<|channel|>commentary to=functions.time<|message|>{oops}<|call|>", "{oops}", []),
+    ("harmony", '<|channel|>commentary to=functions.time<|message|>{"a": 1, b}', '{"a": 1, b}', []),
+    ("harmony", "<|channel|>final", "", []),
     ("glm4", "weather is fine", "weather is fine", []),
     *(
         ("hermes", text, text, [])
@@ -186,6 +249,23 @@ def test_calls_beyond_one_are_not_told_where_one_is_wanted(answer: str) -> None:
 def test_thoughts_are_told_apart(answer: str, thinking: bool, expected: Any) -> None:
     for pieces in ([answer], list(answer)):
         assert parse(pieces, thinking=thinking) == expected
+
+
+def test_channels_are_told_apart() -> None:
+    answer = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>analysis to=python code"
+        "<|message|>1 + 1<|call|>"
+        "<|start|>assistant<|channel|>final<|message|>So\nit is.<|return|>"
+    )
+    for pieces in ([answer], list(answer)):
+        assert parse(pieces, "harmony") == ("So\nit is.", "Hm.\n1 + 1", [])
+
+
+def test_kimi_gets_the_ids_back_that_it_wrote() -> None:
+    begin, separator = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
+    parser = AnswerParser(FORMATS["kimi"], TOOLS, None)
+    parsed = parser.add(f"<|tool_calls_section_begin|>{begin}functions.time:7{separator}{{}}<|tool_call_end|>")
+    assert [each.id for each in parsed.tool_calls] == ["functions.time:7"]
 
 
 def test_ids_differ_and_have_the_form_that_the_family_wants() -> None:

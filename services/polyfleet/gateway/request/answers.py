@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from polyfleet.gateway.fleet.models import ServedModel
 from polyfleet.gateway.request.prompts import Prompt
-from polyfleet.text.answer.formats import FORMATS, ToolFormat
+from polyfleet.text.answer.channels import ChannelParser
+from polyfleet.text.answer.formats import FORMATS, HARMONY, ToolFormat
 from polyfleet.text.answer.parser import AnswerParser
 from polyfleet.text.grammar import Calls
 from polyfleet.wire.limits import FieldError
@@ -22,11 +23,13 @@ def make_parser(
     if not request.messages or served.text is None:
         return None
     form, tags = _format(request, served, tool_parser), served.text.reasoning_tags
+    tools = read_tools(request.tools, request.tool_names) if form else ()
+    most_calls = 0 if request.parallel_tool_calls and not _named(request) else 1
+    if served.text.tool_format is HARMONY and (form is None or form.name == HARMONY.name):
+        return ChannelParser(tools, bare=bool(form and form.bare), most_calls=most_calls)
     if form is None and tags is None:
         return None
-    tools = read_tools(request.tools, request.tool_names) if form else ()
-    several = request.parallel_tool_calls and not _named(request)
-    return AnswerParser(form, tools, tags, thinking=thinking, most_calls=0 if several else 1)
+    return AnswerParser(form, tools, tags, thinking=thinking, most_calls=most_calls)
 
 
 async def make_grammar(

@@ -64,10 +64,10 @@ class Calls:
         if name not in self._tools:
             raise NotACall
 
-    def begin(self, name: str) -> None:
-        """A call of this tool. Raises as `check`."""
+    def begin(self, name: str, call_id: str = "") -> None:
+        """A call of this tool, whose id the model has given, or is made. Raises as `check`."""
         self.check(name)
-        self.deltas.append(ToolCallDelta(self.num_begun, self._make_id(), name))
+        self.deltas.append(ToolCallDelta(self.num_begun, call_id or self._make_id(), name))
         self.num_begun += 1
         self.num_standing += 1
 

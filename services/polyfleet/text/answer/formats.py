@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from polyfleet.text.answer import json_reader
 from polyfleet.text.answer.calls import Calls, as_object
+from polyfleet.text.answer.marked_calls import DEEPSEEK_MARKS, KIMI_MARKS, deepseek_calls, kimi_calls
+from polyfleet.text.answer.python_calls import python_calls
 from polyfleet.text.answer.source import NotACall, Reading, Source
 
 _NAME = re.compile(r"[^\s{\[<(]+")
@@ -18,10 +20,12 @@ Body = Callable[[Source, Calls], Reading[None]]
 
 
 def written(source: Source, calls: Calls) -> Reading[None]:
-    """A JSON list of calls; one or several JSON objects; `name{…}`; or tags for name and arguments."""
+    """A JSON list of calls, or one of Python's; one or several JSON objects; `name{…}`; or tags for all parts."""
     yield from source.space()
     first = yield from source.peek()
-    if first == "[":
+    if first == "[" and (yield from _is_python(source)):
+        yield from python_calls(source, calls)
+    elif first == "[":
         separator = source.take(1)
         while separator != "]":
             yield from _object(source, calls)
@@ -33,6 +37,13 @@ def written(source: Source, calls: Calls) -> Reading[None]:
     else:
         yield from _named(source, calls)
     yield from source.space()
+
+
+def _is_python(source: Source) -> Reading[bool]:
+    """Whether a list is one of names, not of objects."""
+    while not source.held[1:].strip() and not source.ended:
+        yield
+    return source.held[1:].strip()[:1] not in ("", "{", "]")
 
 
 def _objects(source: Source, calls: Calls) -> Reading[None]:
@@ -112,28 +123,6 @@ def _function_tags(source: Source, calls: Calls) -> Reading[None]:
     _call(calls, name, _spelled(found))
 
 
-def _deepseek(source: Source, calls: Calls) -> Reading[None]:
-    """Marked calls, with the name behind the kind and the arguments in a fenced block, or with the name alone."""
-    yield from source.space()
-    while (yield from source.maybe("<｜tool▁call▁begin｜>")):
-        name = (yield from source.until("<｜tool▁sep｜>")).strip()
-        fenced = name == "function"
-        if fenced:
-            name = (yield from source.until("\n")).strip()
-            yield from source.literal("```json")
-        yield from source.space()
-        calls.check(name)
-        if (yield from source.peek()) != "{":
-            raise NotACall
-        calls.begin(name)
-        yield from json_reader.value(source, calls.argument)
-        yield from source.space()
-        if fenced:
-            yield from source.literal("```")
-        yield from source.maybe("<｜tool▁call▁end｜>")
-        yield from source.space()
-
-
 def _call(calls: Calls, name: str, arguments: str) -> None:
     calls.begin(name)
     calls.argument(arguments)
@@ -178,17 +167,27 @@ class ToolFormat:
         return (*self.openings, *((self.closing,) if self.closing else ()), *self.inner)
 
 
-_DEEPSEEK_INNER = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 HERMES = ToolFormat("hermes", ("<tool_call>",), "</tool_call>")
+HARMONY = ToolFormat(  # read by ChannelParser
+    "harmony",
+    ("<|channel|>",),
+    inner=("<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
+)
 FORMATS: Mapping[str, ToolFormat] = {
     each.name: each
     for each in (
+        HARMONY,
         ToolFormat(
-            "deepseek", ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>", inner=_DEEPSEEK_INNER, body=_deepseek
+            "deepseek", ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>", inner=DEEPSEEK_MARKS, body=deepseek_calls
+        ),
+        ToolFormat(
+            "kimi", ("<|tool_calls_section_begin|>",), "<|tool_calls_section_end|>", inner=KIMI_MARKS, body=kimi_calls
         ),
         ToolFormat("mistral", ("[TOOL_CALLS]",), short_ids=True, inner=("[ARGS]", "[CALL_ID]")),
         ToolFormat("phi", ("<|tool_call|>",), "<|/tool_call|>"),
+        ToolFormat("minicpm", ("<|tool_call_start|>",), "<|tool_call_end|>", body=python_calls),
         HERMES,
+        ToolFormat("pythonic", ("<|python_start|>",), "<|python_end|>", bare=True),
         ToolFormat("llama", ("<|python_tag|>",), bare=True),
         ToolFormat("glm4", ("<|observation|>",), bare=True),
     )

@@ -20,7 +20,11 @@ class ReasoningTags:
     closing: str
 
 
-REASONING_TAGS = (ReasoningTags("<think>", "</think>"), ReasoningTags("[THINK]", "[/THINK]"))
+REASONING_TAGS = (
+    ReasoningTags("<think>", "</think>"),
+    ReasoningTags("[THINK]", "[/THINK]"),
+    ReasoningTags("<|thought_start|>", "<|thought_end|>"),
+)
 
 
 def find_reasoning_tags(template: str) -> ReasoningTags | None:
@@ -162,12 +166,13 @@ class AnswerParser:
             yield
 
     def _bare(self) -> Reading[None]:
-        """Calls that the answer begins with: a JSON object, or the name of a tool and one."""
+        """Calls that the answer begins with: a JSON object, the name of a tool and one, or a list of Python's calls."""
         space: list[str] = []
         yield from self._source.space(space.append)
         begins = yield from self._source.begins(_BARE)
         for name in self._names:
-            begins = begins or (yield from self._source.begins(f"{name}\n"))
+            for call in (f"{name}\n", f"[{name}("):
+                begins = begins or (yield from self._source.begins(call))
         if begins:
             yield from self._call(opened=False)
         else:
@@ -175,17 +180,25 @@ class AnswerParser:
 
     def _call(self, *, opened: bool = True) -> Reading[None]:
         """Calls behind an opening; what is none is told as text."""
-        assert self._format
+        form = self._format
+        assert form
+
+        def whole() -> Reading[None]:
+            for opening in form.openings if opened else ():
+                yield from self._source.maybe(opening)
+            yield from form.body(self._source, self._calls)
+            yield from self._source.maybe(form.closing)
+
+        yield from self._attempt(whole())
+
+    def _attempt(self, reading: Reading[None]) -> Reading[None]:
+        """Read calls; what is none is told as text."""
         source, calls = self._source, self._calls
         source.taken.clear()
         calls.attempt()
         self._calling = True
         try:
-            if opened:
-                for opening in self._format.openings:
-                    yield from source.maybe(opening)
-            yield from self._format.body(source, calls)
-            yield from source.maybe(self._format.closing)
+            yield from reading
         except Enough:
             source.take(len(source.held))
         except NotACall as error:

@@ -1,0 +1,142 @@
+"""Chats with tools, rendered for each family as `transformers` renders its template; and its calls are found again."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.support.text_assets import assets_document
+from tests.unit.text.test_text_tools import CALLED, TOOLS, messages_of
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from polyfleet.text.answer.formats import find_tool_format
+from polyfleet.text.prompt_text import PromptText
+
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be <|im_end|> brief."},
+    CALLED[0],
+    CALLED[1] | {"tool_calls": CALLED[1]["tool_calls"][:1], "reasoning_content": "Hm."},
+    CALLED[2],
+    {"role": "assistant", "content": "Cold."},
+    {"role": "user", "content": "And now?"},
+]
+OPEN = CHAT[:4]  # it ends with a tool's result
+Message = dict[str, Any]
+
+
+def as_text(message: Message) -> Message:
+    """Arguments of calls as JSON text."""
+    calls = [
+        each | {"function": each["function"] | {"arguments": json.dumps(each["function"]["arguments"])}}
+        for each in message.get("tool_calls", ())
+    ]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def thinking(message: Message) -> Message:
+    """Thoughts and absent contents as gpt-oss' template wants them."""
+    message = {("thinking" if key == "reasoning_content" else key): each for key, each in message.items()}
+    return message | {"content": message["content"] or ""}
+
+
+def same(message: Message) -> Message:
+    """As it is."""
+    return message
+
+
+FAMILIES: dict[str, tuple[Callable[[Message], Message], str]] = {
+    "harmony": (
+        thinking,
+        "{% for t in tools or [] %}type {{ t.function.name }} = {{ t.function.parameters or 0 | tojson "
+        "}}\n{% endfor %}{% set last = namespace(name=none) %}{% for m in messages %}{% if m.role == "
+        "'assistant' %}{% if '<|channel|>' in m.content %}{{ raise_exception('no channels') }}{% endif "
+        "%}{% if 'tool_calls' in m %}{% if m.content and m.thinking %}{{ raise_exception('not both') }}{% "
+        "endif %}{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking "
+        "}}<|end|>{% endif %}{% set c = m.tool_calls[0].function %}<|start|>assistant to=functions.{{ "
+        "c.name }}<|channel|>commentary json<|message|>{{ c.arguments | tojson }}<|call|>{% set last.name "
+        "= c.name %}{% else %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% endif "
+        "%}{% elif m.role == 'tool' %}{% if last.name is none %}{{ raise_exception('no call') }}{% endif "
+        "%}<|start|>functions.{{ last.name }} to=assistant<|channel|>commentary<|message|>{{ m.content | "
+        "tojson }}<|end|>{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% "
+        "endfor %}<|start|>assistant",
+    ),
+    "mistral": (
+        same,
+        "{% for m in messages %}{% if m.role == 'user' %}{% if loop.last and tools %}[AVAILABLE_TOOLS] {{ "
+        "tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST] {{ m.content }}[/INST]{% elif m.tool_calls "
+        "is defined %}[TOOL_CALLS] [{% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ "
+        'raise_exception(\'9 characters\') }}{% endif %}{{ (c.function | tojson)[:-1] }}, "id": "{{ c.id '
+        '}}"}{{ ", " if not loop.last }}{% endfor %}]</s>{% elif m.role == \'tool\' %}[TOOL_RESULTS] '
+        '{"content": {{ m.content | tojson }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]{% else '
+        "%}{{ m.content }}</s>{% endif %}{% endfor %}",
+    ),
+    "deepseek": (
+        as_text,
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}{% if m.role == "
+        "'assistant' and m.tool_calls %}<｜Assistant｜>{{ m.content or '' }}<｜tool▁calls▁begin｜>{% for c in "
+        "m.tool_calls %}<｜tool▁call▁begin｜>{{ c.type }}<｜tool▁sep｜>{{ c.function.name + '\n```json\n' + "
+        "c.function.arguments + '\n```' }}<｜tool▁call▁end｜>{% endfor "
+        "%}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>{% elif m.role == 'tool' %}<｜tool▁outputs▁begin｜>{{ "
+        "m.content }}{% else %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}{% endif %}{% endfor "
+        "%}<｜Assistant｜><think>\n",
+    ),
+    "kimi": (
+        same,
+        "{% if tools %}{{ tools | tojson(separators=(',', ':')) }}{% endif %}{% for m in messages "
+        "%}<|im_{{ m.role }}|>{% if m.role == 'assistant' and m.tool_calls %}{{ m.content or '' "
+        "}}<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id "
+        "}}<|tool_call_argument_begin|>{% if c.function.arguments is string %}{{ c.function.arguments }}{% "
+        "else %}{{ c.function.arguments | tojson }}{% endif %}<|tool_call_end|>{% endfor "
+        "%}<|tool_calls_section_end|>{% elif m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{{ "
+        "m.content }}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    ),
+    "minicpm": (
+        same,
+        "{% for t in tools or [] %}def {{ t.function.name }}(...){% endfor %}{% for m in messages %}{{ "
+        "m.role }}: {% if m.tool_calls is defined and m.tool_calls is not none "
+        "%}<|tool_call_start|>\n```python\n{% for c in m.tool_calls %}{{ c.function.name }}({% for k, v in "
+        "c.function.arguments | items %}{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor "
+        "%})\n{% endfor %}```\n<|tool_call_end|>{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    ),
+    "llama": (
+        same,
+        "{% if tools is not none and false %}<|python_tag|>{% endif %}{% for m in messages "
+        "%}<|start_header_id|>{{ m.role }}{% if loop.first and tools %}{% for t in tools %}{{ t | "
+        "tojson(indent=4) }}{% endfor %}{% endif %}{% if 'tool_calls' in m %}{% if m.tool_calls | length "
+        "!= 1 %}{{ raise_exception('one call') }}{% endif %}{% set c = m.tool_calls[0].function "
+        '%}{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}{% elif m.role == \'tool\' '
+        "%}{% if m.content is mapping or m.content is iterable %}{{ m.content | tojson }}{% endif %}{% "
+        "else %}{{ m.content | trim }}{% endif %}{% endfor %}",
+    ),
+    "hermes": (
+        same,
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ "
+        "m.role }}\n{% if m.content is string %}{{ m.content }}{% endif %}{% if m.reasoning_content is "
+        "string %}<think>{{ m.reasoning_content.strip('\n') }}</think>{% endif %}{% for c in m.tool_calls "
+        "or [] %}<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments | items %}<arg_key>{{ "
+        "k }}</arg_key><arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor "
+        "%}</tool_call>{% endfor %}<|im_end|>{% endfor %}",
+    ),
+    "glm4": (
+        same,
+        "{% if tools %}{% for t in tools %}## {{ t.function.name }}\n{{ t.function | tojson(indent=4) }}{% "
+        "endfor %}{% endif %}{% for m in messages %}{% if m.role == 'assistant' and m.tool_calls %}{% for "
+        "c in m.tool_calls %}<|assistant|>{{ c.function.name }}\n{{ c.function.arguments | tojson }}{% "
+        "endfor %}{% elif m.role == 'tool' %}<|observation|>\n{{ m.content }}{% else %}<|{{ m.role "
+        "}}|>\n{{ m.content }}{% endif %}{% endfor %}<|assistant|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chats_are_rendered_as_transformers_does(family: str) -> None:
+    wanted, template = FAMILIES[family]
+    assert find_tool_format(template).name == family
+    text = PromptText(assets_document(chat_template=template))
+    for chat in (CHAT, OPEN, CHAT[:2]):
+        for tools in (None, TOOLS):
+            (expected,), _ = render_jinja_template(
+                [[wanted(each) for each in chat]], tools=tools, chat_template=template, add_generation_prompt=True
+            )
+            given = [json.dumps(each) for each in tools or ()]
+            assert text.render_chat(messages_of(chat), tools=given) == expected
