@@ -9,7 +9,7 @@ from polyfleet.engine.batch import BatchLimits, StepReport
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity
-from polyfleet.wire.answers import FinishReason, SequenceUpdate
+from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.requests import SequenceRequest
 
 
@@ -61,6 +61,7 @@ class Outcome:
     cached_tokens: int | None = None
     queue_seconds: float | None = None
     num_updates: int = 0
+    prompt_logprobs: tuple[SampledToken, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -74,6 +75,7 @@ class Outcome:
         assert (update.queue_seconds is not None) == (self.num_updates == 0)
         if self.num_updates == 0:
             self.cached_tokens, self.queue_seconds = update.cached_tokens, update.queue_seconds
+            self.prompt_logprobs = update.prompt_logprobs
         self.num_updates += 1
         self.token_ids += [each.token_id for each in update.tokens]
         self.finish_reason, self.error, self.embedding = update.finish_reason, update.error, update.embedding

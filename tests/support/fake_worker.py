@@ -274,6 +274,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         if token in start.stop_token_ids or (token in self.end_token_ids and not start.ignore_eos):
             delta.finish_reason = inference.FINISH_REASON_STOP
             return delta
+        if start.HasField("prompt_logprobs") and sequence.generated == 0:
+            for index in range(1, len(start.prompt_ids)):
+                ids = range(start.prompt_logprobs)
+                delta.prompt_logprobs.add(logprob=-0.5 * index, top_ids=ids, top_logprobs=[-1.0] * len(ids))
         delta.token_ids.append(token)
         sequence.generated += 1
         if start.HasField("logprobs"):

@@ -173,7 +173,7 @@ class Driver:
         output = self.executor.collect(flight.pending, TIMEOUT)
         tokens, pooled = {}, dict(zip(flight.pooled, () if output.pooled is None else output.pooled, strict=True))
         for drawn, index in enumerate(flight.draws):
-            tokens[index] = sampled(output, drawn, flight.runs[index].sequence.request)
+            tokens[index] = sampled(output, drawn, flight.runs[index].sequence.request.logprobs)
         for index, (run, fault) in enumerate(zip(flight.runs, output.faults.tolist(), strict=True)):
             run.results.append(Result(Fault(fault), tokens.get(index), pooled.get(index)))
         return output

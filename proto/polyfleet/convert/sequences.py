@@ -1,6 +1,6 @@
 """Sequences between gateway and worker: what is asked of them, and their news."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from polyfleet.convert.codec import Codec
 from polyfleet.v1 import inference_pb2
@@ -13,6 +13,7 @@ _REASONS: Mapping[FinishReason, "inference_pb2.FinishReason.ValueType"] = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
 }
+UNTOLD = 0  # the id of a prompt's token: the gateway has them
 _NUMBERS: Mapping[int, FinishReason | None] = {0: None, **{number: reason for reason, number in _REASONS.items()}}
 
 
@@ -27,11 +28,14 @@ def sequence_request(start: StartSequence) -> SequenceRequest:
 
 
 def delta_message(update: SequenceUpdate, sequence_id: str, *, logprobs: bool) -> SequenceDelta:
-    """An update as it travels, under the session's name of the sequence; `logprobs`: whether they were asked for."""
+    """An update as it travels, under the session's name of the sequence; `logprobs`: whether they were asked for.
+
+    Those of a prompt are messages of their own.
+    """
     tokens = update.tokens
     delta = SequenceDelta(sequence_id=sequence_id, token_ids=[token.token_id for token in tokens])
     if logprobs:
-        delta.logprobs.extend(SampledLogprobs(logprob=p, top_ids=ids, top_logprobs=top) for _, p, ids, top in tokens)
+        delta.logprobs.extend(map(_logprobs, tokens))
     if update.finish_reason is not None:
         delta.finish_reason = _REASONS[update.finish_reason]
     if update.error:
@@ -45,20 +49,34 @@ def delta_message(update: SequenceUpdate, sequence_id: str, *, logprobs: bool) -
     return delta
 
 
+def scores_message(scores: Iterable[SampledToken], sequence_id: str) -> SequenceDelta:
+    """Logprobs of a prompt's next tokens as they travel, before the first update."""
+    return SequenceDelta(sequence_id=sequence_id, prompt_logprobs=map(_logprobs, scores))
+
+
 def sequence_update(delta: SequenceDelta) -> SequenceUpdate:
     """A delta as it came. Whatever else a newer worker may call it, a sequence with a finish reason has ended."""
     ids = delta.token_ids
-    told = delta.finish_reason or delta.queue_seconds or delta.cached_tokens or delta.logprobs
+    told = delta.finish_reason or delta.queue_seconds or delta.cached_tokens or delta.logprobs or delta.prompt_logprobs
     if len(ids) == 1 and not told and not delta.HasField("error"):
         return SequenceUpdate(delta.sequence_id, (PLAIN_TOKENS[ids[0]],))  # nearly all are like this
     tokens = tuple(map(PLAIN_TOKENS.__getitem__, ids))
     if len(delta.logprobs) == len(tokens):
         given = zip(tokens, delta.logprobs, strict=True)
-        tokens = tuple(SampledToken(t.token_id, p.logprob, tuple(p.top_ids), tuple(p.top_logprobs)) for t, p in given)
+        tokens = tuple(_sampled(token.token_id, logprobs) for token, logprobs in given)
     error, code = "", 0
     if delta.HasField("error"):
         code, error = delta.error.code, delta.error.message or "The worker does not say why."
     return SequenceUpdate(
         *(delta.sequence_id, tokens, _NUMBERS.get(delta.finish_reason, FinishReason.STOP), error),
         *(delta.cached_tokens, delta.queue_seconds, () if tokens else tuple(delta.embedding), code),
+        tuple(_sampled(UNTOLD, logprobs) for logprobs in delta.prompt_logprobs),
     )
+
+
+def _logprobs(token: SampledToken) -> SampledLogprobs:
+    return SampledLogprobs(logprob=token.logprob, top_ids=token.top_ids, top_logprobs=token.top_logprobs)
+
+
+def _sampled(token_id: int, logprobs: SampledLogprobs) -> SampledToken:
+    return SampledToken(token_id, logprobs.logprob, tuple(logprobs.top_ids), tuple(logprobs.top_logprobs))

@@ -50,6 +50,7 @@ class SequenceUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     queue_seconds: float | None = None  # with the first update: from add() to the first step
     embedding: tuple[float, ...] = ()  # not normalised
     code: int = INTERNAL  # google.rpc code of `error`
+    prompt_logprobs: tuple[SampledToken, ...] = ()  # with the first update, when asked for: of all tokens but the first
 
 
 class _PlainTokens(dict[int, SampledToken]):
@@ -109,6 +110,7 @@ class Delta(NamedTuple):
     usage: Usage | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # in the first delta of each choice, when asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from polyfleet.wire.requests import SequenceRequest
 
 LOGPROBS, EMBEDDINGS, GRAMMAR, LOGIT_BIAS = "logprobs", "embeddings", "grammar", "logit_bias"
-FEATURES = (LOGPROBS, EMBEDDINGS, GRAMMAR, LOGIT_BIAS)  # that this version knows
+PROMPT_LOGPROBS = "prompt_logprobs"
+FEATURES = (LOGPROBS, EMBEDDINGS, GRAMMAR, LOGIT_BIAS, PROMPT_LOGPROBS)  # that this version knows
 FIRST_FEATURES = frozenset({LOGPROBS, EMBEDDINGS})  # of workers that don't name theirs
 _NONE = frozenset[str]()
 
@@ -12,7 +13,13 @@ def needed_features(request: SequenceRequest) -> frozenset[str]:
     """What a worker must have for the request; a field that an older worker would pass over belongs here."""
     if request.pooling is not None:
         return frozenset({EMBEDDINGS})
-    if request.logprobs is None and not request.grammar and not request.logit_bias:
+    logprobs, prompt_logprobs = request.logprobs is not None, request.prompt_logprobs is not None
+    if not (logprobs or prompt_logprobs or request.grammar or request.logit_bias):
         return _NONE
-    needs = ((LOGPROBS, request.logprobs is not None), (GRAMMAR, request.grammar), (LOGIT_BIAS, request.logit_bias))
+    needs: tuple[tuple[str, object], ...] = (
+        (LOGPROBS, logprobs),
+        (GRAMMAR, request.grammar),
+        (LOGIT_BIAS, request.logit_bias),
+        (PROMPT_LOGPROBS, prompt_logprobs),
+    )
     return frozenset(name for name, needed in needs if needed)

@@ -15,6 +15,7 @@ class GatheredChoice:
     calls: GatheredCalls = field(default_factory=GatheredCalls)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     def add(self, delta: Delta) -> None:
@@ -25,6 +26,7 @@ class GatheredChoice:
             self.calls.add(call)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     @property

@@ -45,6 +45,7 @@ class Continuation:
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id, what is added to its logit
     logprobs: int | None = None  # alternatives beside each token; None: no logprobs
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens
     priority: int = 0  # higher first
     request_id: str = ""
 
@@ -63,8 +64,9 @@ class Continuation:
             most = shown(self.max_tokens)
             raise FieldError("min_tokens", f"must be at most max_tokens, which is {most}, not {shown(self.min_tokens)}")
         check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
-        if self.logprobs is not None:
-            check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), 0, MAX_TOP_LOGPROBS)
         check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIASES)
         for token_id, bias in self.logit_bias.items():
             check_range(f"logit_bias[{shown(token_id)}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
@@ -165,6 +167,7 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     n: int | None
     logprobs: int | None
+    prompt_logprobs: int | None
     priority: int | None
     request_id: str
     tools: Sequence[Mapping[str, Any]]

@@ -187,10 +187,12 @@ class AsyncClient:
         messages: Messages | None = None,
         model: str = "",
         add_special_tokens: bool | None = None,
+        tools: Sequence[Mapping[str, Any] | str] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Tokens:
-        """The token ids that `generate` would compute for this text or these messages."""
-        request = requests.tokenize_request(text, messages, model, add_special_tokens)
+        """The token ids that `generate` would compute for this text, or these messages with these tools."""
+        request = requests.tokenize_request(text, messages, model, add_special_tokens, tools, template_arguments)
         return tokens_of(await self._unary(self._stub.Tokenize, request, timeout))
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", timeout: float | None = None) -> str:

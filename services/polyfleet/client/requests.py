@@ -46,7 +46,7 @@ def generate_request(
         elif name in ("stop_token_ids", "tool_names", "logit_bias"):
             _extend(request, name, value)
         elif name == "tools":
-            _extend(request, name, [each if isinstance(each, str) else json.dumps(each) for each in value or ()])
+            _extend(request, name, _json_texts(value))
         elif name == "template_arguments" and value is not None:
             _set(request, name, json.dumps(value))
         elif name == "choices":
@@ -108,13 +108,24 @@ def embed_request(
 
 
 def tokenize_request(
-    text: str | None, messages: Messages | None, model: str, add_special_tokens: bool | None
+    text: str | None,
+    messages: Messages | None,
+    model: str,
+    add_special_tokens: bool | None,
+    tools: Sequence[Mapping[str, Any] | str] | None = None,
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> pb.TokenizeRequest:
     """Exactly one of text and messages is wanted; the gateway says so if not."""
     request = pb.TokenizeRequest(model=model, messages=chat_messages(messages or ()))
     _set(request, "text", text)
     _set(request, "add_special_tokens", add_special_tokens)
+    _extend(request, "tools", _json_texts(tools))
+    _set(request, "template_arguments", template_arguments and json.dumps(template_arguments))
     return request
+
+
+def _json_texts(values: Sequence[Mapping[str, Any] | str] | None) -> list[str]:
+    return [each if isinstance(each, str) else json.dumps(each) for each in values or ()]
 
 
 def detokenize_request(token_ids: Sequence[int], model: str) -> pb.DetokenizeRequest:

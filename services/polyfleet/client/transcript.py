@@ -45,4 +45,5 @@ class Transcript:
 
 def _choice(index: int, so_far: GatheredChoice) -> Choice:
     ids, logprobs, calls = tuple(so_far.token_ids), tuple(so_far.logprobs), so_far.calls.calls
-    return Choice(index, so_far.text, ids, logprobs, so_far.finish_reason, so_far.reasoning, calls)
+    scores = tuple(so_far.prompt_logprobs)
+    return Choice(index, so_far.text, ids, logprobs, so_far.finish_reason, so_far.reasoning, calls, scores)

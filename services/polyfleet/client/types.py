@@ -22,6 +22,7 @@ class Choice:
     finish_reason: FinishReason | None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of all its tokens; the first one's says nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,3 +164,25 @@ def test_loading_tells_how_far_it_is(folder: Path) -> None:
     assert (shares[0], told[-1]) == (0.0, (1.0, "ready"))
     assert {phase.split(" on ")[0] for _, phase in told} == {"reading the model", "preparing the weights", "ready"}
     assert set(engine.implementations())
+
+
+@pytest.mark.parametrize("blocks", [40, 18], ids=["room", "preemptions"])
+def test_logprobs_of_prompts_are_those_of_transformers(loaded: EngineParts, reference: Any, blocks: int) -> None:
+    common = list(range(3, 15))
+    prompts = [[*common, 20 + number, *range(5, 5 + number)] for number in range(5)] + [[7]]
+    sampling = SamplingParams(temperature=0.8, seed=5, repetition_penalty=1.3)
+    plain = [SequenceRequest(str(i), tuple(ids), sampling, max_tokens=6) for i, ids in enumerate(prompts)]
+    scored = [replace(each, prompt_logprobs=2, logprobs=0) for each in plain]
+    outcomes = compute(loaded, scored, kv_cache_tokens=4 * blocks, context_length=4 * 18)
+    alone = compute(loaded, plain)
+    for number, ids in enumerate(prompts):
+        found = outcomes[str(number)]
+        assert found.cached_tokens == 0
+        assert found.token_ids == alone[str(number)].token_ids
+        assert [each.token_id for each in found.prompt_logprobs] == ids[1:]
+        for at, each in enumerate(found.prompt_logprobs, 1):
+            logits = next_logits(reference, ids[:at])
+            logprobs = logits - np.logaddexp.reduce(logits)
+            best = np.argsort(-logprobs, kind="stable")[:2]
+            assert each.logprob == pytest.approx(logprobs[ids[at]], abs=1e-4)
+            assert each.top_logprobs == pytest.approx(logprobs[best], abs=1e-4)

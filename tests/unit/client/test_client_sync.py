@@ -180,9 +180,15 @@ def test_tokenize(client: pf.Client, script: Script) -> None:
     script.steps = [lambda request, context: pb.TokenizeResponse(token_ids=[1, 2], pieces=["he", "llo"])]
     assert client.tokenize("hello", add_special_tokens=False) == pf.Tokens((1, 2), ("he", "llo"))
     client.tokenize(messages=[pf.Message("user", "hi")], model="m")
+    client.tokenize(messages=[{"role": "user", "content": "hi"}], tools=[{"a": 1}, "{}"], template_arguments={"b": 2})
     assert script.calls == [
         pb.TokenizeRequest(text="hello", add_special_tokens=False),
         pb.TokenizeRequest(model="m", messages=[pb.ChatMessage(role="user", content="hi")]),
+        pb.TokenizeRequest(
+            messages=[pb.ChatMessage(role="user", content="hi")],
+            tools=['{"a": 1}', "{}"],
+            template_arguments='{"b": 2}',
+        ),
     ]
 
 

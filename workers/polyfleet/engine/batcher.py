@@ -232,11 +232,11 @@ class Batcher:
     def _apply_parts(self, flight: Flight, output: StepOutput, tokens: list[SampledToken]) -> list[SequenceUpdate]:
         """The same of the sequences with prompts."""
         updates: list[SequenceUpdate] = []
-        drawn = len(flight.decodes) - 1
+        drawn = len(flight.decodes)
         pooled = dict(zip(flight.pooled, output.pooled, strict=True)) if output.pooled is not None else {}
         for index, part in enumerate(flight.parts, len(flight.decodes)):
-            drawn += part.draws
-            sequence = part.sequence
+            sequence, own = part.sequence, tokens[drawn : drawn + part.num_draws]
+            drawn += part.num_draws
             if sequence.place is not part.place:
                 self.counters.dropped_rows += 0 if part.place in flight.doubtful else part.size
                 continue
@@ -244,8 +244,10 @@ class Batcher:
             self._holdings.publish(sequence)
             if index in pooled:
                 sequence.add_pooled(pooled[index])
-            if part.draws:
-                token = tokens[drawn]
+            if part.targets:
+                sequence.scores += own
+            elif part.draws:
+                (token,) = own
                 updates.append(self._news(sequence, token, sequence.accept(token.token_id)))
             elif sequence.num_settled == sequence.num_tokens:  # all of an embedding's
                 updates.append(self._finish(sequence, FinishReason.STOP, embedding=sequence.embedding()))

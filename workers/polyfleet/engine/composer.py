@@ -151,10 +151,12 @@ class Composer:
     def _prompts(self, prompts: list[Sequence], rows: int, *, admitting: bool) -> list[Share]:
         """Share `rows` out among prompts under way and newcomers; these start when they get some."""
         shares: dict[Sequence, int] = {}
-        candidates = sorted((*prompts, *self._ledger.waiting[:MOST_NEWCOMERS]), key=lambda each: each.rank)
+        newcomers = self._ledger.waiting[:MOST_NEWCOMERS]
+        candidates = sorted((*prompts, *newcomers), key=lambda each: each.rank)
+        spare = max(0, self._holdings.num_free_slots - len(newcomers))  # draws beyond one for each sequence
 
         def give(rows: int, key: Callable[[Sequence], Any]) -> int:
-            nonlocal admitting
+            nonlocal admitting, spare
             for each in sorted(candidates, key=key):
                 if not rows:
                     break
@@ -163,6 +165,10 @@ class Composer:
                     if not admitting:
                         continue
                 size = min(rows, each.num_uncomputed - shares.get(each, 0))
+                if each.scoring and each.num_unscored:
+                    own = each not in shares
+                    size = min(size, each.num_unscored - shares.get(each, 0), spare + own)
+                    spare -= max(0, size - own)
                 if size:
                     shares[each] = shares.get(each, 0) + size
                     rows -= size

@@ -1,6 +1,6 @@
 """Flight: a step under way, as the Batcher remembers it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import chain
@@ -8,19 +8,33 @@ from itertools import chain
 from polyfleet.engine.executor import FAULTS, Pending, StepOutput
 from polyfleet.engine.plan import MASKS, Share
 from polyfleet.engine.sequence import Place, Sequence, TokenMask
-from polyfleet.sampling.masks import BARRED, WORD_BITS, Int32s, Masks, all_tokens, bar
+from polyfleet.sampling.masks import BARRED, WORD_BITS, Int32s, Masks, all_tokens, allow, bar, no_tokens
 from polyfleet.wire.answers import PLAIN_TOKENS, SampledToken
-from polyfleet.wire.requests import SequenceRequest
 
 
 @dataclass(slots=True)
 class Part:
-    """A sequence's share of a step: its place then, its rows, and whether it draws."""
+    """A sequence's share of a step: its place then, its rows, and whether it draws.
+
+    `targets` are tokens of its prompt, where each row looks up the one behind it.
+    """
 
     sequence: Sequence
     place: Place
     size: int
     draws: bool
+    targets: Items[int] = ()
+
+    @property
+    def num_draws(self) -> int:
+        """Of the plan's draws, its own."""
+        return len(self.targets) or self.draws
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives beside each of its draws; None: no logprobs."""
+        request = self.sequence.request
+        return request.prompt_logprobs if self.targets else request.logprobs
 
 
 @dataclass(slots=True)
@@ -58,7 +72,9 @@ class Flight:
             sequence.num_tokens += 1
         parts: list[Part] = []
         for each, size in shares:
-            parts.append(Part(each, each.running_place, size, each.plan(size, number)))
+            first = each.num_computed
+            targets = each.tokens(first + 1, first + 1 + size) if each.scoring else ()
+            parts.append(Part(each, each.running_place, size, each.plan(size, number), targets))
         places: list[Place] = [each.place for each in decodes]  # type: ignore[misc]
         return cls(number, decodes, places, parts, pooled, now, masked)
 
@@ -83,8 +99,13 @@ class Flight:
         bits: dict[int, Int32s] = {}
         biases: dict[int, Mapping[int, float]] = {}
         drawing = zip(self.decodes, self.places, strict=True)
-        prompts = ((part.sequence, part.place) for part in self.parts if part.draws)
+        prompts = ((part.sequence, part.place) for part in self.parts for _ in range(part.num_draws))
+        targets = dict(self._targets())
         for row, (sequence, place) in enumerate(chain(drawing, prompts)):
+            if row in targets:
+                bits[row] = no_tokens(vocabulary_size)
+                allow(bits[row], (targets[row],))
+                continue
             if not sequence.needs & MASKS or sequence.place is not place:
                 continue
             ends = sequence.barred()
@@ -101,6 +122,13 @@ class Flight:
                 bits.pop(row, None)
                 biases.pop(row, None)
         return Masks.of(bits, biases) if bits or any(biases.values()) else None
+
+    def _targets(self) -> Iterator[tuple[int, int]]:
+        """The draws that look a token of a prompt up, and which."""
+        first = len(self.decodes)
+        for part in self.parts:
+            yield from enumerate(part.targets, first)
+            first += part.num_draws
 
     def broken(self, output: StepOutput) -> Items[tuple[Sequence, Place, str]]:
         """Whose rows or masks were not good, and why; notes in `doubtful` whose rows were not."""
@@ -120,7 +148,7 @@ class Flight:
         """
         num_sequences = num_draws = len(self.decodes)
         if self.parts:
-            num_draws += sum(part.draws for part in self.parts)
+            num_draws += sum(part.num_draws for part in self.parts)
             num_sequences += len(self.parts)
         token_ids: list[int] = output.token_ids.tolist()
         shape = (len(token_ids), len(output.faults), 0 if output.pooled is None else len(output.pooled))
@@ -131,8 +159,9 @@ class Flight:
             raise RuntimeError(f"the executor drew tokens {min(token_ids)} to {max(token_ids)} of {vocabulary_size}")
         if output.logprobs is None:
             return list(map(PLAIN_TOKENS.__getitem__, token_ids))
-        drawing = [*self.decodes, *(part.sequence for part in self.parts if part.draws)]
-        return [sampled(output, drawn, each.request) for drawn, each in enumerate(drawing)]
+        wanted_logprobs = [each.request.logprobs for each in self.decodes]
+        wanted_logprobs += [part.num_logprobs for part in self.parts for _ in range(part.num_draws)]
+        return [sampled(output, drawn, number) for drawn, number in enumerate(wanted_logprobs)]
 
 
 def _filled(mask: TokenMask, generated_ids: Items[int], barred: Items[int], vocabulary_size: int) -> Int32s:
@@ -143,9 +172,9 @@ def _filled(mask: TokenMask, generated_ids: Items[int], barred: Items[int], voca
     return bits
 
 
-def sampled(output: StepOutput, drawn: int, request: SequenceRequest) -> SampledToken:
+def sampled(output: StepOutput, drawn: int, wanted: int | None) -> SampledToken:
     """A drawn token with the logprobs that were asked for."""
-    token_id, wanted, logprobs = int(output.token_ids[drawn]), request.logprobs, output.logprobs
+    token_id, logprobs = int(output.token_ids[drawn]), output.logprobs
     if wanted is None or logprobs is None:
         return PLAIN_TOKENS[token_id]
     ids, top = logprobs.top_ids[drawn][:wanted], logprobs.top[drawn][:wanted]

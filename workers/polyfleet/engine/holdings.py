@@ -31,6 +31,11 @@ class Holdings:
         self._collected = 0  # steps
 
     @property
+    def num_free_slots(self) -> int:
+        """How many more sequences may run."""
+        return len(self._free_slots)
+
+    @property
     def has_slot(self) -> bool:
         """Whether one more sequence finds a slot."""
         return bool(self._free_slots)

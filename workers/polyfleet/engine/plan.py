@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from polyfleet.sampling.draw import PARAMETERS, Draws, Parameters, Start, parameters
 from polyfleet.wire.requests import Pooling
+from polyfleet.wire.sampling import GREEDY
 
 if TYPE_CHECKING:
     from polyfleet.engine.sequence import Sequence as EngineSequence
@@ -116,6 +117,21 @@ class Assembler:
 
     def start(self, slot: int, sequence: "EngineSequence") -> None:
         """A sequence begins in a slot, with the blocks that it has."""
+        sequence.scoring = sequence.wants_scores and sequence.num_unscored > 0
+        if sequence.scoring:
+            self._sampling[slot] = parameters(GREEDY, 0, sequence.request.prompt_logprobs)
+            sequence.needs = int(Need.MASKS | Need.LOGPROBS)
+        else:
+            self._set_sampling(slot, sequence)
+        self.set_blocks(slot, 0, sequence.blocks)
+
+    def _scored(self, sequence: "EngineSequence") -> None:
+        """All tokens of its prompt were looked up; what it draws from now on is its own."""
+        sequence.scoring = False
+        self._set_sampling(sequence.slot, sequence)
+        self._changed.add(sequence.slot)
+
+    def _set_sampling(self, slot: int, sequence: "EngineSequence") -> None:
         request = sequence.request
         self._sampling[slot] = parameters(request.sampling, request.choice, request.logprobs)
         needs = Need.NOTHING if request.sampling.greedy else Need.RANDOM
@@ -125,7 +141,6 @@ class Assembler:
         sequence.needs = int(needs)
         if needs & Need.PENALTIES:
             self._starts.append(Start(slot, request.prompt_ids, tuple(sequence.generated_ids)))
-        self.set_blocks(slot, 0, sequence.blocks)
 
     def set_blocks(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """A sequence's blocks from its `first` on."""
@@ -161,6 +176,9 @@ class Assembler:
         return plan
 
     def _lay_out(self, shares: Sequence[Share], decodes: Sequence["EngineSequence"]) -> StepPlan:
+        for sequence, _ in shares:
+            if sequence.scoring and not sequence.num_unscored:
+                self._scored(sequence)
         parts, needs = _decoding(decodes), 0
         for sequence in decodes:
             needs |= sequence.needs
@@ -262,6 +280,11 @@ def _with_shares(decoding: Parts, shares: Iterable[Share]) -> tuple[Parts, int]:
             pooled.append(len(slots) - 1)
             pool_last.append(sequence.pooling is Pooling.LAST)
             needs |= Need.POOLING
+        elif sequence.scoring:
+            draw_rows += range(len(token_ids) - size, len(token_ids))
+            draw_slots += [sequence.slot] * size
+            draw_positions += range(first + 1, end + 1)
+            needs |= sequence.needs
         elif sequence.pooling is None and end == sequence.num_tokens:
             draw_rows.append(len(token_ids) - 1)
             draw_slots.append(sequence.slot)

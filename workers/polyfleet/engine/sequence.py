@@ -86,6 +86,8 @@ class Sequence:
     needs: int = 0  # `plan.Need` of its draws
     pooling: Pooling | None = None  # how its hidden states are pooled, where an embedding is wanted
     reported: bool = False  # whether its first update has left
+    scoring: bool = False  # whether the prompt's tokens are being looked up in what each row gives before them
+    scores: list[SampledToken] = field(default_factory=list)  # of the prompt's tokens but the first, as far as they are
 
     def __post_init__(self, end_token_ids: frozenset[int]) -> None:
         request = self.request
@@ -128,8 +130,18 @@ class Sequence:
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether computed blocks may stand in for its own work: not where every hidden state is wanted."""
-        return self.pooling is not Pooling.MEAN
+        """Whether computed blocks may stand in for its own work: not where every hidden state or logit is wanted."""
+        return self.pooling is not Pooling.MEAN and not self.wants_scores
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether logprobs of its prompt are to be told still."""
+        return self.request.prompt_logprobs is not None and self.pooling is None and not self.reported
+
+    @property
+    def num_unscored(self) -> int:
+        """Rows left whose next token is the prompt's: each takes a draw that may be that token alone."""
+        return len(self.request.prompt_ids) - 1 - self.num_computed
 
     def move(self, state: SequenceState) -> None:
         """Change state; raises RuntimeError for a change that TRANSITIONS does not have."""
@@ -197,6 +209,7 @@ class Sequence:
         if not self.reported:
             self.reported = True
             end |= {"cached_tokens": self.cached_tokens, "queue_seconds": self.queue_seconds}
+            end |= {"prompt_logprobs": tuple(self.scores)}
         return SequenceUpdate(self.sequence_id, tokens, **end)
 
     def add_pooled(self, values: NDArray[Any]) -> None:
@@ -217,3 +230,4 @@ class Sequence:
         self.num_tokens -= self.num_drawing
         self.num_computed = self.num_settled = self.num_published = 0
         self.pooled = None
+        self.scores.clear()

@@ -71,6 +71,11 @@ def all_tokens(vocabulary: int) -> Int32s:
     return np.full(-(-vocabulary // WORD_BITS), -1, dtype=np.int32)
 
 
+def no_tokens(vocabulary: int) -> Int32s:
+    """[ceil(V / 32)] the set of none, to be filled."""
+    return np.zeros(-(-vocabulary // WORD_BITS), dtype=np.int32)
+
+
 def bar(bits: Int32s, token_ids: Iterable[int]) -> None:
     """Take tokens out of a set, in place."""
     words = bits.view(np.uint32)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from polyfleet.convert.sequences import delta_message
+from polyfleet.convert.sequences import delta_message, scores_message
 from polyfleet.serving.messages import StepNews
-from polyfleet.serving.session import GatewaySession
+from polyfleet.serving.session import MAX_DELTA_TOKENS, GatewaySession
 from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.tracing import trace_context
 
@@ -75,12 +75,14 @@ class SequenceRouter:
             route = self._routes.get(update.sequence_id)
             if route is None:
                 continue
-            delta = delta_message(update, route.sequence_id, logprobs=route.logprobs)
             if update.error:
                 log.warning("Sequence failed: %s", update.error, extra=route.fields)
             if update.error or update.finish_reason is not None:
                 del self._routes[update.sequence_id]
-            route.session.push(delta)
+            for first in range(0, len(update.prompt_logprobs), MAX_DELTA_TOKENS):
+                some = update.prompt_logprobs[first : first + MAX_DELTA_TOKENS]
+                route.session.push(scores_message(some, route.sequence_id))
+            route.session.push(delta_message(update, route.sequence_id, logprobs=route.logprobs))
         for refusal in news.refusals:
             route = self._routes.pop(refusal.sequence_id, None)
             if route is not None:

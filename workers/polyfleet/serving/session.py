@@ -52,7 +52,7 @@ class GatewaySession:
         """Add news; an ending (finish reason or error) closes the sequence."""
         sequence_id = delta.sequence_id
         last = self._last.get(sequence_id)
-        if last is not None and len(last.token_ids) + len(delta.token_ids) <= MAX_DELTA_TOKENS:
+        if last is not None and _num_tokens(last) + _num_tokens(delta) <= MAX_DELTA_TOKENS:
             last.MergeFrom(delta)
         else:
             self._deltas.append(delta)
@@ -114,3 +114,7 @@ class GatewaySession:
     async def room(self) -> None:
         """Wait until the gateway has read enough for another command to be served."""
         await self._room.wait()
+
+
+def _num_tokens(delta: pb.SequenceDelta) -> int:
+    return len(delta.token_ids) + len(delta.prompt_logprobs)

@@ -48,12 +48,13 @@ class ChatLogprobs(msgspec.Struct):
 class CompletionLogprobs(msgspec.Struct):
     """Logprobs of a text choice: parallel lists. Offsets count characters, each token by its own text, from 0.
 
+    null: nothing stands before the first token of an echoed prompt.
     A token that is no whole characters is spelt as its bytes, as OpenAI does it: `bytes:\\xe6\\x97`.
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -201,8 +202,8 @@ def chat_logprobs(logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs:
     return ChatLogprobs([_chat_token(item, [_chat_token(top) for top in item.top]) for item in logprobs])
 
 
-def completion_logprobs(logprobs: Sequence[TokenLogprobs], offset: int) -> CompletionLogprobs:
-    """Logprobs as text completions show them; `offset` is that of the first token.
+def completion_logprobs(logprobs: Sequence[TokenLogprobs], offset: int, *, prompt: bool = False) -> CompletionLogprobs:
+    """Logprobs as text completions show them; `offset` is that of the first token. `prompt`: it is a prompt's first.
 
     `top_logprobs` also names the chosen token, so it may have one entry more than was asked for.
     """
@@ -216,6 +217,8 @@ def completion_logprobs(logprobs: Sequence[TokenLogprobs], offset: int) -> Compl
         reply.top_logprobs.append(alternatives)
         reply.text_offset.append(offset)
         offset += len(item.text)
+    if prompt:
+        reply.token_logprobs[0] = reply.top_logprobs[0] = None
     return reply
 
 

@@ -106,32 +106,42 @@ class CompletionShape:
 
     def __init__(self, *, logprobs: bool) -> None:
         self.renames = {"text": "prompt", "token_ids": "prompt", "structure": "structured_outputs"}
+        self.renames |= {"prompt_logprobs": "logprobs"}
         self._logprobs = logprobs
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
+        self._echoed: set[int] = set()  # choices whose prompt's first token was told
 
     def chunks(self, delta: Delta) -> list[Choice]:
         """As in Shape."""
         chunks: list[Choice] = []
         if _worth_sending(delta, delta.choice not in self._begun, self._logprobs):
             self._begun.add(delta.choice)
-            chunks.append(self._choice(delta.choice, delta.text, delta.logprobs, None))
+            chunks.append(self._choice(delta.choice, delta.text, delta.prompt_logprobs, delta.logprobs, None))
         if delta.finish_reason is not None:
             chunks.append(CompletionChoice(delta.choice, "", None, delta.finish_reason))
         return chunks
 
     def whole(self, index: int, choice: GatheredChoice) -> CompletionChoice:
         """As in Shape."""
-        return self._choice(index, choice.text, choice.logprobs, choice.finish_reason)
+        return self._choice(index, choice.text, choice.prompt_logprobs, choice.logprobs, choice.finish_reason)
 
     def _choice(
-        self, index: int, text: str, logprobs: Sequence[TokenLogprobs], finish_reason: FinishReason | None
+        self,
+        index: int,
+        text: str,
+        prompt: Sequence[TokenLogprobs],
+        answer: Sequence[TokenLogprobs],
+        finish_reason: FinishReason | None,
     ) -> CompletionChoice:
         if not self._logprobs:
             return CompletionChoice(index, text, None, finish_reason)
-        offset = self._offsets.get(index, 0)
+        offset, logprobs = self._offsets.get(index, 0), (*prompt, *answer)
         self._offsets[index] = offset + sum(len(item.text) for item in logprobs)
-        return CompletionChoice(index, text, completion_logprobs(logprobs, offset), finish_reason)
+        shown = completion_logprobs(logprobs, offset, prompt=bool(prompt) and index not in self._echoed)
+        if prompt:
+            self._echoed.add(index)
+        return CompletionChoice(index, text, shown, finish_reason)
 
 
 def _worth_sending(delta: Delta, first: bool, logprobs: bool) -> bool:
@@ -139,5 +149,5 @@ def _worth_sending(delta: Delta, first: bool, logprobs: bool) -> bool:
 
     What tells nothing but usage is no beginning.
     """
-    said = delta.text or delta.reasoning or delta.tool_calls or (logprobs and delta.logprobs)
+    said = delta.text or delta.reasoning or delta.tool_calls or (logprobs and (delta.logprobs or delta.prompt_logprobs))
     return bool(said) or (first and (delta.usage is None or bool(delta.token_ids) or delta.finish_reason is not None))

@@ -78,6 +78,7 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[GenerateR
             _request(body, prompt_id, prompt=prompt, max_tokens=max_tokens, logprobs=body.logprobs),
             structure=structure,
             echo=bool(body.echo),
+            prompt_logprobs=body.logprobs if body.echo else None,
         )
         for prompt_id, prompt in zip(ids, prompts, strict=True)
     ]

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -45,6 +45,8 @@ from polyfleet.wire.requests import (
 )
 from polyfleet.wire.sampling import GREEDY, SamplingParams
 
+MAX_PROMPT_LOGPROBS = 2048  # of a delta: with 20 alternatives each, 1 MB
+
 
 class Generation:
     """`GenerationApi` over a fleet. Lives in one event loop."""
@@ -79,7 +81,8 @@ class Generation:
                             continue
                         if delta.finish_reason is not None:
                             sequences.cancel(delta.choice)
-                        yield delta
+                        for each in _in_parts(delta):
+                            yield each
 
     async def _generate_sequences(
         self, request: GenerateRequest, record: Record, call: Call
@@ -213,6 +216,16 @@ def _sequence(
     if call.trace is not None:
         more |= {"traceparent": call.trace.parent, "tracestate": call.trace.state}
     return SequenceRequest("", prompt_ids, sampling, **more)
+
+
+def _in_parts(delta: Delta) -> Iterator[Delta]:
+    """A delta whose prompt's logprobs are so many that one message would not hold them comes as several."""
+    scores = delta.prompt_logprobs
+    while len(scores) > MAX_PROMPT_LOGPROBS:
+        yield Delta(delta.choice, request_id=delta.request_id, prompt_logprobs=scores[:MAX_PROMPT_LOGPROBS])
+        scores = scores[MAX_PROMPT_LOGPROBS:]
+        delta = delta._replace(request_id="", prompt_logprobs=scores)
+    yield delta
 
 
 def _echo(request: GenerateRequest, served: ServedModel) -> str:

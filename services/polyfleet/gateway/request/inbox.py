@@ -18,6 +18,7 @@ class Parcel:
     choice: int
     worker_id: str = ""
     tokens: list[SampledToken] = field(default_factory=list)
+    prompt_logprobs: list[SampledToken] = field(default_factory=list)  # of its tokens but the first; without their ids
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     queue_seconds: float = 0.0  # for a worker and in its queue, up to the first step

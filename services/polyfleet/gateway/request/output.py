@@ -1,6 +1,6 @@
 """Tokens become what the client sees: text, ids, logprobs, and the end, stop strings included."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from polyfleet.gateway.request.accounts import Record
 from polyfleet.gateway.request.inbox import Parcel
@@ -29,6 +29,8 @@ class ChoiceOutput:
     ) -> None:
         self._choice = request.choice
         self._with_logprobs = request.logprobs is not None
+        self._scored_ids = request.prompt_ids if request.prompt_logprobs is not None else ()
+        self._num_scored = 0
         self._text = text
         self._detokenizer = text.detokenizer(request.prompt_ids) if text else None
         self._matcher = StopMatcher(stops) if stops else None
@@ -47,7 +49,16 @@ class ChoiceOutput:
         text, self._prefix = self._prefix + text, ""
         logprobs = tuple(map(self._logprob, parcel.tokens[:num_used])) if self._with_logprobs else ()
         delta = Delta(self._choice, text, tuple(token_ids[:num_used]), logprobs, reason, worker_id=parcel.worker_id)
+        if self._num_scored < len(self._scored_ids):
+            delta = delta._replace(prompt_logprobs=tuple(self._scores(parcel.prompt_logprobs)))
         return delta if self._parser is None else _parsed(delta, self._parser)
+
+    def _scores(self, scores: Sequence[SampledToken]) -> Iterator[TokenLogprobs]:
+        """Of the prompt's next tokens; nothing stands before the first."""
+        given = scores if self._num_scored else (SampledToken(0), *scores)
+        for each in given:
+            yield self._logprob(each._replace(token_id=self._scored_ids[self._num_scored]))
+            self._num_scored += 1
 
     def _add(self, token_ids: list[int]) -> tuple[str, int]:
         """The text that these tokens make safe to show, and how many of them count: all, or those up to the stop."""

@@ -12,6 +12,7 @@ import itertools
 import time
 from dataclasses import replace
 from enum import Enum, unique
+from typing import Any
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, Code, DataLoss, Unavailable, error_of
@@ -70,6 +71,7 @@ class SequenceRelay:
         self._times = times or TokenTimes()
         self._state = State.WAITING
         self._generated: list[int] = []
+        self._num_scores = self._scores_again = 0  # logprobs of its prompt that came, and that come again
         self._grains: tuple[int, ...] | None = None  # of the prompt; None: nobody has asked
         self._max_tokens = 0  # of the whole sequence, where it runs now
         self._session: Session | None = None
@@ -145,8 +147,11 @@ class SequenceRelay:
         self._state = State.RUNNING
         self._session = session
         self._sequence_id = f"{sequence_id(request.request_id, request.choice)}/{next(_serial)}"
-        started = {"sequence_id": self._sequence_id, "max_tokens": self._max_tokens}
-        sequence = replace(request, generated_ids=tuple(self._generated), **started)  # type: ignore[arg-type]
+        started: dict[str, Any] = {"sequence_id": self._sequence_id, "max_tokens": self._max_tokens}
+        if request.prompt_logprobs is not None and self._num_scores >= len(request.prompt_ids) - 1:
+            started["prompt_logprobs"] = None
+        self._scores_again = self._num_scores
+        sequence = replace(request, generated_ids=tuple(self._generated), **started)
         session.start(sequence, self, self._grains or ())
 
     def denied(self, error: ApiError) -> None:
@@ -169,6 +174,11 @@ class SequenceRelay:
             self._heard = True
             parcel.cached_tokens = update.cached_tokens or 0
             parcel.queue_seconds = self._waited + (update.queue_seconds or 0.0)
+        if scores := update.prompt_logprobs:
+            known = min(self._scores_again, len(scores))
+            self._scores_again -= known
+            self._num_scores += len(scores) - known
+            parcel.prompt_logprobs += scores[known:]
         self._generated += [token.token_id for token in tokens]
         parcel.tokens += tokens
         if update.embedding:

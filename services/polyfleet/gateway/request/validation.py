@@ -138,8 +138,6 @@ def _check_stops(request: GenerateRequest) -> None:
 def _check_echo(request: GenerateRequest) -> None:
     if request.echo and request.messages:
         raise FieldError("echo", "needs a text or token ids: a chat has no text that could be repeated")
-    if request.echo and request.logprobs is not None:
-        raise FieldError("echo", "can't be set with logprobs: a prompt's are not computed")
 
 
 def _check_tools(request: GenerateRequest) -> None:
