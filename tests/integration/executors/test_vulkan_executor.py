@@ -10,26 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.masking import sparse
-from tests.support.stepping import Driver, Run
+from tests.support.stepping import Run
 from tests.support.tiny_models import TinyShape, poisoned_model, random_tensors, write_folder
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executor import Fault, StepTooLarge
-from polyfleet.engine.executors import Workload
-from polyfleet.executors.eager import EagerExecutor
 from polyfleet.graph.kernel_graph import GraphBuilder
 from polyfleet.graph.ops import Rope
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import silent
-from polyfleet.models.registry import record
-from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import Pooling
 from polyfleet.wire.sampling import SamplingParams
 
 wgpu = pytest.importorskip("wgpu", reason="the vulkan extra is not installed")
-from polyfleet.backends.registry import BackendRegistry  # noqa: E402
+from tests.support.vulkan_drivers import Drivers, choose_software, workload  # noqa: E402
+
 from polyfleet.executors.vulkan import VulkanExecutor  # noqa: E402
 
 POISON = 50  # a token whose embedding is not finite
@@ -44,40 +40,14 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def software_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFLEET_VULKAN_SOFTWARE", "1")
-    if BackendRegistry.find("vulkan") is None:
-        pytest.skip("no Vulkan device: apt install mesa-vulkan-drivers libvulkan1")
+    choose_software(monkeypatch)
 
 
 @pytest.fixture
-def drivers() -> Iterator["Drivers"]:
+def drivers() -> Iterator[Drivers]:
     made = Drivers()
     yield made
-    for each in made.executors:
-        each.close()
-
-
-class Drivers:
-    """Drives executors, and closes them behind the test."""
-
-    def __init__(self) -> None:
-        self.executors: list[VulkanExecutor] = []
-
-    def vulkan(self, model: LoadedModel, num_blocks: int = 64, step_tokens: int = 256) -> Driver:
-        executor = VulkanExecutor(workload(model, "vulkan"))
-        self.executors.append(executor)
-        return Driver(executor, num_blocks, max_sequences=8, step_tokens=step_tokens)
-
-    def pair(self, model: LoadedModel, num_blocks: int = 64) -> tuple[Driver, Driver]:
-        """The eager executor and the Vulkan one, driven alike."""
-        eager = EagerExecutor(workload(model, "cpu"))
-        return Driver(eager, num_blocks, max_sequences=8), self.vulkan(model, num_blocks)
-
-
-def workload(model: LoadedModel, device: str) -> Workload:
-    capabilities = KernelCapabilities(frozenset({"float32"}), "float32")
-    graph = record(model.config, model.weights)
-    return Workload(graph, model.weights, EngineOptions(), device, "float32", capabilities)
+    made.close()
 
 
 def tiny(folder: Path, shape: TinyShape | None = None, *, poisoned: bool = False) -> LoadedModel:

@@ -1,7 +1,7 @@
 """VulkanExecutor: experimental; a step's whole forward pass on a Vulkan device in float32, only tokens come back.
 
-Greedy tokens are found on the device. Draws, penalties, masks and logprobs need the logits, which are then read back
-and given to the sampler of the host.
+Greedy tokens are found on the device. Draws, penalties, masks and logprobs need the logits of their rows, which alone
+are read back then and given to the sampler of the host.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,9 @@ from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Int32s, Need, StepPlan
 from polyfleet.engine.pooling import pool
 from polyfleet.graph.lowering import fuse
+from polyfleet.kernels.vulkan.buffers import FLOAT_BYTES, row_bytes
 from polyfleet.kernels.vulkan.device import VulkanDevice
-from polyfleet.kernels.vulkan.program import FLOAT_BYTES, NOT_FINITE, StepInputs, VulkanProgram, refusal, row_bytes
+from polyfleet.kernels.vulkan.program import NOT_FINITE, StepInputs, VulkanProgram, refusal
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.sampling.draw import Drawn, Draws
 from polyfleet.sampling.host import HostSampler
@@ -35,11 +36,12 @@ class VulkanStep(Pending):
     num_rows: int
     row_starts: Int32s  # [B + 1]
     draw_sequences: NDArray[np.int64]  # [S]
-    draws: Draws | None  # None: the device finds the tokens
+    draws: Draws | None  # None: the device finds all tokens
     pooled: Int32s  # [P]
     pool_last: Int32s  # [P]
     outputs: bool  # whether the graph's are wanted
-    drawn: Drawn | None = None
+    drawn: Drawn | None = None  # the likeliest tokens, once they are here, with others in their rows
+    broken: NDArray[np.uint32] | None = None  # [T] 1 where a row is not finite
 
 
 class VulkanExecutor:
@@ -94,27 +96,30 @@ class VulkanExecutor:
             raise StepTooLarge(f"{plan.num_rows} rows are more than {self._most_rows}")
         draws = plan.draws() if plan.needs & ON_HOST else None
         self._sampler.start(plan.starts)
-        self._program.run(_inputs(plan), greedy=draws is None)
+        self._program.run(_inputs(plan))
         kept = (plan.row_starts.copy(), plan.draw_sequences, draws, plan.pooled.copy(), plan.pool_last.copy())
         return VulkanStep(plan.num_rows, *kept, bool(plan.needs & Need.OUTPUTS))
 
     def draw(self, pending: Pending, masks: Masks | None = None) -> None:
-        """Nothing where the device draws; else read the logits back and draw here."""
+        """Read the logits back of rows whose likeliest token is not all that is wanted, and draw here."""
         step = _step(pending)
-        if step.draws is not None:
-            logits = self._program.read_floats(self._graph.logits, len(step.draws))
-            step.drawn = self._sampler.draw(logits, replace(step.draws, masks=masks))
+        if step.draws is None:
+            return
+        draws = replace(step.draws, masks=masks)
+        rows = np.flatnonzero(~draws.greedy | draws.penalised | draws.masked | draws.with_logprobs)
+        if not len(rows):
+            return
+        likeliest = self._likeliest(step)
+        logits = self._program.read_rows(self._graph.logits, rows)
+        drawn = self._sampler.draw(logits, draws.take(rows), likeliest.take(rows))
+        step.drawn = likeliest.put(rows, drawn)
 
     def collect(self, pending: Pending, timeout: float) -> StepOutput:
         """Wait for the device, as long as its driver does: WebGPU has no shorter limit."""
         step = _step(pending)
-        best, broken = self._program.read_results(step.num_rows)
-        faults = np.logical_or.reduceat(broken != 0, step.row_starts[:-1])
-        drawn = step.drawn
-        if drawn is None:
-            best = best[: len(step.draw_sequences)]
-            finite = best != NOT_FINITE
-            drawn = Drawn(np.where(finite, best, 0).astype(np.int64), finite)
+        drawn = self._likeliest(step) if step.drawn is None else step.drawn
+        assert step.broken is not None
+        faults = np.logical_or.reduceat(step.broken != 0, step.row_starts[:-1])
         faults[step.draw_sequences] |= ~drawn.finite
         pooled: NDArray[Any] | None = None
         if len(step.pooled):
@@ -123,6 +128,13 @@ class VulkanExecutor:
         values = self._graph.outputs if step.outputs else ()
         outputs = tuple(self._program.read_floats(value, step.num_rows).numpy() for value in values)
         return StepOutput(drawn.token_ids, faults * np.int8(Fault.NOT_FINITE), drawn.logprobs, pooled, outputs)
+
+    def _likeliest(self, step: VulkanStep) -> Drawn:
+        """Wait for the device: the likeliest token of each draw. Notes which rows are broken."""
+        best, step.broken = self._program.read_results(step.num_rows)
+        best = best[: len(step.draw_sequences)]
+        finite = best != NOT_FINITE
+        return Drawn(np.where(finite, best, 0).astype(np.int64), finite)
 
     def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
         """Of each cache [2, tokens, kv heads, width] float32."""

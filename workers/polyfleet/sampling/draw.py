@@ -107,6 +107,13 @@ class Logprobs:
     top_ids: Ints  # [S, K] likeliest first, ties by lower id
     top: Floats  # [S, K]
 
+    def spread(self, rows: Ints, count: int) -> "Logprobs":
+        """The same as these rows of so many; the others are 0."""
+        wide = [np.zeros((count, *each.shape[1:]), dtype=each.dtype) for each in (self.drawn, self.top_ids, self.top)]
+        for into, each in zip(wide, (self.drawn, self.top_ids, self.top), strict=True):
+            into[rows] = each
+        return Logprobs(*wide)
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -115,3 +122,16 @@ class Drawn:
     token_ids: Ints  # [S]; some valid id in rows that are not finite
     finite: Bools  # [S] whether all logits of the row were
     logprobs: Logprobs | None = None  # where any row wants some
+
+    def take(self, rows: Ints) -> "Drawn":
+        """What these rows alone came to, without logprobs."""
+        return Drawn(self.token_ids[rows], self.finite[rows])
+
+    def put(self, rows: Ints, other: "Drawn") -> "Drawn":
+        """The same with what `other` says of these rows, and its logprobs."""
+        token_ids, finite = self.token_ids.copy(), self.finite.copy()
+        token_ids[rows], finite[rows] = other.token_ids, other.finite
+        if other.logprobs is None:
+            return Drawn(token_ids, finite)
+        logprobs = other.logprobs.spread(rows, len(token_ids))
+        return Drawn(token_ids, finite, logprobs)

@@ -5,7 +5,7 @@ from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
 from polyfleet.graph.lowering import fuse
-from polyfleet.kernels.vulkan.program import row_bytes, selected_values, share_buffers
+from polyfleet.kernels.vulkan.buffers import row_bytes, selected_values, share_buffers
 from polyfleet.loading.load import load_model
 from polyfleet.models.registry import record
 

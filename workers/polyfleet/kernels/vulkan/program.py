@@ -1,6 +1,5 @@
 """A KernelGraph laid out on a Vulkan device: one buffer a value, one dispatch an op, bound once and run every step."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,10 +11,10 @@ from numpy.typing import NDArray
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Attention, Norm, Op, OpKind, Rope, RopeCache, of
 from polyfleet.kernels.quantisation import dequantise
+from polyfleet.kernels.vulkan.buffers import FLOAT_BYTES, selected_values, share_buffers
 from polyfleet.kernels.vulkan.device import WORKGROUP, Dispatch, VulkanDevice
 from polyfleet.kernels.weights import Weights
 
-FLOAT_BYTES = 4
 LINEAR_ROWS = 4  # rows that one invocation of the linear shader computes
 MAX_HEAD_DIM = 256
 NOT_FINITE = 0xFFFFFFFF  # in the place of a token
@@ -73,15 +72,6 @@ def _plain(op: Op) -> bool:
     return True
 
 
-def row_bytes(graph: KernelGraph) -> tuple[int, int]:
-    """What the values of a row take on the device: of each row of a step, and of each whose logits are wanted."""
-    selected = selected_values(graph)
-    buffers = set(share_buffers(graph)[1:])
-    total = sum(graph.widths[value] * FLOAT_BYTES for value in buffers)
-    wanted = sum(graph.widths[value] * FLOAT_BYTES for value in buffers & selected)
-    return total - wanted, wanted
-
-
 class VulkanProgram:
     """Weights, KV cache and dispatches of one model; `allocate` comes before the first `run`."""
 
@@ -112,6 +102,7 @@ class VulkanProgram:
         """Make the KV cache, zeroed, and room for steps. Raises VulkanError where the device binds no such buffer."""
         self._block_size, self._max_sequences, self._max_blocks = block_size, max_sequences, max_blocks
         buffer, rows, sequences = self.device.buffer, step_tokens, max_sequences
+        self._uploaded: dict[str, Int32s] = {}
         sizes = [num_blocks * self._block_bytes(cache) for cache in range(len(self.graph.caches))]
         names = [f"a cache of {side} for kv_cache_tokens={num_blocks * block_size}" for side in ("keys", "values")]
         self._caches = [tuple(buffer(size, name) for name in names) for size in sizes]
@@ -129,22 +120,21 @@ class VulkanProgram:
         columns = {"COLUMNS": self.graph.widths[self.graph.hidden], "FIRST": sequences}
         self._dispatches.append(self._bound("finite", columns, 1, 1, False, hidden, self._results))
         columns = {"COLUMNS": self.graph.widths[self.graph.logits], "TOKENS": True}
-        self._argmax = self._bound("argmax", columns, 1, 1, True, logits, self._results)
+        self._dispatches.append(self._bound("argmax", columns, 1, 1, True, logits, self._results))
 
-    def run(self, step: StepInputs, *, greedy: bool) -> None:
-        """Upload a step and start it; where it is greedy the likeliest token of each selected row is found, too."""
+    def run(self, step: StepInputs) -> None:
+        """Upload a step and start it; the likeliest token of each selected row is found, too."""
         if step.cleared_blocks:
             self._clear(step.cleared_blocks)
         for name in ("ids", "positions", "slots", "selected"):
-            self.device.write(self._inputs[name], getattr(step, name))
+            self._put(name, self._inputs[name], getattr(step, name))
         for value, numbers in zip(self.graph.inputs, step.inputs, strict=True):
             self.device.write(self._values[value], np.ascontiguousarray(numbers))
         self.device.write(self._inputs["tables"], step.tables, step.first_table * self._max_blocks * 4)
         rows, selected = len(step.ids), len(step.selected)
-        for uniform, number in ((self._num_rows, rows), (self._num_selected, selected)):
-            self.device.write(uniform, np.array([number, 0, 0, 0], dtype=np.uint32))
-        dispatches = [*self._dispatches, self._argmax] if greedy else self._dispatches
-        self.device.submit(dispatches, rows, selected)
+        self._put("rows", self._num_rows, np.array([rows, 0, 0, 0], dtype=np.int32))
+        self._put("count", self._num_selected, np.array([selected, 0, 0, 0], dtype=np.int32))
+        self.device.submit(self._dispatches, rows, selected)
 
     def read_floats(self, value: int, rows: int) -> torch.Tensor:
         """Rows of a value, copied to the host: [rows, width] float32."""
@@ -152,8 +142,14 @@ class VulkanProgram:
         view = self.device.read(self._values[value], rows * width * FLOAT_BYTES)
         return torch.frombuffer(bytearray(view), dtype=torch.float32).view(rows, width)
 
+    def read_rows(self, value: int, rows: NDArray[np.int64]) -> torch.Tensor:
+        """Some rows of a value, which ascend, copied to the host: [n, width] float32."""
+        size = self.graph.widths[value] * FLOAT_BYTES
+        data = self.device.read_pieces(self._values[value], (rows * size).tolist(), size)
+        return torch.frombuffer(bytearray(data), dtype=torch.float32).view(len(rows), -1)
+
     def read_results(self, rows: int) -> tuple[Uint32s, Uint32s]:
-        """The likeliest tokens of a greedy step, NOT_FINITE where a logit is not; and of each row 1 where it is not."""
+        """The likeliest token of each draw, NOT_FINITE where a logit is not; and of each row 1 where it is not."""
         results = np.frombuffer(self.device.read(self._results, (self._max_sequences + rows) * 4), dtype=np.uint32)
         return results[: self._max_sequences], results[self._max_sequences :]
 
@@ -174,6 +170,13 @@ class VulkanProgram:
         for buffer, side in zip(self._caches[cache], pieces, strict=True):
             for block, piece in zip(blocks, side, strict=True):
                 self.device.write(buffer, piece, block * size)
+
+    def _put(self, name: str, buffer: Any, numbers: Int32s) -> None:
+        """Upload numbers unless they stand there from the step before, as many do while the same sequences decode."""
+        before = self._uploaded.get(name)
+        if before is None or not np.array_equal(before, numbers):
+            self.device.write(buffer, numbers)
+            self._uploaded[name] = numbers.copy()
 
     def _clear(self, blocks: Sequence[int]) -> None:
         for cache, buffers in enumerate(self._caches):
@@ -215,12 +218,9 @@ class VulkanProgram:
             few = self._bound("linear_row", constants, _groups(columns), 1, selected, *buffers)
             many = self._bound(shader, constants, _groups(columns), LINEAR_ROWS, selected, *buffers, count)
             return replace(many, few=few)
-        if op.kind in (OpKind.RMS_NORM, OpKind.ADD_RMS_NORM):
-            norm = {"COLUMNS": columns, "EPS": of(op, Norm).eps}
-            return self._bound(shader, norm, 1, 1, selected, *inputs, self._weights[op.weights], *outputs)
-        if op.kind is OpKind.LAYER_NORM:
-            norm = {"COLUMNS": columns, "EPS": of(op, Norm).eps}
-            vectors = self._weights[op.weights], self._weights[op.biases]
+        if isinstance(op.attributes, Norm):
+            norm = {"COLUMNS": columns, "EPS": op.attributes.eps}
+            vectors = [self._weights[names] for names in (op.weights, op.biases) if names]
             return self._bound(shader, norm, 1, 1, selected, *inputs, *vectors, *outputs)
         if op.kind is OpKind.ARGMAX:
             row = {"COLUMNS": self.graph.widths[op.inputs[0]], "TOKENS": False}
@@ -270,29 +270,3 @@ class VulkanProgram:
 
 def _groups(invocations: int) -> int:
     return -(-invocations // WORKGROUP)
-
-
-def selected_values(graph: KernelGraph) -> set[int]:
-    """The values that have a row for each draw alone."""
-    found: set[int] = set()
-    for op in graph.ops:
-        if op.kind is OpKind.SELECT_ROWS or set(op.inputs) & found:
-            found |= set(op.outputs)
-    return found
-
-
-def share_buffers(graph: KernelGraph) -> list[int]:
-    """Of each value, the first value in whose buffer it lies: of its shape, and read no more when it is made."""
-    selected = selected_values(graph)
-    last = {value: at for at, op in enumerate(graph.ops) for value in (*op.outputs, *op.inputs)}
-    last |= dict.fromkeys((0, *graph.outputs), len(graph.ops))
-    owners = list(range(len(graph.widths)))
-    free: dict[tuple[int, bool], list[int]] = defaultdict(list)
-    for at, op in enumerate(graph.ops):
-        for value in op.outputs:
-            if unused := free[graph.widths[value], value in selected]:
-                owners[value] = unused.pop()
-        for value in {*op.inputs, *op.outputs}:
-            if last[value] == at:
-                free[graph.widths[value], value in selected].append(owners[value])
-    return owners
