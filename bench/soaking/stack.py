@@ -33,7 +33,7 @@ class OwnStack:
     def __init__(self, workers: int, model: str = "") -> None:
         names = ("grpc", "http", "gateway-metrics", "fleet", "metrics")
         self._addresses = dict(zip(names, free_addresses(len(names)), strict=True))
-        self.grpc, self.http = self._addresses["grpc"], self._addresses["http"]
+        self.grpc, self.http, self.fleet = (self._addresses[name] for name in ("grpc", "http", "fleet"))
         self.folder = Path(tempfile.mkdtemp(prefix="polyfleet-soak-"))
         self._log = self.folder / "serve.log"
         flags = [part for name, address in self._addresses.items() for part in (f"--{name}-listen", address)]

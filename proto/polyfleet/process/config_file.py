@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import yaml
 
 from polyfleet.process.config import ConfigError
 
@@ -20,9 +21,23 @@ def read_config(path: Path, sections: type[_T], decode: Callable[[type, Any], An
     Raises ConfigError that names the file, the key and what is wrong with it.
     """
     with reading("The configuration", path):
-        found = msgspec.yaml.decode(document) if (document := path.read_bytes()).strip() else None
+        found = _Loader(path.read_bytes()).get_single_data()
         given = {key: value for key, value in found.items() if value is not None} if isinstance(found, dict) else found
         return msgspec.convert({} if given is None else given, sections, dec_hook=decode)
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The safe one, which would let the last of equal keys win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        """Raises ValueError where a key is given twice; one that comes with `<<` too is overridden."""
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise ValueError(f"`{key.value}` is given twice, again in line {key.start_mark.line + 1}")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 @contextmanager
@@ -35,7 +50,7 @@ def reading(what: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"{what} {path} can't be read: {error.strerror}.") from None
-    except (ValueError, AttributeError, KeyError) as error:
+    except (ValueError, AttributeError, KeyError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(f"{what} {path} is not valid: {problem}.") from None
 

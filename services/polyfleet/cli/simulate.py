@@ -48,7 +48,7 @@ COLUMNS = ("POLICY", "GOOD/S", "GOOD", "FIRST P50", "FIRST P95", "TOKEN P50", "T
 @click.option("--load", type=FiniteRange(0.001, 100), help="Share of the fleet's capacity to replay at.")
 @click.option("--rate", type=FiniteRange(0.000001, 1e6), help="Requests a second to replay at.")
 @click.option("--gateways", type=click.IntRange(1, 64), default=1, show_default=True, help="Side by side.")
-@click.option("--plot", type=FILE, help="Write a picture as SVG.")
+@click.option("--plot", type=FILE, metavar="FILE.svg", help="Write a picture: goodput and latencies by policy.")
 @json_option
 def simulate(
     fleet_file: Path | None,
@@ -70,12 +70,17 @@ def simulate(
 
     if load is not None and rate is not None:
         raise click.UsageError("Give --load or --rate, not both.")
+    if plot and plot.suffix.lower() != ".svg":
+        raise click.UsageError("--plot draws SVG: let the file's name end with .svg.")
     with sentences():
         fleet = read_fleet(fleet_file or UNLIKE)
         chosen = {name: policy_of(name) for name in policies}
         trace = _read(trace_file) if trace_file else draw_trace(requests, seed, shared=shared_prefixes)
     most = capacity(fleet, trace)
     if load is not None or rate is not None or not trace_file:
+        if rate is None and not most:
+            problem = "The fleet can serve no such request within the objectives: give --rate instead of --load."
+            raise CliError(problem, ExitCode.BAD_INPUT)
         trace = trace.at_rate(rate or (load or 0.7) * most)
     outcomes = {name: _replayed(fleet, trace, name, policy, gateways, seed) for name, policy in chosen.items()}
     found = {name: figures(outcome, trace) for name, outcome in outcomes.items()}

@@ -19,6 +19,7 @@ from polyfleet.wire.hashing import PLACEMENT_GRAIN
 from polyfleet.wire.rates import Rates
 
 MODEL = "simulated"
+LEAST_PROMPT = 16  # tokens of prompts in a step, however long it takes
 
 
 @dataclass(eq=False, slots=True)
@@ -104,16 +105,25 @@ class SimulatedEngine:
             if self._reserved and self._reserved + job.room > group.kv_tokens:
                 break
             self._admit(self._waiting.popleft())
-        budget, self._plan = group.step_tokens, []
+        budget, self._plan = self._prompt_room(), []
+        before = budget
         for job in self._prefilling:
             part = min(job.left, budget)
             if part == 0:
                 break
             self._plan.append((job, part))
             budget -= part
-        exact = self.pace.step(len(self._decoding), self._held, group.step_tokens - budget)
+        exact = self.pace.step(len(self._decoding), self._held, before - budget)
         self._duration = exact * (1 + self._draw.uniform(-group.jitter, group.jitter))
         return self._duration
+
+    def _prompt_room(self) -> int:
+        """Prompt tokens that the next step may compute."""
+        group, pace = self.group, self.pace
+        if not group.most_step_seconds:
+            return group.step_tokens
+        left = group.most_step_seconds - pace.step(len(self._decoding), self._held, 0)
+        return min(group.step_tokens, max(LEAST_PROMPT, int(left * pace.prefill_tokens_per_second)))
 
     def _admit(self, job: Job) -> None:
         self._reserved += job.room
@@ -182,7 +192,8 @@ class SimulatedEngine:
         step = true if exact else self.rates.decode_step.seconds
         prefill, decode = self.rates.prefill.per_second, self.rates.decode.per_second
         if exact:
-            prefill, decode = pace.prefill_tokens_per_second, 1 / pace.step(max(1, running), self._held, 0)
+            prefill = pace.prefill_tokens_per_second
+            decode = 1 / max(1e-9, pace.step(max(1, running), self._held, 0))
         return Worker(
             *(self.worker_id, "simulated:1", MODEL, group.accelerator),
             WorkerState.LOST if lost else WorkerState.READY,

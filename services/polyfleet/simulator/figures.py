@@ -81,9 +81,11 @@ def capacity(fleet: FleetFile, trace: Trace) -> float:
         for batch in range(1, group.max_sequences + 1):
             held = round(batch * (prompt + output / 2))
             step = group.pace.step(batch, held, 0)
+            if held > group.kv_tokens or step > TOKEN_SECONDS:
+                break
             share = prompt / group.pace.prefill_tokens_per_second  # of a second of prefill, in which decodes wait
             rate = 1 / (share + output * step / batch)
-            if held <= group.kv_tokens and step + rate * share * step <= TOKEN_SECONDS:
+            if step + rate * share * step <= TOKEN_SECONDS:
                 best = max(best, rate)
         total += group.workers * best
     return total

@@ -84,6 +84,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     block_size: Annotated[int, Meta(ge=1, le=4096)] = 16
     context_length: Count = 32_768
     step_tokens: Count = 512  # of prompts in one step
+    most_step_seconds: Seconds = 0.0  # that a step with prompts should stay under, as a worker's; 0: what it takes
     jitter: Annotated[float, Meta(ge=0, lt=1)] = 0.05  # of a step's time, up or down
     failures: tuple[Failure, ...] = ()
 
@@ -129,6 +130,8 @@ def read_fleet(path: Path) -> FleetFile:
         if group.accelerator not in speeds():
             known = ", ".join(speeds())
             raise ConfigError(f"{path}: accelerator: {group.accelerator!r:.80} is none of {known}.")
+        if group.kv_tokens < group.block_size:
+            raise ConfigError(f"{path}: kv_tokens: {group.kv_tokens} are less than a block of {group.block_size}.")
         for failure in group.failures:
             if failure.worker >= group.workers:
                 raise ConfigError(f"{path}: failures: there is no worker {failure.worker} among {group.workers}.")

@@ -50,6 +50,7 @@ class Simulation:
         self._stepping: dict[str, int] = {}  # worker -> number of its step under way
         self._down: set[str] = set()
         self._news = {each.name: dict[str, list[Job]]() for each in self._gateways}  # others' prompts, not told yet
+        self._resting: dict[str, float] = {}  # workers of which nothing more is to be told, and their last heartbeat
         self._reported: dict[str, float] = {}  # when it last told of a step
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._serial, self._steps = itertools.count(), itertools.count()
@@ -60,7 +61,8 @@ class Simulation:
         for worker_id, group, place in fleet.each_worker():
             engine = SimulatedEngine(worker_id, group, self._options.seed * 1009 + len(self._engines))
             self._engines[worker_id] = engine
-            self._beat(engine, 0.0, len(self._engines) / 64 % HEARTBEAT_SECONDS)
+            self._hear_of(engine)
+            self._resting[worker_id] = len(self._engines) / 64 % HEARTBEAT_SECONDS - HEARTBEAT_SECONDS
             for failure in group.failures:
                 if failure.worker == place:
                     self._at(failure.at, partial(self._fail, engine))
@@ -102,6 +104,7 @@ class Simulation:
             for other in self._gateways if self._options.shared and job.arrival.grains else ():
                 if other is not gateway:
                     self._news[other.name].setdefault(worker_id, []).append(job)
+            self._wake(engine, now)
             self._go_on(engine, now)
 
     def _go_on(self, engine: SimulatedEngine, now: float) -> None:
@@ -128,12 +131,24 @@ class Simulation:
         for job in self._news[gateway.name].pop(report.worker_id, ()):
             gateway.prefixes.learn(report.worker_id, job.arrival.grains)
 
-    def _beat(self, engine: SimulatedEngine, now: float, pause: float = HEARTBEAT_SECONDS) -> None:
+    def _beat(self, engine: SimulatedEngine, now: float) -> None:
+        self._hear_of(engine)
+        if engine.has_work:
+            self._at(now + HEARTBEAT_SECONDS, partial(self._beat, engine))
+        else:
+            self._resting[engine.worker_id] = now
+
+    def _wake(self, engine: SimulatedEngine, now: float) -> None:
+        """There will be something to tell with its next heartbeat."""
+        if (last := self._resting.pop(engine.worker_id, None)) is not None:
+            beats = 1 + (now - last) // HEARTBEAT_SECONDS
+            self._at(last + beats * HEARTBEAT_SECONDS, partial(self._beat, engine))
+
+    def _hear_of(self, engine: SimulatedEngine) -> None:
         """Every gateway hears of the worker."""
         report = self._report(engine)
         for gateway in self._gateways:
             self._tell(gateway, report)
-        self._at(now + pause, lambda later: self._beat(engine, later))
 
     def _report(self, engine: SimulatedEngine) -> Worker:
         return engine.report(exact=self._options.exact, lost=engine.worker_id in self._down)
@@ -152,3 +167,4 @@ class Simulation:
     def _come_back(self, engine: SimulatedEngine, place: int, now: float) -> None:
         if engine.group.is_up(place, now):
             self._down.discard(engine.worker_id)
+            self._wake(engine, now)

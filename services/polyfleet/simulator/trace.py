@@ -3,10 +3,11 @@
 import csv
 import json
 import random
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timezone
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ MOONCAKE_BLOCK = 512  # tokens of one of its hash ids
 BEGINNINGS = 32  # of drawn prompts that share them
 MAX_TOKENS = 10_000_000
 MAX_SECONDS = 1e9
+STAMP = ("timestamp", "TIMESTAMP")
+FRACTION = re.compile(r"\.(\d+)")  # of a second: older Pythons want six digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +51,29 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """A trace in JSON lines or CSV, told apart by content. Broken lines are counted and left out. Raises OSError.
+    """A trace in JSON lines or CSV, told apart line by line. Broken lines are counted and left out. Raises OSError.
 
     JSON lines as Mooncake's (`timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids` of 512 tokens
-    each); CSV as Azure's (`TIMESTAMP` as a date, `ContextTokens`, `GeneratedTokens`); either may name its fields as
-    the other, and a timestamp may be a date or a number: milliseconds in JSON lines, seconds in CSV.
+    each); CSV as Azure's (`TIMESTAMP` as a date, `ContextTokens`, `GeneratedTokens`), below a line that names them.
+    Either may name its fields as the other, and a timestamp may be a date (UTC unless it says otherwise) or a number:
+    milliseconds in JSON lines, seconds in CSV.
     """
-    trace = Trace()
-    with path.open(encoding="utf-8", errors="replace", newline="") as lines:
-        for row in _rows(lines, trace.skipped):
+    trace, header = Trace(), list[str]()
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
+        for line in filter(str.strip, lines):
             try:
-                trace.arrivals.append(_arrival(*row))
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
-                missing = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
-                trace.skipped[missing] += 1
+                if line.lstrip().startswith("{"):
+                    trace.arrivals.append(_arrival(_object(line), 1e-3))
+                elif set(names := _cells(line)).intersection(STAMP):
+                    header = names
+                elif header:
+                    trace.arrivals.append(_arrival(dict(zip(header, _cells(line), strict=False)), 1.0))
+                else:
+                    raise ValueError("no JSON object, nor a row below a line with names")
+            except KeyError as error:
+                trace.skipped[f"no {error.args[0]}"] += 1
+            except ValueError as error:
+                trace.skipped[str(error)] += 1
     trace.arrivals.sort(key=lambda each: each.seconds)
     begin = trace.arrivals[0].seconds if trace.arrivals else 0.0
     trace.arrivals = [
@@ -70,67 +82,71 @@ def read_trace(path: Path) -> Trace:
     return trace
 
 
-def _rows(lines: Iterable[str], skipped: Counter[str]) -> Iterator[tuple[dict[str, Any], float]]:
-    """Each line's fields, and how many seconds a number in its timestamp is."""
-    source = iter(lines)
-    first = next((line for line in source if line.strip()), "")
-    if not first.lstrip().startswith("{"):
-        for fields in csv.DictReader([first, *source]):
-            yield {str(name).strip(): value for name, value in fields.items()}, 1.0
-        return
-    for line in (first, *source):
-        if line.strip():
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                found = None
-            if isinstance(found, dict):
-                yield found, 1e-3
-            else:
-                skipped["no JSON object"] += 1
+def _object(line: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("no JSON object") from None
+    return found
+
+
+def _cells(line: str) -> list[str]:
+    """Of this line alone: a quote that is not closed costs no other one."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([line.replace("\0", "")]), [])]
+    except csv.Error:
+        raise ValueError("no row of a table") from None
 
 
 def _arrival(fields: dict[str, Any], unit: float) -> Arrival:
-    stamp = _named(fields, "timestamp", "TIMESTAMP")
-    prompt = _tokens(fields, "input_length", "ContextTokens", least=1)
-    output = _tokens(fields, "output_length", "GeneratedTokens", least=1)
+    stamp = _named(fields, STAMP)
+    prompt = _tokens(fields, ("input_length", "ContextTokens"))
+    output = _tokens(fields, ("output_length", "GeneratedTokens"))
     seconds = _seconds(stamp, unit)
     if not abs(seconds) <= MAX_SECONDS * 10:
         raise ValueError("a time out of range")
-    return Arrival(seconds, prompt, output, _grains(fields.get("hash_ids") or (), prompt))
+    return Arrival(seconds, prompt, output, _grains(fields.get("hash_ids") or [], prompt))
 
 
-def _named(fields: dict[str, Any], *names: str) -> Any:
+def _named(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
     for name in names:
         if fields.get(name) not in (None, ""):
             return fields[name]
     raise KeyError(names[0])
 
 
-def _tokens(fields: dict[str, Any], *names: str, least: int) -> int:
-    try:
-        count = float(_named(fields, *names))
-    except (TypeError, ValueError):
-        raise ValueError(f"{names[0]} is no number") from None
-    if not (least <= count <= MAX_TOKENS and count == int(count)):
+def _tokens(fields: dict[str, Any], names: tuple[str, ...]) -> int:
+    if (count := _number(_named(fields, names))) is None:
+        raise ValueError(f"{names[0]} is no number")
+    if not (1 <= count <= MAX_TOKENS and count == int(count)):
         raise ValueError(f"{names[0]} is out of range")
     return int(count)
 
 
-def _seconds(stamp: Any, unit: float) -> float:
+def _number(value: Any) -> float | None:
+    """As JSON or text has it; infinite where it is larger than can be told."""
     try:
-        return float(stamp) * unit
+        return None if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
-        pass
+        return None
+    except OverflowError:
+        return inf
+
+
+def _seconds(stamp: Any, unit: float) -> float:
+    if (number := _number(stamp)) is not None:
+        return number * unit
+    text = FRACTION.sub(lambda found: f".{found[1]:0<6.6}", str(stamp).strip().replace("Z", "+00:00"))
     try:
-        return datetime.fromisoformat(str(stamp)[:26].replace("Z", "")).timestamp()
-    except ValueError:
+        date = datetime.fromisoformat(text)
+        return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
         raise ValueError("timestamp is neither number nor date") from None
 
 
 def _grains(hash_ids: Any, prompt_tokens: int) -> tuple[int, ...]:
     """Eight grains for each block of 512 tokens, as far as the prompt fills them."""
-    if not all(isinstance(each, int) for each in hash_ids):
+    if not isinstance(hash_ids, list) or not all(isinstance(each, int) for each in hash_ids):
         raise ValueError("hash_ids are no numbers")
     each = MOONCAKE_BLOCK // PLACEMENT_GRAIN
     grains = [(number % 2**60) * each + part for number in hash_ids for part in range(each)]

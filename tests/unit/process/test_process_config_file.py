@@ -52,6 +52,8 @@ def test_an_empty_file_or_section_is_all_defaults(tmp_path: Path, document: byte
         (b"gateway: !!timestamp foo", "is not valid"),
         (b"gateway: !!bool x", "is not valid"),
         (b"gateway: !!int foo", "is not valid"),
+        (b"gateway: {a: 1}\ngateway: {b: 1}\n", "`gateway` is given twice, again in line 2"),
+        (b"gateway: {placement: {late_weight: 1, late_weight: 2}}", "`late_weight` is given twice"),
         (b"gateway: " + b"9" * 5000, "is not valid"),
     ],
 )
@@ -72,6 +74,11 @@ def test_what_can_not_be_read_is_named(tmp_path: Path, sections: type) -> None:
     for path, reason in ((tmp_path / "none.yaml", "No such file or directory"), (tmp_path, "Is a directory")):
         with pytest.raises(ConfigError, match=rf"^The configuration {path} can't be read: {reason}\.$"):
             read_config(path, sections)
+
+
+def test_what_is_merged_may_be_overridden(tmp_path: Path) -> None:
+    document = b"base: &base {size: 2, name: b}\nsection: {<<: *base, name: c}"
+    assert read_config(written(tmp_path, document), File).section == Section(2, "c")
 
 
 def test_overrides_that_are_given_win(tmp_path: Path) -> None:

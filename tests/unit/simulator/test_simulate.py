@@ -11,6 +11,7 @@ from polyfleet.cli.errors import ExitCode
 from polyfleet.cli.main import cli
 from polyfleet.placement.policy import Policy
 from polyfleet.process.config import ConfigError
+from polyfleet.simulator.engine import Job, SimulatedEngine
 from polyfleet.simulator.figures import capacity, figures, first_seconds, is_good
 from polyfleet.simulator.fleet_file import UNLIKE, Failure, FleetFile, Group, Speed, read_fleet, speeds
 from polyfleet.simulator.simulate import Options, Outcome, Simulation
@@ -44,6 +45,22 @@ def test_sequences_that_run_together_slow_each_other_and_prompts_wait_for_their_
     assert second.end - second.first == pytest.approx(10 * 0.011, rel=0.1)  # the first one's end lies within
 
 
+@pytest.mark.parametrize(("most", "longest"), [(0.0, 0.411), (0.05, 0.05), (0.001, 0.027)])
+def test_steps_with_prompts_stay_under_a_time_where_there_is_one(most: float, longest: float) -> None:
+    engine = SimulatedEngine("w", one(most_step_seconds=most).groups[0])
+    for number, prompt in enumerate((16, 400)):
+        engine.add(Job(Arrival(0.0, prompt, 60), number))
+        if not number:
+            engine.begin_step()
+            engine.end_step(0.0)  # it decodes; 16 prompt tokens at least go with it
+    taken = list[float]()
+    while len(list(engine.decoding)) < 2:
+        taken.append(engine.begin_step())
+        engine.end_step(0.0)
+    assert max(taken) == pytest.approx(longest)
+    assert sum(taken) == pytest.approx(0.4 + 0.011 * len(taken))
+
+
 def test_a_prompt_that_is_cached_is_not_computed_again() -> None:
     grains = tuple(range(8))
     jobs = run(one(), [Arrival(0.0, 512, 2, grains), Arrival(5.0, 512, 2, grains), Arrival(10.0, 640, 2, grains)]).jobs
@@ -67,6 +84,14 @@ def test_a_failure_moves_what_ran_and_loses_nothing() -> None:
     moved = [job for job in outcome.jobs if job.moves]
     assert moved
     assert all(job.worker == "cpu-1" for job in moved if job.end < 6.0)
+
+
+def test_failures_that_overlap_are_one_and_long_pauses_cost_nothing() -> None:
+    failures = (Failure(at=1.0, seconds=5.0), Failure(at=2.0, seconds=1.0))
+    (job,) = run(one(failures=failures), [Arrival(4.0, 100, 5)]).jobs
+    assert job.first > 6.0
+    jobs = run(fleet(*one().groups * 20), [Arrival(0.0, 100, 5), Arrival(1e9, 100, 5)]).jobs
+    assert jobs[1].end - 1e9 == pytest.approx(jobs[0].end, abs=0.1)
 
 
 def test_who_finds_no_worker_in_time_has_failed() -> None:
@@ -108,6 +133,9 @@ def test_unlike_workers_get_what_they_can_finish() -> None:
     assert good["completion"] > 1.2 * good["round-robin"]
 
 
+BARE = "no JSON object, nor a row below a line with names"
+
+
 def simulate(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["simulate", *arguments])
 
@@ -122,12 +150,12 @@ def test_the_command_reads_files_and_says_what_it_left_out(tmp_path: Path) -> No
     result = simulate(*fleet_and_trace, *named, "--json", "--plot", str(tmp_path / "plot.svg"))
     assert result.exit_code == ExitCode.OK, result.output
     found = json.loads(result.stdout)
-    assert found["skipped_lines"] == {"no JSON object": 2, "no input_length": 1}
+    assert found["skipped_lines"] == {"no JSON object": 1, BARE: 1, "no input_length": 1}
     assert [each["requests"] for each in found["policies"].values()] == [4, 4, 4]
     assert sum(found["policies"]["round-robin"]["workers"].values()) == 4
-    assert "2 lines left out: no JSON object." in result.stderr
+    assert f"1 line left out: {BARE}." in result.stderr
     tree = ElementTree.parse(tmp_path / "plot.svg")
-    assert len([each for each in tree.iter() if each.tag.endswith("polyline")]) == 3
+    assert len([each for each in tree.iter() if each.tag.endswith("polyline")]) == 6
 
 
 @pytest.mark.parametrize(
@@ -138,6 +166,9 @@ def test_the_command_reads_files_and_says_what_it_left_out(tmp_path: Path) -> No
         ("groups: [{accelerator: cpu, colour: red}]", "colour"),
         ("groups: [{accelerator: cpu, speed: .nan}]", "speed"),
         ("groups: [{accelerator: cpu, speed: 0}]", "speed"),
+        ("groups: [{accelerator: cpu, name: 'a b'}]", "name"),
+        ("groups: [{accelerator: cpu, kv_tokens: 8}]", "8 are less than a block of 16"),
+        ("groups: [{accelerator: cpu, speed: 1, speed: 2}]", "`speed` is given twice"),
         ("groups: [{accelerator: cpu, failures: [{at: 1, seconds: 1, worker: 1}]}]", "there is no worker 1"),
     ],
 )
@@ -154,15 +185,22 @@ def test_a_fleet_that_is_none_is_refused(tmp_path: Path, fleet_text: str, proble
     [
         ("--policy", "best"),
         ("--policy", "{folder}"),
+        ("--policy", "{folder}/policy.yaml"),
+        ("--fleet", "{folder}/slow.yaml"),
+        ("--fleet", "{folder}/slow.yaml", "--load", "1"),
         ("--load", "nan"),
         ("--load", "0.5", "--rate", "3"),
         ("--trace", "{folder}/none.jsonl"),
         ("--trace", "{folder}/empty.jsonl"),
+        ("--plot", "{folder}/picture.png", "--requests", "1"),
         ("--plot", "{folder}/no/such/folder.svg", "--requests", "1"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "policy.yaml").write_text("late_weight: 1\nlate_weight: 2\n")
+    steps = "{prefill_tokens_per_second: 1, step_seconds: 5, sequence_seconds: 0}"
+    (tmp_path / "slow.yaml").write_text(f"groups: [{{accelerator: cpu, max_sequences: 1000000000, steps: {steps}}}]")
     result = simulate(*(each.format(folder=tmp_path) for each in arguments))
     assert (result.exit_code, "Traceback" in result.output) == (ExitCode.BAD_INPUT, False)
     assert result.output

@@ -29,6 +29,8 @@ def test_azure_lines_have_dates(tmp_path: Path) -> None:
     one, other = read(tmp_path, text).arrivals
     assert (one.prompt_tokens, one.output_tokens, one.grains) == (374, 44, ())
     assert other.seconds == pytest.approx(4.314579, abs=1e-5)
+    zones = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-03-31 00:59:59.5,1,1\n2024-03-31T03:00:00.25+02:00,1,1\n"
+    assert [each.seconds for each in read(tmp_path, zones).arrivals] == [0.0, 0.75]
     newer = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2024-05-10 00:00:00.009930+00:00,2162,5\r\n"
     assert read(tmp_path, newer).arrivals[0].prompt_tokens == 2162
 
@@ -37,8 +39,14 @@ def test_azure_lines_have_dates(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ("{", "no JSON object"),
-        ("7", "no JSON object"),
-        ("[" * 5000, "no JSON object"),
+        ("7", "no JSON object, nor a row below a line with names"),
+        ("[" * 5000, "no JSON object, nor a row below a line with names"),
+        ('{"a": ' * 5000, "no JSON object"),
+        ('{"timestamp": true, "input_length": 5, "output_length": 5}', "timestamp is neither number nor date"),
+        ('{"timestamp": 5, "input_length": true, "output_length": 5}', "input_length is no number"),
+        ('{"timestamp": 5, "input_length": 1%s, "output_length": 5}' % ("0" * 400), "input_length is out of range"),
+        ('{"timestamp": 5, "input_length": 5, "output_length": 5, "hash_ids": 7}', "hash_ids are no numbers"),
+        ('{"timestamp": 5, "input_length": 5, "output_length": 5, "hash_ids": {"1": 2}}', "hash_ids are no numbers"),
         ('{"input_length": 5, "output_length": 5}', "no timestamp"),
         ('{"timestamp": 5, "input_length": 0, "output_length": 5}', "input_length is out of range"),
         ('{"timestamp": 5, "input_length": 1.5, "output_length": 5}', "input_length is out of range"),
@@ -54,8 +62,9 @@ def test_azure_lines_have_dates(tmp_path: Path) -> None:
 )
 def test_a_broken_line_is_counted_and_left_out(tmp_path: Path, line: str, reason: str) -> None:
     whole = '{"timestamp": 5, "input_length": 5, "output_length": 5}'
-    trace = read(tmp_path, "\n".join((whole, line, whole)))
-    assert (len(trace.arrivals), dict(trace.skipped)) == (2, {reason: 1})
+    for lines in ((whole, line, whole), (line, whole, whole)):
+        trace = read(tmp_path, "\n".join(lines))
+        assert (len(trace.arrivals), dict(trace.skipped)) == (2, {reason: 1})
 
 
 def test_broken_rows_of_a_table_too_and_what_is_no_trace_is_empty(tmp_path: Path) -> None:
@@ -63,6 +72,10 @@ def test_broken_rows_of_a_table_too_and_what_is_no_trace_is_empty(tmp_path: Path
     trace = read(tmp_path, table)
     assert [each.seconds for each in trace.arrivals] == [0.0, 1.0]  # in order of time
     assert trace.skipped.total() == 4
+    quoted = 'TIMESTAMP,ContextTokens,GeneratedTokens\n1,10,2\n2,"10,2\n3,%s,2\n4,10,\0002\n5,10,2\n' % ("1" * 200_000)
+    trace = read(tmp_path, "\ufeff" + quoted)
+    assert [each.seconds for each in trace.arrivals] == [0.0, 3.0, 4.0]
+    assert trace.skipped == {"input_length is no number": 1, "no row of a table": 1}
     for nothing in ("", "\n\n", "hello\nworld\n"):
         assert read(tmp_path, nothing).arrivals == []
 
