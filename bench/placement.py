@@ -27,6 +27,7 @@ from polyfleet.placement.place import place
 from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import GRAIN_BYTES, PrefixMap
+from polyfleet.scheduler.snapshot_feed import Changes
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.hashing import grain_numbers
 
@@ -100,7 +101,7 @@ def news_seconds() -> float:
 
 
 def snapshots(num_workers: int) -> list[bytes]:
-    """CHANGES snapshots on the wire, in each of which another worker's load has changed."""
+    """A whole snapshot on the wire, and CHANGES that follow, in each of which another worker's load has changed."""
     model = pb.ModelInfo(name="m", context_length=8192, vocabulary_size=128_000, num_blocks=8192, max_sequences=64)
     model.fingerprint = model.tokenizer_hash = "0123456789abcdef" * 4
     workers, taken = [], []
@@ -108,9 +109,12 @@ def snapshots(num_workers: int) -> list[bytes]:
         info = pb.WorkerInfo(worker_id=f"w-{number:04}", address="10.0.0.1:5000", accelerator="cuda", model=model)
         status = pb.WorkerStatus(state=pb.WORKER_STATE_READY, free_blocks=4000, decode_tokens_per_second=99.5)
         workers.append(pb.FleetWorker(info=info, status=status))
-    for version in range(1, CHANGES + 1):
+    changes = Changes()
+    for version in range(CHANGES + 1):
         workers[version * 37 % num_workers].status.running_sequences = version
-        taken.append(pb.FleetSnapshot(version=version, workers=workers).SerializeToString())
+        whole = pb.FleetSnapshot(version=version, workers=workers)
+        told = changes.since_last(whole, {each.info.worker_id: each.SerializeToString() for each in workers})
+        taken.append(told.SerializeToString())
     return taken
 
 
@@ -126,6 +130,7 @@ def upkeep_seconds() -> float:
     with mock.patch.object(Session, "open", lambda session: setattr(session, "connected", True)):
         view = FleetView("bench")
         read()
+        received = received[1:]
         return cpu(read)
 
 
@@ -148,6 +153,7 @@ def rows() -> list[Row]:
         ("place_1000_p95", 1e3 * statistics.quantiles(thousand, n=20)[-1], "ms", "asked", 3.0),
         ("prefix_news_core_share", news_seconds(), "ratio", "asked", 0.1),
         ("upkeep_1000", upkeep_seconds(), "ratio", "asked", 0.03),
+        ("snapshot_bytes_1000", statistics.mean(map(len, snapshots(1000)[1:])), "B", "whole", len(snapshots(1000)[0])),
         ("prefix_grain_bytes", float(GRAIN_BYTES), "B", "", None),
     )
     return [compare(*each, lower_is_better=True) for each in figures]

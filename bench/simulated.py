@@ -23,6 +23,7 @@ from bench.soaking.stack import OwnStack
 from polyfleet.cli.fleet_client import open_fleet
 from polyfleet.client import AsyncClient
 from polyfleet.placement.policy import Policy
+from polyfleet.simulator.engine import LEAST_PROMPT
 from polyfleet.simulator.figures import first_seconds, token_seconds
 from polyfleet.simulator.fleet_file import FleetFile, Group, Speed
 from polyfleet.simulator.simulate import Options, Simulation
@@ -30,6 +31,7 @@ from polyfleet.simulator.trace import Arrival, Trace, draw_trace
 from polyfleet.v1 import fleet_pb2 as pb
 
 WARM_ROUNDS, PROMPT, OUTPUT, BATCH = 4, 128, 16, 4
+STEP_TOKENS, MOST_STEP_SECONDS = 256, 0.25  # a CPU worker's own defaults
 IDS = range(1000, 2000)  # of prompts: any that no model of ours ends with
 
 
@@ -77,12 +79,14 @@ def learned(fleet: str) -> FleetFile:
 def group(worker: pb.FleetWorker) -> Group:
     """One worker as the simulator has it."""
     model, status = worker.info.model, worker.status
+    rate, base = status.prefill_tokens_per_second, status.decode_step_seconds
+    rows = max(LEAST_PROMPT, min(PROMPT, rate * MOST_STEP_SECONDS))  # that a step of prompts had, about
     return Group(
         accelerator="cpu",
         name=worker.info.worker_id[-40:],
         steps=Speed(
-            prefill_tokens_per_second=status.prefill_tokens_per_second,
-            step_seconds=status.decode_step_seconds,
+            prefill_tokens_per_second=1 / max(1 / rate - base / rows, 0.1 / rate),  # the base comes on top
+            step_seconds=base,
             sequence_seconds=status.decode_step_seconds_per_sequence,
             token_seconds=status.decode_step_seconds_per_token,
         ),
@@ -90,8 +94,8 @@ def group(worker: pb.FleetWorker) -> Group:
         kv_tokens=model.num_blocks * model.block_size,
         block_size=model.block_size,
         context_length=model.context_length,
-        step_tokens=256,
-        most_step_seconds=0.25,  # as a CPU worker's own defaults
+        step_tokens=STEP_TOKENS,
+        most_step_seconds=MOST_STEP_SECONDS,
         jitter=0.0,
     )
 

@@ -160,7 +160,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
 
     async def WatchFleet(self, request: pb.WatchFleetRequest, context: Any) -> AsyncIterator[pb.FleetSnapshot]:
         """Snapshots for as long as the caller listens."""
-        async with aclosing(self._feed.watch()) as snapshots:
+        async with aclosing(self._feed.watch(partial=request.partial)) as snapshots:
             async for snapshot in snapshots:
                 yield snapshot
 

@@ -131,6 +131,15 @@ async def test_watchers_get_the_fleet_at_once_its_changes_and_a_heartbeat(runnin
         assert again.version == snapshot.version
         worker.set_state(pb.WORKER_STATE_UNHEALTHY, "canary failed")
         changed = await watch.read()
+    async with FakeWorker("w-2", fleet=running.address) as other:
+        await running.until(lambda s: states(s).get("w-2") == "READY")
+        watch = running.fleet.WatchFleet(pb.WatchFleetRequest(gateway_id="g", partial=True))
+        assert (whole := await watch.read()).workers
+        assert (states(whole)["w-2"], whole.partial) == ("READY", False)
+        other.set_state(pb.WORKER_STATE_UNHEALTHY, "canary failed")
+        while states(part := await watch.read()) != {"w-2": "UNHEALTHY"}:  # and nothing of the other one
+            assert part.partial
+            assert part.workers == [] or "w-1" in states(part)  # which is lost meanwhile
     assert states(changed) == {"w-1": "UNHEALTHY"}
     assert changed.workers[0].status.reason == "canary failed"
     assert changed.version > snapshot.version

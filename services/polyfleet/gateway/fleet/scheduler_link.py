@@ -68,7 +68,7 @@ class SchedulerLink:
 
     async def _snapshots(self) -> AsyncIterator[fleet_pb2.FleetSnapshotParts]:
         async with self._channel() as channel:
-            request = fleet_pb2.WatchFleetRequest(gateway_id=self._gateway_id)
+            request = fleet_pb2.WatchFleetRequest(gateway_id=self._gateway_id, partial=True)
             watch = channel.unary_stream(
                 "/polyfleet.v1.Fleet/WatchFleet",  # by name, since the stub would decode every worker
                 request_serializer=fleet_pb2.WatchFleetRequest.SerializeToString,

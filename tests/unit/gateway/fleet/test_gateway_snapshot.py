@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.snapshot import Snapshot
 from polyfleet.gateway.fleet.view import FleetView
+from polyfleet.scheduler.snapshot_feed import Changes
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import worker_pb2
 
@@ -45,6 +46,26 @@ def test_a_worker_that_says_nothing_new_is_not_decoded_again() -> None:
     assert list(after.workers)[1] is next(iter(before.workers))
     assert after.not_in(before) == [worker(0), worker(2, load=5)]
     assert before.not_in(after) == [worker(2), worker(3)]
+
+
+def test_what_has_changed_makes_the_same_snapshot_as_all_of_it() -> None:
+    draw, changes, kept = random.Random(6), Changes(), Snapshot()
+    fleet, sizes = dict[str, pb.FleetWorker](), list[int]()
+    for version in range(60):
+        for _ in range(draw.randrange(3)):
+            each = worker(draw.randrange(8), draw.randrange(3), state=draw.choice((READY, LOADING)))
+            fleet[each.info.worker_id] = each
+        for worker_id in draw.sample(sorted(fleet), draw.randrange(2) * (len(fleet) > 3)):
+            del fleet[worker_id]
+        wishes = [pb.ModelDeployment(name="d", workers=draw.randrange(2))]
+        whole = pb.FleetSnapshot(scheduler_epoch="e", version=version, workers=fleet.values(), deployments=wishes)
+        sent = changes.since_last(whole, {each: found.SerializeToString() for each, found in fleet.items()})
+        kept = kept.followed_by(pb.FleetSnapshotParts.FromString(sent.SerializeToString()))
+        assert {each.info.worker_id: each for each in kept.workers} == fleet
+        assert (sent.scheduler_epoch, sent.version, list(kept.deployments)) == ("e", version, wishes)
+        sizes.append(len(sent.workers))
+        assert (sent.partial, len(sent.workers) <= 2) == (True, True) or not version
+    assert 0 in sizes
 
 
 async def test_one_changed_load_is_the_work_of_one_worker(view: FleetView, monkeypatch: pytest.MonkeyPatch) -> None:
