@@ -78,10 +78,7 @@ def simulate(
         trace = _read(trace_file) if trace_file else draw_trace(requests, seed, shared=shared_prefixes)
     most = capacity(fleet, trace)
     if load is not None or rate is not None or not trace_file:
-        if rate is None and not most:
-            problem = "The fleet can serve no such request within the objectives: give --rate instead of --load."
-            raise CliError(problem, ExitCode.BAD_INPUT)
-        trace = trace.at_rate(rate or (load or 0.7) * most)
+        trace = trace.at_rate(rate or _rate(load or 0.7, most))
     outcomes = {name: _replayed(fleet, trace, name, policy, gateways, seed) for name, policy in chosen.items()}
     found = {name: figures(outcome, trace) for name, outcome in outcomes.items()}
     if as_json:
@@ -93,6 +90,13 @@ def simulate(
 
         with sentences():
             plot.write_text(picture(outcomes, found), encoding="utf-8")
+
+
+def _rate(load: float, most: float) -> float:
+    if not most:
+        problem = "The fleet can serve no such request within the objectives: give --rate instead of --load."
+        raise CliError(problem, ExitCode.BAD_INPUT)
+    return load * most
 
 
 def _replayed(fleet: "FleetFile", trace: "Trace", name: str, policy: "Policy", gateways: int, seed: int) -> "Outcome":
