@@ -28,7 +28,6 @@ ALLOWED: dict[str, str] = {
     "workers/polyfleet/backends/registry.py:BackendRegistry.discover": "scripts that ask for devices call it",
     "workers/polyfleet/tuning/optimizer.py:BackendOptimizer.print_system_info": "likewise",
     "workers/polyfleet/tuning/optimizer.py:BackendOptimizer.save_config": "likewise, for load_config",
-    "workers/polyfleet/kernels/folder_blocks.py:pack_fp8": "for fp8 folders, not loaded yet",
 }
 # Bases whose methods nobody calls unseen.
 PLAIN_BASES = {"Protocol", "Generic", "NamedTuple", "TypedDict", "ABC", "object", "Struct", "Exception", "ValueError"}

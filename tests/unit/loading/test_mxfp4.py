@@ -90,6 +90,6 @@ def test_blocks_without_scales_are_refused(tmp_path: Path) -> None:
     del tensors["model.layers.1.mlp.experts.down_proj_scales"]
     save_file(tensors, path)
     with pytest.raises(
-        ModelFileError, match=r"'model.layers.1.mlp.experts.down_proj_blocks' has no scales in this file"
+        ModelFileError, match=r"'model.layers.1.mlp.experts.down_proj_blocks' has no tensor that ends in _scales"
     ):
         load_model(tmp_path / "model")

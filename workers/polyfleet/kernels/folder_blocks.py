@@ -19,7 +19,7 @@ MIDDLE = {WeightFormat.INT4: 8, WeightFormat.INT8: 128}  # the zero of symmetric
 
 
 def _int4(blocks: Tensor) -> Groups:
-    codes = nibbles(blocks[..., 5:]).to(torch.int8) - blocks[..., 4:5].to(torch.int8)
+    codes = nibbles(blocks[..., 5:]).short() - blocks[..., 4:5]
     return grouped(blocks, codes, floats(blocks, 0, torch.float32))
 
 
@@ -42,13 +42,12 @@ FOLDER = {WeightFormat.INT4: _int4, WeightFormat.INT8: _int8, WeightFormat.FP8: 
 
 
 def pack_integers(name: str, form: WeightFormat, codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Weight:
-    """INT4 or INT8 of codes [rows, columns] that are not negative, scales and zeros [rows, groups].
+    """INT4 or INT8 of codes [rows, columns] that are not negative, scales and zeros [rows, groups] of a byte.
 
     Without zeros codes count from the middle. Raises ValueError for shapes that don't fit and for codes out of range.
     """
-    most = 2 * MIDDLE[form] - 1
-    for what, numbers in (("codes", codes), ("zeros", codes if zeros is None else zeros)):
-        if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) <= most:
+    for what, numbers, most in (("codes", codes, 2 * MIDDLE[form] - 1), ("zeros", zeros, 255)):
+        if numbers is not None and not 0 <= int(numbers.min()) <= int(numbers.max()) <= most:
             raise ValueError(f"{form.value} {what} must be in 0 ... {most}")
     if zeros is None:
         zeros = torch.full_like(scales, MIDDLE[form])

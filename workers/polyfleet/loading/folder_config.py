@@ -6,6 +6,8 @@ from pathlib import Path
 
 from polyfleet.loading.end_tokens import union
 from polyfleet.loading.folder_fields import check_fields
+from polyfleet.loading.quantised_methods import read_scheme
+from polyfleet.loading.quantised_scheme import Scheme
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields, read_json, read_optional_json
@@ -16,10 +18,10 @@ log = logging.getLogger(__name__)
 NO_CODE = "the code that auto_map names is never executed"
 
 
-def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
-    """The model's architecture and configuration; raises ModelFileError."""
+def read_config(folder: Path) -> tuple[Architecture, ModelConfig, Scheme | None]:
+    """The model's architecture, configuration, and quantisation if it has one; raises ModelFileError."""
     fields = read_json(folder / "config.json")
-    architecture = _architecture(fields)
+    architecture, scheme = _architecture(fields), read_scheme(fields)
     with fields.in_range():
         config = replace(
             architecture.read_folder(fields),
@@ -30,7 +32,7 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
         check_fields(fields, config)
     if fields.has("auto_map"):
         log.warning("%s: %s", fields.path, NO_CODE)
-    return architecture, config
+    return architecture, config, scheme
 
 
 def _architecture(fields: Fields) -> Architecture:
@@ -39,10 +41,6 @@ def _architecture(fields: Fields) -> Architecture:
         architecture = of_folder(map(str, names), fields.text("model_type", "llama"))
     except UnknownArchitecture as error:
         raise fields.error(f"{error}; {NO_CODE}" if fields.has("auto_map") else str(error)) from None
-    if fields.has("quantization_config"):
-        method = fields.section("quantization_config").values.get("quant_method", "unnamed")
-        if method != "mxfp4":
-            raise fields.error(f"the quantisation {method!r} is not supported in folders (use a GGUF file)")
     return architecture
 
 

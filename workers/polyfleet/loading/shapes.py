@@ -42,8 +42,10 @@ def check_weights(path: str, config: ModelConfig, weights: Weights) -> None:
                 f"{path}: the tensor for {name!r} is {found}, the configuration says {rows} x {columns}"
             )
     title = ARCHITECTURES[config.architecture].title
-    for name in weights:
-        if name not in shapes:
+    for name, weight in weights.items():
+        if name not in shapes and not (
+            name.endswith(".bias") and not weight.data.any()
+        ):  # a bias of zeros adds nothing
             raise ModelFileError(
                 f"{path}: tensor {name.removeprefix('unknown.')!r} is of no use to a {title} model of this shape"
             )

@@ -1,0 +1,46 @@
+"""Quantised folders against transformers in float32, which is given what their weights stand for."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.support.quantised_folders import SHAPE, WAYS, write_quantised
+from tests.support.stepping import Driver, logprobs_of
+from tests.support.tiny_models import write_folder
+from transformers import LlamaForCausalLM
+
+from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.executors import Workload
+from polyfleet.executors.eager import EagerExecutor
+from polyfleet.loading.load import load_model
+from polyfleet.models.registry import record
+from polyfleet.wire.options import EngineOptions
+
+IDS = np.random.default_rng(5).integers(0, SHAPE.vocabulary, 24).tolist()
+CAPABILITIES = KernelCapabilities(frozenset({"float32"}), "float32")
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(write_folder(tmp_path_factory.mktemp("theirs"), SHAPE), dtype=torch.float32)
+
+
+SOME = ("gptq with zeros", "gptq in another order", "awq", "int4 groups with zeros", "int8 channels", "fp8 tiles")
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_logits(name: str, theirs: LlamaForCausalLM, tmp_path: Path) -> None:
+    dense = write_quantised(tmp_path / "model", WAYS[name])
+    if WAYS[name].form == "F16":  # dequantised to half precision
+        dense |= {key: each.astype(np.float16).astype(np.float32) for key, each in dense.items() if "_proj." in key}
+    theirs.load_state_dict({key: torch.from_numpy(tensor) for key, tensor in dense.items()})
+    with torch.inference_mode():
+        expected = torch.log_softmax(theirs(torch.tensor([IDS])).logits[0, -1].double(), dim=-1).numpy()
+    model = load_model(tmp_path / "model")
+    graph = record(model.config, model.weights)
+    executor = EagerExecutor(Workload(graph, model.weights, EngineOptions(), "cpu", "float32", CAPABILITIES))
+    steps = Driver(executor, 8, 16)
+    run = steps.begin(IDS, num_logprobs=SHAPE.vocabulary)
+    steps.step([(run, len(IDS))])
+    np.testing.assert_allclose(logprobs_of(run.results[-1]), expected, atol=5e-5, rtol=0)
