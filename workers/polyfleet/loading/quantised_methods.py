@@ -33,11 +33,9 @@ ACTIVATIONS = ("activation_scheme", "activation_scale_ub", "scale_fmt", "kv_cach
 
 def read_scheme(fields: Fields) -> Scheme | None:
     """Of a config.json; None where nothing is quantised. Raises ModelFileError for what is not understood."""
-    key = next((key for key in ("quantization_config", "compression_config") if fields.has(key)), "")
-    if not key:
+    if not fields.has("quantization_config"):
         return None
-    fields.read.add(key)
-    section = fields.section(key)
+    section = fields.section("quantization_config")
     method = section.text("quant_method", "compressed-tensors" if section.has("config_groups") else "unnamed")
     if method == "bitsandbytes":
         reason = "bitsandbytes quantises with tables of its own while it loads"
