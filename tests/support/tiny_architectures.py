@@ -46,6 +46,7 @@ class Tiny:
     keys: Mapping[str, Any] = field(default_factory=dict)  # beside those of all
     interleaved: tuple[str, ...] = ()  # linears whose rows the converter reorders
     norm_offset: float = 0.0  # what it adds to norms
+    tolerance: float = 0.0  # of logprobs, where float32 itself is nearly as far from float64: states keep its errors
     seed: int = 0  # of experts one for which no router is so near a tie that the CPU library's cache decides
 
 
@@ -58,6 +59,12 @@ LATENT = {
     **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "n_shared_experts": 2},
     **{"moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4},
 }
+DELTA = {
+    **{"layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 32, "linear_conv_kernel_dim": 3},
+    **{"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_num_value_heads": 4, "linear_value_head_dim": 32},
+}
+STATEFUL: dict[str, Any] = {"norm_offset": 1.0, "tolerance": 1e-3}
+SHARED_MIXTURE = {**MIXTURE, "shared_expert_intermediate_size": 48}
 TINY: Mapping[str, Tiny] = {
     "llama": Tiny("llama", {}, "llama", {}, LLAMA_LIKE),
     "llama, yarn": Tiny("llama", {"rope_parameters": YARN}),
@@ -133,6 +140,9 @@ TINY: Mapping[str, Tiny] = {
         "gpt-oss",
         GGUF_MIXTURE,
     ),
+    "qwen3next": Tiny("qwen3_next", {**DELTA, **SHARED_MIXTURE, "norm_topk_prob": True}, **STATEFUL, seed=2),
+    "qwen3.5": Tiny("qwen3_5_text", {**DELTA, "linear_num_key_heads": 4}, **STATEFUL, seed=2),
+    "qwen3.5moe": Tiny("qwen3_5_moe_text", {**DELTA, **SHARED_MIXTURE}, **STATEFUL, seed=3),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
 }
@@ -145,7 +155,7 @@ def make(tiny: Tiny, folder: Path) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 and not name.endswith(("A_log", "dt_bias")):
                 mean = 0.0 if name.endswith("bias") else 1.0 - tiny.norm_offset
                 parameter.normal_(mean, 0.2)
         for name, buffer in model.named_buffers():

@@ -123,6 +123,19 @@ def test_a_host_computes_more_at_once_with_more_cores(cores: int, wanted: tuple[
     assert (options.max_sequences, options.step_tokens) == wanted
 
 
+def test_states_take_their_part_and_leave_no_prefix_to_be_read_again() -> None:
+    """Of what is free a quarter at most where nobody says for how many sequences."""
+    stateful = replace(weights(1000), state_per_sequence=GIB // 4)
+    resolved = resolve(EngineOptions(), CONFIG, stateful, HOST)
+    assert resolved.max_sequences == 7, "2 GiB less 4,000 bytes"
+    assert not resolved.prefix_cache
+    assert resolve(resolved, CONFIG, stateful, HOST) == resolved
+    most = resolve(EngineOptions(max_sequences=31), CONFIG, stateful, HOST)
+    assert most.kv_cache_tokens * EACH <= GIB // 4, "what the states leave"
+    with pytest.raises(FieldError, match=r"max_sequences: the states of 33 take 8.2 GiB, 8.0 GiB are free"):
+        resolve(EngineOptions(max_sequences=33), CONFIG, stateful, HOST)
+
+
 def test_no_memory_for_a_pool_is_said() -> None:
     with pytest.raises(FieldError, match="no memory is left on cpu for a KV pool beside the model"):
         resolve(EngineOptions(), CONFIG, weights(2**31), HOST)

@@ -9,9 +9,11 @@ import pytest
 
 from polyfleet.graph.ops import Route
 from polyfleet.loading.folder_config import read_config
+from polyfleet.models.errors import ModelFileError
 from polyfleet.models.latent import LatentConfig
 from polyfleet.models.mixture import MixtureConfig
-from polyfleet.models.registry import weight_shapes
+from polyfleet.models.recorder import Recorder
+from polyfleet.models.registry import ARCHITECTURES, weight_shapes
 
 YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn"}
 DEEPSEEK: dict[str, Any] = {
@@ -62,6 +64,33 @@ QWEN3_MOE: dict[str, Any] = {
     "vocab_size": 151936,
 }  # fmt: skip
 
+QWEN3_NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_next",
+    "moe_intermediate_size": 512, "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 512,
+    "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2, "output_router_logits": False,
+    "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.57.0.dev0", "use_cache": True, "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
+QWEN3_5: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "dtype": "bfloat16",
+    "attn_output_gate": True, "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 12288,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144, "model_type": "qwen3_5_text",
+    "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "num_attention_heads": 16,
+    "num_hidden_layers": 32, "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "tie_word_embeddings": False,
+    "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+    "rope_theta": 10000000, "rope_type": "default"}, "use_cache": True, "vocab_size": 248320,
+}  # fmt: skip
+
 
 def read(folder: Path, stated: dict[str, Any]) -> Any:
     (folder / "config.json").write_text(json.dumps(stated))
@@ -82,7 +111,9 @@ def test_deepseek(tmp_path: Path, stated: dict[str, Any], stretch: float) -> Non
     assert config.route == expected
 
 
-@pytest.mark.parametrize(("stated", "parameters"), [(V3, 671.0), (V2_LITE, 15.7), (GPT_OSS, 20.9), (QWEN3_MOE, 30.5)])
+@pytest.mark.parametrize(
+    ("stated", "parameters"), [(V3, 671.0), (V2_LITE, 15.7), (GPT_OSS, 20.9), (QWEN3_MOE, 30.5), (QWEN3_NEXT, 79.7)]
+)
 def test_sizes(tmp_path: Path, stated: dict[str, Any], parameters: float) -> None:
     """So many billions, as their makers say."""
     config = read(tmp_path, stated)
@@ -90,3 +121,19 @@ def test_sizes(tmp_path: Path, stated: dict[str, Any], parameters: float) -> Non
     assert sum(math.prod(shape) for shape in weight_shapes(config).values()) / 1e9 == pytest.approx(
         parameters, rel=5e-3
     )
+
+
+@pytest.mark.parametrize("stated", [QWEN3_NEXT, QWEN3_5])
+def test_delta_nets(tmp_path: Path, stated: dict[str, Any]) -> None:
+    """Three layers of four keep a state: 2 MiB of it each, whatever the context."""
+    config = read(tmp_path, stated)
+    assert [number for number, kept in enumerate(config.recurrent) if not kept][:2] == [3, 7]
+    assert len(config.inverse_frequencies) == 32, "a quarter of a head turns"
+    recorder = Recorder(config)
+    graph = ARCHITECTURES[config.architecture].record(config, recorder)
+    assert len(graph.caches) == config.num_layers // 4
+    state, past = 32 * 128 * 128, 3 * (2 * 16 + 32) * 128
+    assert graph.state_bytes == config.num_layers * 3 // 4 * 4 * (state + past)
+    changed = stated | {"attn_output_gate": False}
+    with pytest.raises(ModelFileError, match="attention without a gate"):
+        read(tmp_path, changed)

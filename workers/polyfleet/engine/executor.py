@@ -41,6 +41,7 @@ class Footprint:
     weights: int  # as it keeps them
     kv_per_token: int  # keys and values of one position over all layers
     workspace: int = 0  # what the largest step takes beside them
+    state_per_sequence: int = 0  # recurrent state of each sequence that may run; 0: the model has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 TOKENS_PER_SEQUENCE = 256  # of pool, below which running one more sequence would only preempt another
 MOST_BLOCKS = 2**20  # where the choice is ours: the host keeps books of each, however little it takes on the device
+STATE_SHARE = 0.25  # of what is free, for recurrent states where their number is ours to choose
 SPARE_BYTES = 2**30  # of an accelerator, for activations, at least
 
 
@@ -43,6 +44,8 @@ def resolve(options: EngineOptions, config: ModelConfig, footprint: Footprint, m
     defaults = machine.defaults
     dtype = computing_dtype(options, machine)
     options = replace(options, block_size=_block_size(options, machine))
+    if footprint.state_per_sequence:
+        options, footprint = _with_states(options, machine, defaults, footprint)
     tokens = _pool_tokens(options, config, machine, defaults, footprint)
     capacity = tokens // options.block_size * options.block_size
     step_tokens = options.step_tokens or max(defaults.step_tokens, 2 * options.max_sequences)
@@ -122,6 +125,19 @@ def _pool_bytes(machine: Machine, defaults: Defaults, free: int, footprint: Foot
         return int(free * defaults.memory_share)
     total = machine.free_bytes
     return min(int(total * defaults.memory_share), total - max(SPARE_BYTES, footprint.workspace)) - footprint.weights
+
+
+def _with_states(
+    options: EngineOptions, machine: Machine, defaults: Defaults, footprint: Footprint
+) -> tuple[EngineOptions, Footprint]:
+    """A sequence keeps its state whatever it has in the KV pool; a cached prefix would have none, so there are none."""
+    each, free = footprint.state_per_sequence, max(0, machine.free_bytes - footprint.weights)
+    count = options.max_sequences or max(1, min(defaults.max_sequences, int(free * STATE_SHARE) // each))
+    if count * each > free:
+        problem = f"the states of {count} take {count * each / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
+        raise FieldError("max_sequences", f"{problem} beside the model on {machine.device}")
+    options = replace(options, max_sequences=count, prefix_cache=False)
+    return options, replace(footprint, weights=footprint.weights + count * each)
 
 
 def _context_length(options: EngineOptions, config: ModelConfig, capacity: int) -> int:

@@ -97,7 +97,7 @@ class EagerExecutor:
         before = known.memory_allocated(device) if known else 0
         prefer_steady_attention()
         self._block_size = workload.options.block_size or 16
-        self._bind(KvStorage.allocate(self._graph.caches, 1, self._block_size, self._dtype, device), progress)
+        self._bind(self._allocated(1, self._block_size, 1), progress)
         self._weight_bytes = known.memory_allocated(device) - before if known else 0
 
     def implementations(self) -> Mapping[str, str]:
@@ -125,8 +125,7 @@ class EagerExecutor:
     def allocate(self, capacity: Capacity) -> None:
         """The KV cache, all 0, and what is kept for each slot."""
         with _memory_errors():
-            shape = (self._graph.caches, capacity.num_blocks, capacity.block_size, self._dtype, self._device)
-            self._bind(KvStorage.allocate(*shape), silent)
+            self._bind(self._allocated(capacity.num_blocks, capacity.block_size, capacity.max_sequences), silent)
             self._last_token = torch.zeros(capacity.max_sequences, dtype=torch.int64, device=self._device)
         self._capacity = capacity
         vocabulary = self._graph.widths[self._graph.logits]
@@ -197,9 +196,13 @@ class EagerExecutor:
         if known := statistics(self._device):
             known.empty_cache()
 
+    def _allocated(self, num_blocks: int, block_size: int, slots: int) -> KvStorage:
+        graph, shape = self._graph, (num_blocks, block_size)
+        return KvStorage.allocate(graph.caches, *shape, self._dtype, self._device, states=graph.states, slots=slots)
+
     def _bind(self, storage: KvStorage, progress: Progress) -> None:
         block_size = storage.caches[0].shape[3] if storage.caches else self._block_size
-        context = replace(self._context, caches=storage.caches, block_size=block_size)
+        context = replace(self._context, caches=storage.caches, block_size=block_size, states=storage.states)
         with torch.inference_mode():
             self._program = Program(self._graph, self._chosen, context, progress)
         self._storage = storage

@@ -125,7 +125,7 @@ class PersistentExecutor:
         """Raises ValueError for sizes that no model has, MemoryError where the cache can't be had."""
         for name in ("num_blocks", "block_size", "step_tokens"):
             _check_size(name, getattr(capacity, name))
-        self._model.allocate(capacity.num_blocks, capacity.block_size, capacity.step_tokens)
+        self._model.allocate(capacity.num_blocks, capacity.block_size, capacity.step_tokens, capacity.max_sequences)
         self._num_rows = capacity.step_tokens
 
     def launch(self, plan: StepPlan) -> Pending:
@@ -248,6 +248,7 @@ def estimate(graph: KernelGraph, weights: Weights, step_tokens: int, block_size:
         weights=footprint.weight_bytes(graph, weights),
         kv_per_token=footprint.kv_bytes(graph, block_size),
         workspace=footprint.step_bytes(graph, weights, widths, step_tokens),
+        state_per_sequence=graph.state_bytes,
     )
 
 

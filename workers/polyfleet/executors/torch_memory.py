@@ -35,7 +35,7 @@ def estimate(workload: Workload) -> Footprint:
     vocabulary = graph.widths[graph.logits]
     widest = max(width for value, width in enumerate(graph.widths) if value != graph.logits)
     workspace = rows * LIVE_VALUES * widest * size + sequences * vocabulary * DRAW_BYTES
-    return Footprint(weights, bytes_per_token(graph.caches, DTYPES[workload.dtype]), workspace)
+    return Footprint(weights, bytes_per_token(graph.caches, DTYPES[workload.dtype]), workspace, graph.state_bytes)
 
 
 def _weight_bytes(workload: Workload, size: int) -> int:

@@ -1,9 +1,25 @@
 """KernelGraph and its caches, and the builder that records it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from polyfleet.graph.ops import Attention, Attributes, CacheWrite, Experts, Factor, Heads, Norm, Op, OpKind, Rope, Route
+from polyfleet.graph.ops import (
+    Attention,
+    Attributes,
+    CacheWrite,
+    Convolution,
+    DeltaRule,
+    Experts,
+    Factor,
+    Heads,
+    Norm,
+    Op,
+    OpKind,
+    Rope,
+    Route,
+)
+
+STATE_BYTES = 4  # of a state's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +40,16 @@ class PerToken:
 
 
 @dataclass(frozen=True, slots=True)
+class PerSlot:
+    """A state that ops carry from row to row: `width` numbers in float32 for each sequence that runs.
+
+    The first row of a sequence finds zeros, so a slot needs no clearing; a cached prefix has none.
+    """
+
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class KernelGraph:
     """A whole forward pass. `widths[v]` is the number of columns of value v; value 0 is the token ids (width 1).
 
@@ -35,6 +61,7 @@ class KernelGraph:
     caches: tuple[PerToken, ...]
     outputs: tuple[int, ...]  # values that are there at the end
     inputs: tuple[int, ...] = ()  # values of numbers that a step brings beside its token ids
+    states: tuple[PerSlot, ...] = ()
 
     @property
     def hidden(self) -> int:
@@ -45,6 +72,11 @@ class KernelGraph:
     def logits(self) -> int:
         """The last output."""
         return self.outputs[-1]
+
+    @property
+    def state_bytes(self) -> int:
+        """Of all states of one slot."""
+        return sum(STATE_BYTES * each.width for each in self.states)
 
 
 @dataclass(slots=True)
@@ -57,6 +89,7 @@ class GraphBuilder:
     widths: list[int] = field(default_factory=lambda: [1])
     caches: list[PerToken] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
+    states: list[PerSlot] = field(default_factory=list)
 
     @property
     def token_ids(self) -> int:
@@ -72,6 +105,11 @@ class GraphBuilder:
         """Declare a cache; returns its index."""
         self.caches.append(PerToken(heads, width, latent))
         return len(self.caches) - 1
+
+    def state(self, width: int) -> int:
+        """Declare a state; returns its index."""
+        self.states.append(PerSlot(width))
+        return len(self.states) - 1
 
     def embedding(self, weight: str) -> int:
         """Look the step's token ids up in `weight`."""
@@ -100,7 +138,7 @@ class GraphBuilder:
         return self.unary(OpKind.SILU, x)
 
     def unary(self, kind: OpKind, x: int) -> int:
-        """silu, relu, gelu or gelu_tanh of each element."""
+        """silu, sigmoid, relu, gelu or gelu_tanh of each element."""
         return self.record(kind, (x,), self.widths[x])
 
     def scale(self, x: int, factor: float) -> int:
@@ -159,6 +197,17 @@ class GraphBuilder:
         """The experts' gated MLPs; `weights` (and `biases`) are stacks of their gates, ups and downs."""
         return self.record(OpKind.EXPERTS, (x, shares), self.widths[x], weights, experts, biases)
 
+    def causal_conv(self, x: int, weight: str, taps: int) -> int:
+        """Each column over the last `taps` rows; `weight` has [column, tap] in one row."""
+        state = self.state((taps - 1) * self.widths[x])
+        return self.record(OpKind.CAUSAL_CONV, (x,), self.widths[x], (weight,), Convolution(state, taps))
+
+    def delta_rule(self, qkv: int, gates: int, weights: tuple[str, str], rule: DeltaRule) -> int:
+        """The gated delta rule with a state of its own; `weights` are of each head."""
+        width = rule.value_heads * rule.value_width
+        rule = replace(rule, state=self.state(width * rule.key_width))
+        return self.record(OpKind.DELTA_RULE, (qkv, gates), width, weights, rule)
+
     def select_rows(self, x: int) -> int:
         """Keep the rows whose logits are wanted."""
         return self.record(OpKind.SELECT_ROWS, (x,), self.widths[x])
@@ -169,7 +218,8 @@ class GraphBuilder:
 
     def freeze(self, outputs: tuple[int, ...]) -> KernelGraph:
         """Freeze the program."""
-        return KernelGraph(tuple(self.ops), tuple(self.widths), tuple(self.caches), outputs, tuple(self.inputs))
+        values, stores = (tuple(self.ops), tuple(self.widths)), (tuple(self.inputs), tuple(self.states))
+        return KernelGraph(*values, tuple(self.caches), outputs, *stores)
 
     def value(self, width: int) -> int:
         """A new value of so many columns."""

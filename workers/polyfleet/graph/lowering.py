@@ -1,7 +1,7 @@
 """Passes over a KernelGraph that all executors share. Pure: a graph in, an equal graph out.
 
 fuse           plain ops become the fused ones that an executor has, where nobody else reads what lies in between
-select_early   only the rows whose logits are wanted go on behind the last attention
+select_early   only the rows whose logits are wanted go on behind the last op that reads other rows
 """
 
 from collections.abc import Callable, Collection
@@ -164,6 +164,7 @@ _ROW_WISE = (
         OpKind.ADD,
         OpKind.MUL,
         OpKind.SILU,
+        OpKind.SIGMOID,
         OpKind.RELU,
         OpKind.GELU,
         OpKind.GELU_TANH,
@@ -175,14 +176,16 @@ _ROW_WISE = (
 )
 
 
+_MIXING = (OpKind.PAGED_ATTENTION, OpKind.LATENT_ATTENTION, OpKind.CAUSAL_CONV, OpKind.DELTA_RULE)
+
+
 def select_early(graph: KernelGraph) -> KernelGraph:
-    """The same logits with rows selected right behind the last attention; the graph itself if that can't be done.
+    """The same logits with rows selected right behind the last op that reads others; the graph itself if that can't be.
 
     `hidden` of the result has selected rows only.
     """
     ops = graph.ops
-    attentions = (OpKind.PAGED_ATTENTION, OpKind.LATENT_ATTENTION)
-    last = max((i for i, op in enumerate(ops) if op.kind in attentions), default=None)
+    last = max((i for i, op in enumerate(ops) if op.kind in _MIXING), default=None)
     selects = [op for op in ops if op.kind is OpKind.SELECT_ROWS]
     if last is None or len(selects) != 1:
         return graph

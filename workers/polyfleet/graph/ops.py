@@ -9,6 +9,7 @@ What models record:
     add(x, y)               -> x + y
     mul(x, y)               -> x * y           element by element
     silu(x)                 -> x * sigmoid(x)
+    sigmoid(x)              -> 1 / (1 + exp(-x))
     relu(x)                 -> max(x, 0)
     gelu(x)                 -> x * Φ(x)        Φ(x) = (1 + erf(x / √2)) / 2
     gelu_tanh(x)            -> y               x / 2 * (1 + tanh(√(2 / π) * (x + 0.044715 x³)))
@@ -30,6 +31,12 @@ What models record:
                                                weights[0], if any, is added to the scores that choose
     experts(x, shares)      -> y               Σ shares[e] * (gated(x @ gate[e]ᵀ, x @ up[e]ᵀ) @ down[e]ᵀ) over experts
                                                whose share is not 0 (+ biases); weights are stacks of all experts'
+    causal_conv(x)          -> y               Σ weights[0][column, tap] * x of the row so many before: each column by
+                                               itself, over the last rows of its sequence, zeros before its first
+    delta_rule(qkv, gates)  -> y[T, V·B]       the gated delta rule (arXiv 2412.06464): of each head of values a state
+                                               S[A, B] that a row fades by f = exp(-exp(weights[0]) * softplus(fade +
+                                               weights[1])), S' = f S + k (sigmoid(rate) * (v - f Sᵀ k))ᵀ, y = S'ᵀ q;
+                                               q and k have length 1, q / √A then; gates are the heads' rates ‖ fades
     select_rows(x)          -> y[S, .]         the last row of each slice that samples
 
 What lowerings make of them where an executor has it:
@@ -69,6 +76,7 @@ class OpKind(str, Enum):
     ADD = "add"
     MUL = "mul"
     SILU = "silu"
+    SIGMOID = "sigmoid"
     RELU = "relu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
@@ -84,6 +92,8 @@ class OpKind(str, Enum):
     LATENT_ATTENTION = "latent_attention"
     ROUTE = "route"
     EXPERTS = "experts"
+    CAUSAL_CONV = "causal_conv"
+    DELTA_RULE = "delta_rule"
     SELECT_ROWS = "select_rows"
     ADD_RMS_NORM = "add_rms_norm"
     ROPE_CACHE = "rope_cache"
@@ -199,6 +209,30 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Convolution:
+    """Of causal_conv."""
+
+    state: int  # index into KernelGraph.states: the last taps - 1 rows
+    taps: int  # rows that count, the last one itself included
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Of delta_rule. qkv are heads of queries, as many of keys, and heads of values; neighbours of these share one."""
+
+    state: int  # index into KernelGraph.states
+    key_heads: int
+    value_heads: int
+    key_width: int  # A
+    value_width: int  # B
+
+    @property
+    def group(self) -> int:
+        """Heads of values that share one of keys."""
+        return self.value_heads // self.key_heads
+
+
+@dataclass(frozen=True, slots=True)
 class RopeAttention:
     """Of rope_attention: both are of one cache."""
 
@@ -212,7 +246,20 @@ class RopeAttention:
 
 
 AnyAttributes = TypeVar("AnyAttributes")
-Attributes = Norm | Factor | Rope | CacheWrite | Attention | RopeCache | Route | Experts | Heads | RopeAttention
+Attributes = (
+    Norm
+    | Factor
+    | Rope
+    | CacheWrite
+    | Attention
+    | RopeCache
+    | Route
+    | Experts
+    | Heads
+    | RopeAttention
+    | Convolution
+    | DeltaRule
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +287,9 @@ def of(op: Op, kind: type[AnyAttributes]) -> AnyAttributes:
 
 
 def without_cache(op: Op) -> Attributes | None:
-    """The op's attributes, whichever cache they name."""
+    """The op's attributes, whichever cache or state they name."""
+    if isinstance(op.attributes, Convolution | DeltaRule):
+        return replace(op.attributes, state=0)
     if isinstance(op.attributes, CacheWrite | Attention | RopeCache):
         return replace(op.attributes, cache=0)
     if isinstance(op.attributes, RopeAttention):

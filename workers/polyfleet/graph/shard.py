@@ -3,8 +3,8 @@
 Megatron's way (Shoeybi et al., arXiv 1909.08053), found by the flow of values rather than by names: a linear whose
 output goes through nothing but ops on single columns or heads is cut by rows, and the linear that reads the result by
 columns; its sums are partial, and an all_reduce follows; so with each of a layer's experts. The linear that makes the
-logits is cut by rows where that leaves no rest, and an all_gather follows. All else every rank computes whole,
-embeddings included: looking a row up is cheaper than a sum over ranks.
+logits is cut by rows where that leaves no rest, and an all_gather follows. All else every rank computes whole, states
+and embeddings included: looking a row up is cheaper than a sum over ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from polyfleet.graph.ops import Attention, CacheWrite, Experts, Heads, Norm, Op,
 
 _COLUMNWISE = frozenset(
     {
-        *(OpKind.ADD, OpKind.MUL, OpKind.SILU, OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH),
+        *(OpKind.ADD, OpKind.MUL, OpKind.SILU, OpKind.SIGMOID, OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH),
         *(OpKind.SCALE, OpKind.SOFT_CAP, OpKind.SELECT_ROWS),
     }
 )

@@ -23,6 +23,7 @@ class KernelContext:
     dtype: torch.dtype
     caches: Sequence[Tensor]  # keys before values
     block_size: int  # tokens a block
+    states: Sequence[Tensor] = ()  # of each of the graph's [slots, width] float32
     prepared: dict[tuple[str | float, ...], Tensor] = field(default_factory=dict)
     ranks: Ranks | None = None  # this one's end of its group, where it is one of several
     weights_as: str = ""  # "", as dense ones, or how matrices stay in memory: see `packed.kept`

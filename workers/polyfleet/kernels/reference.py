@@ -17,6 +17,7 @@ from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.experts import EXPERTS
 from polyfleet.kernels.latent import LATENT
 from polyfleet.kernels.narrow import NARROW
+from polyfleet.kernels.recurrent import RECURRENT
 from polyfleet.kernels.step import Step
 
 
@@ -192,6 +193,11 @@ def bind_silu(op: Op, context: KernelContext) -> Kernel:
     return lambda step, x: F.silu(x)
 
 
+def bind_sigmoid(op: Op, context: KernelContext) -> Kernel:
+    """x -> 1 / (1 + exp(-x))."""
+    return lambda step, x: x.sigmoid()
+
+
 def bind_relu(op: Op, context: KernelContext) -> Kernel:
     """x -> max(x, 0)."""
     return lambda step, x: F.relu(x)
@@ -266,6 +272,7 @@ REFERENCE = (
     Implementation(OpKind.ADD, "reference", bind_add, capturable=True),
     Implementation(OpKind.MUL, "reference", bind_mul, capturable=True),
     Implementation(OpKind.SILU, "reference", bind_silu, capturable=True),
+    Implementation(OpKind.SIGMOID, "reference", bind_sigmoid, capturable=True),
     Implementation(OpKind.RELU, "reference", bind_relu, capturable=True),
     Implementation(OpKind.GELU, "reference", bind_gelu, capturable=True),
     Implementation(OpKind.GELU_TANH, "reference", bind_gelu_tanh, capturable=True),
@@ -286,4 +293,5 @@ REFERENCE = (
     *COLLECTIVE,
     *EXPERTS,
     *LATENT,
+    *RECURRENT,
 )

@@ -29,6 +29,7 @@ class Step:
     places: Tensor  # [T] and both as one number, block * block_size + offset
     selected: Tensor  # [S] rows whose logits are wanted
     tables: Tensor  # [B, W] blocks of each sequence, its last one again up to those that the longest takes
+    slots: Tensor  # [B] where the states of each sequence lie
     lengths: Tensor  # [B]
     row_starts: Tensor  # [B + 1]
     host_lengths: Ints  # [B]
@@ -60,15 +61,17 @@ class Layout(NamedTuple):
     places: Ints
     selected: Ints
     tables: Ints
+    slots: Ints
     lengths: Ints
     row_starts: Ints
 
     def send(self, device: torch.device, *others: Ints) -> tuple[Step, list[Tensor]]:
         """The Step, and copies [n] of `others`, which travel with it: all in one piece."""
         tensors = upload_all((*self, *others), device)
-        token_ids, positions, blocks, offsets, places, selected, tables, lengths, row_starts = tensors[: len(self)]
+        token_ids, positions, blocks, offsets, places, selected = tensors[:6]
+        tables, slots, lengths, row_starts = tensors[6 : len(self)]
         rows = (token_ids, positions, blocks, offsets, places, selected)
-        shared = (tables.view(self.tables.shape), lengths, row_starts, self.lengths, self.row_starts)
+        shared = (tables.view(self.tables.shape), slots, lengths, row_starts, self.lengths, self.row_starts)
         return Step(*rows, *shared), tensors[len(self) :]
 
 
@@ -83,7 +86,7 @@ def lay_out(
     columns, offsets = np.divmod(positions, block_size)
     blocks = tables[owners, columns]
     places = blocks.astype(np.int64) * block_size + offsets
-    return Layout(token_ids, positions, blocks, offsets, places, selected, mine, lengths, row_starts)
+    return Layout(token_ids, positions, blocks, offsets, places, selected, mine, slots, lengths, row_starts)
 
 
 def make_step(

@@ -1,4 +1,4 @@
-"""The tensors that hold keys and values: one for each of a graph's caches, all cut into the same blocks."""
+"""The tensors that hold keys and values, one for each of a graph's caches, all cut into the same blocks; and states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfleet.graph.kernel_graph import PerToken
+from polyfleet.graph.kernel_graph import PerSlot, PerToken
 
 
 def bytes_per_token(caches: Sequence[PerToken], dtype: torch.dtype) -> int:
@@ -18,18 +18,28 @@ def bytes_per_token(caches: Sequence[PerToken], dtype: torch.dtype) -> int:
 class KvStorage:
     """Each cache is one tensor [2, num_blocks, heads, block_size, width], keys before values; every block is usable.
 
-    Of latent caches it is [1, …].
+    Of latent caches it is [1, …]. Each state is [slots, width] float32.
     """
 
     caches: tuple[Tensor, ...]
+    states: tuple[Tensor, ...] = ()
 
     @classmethod
     def allocate(
-        cls, caches: Sequence[PerToken], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        cls,
+        caches: Sequence[PerToken],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        states: Sequence[PerSlot] = (),
+        slots: int = 1,
     ) -> "KvStorage":
         """Zeroed storage: what no sequence wrote yet must be finite, because masked positions are multiplied by 0."""
         shapes = ((each.sides, num_blocks, each.heads, block_size, each.width) for each in caches)
-        return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes))
+        kept = tuple(torch.zeros((slots, each.width), device=device) for each in states)
+        return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes), kept)
 
     def clear(self, blocks: Tensor) -> None:
         """Make these blocks [n] 0 again: they may hold numbers that are not finite, which no mask hides."""

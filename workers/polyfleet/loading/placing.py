@@ -12,6 +12,7 @@ from polyfleet.models.architecture import TensorNames
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.latent import LatentConfig
 from polyfleet.models.mixture import MixtureConfig
+from polyfleet.models.qwen3_next import DeltaConfig
 from polyfleet.models.recorder import Shapes
 from polyfleet.models.registry import weight_shapes
 
@@ -79,7 +80,10 @@ def _parts(tensor: Weight, names: tuple[str, ...], config: ModelConfig, shapes: 
         yield from _ups(tensor, config)
         return
     sizes = [shapes[name][1 if vector else 0] for name in names]
-    if (stacked := _stacked(names[0], config)) and sum(sizes) == tensor.rows:
+    if isinstance(config, DeltaConfig) and names[0].rpartition(".")[2] in config.grouped and sum(sizes) == tensor.rows:
+        yield from _grouped(tensor, config.key_heads, config.grouped[names[0].rpartition(".")[2]])
+        return
+    if (stacked := _stacked(names, config)) and sum(sizes) == tensor.rows:
         stack = tensor.data.view(stacked, -1, tensor.data.shape[1])
         for data, size in zip(torch.split(stack, [each // len(stack) for each in sizes], dim=1), sizes, strict=True):
             yield replace(tensor, rows=size, data=data.flatten(0, 1))
@@ -92,11 +96,20 @@ def _parts(tensor: Weight, names: tuple[str, ...], config: ModelConfig, shapes: 
         yield replace(tensor, rows=rows, columns=columns, data=data)
 
 
-def _stacked(name: str, config: ModelConfig) -> int:
-    """In how many parts of its own a tensor holds weights of which this is the first; 0: one behind the other."""
-    if isinstance(config, MixtureConfig) and ".experts." in name:
+def _stacked(names: tuple[str, ...], config: ModelConfig) -> int:
+    """In how many parts of its own a tensor holds these weights; 0: one behind the other."""
+    if isinstance(config, MixtureConfig) and ".experts." in names[0]:
         return config.route.experts
-    return config.num_heads if name.endswith(".q_nope") else 0
+    return config.num_heads if names[-1].endswith((".q_rope", ".attention_gate")) else 0
+
+
+def _grouped(tensor: Weight, heads: int, widths: tuple[tuple[int, ...], ...]) -> Iterator[Weight]:
+    """Weights whose rows lie by heads, each a run of pieces: `widths` has the rows of the pieces of each weight."""
+    stack, sizes = tensor.data.view(heads, -1, tensor.data.shape[1]), [rows for each in widths for rows in each]
+    parts = iter(torch.split(stack, sizes, dim=1))
+    for each in widths:
+        data = torch.cat([next(parts).flatten(0, 1) for _ in each])
+        yield replace(tensor, rows=len(data), data=data)
 
 
 def _turned(tensor: Weight, count: int, experts: int) -> Iterator[Weight]:

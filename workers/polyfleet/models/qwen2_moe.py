@@ -45,7 +45,7 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
     return MixtureConfig(**sizes, route=route, expert_size=size, shared_size=shared, shared_gate=True)
 
 
-_LAYER = {
+SHARED = {
     "mlp.shared_expert_gate": "shared.router",
     "mlp.shared_expert.gate_proj": "shared.gate",
     "mlp.shared_expert.up_proj": "shared.up",
@@ -68,7 +68,7 @@ QWEN2_MOE = replace(
     read_folder=_read_folder,
     read_gguf=_read_gguf,
     record=record,
-    folder_names=names.folder({**names.EXPERTS, **_LAYER}),
+    folder_names=names.folder({**names.EXPERTS, **SHARED}),
     gguf_names=names.gguf({**names.GGUF_EXPERTS, **_GGUF_LAYER}),
     sparse=True,
     notes="",

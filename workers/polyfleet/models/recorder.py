@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
-from polyfleet.graph.ops import Experts, OpKind, Rope, Route
+from polyfleet.graph.ops import DeltaRule, Experts, OpKind, Rope, Route
 from polyfleet.models.config import ModelConfig
 
 Shapes = dict[str, tuple[int, int]]
@@ -39,15 +39,28 @@ class Recorder:
         name = self._weight("embedding", self._config.vocabulary_size, self._config.hidden_size)
         return self.graph.scale(self.graph.embedding(name), scale)
 
-    def norm(self, x: int, name: str, width: int = 0, *, eps: float = 0.0) -> int:
+    def norm(self, x: int, name: str, width: int = 0, *, eps: float = 0.0, narrow: bool = False) -> int:
         """RMS norm, of rows or of each `width` columns; with the configuration's eps or another."""
-        weight = self._weight(name, 1, width or self.graph.widths[x])
-        return self.graph.rms_norm(x, weight, eps or self._config.norm_eps, width, wide=self._config.wide_norms)
+        weight, wide = self._weight(name, 1, width or self.graph.widths[x]), self._config.wide_norms and not narrow
+        return self.graph.rms_norm(x, weight, eps or self._config.norm_eps, width, wide=wide)
 
     def linear(self, x: int, name: str, rows: int, *, bias: bool = False) -> int:
         """Multiply by a matrix of so many rows."""
         weight = self._weight(name, rows, self.graph.widths[x])
         return self.graph.linear(x, weight, biases=(self._weight(f"{name}.bias", 1, rows),) if bias else ())
+
+    def linears(self, x: int, names: tuple[str, ...], rows: int) -> int:
+        """Multiply by several matrices of so many rows each, results side by side."""
+        return self.graph.linear(x, *(self._weight(name, rows, self.graph.widths[x]) for name in names))
+
+    def causal_conv(self, x: int, name: str, taps: int) -> int:
+        """Each column over the last `taps` rows."""
+        return self.graph.causal_conv(x, self._weight(name, 1, taps * self.graph.widths[x]), taps)
+
+    def delta_rule(self, qkv: int, gates: int, names: tuple[str, str], rule: DeltaRule) -> int:
+        """The gated delta rule, by two numbers of each head."""
+        decay, shift = (self._weight(name, 1, rule.value_heads) for name in names)
+        return self.graph.delta_rule(qkv, gates, (decay, shift), rule)
 
     def head_linear(self, x: int, name: str, heads: int, width: int) -> int:
         """Each head's columns of x by a matrix of its own, to `width` columns."""
@@ -65,6 +78,7 @@ class Recorder:
         scale: float = 0.0,
         soft_cap: float = 0.0,
         sinks: bool = False,
+        gated: bool = False,
     ) -> int:
         """Grouped-query attention over a cache of its own. `scale` 0: that of a head's width."""
         config, width = self._config, self._config.head_dim
@@ -81,6 +95,9 @@ class Recorder:
         attended = self.graph.paged_attention(
             query, cache, config.num_heads, scale or width**-0.5, window=window, soft_cap=soft_cap, sinks=sunk
         )
+        if gated:
+            gate = self.linear(x, "attention_gate", config.num_heads * width, bias=bias)
+            attended = self.graph.mul(attended, self.graph.unary(OpKind.SIGMOID, gate))
         return self.linear(attended, "o", config.hidden_size, bias=output_bias)
 
     def gated_mlp(

@@ -21,6 +21,7 @@ from polyfleet.models.qwen2 import QWEN2
 from polyfleet.models.qwen2_moe import QWEN2_MOE
 from polyfleet.models.qwen3 import QWEN3
 from polyfleet.models.qwen3_moe import QWEN3_MOE
+from polyfleet.models.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from polyfleet.models.recorder import Recorder, Shapes
 from polyfleet.models.smollm3 import SMOLLM3
 
@@ -28,7 +29,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     each.name: each
     for each in (
         *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3, SMOLLM3, GLM4, GLM),
-        *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS, GLM4_MOE),
+        *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS, GLM4_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
     )
 }
 

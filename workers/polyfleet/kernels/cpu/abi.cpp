@@ -70,9 +70,9 @@ int32_t pf_executor_add_program(PfExecutor *executor, const PfStage *stages, int
 
 int64_t pf_executor_packed_bytes(const PfExecutor *executor) { return (int64_t)executor->executor.packed_bytes(); }
 
-int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t block_size, int32_t rows) {
+int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t block_size, int32_t rows, int32_t slots) {
     return guarded([&] {
-        executor->executor.allocate(num_blocks, block_size, rows);
+        executor->executor.allocate(num_blocks, block_size, rows, slots);
         return PF_OK;
     });
 }

@@ -36,7 +36,11 @@ enum PfStageKind : int32_t {
     PF_ROUTE,       // output[., experts] = shares of input = logits; the only operand, if any, is the weight that corrects
     PF_EXPERTS,     // output = the sum over experts of residual[., expert] * down(gated(gate(input), up(input))); operands:
                     // stacks of all experts' gates, ups and downs; `factor` is the limit
-    PF_ARGMAX       // output = the column of the largest number of input, the first of equal ones or the first NaN
+    PF_ARGMAX,      // output = the column of the largest number of input, the first of equal ones or the first NaN
+    PF_SIGMOID,     // output = 1 / (1 + exp(-input))
+    PF_CAUSAL_CONV, // output = input over its sequence's last `width` rows, by the weight `norm` [column][tap]
+    PF_DELTA_RULE   // output = the gated delta rule of heads input = q, k, v and residual = rates, fades; `norm` and the
+                    // only operand are its weights
 };
 
 enum PfEpilogue : int32_t { PF_STORE, PF_THEN_SILU_MUL, PF_THEN_ROPE_CACHE };
@@ -53,7 +57,7 @@ struct PfStage {
     int32_t kind;
     int32_t input, residual, residual_out, output;
     int32_t norm;           // weight of the norm
-    int32_t layer;          // whose cache
+    int32_t layer;          // whose cache, or whose state
     int32_t epilogue;       // of a linear
     int32_t selected;       // its rows are the S selected ones, not all T; of attention: its output's rows are
     int32_t first_operand;  // of an embedding or linear: operands[first_operand ...] are `num_operands` weights,
@@ -62,10 +66,11 @@ struct PfStage {
     int32_t query_norm, key_norm;  // weights of the norms of heads before their rotation
     int32_t rope;           // of those of the model
     int32_t window;         // of attention: positions that a row sees, its own included; 0: all
-    int32_t width;                       // of PF_ROPE and PF_HEAD_LINEAR
+    int32_t width;                       // of PF_NORM (of a head; 0: of rows), PF_ROPE, PF_HEAD_LINEAR, PF_CAUSAL_CONV
     int32_t experts, top_k;              // of PF_ROUTE and PF_EXPERTS
     int32_t groups, top_groups, group_best;  // of PF_ROUTE: see Route of graph/ops.py
     int32_t sigmoid, renormalise;
+    int32_t key_heads, value_heads, key_width, value_width;  // of PF_DELTA_RULE: see DeltaRule of graph/ops.py
     float eps;              // of a norm
     float head_eps;         // of the norms of heads
     float factor;           // of PF_SCALE, PF_SOFT_CAP, PF_ROUTE; of attention what its products are capped at, 0: nothing
@@ -74,13 +79,14 @@ struct PfStage {
 struct PfModel {
     int32_t num_layers, num_heads, num_kv_heads, head_dim;
     int32_t value_dim;  // the first columns of a value that count; of a latent cache fewer than head_dim
-    int32_t num_weights, num_buffers, num_ropes;
+    int32_t num_weights, num_buffers, num_ropes, num_states;
     int32_t wide;  // whether long chunks of a prompt may be rounded to bfloat16; else a row computes to the same bits always
     float attention_scale;
     const float *inverse_frequencies;  // [num_ropes][head_dim / 2]
     const float *amplitudes;           // the same shape: what cosines and sines are multiplied by
     const PfWeight *weights;
     const int32_t *widths;  // columns of each buffer
+    const int32_t *states;  // numbers of each state of a slot
     const void *(*read)(int32_t weight);  // the data of a packed weight, from any thread; null where that fails
     void (*done)(int32_t weight);         // with what `read` gave
 };
@@ -107,7 +113,7 @@ struct PfExecutor;
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 5;
+const int32_t PF_ABI = 6;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.
@@ -130,8 +136,9 @@ PF_API int32_t pf_executor_add_program(PfExecutor *executor, const PfStage *stag
 // Bytes of all packed weights.
 PF_API int64_t pf_executor_packed_bytes(const PfExecutor *executor);
 
-// Makes a KV cache of zeros, and room for steps of so many rows, in the place of those before. All programs come first.
-PF_API int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t block_size, int32_t rows);
+// Makes a KV cache of zeros, states of so many slots, and room for steps of so many rows, in the place of those before.
+// All programs come first.
+PF_API int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t block_size, int32_t rows, int32_t slots);
 
 // Where keys and values lie, in half precision: [layer][block][kv head][head_dim][block_size rounded up to 16] and
 // [layer][block][kv head][block_size][head_dim rounded up to 16].

@@ -43,12 +43,14 @@ Executor::Executor(const PfModel &model, const Kernels &kernels, int threads)
       pool_(threads),
       frequencies_(model.inverse_frequencies, model.inverse_frequencies + model.num_ropes * (model.head_dim / 2)),
       amplitudes_(model.amplitudes, model.amplitudes + model.num_ropes * (model.head_dim / 2)),
-      widths_(model.widths, model.widths + model.num_buffers) {
+      widths_(model.widths, model.widths + model.num_buffers),
+      states_at_(1, 0) {
+    for (int i = 0; i < model.num_states; i++) states_at_.push_back(states_at_.back() + model.states[i]);
     for (int width : widths_) strides_.push_back((int)row_stride(width, GROUP));
     for (int i = 0; i < model.num_weights; i++) weights_.push_back({model.weights[i], {}});
     model_.inverse_frequencies = model_.amplitudes = nullptr;
     model_.weights = nullptr;
-    model_.widths = nullptr;
+    model_.widths = model_.states = nullptr;
     buffers_.resize(strides_.size());
     pack_weights();
 }
@@ -103,10 +105,14 @@ bool Executor::is_shared(const PfWeight &packed) const {
     });
 }
 
-void Executor::allocate(int num_blocks, int block_size, int rows) {
+void Executor::allocate(int num_blocks, int block_size, int rows, int slots) {
     Cache cache = make_cache(num_blocks, block_size);
+    if ((double)states_at_.back() * slots > MOST_HALVES) throw std::bad_alloc();
+    Memory states((size_t)(states_at_.back() * slots) * sizeof(float));
     reserve(rows);
     cache_ = std::move(cache);
+    states_ = std::move(states);
+    num_slots_ = slots;
 }
 
 // Blocks are padded so that whole vectors may be read anywhere in them.
@@ -158,6 +164,8 @@ void Executor::compile(Stage &stage, const int32_t *operands) {
     }
     if (at.kind == PF_LAYER_NORM) stage.norm_bias = vector(operands[0]);
     if (at.kind == PF_ROUTE && at.num_operands) stage.norm_bias = vector(operands[0]);
+    if (at.kind == PF_DELTA_RULE) stage.norm_bias = vector(operands[0]);
+    if (at.kind == PF_DELTA_RULE || at.kind == PF_CAUSAL_CONV) stage.state = states_at_.at((size_t)at.layer);
     if (at.kind == PF_HEAD_LINEAR) compile_heads(stage, operands);
     if (at.kind == PF_EXPERTS) compile_experts(stage, operands);
     if (at.kind != PF_LINEAR) return;

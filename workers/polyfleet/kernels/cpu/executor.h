@@ -28,6 +28,7 @@ struct Piece {
 struct Stage {
     PfStage at;
     const PfWeight *table = nullptr;  // of an embedding
+    int64_t state = 0;  // where its numbers begin in a slot's
     const float *norm = nullptr, *norm_bias = nullptr, *query_norm = nullptr, *key_norm = nullptr, *sinks = nullptr;
     std::vector<Piece> pieces;  // of a linear: `unit` of them make one unit of work
     int unit = 1, units = 0;
@@ -116,7 +117,7 @@ class Executor {
 public:
     Executor(const PfModel &model, const Kernels &kernels, int threads);
     int add_program(const PfStage *stages, int num_stages, const int32_t *operands, int num_operands);
-    void allocate(int num_blocks, int block_size, int rows);
+    void allocate(int num_blocks, int block_size, int rows, int slots);
     void step(int program, const PfStep &step);
     size_t packed_bytes() const { return packed_.size(); }
     const Cache &cache() const { return cache_; }
@@ -128,6 +129,7 @@ private:
         float *tile;  // results of one unit
         float *attention;
         float *query;  // of a latent cache, joined
+        std::vector<float> recurrent;  // rows of a convolution, or a change of a state
         Entering entering;  // a chunk of rows of its own
     };
 
@@ -177,6 +179,11 @@ private:
     void leave_experts(const Stage &stage, std::atomic<int> &claimed, int thread);
     Rows gather(const Stage &stage, const Visits &visits, const Entering &to) const;
 
+    // Recurrent state (recurrent.cpp).
+    float *state_of(const Stage &stage, int sequence);
+    void causal_conv(const Stage &stage, std::atomic<int> &claimed, int thread);
+    void delta_rule(const Stage &stage, std::atomic<int> &claimed, int thread);
+
     // Linears (linear.cpp).
     void linear(const Stage &stage, std::atomic<int> &claimed, int thread);
     void linear_by_rows(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread);
@@ -213,6 +220,9 @@ private:
     std::vector<Memory> buffers_;
     int capacity_ = 0;  // rows of buffers
     Cache cache_ = {};
+    std::vector<int64_t> states_at_;  // where each state begins among a slot's numbers; how many these are, at last
+    Memory states_;                   // [slot][number]
+    int num_slots_ = 0;
     std::vector<Scratch> scratch_;
     Memory entering_memory_;
     Entering entering_ = {};  // rows entering a linear, shared by threads

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from polyfleet.graph.kernel_graph import KernelGraph
-from polyfleet.graph.ops import Attention, Norm, OpKind, Rope, RopeCache, of
+from polyfleet.graph.ops import Attention, OpKind, Rope, RopeCache, of
 
 MAX_HEAD_DIM = 1024
 KINDS = frozenset(
@@ -15,6 +15,7 @@ KINDS = frozenset(
         *(OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH, OpKind.LAYER_NORM, OpKind.ARGMAX),
         *(OpKind.SCALE, OpKind.SOFT_CAP, OpKind.ROUTE, OpKind.EXPERTS, OpKind.ROPE),
         *(OpKind.HEAD_LINEAR, OpKind.LATENT_WRITE, OpKind.LATENT_ATTENTION),
+        *(OpKind.SIGMOID, OpKind.CAUSAL_CONV, OpKind.DELTA_RULE),
     }
 )
 ATTENTIONS = (OpKind.PAGED_ATTENTION, OpKind.LATENT_ATTENTION)
@@ -29,12 +30,13 @@ class Geometry:
     num_caches: int
     attention: Attention  # of whatever window and cap
     ropes: tuple[Rope, ...]
+    states: tuple[int, ...] = ()  # numbers of each
 
     @classmethod
     def of(cls, graph: KernelGraph) -> "Geometry":
         """Raises ValueError, in one sentence, for a graph that the library can't run."""
         for op in graph.ops:
-            if op.kind not in KINDS or (op.kind is OpKind.RMS_NORM and of(op, Norm).width):
+            if op.kind not in KINDS:
                 raise ValueError(f"the CPU library has no {op.kind.value} as this model uses it")
         found = [of(op, Attention) for op in graph.ops if op.kind in ATTENTIONS]
         attention = _same("attention", (replace(each, cache=0, window=0, soft_cap=0.0) for each in found))
@@ -50,7 +52,7 @@ class Geometry:
         if any(rope.width > width for rope in turning):
             raise ValueError(f"the CPU library turns no heads that are wider than attention's {width} columns")
         ropes = tuple(dict.fromkeys(turning)) or (Rope(width, (0.0,) * (width // 2)),)
-        return cls(max(1, len(graph.caches)), attention, ropes)
+        return cls(max(1, len(graph.caches)), attention, ropes, tuple(each.width for each in graph.states))
 
 
 def _same(op: str, found: Iterable[_T]) -> _T | None:

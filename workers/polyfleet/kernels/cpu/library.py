@@ -10,7 +10,7 @@ from typing import Any
 NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
 PATH = Path(__file__).parent / NAME
 
-ABI = 5  # PF_ABI of abi.h
+ABI = 6  # PF_ABI of abi.h
 NO_MEMORY = -2  # PfResult of abi.h
 Int32s = POINTER(c_int32)
 READ = ctypes.CFUNCTYPE(c_void_p, c_int32)
@@ -40,6 +40,7 @@ class PfStage(ctypes.Structure):
         *((name, c_int32) for name in ("sinks", "query_norm", "key_norm", "rope", "window")),
         *((name, c_int32) for name in ("width", "experts", "top_k", "groups", "top_groups", "group_best")),
         *((name, c_int32) for name in ("sigmoid", "renormalise")),
+        *((name, c_int32) for name in ("key_heads", "value_heads", "key_width", "value_width")),
         *((name, c_float) for name in ("eps", "head_eps", "factor")),
     ]
 
@@ -49,12 +50,13 @@ class PfModel(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "value_dim")),
-        *((name, c_int32) for name in ("num_weights", "num_buffers", "num_ropes", "wide")),
+        *((name, c_int32) for name in ("num_weights", "num_buffers", "num_ropes", "num_states", "wide")),
         ("attention_scale", c_float),
         ("inverse_frequencies", POINTER(c_float)),
         ("amplitudes", POINTER(c_float)),
         ("weights", POINTER(PfWeight)),
         ("widths", Int32s),
+        ("states", Int32s),
         ("read", READ),
         ("done", DONE),
     ]
@@ -79,7 +81,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pf_executor_destroy": (None, [c_void_p]),
     "pf_executor_add_program": (c_int32, [c_void_p, POINTER(PfStage), c_int32, Int32s, c_int32]),
     "pf_executor_packed_bytes": (c_int64, [c_void_p]),
-    "pf_executor_allocate": (c_int32, [c_void_p, c_int32, c_int32, c_int32]),
+    "pf_executor_allocate": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "pf_executor_keys": (POINTER(c_uint16), [c_void_p]),
     "pf_executor_values": (POINTER(c_uint16), [c_void_p]),
     "pf_executor_step": (c_int32, [c_void_p, c_int32, POINTER(PfStep)]),

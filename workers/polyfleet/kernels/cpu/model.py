@@ -53,9 +53,9 @@ class CpuModel:
         packed: int = self._library.pf_executor_packed_bytes(self._alive())
         return packed + self._packing.num_bytes
 
-    def allocate(self, num_blocks: int, block_size: int, rows: int) -> None:
-        """Make a KV cache of zeros, and room for steps of so many rows; raises MemoryError."""
-        library.check(self._library.pf_executor_allocate(self._alive(), num_blocks, block_size, rows))
+    def allocate(self, num_blocks: int, block_size: int, rows: int, slots: int = 1) -> None:
+        """Make a KV cache of zeros, states of so many slots, room for steps of so many rows; raises MemoryError."""
+        library.check(self._library.pf_executor_allocate(self._alive(), num_blocks, block_size, rows, slots))
         self._shape = num_blocks, block_size
 
     def step(self, step: PfStep, *, keep_hidden: bool) -> None:
@@ -111,14 +111,15 @@ class CpuModel:
         frequencies, amplitudes = (np.zeros((len(geometry.ropes), attention.width // 2), np.float32) for _ in range(2))
         for row, rope in enumerate(geometry.ropes):
             frequencies[row, : rope.width // 2], amplitudes[row, : rope.width // 2] = rope.frequencies, rope.amplitudes
-        widths = np.array(self._widths, dtype=np.int32)
+        widths, states = (np.array(each, dtype=np.int32) for each in (self._widths, geometry.states))
         model = PfModel(
             *(geometry.num_caches, attention.heads, attention.kv_heads, attention.width),
             attention.value_width or attention.width,
-            *(len(weights), len(widths), len(geometry.ropes), wide, attention.scale),
+            *(len(weights), len(widths), len(geometry.ropes), len(states), wide, attention.scale),
             *(each.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for each in (frequencies, amplitudes)),
             weights,
             widths.ctypes.data_as(library.Int32s),
+            states.ctypes.data_as(library.Int32s),
             *(READ(self._packing.read), DONE(self._packing.done)),
         )
         handle: int | None = self._library.pf_executor_create(ctypes.byref(model), instruction_set.encode(), threads)
@@ -189,6 +190,9 @@ class _Packing:
             if stage.route:
                 for name in ("experts", "top_k", "groups", "top_groups", "group_best", "sigmoid", "renormalise"):
                     setattr(at, name, getattr(stage.route, name))
+            if stage.rule:
+                for name in ("key_heads", "value_heads", "key_width", "value_width"):
+                    setattr(at, name, getattr(stage.rule, name))
             if stage.experts:
                 at.experts, at.top_k = stage.experts.count, stage.experts.top_k
             at.norm = self._number(stage.norm, packed=False) if stage.norm else NONE

@@ -51,6 +51,7 @@ void Executor::compute_rows(const Stage &stage, int thread) {
             case PF_SCALE: each(x, n, y, [&](float a) { return a * at.factor; }); break;
             case PF_SOFT_CAP: each(x, n, y, [&](float a) { return at.factor * tanhf(a / at.factor); }); break;
             case PF_SILU: each(x, n, y, [](float a) { return a / (1 + expf(-a)); }); break;
+            case PF_SIGMOID: each(x, n, y, [](float a) { return 1 / (1 + expf(-a)); }); break;
             case PF_RELU: each(x, n, y, [](float a) { return a < 0 ? 0 : a; }); break;
             case PF_GELU: each(x, n, y, [](float a) { return a * 0.5f * (1 + erff(a * ROOT_HALF)); }); break;
             case PF_GELU_TANH:

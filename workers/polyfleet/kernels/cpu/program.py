@@ -13,10 +13,25 @@ from enum import IntEnum, unique
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse, select_early
-from polyfleet.graph.ops import Attention, Experts, Factor, Heads, Norm, Op, OpKind, Rope, RopeCache, Route, of
+from polyfleet.graph.ops import (
+    Attention,
+    Convolution,
+    DeltaRule,
+    Experts,
+    Factor,
+    Heads,
+    Norm,
+    Op,
+    OpKind,
+    Rope,
+    RopeCache,
+    Route,
+    of,
+)
 
 GROUP = 16  # rows of a weight that are computed together, as in kernels.h
 NONE = -1
+PLAIN = frozenset({"silu", "silu_mul", "sigmoid", "relu", "gelu", "gelu_tanh", "argmax"})  # ops of one value, no more
 
 RowCount = Callable[[str], int]  # rows (outputs) of a weight by its name
 
@@ -47,6 +62,9 @@ class StageKind(IntEnum):
     ROUTE = 19
     EXPERTS = 20
     ARGMAX = 21
+    SIGMOID = 22
+    CAUSAL_CONV = 23
+    DELTA_RULE = 24
 
 
 @unique
@@ -69,13 +87,13 @@ class Stage:
     residual_out: int = NONE
     norm: str = ""
     eps: float = 0.0  # of the norm
-    layer: int = NONE
+    layer: int = NONE  # whose cache, or whose state
     epilogue: Epilogue = Epilogue.STORE
     selected: bool = False  # its rows are the selected ones; of attention: the rows of its output
     weights: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()  # none, or one for each weight
     rope: Rope | None = None  # of what turns
-    width: int = 0  # of a head that turns; of head_linear: the number of heads
+    width: int = 0  # of a head that turns, or is normalised; of head_linear: the number of heads; of causal_conv: taps
     head_norms: tuple[str, ...] = ()  # of queries and keys before they turn; or none
     head_eps: float = 0.0
     window: int = 0  # of attention
@@ -83,6 +101,7 @@ class Stage:
     factor: float = 0.0  # of scale and soft_cap; attention's soft cap; the limit of experts
     route: Route | None = None
     experts: Experts | None = None
+    rule: DeltaRule | None = None
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -145,7 +164,7 @@ def to_stages(graph: KernelGraph, rows: RowCount, kept: Iterable[int]) -> list[S
         only = readers.get(_output(op), [])
         after = only[0] if len(only) == 1 else None
         stage = replace(_stage(op), selected=op.inputs[0] in selected)
-        if stage.kind is StageKind.NORM and after is not None and after.kind is OpKind.LINEAR:
+        if stage.kind is StageKind.NORM and not stage.width and after is not None and after.kind is OpKind.LINEAR:
             norms[op.outputs[0]] = stage
             continue
         if norm := norms.pop(stage.input, None):
@@ -180,7 +199,7 @@ def _stage(op: Op) -> Stage:
     match op.kind:
         case OpKind.ADD | OpKind.MUL:
             return Stage(StageKind[op.kind.name], source, output, op.inputs[1])
-        case OpKind.SILU | OpKind.RELU | OpKind.GELU | OpKind.GELU_TANH | OpKind.ARGMAX:
+        case _ if op.kind.value in PLAIN:
             return Stage(StageKind[op.kind.name], source, output)
         case OpKind.SCALE | OpKind.SOFT_CAP:
             return Stage(StageKind[op.kind.name], source, output, factor=of(op, Factor).factor)
@@ -189,7 +208,7 @@ def _stage(op: Op) -> Stage:
         case OpKind.EMBEDDING:
             return Stage(StageKind.EMBEDDING, NONE, output, weights=op.weights)
         case OpKind.RMS_NORM:
-            return Stage(StageKind.NORM, source, output, norm=op.weights[0], eps=_eps(op))
+            return Stage(StageKind.NORM, source, output, norm=op.weights[0], eps=_eps(op), width=of(op, Norm).width)
         case OpKind.ADD_RMS_NORM:
             ends = op.inputs[1], op.outputs[1]
             return Stage(StageKind.NORM, source, output, *ends, norm=op.weights[0], eps=_eps(op))
@@ -201,15 +220,13 @@ def _stage(op: Op) -> Stage:
             attention = of(op, Attention)
             stage = Stage(StageKind.ATTENTION, source, output, layer=layer)
             return replace(stage, window=attention.window, factor=attention.soft_cap, sinks="".join(op.weights))
-        case OpKind.SILU_MUL:
-            return Stage(StageKind.SILU_MUL, source, output)
         case OpKind.SELECT_ROWS:
             return Stage(StageKind.SELECT, source, output)
     return _stage_of_parts(op)
 
 
 def _stage_of_parts(op: Op) -> Stage:
-    """One op of latent attention or of a mixture of experts."""
+    """One op of latent attention, of a mixture of experts, or with a state."""
     source, output, layer = op.inputs[0], _output(op), NONE if op.cache is None else op.cache
     match op.kind:
         case OpKind.ROPE:
@@ -228,6 +245,13 @@ def _stage_of_parts(op: Op) -> Stage:
             experts = of(op, Experts)
             stage = Stage(StageKind.EXPERTS, source, output, op.inputs[1], weights=op.weights, biases=op.biases)
             return replace(stage, experts=experts, factor=experts.limit)
+        case OpKind.CAUSAL_CONV:
+            conv = of(op, Convolution)
+            return Stage(StageKind.CAUSAL_CONV, source, output, norm=op.weights[0], layer=conv.state, width=conv.taps)
+        case OpKind.DELTA_RULE:
+            rule, (decay, shift) = of(op, DeltaRule), op.weights
+            stage = Stage(StageKind.DELTA_RULE, source, output, op.inputs[1], norm=decay, weights=(shift,))
+            return replace(stage, layer=rule.state, rule=rule)
     raise ValueError(f"the CPU library has no {op.kind.value}")
 
 

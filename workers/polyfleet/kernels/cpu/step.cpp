@@ -37,7 +37,8 @@ void Executor::check(const PfStep &step) const {
     const char *const blocks = "block tables must name blocks 0 to ";
     check(step.num_rows <= capacity_, "there is no room for so many rows");
     check(within(step.token_ids, step.num_rows, vocabulary_), "token ids must be 0 to ", vocabulary_);
-    check(within(step.slots, step.num_sequences, step.num_slots), "slots must be 0 to ", step.num_slots);
+    const int slots = states_at_.back() ? std::min(step.num_slots, num_slots_) : step.num_slots;
+    check(within(step.slots, step.num_sequences, slots), "slots must be 0 to ", slots);
     check(within(step.cleared_blocks, step.num_cleared, cache_.num_blocks), blocks, cache_.num_blocks);
     for (int sequence = 0; sequence < step.num_sequences; sequence++) {
         const int64_t rows = (int64_t)step.row_starts[sequence + 1] - step.row_starts[sequence];
@@ -134,6 +135,8 @@ void Executor::run(Program &program, int thread) {
             case PF_LATENT_WRITE: latent_write(stage, thread); break;
             case PF_ROUTE: route(stage, thread); break;
             case PF_EXPERTS: experts(stage, program.claimed[i], program.claimed[program.stages.size() + i], thread); break;
+            case PF_CAUSAL_CONV: causal_conv(stage, program.claimed[i], thread); break;
+            case PF_DELTA_RULE: delta_rule(stage, program.claimed[i], thread); break;
             case PF_SELECT: select(stage, thread); break;
             default: compute_rows(stage, thread); break;
         }
@@ -172,7 +175,10 @@ void Executor::embed(const Stage &stage, int thread) {
 void Executor::normalise(const Stage &stage, int thread) {
     const PfStage &at = stage.at;
     const int rows = stage_rows(stage), columns = widths_[(size_t)at.input];
-    for (int i = share(rows, thread); i < share(rows, thread + 1); i++)
+    for (int i = share(rows, thread); at.width && i < share(rows, thread + 1); i++)
+        for (int c = 0; c < columns; c += at.width)
+            kernels_.norm(row(at.input, i) + c, nullptr, nullptr, stage.norm, at.eps, at.width, row(at.output, i) + c);
+    for (int i = share(rows, thread); !at.width && i < share(rows, thread + 1); i++)
         kernels_.norm(row(at.input, i), at.residual < 0 ? nullptr : row(at.residual, i),
                       at.residual_out < 0 ? nullptr : row(at.residual_out, i), stage.norm, at.eps, columns,
                       row(at.output, i));

@@ -112,6 +112,7 @@ class DecodeBuffers:
             places=places,
             selected=starts[:rows],
             tables=tables,
+            slots=self.numbers[rows : 2 * rows],
             lengths=lengths,
             row_starts=starts,
             host_lengths=longest,

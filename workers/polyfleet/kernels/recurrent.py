@@ -1,0 +1,136 @@
+"""Ops with recurrent state in torch, on any device: a short convolution, and the gated delta rule (Yang et al., arXiv
+2412.06464). Each sequence's state lies in its slot, and counts for nothing where its first token is computed.
+
+T rows, C columns, K taps; V heads of values, A columns of a key, B of a value; a state [A, B] of each of V.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfleet.graph.ops import Convolution, DeltaRule, Op, OpKind, of
+from polyfleet.kernels.context import KernelContext
+from polyfleet.kernels.dispatch import Implementation, Kernel
+from polyfleet.kernels.step import Step
+
+CHUNK = 64  # rows of a sequence whose delta rule is solved together
+TINY = 1e-6  # keeps vectors of zeros finite where they are normalised
+
+
+def runs(step: Step) -> Iterator[tuple[slice, slice, bool]]:
+    """Rows, the sequences that have equally many of them each, and whether these begin: one-row sequences together."""
+    starts, lengths, single = step.host_row_starts.tolist(), step.host_lengths.tolist(), step.num_single
+    if single:
+        yield slice(0, single), slice(0, single), False
+    for number in range(single, step.num_sequences):
+        first, end = starts[number : number + 2]
+        yield slice(first, end), slice(number, number + 1), lengths[number] == end - first
+
+
+def stored(state: Tensor, step: Step, sequences: slice, *, begins: bool) -> Tensor:
+    """States [sequences, …] as they lie in their slots; zeros of sequences that begin."""
+    slots = step.slots[sequences]
+    if begins:
+        return torch.zeros((len(slots), *state.shape[1:]), dtype=state.dtype, device=state.device)
+    found = state.index_select(0, slots)
+    if sequences.start:
+        return found  # a later part of a prompt
+    old = (step.lengths[sequences] > 1).view(-1, *[1] * (found.dim() - 1))
+    return torch.where(old, found, 0)
+
+
+def bind_causal_conv(op: Op, context: KernelContext) -> Kernel:
+    """x[T, C] -> y[T, C]."""
+    attributes = of(op, Convolution)
+    taps = attributes.taps
+    weight = context.wide(*op.weights).view(-1, taps)
+    state = context.states[attributes.state].view(-1, taps - 1, len(weight))
+
+    def kernel(step: Step, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        for rows, sequences, begins in runs(step):
+            past = stored(state, step, sequences, begins=begins)
+            seen = torch.cat((past, x[rows].float().view(len(past), -1, len(weight))), dim=1)
+            out[rows] = (seen.unfold(1, taps, 1) * weight).sum(-1).flatten(0, 1).to(x.dtype)
+            state.index_copy_(0, step.slots[sequences], seen[:, 1 - taps :])
+        return out
+
+    return kernel
+
+
+def advance(states: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+    """One row of n sequences: states [n, V, A, B], q, k [n, V, A], v [n, V, B]; the logarithm of decay, rate [n, V].
+
+    Gives [n, V, B] and the new states.
+    """
+    kept = states * decay.exp()[..., None, None]
+    change = (v - torch.einsum("nhab,nha->nhb", kept, k)) * rate.unsqueeze(-1)
+    states = kept + k.unsqueeze(-1) * change.unsqueeze(-2)
+    return torch.einsum("nhab,nha->nhb", states, q), states
+
+
+def advance_chunk(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+    """Several rows of one sequence: state [V, A, B], q and k [V, T, A], v [V, T, B], decay and rate [V, T].
+
+    Row t changes the state by k_t u_tᵀ with u_t = rate_t (v_t - decayed stateᵀ k_t): a triangular system for all u.
+    """
+    total = decay.cumsum(-1)  # from the state's time on
+    later = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril()
+    between = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~later, float("-inf")).exp()
+    grown = total.exp().unsqueeze(-1)
+    system = torch.tril(k @ k.mT * between * rate.unsqueeze(-1), -1)
+    wanted = (v - grown * (k @ state)) * rate.unsqueeze(-1)
+    change = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    out = grown * (q @ state) + (q @ k.mT * between) @ change
+    rest = (total[:, -1:] - total).exp().unsqueeze(-1)
+    return out, state * grown[:, -1:] + (k * rest).mT @ change
+
+
+def normalised(x: Tensor) -> Tensor:
+    """Vectors of length 1."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + TINY)
+
+
+def bind_delta_rule(op: Op, context: KernelContext) -> Kernel:
+    """qkv[T, .], gates[T, 2 V] -> y[T, V·B], in float32."""
+    rule = of(op, DeltaRule)
+    rates, bias = (context.wide(name) for name in op.weights)
+    keys, values, group = rule.key_heads * rule.key_width, rule.value_heads * rule.value_width, rule.group
+    state = context.states[rule.state].view(-1, rule.value_heads, rule.key_width, rule.value_width)
+
+    def kernel(step: Step, qkv: Tensor, gates: Tensor) -> Tensor:
+        q, k, v = torch.split(qkv.float(), [keys, keys, values], dim=1)
+        q, k = (normalised(x.view(len(x), -1, rule.key_width)).repeat_interleave(group, dim=1) for x in (q, k))
+        q, v = q * rule.key_width**-0.5, v.view(len(v), -1, rule.value_width)
+        rate, fading = gates.float().chunk(2, dim=1)
+        decay, rate = -rates.exp() * F.softplus(fading + bias), rate.sigmoid()
+        out = torch.empty_like(v)
+        for rows, sequences, begins in runs(step):
+            before = stored(state, step, sequences, begins=begins)
+            parts = [each[rows] for each in (q, k, v, decay, rate)]
+            if len(before) == len(parts[0]):
+                out[rows], after = advance(before, *parts)
+            else:
+                made, after = _advance_all(before[0], [each.transpose(0, 1) for each in parts])
+                out[rows] = made.transpose(0, 1)
+            state.index_copy_(0, step.slots[sequences], after)
+        return out.flatten(1).to(qkv.dtype)
+
+    return kernel
+
+
+def _advance_all(state: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """All rows of one sequence, chunk by chunk."""
+    made = []
+    for chunk in zip(*(torch.split(each, CHUNK, dim=1) for each in parts), strict=True):
+        out, state = advance_chunk(state, *chunk)
+        made.append(out)
+    return torch.cat(made, dim=1), state.unsqueeze(0)
+
+
+RECURRENT = (
+    Implementation(OpKind.CAUSAL_CONV, "reference", bind_causal_conv),
+    Implementation(OpKind.DELTA_RULE, "reference", bind_delta_rule),
+)
