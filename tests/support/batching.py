@@ -9,6 +9,7 @@ from polyfleet.engine.batch import BatchLimits, StepReport
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity
+from polyfleet.engine.speculation import Speculator
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.requests import SequenceRequest
 
@@ -24,6 +25,7 @@ def make_batcher(
     clock: Callable[[], float] = lambda: 0.0,
     depth: int = 1,
     step_seconds: float = 0.0,
+    speculator: Speculator | None = None,
 ) -> tuple[Batcher, FakeExecutor]:
     """A Batcher whose context is the whole pool unless told otherwise."""
     executor = FakeExecutor(depth)
@@ -33,7 +35,7 @@ def make_batcher(
         step_seconds=step_seconds,
         vocabulary_size=VOCABULARY,
     )
-    return over(executor, limits, num_blocks, block_size, clock), executor
+    return over(executor, limits, num_blocks, block_size, clock, speculator), executor
 
 
 def over(
@@ -42,12 +44,13 @@ def over(
     num_blocks: int = 64,
     block_size: int = 4,
     clock: Callable[[], float] = lambda: 0.0,
+    speculator: Speculator | None = None,
 ) -> Batcher:
     """A Batcher over an executor that has a pool of so many blocks."""
     max_blocks = -(-limits.context_length // block_size)
     capacity = Capacity(num_blocks, block_size, limits.max_sequences, max_blocks, limits.step_tokens)
     executor.allocate(capacity)
-    return Batcher(executor, capacity, limits, clock)
+    return Batcher(executor, capacity, limits, clock, speculator)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ token, or at once as an AssertionError. It keeps nothing of a plan but what the 
 over the plan's arrays when it has launched it. It computes in the order of launches, as a device does.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -33,8 +34,13 @@ class Slice:
     slot: int
     token_ids: tuple[int, ...]  # as they were computed; the plan may have left one to be drawn
     start: int
-    draw: bool
+    draws: int  # as many rows as draw: the last of them
     pooling: Pooling | None
+
+    @property
+    def draw(self) -> bool:
+        """Whether it draws."""
+        return self.draws > 0
 
     @property
     def length(self) -> int:
@@ -125,11 +131,15 @@ class FakeExecutor:
         assert not pending.drawn
         self._raise("draw")
         self.masks.append(masks)
-        drawing = [(number, each) for number, each in enumerate(pending.batch.slices) if each.draw]
+        drawing = [
+            (number, each, each.length - left)
+            for number, each in enumerate(pending.batch.slices)
+            for left in reversed(range(each.draws))
+        ]
         allowed = None if masks is None else dense(masks, len(drawing), VOCABULARY)
-        for row, (number, each) in enumerate(drawing):
-            content = self._content(each, number, pending)
-            assert pending.draw_positions[row] == each.length, "the draw's position is not that behind the tokens"
+        for row, (number, each, length) in enumerate(drawing):
+            content = self._content(each, number, pending)[:length]
+            assert pending.draw_positions[row] == length, "the draw's position is not that behind the tokens"
             parameters = pending.parameters[row]
             token_id = next_token(content, int(parameters["seed"]), int(parameters["choice"]))
             while allowed is not None and not allowed[row][token_id]:
@@ -179,7 +189,9 @@ class FakeExecutor:
     def _take(self, plan: StepPlan) -> FakePending:
         slices, faults = [], np.zeros(len(plan.slots), dtype=np.int8)
         ahead = bool((plan.token_ids < 0).any())
-        draws, rows = set(plan.draw_sequences.tolist()), plan.row_starts.tolist()
+        draws, rows = Counter(plan.draw_sequences.tolist()), plan.row_starts.tolist()
+        last = [row for number in sorted(draws) for row in range(rows[number + 1] - draws[number], rows[number + 1])]
+        assert plan.draw_rows.tolist() == last, "draws are not behind each sequence's last rows"
         pools = dict(zip(plan.pooled.tolist(), plan.pool_last.tolist(), strict=True))
         for number, (slot, length) in enumerate(zip(plan.slots.tolist(), plan.lengths.tolist(), strict=True)):
             ids = plan.token_ids[rows[number] : rows[number + 1]].tolist()
@@ -187,7 +199,7 @@ class FakeExecutor:
             assert plan.positions[rows[number] : rows[number + 1]].tolist() == list(range(start, length))
             ids = [each if each >= 0 else self._last_token[-1 - each] for each in ids]
             pooling = (Pooling.MEAN, Pooling.LAST)[pools[number]] if number in pools else None
-            slices.append(Slice(slot, tuple(ids), start, number in draws, pooling))
+            slices.append(Slice(slot, tuple(ids), start, draws[number], pooling))
         self.batches.append(Batch(tuple(slices), tuple(plan.cleared_blocks.tolist()), ahead))
         for number, each in enumerate(slices):
             faulty = self.fault and number == 0

@@ -167,6 +167,22 @@ SPEED = Row(
             (rate("polyfleet_engine_dropped_rows_total", "accelerator", matchers="<pool>"),),
         ),
         Panel(
+            "Drafts",
+            "Tokens guessed and computed to be verified, and those of them that were right, where speculation is on.",
+            "suffix: tok/s",
+            (
+                rate(
+                    "polyfleet_engine_drafts_total", "accelerator", matchers="<pool>", legend="{{accelerator}} guessed"
+                ),
+                rate(
+                    "polyfleet_engine_accepted_drafts_total",
+                    "accelerator",
+                    matchers="<pool>",
+                    legend="{{accelerator}} right",
+                ),
+            ),
+        ),
+        Panel(
             "Evictions",
             "Cached KV blocks that made way for others: prompts that would have been found there are computed again.",
             "suffix: blocks/s",

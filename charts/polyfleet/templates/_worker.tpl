@@ -126,9 +126,19 @@ livenessProbe: # not lost by loading or draining
 {{- end -}}
 
 {{- define "polyfleet.checkOptions" -}}
-{{- $rows := int (.pool.options | default dict).stepTokens -}}
-{{- $sequences := max 1 (int (.pool.options | default dict).maxSequences) -}}
+{{- $options := .pool.options | default dict -}}
+{{- $rows := int $options.stepTokens -}}
+{{- $sequences := max 1 (int $options.maxSequences) -}}
 {{- if and (gt $rows 0) (le $rows (int $sequences)) -}}
 {{- fail (printf "workers.%s.options.stepTokens must be over maxSequences (%d), not %d." .name (int $sequences) $rows) -}}
+{{- end -}}
+{{- $most := mul $sequences (add 1 (int $options.draftTokens | default 4)) -}}
+{{- if and (ne (default "off" $options.speculation) "off") (gt $rows 0) (le $rows (int $most)) -}}
+{{- fail (printf "workers.%s.options.stepTokens must be over maxSequences and their drafts (%d), not %d." .name (int $most) $rows) -}}
+{{- end -}}
+{{- $least := int $options.ngramMin | default 2 -}}
+{{- $longest := int $options.ngramMax | default 8 -}}
+{{- if lt $longest $least -}}
+{{- fail (printf "workers.%s.options.ngramMax must be at least ngramMin (%d), not %d." .name $least $longest) -}}
 {{- end -}}
 {{- end -}}

@@ -16,6 +16,9 @@ OptionValue = bool | int | float | str
 Group = Literal["computing", "memory", "steps"]
 MOST = 2**31 - 1  # of a count: it crosses the wire and the C ABI in 32 bits
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+MOST_DRAFTS = 16  # of a sequence in a step
+MOST_NGRAM = 16
+DRAFT_TOKENS, NGRAM_MIN, NGRAM_MAX = 4, 2, 8  # where the options name none
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 SHOWN_CHARACTERS = 80
 
@@ -136,6 +139,17 @@ class EngineOptions:
     step_seconds: float = _option(
         0.0, "steps", "Seconds that a step with prompts should stay under: its rows adapt; 0: by device.", most=3600
     )
+    speculation: str = _option(
+        "off",
+        "steps",
+        "What guesses tokens for a step to verify, several at once: off, or ngram by what followed in the text before.",
+        choices=("off", "ngram"),
+    )
+    draft_tokens: int = _option(0, "steps", "Tokens guessed for a sequence in a step at most; 0: 4.", most=MOST_DRAFTS)
+    ngram_min: int = _option(0, "steps", "Tokens that must match for ngram to guess; 0: 2.", most=MOST_NGRAM)
+    ngram_max: int = _option(
+        0, "steps", "Tokens of a match that are told apart from longer ones, ngram_min or more; 0: 8.", most=MOST_NGRAM
+    )
     canary: bool = False  # prepare a canary while loading, for a process that serves; no operator's to choose
     backend: str = field(default="", repr=False, compare=False)  # says `device` as choices and templates do; then empty
 
@@ -153,8 +167,11 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
 
 
 def checked(given: Mapping[str, object]) -> dict[str, OptionValue]:
-    """The options given. Raises FieldError for a name that is none, for a value that its option does not take, and
-    for steps without room for a row more than sequences run."""
+    """The options given.
+
+    Raises FieldError for a name that is none, for a value that its option does not take, for steps without room for a
+    row more than all that sequences run and their drafts take, and for n-grams that are shortest longer than longest.
+    """
     for name in given:
         if name not in OPTIONS:
             raise FieldError(str(name)[:SHOWN_CHARACTERS], f"is no option: choose from {', '.join(OPTIONS)}")
@@ -162,6 +179,14 @@ def checked(given: Mapping[str, object]) -> dict[str, OptionValue]:
     rows, sequences = int(values.get("step_tokens", 0)), max(1, int(values.get("max_sequences", 0)))
     if 0 < rows <= sequences:
         raise FieldError("step_tokens", f"must be over max_sequences ({sequences}), not {rows}")
+    drafting = values.get("speculation", "off") != "off"
+    most = sequences * (1 + (int(values.get("draft_tokens", 0)) or DRAFT_TOKENS))
+    if drafting and 0 < rows <= most:
+        problem = f"must be over max_sequences and their drafts ({most}), not {rows}"
+        raise FieldError("step_tokens", problem)
+    least, longest = (int(values.get(name, 0)) for name in ("ngram_min", "ngram_max"))
+    if (longest or NGRAM_MAX) < (least or NGRAM_MIN):
+        raise FieldError("ngram_max", f"must be at least ngram_min ({least or NGRAM_MIN}), not {longest or NGRAM_MAX}")
     return values
 
 

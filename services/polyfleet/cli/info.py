@@ -77,6 +77,8 @@ def show(facts: dict[str, Any]) -> None:
         out.print(f"[bold]Executor[/] {escape(facts['executor'])}")
     for reason in facts.get("passed_over", ()):
         out.print(f"  passed over: {reason}", markup=False)
+    if facts.get("speculation"):
+        out.print(f"[bold]Speculation[/] {escape(facts['speculation'])}")
     nobody = "unknown" if facts["problem"] else "no model is installed to ask"
     out.print("[bold]Operators[/]" if facts["operators"] else f"[bold]Operators[/] {nobody}")
     for operator, implementation in facts["operators"].items():

@@ -46,6 +46,7 @@ def operators() -> dict[str, Any]:
     return {
         "executor": engine.facts.executor,
         "passed_over": list(engine.facts.passed_over),
+        "speculation": engine.facts.speculation,
         "operators": dict(engine.implementations()),
     }
 
@@ -60,7 +61,7 @@ def cpu_library() -> dict[str, Any]:
 def main() -> None:
     """Print one JSON object."""
     facts: dict[str, Any] = {"accelerators": [], "cpu_library": {}, "problem": ""}
-    facts |= {"executor": "", "passed_over": [], "operators": {}}
+    facts |= {"executor": "", "passed_over": [], "speculation": "", "operators": {}}
     try:
         facts["accelerators"], facts["problem"] = accelerators()
         facts["cpu_library"] = cpu_library()

@@ -55,7 +55,7 @@ def example(option: Option) -> Any:
     """A value that is not the default; all of them go together."""
     if option.kind is bool:
         return not option.default
-    return option.choices[-1] if option.choices else option.kind("9" if option.name == "step_tokens" else "7")
+    return option.choices[-1] if option.choices else option.kind("99" if option.name == "step_tokens" else "7")
 
 
 def plain(text: str) -> str:
@@ -143,7 +143,7 @@ def test_a_value_reaches_the_engine(option: Option) -> None:
 @pytest.mark.parametrize("option", [each for each in OPTIONS.values() if each.kind is not bool], ids=lambda e: e.name)
 def test_a_call_is_refused_for_a_bad_value(option: Option) -> None:
     """Of the values that protobuf carries at all."""
-    bad = 2**31 if option.kind is int else BAD[option.kind]
+    bad = int(option.most) + 1 if option.kind is int else BAD[option.kind]
     wish = to_proto(Deployment(name="a", source="b", options=StatedOptions({option.name: bad})))
     with pytest.raises(FieldError) as raised:
         check_deployment(wish)
@@ -167,10 +167,21 @@ def test_the_chart_hands_every_option_to_the_worker() -> None:
 
 
 @needs_helm
-@pytest.mark.parametrize(("options", "least"), [({"stepTokens": 8, "maxSequences": 8}, 8), ({"stepTokens": 1}, 1)])
-def test_the_chart_refuses_options_that_do_not_go_together(options: dict[str, int], least: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"stepTokens": 8, "maxSequences": 8}, "stepTokens must be over maxSequences (8), not 8."),
+        ({"stepTokens": 1}, "stepTokens must be over maxSequences (1), not 1."),
+        (
+            {"stepTokens": 40, "maxSequences": 8, "speculation": "ngram"},
+            "stepTokens must be over maxSequences and their drafts (40), not 40.",
+        ),
+        ({"ngramMin": 9}, "ngramMax must be at least ngramMin (9), not 8."),
+    ],
+)
+def test_the_chart_refuses_options_that_do_not_go_together(options: dict[str, Any], sentence: str) -> None:
     errors = refusal({"workers": {"p": {"accelerator": "cpu", "model": {"image": {"path": "/m"}}, "options": options}}})
-    assert f"workers.p.options.stepTokens must be over maxSequences ({least}), not {least}." in errors
+    assert f"workers.p.options.{sentence}" in errors
 
 
 @needs_helm

@@ -22,6 +22,7 @@ LABELLED = {
     "polyfleet_engine_prompt_tokens_total", "polyfleet_engine_generation_tokens_total",
     "polyfleet_engine_steps_total", "polyfleet_engine_step_seconds_total", "polyfleet_preemptions_total",
     "polyfleet_engine_dropped_rows_total", "polyfleet_kv_evictions_total",
+    "polyfleet_engine_drafts_total", "polyfleet_engine_accepted_drafts_total",
 }  # fmt: skip
 OWN_LABEL = {
     "polyfleet_engine_ledger_sequences": "state",

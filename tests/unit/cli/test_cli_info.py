@@ -38,7 +38,7 @@ def test_info_shows_what_the_probe_found(tmp_path: Path, monkeypatch: pytest.Mon
     absent = {"name": "cuda", "reason": "no NVIDIA device is present", "default": False, "chosen": "", "devices": []}
     passed = ["fast: it is Monday"]
     found = {"accelerators": [absent, cpu], "operators": {"linear": "cpu avx2"}, "problem": ""}
-    found |= {"executor": "persistent", "passed_over": passed}
+    found |= {"executor": "persistent", "passed_over": passed, "speculation": "off: it is Monday, too"}
     interpreter(tmp_path, f"echo '{json.dumps(found)}'", monkeypatch)
     text = CliRunner().invoke(cli, ("info",)).stdout
     for part in (
@@ -50,6 +50,7 @@ def test_info_shows_what_the_probe_found(tmp_path: Path, monkeypatch: pytest.Mon
         "cpu avx2",
         "Executor persistent",
         "passed over: fast: it is Monday",
+        "Speculation off: it is Monday, too",
     ):
         assert part in text
     document = json.loads(CliRunner().invoke(cli, ("info", "--json")).stdout)

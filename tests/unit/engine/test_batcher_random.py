@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.batching import Outcomes, make_batcher, run_all
 from tests.support.fake_executor import VOCABULARY, FakeExecutor, expected_tokens, pooled
+from tests.support.guessing import Guesser
 from tests.support.masking import packed
 
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.executor import FAULTS, Fault
+from polyfleet.engine.speculation import Speculator
 from polyfleet.sampling.draw import Bools
 from polyfleet.sampling.masks import Int32s
 from polyfleet.wire.answers import FinishReason
@@ -22,6 +24,7 @@ from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 NUM_REQUESTS = 2000
+NUM_DRAFTED = 200
 CONTEXT = 100
 ENDS = frozenset({3})
 
@@ -90,8 +93,8 @@ class Traffic:
     requests: dict[str, SequenceRequest]
     cancelled: set[str]
 
-    def add_some(self) -> None:
-        most = 0 if len(self.batcher.ledger) > 60 else NUM_REQUESTS - len(self.requests)
+    def add_some(self, number: int = NUM_REQUESTS) -> None:
+        most = 0 if len(self.batcher.ledger) > 60 else number - len(self.requests)
         for _ in range(min(self.rng.choice((0, 0, 1, 2, 6)), most)):
             request = random_request(self.rng, len(self.requests))
             self.requests[request.sequence_id] = request
@@ -160,6 +163,39 @@ def test_two_thousand_requests_with_cancels_preemptions_and_failures_balance(dep
     assert counters.generated_tokens == generated
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_random_traffic_with_random_drafts_balances(depth: int) -> None:
+    drafter = Guesser(right=0.8)
+    batcher, executor = make_batcher(
+        num_blocks=40,
+        max_sequences=8,
+        step_tokens=24,
+        context_length=CONTEXT,
+        end_token_ids=ENDS,
+        depth=depth,
+        speculator=Speculator(drafter, 5),
+    )
+    traffic = Traffic(batcher, executor, random.Random(7), Outcomes(), {}, set())
+    while len(traffic.requests) < NUM_DRAFTED:
+        traffic.add_some(NUM_DRAFTED)
+        traffic.cancel_some()
+        traffic.fail_some()
+        traffic.outcomes.add(batcher.step())
+        batcher.check()
+    run_all(batcher, traffic.outcomes)
+    failed = {sequence_id for sequence_id, each in traffic.outcomes.items() if each.error}
+    for sequence_id, request in traffic.requests.items():
+        if sequence_id not in traffic.cancelled | failed:
+            assert_outcome(request, traffic.outcomes)
+    ledger, counters = batcher.ledger, batcher.counters
+    assert ledger.finished == NUM_DRAFTED - len(traffic.cancelled) - len(failed)
+    assert len(drafter.forgotten) == NUM_DRAFTED
+    assert counters.drafts > counters.accepted_drafts > NUM_DRAFTED
+    assert counters.preemptions > 5
+    assert max(batch.num_tokens for batch in executor.batches) <= 24
+    assert counters.generated_tokens == sum(len(each.token_ids) for each in traffic.outcomes.values())
+
+
 REQUESTS = st.builds(
     lambda beginning, tail, max_tokens, seed, priority: (beginning, tail, max_tokens, seed, priority),
     beginning=st.integers(0, 14),
@@ -179,6 +215,7 @@ REQUESTS = st.builds(
     max_sequences=st.integers(1, 5),
     prefix_cache=st.booleans(),
     depth=st.integers(1, 3),
+    right=st.sampled_from([None, 0.3, 0.9]),
 )
 def test_company_changes_no_token(
     shapes: list[tuple[int, list[int], int, int, int]],
@@ -188,8 +225,10 @@ def test_company_changes_no_token(
     max_sequences: int,
     prefix_cache: bool,
     depth: int,
+    right: float | None,
 ) -> None:
     batcher, _ = make_batcher(
+        speculator=None if right is None else Speculator(Guesser(right), 4),
         num_blocks=num_blocks,
         max_sequences=max_sequences,
         step_tokens=step_tokens,

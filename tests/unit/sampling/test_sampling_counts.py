@@ -22,6 +22,18 @@ def test_counts_equal_counting_anew(prompt: list[int], generated: list[int], mor
     assert sorted(counts.ids[counts.answer].tolist()) == sorted(expected)
 
 
+@given(TOKENS, TOKENS, st.lists(st.integers(0, 400), max_size=20))
+def test_what_is_removed_leaves_no_trace(prompt: list[int], generated: list[int], drafts: list[int]) -> None:
+    counts, untouched = TokenCounts(prompt, generated), TokenCounts(prompt, generated)
+    for token_id in drafts:
+        counts.add(token_id)
+    for token_id in reversed(drafts):
+        counts.remove(token_id)
+    for found, expected in ((counts.ids, untouched.ids), (counts.generated, untouched.generated)):
+        assert found.tolist() == expected.tolist()
+    assert sorted(counts.answer.tolist()) == sorted(untouched.answer.tolist())
+
+
 def test_a_long_prompt_costs_what_its_distinct_tokens_cost() -> None:
     counts = TokenCounts([7, 8] * 50_000)
     counts.add(8)

@@ -37,6 +37,20 @@ def test_a_mask_goes_on_where_another_one_stopped() -> None:
     assert allowed(one, WHOLE) == [END]
 
 
+def test_a_mask_goes_back_before_drafts_that_prove_wrong() -> None:
+    compiled = grammars()
+    one, other = compiled.mask(GRAMMAR), TOKENIZER.encode("the slow cat!").ids
+    same = next(at for at, (mine, its) in enumerate(zip(WHOLE, other, strict=False)) if mine != its)
+    for count in range(len(other)):
+        known = other[:count]
+        assert allowed(one, known) == allowed(compiled.mask(GRAMMAR), known)
+        for ahead in range(count + 1, min(count + 4, len(WHOLE)) if count <= same else 0):
+            drafted = [*known, *WHOLE[count:ahead]]
+            assert allowed(one, drafted) == allowed(compiled.mask(GRAMMAR), drafted)
+    assert allowed(one, other) == [END]
+    assert allowed(one, other[:-1]) == allowed(compiled.mask(GRAMMAR), other[:-1])  # back behind the end
+
+
 def test_what_else_ends_a_sequence_may_end_it_where_the_grammar_does() -> None:
     mask = grammars().mask(GRAMMAR, [OTHER_END])
     assert OTHER_END not in allowed(mask, WHOLE[:2])

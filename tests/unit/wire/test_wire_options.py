@@ -32,7 +32,7 @@ def test_every_field_but_three_is_an_operators_to_choose() -> None:
 def test_a_count_is_whole_and_of_31_bits(name: str, value: object, shown: str) -> None:
     with pytest.raises(FieldError) as raised:
         checked({name: value})
-    assert str(raised.value) == f"{name}: {COUNT}{shown}"
+    assert str(raised.value) == f"{name}: must be {OPTIONS[name].limit}, not {shown}"
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,14 @@ def test_a_count_is_whole_and_of_31_bits(name: str, value: object, shown: str) -
         ({"reproducible": "yes"}, "reproducible: must be true or false, not 'yes'"),
         ({"step_tokens": 1}, "step_tokens: must be over max_sequences (1), not 1"),
         ({"step_tokens": 8, "max_sequences": 9}, "step_tokens: must be over max_sequences (9), not 8"),
+        (
+            {"step_tokens": 36, "max_sequences": 4, "speculation": "ngram", "draft_tokens": 8},
+            "step_tokens: must be over max_sequences and their drafts (36), not 36",
+        ),
+        ({"draft_tokens": 17}, "draft_tokens: must be a whole number from 1 to 16, or 0 for a good choice, not 17"),
+        ({"speculation": "on"}, "speculation: must be off or ngram, not 'on'"),
+        ({"ngram_min": 3, "ngram_max": 2}, "ngram_max: must be at least ngram_min (3), not 2"),
+        ({"ngram_max": 1}, "ngram_max: must be at least ngram_min (2), not 1"),
         ({"thread": 1}, f"thread: is no option: choose from {', '.join(OPTIONS)}"),
         ({"device": "cpu"}, f"device: is no option: choose from {', '.join(OPTIONS)}"),
     ],

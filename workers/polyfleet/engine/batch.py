@@ -30,6 +30,8 @@ class BatchCounters:
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     dropped_rows: int = 0  # computed for sequences that had ended meanwhile
+    drafts: int = 0  # tokens that were guessed, and computed to be verified
+    accepted_drafts: int = 0  # of these, that were drawn
 
 
 class StepReport(NamedTuple):
@@ -38,9 +40,11 @@ class StepReport(NamedTuple):
     updates: list[SequenceUpdate]
     num_decodes: int = 0
     num_prefill_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0  # of these
     seconds: float = 0.0  # from the step before, or its own launch where that came later
 
     @property
     def num_rows(self) -> int:
         """Rows of the step."""
-        return self.num_decodes + self.num_prefill_tokens
+        return self.num_decodes + self.num_prefill_tokens + self.num_drafts

@@ -6,18 +6,20 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
+from polyfleet.engine.applier import Applier
 from polyfleet.engine.batch import BatchCounters, BatchLimits, StepReport
 from polyfleet.engine.budget import StepBudget
 from polyfleet.engine.checks import check_lengths
 from polyfleet.engine.composer import Composer
-from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending, StepOutput, StepTooLarge
+from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending, StepTooLarge
 from polyfleet.engine.flight import Flight, first_line
 from polyfleet.engine.holdings import Holdings
 from polyfleet.engine.ledger import Ledger
 from polyfleet.engine.sequence import Sequence, SequenceState, TokenMask
+from polyfleet.engine.speculation import Speculator
 from polyfleet.kvcache.pool import BlockPool
 from polyfleet.kvcache.prefix import PrefixIndex
-from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
+from polyfleet.wire.answers import SampledToken, SequenceUpdate
 from polyfleet.wire.hashing import prefix_root
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import SequenceRequest
@@ -43,7 +45,9 @@ class Batcher:
         capacity: Capacity,
         limits: BatchLimits,
         clock: Callable[[], float] = time.monotonic,
+        speculator: Speculator | None = None,
     ) -> None:
+        """`speculator`: what drafts tokens, where some are to be."""
         pool_tokens = capacity.num_blocks * capacity.block_size
         if not 0 < limits.context_length <= pool_tokens:
             raise ValueError(f"a context of {limits.context_length} tokens does not fit a KV pool of {pool_tokens}")
@@ -57,8 +61,15 @@ class Batcher:
         self._arrivals = count()
         self._holdings = Holdings(capacity, limits.prefix_cache)
         self._budget = StepBudget(limits.step_tokens, limits.step_seconds)
+        self._speculator = speculator
+        self._applier = Applier(self.ledger, self._holdings, self.counters, speculator)
         self._composer = Composer(
-            self.ledger, self._holdings, self._budget, started=self._count_prompt, preempt=self._preempt
+            self.ledger,
+            self._holdings,
+            self._budget,
+            speculator,
+            started=self._count_prompt,
+            preempt=self._applier.preempt,
         )
         self._flights: deque[Flight] = deque()
         self._num_launched = 0
@@ -106,7 +117,7 @@ class Batcher:
         sequence = self.ledger.get(sequence_id)
         if sequence is None:
             return False
-        self._leave(sequence, SequenceState.CANCELLED)
+        self._applier.leave(sequence, SequenceState.CANCELLED)
         return True
 
     def step(self) -> StepReport:
@@ -202,97 +213,26 @@ class Batcher:
         if flight.error is not None or output is None:
             report = StepReport(self._fail_step(flight))
         else:
-            rows = len(flight.decodes), flight.num_prompt_rows
-            self._budget.observe(*rows, seconds)
-            report = StepReport(self._apply(flight, output, tokens), *rows, seconds)
+            rows = flight.rows
+            self._budget.observe(rows[0] + rows[2], rows[1], seconds)
+            if self._speculator is not None:
+                self._speculator.observe(*rows, seconds)
+            accepted = self.counters.accepted_drafts
+            updates = self._applier.apply(flight, output, tokens)
+            report = StepReport(updates, *rows, self.counters.accepted_drafts - accepted, seconds)
         self._holdings.collected(flight.number, flight.doubtful)
         return report
 
-    def _apply(self, flight: Flight, output: StepOutput, tokens: list[SampledToken]) -> list[SequenceUpdate]:
-        """The news of each sequence that has any."""
-        broken = flight.broken(output)
-        updates = [self._fail(sequence, why) for sequence, place, why in broken if sequence.place is place]
-        block_size, num_usual = self._holdings.block_size, 0
-        for sequence, place, token in zip(flight.decodes, flight.places, tokens, strict=False):
-            if sequence.place is not place:
-                self.counters.dropped_rows += place not in flight.doubtful
-                continue
-            sequence.num_settled = settled = sequence.num_settled + 1
-            if not settled % block_size:
-                self._holdings.publish(sequence)
-            reason = sequence.accept(token.token_id)
-            if reason is None and sequence.reported:
-                num_usual += 1
-                updates.append(SequenceUpdate(sequence.sequence_id, (token,)))
-            else:
-                updates.append(self._news(sequence, token, reason))
-        self.counters.generated_tokens += num_usual
-        return updates + self._apply_parts(flight, output, tokens) if flight.parts else updates
-
-    def _apply_parts(self, flight: Flight, output: StepOutput, tokens: list[SampledToken]) -> list[SequenceUpdate]:
-        """The same of the sequences with prompts."""
-        updates: list[SequenceUpdate] = []
-        drawn = len(flight.decodes)
-        pooled = dict(zip(flight.pooled, output.pooled, strict=True)) if output.pooled is not None else {}
-        for index, part in enumerate(flight.parts, len(flight.decodes)):
-            sequence, own = part.sequence, tokens[drawn : drawn + part.num_draws]
-            drawn += part.num_draws
-            if sequence.place is not part.place:
-                self.counters.dropped_rows += 0 if part.place in flight.doubtful else part.size
-                continue
-            sequence.num_settled += part.size
-            self._holdings.publish(sequence)
-            if index in pooled:
-                sequence.add_pooled(pooled[index])
-            if part.targets:
-                sequence.scores += own
-            elif part.draws:
-                (token,) = own
-                updates.append(self._news(sequence, token, sequence.accept(token.token_id)))
-            elif sequence.num_settled == sequence.num_tokens:  # all of an embedding's
-                updates.append(self._finish(sequence, FinishReason.STOP, embedding=sequence.embedding()))
-        return updates
-
-    def _news(self, sequence: Sequence, token: SampledToken, reason: FinishReason | None) -> SequenceUpdate:
-        """Of a sequence that has accepted a token."""
-        if reason is FinishReason.STOP:
-            return self._finish(sequence, reason)
-        self.counters.generated_tokens += 1
-        return sequence.news((token,)) if reason is None else self._finish(sequence, reason, (token,))
-
-    def _finish(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        tokens: tuple[SampledToken, ...] = (),
-        embedding: tuple[float, ...] = (),
-    ) -> SequenceUpdate:
-        self._leave(sequence, SequenceState.FINISHED)
-        return sequence.news(tokens, finish_reason=reason, embedding=embedding)
-
     def _fail_step(self, flight: Flight) -> list[SequenceUpdate]:
         """End the step's sequences, or have them computed again in smaller steps where only memory was short."""
-        error, num_rows = flight.error, len(flight.decodes) + flight.num_prompt_rows
+        error, num_rows = flight.error, sum(flight.rows)
         alive = [sequence for sequence, place in flight.members if sequence.place is place]
         flight.doubtful = tuple(place for _, place in flight.members)
         if isinstance(error, MemoryError) and self._budget.too_large(num_rows):
             log.warning("the device has no memory for a step of %d rows: smaller ones are tried", num_rows)
             for sequence in alive:
-                self._preempt(sequence, doubtful=True)
+                self._applier.preempt(sequence, doubtful=True)
             return []
         log.error("a step of %d sequences failed", len(flight.members), exc_info=error)
         reason = f"the engine could not compute a step: {first_line(error)}"
-        return [self._fail(sequence, reason) for sequence in alive]
-
-    def _fail(self, sequence: Sequence, error: str) -> SequenceUpdate:
-        self._leave(sequence, SequenceState.FAILED, doubtful=True)
-        return sequence.news(error=error)
-
-    def _preempt(self, sequence: Sequence, *, doubtful: bool = False) -> None:
-        self._leave(sequence, SequenceState.WAITING, doubtful=doubtful)
-        self.counters.preemptions += 1
-
-    def _leave(self, sequence: Sequence, state: SequenceState, *, doubtful: bool = False) -> None:
-        """Take a sequence out of the batch, or out of the queue, with all that it holds."""
-        self._holdings.leave(sequence, doubtful=doubtful)
-        self.ledger.move(sequence, state)
+        return [self._applier.fail(sequence, reason) for sequence in alive]

@@ -3,17 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
-from polyfleet.engine.budget import StepBudget
+from polyfleet.engine.budget import LEAST_ROWS, StepBudget
 from polyfleet.engine.holdings import Holdings
 from polyfleet.engine.ledger import Ledger
 from polyfleet.engine.plan import Share
 from polyfleet.engine.sequence import Sequence, SequenceState
+from polyfleet.engine.speculation import Speculator
 
 MOST_NEWCOMERS = 64  # waiting sequences that are looked at for a step
 
 
 class Composer:
-    """One token for every sequence that decodes, then chunks of prompts up to the budget.
+    """One token for every sequence that decodes, drafts behind some, then chunks of prompts up to the budget.
 
     Of the rows for prompts half go by rank (priority, then arrival), the rest to the prompts with the fewest tokens
     left: a long prompt always goes on, and a short one behind it needs not wait for its end.
@@ -27,6 +28,7 @@ class Composer:
         ledger: Ledger,
         holdings: Holdings,
         budget: StepBudget,
+        speculator: Speculator | None = None,
         *,
         started: Callable[[Sequence], None],
         preempt: Callable[[Sequence], None],
@@ -35,6 +37,7 @@ class Composer:
         self._ledger = ledger
         self._holdings = holdings
         self._budget = budget
+        self._speculator = speculator
         self._started = started
         self._preempt = preempt
         self.waits = False  # whether a sequence of the last composition waits for a block
@@ -47,13 +50,15 @@ class Composer:
         self._turn = 0
 
     def compose(self, *, ahead: bool) -> tuple[tuple[Sequence, ...], list[Share]]:
-        """The sequences that decode in the next step, and the shares of prompts, those of one token first.
+        """The sequences that decode in the next step, and the shares of prompts and drafts, those of one token first.
 
         Where the former are all of the last composition's, one token further, they are the same tuple.
 
         `ahead`: steps are under way; then nothing is preempted, and a sequence that finds no block waits. Else the
         running sequence last in rank is preempted until blocks suffice: the first never is.
         """
+        if ahead and self._speculator is not None and self._await_drafts(self._speculator):
+            return (), []
         num_moves = self._num_moves
         same = self._steady and num_moves == self._ledger.num_moves and not self._may_start()
         if same and len(self._decodes) <= self._budget.most and self._go_on():
@@ -62,7 +67,7 @@ class Composer:
         decodes, self._num_moves = tuple(found), self._ledger.num_moves
         if self._num_moves != num_moves or decodes != self._decodes:
             self._decodes = decodes
-        self._steady = not shares and len(decodes) == len(self._ledger.running)
+        self._steady = not shares and len(decodes) == len(self._ledger.running) and self._speculator is None
         self._due.clear()
         if self._steady:
             for each in decodes:
@@ -120,14 +125,37 @@ class Composer:
             decodes = [each for each in decodes if each.place is not None]
             prompts = [each for each in prompts if each.place is not None]
         shares: list[Share] = []
-        rows = self._rows_for_prompts(len(decodes)) if prompts or self._may_start() else 0
+        starting = bool(prompts) or self._may_start()
+        if self._speculator is not None and decodes:
+            decodes, shares = self._drafted(self._speculator, decodes, LEAST_ROWS if starting else 0)
+        rows = self._rows_for_prompts(len(decodes) + sum(size for _, size in shares)) if starting else 0
         self._prompts_left = prompts
         if rows:
-            shares = self._prompts(prompts, rows, admitting=not (preempted or self.waits))
+            shares += self._prompts(prompts, rows, admitting=not (preempted or self.waits))
         room = self._budget.most - sum(size for _, size in shares)
         if len(decodes) > room:  # they take turns
             decodes = sorted(decodes, key=lambda each: each.last_step)[:room]
         return decodes, sorted(shares, key=lambda share: share[1] > 1)
+
+    def _await_drafts(self, speculator: Speculator) -> bool:
+        """Whether draws under way must be known first: of drafts, or since drafts behind them are likely to pay.
+
+        All wait for those of one, lest sequences fall out of step.
+        """
+        number = len(self._ledger.running)
+        under_way = (each for each in self._ledger.running if each.num_drawing)
+        return any(each.num_drawing > 1 or speculator.waits(each, number) for each in under_way)
+
+    def _drafted(
+        self, speculator: Speculator, decodes: list[Sequence], kept: int
+    ) -> tuple[list[Sequence], list[Share]]:
+        """The sequences without drafts, and the shares of those with some; `kept` rows are left to prompts."""
+        room = self._budget.most - len(decodes) - kept
+        drafted = speculator.draft(decodes, room, self._holdings.grow)
+        if not drafted:
+            return decodes, []
+        shares = [(each, 1 + len(each.drafts)) for each in drafted]
+        return [each for each in decodes if not each.drafts], shares
 
     def _rows_for_prompts(self, num_decodes: int) -> int:
         """Half a step's rows in every second step where decodes alone would fill what memory allows."""

@@ -13,6 +13,7 @@ from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.facts import EngineFacts, EngineStatus
 from polyfleet.engine.sequence import TokenMask
 from polyfleet.engine.sizing import capacity_of
+from polyfleet.engine.speculation import shown, speculator_of
 from polyfleet.kvcache.portable import Buffer
 from polyfleet.models.config import ModelConfig
 from polyfleet.sampling.grammar import Grammars
@@ -49,13 +50,16 @@ class Engine:
         canary: Canary | None = None,
         fingerprint: str = "",
         passed_over: tuple[str, ...] = (),
+        no_drafts: str = "",
     ) -> None:
         """`options` have nothing left open (see `polyfleet.engine.sizing`), and `executor` has room for them.
 
-        `load` is the usual way here.
+        `load` is the usual way here. `no_drafts`: why no token is drafted, whatever the options say.
         """
         capacity = capacity_of(options)
-        self.facts = _facts(config, options, capacity, fingerprint, executor, passed_over)
+        speculator = None if no_drafts else speculator_of(options, executor)
+        speculation = f"off: {no_drafts}" if no_drafts else shown(options)
+        self.facts = _facts(config, options, capacity, fingerprint, executor, passed_over, speculation)
         self.options = options
         self.tokenizer = tokenizer
         self.canary = canary
@@ -70,7 +74,7 @@ class Engine:
             vocabulary_size=config.vocabulary_size,
         )
         self._executor = executor
-        self._batcher = Batcher(executor, capacity, limits, clock)
+        self._batcher = Batcher(executor, capacity, limits, clock, speculator)
         self._pool = self._batcher.pool
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
         ends = config.end_token_ids
@@ -102,6 +106,7 @@ class Engine:
             canary=parts.canary,
             fingerprint=parts.fingerprint,
             passed_over=parts.passed_over,
+            no_drafts=parts.no_drafts,
         )
 
     @property
@@ -151,7 +156,10 @@ class Engine:
             self._step_seconds += report.seconds
             self._step_rows += num_rows
             if not canary_alone:  # its few tokens say nothing of the speed that requests see
-                self._rates.add_step(report.num_decodes, report.num_prefill_tokens, report.seconds, self._held_tokens)
+                seconds = report.seconds
+                if report.num_accepted and not report.num_prefill_tokens:  # as if each token had had its part of it
+                    seconds *= report.num_decodes / (report.num_decodes + report.num_accepted)
+                self._rates.add_step(report.num_decodes, report.num_prefill_tokens, seconds, self._held_tokens)
         return report.updates
 
     def export_prefix(self, prompt_ids: Sequence[int], cache_salt: bytes = b"") -> bytes:
@@ -197,6 +205,8 @@ class Engine:
                 self._step_rows,
                 counters.dropped_rows,
                 pool.evictions,
+                counters.drafts,
+                counters.accepted_drafts,
                 *rates.decode_step.seconds,
             )
         )
@@ -223,6 +233,7 @@ def _facts(
     fingerprint: str,
     executor: Executor,
     passed_over: tuple[str, ...],
+    speculation: str,
 ) -> EngineFacts:
     return EngineFacts(
         name=config.name,
@@ -238,4 +249,5 @@ def _facts(
         fingerprint=fingerprint,
         executor=executor.name,
         passed_over=passed_over,
+        speculation=speculation,
     )

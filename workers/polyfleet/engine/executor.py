@@ -53,13 +53,19 @@ class Capacity:
     max_sequences: int  # slots
     max_blocks: int  # of one sequence
     step_tokens: int  # rows of one step
+    drafts: int = 0  # of a sequence in one step
+
+    @property
+    def max_draws(self) -> int:
+        """Draws of one step."""
+        return min(self.step_tokens, self.max_sequences * (1 + self.drafts))
 
 
 @dataclass(slots=True)
 class StepOutput:
     """What a step came to. Arrays are the receiver's to keep."""
 
-    token_ids: NDArray[Any]  # [S] int; some valid id where the sequence has a fault
+    token_ids: NDArray[Any]  # [S] int, a token for each draw; some valid id where the sequence has a fault
     faults: NDArray[np.int8]  # [B] Fault of each sequence over all its rows
     logprobs: Logprobs | None = None  # [S], where the plan needs some
     pooled: NDArray[Any] | None = None  # [P, H] float: SUM over a slice's rows for MEAN, its last row for LAST

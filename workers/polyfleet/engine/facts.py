@@ -24,6 +24,7 @@ class EngineFacts:
     features: tuple[str, ...] = FEATURES  # that requests may need of it
     executor: str = ""  # that runs it
     passed_over: tuple[str, ...] = ()  # the ones before it, each with the reason in a sentence
+    speculation: str = ""  # what drafts tokens, or why nothing does although it was asked for
 
 
 class EngineStatus(NamedTuple):
@@ -49,6 +50,8 @@ class EngineStatus(NamedTuple):
     step_rows: int = 0
     dropped_rows: int = 0  # computed ahead for sequences that had ended meanwhile
     evictions: int = 0  # of cached KV blocks, whose place others needed
+    drafts: int = 0  # tokens that were guessed, and computed to be verified
+    accepted_drafts: int = 0  # of these, that were drawn
     # What a decode step takes: + sequences x per_sequence + tokens that they hold x per_token. All 0: not known yet.
     decode_step_seconds: float = 0.0
     decode_step_seconds_per_sequence: float = 0.0

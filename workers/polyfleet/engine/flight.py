@@ -3,18 +3,19 @@
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from itertools import chain
 
 from polyfleet.engine.executor import FAULTS, Pending, StepOutput
 from polyfleet.engine.plan import MASKS, Share
 from polyfleet.engine.sequence import Place, Sequence, TokenMask
-from polyfleet.sampling.masks import BARRED, WORD_BITS, Int32s, Masks, all_tokens, allow, bar, no_tokens
+from polyfleet.sampling.masks import BARRED, WORD_BITS, Int32s, Masks, all_tokens, allow, allows, bar, no_tokens
 from polyfleet.wire.answers import PLAIN_TOKENS, SampledToken
+
+MOST_DRAWS = 2**31  # of a sequence in one step, where no mask says less
 
 
 @dataclass(slots=True)
 class Part:
-    """A sequence's share of a step: its place then, its rows, and whether it draws.
+    """A sequence's share of a step: its place then, its rows, the tokens it draws, and the drafts among its rows.
 
     `targets` are tokens of its prompt, where each row looks up the one behind it.
     """
@@ -22,8 +23,10 @@ class Part:
     sequence: Sequence
     place: Place
     size: int
-    draws: bool
+    draws: int
     targets: Items[int] = ()
+    drafts: Items[int] = ()
+    most: int = MOST_DRAWS  # draws that count
 
     @property
     def num_draws(self) -> int:
@@ -35,6 +38,17 @@ class Part:
         """Alternatives beside each of its draws; None: no logprobs."""
         request = self.sequence.request
         return request.prompt_logprobs if self.targets else request.logprobs
+
+    def leave_out(self, index: int) -> None:
+        """No draw from this one on counts: its mask can't be told, or bars the draft before it."""
+        self.most = min(self.most, index)
+
+    def verified(self, tokens: Items[SampledToken]) -> Items[SampledToken]:
+        """Of its draws those that count: up to the first that is not what was drafted, that one included."""
+        for index, draft in enumerate(self.drafts, 1):
+            if tokens[index - 1].token_id != draft or index >= self.most:
+                return tokens[:index]
+        return tokens
 
 
 @dataclass(slots=True)
@@ -74,14 +88,19 @@ class Flight:
         for each, size in shares:
             first = each.num_computed
             targets = each.tokens(first + 1, first + 1 + size) if each.scoring else ()
-            parts.append(Part(each, each.running_place, size, each.plan(size, number), targets))
+            parts.append(Part(each, each.running_place, size, each.plan(size, number), targets, each.drafts))
+            each.drafts = ()
         places: list[Place] = [each.place for each in decodes]  # type: ignore[misc]
         return cls(number, decodes, places, parts, pooled, now, masked)
 
     @property
-    def num_prompt_rows(self) -> int:
-        """Rows of the sequences that do not decode."""
-        return sum([part.size for part in self.parts]) if self.parts else 0
+    def rows(self) -> tuple[int, int, int]:
+        """Sequences that decode, rows of prompts, and of drafts."""
+        if not self.parts:
+            return len(self.decodes), 0, 0
+        drafts = [len(part.drafts) for part in self.parts if part.drafts]
+        prompt_rows = sum([part.size for part in self.parts if not part.drafts])
+        return len(self.decodes) + len(drafts), prompt_rows, sum(drafts)
 
     @property
     def members(self) -> list[tuple[Sequence, Place]]:
@@ -98,37 +117,35 @@ class Flight:
         """Which tokens its draws may not take as they are; None: all take all. `unmasked` are whose mask fails."""
         bits: dict[int, Int32s] = {}
         biases: dict[int, Mapping[int, float]] = {}
-        drawing = zip(self.decodes, self.places, strict=True)
-        prompts = ((part.sequence, part.place) for part in self.parts for _ in range(part.num_draws))
-        targets = dict(self._targets())
-        for row, (sequence, place) in enumerate(chain(drawing, prompts)):
-            if row in targets:
+        for row, (part, index) in enumerate(self._draws()):
+            sequence, drafts = part.sequence, part.drafts[:index]
+            if part.targets:
                 bits[row] = no_tokens(vocabulary_size)
-                allow(bits[row], (targets[row],))
+                allow(bits[row], (part.targets[index],))
                 continue
-            if not sequence.needs & MASKS or sequence.place is not place:
+            if not sequence.needs & MASKS or sequence.place is not part.place:
                 continue
-            ends = sequence.barred()
-            try:
-                if sequence.mask is not None:
-                    bits[row] = _filled(sequence.mask, sequence.generated_ids, ends, vocabulary_size)
-                biases[row] = {**sequence.request.logit_bias, **dict.fromkeys(ends, BARRED)}
-                none_left = not bits[row].any() if row in bits else len(ends) == vocabulary_size
-                problem = "it leaves no token" if none_left else ""
-            except Exception as error:
-                problem = first_line(error)
-            if problem:
-                self.unmasked += ((sequence, place, f"the mask of allowed tokens failed: {problem}"),)
-                bits.pop(row, None)
-                biases.pop(row, None)
+            if drafts and sequence.mask is not None and not _allowed(bits.get(row - 1), drafts[-1]):
+                part.leave_out(len(drafts))
+                continue
+            allowed, of_row, problem = _limits(part, drafts, vocabulary_size)
+            if not problem:
+                bits |= {} if allowed is None else {row: allowed}
+                biases[row] = of_row
+            elif drafts:  # it is asked again where they prove right
+                part.leave_out(len(drafts))
+            else:
+                failed = sequence, part.place, f"the mask of allowed tokens failed: {problem}"
+                self.unmasked += (failed,)
         return Masks.of(bits, biases) if bits or any(biases.values()) else None
 
-    def _targets(self) -> Iterator[tuple[int, int]]:
-        """The draws that look a token of a prompt up, and which."""
-        first = len(self.decodes)
+    def _draws(self) -> Iterator[tuple[Part, int]]:
+        """Of each draw the part, and which of the part's draws it is."""
+        for sequence, place in zip(self.decodes, self.places, strict=True):
+            yield Part(sequence, place, 1, 1), 0
         for part in self.parts:
-            yield from enumerate(part.targets, first)
-            first += part.num_draws
+            for index in range(part.num_draws):
+                yield part, index
 
     def broken(self, output: StepOutput) -> Items[tuple[Sequence, Place, str]]:
         """Whose rows or masks were not good, and why; notes in `doubtful` whose rows were not."""
@@ -162,6 +179,26 @@ class Flight:
         wanted_logprobs = [each.request.logprobs for each in self.decodes]
         wanted_logprobs += [part.num_logprobs for part in self.parts for _ in range(part.num_draws)]
         return [sampled(output, drawn, number) for drawn, number in enumerate(wanted_logprobs)]
+
+
+def _limits(part: Part, drafts: Items[int], vocabulary_size: int) -> tuple[Int32s | None, Mapping[int, float], str]:
+    """Of a draw behind drafts: the set of tokens that its mask leaves, biases by token, and what is wrong with them."""
+    sequence, allowed = part.sequence, None
+    ends = sequence.barred(part.draws - len(drafts))
+    try:
+        if sequence.mask is not None:
+            generated_ids = [*sequence.generated_ids, *drafts] if drafts else sequence.generated_ids
+            allowed = _filled(sequence.mask, generated_ids, ends, vocabulary_size)
+        biases = {**sequence.request.logit_bias, **dict.fromkeys(ends, BARRED)}
+        none_left = len(ends) == vocabulary_size if allowed is None else not allowed.any()
+        return allowed, biases, "it leaves no token" if none_left else ""
+    except Exception as error:
+        return None, {}, first_line(error)
+
+
+def _allowed(bits: Int32s | None, draft: int) -> bool:
+    """Whether the draw before a draft is known to have a mask, and may be that draft."""
+    return bits is not None and allows(bits, draft)
 
 
 def _filled(mask: TokenMask, generated_ids: Items[int], barred: Items[int], vocabulary_size: int) -> Int32s:

@@ -61,9 +61,9 @@ class Holdings:
         self.assembler.start(slot, sequence)
         return True
 
-    def grow(self, sequence: Sequence) -> bool:
-        """Give a running sequence blocks for all its tokens; False where there are none."""
-        missing = -(-sequence.num_tokens // self.block_size) - len(sequence.blocks)
+    def grow(self, sequence: Sequence, drafts: int = 0) -> bool:
+        """Give a running sequence blocks for all its tokens, and for drafts behind them; False where there are none."""
+        missing = -(-(sequence.num_tokens + drafts) // self.block_size) - len(sequence.blocks)
         if missing <= 0:
             return True
         blocks = self.pool.allocate(missing)
@@ -72,6 +72,13 @@ class Holdings:
         self.assembler.set_blocks(sequence.slot, len(sequence.blocks), blocks)
         sequence.blocks += blocks
         return True
+
+    def shrink(self, sequence: Sequence) -> None:
+        """Take blocks back that only drafts had, which proved wrong. No step under way writes them."""
+        needed = -(-sequence.num_tokens // self.block_size)
+        if needed < len(sequence.blocks):
+            self.pool.release(sequence.blocks[needed:])
+            del sequence.blocks[needed:]
 
     def grows(self, sequence: Sequence) -> bool:
         """Whether a running sequence will want more blocks than it has: never where a block holds a whole context."""

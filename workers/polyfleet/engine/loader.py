@@ -1,5 +1,6 @@
 """From a path and an operator's options to everything that an Engine needs: the one place of default wiring."""
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from polyfleet.engine.executors import (
     first_that_works,
     refuse,
 )
+from polyfleet.engine.flight import first_line
 from polyfleet.engine.sizing import Machine, capacity_of, computing_dtype, resolve
-from polyfleet.engine.trial import trial
+from polyfleet.engine.trial import trial, try_drafts
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.load import load_model
@@ -29,6 +31,8 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import EngineOptions
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[float, str], None]
 FEWER_ROWS = (1024, 512, 256, 128)  # of a step, where an accelerator's usual 2,048 leave no memory
@@ -45,6 +49,7 @@ class EngineParts:
     canary: Canary | None = None  # where one was wanted and the context has room for it
     fingerprint: str = ""
     passed_over: tuple[str, ...] = ()  # executors that were not taken, with the reason
+    no_drafts: str = ""  # why no token is drafted, where some are wanted
 
 
 def load(path: str, options: EngineOptions, progress: Progress) -> EngineParts:
@@ -88,7 +93,10 @@ def prepare_engine(
         )
     progress(1.0, "ready")
     reasons = tuple(f"{each.executor}: {each.reason}" for each in passed_over)
-    return EngineParts(model, executor, resolved, canary, fingerprint(model), reasons)
+    no_drafts = speculation_refused(executor, resolved, graph)
+    if no_drafts:
+        log.warning("no tokens are drafted: %s", no_drafts)
+    return EngineParts(model, executor, resolved, canary, fingerprint(model), reasons, no_drafts)
 
 
 def grouped(kind: ExecutorKind, path: str, size: int) -> ExecutorKind:
@@ -123,6 +131,22 @@ def fit(
             executor.close()
         raise
     return executor, resolved
+
+
+def speculation_refused(executor: Executor, options: EngineOptions, graph: KernelGraph) -> str:
+    """Why the executor can't verify the drafts that are wanted, in one sentence; "" where it can, or none are."""
+    capacity = capacity_of(options)
+    if not capacity.drafts:
+        return ""
+    if not graph.caches:
+        return "the model keeps no cache, and so goes on with nothing"
+    if capacity.step_tokens <= capacity.drafts or options.context_length < 2 + capacity.drafts:
+        return f"steps and contexts have no room for a token and {capacity.drafts} drafts"
+    try:
+        try_drafts(executor, capacity, graph.widths[graph.logits])
+    except Exception as error:
+        return str(error) if isinstance(error, ValueError) and str(error) else first_line(error)
+    return ""
 
 
 def with_room(kind: ExecutorKind, workload: Workload, config: ModelConfig, machine: Machine) -> Workload:

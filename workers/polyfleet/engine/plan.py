@@ -44,11 +44,12 @@ NOTHING = np.zeros(0, dtype=np.int32)
 
 @dataclass(slots=True)
 class StepPlan:
-    """One forward pass over T rows of B sequences, S of which draw a token and P of which are pooled.
+    """One forward pass over T rows of B sequences, with S draws of tokens; P of the sequences are pooled.
 
-    Sequences of one row come first. Sequence b has the rows `row_starts[b]` … `row_starts[b + 1] - 1`, at positions up
-    to `lengths[b] - 1`; the KV of all positions before them is in the cache. Its blocks are the first of
-    `block_tables[slots[b]]`, as many as its length takes.
+    A sequence draws behind its last row, or, where its last rows are drafts, behind each of these and the row before
+    them, side by side. Sequences of one row come first. Sequence b has the rows `row_starts[b]` … `row_starts[b + 1] -
+    1`, at positions up to `lengths[b] - 1`; the KV of all positions before them is in the cache. Its blocks are the
+    first of `block_tables[slots[b]]`, as many as its length takes.
 
     All arrays are borrowed from the Assembler: they change behind `Executor.launch`. Those of `numbers` lie in one
     piece in the order of the fields, so that one copy moves them. `block_tables` and `sampling` are kept
@@ -97,7 +98,9 @@ class StepPlan:
     def draws(self) -> Draws:
         """What is asked of the rows of logits; a copy."""
         slots = self.draw_slots.astype(np.int64)
-        return Draws(self.sampling[slots], slots, self.draw_positions.astype(np.int64))
+        drafted = bool((slots[1:] == slots[:-1]).any())
+        behind = self.token_ids[self.draw_rows].astype(np.int64) if drafted else None
+        return Draws(self.sampling[slots], slots, self.draw_positions.astype(np.int64), behind=behind)
 
 
 class Assembler:
@@ -272,6 +275,7 @@ def _with_shares(decoding: Parts, shares: Iterable[Share]) -> tuple[Parts, int]:
         first = sequence.num_computed
         end = first + size
         token_ids += sequence.tokens(first, end) if size > 1 else (sequence.next_token(),)
+        num_draws = end - sequence.num_tokens + 1
         positions += range(first, end)
         slots.append(sequence.slot)
         lengths.append(end)
@@ -285,9 +289,9 @@ def _with_shares(decoding: Parts, shares: Iterable[Share]) -> tuple[Parts, int]:
             draw_slots += [sequence.slot] * size
             draw_positions += range(first + 1, end + 1)
             needs |= sequence.needs
-        elif sequence.pooling is None and end == sequence.num_tokens:
-            draw_rows.append(len(token_ids) - 1)
-            draw_slots.append(sequence.slot)
-            draw_positions.append(end)
+        elif sequence.pooling is None and num_draws > 0:
+            draw_rows += range(len(token_ids) - num_draws, len(token_ids))
+            draw_slots += [sequence.slot] * num_draws
+            draw_positions += range(end - num_draws + 1, end + 1)
             needs |= sequence.needs
     return parts, needs

@@ -46,7 +46,8 @@ class TokenMask(Protocol):
     def fill(self, generated_ids: Tokens[int], bits: Int32s) -> None:
         """Leave those bits [ceil(V / 32)] set whose tokens may follow, at least one; given, all are (`sampling.masks`).
 
-        What stands behind the last token's says nothing.
+        What stands behind the last token's says nothing. The last of `generated_ids` may be drafts, each of which the
+        mask allowed: the next time others may stand in their place.
         """
         ...
 
@@ -88,6 +89,7 @@ class Sequence:
     reported: bool = False  # whether its first update has left
     scoring: bool = False  # whether the prompt's tokens are being looked up in what each row gives before them
     scores: list[SampledToken] = field(default_factory=list)  # of the prompt's tokens but the first, as far as they are
+    drafts: Tokens[int] = ()  # tokens guessed to follow those that it has, which the next step is to verify
 
     def __post_init__(self, end_token_ids: frozenset[int]) -> None:
         request = self.request
@@ -157,8 +159,12 @@ class Sequence:
         return self.generated_ids[index] if index < len(self.generated_ids) else -1 - self.slot
 
     def tokens(self, start: int, end: int) -> Tokens[int]:
-        """The tokens at positions start … end-1, over prompt and generated alike."""
+        """The tokens at positions start … end-1, over prompt, generated ones and drafts alike."""
         prompt = self.request.prompt_ids
+        if self.drafts:
+            known = len(prompt) + len(self.generated_ids)
+            if end > known:
+                return (*self.tokens(start, known), *self.drafts[: end - known])
         if start >= len(prompt):
             return self.generated_ids[start - len(prompt) : end - len(prompt)]
         if end <= len(prompt):
@@ -179,22 +185,31 @@ class Sequence:
         """Whether some token may not be drawn next, or has a bias."""
         return self.mask is not None or bool(self.request.logit_bias) or self.num_tokens < self.shortest
 
-    def barred(self) -> Tokens[int]:
-        """The tokens that its draw under way may not take, whatever its mask says: they would end it too early."""
-        if self.num_tokens <= self.shortest:  # the token under way is among them
+    def barred(self, behind: int = 1) -> Tokens[int]:
+        """The tokens that a draw under way may not take, whatever its mask says: they would end it too early.
+
+        `behind`: of the tokens that are being drawn, which one from the end.
+        """
+        if self.num_tokens - behind < self.shortest:
             return [each for each in self.ends if each < self.vocabulary_size]
         if self.mask is None and not self.request.logit_bias:
             self.needs &= ~Need.MASKS
         return ()
 
-    def plan(self, size: int, step: int) -> bool:
-        """A step was launched that computes the next `size` tokens; says whether it draws one behind them."""
+    def plan(self, size: int, step: int) -> int:
+        """A step was launched that computes the next `size` tokens, drafts included; says how many it draws."""
         self.last_step = step
         self.num_computed += size
         if self.num_computed < self.num_tokens or self.pooling is not None:
-            return False
-        self.num_tokens += 1
-        return True
+            return 0
+        num_draws = 1 + self.num_computed - self.num_tokens
+        self.num_tokens += num_draws
+        return num_draws
+
+    def roll_back(self) -> None:
+        """The drafts of its step, the only one under way, are verified: what was computed behind them is void."""
+        self.num_tokens = len(self.request.prompt_ids) + len(self.generated_ids)
+        self.num_computed = self.num_settled
 
     def accept(self, token_id: int) -> FinishReason | None:
         """Take the drawn token and say whether the sequence has ended. A stop or end token is not appended."""
@@ -231,3 +246,4 @@ class Sequence:
         self.num_computed = self.num_settled = self.num_published = 0
         self.pooled = None
         self.scores.clear()
+        self.drafts = ()

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from polyfleet.engine.executor import Capacity, Footprint
+from polyfleet.engine.speculation import drafts_of
 from polyfleet.models.config import ModelConfig
 from polyfleet.tuning.device_defaults import ACCELERATOR, Defaults, defaults_of, usual_block_size
 from polyfleet.wire.limits import FieldError
@@ -75,6 +76,7 @@ def capacity_of(options: EngineOptions) -> Capacity:
         max_sequences=options.max_sequences,
         max_blocks=-(-options.context_length // block_size),
         step_tokens=options.step_tokens,
+        drafts=drafts_of(options),
     )
 
 

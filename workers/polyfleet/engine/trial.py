@@ -29,28 +29,38 @@ def trial(executor: Executor, capacity: Capacity, vocabulary_size: int, hidden_s
     _check_pooled(name, _step(executor, capacity, Pooling.LAST), hidden_size)
 
 
-def _step(executor: Executor, capacity: Capacity, pooling: Pooling | None) -> StepOutput:
-    """Of one sequence with one row, in the first slot and block."""
+def try_drafts(executor: Executor, capacity: Capacity, vocabulary_size: int) -> None:
+    """Have drafts verified behind a token; raises ValueError, or what the executor raises, where that fails."""
+    output = _step(executor, capacity, None, capacity.drafts)
+    _check(executor.name, output, vocabulary_size, 1 + capacity.drafts)
+
+
+def _step(executor: Executor, capacity: Capacity, pooling: Pooling | None, drafts: int = 0) -> StepOutput:
+    """Of one sequence with one row, and one for each draft, in the first slot and blocks."""
     holdings = Holdings(capacity, prefix_cache=False)
-    sequence = Sequence(SequenceRequest("trial", (0,), pooling=pooling), arrival=0, arrival_seconds=0.0, longest=2)
+    request = SequenceRequest("trial", (0,), pooling=pooling)
+    sequence = Sequence(request, arrival=0, arrival_seconds=0.0, longest=2 + drafts)
     holdings.start(sequence, reserved=0)
-    plan: StepPlan = holdings.assembler.assemble([(sequence, 1)])
+    holdings.grow(sequence, drafts)
+    sequence.drafts = (0,) * drafts
+    plan: StepPlan = holdings.assembler.assemble([(sequence, 1 + drafts)])
     pending = executor.launch(plan)
     executor.draw(pending)
     return executor.collect(pending, TIMEOUT_SECONDS)
 
 
-def _check(name: str, output: StepOutput, vocabulary_size: int) -> None:
-    """Raise ValueError unless this is one token of the vocabulary, and one of the faults that there are."""
+def _check(name: str, output: StepOutput, vocabulary_size: int, number: int = 1) -> None:
+    """Raise ValueError unless these are so many tokens of the vocabulary, and one of the faults that there are."""
     for what, values in (("tokens", output.token_ids), ("faults", output.faults)):
         if not (isinstance(values, np.ndarray) and values.dtype.kind in "iu"):
             raise ValueError(f"the {name} executor gave {values!r} as {what}, which is no array of integers")
     tokens, faults = output.token_ids.shape, output.faults.shape
-    if (tokens, faults) != ((1,), (1,)):
+    if (tokens, faults) != ((number,), (1,)):
         raise ValueError(f"the {name} executor gave {tokens} tokens and {faults} faults for one sequence")
-    token_id, fault = int(output.token_ids[0]), int(output.faults[0])
-    if not 0 <= token_id < vocabulary_size:
-        raise ValueError(f"the {name} executor drew the token {token_id} of a vocabulary of {vocabulary_size}")
+    fault = int(output.faults[0])
+    for token_id in output.token_ids.tolist():
+        if not 0 <= token_id < vocabulary_size:
+            raise ValueError(f"the {name} executor drew the token {token_id} of a vocabulary of {vocabulary_size}")
     if fault not in set(Fault):
         raise ValueError(f"the {name} executor reported a fault {fault} that there is not")
 

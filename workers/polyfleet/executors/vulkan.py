@@ -15,6 +15,7 @@ from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepO
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Int32s, Need, StepPlan
 from polyfleet.engine.pooling import pool
+from polyfleet.engine.speculation import drafts_of
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.vulkan.buffers import FLOAT_BYTES, row_bytes
 from polyfleet.kernels.vulkan.device import VulkanDevice
@@ -72,7 +73,8 @@ class VulkanExecutor:
         options = workload.options
         row, selected = row_bytes(fuse(workload.graph))
         rows = options.step_tokens or ACCELERATOR.step_tokens
-        workspace = row * rows + selected * (options.max_sequences or ACCELERATOR.max_sequences)
+        sequences = options.max_sequences or ACCELERATOR.max_sequences
+        workspace = row * rows + selected * min(rows, sequences * (1 + drafts_of(options)))
         kv_per_token = sum(2 * each.heads * each.width for each in workload.graph.caches) * FLOAT_BYTES
         return Footprint(weights, kv_per_token, workspace)
 
@@ -87,7 +89,9 @@ class VulkanExecutor:
 
     def allocate(self, capacity: Capacity) -> None:
         """Buffers for the KV cache and for the largest step; raises VulkanError where one is too large to be bound."""
-        self._program.allocate(**asdict(capacity))
+        sizes = asdict(capacity)
+        del sizes["drafts"]
+        self._program.allocate(**sizes, max_draws=capacity.max_draws)
         self._most_rows = min(MOST_ROWS, capacity.step_tokens)
 
     def launch(self, plan: StepPlan) -> VulkanStep:

@@ -44,6 +44,14 @@ class TokenCounts:
             place = self._places[token_id] = self._find(token_id)
         self._generated[place] += 1
 
+    def remove(self, token_id: int) -> None:
+        """Undo the last `add`, which was of this token."""
+        place = self._places[token_id]
+        self._generated[place] -= 1
+        if not self._generated[place]:
+            del self._places[token_id]
+            self._size -= place >= len(self._prompt)  # then it stands last
+
     def _find(self, token_id: int) -> int:
         """The place of a token that is new in the answer."""
         place = int(np.searchsorted(self._prompt, token_id))

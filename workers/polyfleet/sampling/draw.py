@@ -61,6 +61,7 @@ class Draws:
     slots: Ints  # [S]
     positions: Ints  # [S] tokens before the one wanted, prompt and generated together
     masks: "Masks | None" = None  # None: every row may take every token as it is
+    behind: Ints | None = None  # [S] the token of each row, where some slot draws behind drafts: rows side by side
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -93,7 +94,8 @@ class Draws:
     def take(self, rows: Ints) -> "Draws":
         """What is asked of these rows alone, which ascend."""
         masks = None if self.masks is None else self.masks.take(rows)
-        return Draws(self.parameters[rows], self.slots[rows], self.positions[rows], masks)
+        behind = None if self.behind is None else self.behind[rows]
+        return Draws(self.parameters[rows], self.slots[rows], self.positions[rows], masks, behind)
 
 
 @dataclass(frozen=True, slots=True)

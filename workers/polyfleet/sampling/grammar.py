@@ -63,19 +63,30 @@ class GrammarMask:
     def __init__(self, matcher: "Future[Any]", stop_token_ids: Collection[int]) -> None:
         self._future = matcher
         self._stop_token_ids = tuple(stop_token_ids)
-        self._num_taken = 0
+        self._taken: list[int] = []
 
     def fill(self, generated_ids: Sequence[int], bits: Int32s) -> None:
         """As TokenMask. Raises GrammarError."""
         matcher = self._future.result()
-        if new := generated_ids[self._num_taken :]:
-            matcher.consume_tokens(list(new))
-            self._num_taken = len(generated_ids)
+        kept = self._kept(generated_ids)
+        if kept < len(self._taken):  # drafts that proved wrong
+            matcher.rollback(len(self._taken) - kept)
+            del self._taken[kept:]
+        if new := list(generated_ids[kept:]):
+            matcher.consume_tokens(new)
+            self._taken += new
         if matcher.is_error():
             raise GrammarError(f"the grammar can't be gone on with: {_first(matcher.get_error())}")
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if self._stop_token_ids and matcher.is_accepting():
             allow(bits, self._stop_token_ids)
+
+    def _kept(self, generated_ids: Sequence[int]) -> int:
+        """How many of the tokens taken are still there: only drafts may have gone, the last of them."""
+        kept = min(len(self._taken), len(generated_ids))
+        while kept and self._taken[kept - 1] != generated_ids[kept - 1]:
+            kept -= 1
+        return kept
 
 
 def _first(problem: str) -> str:

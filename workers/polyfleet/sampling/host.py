@@ -48,7 +48,10 @@ class HostSampler:
     def draw(self, logits: Tensor, draws: Draws, likeliest: Drawn | None = None) -> Drawn:
         """As `sample`; penalised slots count their tokens. ValueError: such a slot never started."""
         drawn = sample(logits, draws, self._counts, likeliest)
-        for row in np.flatnonzero(draws.penalised & drawn.finite):
+        counted = draws.penalised & drawn.finite
+        if draws.behind is not None and counted.any():
+            counted &= _accepted(draws, drawn.token_ids)
+        for row in np.flatnonzero(counted):
             self._counts[int(draws.slots[row])].add(int(drawn.token_ids[row]))
         return drawn
 
@@ -95,8 +98,8 @@ def _copied(logits: Tensor, rows: Ints) -> Logits:
 
 def _choose_changed(logits: Logits, draws: Draws, counts: Mapping[int, TokenCounts]) -> Ints:
     """Token ids of rows [n, V] that are all finite, and all penalised or masked; changes them."""
-    for row in np.flatnonzero(draws.penalised).tolist():
-        _penalise(logits[row], draws, row, counts)
+    if draws.penalised.any():
+        _penalise_all(logits, draws, counts)
     if draws.masks is not None:
         _bar(logits, draws.masks)
     if draws.greedy.all():
@@ -107,15 +110,51 @@ def _choose_changed(logits: Logits, draws: Draws, counts: Mapping[int, TokenCoun
     return np.where(draws.greedy, logits.argmax(-1), drawn)
 
 
+def _follows(draws: Draws, row: int) -> bool:
+    """Whether a row is a draft's: its slot draws in the row before, too."""
+    return draws.behind is not None and row > 0 and bool(draws.slots[row] == draws.slots[row - 1])
+
+
+def _accepted(draws: Draws, token_ids: Ints) -> Bools:
+    """[S] the rows that count: behind drafts that all are what was drawn."""
+    accepted = np.ones(len(draws), dtype=bool)
+    for row in range(len(draws)):
+        if _follows(draws, row):
+            accepted[row] = accepted[row - 1] and token_ids[row - 1] == draws.behind[row]  # type: ignore[index]
+    return accepted
+
+
+def _penalise_all(logits: Logits, draws: Draws, counts: Mapping[int, TokenCounts]) -> None:
+    """Apply the penalties of rows [n, V], in place; those of drafts count the drafts up to them, too."""
+    drafts: list[tuple[TokenCounts, int]] = []
+    for row, penalised in enumerate(draws.penalised.tolist()):
+        known = counts.get(int(draws.slots[row]))
+        if not _follows(draws, row):
+            _forget(drafts)
+        elif penalised and known is not None and draws.behind is not None:
+            drafts.append((known, int(draws.behind[row])))
+            known.add(drafts[-1][1])
+        if penalised:
+            _penalise(logits[row], draws, row, known)
+    _forget(drafts)
+
+
+def _forget(drafts: list[tuple[TokenCounts, int]]) -> None:
+    """Drafts are not tokens yet."""
+    while drafts:
+        counts, token_id = drafts.pop()
+        counts.remove(token_id)
+
+
 def _argmax(logits: Tensor) -> Ints:
     """The lowest id among the maxima of each row. On a host numpy finds it many times faster than torch."""
     ids: Ints = logits.numpy().argmax(-1) if logits.device.type == "cpu" else logits.argmax(dim=-1).cpu().numpy()
     return ids
 
 
-def _penalise(values: Logits, draws: Draws, row: int, counts: Mapping[int, TokenCounts]) -> None:
+def _penalise(values: Logits, draws: Draws, row: int, known: TokenCounts | None) -> None:
     """Apply the penalties of one row to its logits [V], in place."""
-    params, known, limits = draws.parameters[row], counts.get(int(draws.slots[row])), np.finfo(np.float32)
+    params, limits = draws.parameters[row], np.finfo(np.float32)
     if known is None:
         raise ValueError("a draw with penalties needs the counts of its tokens")
     ids, answer = known.ids, known.answer

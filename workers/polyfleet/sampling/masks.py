@@ -90,6 +90,11 @@ def allow(bits: Int32s, token_ids: Iterable[int]) -> None:
         words[each // WORD_BITS] |= np.uint32(1 << each % WORD_BITS)
 
 
+def allows(bits: Int32s, token_id: int) -> bool:
+    """Whether a token is in a set."""
+    return bool(bits.view(np.uint32)[token_id // WORD_BITS] >> np.uint32(token_id % WORD_BITS) & np.uint32(1))
+
+
 def _places(of: Ints, rows: Ints) -> tuple[Ints, Bools]:
     """Where those of `of` that are among `rows` stand in there, and which these are."""
     places = np.searchsorted(rows, of)

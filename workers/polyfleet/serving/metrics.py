@@ -44,6 +44,8 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
     ("polyfleet_preemptions", "Sequences put back to wait for blocks.", lambda s, _: s.preemptions),
     ("polyfleet_kv_evictions", "Cached KV blocks that made way for others.", lambda s, _: s.evictions),
     ("polyfleet_engine_dropped_rows", "Rows computed ahead for ended sequences.", lambda s, _: s.dropped_rows),
+    ("polyfleet_engine_drafts", "Tokens guessed and computed to be verified.", lambda s, _: s.drafts),
+    ("polyfleet_engine_accepted_drafts", "Drafts that were drawn.", lambda s, _: s.accepted_drafts),
 )
 LEDGER_STATES = ("admitted", "finished", "failed", "cancelled", "running", "waiting")
 

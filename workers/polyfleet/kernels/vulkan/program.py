@@ -97,27 +97,28 @@ class VulkanProgram:
         return sum(buffer.size for buffer in self._weights.values())
 
     def allocate(
-        self, *, num_blocks: int, block_size: int, max_sequences: int, max_blocks: int, step_tokens: int
+        self, *, num_blocks: int, block_size: int, max_sequences: int, max_blocks: int, step_tokens: int, max_draws: int
     ) -> None:
         """Make the KV cache, zeroed, and room for steps. Raises VulkanError where the device binds no such buffer."""
         self._block_size, self._max_sequences, self._max_blocks = block_size, max_sequences, max_blocks
-        buffer, rows, sequences = self.device.buffer, step_tokens, max_sequences
+        self._max_draws = max_draws
+        buffer, rows = self.device.buffer, step_tokens
         self._uploaded: dict[str, Int32s] = {}
         sizes = [num_blocks * self._block_bytes(cache) for cache in range(len(self.graph.caches))]
         names = [f"a cache of {side} for kv_cache_tokens={num_blocks * block_size}" for side in ("keys", "values")]
         self._caches = [tuple(buffer(size, name) for name in names) for size in sizes]
         self._inputs = {name: buffer(rows * 4, f"the step's {name}") for name in ("ids", "positions", "slots")}
-        self._inputs["selected"] = buffer(sequences * 4, "the selected rows")
-        self._inputs["tables"] = buffer(sequences * max_blocks * 4, "the block tables")
-        self._results = buffer((sequences + rows) * 4, "the results")  # tokens by draw, then faults by row
+        self._inputs["selected"] = buffer(max_draws * 4, "the selected rows")
+        self._inputs["tables"] = buffer(max_sequences * max_blocks * 4, "the block tables")
+        self._results = buffer((max_draws + rows) * 4, "the results")  # tokens by draw, then faults by row
         selected, owners = selected_values(self.graph), share_buffers(self.graph)
         self._values = [self._inputs["ids"]]
         for value, owner in enumerate(owners[1:], 1):
-            size = (sequences if value in selected else rows) * self.graph.widths[value] * FLOAT_BYTES
+            size = (max_draws if value in selected else rows) * self.graph.widths[value] * FLOAT_BYTES
             self._values.append(self._values[owner] if owner < value else buffer(size, "a value of a step"))
         self._dispatches = [self._dispatch(op, op.inputs[0] in selected) for op in self.graph.ops]
         hidden, logits = self._values[self.graph.hidden], self._values[self.graph.logits]
-        columns = {"COLUMNS": self.graph.widths[self.graph.hidden], "FIRST": sequences}
+        columns = {"COLUMNS": self.graph.widths[self.graph.hidden], "FIRST": max_draws}
         self._dispatches.append(self._bound("finite", columns, 1, 1, False, hidden, self._results))
         columns = {"COLUMNS": self.graph.widths[self.graph.logits], "TOKENS": True}
         self._dispatches.append(self._bound("argmax", columns, 1, 1, True, logits, self._results))
@@ -150,8 +151,8 @@ class VulkanProgram:
 
     def read_results(self, rows: int) -> tuple[Uint32s, Uint32s]:
         """The likeliest token of each draw, NOT_FINITE where a logit is not; and of each row 1 where it is not."""
-        results = np.frombuffer(self.device.read(self._results, (self._max_sequences + rows) * 4), dtype=np.uint32)
-        return results[: self._max_sequences], results[self._max_sequences :]
+        results = np.frombuffer(self.device.read(self._results, (self._max_draws + rows) * 4), dtype=np.uint32)
+        return results[: self._max_draws], results[self._max_draws :]
 
     def read_blocks(self, cache: int, blocks: Sequence[int]) -> NDArray[np.float32]:
         """[2, tokens, kv heads, width]."""

