@@ -63,18 +63,8 @@ class Engine:
         self.options = options
         self.tokenizer = tokenizer
         self.canary = canary
-        limits = BatchLimits(
-            max_sequences=options.max_sequences,
-            step_tokens=options.step_tokens,
-            context_length=options.context_length,
-            end_token_ids=frozenset(config.end_token_ids),
-            prefix_cache=options.prefix_cache,
-            fingerprint=fingerprint,
-            step_seconds=options.step_seconds,
-            vocabulary_size=config.vocabulary_size,
-        )
         self._executor = executor
-        self._batcher = Batcher(executor, capacity, limits, clock, speculator)
+        self._batcher = Batcher(executor, capacity, _limits(options, config, fingerprint), clock, speculator)
         self._pool = self._batcher.pool
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
         ends = config.end_token_ids
@@ -224,6 +214,19 @@ class Engine:
         self._batcher.check()
         if self.alarm is not None:
             self._executor.check()  # type: ignore[attr-defined]
+
+
+def _limits(options: EngineOptions, config: ModelConfig, fingerprint: str) -> BatchLimits:
+    return BatchLimits(
+        max_sequences=options.max_sequences,
+        step_tokens=options.step_tokens,
+        context_length=options.context_length,
+        end_token_ids=frozenset(config.end_token_ids),
+        prefix_cache=options.prefix_cache,
+        fingerprint=fingerprint,
+        step_seconds=options.step_seconds,
+        vocabulary_size=config.vocabulary_size,
+    )
 
 
 def _facts(
