@@ -89,7 +89,7 @@ def test_drafts_keep_the_distribution() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < CHI_SQUARE
 
 
-PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
+PENALTIES: dict[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
 
 
 @pytest.mark.parametrize(
