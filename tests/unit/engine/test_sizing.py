@@ -89,6 +89,14 @@ def test_many_sequences_get_a_step_that_holds_them() -> None:
     assert (resolved.max_sequences, resolved.step_tokens) == (400, 800)
 
 
+@pytest.mark.parametrize("wanted", [33, 2**31 - 1])
+def test_no_more_sequences_than_blocks_are_taken(wanted: int, caplog: pytest.LogCaptureFixture) -> None:
+    said = EngineOptions(max_sequences=wanted, kv_cache_tokens=512)
+    resolved = resolve(said, CONFIG, weights(1000), HOST)
+    assert (resolved.max_sequences, resolved.step_tokens) == (32, 512)
+    assert f"{wanted} sequences at once were asked for, the KV pool has 32 blocks: so many run" in caplog.text
+
+
 def test_few_tokens_a_step_allow_few_sequences() -> None:
     assert resolve(EngineOptions(step_tokens=8), CONFIG, weights(1000), HOST).max_sequences == 4
 

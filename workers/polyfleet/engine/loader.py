@@ -156,8 +156,8 @@ def with_room(kind: ExecutorKind, workload: Workload, config: ModelConfig, machi
     """
     options, problem = workload.options, None
     for rows in (options.step_tokens, *(() if options.step_tokens else FEWER_ROWS)):
-        tried = replace(workload, options=replace(options, step_tokens=rows))
         try:
+            tried = replace(workload, options=replace(options, step_tokens=rows))
             resolve(tried.options, config, believable(kind.name, kind.footprint(tried)), machine)
         except FieldError as error:
             problem = problem or error

@@ -49,9 +49,10 @@ def resolve(options: EngineOptions, config: ModelConfig, footprint: Footprint, m
         options, footprint = _with_states(options, machine, defaults, footprint)
     tokens = _pool_tokens(options, config, machine, defaults, footprint)
     capacity = tokens // options.block_size * options.block_size
-    step_tokens = options.step_tokens or max(defaults.step_tokens, 2 * options.max_sequences)
+    wanted = _wanted_sequences(options, capacity // options.block_size)
+    step_tokens = options.step_tokens or max(defaults.step_tokens, 2 * wanted)
     room = capacity // max(TOKENS_PER_SEQUENCE, options.block_size)
-    max_sequences = options.max_sequences or max(1, min(defaults.max_sequences, step_tokens // 2, room))
+    max_sequences = wanted or max(1, min(defaults.max_sequences, step_tokens // 2, room))
     if step_tokens <= max_sequences:
         raise FieldError("step_tokens", f"must be over max_sequences ({max_sequences}), not {step_tokens}")
     return replace(
@@ -151,6 +152,14 @@ def _context_length(options: EngineOptions, config: ModelConfig, capacity: int) 
     if length > capacity:
         raise FieldError("context_length", f"must fit the KV pool of {capacity} tokens, not {length}")
     return length
+
+
+def _wanted_sequences(options: EngineOptions, num_blocks: int) -> int:
+    """As many as asked for, 0 for none; never more than there are KV blocks, of which each takes one at least."""
+    if options.max_sequences > num_blocks:
+        asked = f"{options.max_sequences} sequences at once were asked for"
+        log.warning("%s, the KV pool has %d blocks: so many run", asked, num_blocks)
+    return min(options.max_sequences, num_blocks)
 
 
 def _threads(options: EngineOptions, machine: Machine) -> int:

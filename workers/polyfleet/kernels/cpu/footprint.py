@@ -17,9 +17,10 @@ HALF, SINGLE = 2, 4  # bytes of a number
 
 
 def weight_bytes(graph: KernelGraph, weights: Weights) -> int:
-    """Linears are packed anew, once for each weight; tables and vectors stay as they are."""
+    """Matrices are packed anew, once for each weight; tables, vectors and biases stay as they are."""
     packed = {name for op in graph.ops if op.kind in MATRICES for name in op.weights}
     kept = {name for op in graph.ops if op.kind not in MATRICES for name in op.weights}
+    kept |= {name for op in graph.ops for name in op.biases}
     return sum(packed_bytes(weights[name]) for name in packed) + sum(file_bytes(weights[name]) for name in kept)
 
 
