@@ -1,7 +1,10 @@
 """News of a session waits for its gateway: coalesced, in order, bounded."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
+from polyfleet.serving.service import WorkerService
 from polyfleet.serving.session import EVENT_BYTES, MAX_DELTA_TOKENS, MAX_UNREAD_DELTAS, GatewaySession
 from polyfleet.v1 import inference_pb2 as inference
 from polyfleet.v1 import worker_pb2 as pb
@@ -102,6 +105,31 @@ async def test_commands_wait_while_too_much_is_unread() -> None:
     assert not room.done()
     await session.take(10)
     await room
+
+
+async def test_cancels_do_not_wait_for_a_gateway_that_does_not_read() -> None:
+    session, done = GatewaySession(), list[str]()
+    for number in range(MAX_UNREAD_DELTAS):
+        session.fail(str(number), 3, "no")
+
+    class Admission:
+        def start(self, session: GatewaySession, start: pb.StartSequence, grains: object) -> None:
+            done.append(f"start {start.sequence_id}")
+
+        def cancel(self, session: GatewaySession, sequence_id: str) -> None:
+            done.append(f"cancel {sequence_id}")
+
+    async def commands() -> AsyncIterator[pb.SessionCommand]:
+        for sequence_id in ("a", "b"):
+            yield pb.SessionCommand(cancel=pb.CancelSequence(sequence_id=sequence_id))
+        yield pb.SessionCommand(start=pb.StartSequence(sequence_id="c"))
+
+    reading = asyncio.create_task(WorkerService(Mock(admission=Admission()))._read_commands(session, commands()))
+    await asyncio.sleep(0)
+    assert done == ["cancel a", "cancel b"]
+    await session.take(10)
+    await reading
+    assert done == ["cancel a", "cancel b", "start c"]
 
 
 async def test_starts_are_reported_in_order_and_refused_ones_on_the_way() -> None:

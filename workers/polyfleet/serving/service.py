@@ -57,9 +57,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
     async def _read_commands(self, session: GatewaySession, requests: AsyncIterator[pb.SessionCommand]) -> None:
         try:
             async for command in requests:
-                await session.room()
                 kind = command.WhichOneof("command")
                 if kind == "start":
+                    await session.room()
                     self._worker.admission.start(session, command.start, command.grains)
                 elif kind == "cancel":
                     self._worker.admission.cancel(session, command.cancel.sequence_id)

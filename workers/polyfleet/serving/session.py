@@ -14,7 +14,7 @@ from polyfleet.v1 import worker_pb2 as pb
 
 MAX_DELTA_TOKENS = 2048  # with 20 logprobs beside each token about 400 KB
 EVENT_BYTES = 1 << 20  # one event stays far below gRPC's message limit
-MAX_UNREAD_DELTAS = 8192  # more: the session's commands wait until the gateway reads
+MAX_UNREAD_DELTAS = 8192  # more: the session's next start waits until the gateway reads
 
 
 class GatewaySession:
@@ -112,7 +112,7 @@ class GatewaySession:
             self._waiter.set_result(None)
 
     async def room(self) -> None:
-        """Wait until the gateway has read enough for another command to be served."""
+        """Wait until the gateway has read enough for another sequence to start."""
         await self._room.wait()
 
 
