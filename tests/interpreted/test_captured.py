@@ -82,6 +82,11 @@ def test_the_same_tokens_with_graphs_and_without(
     assert replays.replayed > 5
 
 
+def test_models_with_windows_are_captured_too(model: LoadedModel) -> None:
+    config = replace(model.config, architecture="mistral", windows=(6,) * model.config.num_layers)
+    assert not CapturedExecutor.refuses(capturing(replace(model, config=config)))
+
+
 def test_rows_that_are_not_finite_are_told_and_hurt_nobody(model: LoadedModel) -> None:
     def run(executor: EagerExecutor, wrong: bool) -> Outcomes:
         capacity = Capacity(12, 16, 2, 6, 24)

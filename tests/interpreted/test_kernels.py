@@ -32,6 +32,7 @@ MIXTURES = [
 ]
 
 
+SINKS = torch.tensor([-1.0, 3.0])
 SHAPES = [Shape(3, 3, 64, 16), Shape(3, 1, 64, 64), Shape(8, 2, 80, 16), Shape(8, 1, 128, 32)]
 
 
@@ -67,9 +68,9 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
-def attention_op(shape: Shape) -> Op:
-    over = attention_over(1, shape.heads, shape.kv_heads, shape.head_dim)
-    return Op(OpKind.PAGED_ATTENTION, (1,), (2,), attributes=over)
+def attention_op(shape: Shape, **attributes: Any) -> Op:
+    over = replace(attention_over(1, shape.heads, shape.kv_heads, shape.head_dim), **attributes)
+    return Op(OpKind.PAGED_ATTENTION, (1,), (2,), ("sinks",) * over.sinks, attributes=over)
 
 
 CASES = [
@@ -88,10 +89,28 @@ def test_attention(parts: Sequence[tuple[int, int]], shape: Shape, dtype: torch.
     assert_close(run(KERNELS, attention_op(shape), context, step, q), expected)
 
 
-def _poison_the_rest(context: KernelContext, step: Step) -> None:
+LIMITS: list[dict[str, Any]] = [
+    *({"window": 1}, {"window": 70, "soft_cap": 1.5}, {"window": 20, "soft_cap": 2.0, "sinks": True}, {"sinks": True})
+]
+
+
+@pytest.mark.parametrize("attributes", LIMITS)
+def test_attention_with_windows_caps_and_sinks(attributes: dict[str, Any]) -> None:
+    """What a window hides is not read: it may be anything."""
+    shape = Shape(2, 1, 16, 16)
+    step = make_step([(1, 0), (1, 150), (18, 75), (3, 0)], shape.block_size)
+    context = replace(shape.context(torch.float32), weights=make_context(weights={"sinks": SINKS}).weights)
+    q, op = torch.randn(len(step.positions), shape.heads * shape.head_dim), attention_op(shape, **attributes)
+    expected = run(REFERENCES, op, context, step, q)
+    _poison_the_rest(context, step, attributes.get("window", 0))
+    assert_close(run(KERNELS, op, context, step, q), expected)
+
+
+def _poison_the_rest(context: KernelContext, step: Step, window: int = 0) -> None:
     owned = torch.zeros(len(context.keys[1]), context.block_size, dtype=torch.bool)
-    for table, length in zip(step.tables, step.host_lengths.tolist(), strict=True):
-        places = torch.arange(length)
+    counts = (step.host_row_starts[1:] - step.host_row_starts[:-1]).tolist()
+    for table, length, count in zip(step.tables, step.host_lengths.tolist(), counts, strict=True):
+        places = torch.arange(max(0, length - count + 1 - window) if window else 0, length)
         owned[table[places // context.block_size], places % context.block_size] = True
     for cache in (context.keys[1], context.values[1]):
         cache.transpose(1, 2)[~owned] = float("nan")

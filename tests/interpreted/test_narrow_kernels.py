@@ -79,15 +79,23 @@ def test_products_with_what_is_around_them(kind: str, rows: int, outputs: int, c
         assert torch.equal(unpacked(bound, tuned, torch.float32), dense)
 
 
-@pytest.mark.parametrize(("shape", "normed"), [(Shape(2, 1, 64, 16), False), (Shape(4, 2, 80, 16), True)])
-def test_attention_that_turns_and_writes(shape: Shape, normed: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "normed", "attributes"),
+    [
+        (Shape(2, 1, 64, 16), False, {}),
+        (Shape(4, 2, 80, 16), True, {}),
+        (Shape(2, 1, 16, 16), True, {"window": 40, "soft_cap": 2.0}),
+    ],
+)
+def test_attention_that_turns_and_writes(shape: Shape, normed: bool, attributes: dict[str, Any]) -> None:
     """Padding rows read nothing and leave nothing; a first row attends to itself alone."""
     gains = {name: 1 + 0.3 * torch.randn(shape.head_dim) for name in ("q", "k")} if normed else {}
     sizes = {"kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "block_size": shape.block_size}
     contexts = [make_context(torch.float32, weights=gains, **sizes) for _ in range(2)]
     step = make_step([(1, 130), (1, 0), (1, 64), (1, 17)], shape.block_size)
     each = shape.heads, shape.kv_heads, shape.head_dim
-    both: Any = RopeAttention(replace(rope_into(1, *each), eps=1e-5), attention_over(1, *each))
+    attention = replace(attention_over(1, *each), **attributes)
+    both: Any = RopeAttention(replace(rope_into(1, *each), eps=1e-5), attention)
     op = Op(OpKind.ROPE_ATTENTION, (1,), (2,), tuple(gains), attributes=both)
     qkv = torch.randn(4, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
     assert_close(run(KERNELS, op, contexts[0], step, qkv), run(REFERENCES, op, contexts[1], step, qkv))

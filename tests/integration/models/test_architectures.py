@@ -26,6 +26,7 @@ from polyfleet.wire.requests import SequenceRequest
 
 TOLERANCES = {"eager": 2e-4, "persistent": 6e-2}  # of logprobs: the CPU library's cache has half precision
 NEW_TOKENS = 50
+ALIKE = ("qwen3.5moe",)  # parts that others have, put together in no new way
 LENGTHS = (40, 3, 70, 40)  # of prompts; the fourth begins as the first does
 
 
@@ -80,7 +81,7 @@ def generate(kind: str, model: LoadedModel) -> list[list[SampledToken]]:
 
 
 @pytest.mark.parametrize("kind", TOLERANCES)
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in TINY])
 def test_logits_and_greedy_tokens(name: str, kind: str) -> None:
     (folder, reference), tolerance = checkpoint(name), max(TOLERANCES[kind], TINY[name].tolerance)
     for prompt, tokens in zip(prompts(), generate(kind, load_model(folder)), strict=True):

@@ -19,7 +19,6 @@ from polyfleet.executors.eager import EagerExecutor, _memory_errors, _Pending
 from polyfleet.executors.torch_memory import statistics
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.narrow import narrow
-from polyfleet.graph.ops import Attention
 from polyfleet.kernels.context import DTYPES
 from polyfleet.kernels.dispatch import Target, choose
 from polyfleet.kernels.program import Program
@@ -78,9 +77,6 @@ class CapturedExecutor(EagerExecutor):
         left = sorted({op.kind.value for op in fuse(workload.graph).ops if not chosen[op.kind].capturable})
         if left:
             return f"no kernel here that a graph can hold computes {', '.join(left)}"
-        attentions = (op.attributes for op in workload.graph.ops if isinstance(op.attributes, Attention))
-        if any(each.window or each.soft_cap or each.sinks for each in attentions):
-            return "no kernel here that a graph can hold computes attention with a window, a soft cap or sinks"
         block_size = workload.options.block_size
         if block_size and (block_size < 16 or block_size & (block_size - 1)):
             return f"its kernels read blocks of 16, 32, 64 … tokens, not of {block_size}"

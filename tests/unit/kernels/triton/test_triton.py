@@ -52,16 +52,17 @@ def attentions(tuned: Tuning) -> Cases:
     """With and without rotation, and of prompts."""
     heads = {"KV_HEADS": 8, "GROUP": 4, "WIDTH": 128, "PADDED": 128, "BLOCK_SIZE": 64}
     over = {"q": "*bf16", "keys": "*bf16", "values": "*bf16", "tables": "*i64", "lengths": "*i64", "out": "*bf16"}
-    over |= {"table_stride": "i32", "scale": "fp32"}
+    over |= {"sinks": "*fp32", "table_stride": "i32", "scale": "fp32", "cap": "fp32", "window": "i32"}
     types = over | {"parts": "*fp32", "peaks": "*fp32", "arrived": "*i32", "places": "*i64", "eps": "fp32"}
     types |= dict.fromkeys(("cosine", "sine"), "*fp32") | dict.fromkeys(("q_norm", "k_norm"), "*bf16")
     cases: Cases = []
-    for splits, turns in ((1, False), (16, True)):
+    plain, limited = (dict.fromkeys(("CAPPED", "WINDOWED", "SUNK"), each) for each in (False, True))
+    for splits, turns, limits in ((1, False, plain), (16, True, limited)):
         constants: dict[str, Any] = {**heads, "ROWS": 16, "TILE": tuned.decode.tile, "SPLITS": splits}
-        constants |= {"TURNED": turns, "NORMED": turns, "CHAINED": turns and tuned.chained}
+        constants |= {"TURNED": turns, "NORMED": turns, "CHAINED": turns and tuned.chained, **limits}
         cases.append((decode.decode_kernel, types, constants, tuned.decode.warps, tuned.decode.stages))
-    for launch in {tuned.prefill, tuned.short_prefill}:
-        constants = {**heads, "ROWS": launch.rows, "TILE": launch.tile}
+    for launch, limits in ((tuned.prefill, plain), (tuned.short_prefill, limited)):
+        constants = {**heads, "ROWS": launch.rows, "TILE": launch.tile, **limits}
         prompts = over | {"row_starts": "*i64", "tiles": "*i32"}
         cases.append((prefill.prefill_kernel, prompts, constants, launch.warps, launch.stages))
     return cases

@@ -48,6 +48,12 @@ class Turn:
 
 
 @triton.jit
+def capped(scores, cap):
+    """cap * tanh(scores / cap), all counted in powers of two as scores are."""
+    return cap - 2 * cap / (tl.exp2(scores * (2.8853900817779268 / cap)) + 1)  # 2 / ln 2
+
+
+@triton.jit
 def turned(heads, column, inside, cosine, sine, norm, eps, WIDTH: tl.constexpr, NORMED: tl.constexpr):
     """Heads [., 1] of columns [1, .], normed and turned: pairs are (i, i + WIDTH / 2)."""
     partner = (column + WIDTH // 2) % WIDTH
@@ -66,12 +72,13 @@ def turned(heads, column, inside, cosine, sine, norm, eps, WIDTH: tl.constexpr, 
 
 @triton.jit
 def decode_kernel(
-    q, keys, values, tables, lengths, out, parts, peaks, arrived, cosine, sine, places, q_norm, k_norm, table_stride,
-    scale, eps, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, TURNED: tl.constexpr,
-    NORMED: tl.constexpr, CHAINED: tl.constexpr,
+    q, keys, values, tables, lengths, out, parts, peaks, arrived, cosine, sine, places, q_norm, k_norm, sinks,
+    table_stride, scale, eps, cap, window,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr,
+    CHAINED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr,
 ):  # fmt: skip
-    """Of a sequence without positions, zeros. `scale` counts in powers of two.
+    """Of a sequence without positions, zeros. `scale`, `cap` and what is made of `sinks` count in powers of two.
 
     TURNED: q are qkv as linears made them, and the first part has the row's own position beside its share of others.
     """
@@ -80,10 +87,14 @@ def decode_kernel(
     split = tl.program_id(2)
     length = tl.load(lengths + sequence).to(tl.int32)
     own = (split == 0) & (length > 0)
+    lowest = 0  # position that the row sees
+    if WINDOWED:
+        lowest = tl.maximum(length - window, 0)
+    origin = lowest // TILE * TILE
     if TURNED:
         length = tl.maximum(length - 1, 0)
-    share = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE
-    begin = split * share
+    share = tl.cdiv(tl.cdiv(tl.maximum(length - origin, 0), TILE), SPLITS) * TILE
+    begin = origin + split * share
     if (begin >= length) & (split > 0):
         return
     row = tl.arange(0, ROWS)
@@ -93,6 +104,10 @@ def decode_kernel(
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, PADDED], tl.float32)
+    if SUNK:  # a logit without a value, before all others of the first part
+        sink = tl.load(sinks + head * GROUP + row, mask=row < GROUP, other=0.0) * 1.4426950408889634  # log2 e
+        peak = tl.where(split == 0, sink, peak)
+        total += tl.where(split == 0, 1.0, 0.0)
     if TURNED:
         angle = sequence * (WIDTH // 2) + column[None, :] % (WIDTH // 2)
         cos, sin = tl.load(cosine + angle), tl.load(sine + angle)
@@ -111,21 +126,31 @@ def decode_kernel(
         tl.store(keys + into, new_key, mask=real & (at >= 0) & (split == 0))
         tl.store(values + into, new_value, mask=real & (at >= 0) & (split == 0))
         if own:
-            peak = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale
-            total += 1.0
-            sums += new_value.to(tl.float32)
+            score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale
+            if CAPPED:
+                score = capped(score, cap)
+            highest = tl.maximum(peak, score)
+            weight = tl.exp2(score - highest)
+            total = total * tl.exp2(peak - highest) + weight
+            sums += weight[:, None] * new_value.to(tl.float32)
+            peak = highest
     else:
         query = tl.load(q + place, mask=mine, other=0.0)
     table = tables + sequence * table_stride
     for start in range(begin, tl.minimum(begin + share, length), TILE):
         position = start + tl.arange(0, TILE)
         valid = position < length
+        if WINDOWED:
+            valid = valid & (position >= lowest)
         block = tl.load(table + position // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
         cell = ((block * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE) * WIDTH
         key = tl.load(
             keys + cell[None, :] + column[:, None], mask=valid[None, :] & (column < WIDTH)[:, None], other=0.0
         )
-        scores = tl.where(valid[None, :], tl.dot(query, key, input_precision="ieee") * scale, float("-inf"))
+        scores = tl.dot(query, key, input_precision="ieee") * scale
+        if CAPPED:
+            scores = capped(scores, cap)
+        scores = tl.where(valid[None, :], scores, float("-inf"))
         highest = tl.maximum(peak, tl.max(scores, 1))
         shrink = tl.exp2(peak - highest)
         weights = tl.exp2(scores - highest[:, None])
@@ -135,7 +160,7 @@ def decode_kernel(
         )
         sums = tl.dot(weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
         peak = highest
-    count = tl.maximum(1, tl.cdiv(length, tl.maximum(share, 1)))
+    count = tl.maximum(1, tl.cdiv(length - origin, tl.maximum(share, 1)))
     if count == 1:
         result = sums / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(out + place, result.to(out.dtype.element_ty), mask=mine)
@@ -181,9 +206,20 @@ def plan_decode(attention: Attention, tables: Tensor, lengths: Tensor, rows: int
 
 
 def decode(
-    attention: Attention, tuned: Tuning, plan: DecodePlan, q: Tensor, caches: Any, out: Tensor, turn: Turn | None = None
+    attention: Attention,
+    tuned: Tuning,
+    plan: DecodePlan,
+    q: Tensor,
+    caches: Any,
+    out: Tensor,
+    *,
+    turn: Turn | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
-    """`out` of the first rows of `q`, of qkv where they are to be turned; `caches` are keys and values."""
+    """`out` of the first rows of `q`, of qkv where they are to be turned; `caches` are keys and values.
+
+    `sinks` [N] in float32 where heads have some.
+    """
     keys, values = caches
     norms = turn.norms if turn and turn.norms else (None, None)
     turning = (None, None, None) if turn is None else (turn.cosine, turn.sine, turn.places)
@@ -192,10 +228,12 @@ def decode(
     options = {"launch_pdl": True} if chained else {}
     decode_kernel[(attention.kv_heads, plan.rows, plan.splits)](
         *(q, keys, values, plan.tables, plan.lengths, out, plan.parts, plan.peaks, plan.arrived),
-        *(*turning, *norms, plan.tables.stride(0), attention.scale * LOG2E, turn.eps if turn else 0.0),
+        *(*turning, *norms, sinks, plan.tables.stride(0), attention.scale * LOG2E, turn.eps if turn else 0.0),
+        *(attention.soft_cap * LOG2E, attention.window),
         *(attention.kv_heads, group),
         *(max(LEAST_ROWS, triton.next_power_of_2(group)), width, max(16, triton.next_power_of_2(width))),
         *(keys.shape[2], launch.tile, plan.splits, turn is not None, bool(turn and turn.norms), chained),
+        *(attention.soft_cap > 0, attention.window > 0, sinks is not None),
         num_warps=launch.warps,
         num_stages=launch.stages,
         **options,

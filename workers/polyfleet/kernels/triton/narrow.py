@@ -98,8 +98,8 @@ def bind_rope_attention(op: Op, context: KernelContext) -> Kernel:
     """qkv -> y."""
     both, tuned = of(op, RopeAttention), tuning(context.device)
     attention, rope = both.attention, both.rope
-    if not fits(context.block_size, attention):
-        raise ValueError(f"no kernel attends over blocks of {context.block_size} tokens, windows or capped products")
+    if not fits(context.block_size):
+        raise ValueError(f"no kernel attends over blocks of {context.block_size} tokens")
     caches = context.keys[attention.cache], context.values[attention.cache]
     norms = tuple(context.gain(name, wide=rope.wide) for name in op.weights)
 
@@ -107,7 +107,7 @@ def bind_rope_attention(op: Op, context: KernelContext) -> Kernel:
         qkv = qkv.contiguous()
         out = torch.empty((len(qkv), attention.heads * attention.width), dtype=qkv.dtype, device=qkv.device)
         turn = Turn(plan.cosine, plan.sine, plan.places, norms, rope.eps)
-        decode(attention, tuned, plan.decode, qkv, caches, out, turn)
+        decode(attention, tuned, plan.decode, qkv, caches, out, turn=turn)
         return out
 
     return kernel

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfleet.graph.ops import Attention
 from polyfleet.kernels.step import Step, upload
-from polyfleet.kernels.triton.decode import LEAST_ROWS, LOG2E
+from polyfleet.kernels.triton.decode import LEAST_ROWS, LOG2E, capped
 from polyfleet.kernels.triton.tuning import SHORT_PREFILL, Launch, Tuning
 
 
@@ -26,11 +26,11 @@ class PrefillPlan:
 
 @triton.jit
 def prefill_kernel(
-    q, keys, values, tables, lengths, row_starts, tiles, out, table_stride, scale,
+    q, keys, values, tables, lengths, row_starts, tiles, out, sinks, table_stride, scale, cap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr,
 ):  # fmt: skip
-    """One head of ROWS rows of a sequence. `scale` counts in powers of two."""
+    """One head of ROWS rows of a sequence. `scale`, `cap` and what is made of `sinks` count in powers of two."""
     head = tl.program_id(0)
     kv_head = head // GROUP
     sequence = tl.load(tiles + tl.program_id(1) * 2).to(tl.int64)
@@ -47,12 +47,20 @@ def prefill_kernel(
     end = tl.minimum(length, length - rows + first + ROWS)
     full = (length - rows + first + 1) // TILE * TILE  # up to here every row sees every position
     table = tables + sequence * table_stride
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    peak = tl.full([ROWS], 0.0 if SUNK else float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, PADDED], tl.float32)
-    for start in range(0, end, TILE):
+    lowest = 0  # position that the first row sees
+    if WINDOWED:
+        lowest = tl.maximum(length - rows + first + 1 - window, 0)
+    if SUNK:  # a logit without a value, before all others
+        peak += tl.load(sinks + head) * 1.4426950408889634  # log2 e
+        total += 1.0
+    for start in range(lowest // TILE * TILE, end, TILE):
         seen = start + tl.arange(0, TILE)
         valid = seen < end
+        if WINDOWED:
+            valid = valid & (seen >= lowest)
         if BLOCK_SIZE % TILE == 0:  # a tile lies in one block
             block = tl.load(table + start // BLOCK_SIZE)
             line = (block * KV_HEADS + kv_head) * BLOCK_SIZE + start % BLOCK_SIZE + tl.arange(0, TILE)
@@ -64,12 +72,17 @@ def prefill_kernel(
             keys + cell[None, :] + column[:, None], mask=valid[None, :] & (column < WIDTH)[:, None], other=0.0
         )
         scores = tl.dot(query, key, input_precision="ieee")
+        unit = scale
+        if CAPPED:
+            scores, unit = capped(scores * scale, cap), 1.0
         if start >= full:
             scores = tl.where(seen[None, :] <= position[:, None], scores, float("-inf"))
-        highest = tl.maximum(peak, tl.max(scores, 1) * scale)
+        if WINDOWED:
+            scores = tl.where(seen[None, :] > position[:, None] - window, scores, float("-inf"))
+        highest = tl.maximum(peak, tl.max(scores, 1) * unit)
         base = tl.where(highest == float("-inf"), 0.0, highest)
         shrink = tl.exp2(peak - base)
-        weights = tl.exp2(scores * scale - base[:, None])
+        weights = tl.exp2(scores * unit - base[:, None])
         total = total * shrink + tl.sum(weights, 1)
         value = tl.load(
             values + cell[:, None] + column[None, :], mask=valid[:, None] & (column < WIDTH)[None, :], other=0.0
@@ -94,14 +107,18 @@ def plan_prefill(step: Step, tuned: Tuning) -> PrefillPlan:
     return PrefillPlan(step, launch, upload(tiles, step.tables.device))
 
 
-def prefill(attention: Attention, plan: PrefillPlan, q: Tensor, caches: Any, out: Tensor) -> None:
-    """`out` of the rows of `q` behind those of sequences with one; `caches` are keys and values."""
+def prefill(
+    attention: Attention, plan: PrefillPlan, q: Tensor, caches: Any, out: Tensor, sinks: Tensor | None = None
+) -> None:
+    """`out` of the rows of `q` behind those of sequences with one; caches and sinks are as in `decode`."""
     keys, values = caches
     step, launch, width = plan.step, plan.launch, attention.width
     prefill_kernel[(attention.heads, len(plan.tiles))](
-        *(q, keys, values, step.tables, step.lengths, step.row_starts, plan.tiles, out, step.tables.stride(0)),
-        *(attention.scale * LOG2E, attention.kv_heads, attention.heads // attention.kv_heads),
+        *(q, keys, values, step.tables, step.lengths, step.row_starts, plan.tiles, out, sinks),
+        *(step.tables.stride(0), attention.scale * LOG2E, attention.soft_cap * LOG2E, attention.window),
+        *(attention.kv_heads, attention.heads // attention.kv_heads),
         *(max(LEAST_ROWS, launch.rows), width, max(16, triton.next_power_of_2(width)), keys.shape[2], launch.tile),
+        *(attention.soft_cap > 0, attention.window > 0, sinks is not None),
         num_warps=launch.warps,
         num_stages=launch.stages,
     )
