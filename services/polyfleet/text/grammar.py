@@ -17,11 +17,9 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _MOST_CALLS = 16
 _MOST_SHOWN = 200
-_THOUGHTS = """
-start: thoughts NEWLINES answer
-thoughts[lazy]: /(.|\\n)*/ {closing}
-NEWLINES: /\\n{{0,2}}/
-"""
+_BARE_CALL = ('{"name": $J, "arguments": $A}',)
+_TEXT = r"/(.|\n)*/"
+Special = Sequence[tuple[str, int]]  # spellings and ids of special tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,8 @@ class Calls:
     """What an answer may call: `tools` are JSON, `names` as in GenerateRequest.
 
     `required`: it has to begin with a call, and holds nothing else (`several`: of one call or more). Else calls stand
-    behind `opening`, within any text (or, with a structure, in its place, as if they were required).
+    behind `opening`, within any text (or, with a structure, in its place, as if they were required), in one of
+    `spellings`, as ToolFormat has them.
     """
 
     tools: tuple[str, ...]
@@ -38,11 +37,15 @@ class Calls:
     several: bool = True
     opening: str = ""
     closing: str = ""
+    spellings: tuple[str, ...] = ()
 
 
-def make_grammar(structure: Structure | None, calls: Calls | None, closing_of_thoughts: str = "") -> str:
+def make_grammar(
+    structure: Structure | None, calls: Calls | None, closing_of_thoughts: str = "", special: Special = ()
+) -> str:
     """The grammar of an answer. `closing_of_thoughts`: it begins within thoughts, which end so.
 
+    `special` are the marks among all that which are special tokens, with their ids: no text spells these.
     Raises FieldError, on `structure` or `tools`, for what can't be had or would take too long.
     """
     parts: dict[str, dict[str, Any]] = {}
@@ -58,10 +61,10 @@ def make_grammar(structure: Structure | None, calls: Calls | None, closing_of_th
             parts[f"arguments_{index}"] = _arguments(tool, every=calls.required)
             _check(f"tools[{index}].function.parameters", parts[f"arguments_{index}"])
         free = not calls.required and structure is None
-        rules = _free_calls(tools, calls) if free else _bare_calls(tools, several=calls.several)
+        rules = _free_calls(tools, calls, dict(special)) if free else _bare_calls(tools, several=calls.several)
         alternatives.append("calls")
     main = f"{rules}\nanswer: {' | '.join(alternatives)}\n"
-    main = (_THOUGHTS.format(closing=_quoted(closing_of_thoughts)) if closing_of_thoughts else "start: answer\n") + main
+    main = (_thoughts(closing_of_thoughts, dict(special)) if closing_of_thoughts else "start: answer\n") + main
     grammars = [{"name": "main", "lark_grammar": main}, *({"name": name, **part} for name, part in parts.items())]
     grammar = json.dumps({"grammars": grammars})
     if problem := _problem(grammar):
@@ -110,23 +113,45 @@ def _arguments(tool: Tool, *, every: bool) -> dict[str, Any]:
 
 def _bare_calls(tools: Sequence[Tool], *, several: bool) -> str:
     more = f' ("\\n" call){{0,{_MOST_CALLS - 1}}}' if several else ""
-    return f"calls: call{more}\n{_call_rules(tools)}"
+    return f"calls: call{more}\n{_call_rules(tools, _BARE_CALL, {})}"
 
 
-def _free_calls(tools: Sequence[Tool], calls: Calls) -> str:
+def _free_calls(tools: Sequence[Tool], calls: Calls, special: Mapping[str, int]) -> str:
     return (
-        "calls: called* TEXT\nTEXT: /(.|\\n)*/\n"
-        f"opened[lazy]: TEXT {_quoted(calls.opening)}\n"
-        f'called: opened "\\n" call "\\n" {_quoted(calls.closing)}\n{_call_rules(tools)}'
+        f"calls: called{'*' if calls.several else '?'} TEXT\nTEXT: {_TEXT}\n"
+        f"{_up_to('opened', calls.opening, special)}"
+        f"called: opened call {_term(calls.closing, special)}\n{_call_rules(tools, calls.spellings, special)}"
     )
 
 
-def _call_rules(tools: Sequence[Tool]) -> str:
-    rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
+def _thoughts(closing: str, special: Mapping[str, int]) -> str:
+    return f"start: thoughts NEWLINES answer\nNEWLINES: /\\n{{0,2}}/\n{_up_to('thoughts', closing, special)}"
+
+
+def _up_to(rule: str, mark: str, special: Mapping[str, int]) -> str:
+    """A rule of any text up to a mark."""
+    return f"{rule}{'' if mark in special else '[lazy]'}: {_TEXT} {_term(mark, special)}\n"
+
+
+def _call_rules(tools: Sequence[Tool], spellings: Sequence[str], special: Mapping[str, int]) -> str:
+    rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}", "NUMBER: /[0-9]+/"]
     for index, tool in enumerate(tools):
-        opening = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
-        rules.append(f'call_{index}: {_quoted(opening)} @arguments_{index} "}}"')
+        written = [_spelled(each, tool, index, special) for each in spellings]
+        rules.append(f"call_{index}: {' | '.join(written)}")
     return "\n".join(rules) + "\n"
+
+
+def _spelled(spelling: str, tool: Tool, index: int, special: Mapping[str, int]) -> str:
+    """A way to write a call of one tool, as terms of a rule."""
+    parts = re.split("|".join(map(re.escape, (*special, "$N", "$J", "$A", "$D"))).join("()"), spelling)
+    named = {"$N": tool.name, "$J": json.dumps(tool.name, ensure_ascii=False)}
+    known = {"$A": f"@arguments_{index}", "$D": "NUMBER", **{key: _quoted(name) for key, name in named.items()}}
+    return " ".join(known.get(part) or _term(part, special) for part in parts if part)
+
+
+def _term(text: str, special: Mapping[str, int]) -> str:
+    """A text, or the special token that is spelled so."""
+    return f"<[{special[text]}]>" if text in special else _quoted(text) if text else ""
 
 
 def _json(schema: Mapping[str, Any]) -> dict[str, Any]:

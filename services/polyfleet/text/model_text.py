@@ -1,7 +1,7 @@
 """The way out of a model: ids become text as they come. Its other direction is PromptText."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -89,9 +89,9 @@ class ModelText:
             return ByteDetokenizer(self._byte_pieces, prompt_ids)
         return WindowDetokenizer(self.decode, prompt_ids, self._special_ids)
 
-    def is_special(self, spelling: str) -> bool:
-        """Whether a special token is spelled so: then no text can be."""
-        return any(self._added[each] == spelling for each in self._special_ids)
+    def specials(self, spellings: Collection[str]) -> tuple[tuple[str, int], ...]:
+        """Those of these that are special tokens, with their ids: no text is spelled so."""
+        return tuple((self._added[each], each) for each in sorted(self._special_ids) if self._added[each] in spellings)
 
     def special_text(self, token_id: int) -> str:
         """How a special token is spelled, which no decoded text shows; empty for every other id."""

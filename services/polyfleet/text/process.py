@@ -95,6 +95,7 @@ class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
     structure: Structure | None
     calls: Calls | None
     closing_of_thoughts: str = ""
+    special: tuple[tuple[str, int], ...] = ()
 
     @property
     def field(self) -> str:
@@ -186,7 +187,7 @@ class Server:
 
     def _encode(self, job: Job) -> Answer:
         if isinstance(job, MakeGrammar):
-            return Made(make_grammar(job.structure, job.calls, job.closing_of_thoughts))
+            return Made(make_grammar(job.structure, job.calls, job.closing_of_thoughts, job.special))
         if self._text is None:
             raise TextAssetsError("Nothing was loaded.")
         if isinstance(job, PrepareChat):

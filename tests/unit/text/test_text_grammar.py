@@ -142,13 +142,42 @@ def test_one_tool_may_be_named() -> None:
     ],
 )
 def test_strict_calls_within_text(text: str, taken: bool) -> None:
-    calls = Calls(TOOLS, opening="<tool_call>", closing="</tool_call>")
+    hermes = FORMATS["hermes"]
+    calls = Calls(TOOLS, opening=hermes.openings[0], closing=hermes.closing, spellings=hermes.spellings)
     mask = GRAMMARS.mask(make_grammar(None, calls))
     if taken:
         mask.fill(TEXT.encode(text), all_tokens(VOCABULARY))
     else:
         with pytest.raises(ValueError, match="can't be gone on with"):
             mask.fill(TEXT.encode(text), all_tokens(VOCABULARY))
+
+
+@pytest.mark.parametrize("family", ["phi", "mistral", "deepseek", "kimi", "llama"])
+def test_strict_calls_behind_special_tokens(family: str) -> None:
+    form = FORMATS[family]
+    opening, closing = "<|im_start|>", "<|endoftext|>" if form.closing else ""
+    special = (("<|im_start|>", 1), ("<|endoftext|>", 0))
+    calls = Calls(TOOLS, opening=opening, closing=closing, spellings=form.spellings)
+    grammar = make_grammar(None, calls, special=special)
+    for spelling in form.spellings:
+        call = spelling.replace("$N", "move").replace("$J", '"move"').replace("$D", "12").replace("$A", '{"to": "N"}')
+        good = [*TEXT.encode("Hm."), 1, *TEXT.encode(call), *([0] if closing else [])]
+        mask = GRAMMARS.mask(grammar)
+        mask.fill(good, all_tokens(VOCABULARY))
+        mask.fill([*good, *TEXT.encode(" Done")], all_tokens(VOCABULARY))
+        wrong = TEXT.encode(call.replace('"N"', '"W"'))
+        with pytest.raises(ValueError, match="can't be gone on with"):
+            GRAMMARS.mask(grammar).fill([1, *wrong], all_tokens(VOCABULARY))
+        parser = AnswerParser(form, read_tools(TOOLS), None)
+        parsed = parser.add(f"{form.openings[0]}{call}{form.closing}"), parser.finish(truncated=False)
+        assert [each.name for part in parsed for each in part.tool_calls if each.name] == ["move"]
+
+
+def test_thoughts_may_end_with_a_special_token() -> None:
+    grammar = make_grammar(Structure(choices=("yes",)), None, "<|im_start|>", (("<|im_start|>", 1),))
+    bits = all_tokens(VOCABULARY)
+    GRAMMARS.mask(grammar).fill([*TEXT.encode("Hm"), 1, *TEXT.encode("\nyes")], bits)
+    assert np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:VOCABULARY]).tolist() == [END]
 
 
 def test_a_structure_or_calls() -> None:

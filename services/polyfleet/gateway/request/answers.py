@@ -44,7 +44,9 @@ async def make_grammar(
         raise FieldError(field, f"model {served.model.name} has no tokenizer to keep an answer to it")
     tags = served.text.reasoning_tags
     closing = tags.closing if prompt.thinking and tags else ""
-    return await served.prompts.grammar(request.structure, calls, closing, seconds)
+    form = _format(request, served, tool_parser)
+    marks = (closing, *(form.markers if form else ()))
+    return await served.prompts.grammar(request.structure, calls, closing, served.text.specials(marks), seconds)
 
 
 def _calls(request: GenerateRequest, served: ServedModel, tool_parser: str) -> Calls | None:
@@ -55,9 +57,9 @@ def _calls(request: GenerateRequest, served: ServedModel, tool_parser: str) -> C
     calls = Calls(request.tools, request.tool_names, required, request.parallel_tool_calls and not _named(request))
     if required or request.structure is not None:
         return calls
-    readable = form.closing and not served.text.is_special(form.openings[0])
-    strict = readable and any(tool.strict for tool in read_tools(request.tools, request.tool_names))
-    return replace(calls, opening=form.openings[0], closing=form.closing) if strict else None
+    if not form.spellings or not any(tool.strict for tool in read_tools(request.tools, request.tool_names)):
+        return None
+    return replace(calls, opening=form.openings[0], closing=form.closing, spellings=form.spellings)
 
 
 def _format(request: GenerateRequest, served: ServedModel, tool_parser: str) -> ToolFormat | None:

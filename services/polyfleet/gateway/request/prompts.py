@@ -68,10 +68,15 @@ class Prompts:
         return await self._run(job, weight, seconds)
 
     async def grammar(
-        self, structure: Structure | None, calls: Calls | None, closing_of_thoughts: str, seconds: float
+        self,
+        structure: Structure | None,
+        calls: Calls | None,
+        closing_of_thoughts: str,
+        special: tuple[tuple[str, int], ...],
+        seconds: float,
     ) -> str:
         """Of an answer, see `polyfleet.text.grammar`."""
-        job = MakeGrammar(JOB_SECONDS, structure, calls, closing_of_thoughts)
+        job = MakeGrammar(JOB_SECONDS, structure, calls, closing_of_thoughts, special)
         answer = await _within(seconds, self._quick.run(job))
         assert isinstance(answer, Made)
         return answer.grammar

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from polyfleet.text.answer import json_reader
 from polyfleet.text.answer.calls import Calls, as_object
-from polyfleet.text.answer.marked_calls import DEEPSEEK_MARKS, KIMI_MARKS, deepseek_calls, kimi_calls
+from polyfleet.text.answer.marked_calls import (
+    DEEPSEEK_FENCED,
+    DEEPSEEK_MARKS,
+    DEEPSEEK_PLAIN,
+    KIMI_CALL,
+    KIMI_MARKS,
+    deepseek_calls,
+    kimi_calls,
+)
 from polyfleet.text.answer.python_calls import python_calls
 from polyfleet.text.answer.source import NotACall, Reading, Source
 
@@ -151,6 +159,8 @@ class ToolFormat:
     """A family's way. `openings` begin calls, `closing` ends them, where there is one.
 
     `bare`: an answer may begin with a call, without an opening. `inner`: what else may be written in special tokens.
+    `spellings` of a call between opening and closing, for grammars: $N its name, $J that as JSON, $A its arguments,
+    $D a number; none where no grammar tells them.
     """
 
     name: str
@@ -160,6 +170,7 @@ class ToolFormat:
     short_ids: bool = False
     inner: tuple[str, ...] = ()
     body: Body = written
+    spellings: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -167,7 +178,8 @@ class ToolFormat:
         return (*self.openings, *((self.closing,) if self.closing else ()), *self.inner)
 
 
-HERMES = ToolFormat("hermes", ("<tool_call>",), "</tool_call>")
+_OBJECT = '{"name": $J, "arguments": $A}'
+HERMES = ToolFormat("hermes", ("<tool_call>",), "</tool_call>", spellings=(f"\n{_OBJECT}\n",))
 HARMONY = ToolFormat(  # read by ChannelParser
     "harmony",
     ("<|channel|>",),
@@ -178,17 +190,33 @@ FORMATS: Mapping[str, ToolFormat] = {
     for each in (
         HARMONY,
         ToolFormat(
-            "deepseek", ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>", inner=DEEPSEEK_MARKS, body=deepseek_calls
+            "deepseek",
+            ("<｜tool▁calls▁begin｜>",),
+            "<｜tool▁calls▁end｜>",
+            inner=DEEPSEEK_MARKS,
+            body=deepseek_calls,
+            spellings=(DEEPSEEK_FENCED, DEEPSEEK_PLAIN),
         ),
         ToolFormat(
-            "kimi", ("<|tool_calls_section_begin|>",), "<|tool_calls_section_end|>", inner=KIMI_MARKS, body=kimi_calls
+            "kimi",
+            ("<|tool_calls_section_begin|>",),
+            "<|tool_calls_section_end|>",
+            inner=KIMI_MARKS,
+            body=kimi_calls,
+            spellings=(KIMI_CALL,),
         ),
-        ToolFormat("mistral", ("[TOOL_CALLS]",), short_ids=True, inner=("[ARGS]", "[CALL_ID]")),
-        ToolFormat("phi", ("<|tool_call|>",), "<|/tool_call|>"),
+        ToolFormat(
+            "mistral",
+            ("[TOOL_CALLS]",),
+            short_ids=True,
+            inner=("[ARGS]", "[CALL_ID]"),
+            spellings=(f" [{_OBJECT}]", f"[{_OBJECT}]", "$N[ARGS]$A", "$N$A"),
+        ),
+        ToolFormat("phi", ("<|tool_call|>",), "<|/tool_call|>", spellings=(f"[{_OBJECT}]",)),
         ToolFormat("minicpm", ("<|tool_call_start|>",), "<|tool_call_end|>", body=python_calls),
         HERMES,
         ToolFormat("pythonic", ("<|python_start|>",), "<|python_end|>", bare=True),
-        ToolFormat("llama", ("<|python_tag|>",), bare=True),
+        ToolFormat("llama", ("<|python_tag|>",), bare=True, spellings=('{"name": $J, "parameters": $A}',)),
         ToolFormat("glm4", ("<|observation|>",), bare=True),
     )
 }

@@ -7,6 +7,11 @@ from polyfleet.text.answer.source import NotACall, Reading, Source
 DEEPSEEK_MARKS = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 KIMI_MARKS = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
 
+# How grammars write a call, see ToolFormat.
+DEEPSEEK_FENCED = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>$N\n```json\n$A\n```<｜tool▁call▁end｜>"
+DEEPSEEK_PLAIN = "<｜tool▁call▁begin｜>$N<｜tool▁sep｜>$A<｜tool▁call▁end｜>"
+KIMI_CALL = "<|tool_call_begin|>functions.$N:$D<|tool_call_argument_begin|>$A<|tool_call_end|>"
+
 
 def deepseek_calls(source: Source, calls: Calls) -> Reading[None]:
     """With the name behind the kind and the arguments in a fenced block, or with the name alone."""
