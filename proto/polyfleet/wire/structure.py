@@ -6,6 +6,7 @@ from polyfleet.wire.limits import FieldError, check_count
 
 MAX_CHARACTERS = 64 * 1024
 MAX_CHOICES = 1024
+GRAMMAR_LIMITS = {"initial_lexer_fuel": 200_000, "step_lexer_fuel": 20_000}  # llguidance's: what a token may cost
 
 
 @dataclass(frozen=True, slots=True)

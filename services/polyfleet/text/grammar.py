@@ -1,7 +1,9 @@
 """Grammars of answers, as llguidance takes them: of a structure that is asked for, and of calls that are."""
 
 import json
+import random
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -9,13 +11,14 @@ from typing import Any
 
 from polyfleet.wire.json_text import read_object
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.structure import Structure
+from polyfleet.wire.structure import GRAMMAR_LIMITS, Structure
 from polyfleet.wire.tools import Tool, read_tools
 
 # A model that may write white space where it likes may do so for ever.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _MOST_CALLS = 16
+TRIAL_BYTES, TRIAL_SECONDS = 24, 1.0  # of an answer, and of processor time
 _MOST_SHOWN = 200
 _BARE_CALL = ('{"name": $J, "arguments": $A}',)
 _TEXT = r"/(.|\n)*/"
@@ -167,7 +170,9 @@ def _quoted(text: str) -> str:
 
 
 def _check(field: str, part: Mapping[str, Any]) -> None:
-    if problem := _problem(json.dumps({"grammars": [part]})):
+    grammar = json.dumps({"grammars": [part]})
+    names_tokens = "<" in part.get("lark_grammar", "")  # which a tokenizer of bytes has not
+    if problem := _problem(grammar) or ("" if names_tokens else _trial(grammar)):
         raise FieldError(field, problem)
 
 
@@ -175,7 +180,14 @@ def _check(field: str, part: Mapping[str, Any]) -> None:
 def _limits() -> Any:
     from llguidance import LLParserLimits
 
-    return LLParserLimits(verbose_errors=False)
+    return LLParserLimits(verbose_errors=False, **GRAMMAR_LIMITS)
+
+
+@cache
+def _bytes() -> Any:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
 
 
 def _problem(grammar: str) -> str:
@@ -184,6 +196,26 @@ def _problem(grammar: str) -> str:
 
     problem: str = LLMatcher.validate_grammar(grammar, None, limits=_limits())
     return f"can't be kept to: {_first(problem)}" if problem else ""
+
+
+def _trial(grammar: str) -> str:
+    """What goes wrong where an answer is begun, byte by byte at random; empty when nothing does."""
+    from llguidance import LLMatcher
+
+    source, started = random.Random(0), time.thread_time()
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=_limits())
+    for _ in range(TRIAL_BYTES):
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error():
+            problem = matcher.get_error()
+            return "leaves no text" if "NoExtensionBias" in problem else f"can't be kept to: {_first(problem)}"
+        if time.thread_time() - started > TRIAL_SECONDS:
+            return "takes too long to keep to"
+        following = [byte for byte in range(256) if allowed >> byte & 1]
+        if not following:
+            break
+        matcher.consume_token(source.choice(following))
+    return ""
 
 
 def _first(problem: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.batching import assert_right, make_batcher, request, run_all
+from tests.support.batching import Outcomes, assert_right, make_batcher, request, run_all
 from tests.support.fake_executor import VOCABULARY, expected_tokens
 from tests.support.masking import packed
 
@@ -26,6 +26,8 @@ class Odd:
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+
+    ready = True
 
     def fill(self, generated_ids: Sequence[int], bits: Int32s) -> None:
         self.asked.append(len(generated_ids))
@@ -94,3 +96,19 @@ def test_a_mask_that_fails_fails_its_sequence_alone(depth: int, outcome: object,
     assert outcomes["s1"].error == f"the mask of allowed tokens failed: {reason}"
     assert outcomes["s2"].token_ids == expected_tokens(request(2), 256, allowed=odd)[0]
     assert_right(outcomes, request(3))
+
+
+def test_a_sequence_whose_mask_is_not_ready_lets_others_go_on() -> None:
+    batcher, _ = make_batcher()
+    mask = Odd()
+    mask.ready = False
+    masked = request(1, 5, 8)
+    batcher.add(masked, mask)
+    batcher.add(request(2, 7, 12))
+    outcomes = Outcomes()
+    for _ in range(20):
+        outcomes.add(batcher.step())
+    assert_right(outcomes, request(2, 7, 12))
+    assert mask.asked == []
+    mask.ready = True
+    assert run_all(batcher, outcomes)["s1"].token_ids == expected_tokens(masked, 256, allowed=odd)[0]

@@ -59,6 +59,8 @@ class EveryThird:
         allowed: Bools = (np.arange(VOCABULARY) + len(generated_ids)) % 3 != self.shift
         return allowed
 
+    ready = True
+
     def fill(self, generated_ids: Sequence[int], bits: Int32s) -> None:
         bits[:] = packed(self.allowed(generated_ids))
 

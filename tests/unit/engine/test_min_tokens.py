@@ -87,6 +87,8 @@ def test_a_mask_holds_beside_it() -> None:
     odd: Bools = np.arange(VOCABULARY) % 2 == 1
 
     class Odd:
+        ready = True
+
         def fill(self, generated_ids: Sequence[int], bits: Int32s) -> None:
             bits[:] = packed(odd)
 

@@ -202,6 +202,17 @@ def test_a_structure_or_calls() -> None:
         (Structure(json_schema='{"type": "strin"}'), "structure", "Invalid type: strin"),
         (Structure(json_schema='{"not": {"type": "string"}}'), "structure", "Unimplemented keys"),
         (Structure(json_schema='{"$ref": "http://127.0.0.1/x"}'), "structure", "does not fetch"),
+        (Structure(json_schema='{"$ref": "#"}'), "structure", "leaves no text"),
+        (
+            Structure(
+                json_schema='{"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}'
+            ),
+            "structure",
+            "leaves no text",
+        ),
+        (Structure(grammar="start: start"), "structure", "leaves no text"),
+        (Structure(regex="(a{1000}){1000}"), "structure", "takes too long|too many"),
+        (Structure(regex="(" * 2000 + "a" + ")" * 2000), "structure", "nested parentheses"),
         (Structure(regex="(a"), "structure", "unclosed group"),
         (Structure(regex="(?=a)b"), "structure", "look-around"),
         (Structure(grammar='start: "a" | foo'), "structure", "unknown name"),

@@ -179,7 +179,7 @@ class Composer:
     def _prompts(self, prompts: list[Sequence], rows: int, *, admitting: bool) -> list[Share]:
         """Share `rows` out among prompts under way and newcomers; these start when they get some."""
         shares: dict[Sequence, int] = {}
-        newcomers = self._ledger.waiting[:MOST_NEWCOMERS]
+        newcomers = [each for each in self._ledger.waiting[:MOST_NEWCOMERS] if each.ready]
         candidates = sorted((*prompts, *newcomers), key=lambda each: each.rank)
         spare = max(0, self._holdings.num_free_slots - len(newcomers))  # draws beyond one for each sequence
 

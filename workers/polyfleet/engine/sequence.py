@@ -43,6 +43,11 @@ TRANSITIONS: Mapping[SequenceState, frozenset[SequenceState]] = {
 class TokenMask(Protocol):
     """Says which tokens may follow; asked before each draw of its sequence."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether it can say so at once; its sequence starts when it can."""
+        ...
+
     def fill(self, generated_ids: Tokens[int], bits: Int32s) -> None:
         """Leave those bits [ceil(V / 32)] set whose tokens may follow, at least one; given, all are (`sampling.masks`).
 
@@ -179,6 +184,11 @@ class Sequence:
             parent = hashes[-1] if hashes else self.root
             hashes.append(grain_hash(parent, self.tokens(start, start + block_size)))
         return hashes if len(hashes) == num_blocks else hashes[:num_blocks]
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may start: its grammar is compiled."""
+        return self.mask is None or self.mask.ready
 
     @property
     def masked(self) -> bool:

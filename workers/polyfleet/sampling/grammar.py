@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from polyfleet.sampling.masks import Int32s, allow
+from polyfleet.wire.structure import GRAMMAR_LIMITS
 
 MOST_COMPILED = 64  # grammars that are kept
 
@@ -38,7 +39,8 @@ class Grammars:
     def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        limits = LLParserLimits(verbose_errors=False, **GRAMMAR_LIMITS)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(f"the grammar can't be used: {_first(matcher.get_error())}")
         return matcher
@@ -64,6 +66,11 @@ class GrammarMask:
         self._future = matcher
         self._stop_token_ids = tuple(stop_token_ids)
         self._taken: list[int] = []
+
+    @property
+    def ready(self) -> bool:
+        """As TokenMask."""
+        return self._future.done()
 
     def fill(self, generated_ids: Sequence[int], bits: Int32s) -> None:
         """As TokenMask. Raises GrammarError."""
