@@ -12,6 +12,7 @@ from tests.support.text_assets import assets_document
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded, ResourceExhausted
+from polyfleet.gateway.request import prompts as prompts_module
 from polyfleet.gateway.request.prompts import LONG_CHARACTERS, Prompts
 from polyfleet.gateway.request.text_process import TextProcess
 from polyfleet.text.errors import TextAssetsError
@@ -19,6 +20,7 @@ from polyfleet.text.process import EncodeChat, Encoded, EncodeText
 from polyfleet.text.prompt_text import PromptText
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import Chat, Message
+from polyfleet.wire.structure import Structure
 
 LATER = "{% if messages[0].content == 'now' %}HOSTILE{% endif %}{{ messages[0].content }}"  # harmless when it is tried
 FOREVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
@@ -171,5 +173,20 @@ async def test_a_long_prompt_keeps_no_short_one_waiting() -> None:
         assert (await long).num_tokens > LONG_CHARACTERS
         with pytest.raises(DeadlineExceeded):
             await prompts.of_chat(Chat((Message("user", "now"),)), 0, 0.05)
+    finally:
+        await prompts.close()
+
+
+async def test_a_bomb_of_a_grammar_keeps_no_prompt_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts_module, "JOB_SECONDS", 1.5)
+    bomb = Structure(grammar="start: /(a|aa)+/ /(a|aa)+/ /b{1,50000}/")
+    prompts = Prompts(assets_document(), Limits())
+    try:
+        grammar = asyncio.create_task(prompts.grammar(bomb, None, "", (), 60.0))
+        assert (await prompts.of_text("fox", 0, 60.0)).num_tokens
+        with pytest.raises(FieldError, match="to be made into a grammar"):
+            await grammar
+        monkeypatch.undo()
+        assert await prompts.grammar(Structure(regex="a"), None, "", (), 60.0)
     finally:
         await prompts.close()

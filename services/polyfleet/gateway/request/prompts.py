@@ -40,6 +40,7 @@ class Prompt:
 class Prompts:
     """Makes the prompts of one model. Long ones wait for each other, and no other model's or short one for them.
 
+    Nor does a prompt wait for grammars of answers, each of which may take as long as a job may.
     Its methods raise FieldError on `text` or `messages`, DeadlineExceeded, and what TextProcess.run raises.
     """
 
@@ -48,6 +49,8 @@ class Prompts:
         max_waiting = limits.max_concurrent + limits.max_queued
         self._quick = TextProcess(document, max_waiting, QUICK_IDLE_SECONDS)
         self._long = TextProcess(document, max_waiting, LONG_IDLE_SECONDS)
+        self._grammars = TextProcess(document, max_waiting, QUICK_IDLE_SECONDS)
+        self._processes = (self._quick, self._long, self._grammars)
         self._open_contents = open_contents
 
     async def prepare(self) -> None:
@@ -77,7 +80,7 @@ class Prompts:
     ) -> str:
         """Of an answer, see `polyfleet.text.grammar`."""
         job = MakeGrammar(JOB_SECONDS, structure, calls, closing_of_thoughts, special)
-        answer = await _within(seconds, self._quick.run(job))
+        answer = await _within(seconds, self._grammars.run(job))
         assert isinstance(answer, Made)
         return answer.grammar
 
@@ -91,11 +94,11 @@ class Prompts:
     @property
     def pids(self) -> tuple[int, ...]:
         """Of its processes, as far as they run now."""
-        return tuple(each.pid for each in (self._quick, self._long) if each.pid is not None)
+        return tuple(each.pid for each in self._processes if each.pid is not None)
 
     async def close(self) -> None:
         """End its processes."""
-        await asyncio.gather(self._quick.close(), self._long.close())
+        await asyncio.gather(*(each.close() for each in self._processes))
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
