@@ -26,7 +26,6 @@ from polyfleet.wire.requests import SequenceRequest
 
 log = logging.getLogger(__name__)
 
-UNREADY_SECONDS = 0.002  # between two looks for one that may start
 STEP_TIMEOUT_SECONDS = 300.0  # that a device may take for one step before it counts as hung
 
 
@@ -130,8 +129,7 @@ class Batcher:
             if not self._launch():
                 break
         if not self._flights:
-            if self.ledger.waiting:  # for grammars that are being compiled
-                time.sleep(UNREADY_SECONDS)
+            self._composer.rest()
             return StepReport([])
         report = self._collect(self._flights[0])
         if len(self._flights) == 1 and not self._flights[0].drawn:  # its masks waited for the tokens before

@@ -1,5 +1,6 @@
 """Composer: who takes part in the next step, and with how many tokens."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from polyfleet.engine.plan import Share
 from polyfleet.engine.sequence import Sequence, SequenceState
 from polyfleet.engine.speculation import Speculator
 
+UNREADY_SECONDS = 0.002  # between two looks for a sequence that may start
 MOST_NEWCOMERS = 64  # waiting sequences that are looked at for a step
 
 
@@ -82,6 +84,11 @@ class Composer:
             if each.state is SequenceState.RUNNING and each.num_uncomputed > 1:
                 total += each.num_uncomputed
         return total
+
+    def rest(self) -> None:
+        """Nothing can be computed: where sequences wait, it is for their grammars."""
+        if self._ledger.waiting:
+            time.sleep(UNREADY_SECONDS)
 
     def _may_start(self) -> bool:
         """Whether some sequence may leave the queue."""
