@@ -94,6 +94,8 @@ def test_blocks_are_published_as_far_as_drafts_were_right() -> None:
 class Even:
     """Allows even tokens, and knows what it was asked with."""
 
+    ready = True
+
     def __init__(self) -> None:
         self.asked: list[tuple[int, ...]] = []
 
