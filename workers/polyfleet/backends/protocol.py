@@ -38,7 +38,12 @@ class BackendType(str, Enum):
 
 
 def accelerator_name(accelerator: "BackendType | str") -> str:
-    """An accelerator as text. A third party's backend has a name of its own and no member in BackendType."""
+    """An accelerator as text. A third party's backend has a name of its own and no member in BackendType.
+
+    Raises ValueError for what is neither.
+    """
+    if not isinstance(accelerator, str):
+        raise ValueError(f"a backend is named by a text or a BackendType, not by {accelerator!r}")
     return accelerator.value if isinstance(accelerator, BackendType) else accelerator
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,7 +29,7 @@ FIXED: Mapping[str, tuple[Any, str]] = {
     "mpi_rank": (0, "a kernel is one process, which starts the ranks of tensor_parallel itself"),
     "num_remote_schedulers": (0, "there are no other devices whose work could be scheduled"),
     "profiler_tensor": (None, "whole steps are timed, not ops: read engine.status().step_seconds"),
-    "spec_decode_config": (None, "no executor drafts tokens"),
+    "spec_decode_config": (None, "the option `speculation` says whether tokens are drafted"),
 }
 
 
@@ -91,10 +92,10 @@ class PersistentKernel:
     def _ended_by(self, token_id: int) -> dict[str, Any]:
         """What of a request makes this token its only end; where there is no such token, nothing stays behind."""
         vocabulary = self.engine.facts.vocabulary_size
-        if not 0 <= token_id < vocabulary:
+        if not isinstance(token_id, Integral) or isinstance(token_id, bool) or not 0 <= token_id < vocabulary:
             self.close()
-            raise ValueError(f"eos_token_id must be 0 to {vocabulary - 1}, not {token_id}")
-        return {"stop_token_ids": (token_id,), "ignore_eos": True}
+            raise ValueError(f"eos_token_id must be 0 to {vocabulary - 1}, not {token_id!r}")
+        return {"stop_token_ids": (int(token_id),), "ignore_eos": True}
 
     def __call__(self) -> None:
         """Continue all sequences of the meta tensors to their ends."""
@@ -185,8 +186,10 @@ class MetaTensors:
     @classmethod
     def of(cls, given: Sequence[Array]) -> "MetaTensors":
         """Views of [step, tokens]; of one sequence they may have a dimension less. Raises ValueError."""
-        if len(given) != 2 or not all(map(_holds_integers, given)):
+        if not isinstance(given, Sequence) or len(given) != 2 or not all(map(_holds_integers, given)):
             raise ValueError("meta_tensors must be [step, tokens], two arrays or tensors of int32 or int64")
+        if any(isinstance(each, np.ndarray) and not each.flags.writeable for each in given):
+            raise ValueError("meta_tensors must be writable: they follow each token")
         step, tokens = given[0], given[1]
         last, rows = step if step.shape else step[None], tokens[None] if len(tokens.shape) == 1 else tokens
         if len(rows.shape) != 2 or len(step.shape) > 1 or len(last) != len(rows) or len(rows) < 1:
@@ -227,7 +230,7 @@ class MetaTensors:
 def _check_fixed(given: Sequence[Any]) -> None:
     """Raise ValueError unless each keyword of FIXED, in its order, has its one value."""
     for value, (name, (wanted, reason)) in zip(given, FIXED.items(), strict=True):
-        if value is not wanted and value != wanted:
+        if value is not wanted and (wanted is None or value != wanted):
             raise ValueError(f"{name} must be {wanted}, not {value!r}: {reason}")
 
 
