@@ -27,6 +27,8 @@ class SnapshotFleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         self.corrupt = False  # send other bytes than the hash promises
         self.tokens: list[str] = []  # authorization metadata of each call
         self.fetched = 0
+        self.reports: list[pb.ReportUsageRequest] = []
+        self.leases: list[pb.TenantLease] = []  # the answer to each report
         self._version = 0
         self._watchers: set[asyncio.Queue[pb.FleetSnapshot]] = set()
         self._server: Any = None
@@ -97,6 +99,11 @@ class SnapshotFleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such tokenizer")
         for chunk in self._chunks(self.assets[request.hash]):
             yield chunk
+
+    async def ReportUsage(self, request: pb.ReportUsageRequest, context: Any) -> pb.ReportUsageResponse:
+        """The leases that the test sets."""
+        self.reports.append(request)
+        return pb.ReportUsageResponse(leases=self.leases)
 
     def _chunks(self, document: bytes) -> Iterator[pb.AssetChunk]:
         return asset_chunks(document[:-1] + b" " if self.corrupt else document)

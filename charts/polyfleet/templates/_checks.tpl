@@ -6,8 +6,8 @@
 {{- include "polyfleet.checkDevices" (dict "ctx" $ "name" $name "pool" $pool) -}}
 {{- include "polyfleet.checkAutoscaling" (dict "ctx" $ "name" $name "pool" $pool) -}}{{- include "polyfleet.checkOptions" (dict "name" $name "pool" $pool) -}}
 {{- end -}}
-{{- if and .Values.auth.existingSecret .Values.auth.keys -}}
-{{- fail "auth.keys go into the Secret that the chart makes, and auth.existingSecret replaces it: give one of them." -}}
+{{- if and .Values.auth.existingSecret (or .Values.auth.keys .Values.auth.tenants) -}}
+{{- fail "auth.keys and auth.tenants go into the Secret that the chart makes, and auth.existingSecret replaces it: give one of them." -}}
 {{- end -}}
 {{- if and (not .Values.auth.enabled) (or .Values.auth.existingSecret .Values.auth.keys) -}}
 {{- fail "auth.enabled is false, so that auth.existingSecret and auth.keys would do nothing: leave them out." -}}
@@ -114,6 +114,7 @@
 {{- define "polyfleet.checkKeys" -}}
 {{- $ids := list "first" -}}{{/* the chart's own key */}}
 {{- $hashes := list -}}
+{{- $owners := list "first" -}}
 {{- range .Values.auth.keys -}}
 {{- if has .id $ids -}}
 {{- fail (printf "auth.keys: there are two keys with the id %s%s: give one another id." .id (ternary ", which the chart's own key has" "" (eq .id "first"))) -}}
@@ -123,5 +124,16 @@
 {{- end -}}
 {{- $ids = append $ids .id -}}
 {{- $hashes = append $hashes .hash -}}
+{{- $owners = append $owners (.tenant | default .id) -}}
+{{- end -}}
+{{- $named := list -}}
+{{- range .Values.auth.tenants -}}
+{{- if not (has .id $owners) -}}
+{{- fail (printf "auth.tenants: no key belongs to tenant %s: give one of auth.keys this tenant." .id) -}}
+{{- end -}}
+{{- if has .id $named -}}
+{{- fail (printf "auth.tenants: tenant %s is named twice." .id) -}}
+{{- end -}}
+{{- $named = append $named .id -}}
 {{- end -}}
 {{- end -}}

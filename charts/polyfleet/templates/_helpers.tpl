@@ -81,3 +81,21 @@ labels:
 {{- end -}}
 {{- toYaml $result -}}
 {{- end -}}
+
+{{/* The gateways' file of keys and tenants, of values with the chart's names. */}}
+{{- define "polyfleet.keysFile" -}}
+{{- $keys := list -}}
+{{- range .keys -}}
+{{- $key := omit . "maxPriority" -}}
+{{- if hasKey . "maxPriority" }}{{ $_ := set $key "max_priority" (int .maxPriority) }}{{ end -}}
+{{- $keys = append $keys $key -}}
+{{- end -}}
+{{- $tenants := list -}}
+{{- range .tenants -}}
+{{- $tenant := pick . "id" "weight" -}}
+{{- if hasKey . "tokensPerMinute" }}{{ $_ := set $tenant "tokens_per_minute" (int64 .tokensPerMinute) }}{{ end -}}
+{{- if hasKey . "maxConcurrent" }}{{ $_ := set $tenant "max_concurrent" (int64 .maxConcurrent) }}{{ end -}}
+{{- $tenants = append $tenants $tenant -}}
+{{- end -}}
+{{- dict "keys" $keys "tenants" $tenants | toYaml -}}
+{{- end -}}

@@ -1,23 +1,33 @@
 """API keys as the keys file has them, which gateways and the scheduler read: their sha256 only.
 
     keys:
-      - {id: team-a, hash: <sha256 of the key, 64 hexadecimal digits>, role: tenant, tenant: a}
+      - {id: team-a, hash: <sha256 of the key, 64 hexadecimal digits>, role: tenant, tenant: a, max_priority: 0,
+         expires: 2027-01-31T00:00:00Z}
+    tenants:
+      - {id: a, weight: 2, tokens_per_minute: 200000, max_concurrent: 64}
 
 `tenant` (default: the id) says whom a key belongs to: keys of one tenant share cached prefixes, others never do.
+`tenants` says what some of them may use; those that it does not name have weight 1 and no quotas.
 
 A single round of sha256 is enough for 256 random bits (nothing to guess); it would not be for passwords.
 """
 
 import hmac
 from collections.abc import Iterable
+from datetime import datetime, timezone
 from enum import Enum, unique
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from polyfleet.process.config import ConfigError
 from polyfleet.process.config_file import reading
+from polyfleet.wire.limits import MAX_PRIORITY
+
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
 @unique
@@ -35,22 +45,58 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     hash: str
     role: Role = Role.TENANT
     tenant: str = ""  # empty: a tenant of its own, named as its id
+    max_priority: Priority = MAX_PRIORITY  # the highest that its requests may ask for
+    expires: Annotated[datetime, Meta(tz=True)] | None = None
+
+    @property
+    def owner(self) -> str:
+        """The tenant that it belongs to."""
+        return self.tenant or self.id
+
+    @property
+    def expired(self) -> bool:
+        """Whether its time is over."""
+        return self.expires is not None and datetime.now(timezone.utc) >= self.expires
 
 
-class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a tenant may use of the whole fleet. 0: no quota."""
+
+    id: str
+    weight: Annotated[float, Meta(ge=0.01, le=1000)] = 1.0  # of its share where the fleet is short
+    tokens_per_minute: Annotated[int, Meta(ge=0, le=2**53)] = 0  # of prompts, but for cached ones, and of answers
+    max_concurrent: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # requests that run or wait at once
+
+
+class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The whole file."""
 
     keys: tuple[Key, ...]
+    tenants: tuple[Tenant, ...] = ()
 
 
-def read_keys(path: Path) -> tuple[Key, ...]:
-    """The keys of a file. Raises ConfigError when it can't be read or holds anything but well-formed keys."""
+def read_keys(path: Path) -> KeysFile:
+    """What a file says. Raises ConfigError when it can't be read or holds anything that is not well formed."""
     with reading("The keys file", path):
-        keys = msgspec.yaml.decode(path.read_bytes(), type=KeysFile).keys
-    for key in keys:
+        found = msgspec.yaml.decode(path.read_bytes(), type=KeysFile)
+    if problem := _problem(found):
+        raise ConfigError(f"The keys file {path} is not valid: {problem}.")
+    return found
+
+
+def _problem(found: KeysFile) -> str:
+    """What is wrong with it beyond its form."""
+    for key in found.keys:
         if len(key.hash) != 64 or any(digit not in "0123456789abcdef" for digit in key.hash):
-            raise ConfigError(f"The keys file {path} is not valid: the hash of key {key.id} is no sha256 in hex.")
-    return keys
+            return f"the hash of key {key.id} is no sha256 in hex"
+    owners, named = {key.owner for key in found.keys}, set[str]()
+    for tenant in found.tenants:
+        if tenant.id in named:
+            return f"tenant {tenant.id} is named twice"
+        if tenant.id not in owners:
+            return f"no key belongs to tenant {tenant.id}"
+        named.add(tenant.id)
+    return ""
 
 
 def hash_of(secret: str) -> str:

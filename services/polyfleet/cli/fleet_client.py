@@ -44,6 +44,12 @@ class FleetClient:
         """Let one worker finish what it runs, then stop."""
         self._stub.Drain(pb.DrainRequest(worker_id=worker_id), timeout=TIMEOUT_SECONDS, metadata=self._metadata)
 
+    def usage(self, first_day: str = "", last_day: str = "", tenant: str = "") -> list[pb.UsageRow]:
+        """What was used, by day, tenant and model."""
+        request = pb.UsageRequest(first_day=first_day, last_day=last_day, tenant=tenant)
+        answer: pb.UsageResponse = self._stub.Usage(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata)
+        return list(answer.rows)
+
 
 @contextmanager
 def open_fleet(fleet: str, token_file: Path | None) -> Iterator[FleetClient]:

@@ -23,6 +23,7 @@ from polyfleet.cli.serve import serve
 from polyfleet.cli.simulate import simulate
 from polyfleet.cli.simulate_workers import simulate_workers
 from polyfleet.cli.tokenize import tokenize
+from polyfleet.cli.usage import usage
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 tried and failed; 2 bad argument, file or field; 3 not reachable or not now; "
@@ -53,6 +54,7 @@ for command in (
     undeploy,
     drain,
     keys,
+    usage,
     config,
     backends,
     conformance,

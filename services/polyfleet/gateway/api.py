@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
+from polyfleet.wire.limits import MAX_PRIORITY
 from polyfleet.wire.requests import DetokenizeRequest, EmbedRequest, GenerateRequest, TokenizeRequest
 from polyfleet.wire.tracing import TraceContext
 
@@ -16,9 +17,10 @@ class Call:
     """What is known of a call beside its request.
 
     `method` is the label in metrics and logs (`Generate`, `chat.completions`, …), `key_id` names the caller's key and
-    `tenant` whom it belongs to (both empty without keys), `timeout` is in seconds from now (None: the gateway's own
-    limit alone), `trace` the caller's. `admitted` is called once nothing is wrong with the request itself, and it runs
-    or waits for a worker. `explained` is told what decided each placement, as `placement.explain` has it.
+    `tenant` whom it belongs to (both empty without keys), `max_priority` the highest that it may ask for, `timeout` is
+    in seconds from now (None: the gateway's own limit alone), `trace` the caller's. `admitted` is called once nothing
+    is wrong with the request itself, and it runs or waits for a worker. `explained` is told what decided each
+    placement, as `placement.explain` has it.
     """
 
     method: str
@@ -26,6 +28,7 @@ class Call:
     timeout: float | None = None
     tenant: str = ""
     trace: TraceContext | None = None
+    max_priority: int = MAX_PRIORITY
     explained: Callable[[dict[str, Any]], None] | None = field(default=None, compare=False, repr=False)
     admitted: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 

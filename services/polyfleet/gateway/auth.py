@@ -2,13 +2,15 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyfleet.gateway.errors import Unauthenticated
 from polyfleet.process.config import ConfigError
-from polyfleet.process.keys import Role, find_key, read_keys
+from polyfleet.process.keys import KeysFile, Role, Tenant, find_key, read_keys
 from polyfleet.wire.auth import bearer_of, is_loopback
+from polyfleet.wire.limits import MAX_PRIORITY
 
 RELOAD_SECONDS = 1.0
 log = logging.getLogger(__name__)
@@ -21,6 +23,7 @@ class Principal:
     key_id: str
     role: Role
     tenant: str = ""  # empty without keys
+    max_priority: int = MAX_PRIORITY
 
 
 ANONYMOUS = Principal("", Role.OPERATOR)
@@ -40,9 +43,24 @@ class Authenticator:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._keys = read_keys(path) if path else ()
+        self._take(read_keys(path) if path else KeysFile(()))
         self._stamp = self._file_stamp()
         self._looked = time.monotonic()
+
+    def _take(self, file: KeysFile) -> None:
+        self._file = file
+        self._tenants = {each.id: each for each in file.tenants}
+        self._num_tenants = len({key.owner for key in file.keys})
+
+    @property
+    def tenants(self) -> Mapping[str, Tenant]:
+        """The tenants that the file names, by id."""
+        return self._tenants
+
+    @property
+    def num_tenants(self) -> int:
+        """How many tenants have keys."""
+        return self._num_tenants
 
     @property
     def required(self) -> bool:
@@ -57,10 +75,12 @@ class Authenticator:
         secret = bearer_of(authorization)
         if not secret:
             raise Unauthenticated("This gateway needs a key: send `Authorization: Bearer <key>`.")
-        found = find_key(self._keys, secret)
+        found = find_key(self._file.keys, secret)
         if found is None:
             raise Unauthenticated("The key is not known to this gateway.")
-        return Principal(found.id, found.role, found.tenant or found.id)
+        if found.expired:
+            raise Unauthenticated(f"The key {found.id} has expired: ask for a new one.")
+        return Principal(found.id, found.role, found.owner, found.max_priority)
 
     def _file_stamp(self) -> tuple[int, int]:
         try:
@@ -79,8 +99,8 @@ class Authenticator:
             return
         self._stamp = stamp
         try:
-            self._keys = read_keys(self._path)
+            self._take(read_keys(self._path))
         except ConfigError as error:
             log.error("The keys read before stay valid. %s", error)
         else:
-            log.info("Keys file read again.", extra={"keys": len(self._keys)})
+            log.info("Keys file read again.", extra={"keys": len(self._file.keys)})

@@ -26,6 +26,10 @@ from polyfleet.gateway.request.generation import Generation
 from polyfleet.gateway.request.ledger import Ledger
 from polyfleet.gateway.request.prompts import Prompts
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
+from polyfleet.gateway.tenants.fairness import FairOrder
+from polyfleet.gateway.tenants.quotas import Quotas
+from polyfleet.gateway.tenants.reporter import UsageReporter
+from polyfleet.gateway.tenants.usage import UsageBook
 from polyfleet.placement.place import place
 from polyfleet.process.listening import parse_address
 from polyfleet.process.servers import connection_share, raise_descriptor_limit
@@ -56,8 +60,12 @@ class Gateway:
         self._fleet = SchedulerLink(config.fleet, gateway_id, token)
         make_prompts = partial(Prompts, limits=limits, open_contents=config.allow_special_tokens_in_content)
         self._tokenizers = Tokenizers(self._fleet.tokenizer, self.view.changed, make_prompts)
-        queue = RequestQueue(self.view, partial(place, policy=config.placement), limits, self.metrics)
-        accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives)
+        authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
+        fair = FairOrder(lambda: authenticator.tenants, lambda: authenticator.num_tenants)
+        queue = RequestQueue(self.view, partial(place, policy=config.placement), limits, self.metrics, fair)
+        quotas, usage = Quotas(lambda: authenticator.tenants), UsageBook()
+        self._reporter = UsageReporter(self._fleet.report_usage, quotas, usage)
+        accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives, quotas, usage)
         self._generation = Generation(
             Models(self.view, self._tokenizers, queue, limits, own_defaults=config.generation_config == "auto"),
             queue,
@@ -66,7 +74,6 @@ class Gateway:
             tool_parser=config.tool_parser,
         )
         self._health = Health(self.view.num_ready, self.view.reason)
-        authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         parts = GatewayParts(self._generation, authenticator, self.metrics, self._health, limits)
         share = connection_share(raise_descriptor_limit(), limits.max_connections, ports=2)
         doors = Doors(share, limits.max_connections_per_address, partial(self.metrics.refused, "http"))
@@ -95,6 +102,7 @@ class Gateway:
             self._follow_health(),
             self._follow_certificate(),
             self.metrics.process.watch_loop(),
+            self._reporter.run(),
             self.grpc.connections.watch(),
         )
         self._tasks = [asyncio.create_task(job) for job in jobs]
@@ -138,6 +146,8 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._reporter.report(), STOP_SECONDS)
         await self._tokenizers.close()
         await self.view.close()
         self.ledger.check()

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -16,7 +17,8 @@ from grpc_status import rpc_status
 from polyfleet.scheduler.assets import Uploads, chunks
 from polyfleet.scheduler.registry import MAX_WORKERS, FullError, Registry, TakenError
 from polyfleet.scheduler.snapshot_feed import SnapshotFeed
-from polyfleet.scheduler.store import Store, StoreError, StoreFullError
+from polyfleet.scheduler.store import Store, StoreError
+from polyfleet.scheduler.tenant_calls import TenantCalls, abort_unwritten
 from polyfleet.scheduler.validate import check_deployment, check_info, check_status
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
@@ -58,13 +60,18 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         *,
         loopback: bool = False,
         fleet_id: str = "",
+        keys_file: Path | None = None,
     ) -> None:
-        """`loopback`: workers of this machine alone may register. Workers of another `fleet_id` may not."""
+        """`loopback`: workers of this machine alone may register. Workers of another `fleet_id` may not.
+
+        `keys_file` is that of the gateways, which names tenants' quotas.
+        """
         self._store, self._registry, self._feed, self._steering = store, registry, feed, steering
         self._clock, self._loopback, self._fleet_id = clock, loopback, fleet_id
         self._streams = itertools.count()
         self._num_streams = 0
         self._uploads = Uploads()
+        self._tenants = TenantCalls(store.usage, keys_file, clock)
 
     async def Register(
         self, requests: AsyncIterator[pb.RegisterRequest], context: Any
@@ -204,7 +211,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         try:
             self._store.put_deployment(wish)
         except StoreError as error:
-            await _abort_unwritten(context, error)
+            await abort_unwritten(context, error)
         log.info("A deployment was stored.", extra={"deployment": wish.name, "workers": wish.workers})
         self._wish_changed()
         return pb.DeployResponse(deployment=wish)
@@ -215,7 +222,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         try:
             removed = self._store.remove_deployment(request.name)
         except StoreError as error:
-            await _abort_unwritten(context, error)
+            await abort_unwritten(context, error)
         if not removed:
             names = [deployment.name for deployment in self._store.deployments()]
             await _abort_not_found(context, "deployment", request.name, names)
@@ -228,6 +235,22 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         if reason := await self._steering.absence(PATIENCE_SECONDS):
             problem = f"{reason.rstrip('.')}: nothing was changed, since nothing can be started or stopped now."
             await context.abort(grpc.StatusCode.UNAVAILABLE, problem)
+
+    async def ReportUsage(self, request: pb.ReportUsageRequest, context: Any) -> pb.ReportUsageResponse:
+        """One gateway's; see TenantCalls."""
+        try:
+            return self._tenants.report(request)
+        except FieldError as error:
+            await abort_invalid(context, error)
+        except StoreError as error:
+            await abort_unwritten(context, error)
+
+    async def Usage(self, request: pb.UsageRequest, context: Any) -> pb.UsageResponse:
+        """What was used; see TenantCalls."""
+        try:
+            return self._tenants.used(request)
+        except FieldError as error:
+            await abort_invalid(context, error)
 
     def _wish_changed(self) -> None:
         self._registry.set_deployments(self._store.deployments())
@@ -250,14 +273,6 @@ async def abort_invalid(context: Any, error: FieldError) -> NoReturn:
     proto = status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message=f"{error}.", details=[detail])
     status = rpc_status.to_status(proto)
     await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort() raises")
-
-
-async def _abort_unwritten(context: Any, error: StoreError) -> NoReturn:
-    """End the call whose wish could not be stored."""
-    log.error("A wish was not stored: %s", error)
-    full = isinstance(error, StoreFullError)
-    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.INTERNAL, str(error))
     raise AssertionError("abort() raises")
 
 

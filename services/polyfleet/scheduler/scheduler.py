@@ -66,6 +66,7 @@ class Scheduler:
             self._controller,
             loopback=token is None,
             fleet_id=fleet_id(config.state_path),
+            keys_file=keys_file,
         )
         fleet_pb2_grpc.add_FleetServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

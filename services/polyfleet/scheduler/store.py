@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from polyfleet.scheduler.launch import LaunchSpec
+from polyfleet.scheduler.usage_table import USAGE_TABLES, UsageTable
 from polyfleet.v1 import fleet_pb2 as pb
 
 STATE_NAME = "fleet.sqlite"
@@ -29,7 +30,8 @@ CREATE TABLE assets (hash TEXT PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE workers (worker_id TEXT PRIMARY KEY);
 """
 _ADDED = (
-    "CREATE TABLE IF NOT EXISTS launches (worker_id TEXT PRIMARY KEY, spec BLOB NOT NULL)"  # older versions: unused
+    "CREATE TABLE IF NOT EXISTS launches (worker_id TEXT PRIMARY KEY, spec BLOB NOT NULL)",  # older versions: unused
+    *USAGE_TABLES,
 )
 
 
@@ -65,6 +67,7 @@ class Store:
             raise StoreError(f"The state file {path} can't be opened: {error}.") from None
         except sqlite3.Error as error:
             raise StoreError(f"The state file {path} can't be used ({error}): move it away or restore it.") from None
+        self.usage = UsageTable(self._db, self.writing)
 
     def _migrate(self, path: Path) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -72,12 +75,13 @@ class Store:
             raise StoreError(f"The state file {path} was written by a newer Polyfleet: upgrade, or use another folder.")
         if version == 0:
             self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-        self._db.execute(_ADDED)
+        for table in _ADDED:
+            self._db.execute(table)
         oldest = int(time.time()) - REMOVED_KEPT_SECONDS
         self._db.execute("DELETE FROM removed_deployments WHERE removed_unix_seconds < ?", (oldest,))
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """A transaction. Raises DiskFullError, or StoreError where the file can't be written for another reason."""
         try:
             with self._db:
@@ -95,14 +99,14 @@ class Store:
 
     def put_deployment(self, deployment: pb.ModelDeployment) -> None:
         """Create or replace the deployment of that name."""
-        with self._writing():
+        with self.writing():
             self._db.execute("DELETE FROM removed_deployments WHERE name = ?", (deployment.name,))
             row = (deployment.name, deployment.SerializeToString())
             self._db.execute("INSERT OR REPLACE INTO deployments VALUES (?, ?)", row)
 
     def remove_deployment(self, name: str) -> bool:
         """Remove it and remember that it was; False when there is none of that name."""
-        with self._writing():
+        with self.writing():
             if not self._db.execute("DELETE FROM deployments WHERE name = ?", (name,)).rowcount:
                 return False
             row = (name, int(time.time()))
@@ -128,7 +132,7 @@ class Store:
             raise
 
     def _save_asset(self, content_hash: str, data: bytes, in_use: Collection[str]) -> None:
-        with self._writing():
+        with self.writing():
             if self._assets_bytes() + len(data) > MAX_ASSETS_BYTES:
                 idle = [(each,) for (each,) in self._db.execute("SELECT hash FROM assets") if each not in in_use]
                 self._db.executemany("DELETE FROM assets WHERE hash = ?", idle)
@@ -156,7 +160,7 @@ class Store:
 
     def set_workers(self, worker_ids: Iterable[str]) -> None:
         """Remember which workers the fleet has, so that a returning scheduler knows whom to expect."""
-        with self._writing():
+        with self.writing():
             self._db.execute("DELETE FROM workers")
             self._db.executemany("INSERT INTO workers VALUES (?)", ((worker_id,) for worker_id in worker_ids))
 
@@ -168,7 +172,7 @@ class Store:
     def set_launches(self, specs: Iterable[LaunchSpec]) -> None:
         """Remember what the launchers were told: a Ray that starts anew knows none of them."""
         rows = [(spec.worker_id, msgspec.json.encode(spec)) for spec in specs]
-        with self._writing():
+        with self.writing():
             self._db.execute("DELETE FROM launches")
             self._db.executemany("INSERT INTO launches VALUES (?, ?)", rows)
 

@@ -5,6 +5,7 @@ import json
 import re
 import warnings
 from base64 import b64decode
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from polyfleet.cli.generate import generate
 from polyfleet.gateway.command import main as gateway
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.config import load_config as load_gateway_config
-from polyfleet.process.keys import read_keys
+from polyfleet.process.keys import Tenant, read_keys
 from polyfleet.scheduler.command import main as scheduler
 from polyfleet.scheduler.config import load_config as load_scheduler_config
 from polyfleet.serving.command import config_of
@@ -171,11 +172,15 @@ def test_the_helm_test_calls_a_command_that_there_is() -> None:
 
 @needs_helm
 def test_the_gateway_reads_the_keys_that_the_chart_makes(tmp_path: Path) -> None:
-    values = {"auth": {"keys": [{"id": "ops", "hash": "b" * 64, "role": "operator"}]}}
-    secret = find(rendered(values=values), "Secret", "polyfleet-keys")
+    operator = {"id": "ops", "hash": "b" * 64, "role": "operator", "maxPriority": -2, "expires": "2030-01-31T00:00:00Z"}
+    tenants = [{"id": "ops", "weight": 2.5, "tokensPerMinute": 12_000_000, "maxConcurrent": 3}, {"id": "first"}]
+    secret = find(rendered(values={"auth": {"keys": [operator], "tenants": tenants}}), "Secret", "polyfleet-keys")
     path = tmp_path / "keys.yaml"
     path.write_bytes(b64decode(secret["data"]["keys.yaml"]))
-    assert [(key.id, key.role.value) for key in read_keys(path)] == [("first", "tenant"), ("ops", "operator")]
+    found = read_keys(path)
+    assert [(key.id, key.role.value) for key in found.keys] == [("first", "tenant"), ("ops", "operator")]
+    assert (found.keys[1].max_priority, found.keys[1].expires) == (-2, datetime(2030, 1, 31, tzinfo=timezone.utc))
+    assert found.tenants == (Tenant("ops", 2.5, 12_000_000, 3), Tenant("first"))
 
 
 def test_the_schema_knows_the_gateway_s_limits() -> None:

@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "certificate without TLS": ({"tls": {"existingSecret": "x"}}, "tls.enabled is false"),
     "keys twice": (
         {"auth": {"existingSecret": "x", "keys": [{"id": "a", "hash": "0" * 64}]}},
-        "auth.keys go into the Secret that the chart makes",
+        "auth.keys and auth.tenants go into the Secret that the chart makes",
     ),
     "one id twice": (
         {"auth": {"keys": [{"id": "a", "hash": "0" * 64}, {"id": "a", "hash": "1" * 64}]}},
@@ -119,6 +119,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"auth": {"keys": [{"id": "a", "hash": "0" * 64}, {"id": "b", "hash": "0" * 64}]}},
         "auth.keys: the key b has the hash of another one",
     ),
+    "tenant without a key": (
+        {"auth": {"tenants": [{"id": "b"}]}},
+        "auth.tenants: no key belongs to tenant b: give one of auth.keys this tenant.",
+    ),
+    "tenant twice": ({"auth": {"tenants": [{"id": "first"}, {"id": "first"}]}}, "tenant first is named twice"),
     "name that begins with a digit": (
         {"fullnameOverride": "7b"},
         "The name 7b begins with a digit, and a Service's may not: give fullnameOverride.",

@@ -52,6 +52,11 @@ class Fleet(FleetServicer):  # type: ignore[misc]
         self._note(request, context)
         return pb.DrainResponse()
 
+    def Usage(self, request: Any, context: Any) -> pb.UsageResponse:
+        self._note(request, context)
+        row = {"day": "2026-11-28", "model": "m", "requests": 2, "prompt_tokens": 30, "completion_tokens": 5}
+        return pb.UsageResponse(rows=[pb.UsageRow(tenant=tenant, **row) for tenant in ("a", "b, c")])
+
 
 @pytest.fixture
 def fleet() -> Iterator[tuple[Fleet, str]]:
@@ -239,3 +244,17 @@ def test_a_refusal_names_the_option_that_takes_the_token(fleet: tuple[Fleet, str
     refused = run("workers", "--fleet", address)
     said = "Error: Send `authorization: Bearer <fleet token>`; --fleet-token-file names the file that has it.\n"
     assert (refused.exit_code, refused.stderr) == (4, said)
+
+
+def test_usage_is_summed_as_asked(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    done = run("usage", "--fleet", address, "--json", "--by", "tenant", "--since", "2026-11-01", "--tenant", "a")
+    assert [(each["tenant"], each["prompt_tokens"]) for each in json.loads(done.stdout)] == [("a", 30), ("b, c", 30)]
+    assert (service.requests[-1].first_day, service.requests[-1].tenant) == ("2026-11-01", "a")
+    assert json.loads(run("usage", "--fleet", address, "--json", "--by", "model").stdout)[0]["requests"] == 4
+    rows = run("usage", "--fleet", address, "--csv").stdout.splitlines()
+    assert rows[0] == "day,tenant,model,requests,prompt_tokens,cached_tokens,completion_tokens"
+    assert rows[2] == '2026-11-28,"b, c",m,2,30,0,5'
+    assert "COMPLETION TOKENS" in run("usage", "--fleet", address).stdout
+    refused = run("usage", "--fleet", address, "--by", "hour")
+    assert (refused.exit_code, "--by takes some of day, tenant, model, not 'hour'." in refused.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""`polyfleet keys create`: the key is shown once, its hash is kept, the gateway accepts it."""
+"""`polyfleet keys`: the key is shown once, its hash is kept, the gateway accepts it."""
 
 import json
 import stat
@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from polyfleet.cli.main import cli
 from polyfleet.gateway.auth import Authenticator
-from polyfleet.process.keys import Role, read_keys
+from polyfleet.process.keys import KeysFile, Role, read_keys
 
 
 def create(*arguments: str) -> Result:
@@ -30,7 +30,7 @@ def test_keys_are_added_to_those_there(tmp_path: Path) -> None:
     done = create("ops", "--keys-file", str(path), "--role", "operator", "--json")
     record = json.loads(done.stdout)
     assert (record["id"], record["role"]) == ("ops", "operator")
-    assert [key.id for key in read_keys(path)] == ["team-a", "ops"]
+    assert [key.id for key in read_keys(path).keys] == ["team-a", "ops"]
     assert Authenticator(path).check(f"Bearer {record['key']}").role is Role.OPERATOR
 
 
@@ -67,3 +67,36 @@ def test_bad_ids_and_bad_files_are_refused(tmp_path: Path) -> None:
     unwritable = create("team-a", "--keys-file", str(tmp_path / "absent" / "keys.yaml"))
     assert unwritable.exit_code == 1
     assert "can't be written: No such file or directory" in unwritable.stderr
+
+
+def keys(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ("keys", *arguments))
+
+
+def test_keys_are_listed_limited_and_revoked(tmp_path: Path) -> None:
+    path = str(tmp_path / "keys.yaml")
+    key = create("a", "--max-priority", "-1", "--days", "3", "--keys-file", path).stdout.strip()
+    create("b", "--tenant", "a", "--keys-file", path)
+    assert keys("limit", "a", "--weight", "2", "--tokens-per-minute", "60", "--keys-file", path).exit_code == 0
+    assert keys("limit", "a", "--max-concurrent", "5", "--keys-file", path).exit_code == 0
+    listed = json.loads(keys("list", "--keys-file", path, "--json").stdout)
+    assert [(each["id"], each["max_priority"], each["weight"]) for each in listed] == [("a", -1, 2), ("b", 100, 2)]
+    assert (listed[0]["tokens_per_minute"], listed[0]["max_concurrent"]) == (60, 5)
+    assert listed[0]["expires"].startswith("20")
+    assert "MAX CONCURRENT" in keys("list", "--keys-file", path).stdout
+    assert Authenticator(Path(path)).check(f"Bearer {key}").max_priority == -1
+    assert keys("revoke", "a", "--keys-file", path).exit_code == 0
+    assert [tenant.id for tenant in read_keys(Path(path)).tenants] == ["a"]  # which b still belongs to
+    keys("revoke", "b", "--keys-file", path)
+    assert read_keys(Path(path)) == KeysFile(())
+
+
+def test_limits_that_mean_nothing_are_refused_and_the_file_left(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    create("a", "--keys-file", str(path))
+    before = path.read_text()
+    for arguments in (("limit", "z", "--weight", "2"), ("limit", "a", "--weight", "nan"), ("revoke", "z")):
+        assert keys(*arguments, "--keys-file", str(path)).exit_code == 2, arguments
+    assert create("c", "--max-priority", "101", "--keys-file", str(path)).exit_code == 2
+    assert path.read_text() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["keys.yaml"]

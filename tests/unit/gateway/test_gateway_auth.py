@@ -36,3 +36,30 @@ def test_beyond_loopback_keys_are_needed() -> None:
     check_listen("0.0.0.0:1", None, insecure=True)
     with pytest.raises(ConfigError, match="--insecure-no-keys"):
         check_listen("0.0.0.0:1", None, insecure=False)
+
+
+def test_an_expired_key_is_refused_and_a_tenants_limits_are_read(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"s3cret").hexdigest()
+    old = {"id": "old", "hash": digest, "expires": "2020-01-01T00:00:00Z"}
+    path = write(tmp_path / "keys.yaml", {"keys": [old], "tenants": [{"id": "old", "weight": 3}]})
+    keys = Authenticator(path)
+    with pytest.raises(Unauthenticated, match="The key old has expired"):
+        keys.check("Bearer s3cret")
+    assert (keys.tenants["old"].weight, keys.num_tenants) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("tenants", "problem"),
+    [
+        ([{"id": "b"}], "no key belongs to tenant b"),
+        ([{"id": "a"}, {"id": "a"}], "tenant a is named twice"),
+        ([{"id": "a", "weight": 0}], "weight"),
+        ([{"id": "a", "weight": float("nan")}], "weight"),
+        ([{"id": "a", "max_concurrent": -1}], "max_concurrent"),
+        ([{"id": "a", "tokens_per_hour": 1}], "tokens_per_hour"),
+    ],
+)
+def test_quotas_with_nonsense_are_refused(tmp_path: Path, tenants: object, problem: str) -> None:
+    keys = [{"id": "a", "hash": "0" * 64}]
+    with pytest.raises(ConfigError, match=problem):
+        Authenticator(write(tmp_path / "keys.yaml", {"keys": keys, "tenants": tenants}))

@@ -53,7 +53,7 @@ def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
 
 def test_the_tenant_and_role_may_be_left_out(tmp_path: Path) -> None:
     digest = sha256(b"one").hexdigest()
-    (key,) = read_keys(write(tmp_path / "keys.yaml", {"keys": [{"id": "a", "hash": digest}]}))
+    (key,) = read_keys(write(tmp_path / "keys.yaml", {"keys": [{"id": "a", "hash": digest}]})).keys
     assert key == KEYS[0]
     assert (key.role, key.tenant) == (Role.TENANT, "")
 

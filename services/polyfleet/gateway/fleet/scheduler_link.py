@@ -17,6 +17,7 @@ SILENCE_SECONDS = 10.0  # the scheduler sends a snapshot every 2 s
 REDIAL_SECONDS = (0.1, 1.0)  # first and longest pause
 MAX_ASSET_BYTES = 256 * 1024 * 1024
 ASSET_SECONDS = 60.0
+REPORT_TIMEOUT_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -80,6 +81,15 @@ class SchedulerLink:
                 if not isinstance(snapshot, fleet_pb2.FleetSnapshotParts):
                     return
                 yield snapshot
+
+    async def report_usage(self, request: fleet_pb2.ReportUsageRequest) -> fleet_pb2.ReportUsageResponse:
+        """Tell what was used; gives what may be. Raises grpc.aio.AioRpcError."""
+        request.gateway_id = self._gateway_id
+        async with self._channel() as channel:
+            stub = fleet_pb2_grpc.FleetStub(channel)
+            answer = await stub.ReportUsage(request, metadata=self._metadata, timeout=REPORT_TIMEOUT_SECONDS)
+        assert isinstance(answer, fleet_pb2.ReportUsageResponse)
+        return answer
 
     async def tokenizer(self, content_hash: str) -> bytes:
         """The assets document of this sha256. Raises AssetError or grpc.aio.AioRpcError."""

@@ -108,7 +108,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
             self._heard(context.peer())
             placements = list[dict[str, Any]]()
             tell = placements.append if ASK in metadata else None
-            yield Call(method, caller.key_id, context.time_remaining(), caller.tenant, _trace(metadata), tell)
+            trace, seconds = _trace(metadata), context.time_remaining()
+            yield Call(method, caller.key_id, seconds, caller.tenant, trace, caller.max_priority, tell)
             if placements:
                 context.set_trailing_metadata(((TRAILER, told(placements)),))
         except (grpc.aio.InternalError, grpc.aio.UsageError):  # of a write

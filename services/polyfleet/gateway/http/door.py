@@ -39,7 +39,14 @@ class Door:
             if request.headers.get(name) == asked:
                 request.scope["placements"] = placements = list[dict[str, Any]]()
                 explained = placements.append
-            return Call(method, key_id=caller.key_id, tenant=caller.tenant, trace=trace, explained=explained)
+            return Call(
+                method,
+                key_id=caller.key_id,
+                tenant=caller.tenant,
+                trace=trace,
+                max_priority=caller.max_priority,
+                explained=explained,
+            )
 
     @contextmanager
     def _refusals(self, call: Call) -> Iterator[None]:

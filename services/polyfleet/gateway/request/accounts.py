@@ -15,6 +15,8 @@ from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal,
 from polyfleet.gateway.metrics import Judgement, Metrics
 from polyfleet.gateway.request.ledger import Ledger, Outcome
 from polyfleet.gateway.request.token_times import TokenTimes
+from polyfleet.gateway.tenants.quotas import Account, Quotas
+from polyfleet.gateway.tenants.usage import UsageBook
 from polyfleet.wire.answers import Usage
 from polyfleet.wire.limits import FieldError
 
@@ -36,12 +38,20 @@ class Accounts:
     """
 
     def __init__(
-        self, ledger: Ledger, metrics: Metrics, max_seconds: float, objectives: Objectives | None = None
+        self,
+        ledger: Ledger,
+        metrics: Metrics,
+        max_seconds: float,
+        objectives: Objectives | None = None,
+        quotas: Quotas | None = None,
+        usage: UsageBook | None = None,
     ) -> None:
         self.ledger = ledger
         self.metrics = metrics
         self.max_seconds = max_seconds
         self.objectives = objectives or Objectives()
+        self.quotas = quotas or Quotas(dict)
+        self.usage = usage or UsageBook()
         metrics.watch_ledger(ledger)
         metrics.show_objectives(self.objectives)
 
@@ -66,11 +76,16 @@ class Record:
         self._prompt_tokens = self._cached_tokens = self._completion_tokens = 0
         self._begin = 0.0
         self._times: dict[int, TokenTimes] = {}  # by choice
+        self._account: Account | None = None
 
     def __enter__(self) -> Record:
         self._accounts.ledger.admit()
         self._begin = time.monotonic()
         return self
+
+    def claim(self) -> None:
+        """The request is to be computed, at its tenant's cost. Raises ResourceExhausted where a quota is used up."""
+        self._account = self._accounts.quotas.claim(self._call.tenant)
 
     @property
     def tenant(self) -> str:
@@ -109,6 +124,8 @@ class Record:
     def prompt(self, num_tokens: int, num_cached: int) -> None:
         """The prompt was computed, so much of it from a cache."""
         self._prompt_tokens, self._cached_tokens = num_tokens, num_cached
+        if self._account:
+            self._account.spend(num_tokens - num_cached)
 
     def times(self, choice: int) -> TokenTimes:
         """Where to note when tokens of a choice arrive."""
@@ -117,6 +134,8 @@ class Record:
     def generated(self, num_tokens: int) -> None:
         """The client gets so many tokens more."""
         self._completion_tokens += num_tokens
+        if self._account:
+            self._account.spend(num_tokens)
 
     @property
     def usage(self) -> Usage:
@@ -152,6 +171,9 @@ class Record:
         of_model = metrics.of(self._model)
         if self._model:
             of_model.inflight.dec()
+        if self._account:
+            self._accounts.quotas.release(self._account)
+            self._accounts.usage.add(self._call.tenant, self._model, usage)
         if code is Code.CANCELLED:
             of_model.cancellations.inc()
         of_model.duration.observe(now - self._begin)

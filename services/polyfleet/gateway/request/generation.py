@@ -27,6 +27,7 @@ from polyfleet.gateway.request.validation import (
     check_fit,
     check_generate,
     check_ids,
+    check_priority,
     check_sampling_fits,
     check_tokenize,
 )
@@ -89,6 +90,8 @@ class Generation:
     ) -> tuple[ServedModel, Prompt, Sequence[SequenceRequest]]:
         """The model, the prompt, and what to compute. Raises ApiError or FieldError."""
         check_generate(request)
+        check_priority(request, call.max_priority)
+        record.claim()
         served = await self._resolve(request.model, record)
         check_sampling_fits(request, served.model)
         if request.stop and served.text is None:
@@ -125,6 +128,7 @@ class Generation:
         self, request: EmbedRequest, record: Record, call: Call
     ) -> tuple[ServedModel, Sequence[SequenceRequest]]:
         check_embed(request)
+        record.claim()
         served = await self._resolve(request.model, record)
         wanted = []
         for index, each in enumerate(request.inputs):
@@ -212,7 +216,8 @@ def _sequence(
     record: Record, call: Call, prompt_ids: tuple[int, ...], sampling: SamplingParams, **more: Any
 ) -> SequenceRequest:
     """A sequence of this caller, whose name its worker's session gets when it starts."""
-    more |= {"request_id": record.request_id, "cache_salt": cache_salt(call.tenant)}
+    priority = min(more.get("priority", 0), call.max_priority)
+    more |= {"request_id": record.request_id, "cache_salt": cache_salt(call.tenant), "priority": priority}
     if call.trace is not None:
         more |= {"traceparent": call.trace.parent, "tracestate": call.trace.state}
     return SequenceRequest("", prompt_ids, sampling, **more)

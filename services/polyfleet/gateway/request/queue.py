@@ -1,7 +1,9 @@
 """The bounded queue in front of the fleet: sequences wait here for a worker, their requests for a turn.
 
 A request gets a turn when its first sequence is placed; at most `max_concurrent` have one at once. Those that go on
-after a lost worker come first, then higher priority, then first come. Nobody waits longer than `queue_timeout`.
+after a lost worker come first, then higher priority, then whose tenant is behind its share, then first come. Where the
+queue is full, who would come last makes way. Nobody waits longer than `queue_timeout`. Where tenants share the fleet,
+requests wait here rather than at a worker that has enough to begin with: there, first come is first served.
 """
 
 import asyncio
@@ -20,15 +22,19 @@ from polyfleet.gateway.errors import ApiError, ResourceExhausted, Unavailable
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.metrics import Metrics
+from polyfleet.gateway.request.room import Room, has_enough
+from polyfleet.gateway.tenants.fairness import FairOrder
 from polyfleet.placement.explain import explained
-from polyfleet.placement.fleet import PlacementRequest
+from polyfleet.placement.fleet import PlacementRequest, Worker
 from polyfleet.placement.place import Placement
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import PrefixMap
 
 RETRY_SECONDS = 1.0  # hint to callers that were turned away
+MAX_HELD = 8  # of a model's requests that found no such room: then the others are not tried
 log = logging.getLogger(__name__)
 TellPlacement = Callable[[dict[str, Any]], None]
+Order = tuple[bool, int, float, int]  # lower ones first
 PlaceFunction = Callable[[PlacementRequest, FleetIndex], Placement]
 
 
@@ -56,6 +62,11 @@ class Candidate(Protocol):
     turn: Turn
     resumed: bool
 
+    @property
+    def cost(self) -> float:
+        """What it is expected to take, in tokens."""
+        ...
+
     def needs(self) -> PlacementRequest:
         """What to place it by, as of now."""
         ...
@@ -71,7 +82,7 @@ class Candidate(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    order: tuple[bool, int, int]
+    order: Order
     candidate: Candidate
     expiry: asyncio.TimerHandle
     live: bool = True
@@ -81,30 +92,38 @@ class _Waiting:
 class RequestQueue:
     """Places candidates as workers and turns come free. Lives in one event loop; no call blocks."""
 
-    def __init__(self, view: FleetView, place: PlaceFunction, limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self, view: FleetView, place: PlaceFunction, limits: Limits, metrics: Metrics, fair: FairOrder | None = None
+    ) -> None:
         self._view = view
         self._place = place
         self._limits = limits
         self._metrics = metrics
+        self._fair = fair or FairOrder()
         self._waiting: list[_Waiting] = []
         self._by_model: Counter[str] = Counter()  # how many wait
         self._serial = itertools.count()
         self._num_turns = 0  # taken
         self._num_queued = 0  # requests that wait for their turn, or for their model to be known
         self._scheduled = self._fleet_changed = False
+        self._held: Counter[str] = Counter()  # by model, how many found a worker that has enough, in this dispatch
+        self._room = Room(view, self.fleet_changed)
         self._unlogged = 0.0  # placements to be logged, as a share of the next one
         view.changed.add(self.fleet_changed)
 
     def submit(self, candidate: Candidate) -> None:
         """Place it now if nobody has to go first, else let it wait. Raises ResourceExhausted when the queue is full."""
         turn = candidate.turn
+        tag = 0.0 if candidate.resumed else self._fair.tag(turn.tenant, candidate.cost)
         if not self._by_model[turn.model] and self._try(candidate):
+            self._fair.passed(tag)
             return
+        order = (not candidate.resumed, -turn.priority, tag, next(self._serial))
         if not turn.taken and not turn.waiting:
+            self._make_way(order)
             self._enter(turn.model)
         turn.waiting += 1
         self._by_model[turn.model] += 1
-        order = (not candidate.resumed, -turn.priority, next(self._serial))
         expiry = asyncio.get_running_loop().call_later(self._limits.queue_timeout, self._expire, candidate)
         insort(self._waiting, _Waiting(order, candidate, expiry), key=lambda each: each.order)
         self._poke()
@@ -154,7 +173,10 @@ class RequestQueue:
     def _dispatch(self) -> None:
         everybody, self._scheduled, self._fleet_changed = self._fleet_changed, False, False
         hopeless: dict[str, str] = {}  # by model: why
+        self._held.clear()
         for waiting in list(self._waiting):
+            if self._held[waiting.candidate.turn.model] >= MAX_HELD:
+                continue
             if waiting.live and (everybody or not waiting.no_worker) and not self._try(waiting.candidate, waiting):
                 model = waiting.candidate.turn.model
                 if model not in hopeless:
@@ -169,7 +191,8 @@ class RequestQueue:
             return False
         if not turn.taken and turn.fingerprint is not None:
             turn.fingerprint = self._view.successor(turn.model, turn.fingerprint, turn.tokenizer_hash)
-        session = self._choose(candidate.needs(), turn.explained)
+        worker = self._choose(candidate.needs(), turn.explained)
+        session = self._view.sessions.get(worker.worker_id) if worker and not self._holds(candidate, worker) else None
         if waiting is not None:
             waiting.no_worker = session is None
         if session is None:
@@ -181,11 +204,20 @@ class RequestQueue:
                 self._leave(turn.model)
         if waiting is not None:
             self._remove(waiting)
+            self._fair.passed(waiting.order[2])
         self._metrics.placed(session.worker_id, "resume" if candidate.resumed else "start")
         candidate.granted(session)
         return True
 
-    def _choose(self, request: PlacementRequest, tell: TellPlacement | None = None) -> Session | None:
+    def _holds(self, candidate: Candidate, worker: Worker) -> bool:
+        """Whether it has to wait here, since its worker has enough and others' requests may be before it."""
+        if candidate.turn.taken or not self._fair.shared or not has_enough(worker):
+            return False
+        self._held[candidate.turn.model] += 1
+        self._room.wait_for(worker.worker_id)
+        return True
+
+    def _choose(self, request: PlacementRequest, tell: TellPlacement | None = None) -> Worker | None:
         before = time.perf_counter()
         placement = self._place(request, self._view.fleet())
         self._metrics.placement_time.observe(time.perf_counter() - before)
@@ -194,7 +226,7 @@ class RequestQueue:
         if (sampled := self._sampled()) or log.isEnabledFor(logging.DEBUG):
             fields = {"request_id": request.key, "placement": explained(placement)}
             log.log(logging.INFO if sampled else logging.DEBUG, "A worker was chosen.", extra=fields)
-        return self._view.sessions.get(placement.worker.worker_id) if placement.worker else None
+        return placement.worker
 
     def _sampled(self) -> bool:
         """Whether this placement is one of those whose reasons are logged."""
@@ -223,10 +255,30 @@ class RequestQueue:
         turn, waited = candidate.turn, f"within {self._limits.queue_timeout:g} s"
         if not turn.taken and self._num_turns >= self._limits.max_concurrent:
             return Unavailable(f"The gateway was full and no turn came {waited}.", retry_after=RETRY_SECONDS)
-        verdicts = self._place(candidate.needs(), self._view.fleet()).verdicts
-        reasons = [f"{each.worker_id}: {each.dropped}" for each in verdicts if each.dropped][:8]
+        placed = self._place(candidate.needs(), self._view.fleet())
+        if placed.worker:
+            return Unavailable(f"All workers of {turn.model} had enough to do {waited}.", retry_after=RETRY_SECONDS)
+        reasons = [f"{each.worker_id}: {each.dropped}" for each in placed.verdicts if each.dropped][:8]
         found = "; ".join(reasons) or self._view.outlook(turn.model).reason.rstrip(".")
         return Unavailable(f"No worker could serve model {turn.model} {waited} ({found}).", retry_after=RETRY_SECONDS)
+
+    def _make_way(self, order: Order) -> None:
+        """Where the queue is full, turn away the request that waits for its turn behind all others, if behind this."""
+        if self._num_queued < self._limits.max_queued:
+            return
+        last = next((each for each in reversed(self._waiting) if not each.candidate.turn.taken), None)
+        if last is None or last.order < order:
+            return
+        turn = last.candidate.turn
+        for waiting in [each for each in self._waiting if each.candidate.turn is turn]:
+            self._remove(waiting)
+            waiting.candidate.denied(
+                ResourceExhausted(
+                    f"The queue is full ({self._limits.max_queued} requests wait), and others go first.",
+                    retry_after=RETRY_SECONDS,
+                    quota="max_queued",
+                )
+            )
 
     def _enter(self, model: str) -> None:
         if self._num_queued >= self._limits.max_queued:

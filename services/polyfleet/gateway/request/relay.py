@@ -33,6 +33,7 @@ EXCLUDED_SECONDS = 1.0  # a worker that failed a sequence is not tried for it ag
 MOVES_ON = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED})  # refusals that another worker may not share
 _serial = itertools.count(1)
 _placements = itertools.count()
+USUAL_TOKENS = 256  # of an answer, where its limit is higher or none: what it is taken for before it is known
 
 
 @unique
@@ -102,6 +103,14 @@ class SequenceRelay:
             self._wait_again()
 
     # The queue's side.
+
+    @property
+    def cost(self) -> float:
+        """Its prompt's tokens and those of its answer, as far as most go."""
+        request = self._request
+        return len(request.prompt_ids) + (
+            1 if request.pooling else min(request.max_tokens or USUAL_TOKENS, USUAL_TOKENS)
+        )
 
     def needs(self) -> PlacementRequest:
         """Room for the prompt, what was generated, and the rest."""

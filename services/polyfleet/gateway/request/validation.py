@@ -40,6 +40,12 @@ def check_generate(request: GenerateRequest) -> None:
     _check_request_id(request.request_id)
 
 
+def check_priority(request: GenerateRequest, highest: int) -> None:
+    """`highest`: the caller's key allows no more. A request that asks for none has what the key allows, 0 at most."""
+    if request.priority > max(0, highest):
+        raise FieldError("priority", f"may be {highest} at most with this key, not {request.priority}")
+
+
 def check_embed(request: EmbedRequest) -> None:
     """Everything about an EmbedRequest that does not depend on the model."""
     if not 1 <= len(request.inputs) <= MAX_EMBED_INPUTS:

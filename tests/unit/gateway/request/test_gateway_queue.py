@@ -1,6 +1,7 @@
 """The queue in front of the fleet: turns, order, bounds, isolation of models."""
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -12,10 +13,12 @@ from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.queue import RequestQueue, Turn
+from polyfleet.gateway.tenants.fairness import FairOrder
 from polyfleet.placement.fleet import PlacementRequest, Worker, WorkerState
 from polyfleet.placement.place import Placement, place
 from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
+from polyfleet.process.keys import Tenant
 from polyfleet.v1 import fleet_pb2
 
 
@@ -55,7 +58,7 @@ class Wish:
     """A candidate that notes what becomes of it."""
 
     def __init__(self, turn: Turn, log: list[str], name: str = "", *, resumed: bool = False) -> None:
-        self.turn, self.resumed = turn, resumed
+        self.turn, self.resumed, self.cost = turn, resumed, 1.0
         self._log, self._name = log, name or turn.model
         self.error: ApiError | None = None
 
@@ -75,7 +78,9 @@ class Rig:
     def __init__(self, **limits: float) -> None:
         self.fleet, self.metrics, self.log = Fleet(), Metrics(), list[str]()
         self.num_places = 0
-        self.queue = RequestQueue(self.fleet, self._place, Limits(**limits), self.metrics)  # type: ignore[arg-type]
+        self.tenants = dict[str, Tenant]()
+        fair = FairOrder(lambda: self.tenants, lambda: 2)
+        self.queue = RequestQueue(self.fleet, self._place, Limits(**limits), self.metrics, fair)  # type: ignore[arg-type]
 
     def _place(self, request: PlacementRequest, fleet: FleetIndex) -> Placement:
         self.num_places += 1
@@ -220,3 +225,54 @@ async def test_a_model_without_workers_holds_up_no_other() -> None:
     assert rig.num_places == before
     rig.fleet.serve({"w": "m", "w-2": "dead"})
     await until(lambda: rig.log[3:] == ["dead@w-2"] * 3)
+
+
+async def test_tenants_that_wait_are_served_by_their_weights() -> None:
+    rig = Rig()
+    rig.tenants = {"b": Tenant("b", weight=2)}
+    for number in range(6):
+        for tenant in "ab":
+            rig.submit(name=f"{tenant}{number}", turn=Turn("m", tenant=tenant))
+    rig.fleet.serve({"w": "m"})
+    await until(lambda: len(rig.log) == 12)
+    assert "".join(name[0] for name in rig.log[:9]) == "abbabbabb"
+
+
+async def test_a_tenant_that_comes_late_is_not_behind_anothers_backlog() -> None:
+    rig = Rig()
+    for number in range(20):
+        rig.submit(name=f"a{number}", turn=Turn("m", tenant="a"))
+    rig.submit(name="b0", turn=Turn("m", tenant="b"))
+    rig.fleet.serve({"w": "m"})
+    await until(lambda: len(rig.log) == 21)
+    assert rig.log.index("b0@w") <= 1
+
+
+async def test_where_the_queue_is_full_the_last_in_order_makes_way() -> None:
+    rig = Rig(max_queued=3)
+    backlog = [rig.submit(name=f"a{number}", turn=Turn("m", tenant="a")) for number in range(3)]
+    with pytest.raises(ResourceExhausted, match="The queue is full: 3 requests wait already"):
+        rig.submit(turn=Turn("m", tenant="a"))
+    rig.submit(name="b", turn=Turn("m", tenant="b"))
+    assert [type(each.error) for each in backlog] == [type(None), type(None), ResourceExhausted]
+    assert backlog[2].error is not None
+    assert (backlog[2].error.quota, backlog[2].error.retry_after) == ("max_queued", 1.0)
+    urgent = rig.submit(name="urgent", turn=Turn("m", priority=5, tenant="a"))
+    assert rig.queued() == 3
+    rig.fleet.serve({"w": "m"})
+    await until(lambda: len(rig.log) == 3)
+    assert (rig.log[0], urgent.error) == ("urgent@w", None)
+
+
+async def test_requests_wait_here_while_their_worker_has_enough() -> None:
+    rig = Rig()
+    rig.fleet.serve({"w": "m"})
+    rig.fleet.workers = (replace(rig.fleet.workers[0], max_sequences=8, waiting_sequences=2),)
+    going = Turn("m", tenant="a", taken=True)
+    rig.queue.submit(Wish(going, rig.log, "goes on", resumed=True))
+    for tenant in "ab":
+        rig.submit(name=tenant, turn=Turn("m", tenant=tenant))
+    await asyncio.sleep(0.05)
+    assert rig.log == ["goes on@w"]
+    rig.fleet.workers = (replace(rig.fleet.workers[0], waiting_sequences=1),)  # no change of the fleet, but room
+    await until(lambda: len(rig.log) == 3)

@@ -1,0 +1,1 @@
+"""What callers share: quotas of each tenant, whose turn is next, and what each has used."""

@@ -1,0 +1,66 @@
+"""The gateway's reports to the scheduler: what tenants used and want, and the leases that come back."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from polyfleet.gateway.tenants.quotas import Lease, Quotas
+from polyfleet.gateway.tenants.usage import UsageBook
+from polyfleet.v1 import fleet_pb2 as pb
+
+REPORT_SECONDS = 2.0
+log = logging.getLogger(__name__)
+Tell = Callable[[pb.ReportUsageRequest], Awaitable[pb.ReportUsageResponse]]
+
+
+class UsageReporter:
+    """Reports through `tell`, for ever. While nobody answers, usage adds up here and the last leases hold."""
+
+    def __init__(self, tell: Tell, quotas: Quotas, usage: UsageBook) -> None:
+        self._tell, self._quotas, self._usage = tell, quotas, usage
+        self._heard = True
+
+    async def run(self) -> None:
+        """Report every few seconds until cancelled."""
+        while True:
+            await self.report()
+            await asyncio.sleep(REPORT_SECONDS)
+
+    async def report(self) -> None:
+        """Once, where there is something to say."""
+        report, demands = self._usage.report(), self._quotas.demands()
+        if report is None and not demands:
+            return
+        request = pb.ReportUsageRequest(
+            number=report.number if report else 0,
+            rows=[
+                pb.UsageRow(
+                    day=key.day,
+                    tenant=key.tenant,
+                    model=key.model,
+                    requests=totals.requests,
+                    prompt_tokens=totals.prompt_tokens,
+                    cached_tokens=totals.cached_tokens,
+                    completion_tokens=totals.completion_tokens,
+                )
+                for key, totals in (report.rows.items() if report else ())
+            ],
+            demands=[pb.TenantDemand(tenant=tenant, requests=wanted) for tenant, wanted in demands.items()],
+        )
+        try:
+            answer = await self._tell(request)
+        except grpc.aio.AioRpcError as error:
+            if self._heard:
+                log.warning("The scheduler does not take reports of usage: %s", error.details() or error.code().name)
+            self._heard = False
+            return
+        self._heard = True
+        if report:
+            self._usage.told(report.number)
+        self._quotas.grant({each.tenant: _lease(each) for each in answer.leases})
+
+
+def _lease(each: pb.TenantLease) -> Lease:
+    return Lease(each.tokens_per_minute, each.max_concurrent if each.HasField("max_concurrent") else None)
