@@ -78,7 +78,7 @@ class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 def read_keys(path: Path) -> KeysFile:
     """What a file says. Raises ConfigError when it can't be read or holds anything that is not well formed."""
     with reading("The keys file", path):
-        found = msgspec.yaml.decode(path.read_bytes(), type=KeysFile)
+        found = msgspec.convert(msgspec.yaml.decode(path.read_bytes()), KeysFile)  # times may be quoted
     if problem := _problem(found):
         raise ConfigError(f"The keys file {path} is not valid: {problem}.")
     return found
