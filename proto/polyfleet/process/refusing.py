@@ -1,4 +1,4 @@
-"""Calls that a server does not welcome end as UNAUTHENTICATED, before a byte of their message is waited for.
+"""Calls that a server does not welcome end as UNAUTHENTICATED or PERMISSION_DENIED, with no byte of theirs waited for.
 
 grpc.aio.server(interceptors=[RefusingInterceptor(objection), DecodeInterceptor()])
 """
@@ -9,16 +9,17 @@ from typing import Any
 
 import grpc
 
-from polyfleet.wire.auth import Metadata
+from polyfleet.wire.auth import Forbidden, Metadata
 
 Objection = Callable[[str, Metadata | None], str]
 Refuse = Callable[[str, Any, str], Awaitable[None]]
 _Interceptor: Any = grpc.aio.ServerInterceptor  # typed or not, as the stubs that happen to be installed have it
 
 
-async def refuse_unauthenticated(method: str, context: Any, problem: str) -> None:
-    """End the call with UNAUTHENTICATED; raises, as every abort does."""
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, problem)
+async def refuse_caller(method: str, context: Any, problem: str) -> None:
+    """End the call with PERMISSION_DENIED where its caller is known, else UNAUTHENTICATED; raises, as aborts do."""
+    known = isinstance(problem, Forbidden)
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED if known else grpc.StatusCode.UNAUTHENTICATED, str(problem))
 
 
 class RefusingInterceptor(_Interceptor):  # type: ignore[misc]
@@ -27,7 +28,7 @@ class RefusingInterceptor(_Interceptor):  # type: ignore[misc]
     `refuse(method, context, sentence)` ends a call that is refused; `method` is its full path.
     """
 
-    def __init__(self, objection: Objection, refuse: Refuse = refuse_unauthenticated) -> None:
+    def __init__(self, objection: Objection, refuse: Refuse = refuse_caller) -> None:
         self._objection = objection
         self._refuse = refuse
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 NEEDS_TOKEN = "This call needs the fleet token: send `authorization: Bearer <fleet token>`."
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 FLEET_TOKEN_FILE = "POLYFLEET_FLEET_TOKEN_FILE"
+FLEET_KEYS_FILE = "POLYFLEET_FLEET_KEYS_FILE"
 AUTHORIZATION = "authorization"
 ANY_HOST = ("", "0.0.0.0", "::")  # listened on, it is every address of this machine
 _BEARER = "bearer "
@@ -23,6 +24,10 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 class AuthSetupError(ValueError):
     """A process can't start with this token file or bind address. The message is one sentence for the operator."""
+
+
+class Forbidden(str):
+    """Why a call is refused whose caller is known: PERMISSION_DENIED, not UNAUTHENTICATED."""
 
 
 def read_token(path: str | Path) -> str:
@@ -48,9 +53,9 @@ def fleet_token(path: str | Path | None = None, environ: Mapping[str, str] = os.
     return read_token(chosen) if chosen else None
 
 
-def check_bind(address: str, token: str | None) -> None:
-    """Raise AuthSetupError when a server would open `address` (host:port) beyond loopback without a fleet token."""
-    if token is None and not is_loopback(address):
+def check_bind(address: str, token: str | None, *, keys: bool = False) -> None:
+    """Raise AuthSetupError when a server would open `address` (host:port) beyond loopback without token or `keys`."""
+    if token is None and not keys and not is_loopback(address):
         raise AuthSetupError(
             f"Listening on {address} needs a fleet token: give --fleet-token-file (or {FLEET_TOKEN_FILE}), "
             "or listen on 127.0.0.1."

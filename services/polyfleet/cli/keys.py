@@ -31,31 +31,42 @@ keys_file_option = click.option("--keys-file", type=FILE, required=True, help="F
 @keys.command(epilog=examples("polyfleet keys create team-a --keys-file keys.yaml > team-a.key"))
 @click.argument("key_id", metavar="ID")
 @click.option("--keys-file", type=FILE, required=True, help="File of the gateway's keys; made when there is none.")
-@click.option("--role", type=click.Choice(["tenant", "operator"]), default="tenant", show_default=True)
+@click.option("--role", type=click.Choice([role.value for role in Role]), default="tenant", show_default=True)
 @click.option(
     "--tenant",
     default="",
     help="Whom it belongs to: keys of one tenant share cached prefixes and quotas.  [default: ID]",
 )
 @click.option("--max-priority", type=int, default=MAX_PRIORITY, show_default=True, help="Highest that it may ask for.")
+@click.option("--deployment", "deployments", multiple=True, help="A worker's: what it may register with; repeatable.")
 @click.option("--days", type=click.IntRange(1, 36_500), help="How long it is valid.  [default: until it is revoked]")
 @json_option
 def create(
-    key_id: str, keys_file: Path, role: str, tenant: str, max_priority: int, days: int | None, as_json: bool
+    key_id: str,
+    keys_file: Path,
+    role: str,
+    tenant: str,
+    max_priority: int,
+    deployments: tuple[str, ...],
+    days: int | None,
+    as_json: bool,
 ) -> None:
     """Make a key named ID, add its hash to the keys file and print the key, once.
 
-    A running gateway reads the file again within a second. A tenant's key calls models; an operator's may also change
-    the fleet.
+    Running processes read the file again within a second. A tenant's key calls models; an operator's may also change
+    the fleet. A worker's, gateway's or scheduler's is what such a process shows to the others (fleet_token_file), whose
+    fleet_keys_file has its hash.
     """
     for what, name in (("key id", key_id), ("tenant", tenant or key_id)):
         if not KEY_ID.fullmatch(name):
             raise CliError(f"{name!r} is no {what}: 1 to 64 of A-Z a-z 0-9 . _ -", ExitCode.BAD_INPUT)
+    if deployments and role != Role.WORKER.value:
+        raise CliError("--deployment is for keys of workers.", ExitCode.BAD_INPUT)
     if not -MAX_PRIORITY <= max_priority <= MAX_PRIORITY:
         raise CliError(f"--max-priority: must be within {-MAX_PRIORITY} and {MAX_PRIORITY}.", ExitCode.BAD_INPUT)
     key = f"pf-{secrets.token_hex(32)}"
     expires = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(days=days) if days else None
-    add_key(keys_file, Key(key_id, hash_of(key), Role(role), tenant, max_priority, expires))
+    add_key(keys_file, Key(key_id, hash_of(key), Role(role), tenant, max_priority, expires, deployments))
     if as_json:
         print_json({"id": key_id, "key": key, "role": role, "tenant": tenant or key_id})
         return

@@ -1,27 +1,43 @@
-"""Who may call Fleet: holders of the fleet token, and operators for some calls; without a token, all of loopback."""
+"""Who may call Fleet: its parts by keys or by the fleet token, operators for some; without either, all of loopback."""
 
 import logging
 from pathlib import Path
 
 from polyfleet.process.config import ConfigError
+from polyfleet.process.fleet_keys import CALLERS, FleetKeys
 from polyfleet.process.keys import Role, find_key, read_keys
 from polyfleet.wire.auth import Metadata, bearer_in, fleet_objection
 
-OPERATIONS = tuple(f"/polyfleet.v1.Fleet/{name}" for name in ("Drain", "Deploy", "Undeploy", "Usage"))
 log = logging.getLogger(__name__)
 
 
 class FleetAuth:
-    """`bound` is the address that the server listens on; `keys_file` is the gateway's file of keys, or None."""
+    """`bound` is the address that the server listens on; `keys_file` is the gateway's file of keys, or None.
 
-    def __init__(self, bound: str, token: str | None, keys_file: Path | None = None) -> None:
-        self._bound, self._token, self._keys_file = bound, token, keys_file
+    `fleet_keys` are those of the fleet's parts; with them no call is welcome for its fleet token.
+    """
+
+    def __init__(
+        self, bound: str, token: str | None, keys_file: Path | None = None, fleet_keys: FleetKeys | None = None
+    ) -> None:
+        self._bound, self._token, self._keys_file, self._fleet_keys = bound, token, keys_file, fleet_keys
 
     def objection(self, method: str, metadata: Metadata | None) -> str:
         """Why a call of `method` with this metadata is refused, in one sentence; empty when it is welcome."""
-        problem = fleet_objection(self._bound, self._token, method, metadata)
-        welcome = problem and method in OPERATIONS and self._is_operator(bearer_in(metadata))
-        return "" if welcome else problem
+        if self._fleet_keys:
+            problem = self._fleet_keys.objection(method, metadata)
+        else:
+            problem = fleet_objection(self._bound, self._token, method, metadata)
+        operators = Role.OPERATOR in CALLERS.get(method, ())
+        return "" if problem and operators and self._is_operator(bearer_in(metadata)) else problem
+
+    def foreign_deployment(self, metadata: Metadata | None, deployment: str) -> str:
+        """Why the worker that calls may not register with this deployment, in one sentence; empty when it may."""
+        key = self._fleet_keys.key_of(metadata) if self._fleet_keys else None
+        if key is None or not key.deployments or deployment in key.deployments:
+            return ""
+        mine = ", ".join(key.deployments)
+        return f"The key {key.id} is for workers of {mine}, not of {deployment or 'no deployment'!r}."
 
     def _is_operator(self, secret: str | None) -> bool:
         """Whether it is an operator's key; none is while the file can't be read, which is logged."""

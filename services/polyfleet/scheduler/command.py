@@ -101,7 +101,8 @@ def main(
     """Run the scheduler: it keeps as many workers as the deployments want and tells gateways about them."""
     try:
         settings = load_config(config, overrides)
-        check_bind(settings.listen, fleet_token(settings.fleet_token_file or None))
+        token = fleet_token(settings.fleet_token_file or None)
+        check_bind(settings.listen, token, keys=bool(settings.fleet_keys_file))
         if address == "local":
             check_ports(settings)
             Store(settings.state_path / STATE_NAME).close()  # what can't be used is told now, not after Ray's start

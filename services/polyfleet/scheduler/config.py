@@ -43,7 +43,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics_listen: str = "127.0.0.1:9102"
     advertise: str = ""  # where workers dial the scheduler; empty: `listen`
     state_dir: str = ""  # empty: default_state_dir()
-    fleet_token_file: str = ""
+    fleet_token_file: str = ""  # first line: what it shows to workers, and asks of callers where no keys are named
+    fleet_keys_file: str = ""  # hashes of the keys that the fleet's parts show, by role
+    worker_token_file: str = ""  # first line: what workers that it starts show; empty: as fleet_token_file
     keys_file: str = ""  # the gateway's; operators' keys in it may deploy, undeploy and drain
     # A returning scheduler listens this long before it starts anything: workers dial it at most 5 s apart.
     settle_seconds: float = 7.0

@@ -218,6 +218,8 @@ class Controller:
             place=action.place,
             worker_host=worker_host(config.fleet_address, action.node.address),
             fleet_token_file=config.fleet_token_file,
+            worker_token_file=config.worker_token_file,
+            fleet_keys_file=config.fleet_keys_file,
             drain_seconds=config.drain_seconds,
             log_level=config.log_level,
             fleet_id=fleet_id(config.state_path),

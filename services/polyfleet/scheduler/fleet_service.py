@@ -22,8 +22,10 @@ from polyfleet.scheduler.tenant_calls import TenantCalls, abort_unwritten
 from polyfleet.scheduler.validate import check_deployment, check_info, check_status
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
+from polyfleet.wire.auth import Metadata
 from polyfleet.wire.limits import FieldError
 
+ForeignDeployment = Callable[[Metadata, str], str]
 MAX_STREAMS = 2 * MAX_WORKERS  # of Register; a worker that dials again may have an old one
 FIRST_SECONDS, SILENT_SECONDS = 10.0, 60.0  # without the first message, without another one: the stream is ended
 PATIENCE_SECONDS = 5.0  # with a cluster that does not answer, before a call is ended
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class ForeignError(Exception):
-    """A worker belongs to another fleet. The message is one sentence."""
+    """A worker belongs to another fleet, or its key to another deployment. The message is one sentence."""
 
 
 class Steering(Protocol):
@@ -61,10 +63,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         loopback: bool = False,
         fleet_id: str = "",
         keys_file: Path | None = None,
+        foreign_deployment: ForeignDeployment = lambda _, __: "",
     ) -> None:
         """`loopback`: workers of this machine alone may register. Workers of another `fleet_id` may not.
 
-        `keys_file` is that of the gateways, which names tenants' quotas.
+        `keys_file` is that of the gateways, which names tenants' quotas. `foreign_deployment` says why the caller with
+        this metadata may not register with that deployment.
         """
         self._store, self._registry, self._feed, self._steering = store, registry, feed, steering
         self._clock, self._loopback, self._fleet_id = clock, loopback, fleet_id
@@ -72,6 +76,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         self._num_streams = 0
         self._uploads = Uploads()
         self._tenants = TenantCalls(store.usage, keys_file, clock)
+        self._foreign_deployment = foreign_deployment
 
     async def Register(
         self, requests: AsyncIterator[pb.RegisterRequest], context: Any
@@ -81,7 +86,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         try:
             if self._num_streams > MAX_STREAMS:
                 raise FullError(f"The scheduler follows {MAX_STREAMS} registrations already: no more are taken.")
-            async with aclosing(self._follow(requests)) as answers:
+            metadata = context.invocation_metadata()
+            async with aclosing(self._follow(requests, metadata)) as answers:
                 async for answer in answers:
                     yield answer
         except FieldError as error:
@@ -100,14 +106,18 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         finally:
             self._num_streams -= 1
 
-    async def _follow(self, requests: AsyncIterator[pb.RegisterRequest]) -> AsyncGenerator[pb.RegisterResponse, None]:
-        """The answers to one stream. Raises FieldError, TakenError, FullError, TimeoutError."""
+    async def _follow(
+        self, requests: AsyncIterator[pb.RegisterRequest], metadata: Metadata
+    ) -> AsyncGenerator[pb.RegisterResponse, None]:
+        """The answers to one stream. Raises FieldError, ForeignError, TakenError, FullError, TimeoutError."""
         stream = next(self._streams)
         worker_id, wanted = "", ""
         try:
             async for request in _patiently(requests):
                 kind = request.WhichOneof("message")
                 if kind == "info":
+                    if problem := self._foreign_deployment(metadata, request.info.deployment):
+                        raise ForeignError(problem)
                     worker_id = self._register(request.info, worker_id, stream)
                     wanted = self._still_wanted(request.info.model.tokenizer_hash)
                     asked = self._ask(wanted, stream)

@@ -22,7 +22,9 @@ class LaunchSpec:
     node_id: str = ""
     place: int = 0  # its number among the node's workers of that accelerator, whose devices are taken in turn
     worker_host: str = "127.0.0.1"  # where a spawned worker listens
-    fleet_token_file: str = ""
+    fleet_token_file: str = ""  # of what launchers show to workers
+    worker_token_file: str = ""  # of what workers show; empty: the same
+    fleet_keys_file: str = ""
     drain_seconds: float = 600.0  # a worker that is to go may take this long to finish what it runs
     log_level: str = "info"
     fleet_id: str = ""  # which a spawned worker tells whom it registers with

@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from polyfleet.process.decoding import DecodeInterceptor
+from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.metrics import MetricsServer
 from polyfleet.process.refusing import RefusingInterceptor
 from polyfleet.process.servers import connection_share, raise_descriptor_limit, server_options
@@ -39,17 +40,18 @@ class Scheduler:
     """One life of the scheduler. `start` makes one that serves; `stop` ends it and leaves the workers alone."""
 
     def __init__(self, config: SchedulerConfig, cluster: Cluster) -> None:
-        """Opens the state. Raises StoreError and AuthSetupError."""
+        """Opens the state. Raises StoreError, AuthSetupError and ConfigError."""
         self._config = config
         token = fleet_token(config.fleet_token_file or None)
-        check_bind(config.listen, token)
+        fleet_keys = FleetKeys(Path(config.fleet_keys_file)) if config.fleet_keys_file else None
+        check_bind(config.listen, token, keys=fleet_keys is not None)
         self._store = Store(config.state_path / STATE_NAME)
         self._registry = Registry(secrets.token_hex(8), pool_wishes(config))
         self._registry.set_deployments(self._store.deployments())
         self._feed = SnapshotFeed(self._registry)
         self._controller = Controller(config, self._store, self._registry, self._feed, cluster, token)
         keys_file = Path(config.keys_file) if config.keys_file else None
-        auth = FleetAuth(config.listen, token, keys_file)
+        auth = FleetAuth(config.listen, token, keys_file, fleet_keys)
         options = server_options(
             max_receive_bytes=GRPC_MAX_MESSAGE_BYTES,
             max_send_bytes=MAX_SNAPSHOT_BYTES,
@@ -64,7 +66,8 @@ class Scheduler:
             self._registry,
             self._feed,
             self._controller,
-            loopback=token is None,
+            loopback=token is None and fleet_keys is None,
+            foreign_deployment=auth.foreign_deployment,
             fleet_id=fleet_id(config.state_path),
             keys_file=keys_file,
         )

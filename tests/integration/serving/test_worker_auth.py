@@ -9,6 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.running_worker import RunningWorker
 from tests.support.session_client import OWN_CONNECTION, SessionClient
+from tests.unit.process.test_process_fleet_keys import bearer, write
 
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
@@ -83,3 +84,30 @@ async def test_the_token_file_may_come_from_the_environment(tmp_path: Path) -> N
     (tmp_path / "empty").touch()
     assert await worker.exit_status() == 2
     assert "token file" in worker.errors
+
+
+async def test_with_keys_of_roles_each_caller_does_its_own(tmp_path: Path) -> None:
+    keys = write(tmp_path / "keys.yaml", *({"id": role, "role": role} for role in ("gateway", "scheduler", "worker")))
+    token = tmp_path / "token"
+    token.write_text("worker\n")  # what it shows to the scheduler opens nothing here
+    flags = ("--fleet-token-file", str(token), "--fleet-keys-file", str(keys))
+    async with RunningWorker(tmp_path, *flags) as worker:
+        async with grpc.aio.insecure_channel(worker.address, options=OWN_CONNECTION) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            allowed = {"gateway": {"Session"}, "scheduler": {"Status", "Load", "Unload", "Drain"}, "worker": set()}
+            for role, names in allowed.items():
+                for name in CALLS.keys() - names:
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await CALLS[name](stub, bearer(role))
+                    assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED, (role, name)
+            await first_of_load(stub, bearer("scheduler"))
+        async with SessionClient(worker.address, metadata=bearer("gateway")) as session:
+            await session.start(pb.StartSequence(sequence_id="s", prompt_ids=[1], max_tokens=2))
+            await session.run_to_end()
+
+
+async def test_a_keys_file_that_is_none_ends_the_worker_with_the_reason(tmp_path: Path) -> None:
+    worker = RunningWorker(tmp_path, "--fleet-keys-file", str(tmp_path / "absent"))
+    with pytest.raises(AssertionError):
+        await worker.__aenter__()
+    assert "The keys file" in worker.errors

@@ -17,7 +17,7 @@ from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.process import StartError, WorkerProcess
 from polyfleet.serving.worker import LoadSpec
 from polyfleet.v1 import fleet_pb2 as fleet
-from polyfleet.wire.auth import FLEET_TOKEN_FILE
+from polyfleet.wire.auth import FLEET_KEYS_FILE, FLEET_TOKEN_FILE
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.options import OPTIONS, OptionValue
 
@@ -104,6 +104,13 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
     show_envvar=True,
     help="First line: the token that callers need, and that Fleet is shown; none: loopback only.",
 )
+@click.option(
+    "--fleet-keys-file",
+    type=click.Path(path_type=Path),
+    envvar=FLEET_KEYS_FILE,
+    show_envvar=True,
+    help="Hashes of the keys that gateways and the scheduler show, by role: then the token is not asked for.",
+)
 @click.option("--drain-timeout", type=FiniteRange(0), default=300.0, help="Seconds that draining may take.")
 @click.option(
     "--canary-interval",
@@ -173,6 +180,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         fleet_id=options["fleet_id"],
         load=load_of(options, given) if options["model"] else None,
         fleet_token_file=options["fleet_token_file"],
+        fleet_keys_file=options["fleet_keys_file"],
         drain_timeout=options["drain_timeout"],
         canary_interval=options["canary_interval"],
         stall_timeout=options["stall_timeout"],

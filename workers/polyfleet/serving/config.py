@@ -22,6 +22,7 @@ class WorkerConfig:
     lock_file: Path | None
     load: LoadSpec | None
     fleet_token_file: Path | None
+    fleet_keys_file: Path | None
     drain_timeout: float
     canary_interval: float
     stall_timeout: float

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from polyfleet.backends import BackendRegistry, BackendUnavailable
 from polyfleet.backends.protocol import accelerator_name, split_device
 from polyfleet.process.config import ConfigError
+from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.listening import ListenError
 from polyfleet.process.metrics import MetricsServer
 from polyfleet.process.signals import ignore_hangups, stopping
@@ -76,10 +77,11 @@ class WorkerProcess:
         lock = LockFile(config.lock_file) if config.lock_file else None
         try:
             token = fleet_token(config.fleet_token_file)
-            check_bind(config.listen, token)
+            keys = FleetKeys(config.fleet_keys_file) if config.fleet_keys_file else None
+            check_bind(config.listen, token, keys=keys is not None)
             if lock is not None:
                 lock.check()
-            server = WorkerServer(self._worker, config.listen, token)
+            server = WorkerServer(self._worker, config.listen, token, keys)
             metrics = serve_metrics(self._worker, config.metrics_listen, self._devices)
             lag = asyncio.create_task(metrics.process.watch_loop())
             with self._handling_signals():  # for as long as the lock names this process to others
@@ -95,7 +97,7 @@ class WorkerProcess:
                     await asyncio.to_thread(metrics.stop)
                     if lock is not None:
                         lock.release()
-        except (AuthSetupError, ListenError, LockedError) as error:
+        except (AuthSetupError, ConfigError, ListenError, LockedError) as error:
             raise StartError(str(error)) from None
         return self._exit_status
 

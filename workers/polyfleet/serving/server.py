@@ -7,6 +7,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from polyfleet.process.decoding import DecodeInterceptor
+from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.listening import ListenError, check_free
 from polyfleet.process.refusing import RefusingInterceptor
 from polyfleet.process.servers import connection_share, raise_descriptor_limit, server_options
@@ -24,10 +25,11 @@ LISTEN = "--listen"
 class WorkerServer:
     """The bound server; `port` is the real one."""
 
-    def __init__(self, worker: Worker, listen: str, token: str | None) -> None:
-        """Bind. Raises ListenError."""
+    def __init__(self, worker: Worker, listen: str, token: str | None, keys: FleetKeys | None = None) -> None:
+        """Bind. Callers show a key of `keys`, or where there are none the token. Raises ListenError."""
         self._worker = worker
-        interceptors: Any = [RefusingInterceptor(partial(fleet_objection, listen, token)), DecodeInterceptor()]
+        objection = keys.objection if keys else partial(fleet_objection, listen, token)
+        interceptors: Any = [RefusingInterceptor(objection), DecodeInterceptor()]
         options = server_options(
             max_receive_bytes=GRPC_MAX_MESSAGE_BYTES,
             max_send_bytes=GRPC_MAX_MESSAGE_BYTES,
