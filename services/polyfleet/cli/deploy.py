@@ -1,4 +1,4 @@
-"""`polyfleet deploy`: make a deployment, or change one."""
+"""`polyfleet deploy | scale`: make a deployment, or change one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,24 @@ def deploy(
     else:
         see = f"`{command_name()} workers` shows how they come up."
         out.print(f"{stored.name}: {stored.workers} worker(s) wanted. {see}", markup=False)
+
+
+@click.command(epilog=examples("polyfleet scale smollm2 3"))
+@click.argument("name", type=TEXT)
+@click.argument("workers", type=click.IntRange(0, 1000))
+@fleet_options
+def scale(name: str, workers: int, fleet: str, fleet_token_file: Path | None) -> None:
+    """Give deployment NAME so many WORKERS; none keeps it without any.
+
+    Workers that are too many finish what they run. Those that find no room wait for it: `polyfleet workers` says why.
+    """
+    from polyfleet.cli.fleet_client import open_fleet
+
+    with open_fleet(fleet, fleet_token_file) as client:
+        wanted = known_deployment(client, name)
+        before, wanted.workers = wanted.workers, workers
+        client.deploy(wanted)
+    out.print(f"{name}: {workers} worker(s) wanted, {before} before.", markup=False)
 
 
 def new_deployment(name: str, source: str) -> "pb.ModelDeployment":

@@ -10,7 +10,7 @@ from polyfleet.cli.backends import backends, conformance
 from polyfleet.cli.benchmark import benchmark
 from polyfleet.cli.chat import chat
 from polyfleet.cli.config_commands import config
-from polyfleet.cli.deploy import deploy
+from polyfleet.cli.deploy import deploy, scale
 from polyfleet.cli.embed import embed
 from polyfleet.cli.errors import ExitCode
 from polyfleet.cli.explain import explain
@@ -51,6 +51,7 @@ for command in (
     info,
     workers,
     deploy,
+    scale,
     undeploy,
     drain,
     keys,

@@ -215,6 +215,18 @@ def test_deploy_changes_what_is_there(fleet: tuple[Fleet, str]) -> None:
     assert (wanted.workers, list(wanted.accelerators), wanted.options.threads) == (1, ["cpu"], 1)
 
 
+def test_scale_changes_the_number_alone(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    deployed = pb.ModelDeployment(name="small", source="/m.gguf", workers=1, accelerators=["cuda"])
+    service.deployments = [deployed]
+    done = run("scale", "small", "0", "--fleet", address)
+    assert (done.exit_code, done.stdout) == (0, "small: 0 worker(s) wanted, 1 before.\n")
+    wanted = service.requests[-1].deployment
+    assert (wanted.source, wanted.workers, list(wanted.accelerators)) == ("/m.gguf", 0, ["cuda"])
+    assert run("scale", "smal", "2", "--fleet", address).exit_code == 2
+    assert run("scale", "small", "-1", "--fleet", address).exit_code == 2
+
+
 def test_deploy_without_a_source_needs_a_known_name(fleet: tuple[Fleet, str]) -> None:
     service, address = fleet
     service.deployments = [pb.ModelDeployment(name="small")]
