@@ -44,11 +44,12 @@ def test_a_long_outage_holds_so_many_rows_and_loses_no_token() -> None:
     assert sum(each.prompt_tokens for each in report.rows.values()) == MAX_ROWS + 50
 
 
-class Down(grpc.aio.AioRpcError):  # type: ignore[misc]
+class Down(grpc.aio.AioRpcError):
     """As from a scheduler that is not there."""
 
     def __init__(self) -> None:
-        super().__init__(grpc.StatusCode.UNAVAILABLE, (), (), "nobody listens")
+        nothing = grpc.aio.Metadata()
+        super().__init__(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "nobody listens", "")
 
 
 async def test_the_reporter_tells_once_and_takes_leases(caplog: pytest.LogCaptureFixture) -> None:
