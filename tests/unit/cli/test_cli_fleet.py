@@ -54,8 +54,12 @@ class Fleet(FleetServicer):  # type: ignore[misc]
 
     def Usage(self, request: Any, context: Any) -> pb.UsageResponse:
         self._note(request, context)
-        row = {"day": "2026-11-28", "model": "m", "requests": 2, "prompt_tokens": 30, "completion_tokens": 5}
-        return pb.UsageResponse(rows=[pb.UsageRow(tenant=tenant, **row) for tenant in ("a", "b, c")])
+        answer = pb.UsageResponse()
+        for tenant in ("a", "b, c"):
+            answer.rows.add(
+                day="2026-11-28", tenant=tenant, model="m", requests=2, prompt_tokens=30, completion_tokens=5
+            )
+        return answer
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Keys of the fleet's parts: each role's calls, several keys at once, expiry, and files that change."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ METHODS = [
 ]
 
 
-def write(path: Path, *entries: dict[str, object]) -> Path:
+def write(path: Path, *entries: Mapping[str, object]) -> Path:
     """Keys whose secrets are their ids."""
     keys = [{"hash": hashlib.sha256(str(each["id"]).encode()).hexdigest(), **each} for each in entries]
     path.write_text(yaml.safe_dump({"keys": keys}))

@@ -15,8 +15,9 @@ from polyfleet.v1 import fleet_pb2 as pb
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    worker = {"id": "any", "role": "worker"}, {"id": "small", "role": "worker", "deployments": ["small", "other"]}
-    fleet_keys = write(tmp_path / "fleet.yaml", *worker, {"id": "gw", "role": "gateway"})
+    small = {"id": "small", "role": "worker", "deployments": ["small", "other"]}
+    others = {"id": "any", "role": "worker"}, {"id": "gw", "role": "gateway"}
+    fleet_keys = write(tmp_path / "fleet.yaml", small, *others)
     callers = write(tmp_path / "callers.yaml", {"id": "ops", "role": "operator"}, {"id": "team"})
     one = await start(tmp_path, fleet_keys_file=str(fleet_keys), keys_file=str(callers))
     yield one
