@@ -33,7 +33,7 @@ async def test_a_tenant_with_many_requests_does_not_hold_up_another(tmp_path: Pa
     async with GatewayRig(config={"keys_file": keys_file(tmp_path, big={}, small={})}) as rig:
         worker = text_worker("w-1", max_sequences=4, token_seconds=1.0)
         await rig.add(worker)
-        big = [asyncio.create_task(Stream.read(call(rig, "big"))) for _ in range(60)]
+        big = [asyncio.create_task(Stream.read(call(rig, "big", max_tokens=60))) for _ in range(60)]
         await until(lambda: rig.gateway.ledger.running == 60)
         await asyncio.sleep(0.05)
         assert len(worker.started) < 10  # its batch, and a few that may come into it: the others wait in order
