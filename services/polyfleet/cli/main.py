@@ -19,6 +19,7 @@ from polyfleet.cli.generate import generate
 from polyfleet.cli.info import info
 from polyfleet.cli.keys import keys
 from polyfleet.cli.models import models
+from polyfleet.cli.quantize import quantize
 from polyfleet.cli.serve import serve
 from polyfleet.cli.simulate import simulate
 from polyfleet.cli.simulate_workers import simulate_workers
@@ -59,6 +60,7 @@ for command in (
     config,
     backends,
     conformance,
+    quantize,
     simulate,
     simulate_workers,
 ):

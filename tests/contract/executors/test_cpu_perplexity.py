@@ -12,6 +12,7 @@ from tests.support.cpu_graphs import needs_library, run_step
 from tokenizers import Tokenizer
 from torch import Tensor
 
+import polyfleet.loading
 from polyfleet.engine.executor import Capacity
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.persistent import choose_instruction_set, choose_threads
@@ -22,7 +23,7 @@ from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
 
-TEXT = Path(__file__).parents[2] / "data" / "perplexity.txt"
+TEXT = Path(polyfleet.loading.__file__).with_name("perplexity.txt")
 TOKENS = 512
 CHUNKS = (48, 256)  # tokens a step; the second is a wide slice where the instruction set has these
 TABLE = range(TOKENS // 16)

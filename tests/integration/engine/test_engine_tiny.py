@@ -186,3 +186,8 @@ def test_logprobs_of_prompts_are_those_of_transformers(loaded: EngineParts, refe
             best = np.argsort(-logprobs, kind="stable")[:2]
             assert each.logprob == pytest.approx(logprobs[ids[at]], abs=1e-4)
             assert each.top_logprobs == pytest.approx(logprobs[best], abs=1e-4)
+
+
+def test_scores_of_a_prompt_that_has_one_token_behind_it(loaded: EngineParts) -> None:
+    request = SequenceRequest("a", (5, 6, 7), max_tokens=1, prompt_logprobs=0)
+    assert [each.token_id for each in compute(loaded, [request])["a"].prompt_logprobs] == [6, 7]

@@ -107,8 +107,9 @@ class Applier:
         tokens: tuple[SampledToken, ...] = (),
         embedding: tuple[float, ...] = (),
     ) -> SequenceUpdate:
+        news = sequence.news(tokens, finish_reason=reason, embedding=embedding)  # of what it forgets when it leaves
         self.leave(sequence, SequenceState.FINISHED)
-        return sequence.news(tokens, finish_reason=reason, embedding=embedding)
+        return news
 
     def fail(self, sequence: Sequence, error: str) -> SequenceUpdate:
         """End a sequence with an error; what its blocks hold is not to be trusted."""

@@ -1,0 +1,185 @@
+"""A dense folder written anew with the matrices of its layers in 4 or 8 bits, as compressed-tensors packs them."""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polyfleet.graph.ops import OpKind
+from polyfleet.loading.folder_config import read_config
+from polyfleet.loading.folder_files import INDEX, PICKLES, check_is_model, weight_files
+from polyfleet.loading.folder_tensors import Tensors, open_tensors
+from polyfleet.loading.model import ModelFileError
+from polyfleet.loading.progress import Progress
+from polyfleet.models.architecture import Architecture
+from polyfleet.models.config import ModelConfig
+from polyfleet.models.recorder import Recorder
+
+GROUPS = (128, 64, 32)  # columns: the first that fits where none is asked for
+SHRINKS = {
+    4: (1.0, 0.95, 0.9, 0.85, 0.8),
+    8: (1.0,),
+}  # of a group's range, of which the one with the least error is taken
+ROWS_AT_ONCE = 1 << 22  # weights
+LEFT_OUT = (*PICKLES, "*.safetensors", "*.safetensors.index.json", "*.py", "*.gguf", "config.json")
+HEADS = {"embedding", "lm_head"}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """What was written."""
+
+    group: int  # columns that share a scale
+    quantised: int  # matrices
+    kept: int  # other tensors
+    bytes_before: int
+    bytes_after: int
+
+
+def quantise_folder(source: Path, destination: Path, bits: int, group: int, progress: Progress) -> Quantised:
+    """Write `destination`, a folder that is not there yet or empty; `group` 0: the largest usual one that fits.
+
+    Weights become the nearest of 2^bits steps around 0, with a scale for each `group` columns of a row. Raises
+    ModelFileError; nothing is left of what was not written to its end.
+    """
+    check_is_model(source)
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise ModelFileError(f"{destination}: is there already, and is no empty folder")
+    architecture, config, scheme = read_config(source)
+    if scheme is not None:
+        raise ModelFileError(f"{source}: is quantised already ({scheme.method})")
+    partial = destination.with_name(f".{destination.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        with open_tensors(weight_files(source)) as tensors:
+            chosen = _chosen(tensors, architecture, config)
+            columns = {tensors.get(name).shape[1] for name in chosen}
+            group = _group(source, group, columns)
+            written = _write_weights(tensors, chosen, partial, bits, group, progress)
+            _write_rest(source, partial, tensors, chosen, _stated(tensors, chosen, bits, group))
+        if destination.exists():
+            destination.rmdir()
+        partial.rename(destination)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return written
+
+
+def _chosen(tensors: Tensors, architecture: Architecture, config: ModelConfig) -> frozenset[str]:
+    """The matrices of layers' products and experts, but for routers: by the names of their tensors."""
+    graph = architecture.record(config, Recorder(config))
+    read = {name for op in graph.ops if op.kind in (OpKind.LINEAR, OpKind.EXPERTS) for name in op.weights}
+    found = set()
+    for name in tensors.places:
+        known = [re.sub(r"\[\d+\]$", "", each) for each in architecture.folder_names.graph_names(name)]
+        wanted = known and all(each in read and each not in HEADS and not each.endswith("router") for each in known)
+        if wanted and name.endswith(".weight") and tensors.get(name).dim() == 2:
+            found.add(name)
+    return frozenset(found)
+
+
+def _group(source: Path, asked: int, columns: set[int]) -> int:
+    for group in (asked,) if asked else GROUPS:
+        if columns and all(width % group == 0 for width in columns):
+            return group
+    widths = ", ".join(map(str, sorted(columns)))
+    if not columns:
+        raise ModelFileError(f"{source}: has no matrices of layers, one by one, that could be quantised")
+    raise ModelFileError(f"{source}: groups of {asked or GROUPS[-1]} columns don't divide rows of {widths}")
+
+
+def _write_weights(
+    tensors: Tensors, chosen: frozenset[str], folder: Path, bits: int, group: int, progress: Progress
+) -> Quantised:
+    """File by file, under the names that they have."""
+    before = after = done = 0
+    for file in tensors.handles:
+        stored: dict[str, Tensor] = {}
+        for name in [name for name, place in tensors.places.items() if place == file]:
+            tensor = tensors.get(name)
+            before += tensor.nbytes
+            try:
+                stored |= packed(name, tensor, bits, group) if name in chosen else {name: tensor}
+            except ValueError as error:
+                raise tensors.error(name, str(error)) from None
+            done += 1
+            progress(done / len(tensors.places))
+        after += sum(tensor.nbytes for tensor in stored.values())
+        save_file(stored, folder / file.name, metadata={"format": "pt"})
+    return Quantised(group, len(chosen), len(tensors.places) - len(chosen), before, after)
+
+
+def packed(name: str, tensor: Tensor, bits: int, group: int) -> dict[str, Tensor]:
+    """The tensors that hold a matrix [O, I]: words of codes, scales [O, I / group], and its shape."""
+    step = max(1, ROWS_AT_ONCE // tensor.shape[1])
+    parts = [_nearest(rows, bits, group) for rows in torch.split(tensor, step)]
+    codes, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+    return {f"{name}_packed": codes, f"{name}_scale": scales, f"{name}_shape": torch.tensor(tensor.shape)}
+
+
+def _nearest(rows: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    """Words of codes, which count from 2^(bits - 1), and scales of the rows' type."""
+    wide = rows.float().view(len(rows), -1, group)
+    if not bool(wide.isfinite().all()):
+        raise ValueError("holds numbers that are not finite")
+    most, peak = 2 ** (bits - 1) - 1, wide.abs().amax(-1, keepdim=True)
+    best = torch.full_like(peak, torch.inf)
+    codes, scales = torch.zeros_like(wide), torch.zeros_like(peak)
+    for shrink in SHRINKS[bits]:
+        scale = (peak * (shrink / most)).to(rows.dtype).float().clamp_min(torch.finfo(rows.dtype).tiny)
+        found = (wide / scale).round_().clamp_(-most - 1, most)
+        error = (found * scale - wide).square_().sum(-1, keepdim=True)
+        better = error < best
+        best, scales = torch.where(better, error, best), torch.where(better, scale, scales)
+        codes = torch.where(better, found, codes)
+    places = (codes + most + 1).to(torch.int32).view(len(rows), -1, 32 // bits)
+    words = torch.zeros(places.shape[:2], dtype=torch.int32)
+    for place in range(32 // bits):
+        words |= places[..., place] << bits * place
+    return words, scales.squeeze(-1).to(rows.dtype)
+
+
+def _stated(tensors: Tensors, chosen: frozenset[str], bits: int, group: int) -> dict[str, Any]:
+    """`quantization_config`."""
+    kept = {name for name in tensors.places if name.endswith(".weight") and name not in chosen}
+    ignored = sorted(name.removesuffix(".weight") for name in kept if tensors.get(name).dim() == 2)
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
+    weights |= {"dynamic": False, "observer": "minmax", "actorder": None, "block_structure": None}
+    groups = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": groups},
+        "ignore": sorted({*ignored, "lm_head"}),
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def _write_rest(
+    source: Path, folder: Path, tensors: Tensors, chosen: frozenset[str], stated: Mapping[str, Any]
+) -> None:
+    """Index, configuration, and all that is no weight and no code."""
+    for file in sorted(source.iterdir()):
+        if file.is_file() and not any(file.match(pattern) for pattern in LEFT_OUT):
+            shutil.copyfile(file, folder / file.name)
+    if (source / INDEX).is_file():
+        places: dict[str, str] = {}
+        for name, place in tensors.places.items():
+            parts = [f"{name}_{part}" for part in ("packed", "scale", "shape")] if name in chosen else [name]
+            places |= dict.fromkeys(parts, place.name)
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        index = {"metadata": {"total_size": size}, "weight_map": places}
+        (folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config |= {"quantization_config": stated}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
