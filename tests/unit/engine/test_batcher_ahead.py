@@ -223,8 +223,9 @@ class TestStepTime:
         assert max(sizes) <= 55
         assert all(40 <= size <= 55 for size in sizes[1:-2])
 
-    def test_preemption_does_not_lose_a_long_prefill(self) -> None:
-        batcher, executor = make_batcher(num_blocks=18, step_tokens=4, max_sequences=2)
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_preemption_does_not_lose_a_long_prefill(self, depth: int) -> None:
+        batcher, executor = make_batcher(num_blocks=18, step_tokens=4, max_sequences=2, depth=depth)
         batcher.add(request(1, 60, 4))
         outcomes = Outcomes()
         for _ in range(2):

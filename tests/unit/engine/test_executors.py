@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.support import odd_executors
 from tests.support.numpy_executor import NumpyExecutor
-from tests.support.odd_executors import GIB, ODD, RunsOutOfMemory
+from tests.support.odd_executors import GIB, ODD, RunsOutOfMemory, TellsStories
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.protocol import KernelCapabilities
@@ -197,6 +197,11 @@ def test_when_all_fail_each_reason_is_said_in_one_sentence(model: LoadedModel) -
     with pytest.raises(NoExecutor) as raised:
         load(model, executors=tuple(map(odd, ODD)))
     assert str(raised.value) == "; ".join(f"{each.name}: {REASONS[each.name]}" for each in ODD)
+
+
+def test_a_lone_executor_has_one_line_too(model: LoadedModel) -> None:
+    with pytest.raises(NoExecutor, match=r"^tells-stories: it is tired$"):
+        load(model, executors=(odd(TellsStories),))
 
 
 @pytest.mark.parametrize("target", ["", "nowhere:Thing", "tests.support.odd_executors:Nothing", "json"])

@@ -132,7 +132,7 @@ def first_that_works(
             last = error
     if not passed:
         raise NoExecutor("this device has no executor")
-    if isinstance(last, ValueError) and len({each.reason for each in passed}) == 1:
+    if isinstance(last, ValueError) and {each.reason for each in passed} == {str(last)}:
         raise last
     raise NoExecutor("; ".join(f"{each.executor}: {each.reason}" for each in passed))
 

@@ -1,6 +1,7 @@
 """A kernel graph on its executor: compiled by the first of the device's that can, run in pieces of rows."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,7 +78,8 @@ class GraphProgram:
                 program.executor.allocate(capacity)
                 program.run(1, None, [np.zeros((1, graph.widths[value]), dtype=np.float32) for value in graph.inputs])
             except BaseException:
-                program.close()
+                with suppress(Exception):  # what went wrong before is the reason
+                    program.close()
                 raise
             return program
 
