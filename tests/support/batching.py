@@ -26,13 +26,15 @@ def make_batcher(
     depth: int = 1,
     step_seconds: float = 0.0,
     speculator: Speculator | None = None,
+    horizon: int = 0,
 ) -> tuple[Batcher, FakeExecutor]:
     """A Batcher whose context is the whole pool unless told otherwise."""
-    executor = FakeExecutor(depth)
+    executor = FakeExecutor(depth, horizon)
     context_length = context_length or num_blocks * block_size
     limits = BatchLimits(
         *(max_sequences, step_tokens, context_length, end_token_ids, prefix_cache),
         step_seconds=step_seconds,
+        horizon=horizon,
         vocabulary_size=VOCABULARY,
     )
     return over(executor, limits, num_blocks, block_size, clock, speculator), executor

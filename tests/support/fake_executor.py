@@ -81,8 +81,10 @@ class FakeExecutor:
     name = "fake"
     dtype = "float32"
 
-    def __init__(self, depth: int = 1) -> None:
+    def __init__(self, depth: int = 1, horizon: int = 0) -> None:
+        """`horizon`: how many tokens it draws from; 0: all."""
         self.depth = depth
+        self._horizon = horizon
         self.batches: list[Batch] = []
         self.failure: BaseException | None = None
         self.fails_in = "launch"  # or draw, collect
@@ -138,7 +140,7 @@ class FakeExecutor:
         ]
         allowed = None if masks is None else dense(masks, len(drawing), VOCABULARY)
         for row, (number, each, length) in enumerate(drawing):
-            content = self._content(each, number, pending)[:length]
+            content = self._content(each, length, number, pending)
             assert pending.draw_positions[row] == length, "the draw's position is not that behind the tokens"
             parameters = pending.parameters[row]
             token_id = next_token(content, int(parameters["seed"]), int(parameters["choice"]))
@@ -211,9 +213,10 @@ class FakeExecutor:
         positions = plan.draw_positions.tolist()
         return FakePending(self.batches[-1], draws_of.parameters, positions, faults, plan.needs)
 
-    def _content(self, each: Slice, number: int, pending: FakePending) -> list[int]:
-        """The tokens before the draw; whoever meets another's fault in a block of its own has not been cleared."""
-        entries = [self._store[self._place(each, position)] for position in range(each.length)]
+    def _content(self, each: Slice, length: int, number: int, pending: FakePending) -> list[int]:
+        """The tokens that the draw sees; whoever meets another's fault in a block of its own has not been cleared."""
+        first = max(0, length - self._horizon) if self._horizon else 0
+        entries = [self._store[self._place(each, position)] for position in range(first, length)]
         blocks = self._tables[each.slot, : -(-each.length // self.block_size)].tolist()
         met = {self._store.get((block, at), (0, -1))[1] for block in blocks for at in range(self.block_size)} - {-1}
         assert met <= {each.slot}, "a block was given out with what is not finite in it"

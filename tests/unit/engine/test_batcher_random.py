@@ -218,6 +218,7 @@ REQUESTS = st.builds(
     prefix_cache=st.booleans(),
     depth=st.integers(1, 3),
     right=st.sampled_from([None, 0.3, 0.9]),
+    horizon=st.sampled_from((0, 0, 1, 6, 13)),
 )
 def test_company_changes_no_token(
     shapes: list[tuple[int, list[int], int, int, int]],
@@ -228,7 +229,9 @@ def test_company_changes_no_token(
     prefix_cache: bool,
     depth: int,
     right: float | None,
+    horizon: int,
 ) -> None:
+    """With a horizon a token depends on as many before it, and blocks of all others come back."""
     batcher, _ = make_batcher(
         speculator=None if right is None else Speculator(Guesser(right), 4),
         num_blocks=num_blocks,
@@ -236,6 +239,7 @@ def test_company_changes_no_token(
         step_tokens=step_tokens,
         prefix_cache=prefix_cache,
         depth=depth,
+        horizon=horizon,
     )
     requests = [
         SequenceRequest(
@@ -252,6 +256,6 @@ def test_company_changes_no_token(
         batcher.check()
     run_all(batcher, outcomes)
     for request in requests:
-        alone, _ = make_batcher(num_blocks=64, max_sequences=1, step_tokens=64, prefix_cache=False)
+        alone, _ = make_batcher(64, max_sequences=1, step_tokens=64, prefix_cache=False, horizon=horizon)
         alone.add(request)
         assert outcomes[request.sequence_id].token_ids == run_all(alone)[request.sequence_id].token_ids

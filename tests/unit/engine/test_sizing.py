@@ -142,6 +142,23 @@ def test_states_take_their_part_and_leave_no_prefix_to_be_read_again() -> None:
     assert most.kv_cache_tokens * EACH <= GIB // 4, "what the states leave"
     with pytest.raises(FieldError, match=r"max_sequences: the states of 33 take 8.2 GiB, 8.0 GiB are free"):
         resolve(EngineOptions(max_sequences=33), CONFIG, stateful, HOST)
+    with pytest.raises(FieldError, match="speculation: must be off: a recurrent state"):
+        resolve(EngineOptions(speculation="ngram"), CONFIG, stateful, HOST)
+
+
+def test_a_sequence_holds_its_window_where_all_layers_have_one() -> None:
+    """So longer contexts fit a pool, and a host's is smaller; one layer that sees all changes that."""
+    local = replace(CONFIG, windows=(256, 128, 256, 256), context_length=2**16)
+    mixed = replace(local, windows=(256, 0, 256, 256))
+    assert (local.horizon, mixed.horizon) == (256, 0)
+    options = EngineOptions(step_tokens=128, kv_cache_tokens=1024, max_sequences=2)
+    assert resolve(options, local, weights(1000), HOST).context_length == 2**16
+    assert resolve(options, mixed, weights(1000), HOST).context_length == 1024
+    options = EngineOptions(step_tokens=128, max_sequences=2)
+    assert resolve(options, local, weights(1000), HOST).kv_cache_tokens == 2 * (256 + 2 * 128 + 3 * 16)
+    assert resolve(options, mixed, weights(1000), HOST).kv_cache_tokens == 2 * 2**16
+    resolved = resolve(EngineOptions(), local, weights(1000), HOST)
+    assert resolve(resolved, local, weights(1000), HOST) == resolved
 
 
 def test_no_memory_for_a_pool_is_said() -> None:

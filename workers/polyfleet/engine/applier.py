@@ -34,7 +34,7 @@ class Applier:
                 continue
             sequence.num_settled = settled = sequence.num_settled + 1
             if not settled % block_size:
-                self._holdings.publish(sequence)
+                self._holdings.settled(sequence)
             reason = sequence.accept(token.token_id)
             if reason is None and sequence.reported:
                 num_usual += 1
@@ -59,7 +59,7 @@ class Applier:
                 updates.append(self._apply_drafts(part, drawn))
                 continue
             sequence.num_settled += part.size
-            self._holdings.publish(sequence)
+            self._holdings.settled(sequence)
             if index in pooled:
                 sequence.add_pooled(pooled[index])
             if part.targets:
@@ -80,7 +80,7 @@ class Applier:
         taken: list[SampledToken] = []
         for token in verified:
             sequence.num_settled += 1
-            self._holdings.publish(sequence)
+            self._holdings.settled(sequence)
             reason = sequence.accept(token.token_id)
             if reason is not FinishReason.STOP:
                 taken.append(token)

@@ -13,7 +13,7 @@ from polyfleet.engine.checks import check_lengths
 from polyfleet.engine.composer import Composer
 from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending, StepTooLarge
 from polyfleet.engine.flight import Flight, first_line
-from polyfleet.engine.holdings import Holdings
+from polyfleet.engine.holdings import Holdings, least_tokens
 from polyfleet.engine.ledger import Ledger
 from polyfleet.engine.sequence import Sequence, SequenceState, TokenMask
 from polyfleet.engine.speculation import Speculator
@@ -49,7 +49,7 @@ class Batcher:
     ) -> None:
         """`speculator`: what drafts tokens, where some are to be."""
         pool_tokens = capacity.num_blocks * capacity.block_size
-        if not 0 < limits.context_length <= pool_tokens:
+        if not limits.context_length > 0 or pool_tokens < least_tokens(limits.context_length, limits.horizon, capacity):
             raise ValueError(f"a context of {limits.context_length} tokens does not fit a KV pool of {pool_tokens}")
         if not 0 < limits.max_sequences < limits.step_tokens:
             raise ValueError(f"{limits.step_tokens} tokens a step are too few for {limits.max_sequences} sequences")
@@ -59,7 +59,7 @@ class Batcher:
         self._limits = limits
         self._clock = clock
         self._arrivals = count()
-        self._holdings = Holdings(capacity, limits.prefix_cache)
+        self._holdings = Holdings(capacity, limits.prefix_cache, limits.horizon)
         self._budget = StepBudget(limits.step_tokens, limits.step_seconds)
         self._speculator = speculator
         self._applier = Applier(self.ledger, self._holdings, self.counters, speculator)

@@ -223,6 +223,7 @@ def _limits(options: EngineOptions, config: ModelConfig, fingerprint: str) -> Ba
         context_length=options.context_length,
         end_token_ids=frozenset(config.end_token_ids),
         prefix_cache=options.prefix_cache,
+        horizon=config.horizon,
         fingerprint=fingerprint,
         step_seconds=options.step_seconds,
         vocabulary_size=config.vocabulary_size,

@@ -85,6 +85,7 @@ class Sequence:
     root: bytes = ROOT_HASH  # of its prefix chain
     hashes: list[bytes] = field(default_factory=list)  # of the full blocks so far, for the PrefixIndex
     num_published: int = 0  # leading blocks that the PrefixIndex knows
+    num_returned: int = 0  # leading blocks that are given back; the next one stands in their places
     pooled: NDArray[Any] | None = None
     cached_tokens: int = 0  # prompt tokens that the first step found computed
     queue_seconds: float | None = None  # from arrival to the first step
@@ -253,7 +254,7 @@ class Sequence:
         self.blocks = []
         self.place = None
         self.num_tokens -= self.num_drawing
-        self.num_computed = self.num_settled = self.num_published = 0
+        self.num_computed = self.num_settled = self.num_published = self.num_returned = 0
         self.pooled = None
         self.scores.clear()
         self.drafts = ()

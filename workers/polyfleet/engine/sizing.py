@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from polyfleet.engine.executor import Capacity, Footprint
+from polyfleet.engine.holdings import held_tokens
 from polyfleet.engine.speculation import drafts_of
 from polyfleet.models.config import ModelConfig
 from polyfleet.tuning.device_defaults import ACCELERATOR, Defaults, defaults_of, usual_block_size
@@ -59,7 +60,7 @@ def resolve(options: EngineOptions, config: ModelConfig, footprint: Footprint, m
         options,
         device=machine.device,
         dtype=dtype,
-        context_length=_context_length(options, config, capacity),
+        context_length=_context_length(options, config, capacity, step_tokens),
         kv_cache_tokens=capacity,
         max_sequences=max_sequences,
         step_tokens=step_tokens,
@@ -115,6 +116,8 @@ def _pool_tokens(
     tokens = min(_pool_bytes(machine, defaults, free, footprint) // each, MOST_BLOCKS * block_size)
     if defaults.pool_contexts:
         context = options.context_length or config.context_length
+        step_tokens = options.step_tokens or max(defaults.step_tokens, 2 * options.max_sequences)
+        context = held_tokens(context, config.horizon, 2 * step_tokens, block_size)
         whole_contexts = min(defaults.pool_contexts, options.max_sequences or defaults.pool_contexts)
         tokens = min(tokens, -(-context // block_size) * block_size * whole_contexts)
     if tokens < block_size:
@@ -134,6 +137,8 @@ def _with_states(
     options: EngineOptions, machine: Machine, defaults: Defaults, footprint: Footprint
 ) -> tuple[EngineOptions, Footprint]:
     """A sequence keeps its state whatever it has in the KV pool; a cached prefix would have none, so there are none."""
+    if drafts_of(options):
+        raise FieldError("speculation", "must be off: a recurrent state can't go back to before a draft that was wrong")
     each, free = footprint.state_per_sequence, max(0, machine.free_bytes - footprint.weights)
     count = options.max_sequences or max(1, min(defaults.max_sequences, int(free * STATE_SHARE) // each))
     if count * each > free:
@@ -143,7 +148,9 @@ def _with_states(
     return options, replace(footprint, weights=footprint.weights + count * each)
 
 
-def _context_length(options: EngineOptions, config: ModelConfig, capacity: int) -> int:
+def _context_length(options: EngineOptions, config: ModelConfig, capacity: int, step_tokens: int) -> int:
+    if capacity >= held_tokens(config.context_length, config.horizon, step_tokens, options.block_size):
+        capacity = max(capacity, config.context_length)  # of which a sequence holds no more at once
     if not options.context_length:
         return min(config.context_length, capacity)
     length = options.context_length

@@ -1,6 +1,6 @@
 """PrefixIndex: which full blocks hold which tokens, by chained hashes, so that equal beginnings are computed once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from polyfleet.kvcache.pool import BlockPool
@@ -20,10 +20,14 @@ class PrefixIndex:
     The blocks form a forest. Who holds a block holds all blocks before it, and BlockPool lets the tail of a chain go
     first, so only leaves are ever evicted and every entry can be reached. Two sequences that computed the same tokens
     at the same time end up with one block: `publish` names the survivor.
+
+    Where rows see the last `seen` blocks alone, of which sequences give back all others, entries hang on nothing: any
+    may go before any.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, seen: int | None = None) -> None:
         self._pool = pool
+        self._seen = seen
         self._entries: dict[bytes, _Entry] = {}
         self._hashes: dict[int, bytes] = {}
         pool.on_evict = self._forget
@@ -41,6 +45,19 @@ class PrefixIndex:
             blocks.append(entry.block)
         return blocks
 
+    def hit(self, hashes: Sequence[bytes]) -> tuple[int, list[int]]:
+        """How many blocks of a chain's beginning need not be computed, and those of them that the rows behind see."""
+        if self._seen is None:
+            blocks = self.find(hashes)
+            return len(blocks), blocks
+        longest, run = 0, 0  # of known neighbours
+        for count, each in enumerate(hashes, 1):
+            run = run + 1 if each in self._entries else 0
+            if run >= min(count, self._seen):
+                longest = count
+        seen = hashes[max(0, longest - self._seen) : longest]
+        return longest, [self._entries[each].block for each in seen]
+
     def publish(self, chain_hash: bytes, parent: bytes, block: int) -> int:
         """Offer a block that is full and computed; returns the block that holds these tokens from now on.
 
@@ -48,6 +65,7 @@ class PrefixIndex:
         of the block before it, published and held by the caller, or ROOT_HASH for the first, whatever its chain's root.
         """
         entry = self._entries.get(chain_hash)
+        parent = parent if self._seen is None else ROOT_HASH
         if entry is None:
             self._entries[chain_hash] = _Entry(block, parent)
             self._hashes[block] = chain_hash

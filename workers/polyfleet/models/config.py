@@ -38,6 +38,11 @@ class ModelConfig:
         """Of a layer; 0: it sees all."""
         return self.windows[layer] if self.windows else 0
 
+    @property
+    def horizon(self) -> int:
+        """Positions that the layer which sees most of them sees, a row's own included; 0: all."""
+        return max(self.windows, default=0) if all(self.windows) else 0
+
     def served(self, context_length: int) -> "ModelConfig":
         """As the model computes where it is served with contexts up to this length (0: with its own)."""
         if not self.short_frequencies or not 0 < (context_length or self.context_length) <= self.short_context:
