@@ -1,12 +1,15 @@
 """The examples of docs/clients.md run as they stand, against a gateway whose worker answers as told."""
 
+import ast
 import asyncio
+import builtins
 import re
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, TypeGuard
 
+import httpx2 as httpx
 import pytest
 from tests.support.fake_worker import FakeWorker
 from tests.support.gateway_rig import MODEL, VOCABULARY, GatewayRig
@@ -24,7 +27,8 @@ def code(section: str) -> str:
 
 
 PREFACE, *SECTIONS = re.split(r"^## ", DOCUMENT, flags=re.MULTILINE)
-EXAMPLES = {name: code(body) for name, _, body in (section.partition("\n") for section in SECTIONS)}
+NAMED = (section.partition("\n") for section in SECTIONS)
+EXAMPLES = {name: code(body) for name, _, body in NAMED if name.isidentifier()}  # others are not Python
 QUICK = ("openai", "polyfleet")  # the others' libraries take their time to import
 
 
@@ -61,3 +65,48 @@ async def test_the_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -
         await asyncio.to_thread(exec, EXAMPLES[name], scope)
     printed = capsys.readouterr().out
     assert "It is cold." in printed or "Ann" in printed or "Paris" in printed
+
+
+DRAFT = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "additionalProperties": False}
+CITY = {**DRAFT, "properties": {"city": {"type": "string"}}, "required": ["city"]}
+MAN = {**DRAFT, "properties": {"name": {"type": "string"}, "age": {"type": "number"}}, "required": ["name", "age"]}
+ASKED = {"role": "user", "content": "How is the weather in Paris?"}
+CALLED = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
+
+
+async def test_what_the_ai_sdk_sends_is_answered() -> None:
+    options: Any = {"assets": assets_document(), "vocabulary_size": VOCABULARY, "end_token_ids": [2]}
+    tool = {"name": "weather", "description": "The weather of a city.", "parameters": CITY}
+    tools = {"tools": [{"type": "function", "function": tool}], "tool_choice": "auto"}
+    turns = [ASKED, {"role": "assistant", "content": None, "tool_calls": [CALLED]}]
+    turns.append({"role": "tool", "tool_call_id": "call_1", "content": "3 degrees, rain"})
+    form = {"type": "json_schema", "json_schema": {"schema": MAN, "strict": True, "name": "response"}}
+    bodies: list[dict[str, Any]] = [
+        {"messages": [ASKED], **tools},
+        {"messages": turns, **tools},
+        {"messages": [{"role": "user", "content": "Describe a person."}], "response_format": form},
+    ]
+    async with GatewayRig() as rig, httpx.AsyncClient(base_url=rig.http, trust_env=False, timeout=60) as http:
+        await rig.add(FakeWorker("w-1", MODEL, tokens=Answers().token, **options))
+        replies = [await http.post("/v1/chat/completions", json={"model": MODEL, **each}) for each in bodies]
+    said = [reply.json()["choices"][0] for reply in replies]
+    assert [each["finish_reason"] for each in said] == ["tool_calls", "stop", "stop"]
+    assert [each["message"]["content"] for each in said] == [None, "It is cold.", PERSON]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_is_sound_whether_its_library_is_here_or_not(name: str) -> None:
+    preface, example = ast.parse(code(PREFACE)), ast.parse(EXAMPLES[name])
+    imported = {each.module or "" for each in ast.walk(example) if isinstance(each, ast.ImportFrom)}
+    imported |= {alias.name for each in ast.walk(example) if isinstance(each, ast.Import) for alias in each.names}
+    assert any(each.split(".")[0] == name for each in imported)
+    bound = {each.id for tree in (preface, example) for each in ast.walk(tree) if _is_name(each, ast.Store)}
+    bound |= {each.asname or each.name for each in ast.walk(example) if isinstance(each, ast.alias)}
+    bound |= {each.name for each in ast.walk(example) if isinstance(each, (ast.ClassDef, ast.FunctionDef))}
+    bound |= {each.arg for each in ast.walk(example) if isinstance(each, ast.arg)}
+    used = {each.id for each in ast.walk(example) if _is_name(each, ast.Load)}
+    assert used - bound - set(dir(builtins)) == set()
+
+
+def _is_name(node: ast.AST, context: type[ast.expr_context]) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, context)
