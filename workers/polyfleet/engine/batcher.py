@@ -11,7 +11,7 @@ from polyfleet.engine.batch import BatchCounters, BatchLimits, StepReport
 from polyfleet.engine.budget import StepBudget
 from polyfleet.engine.checks import check_lengths
 from polyfleet.engine.composer import Composer
-from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending, StepTooLarge
+from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.flight import Flight, first_line
 from polyfleet.engine.holdings import Holdings, least_tokens
 from polyfleet.engine.ledger import Ledger
@@ -168,7 +168,7 @@ class Batcher:
         self._num_launched += 1
         flight = Flight.of(self._num_launched, decodes, shares, pooled, now, masked=plan.masked)
         flight.pending, flight.error = pending, error
-        if error is not None or not flight.waits or not self._flights:
+        if not self._flights or error is not None or not flight.waits:
             self._draw(flight)
         self._flights.append(flight)
         return True
@@ -198,7 +198,8 @@ class Batcher:
 
     def _collect(self, flight: Flight) -> StepReport:
         """Wait for a step and apply what it came to."""
-        output, tokens = None, list[SampledToken]()
+        output: StepOutput | None = None
+        tokens: list[SampledToken] = []
         if flight.error is None and flight.pending is not None:
             try:
                 output = self._executor.collect(flight.pending, STEP_TIMEOUT_SECONDS)

@@ -170,7 +170,7 @@ class Assembler:
         """
         before, self._accepted = self._accepted, None
         if before is not None and before.sequences is decodes and not shares and not self._cleared:
-            before.advance(self._changes(), self._starts)
+            before.advance(self._changes() if self._changed else NOTHING, self._starts)
             self._last = before
             return before.plan
         plan = self._lay_out(shares, decodes)
