@@ -12,13 +12,14 @@ import click
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import FILE, TEXT, check_address, examples, fleet_options
 from polyfleet.cli.output import err, out
-from polyfleet.cli.processes import Stopped, end, stop_on_signals
+from polyfleet.cli.processes import TERMINATE_SECONDS, Stopped, end, stop_on_signals
 from polyfleet.cli.simulate import sentences
 from polyfleet.cli.state_folder import known_token
 from polyfleet.simulator.fleet_file import UNLIKE, FleetFile, SimulatedWorker, read_fleet
 
 ENGINE = "polyfleet.cli.simulated.engine"
 LOOK_SECONDS = 0.1
+MAX_WORKERS = 256  # each is two processes
 AT_ONCE_SECONDS = 2.0  # a worker that ended so soon by itself can't run at all
 
 
@@ -51,8 +52,11 @@ def simulate_workers(
         sys.exit(run_one(path, find(wanted, only), model, fleet, token_file))
     command = [sys.executable, "-m", "polyfleet.cli", "simulate-workers", str(path), "--model", model, "--fleet", fleet]
     command += ["--fleet-token-file", str(token_file)] if token_file else []
+    if (count := len(wanted.each_worker())) > MAX_WORKERS:
+        problem = f"{path} has {count} workers, more than {MAX_WORKERS} on one machine: start some with --only."
+        raise CliError(problem, ExitCode.BAD_INPUT)
     herd = Herd(wanted.each_worker(), command)
-    out.print(f"{len(wanted.each_worker())} simulated workers register at {fleet}. Ctrl-C ends them.", markup=False)
+    out.print(f"{count} simulated workers register at {fleet}. Ctrl-C ends them.", markup=False)
     with suppress(Stopped), stop_on_signals(lambda: None):
         try:
             while True:
@@ -127,8 +131,14 @@ class Herd:
                 self._running[worker_id] = process, now
 
     def stop(self) -> None:
-        """Drain all; they are gone when it returns."""
-        for process, _ in self._running.values():
+        """Drain all, side by side; what still runs a while later is cut off. They are gone when it returns."""
+        processes = [process for process, _ in self._running.values()]
+        for process in processes:
             process.terminate()
-        for process, _ in self._running.values():
-            end(process)
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        for process in processes:
+            if process.poll() is None:
+                end(process, 0.0)

@@ -143,7 +143,7 @@ def best_of(
         score += ((score if score >= 0.0 else -score) * ratio + slack) * (mix * salt % 1.0 + taken)
         if notes is not None:
             notes.append(Judgement(score, first, token))
-        if score <= least and (score < least or (best and each.worker.worker_id < best.worker.worker_id)):
+        if score <= least and (best is None or score < least or each.worker.worker_id < best.worker.worker_id):
             best, least = each, score
             if pruned:  # chance takes off a blur at most, what is cached the policy's weight
                 hopeless = (max(0.0, least + slack) / (1 - ratio) + policy.stickiness_weight) * (1 + 1e-9)

@@ -64,10 +64,10 @@ def able(request: PlacementRequest, index: FleetIndex) -> list[Candidate]:
 
 
 def pick(request: PlacementRequest, kept: list[Candidate], policy: Policy) -> Worker | None:
-    """The best of some candidates by the policy; None of none."""
+    """The best of some candidates by the policy; None of none. One at least is taken, be its score no number."""
     rule = RULES.get(policy.policy)
     best = rule(request, kept) if rule and kept else best_of(request, kept, policy)
-    return best.worker if best else None
+    return (best or min(kept, key=lambda each: each.worker.worker_id)).worker if kept else None
 
 
 def explain(request: PlacementRequest, fleet: tuple[Worker, ...] | FleetIndex, policy: Policy) -> tuple[Verdict, ...]:

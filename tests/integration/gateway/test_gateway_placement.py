@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 
 import httpx2 as httpx
 import pytest
@@ -19,7 +20,9 @@ from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.wire.placements import ASK, TRAILER
 
 
-async def test_workers_are_chosen_by_the_configured_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_are_chosen_by_the_configured_policy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     policies: list[Policy] = []
 
     def watched(request: PlacementRequest, fleet: FleetIndex, policy: Policy) -> Placement:
@@ -27,12 +30,31 @@ async def test_workers_are_chosen_by_the_configured_policy(monkeypatch: pytest.M
         return place(request, fleet, policy)
 
     monkeypatch.setattr(server, "place", watched)
-    async with GatewayRig(config={"placement": Policy(tie_seconds=7.0)}) as rig:
+    caplog.set_level(logging.INFO, "polyfleet.gateway.request.queue")
+    configured = Policy(tie_seconds=7.0, log_ratio=0.5)
+    async with GatewayRig(config={"placement": configured}) as rig:
         await rig.add(text_worker("w-1"))
         request = pb.GenerateRequest(model=MODEL, text="fox", max_tokens=2)
-        assert len((await Stream.read(rig.stub.Generate(request))).ids()) == 2
-    assert policies
-    assert all(each == Policy(tie_seconds=7.0) for each in policies)
+        for _ in range(4):
+            assert len((await Stream.read(rig.stub.Generate(request))).ids()) == 2
+    assert len(policies) == 4
+    assert all(each == configured for each in policies)
+    logged = [each.__dict__ for each in caplog.records if each.getMessage() == "A worker was chosen."]
+    assert [each["placement"]["worker_id"] for each in logged] == ["w-1", "w-1"], "one of two"
+
+
+async def test_what_a_worker_does_not_name_is_not_asked_of_it() -> None:
+    """One of an older version would pass over the field, and nobody would know."""
+    async with GatewayRig() as rig:
+        older, newer = text_worker("w-1"), text_worker("w-2")
+        older.features = ("logprobs", "embeddings")
+        await rig.add(older, newer)
+        plain = pb.GenerateRequest(model=MODEL, text="fox", max_tokens=2)
+        biased = pb.GenerateRequest(model=MODEL, text="fox", max_tokens=2, logit_bias={5: 1.0})
+        spelled = pb.GenerateRequest(model=MODEL, text="fox", max_tokens=2, structure=pb.Structure(regex="[a-z]*"))
+        for request, where in ((biased, {"w-2"}), (spelled, {"w-2"}), (plain, {"w-1", "w-2"})):
+            answers = [await Stream.read(rig.stub.Generate(request)) for _ in range(8)]
+            assert {worker for answer in answers for worker in answer.workers()} == where
 
 
 async def test_a_caller_who_asks_is_told_what_decided(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,15 @@
 """A simulated worker in real time: every token can be checked, what is cancelled frees its room, failures come due."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.support.text_assets import render_chat
 
-from polyfleet.cli.errors import CliError
+from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.main import cli
 from polyfleet.cli.simulate_workers import Herd, find
 from polyfleet.cli.simulated.engine import TimedEngine, load
 from polyfleet.simulator.fleet_file import Failure, FleetFile, Group, Speed, read_fleet
@@ -116,6 +119,28 @@ def test_a_herd_is_there_but_for_its_failures(capfd: pytest.CaptureFixture[str])
     finally:
         herd.stop()
     assert "a-0 fails." in capfd.readouterr().err
+
+
+def test_what_runs_when_a_herd_stops_may_finish(tmp_path: Path) -> None:
+    """A second SIGTERM would cut it off."""
+    script = "import signal, sys, time\ndef drain(*_):\n  signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+    script += "  time.sleep(0.5)\n  sys.exit(7)\nsignal.signal(signal.SIGTERM, drain)\n"
+    script += f"open({str(tmp_path / 'up')!r}, 'w')\ntime.sleep(60)"
+    herd = Herd(FleetFile(groups=(Group(accelerator="cpu"),)).each_worker(), [sys.executable, "-c", script])
+    herd.look()
+    while not (tmp_path / "up").exists():
+        time.sleep(0.01)
+    process, _ = herd._running["cpu-0"]
+    herd.stop()
+    assert process.returncode == 7
+
+
+def test_more_processes_than_a_machine_can_hold_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text("groups: [{accelerator: cpu, workers: 257}]")
+    result = CliRunner().invoke(cli, ["simulate-workers", str(tmp_path / "fleet.yaml")])
+    assert (result.exit_code, "has 257 workers, more than 256" in result.output) == (ExitCode.BAD_INPUT, True)
+    result = CliRunner().invoke(cli, ["simulate-workers", str(tmp_path / "fleet.yaml"), "--only", "cpu-257"])
+    assert (result.exit_code, "There is no worker 'cpu-257'" in result.output) == (ExitCode.BAD_INPUT, True)
 
 
 def test_a_herd_whose_worker_can_not_run_ends() -> None:
