@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=3000, help="of each trace (default: 3000)")
     parser.add_argument("--json", type=Path, help="write the rows there")
     options = parser.parse_args(arguments)
-    rows = [*goodput_rows(options.requests), *sustained_rows(options.requests // 2), *hit_rows(options.requests)]
+    rows = [*goodput_rows(options.requests), *sustained_rows(options.requests), *hit_rows(options.requests)]
     publish(rows, options.json)
     return 0
 

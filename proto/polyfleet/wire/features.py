@@ -4,7 +4,7 @@ from polyfleet.wire.requests import SequenceRequest
 
 LOGPROBS, EMBEDDINGS, GRAMMAR, LOGIT_BIAS = "logprobs", "embeddings", "grammar", "logit_bias"
 PROMPT_LOGPROBS = "prompt_logprobs"
-FEATURES = (LOGPROBS, EMBEDDINGS, GRAMMAR, LOGIT_BIAS, PROMPT_LOGPROBS)  # that this version knows
+FEATURES: tuple[str, ...] = (LOGPROBS, EMBEDDINGS, GRAMMAR, LOGIT_BIAS, PROMPT_LOGPROBS)  # that this version knows
 FIRST_FEATURES = frozenset({LOGPROBS, EMBEDDINGS})  # of workers that don't name theirs
 _NONE = frozenset[str]()
 

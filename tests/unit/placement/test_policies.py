@@ -225,6 +225,6 @@ def test_what_is_told_of_placements_fits_a_header(name: str, times: int, shown: 
 
 @given(st.sampled_from([1e-300, 1e9]), st.sampled_from([0.0, 1e9]), st.sampled_from([0.0, 86_400.0]))
 def test_no_weights_keep_a_request_from_the_only_worker(rate: float, weight: float, blur: float) -> None:
-    policy = {"unknown_prefill_tokens_per_second": rate, "unknown_decode_tokens_per_second": rate}
+    policy: dict[str, Any] = {"unknown_prefill_tokens_per_second": rate, "unknown_decode_tokens_per_second": rate}
     new = replace(FAST, prefill_tokens_per_second=0.0, decode_tokens_per_second=0.0, running_sequences=16)
     assert chosen(new, crowd_weight=weight, late_weight=weight, tie_ratio=blur, **policy) == "w-fast"
