@@ -19,6 +19,11 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 MOST_DRAFTS = 16  # of a sequence in a step
 MOST_NGRAM = 16
 DRAFT_TOKENS, NGRAM_MIN, NGRAM_MAX = 4, 2, 8  # where the options name none
+PATH = r"[^\x00-\x1f]*"
+TEXTS = {
+    NAME: "auto or a name of up to 64 letters, digits, '.', '_', '-'",
+    PATH: "a path without control characters",
+}
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 SHOWN_CHARACTERS = 80
 
@@ -31,8 +36,9 @@ class Option:
     default: OptionValue
     group: Group
     help: str  # one sentence
-    choices: tuple[str, ...] = ()  # of a text; empty: any name
+    choices: tuple[str, ...] = ()  # of a text; empty: any name, or any path
     most: float = MOST  # of a number, whose least is 0
+    pattern: str = NAME  # of a text without choices
 
     @property
     def kind(self) -> type[OptionValue]:
@@ -50,7 +56,7 @@ class Option:
         if self.kind is bool:
             return "true or false"
         if self.kind is str:
-            return either(self.choices) if self.choices else "auto or a name of up to 64 letters, digits, '.', '_', '-'"
+            return either(self.choices) if self.choices else TEXTS[self.pattern]
         if self.kind is int:
             return f"a whole number from 1 to {self.most}, or 0 for a good choice"
         return f"a number over 0 up to {self.most:g}, or 0 for a good choice"
@@ -61,7 +67,7 @@ class Option:
             if self.kind is bool:
                 return value
         elif self.kind is str and isinstance(value, str):
-            if value in self.choices or (not self.choices and re.fullmatch(NAME, value)):
+            if value in self.choices or (not self.choices and re.fullmatch(self.pattern, value)):
                 return value
         elif isinstance(value, int) and self.kind in (int, float) and 0 <= value <= self.most:
             return self.kind(value)
@@ -85,12 +91,20 @@ class Option:
         if self.kind is bool:
             return {"type": "boolean"}
         if self.kind is str:
-            return {"enum": list(self.choices)} if self.choices else {"type": "string", "pattern": f"^{NAME}$"}
+            return {"enum": list(self.choices)} if self.choices else {"type": "string", "pattern": f"^{self.pattern}$"}
         return {"type": "integer" if self.kind is int else "number", "minimum": 0, "maximum": self.most}
 
 
-def _option(default: OptionValue, group: Group, text: str, *, choices: tuple[str, ...] = (), most: float = MOST) -> Any:
-    return field(default=default, metadata={"option": Option("", default, group, text, choices, most)})
+def _option(
+    default: OptionValue,
+    group: Group,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    most: float = MOST,
+    pattern: str = NAME,
+) -> Any:
+    return field(default=default, metadata={"option": Option("", default, group, text, choices, most, pattern)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +156,14 @@ class EngineOptions:
     speculation: str = _option(
         "off",
         "steps",
-        "What guesses tokens for a step to verify, several at once: off, or ngram by what followed in the text before.",
-        choices=("off", "ngram"),
+        "What guesses tokens that a step verifies: off, ngram by what followed in the text before, or a draft model.",
+        choices=("off", "ngram", "draft"),
+    )
+    draft_model: str = _option(
+        "",
+        "steps",
+        "With speculation draft: path of a small model of the same vocabulary, seen from the worker's host.",
+        pattern=PATH,
     )
     draft_tokens: int = _option(0, "steps", "Tokens guessed for a sequence in a step at most; 0: 4.", most=MOST_DRAFTS)
     ngram_min: int = _option(0, "steps", "Tokens that must match for ngram to guess; 0: 2.", most=MOST_NGRAM)

@@ -39,7 +39,7 @@ KINDS: dict[type, set[int]] = {
     float: {pb.WorkerOptions.DESCRIPTOR.fields_by_name["step_seconds"].type},
     str: {pb.WorkerOptions.DESCRIPTOR.fields_by_name["dtype"].type},
 }
-BAD: dict[type, Any] = {bool: "maybe", int: -1, float: -1.5, str: "in valid"}
+BAD: dict[type, Any] = {bool: "maybe", int: -1, float: -1.5, str: "in\nvalid"}
 WORKERS = "polyfleet-worker-p"
 TOGETHER = "step_tokens: must be over max_sequences (8), not 8"
 options = pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda each: each.name)

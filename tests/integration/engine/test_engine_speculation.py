@@ -1,4 +1,4 @@
-"""Engines that draft by prompt lookup give what they give without, in fewer steps."""
+"""Engines that draft, by prompt lookup or by a model, give what they give without, in fewer steps."""
 
 import json
 from dataclasses import replace
@@ -13,10 +13,13 @@ from tests.support.eager_models import workload
 from tests.support.tiny_models import TinyShape, write_folder
 from tokenizers import Tokenizer
 
+from polyfleet.engine.draft_model import DraftModel
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.facts import EngineStatus
 from polyfleet.engine.loader import EngineParts, load
+from polyfleet.engine.sizing import capacity_of
 from polyfleet.executors.eager import EagerExecutor
+from polyfleet.loading.model import ModelFileError
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.sampling import GREEDY, SamplingParams
@@ -38,7 +41,12 @@ def loaded(path: Path, **options: Any) -> EngineParts:
 def run(parts: EngineParts, requests: list[SequenceRequest], **changes: Any) -> tuple[Outcomes, EngineStatus]:
     """By a clock that stands still, lest it depends on the machine what pays."""
     options = replace(parts.options, **changes)
-    engine = Engine(parts.executor, parts.model.config, options, parts.model.tokenizer, clock=lambda: 0.0)
+    drafting = parts.draft_model if options.speculation == "draft" else None
+    if drafting is not None:  # which keeps what it learned of others
+        drafting = DraftModel(drafting._executor, capacity_of(options))
+    engine = Engine(
+        *(parts.executor, parts.model.config, options, parts.model.tokenizer), clock=lambda: 0.0, draft_model=drafting
+    )
     return run_engine(engine, requests), engine.status()
 
 
@@ -101,6 +109,56 @@ def test_an_executor_that_draws_once_a_sequence_drafts_nothing_and_says_why(
     assert engine.facts.speculation == "off: the eager executor gave (1,) tokens and (1,) faults for one sequence"
     assert all(each.error == "" for each in run_engine(engine, requests(2)).values())
     assert engine.status().drafts == 0
+
+
+def drafted_by(folder: Path, small: Path, executor: str) -> EngineParts:
+    dtype = "float32" if executor == "eager" else "auto"
+    return loaded(folder, executor=executor, dtype=dtype, speculation="draft", draft_model=str(small))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of fewer layers, and so of other tokens."""
+    return write_folder(tmp_path_factory.mktemp("small"), replace(SHAPE, layers=1))
+
+
+@pytest.mark.parametrize("executor", ["eager", pytest.param("persistent", marks=needs_library)])
+def test_tokens_are_those_without_a_model_that_drafts(folder: Path, small: Path, executor: str) -> None:
+    parts, other = drafted_by(folder, folder, executor), drafted_by(folder, small, executor)
+    without, plain = run(parts, requests(6), speculation="off", draft_model="")
+    for each in (parts, other):
+        with_drafts, status = run(each, requests(6))
+        assert_same(with_drafts, without)
+        assert status.drafts > 0
+    _, of_itself = run(parts, [each for each in requests(6) if not each.sampling.penalised])
+    assert of_itself.accepted_drafts > 0.9 * of_itself.drafts
+    assert of_itself.steps < plain.steps / 2
+
+
+def test_a_prompt_longer_than_a_step_is_read_by_the_model_that_drafts_in_pieces(folder: Path) -> None:
+    parts = drafted_by(folder, folder, "eager")
+    asked = [replace(each, prompt_ids=each.prompt_ids * 3, max_tokens=12) for each in requests(2)]
+    with_drafts, status = run(parts, asked, step_tokens=24)
+    without, _ = run(parts, asked, step_tokens=24, speculation="off", draft_model="")
+    assert_same(with_drafts, without)
+    assert status.accepted_drafts > 0
+
+
+def test_a_model_that_drafts_is_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+    other, large = tmp_path / "other", tmp_path / "large"
+    for path, shape in ((other, replace(SHAPE, vocabulary=112)), (large, replace(SHAPE, layers=SHAPE.layers + 1))):
+        path.mkdir()
+        write_folder(path, shape)
+    for options, problem in (
+        ({"speculation": "draft"}, r"draft_model: is needed where speculation is draft$"),
+        ({"speculation": "ngram", "draft_model": "x"}, r"draft_model: goes with speculation draft, not with ngram$"),
+        ({"speculation": "draft", "draft_model": str(other)}, r"must have the model's vocabulary of \d+ tokens"),
+        ({"speculation": "draft", "draft_model": str(large)}, r"must be smaller than the model, which has \d+ weights"),
+        ({"speculation": "draft", "draft_model": str(tmp_path / "none")}, "none"),
+    ):
+        with pytest.raises((ValueError, ModelFileError), match=problem) as caught:
+            loaded(folder, **options)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

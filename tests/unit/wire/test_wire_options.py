@@ -55,7 +55,11 @@ def test_a_count_is_whole_and_of_31_bits(name: str, value: object, shown: str) -
             "step_tokens: must be over max_sequences and their drafts (36), not 36",
         ),
         ({"draft_tokens": 17}, "draft_tokens: must be a whole number from 1 to 16, or 0 for a good choice, not 17"),
-        ({"speculation": "on"}, "speculation: must be off or ngram, not 'on'"),
+        ({"speculation": "on"}, "speculation: must be off, ngram or draft, not 'on'"),
+        (
+            {"draft_model": "a\0b"},
+            "draft_model: must be a path without control characters, not 'a\\x00b'",
+        ),
         ({"ngram_min": 3, "ngram_max": 2}, "ngram_max: must be at least ngram_min (3), not 2"),
         ({"ngram_max": 1}, "ngram_max: must be at least ngram_min (2), not 1"),
         ({"thread": 1}, f"thread: is no option: choose from {', '.join(OPTIONS)}"),

@@ -8,6 +8,7 @@ from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.canary import CANARY_ID, Canary
 from polyfleet.engine.checks import check_request
+from polyfleet.engine.draft_model import DraftModel
 from polyfleet.engine.exchange import Exchange
 from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.facts import EngineFacts, EngineStatus
@@ -51,19 +52,21 @@ class Engine:
         fingerprint: str = "",
         passed_over: tuple[str, ...] = (),
         no_drafts: str = "",
+        draft_model: DraftModel | None = None,
     ) -> None:
         """`options` have nothing left open (see `polyfleet.engine.sizing`), and `executor` has room for them.
 
-        `load` is the usual way here. `no_drafts`: why no token is drafted, whatever the options say.
+        `load` is the usual way here. `no_drafts`: why no token is drafted, whatever the options say. `draft_model`
+        is closed with the engine.
         """
         capacity = capacity_of(options)
-        speculator = None if no_drafts else speculator_of(options, executor)
+        speculator = None if no_drafts else speculator_of(options, executor, draft_model)
         speculation = f"off: {no_drafts}" if no_drafts else shown(options)
         self.facts = _facts(config, options, capacity, fingerprint, executor, passed_over, speculation)
         self.options = options
         self.tokenizer = tokenizer
         self.canary = canary
-        self._executor = executor
+        self._executor, self._draft_model = executor, draft_model
         self._batcher = Batcher(executor, capacity, _limits(options, config, fingerprint), clock, speculator)
         self._pool = self._batcher.pool
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
@@ -97,6 +100,7 @@ class Engine:
             fingerprint=parts.fingerprint,
             passed_over=parts.passed_over,
             no_drafts=parts.no_drafts,
+            draft_model=parts.draft_model,
         )
 
     @property
@@ -167,6 +171,8 @@ class Engine:
         """Free the device's memory at once; the engine is of no use afterwards."""
         if self._grammars is not None:
             self._grammars.close()
+        if self._draft_model is not None:
+            self._draft_model.close()
         self._executor.close()
 
     def status(self) -> EngineStatus:

@@ -9,7 +9,9 @@ from polyfleet.backends import BackendRegistry, KernelCapabilities
 from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.canary import Canary
 from polyfleet.engine.canary_reference import canary_for
-from polyfleet.engine.executor import Executor
+from polyfleet.engine.draft_model import DraftModel
+from polyfleet.engine.drafting import NOTHING, beside, check_drafting, together
+from polyfleet.engine.executor import Executor, Footprint
 from polyfleet.engine.executors import (
     GROUP,
     ExecutorKind,
@@ -50,6 +52,7 @@ class EngineParts:
     fingerprint: str = ""
     passed_over: tuple[str, ...] = ()  # executors that were not taken, with the reason
     no_drafts: str = ""  # why no token is drafted, where some are wanted
+    draft_model: DraftModel | None = None
 
 
 def load(path: str, options: EngineOptions, progress: Progress) -> EngineParts:
@@ -66,6 +69,7 @@ def prepare_engine(
     read: Callable[[], LoadedModel], options: EngineOptions, progress: Progress, graph: KernelGraph | None = None
 ) -> EngineParts:
     """The model that `read` gives on its device; without `graph` as its architecture records it. Raises as `load`."""
+    check_drafting(options)
     size = options.tensor_parallel or 1
     machine, capabilities = open_machine(options.device, size)
     if capabilities.divisible and size > 1:
@@ -77,12 +81,18 @@ def prepare_engine(
     workload = Workload(graph, model.weights, options, machine.device, dtype, capabilities)
 
     def prepare(kind: ExecutorKind) -> tuple[Executor, EngineOptions]:
-        return fit(grouped(kind, model.path, size), workload, model, machine, preparing)
+        return fit(grouped(kind, model.path, size), workload, model, machine, preparing, drafting.footprint)
 
     def preparing(share: float) -> None:
         progress(READING_SHARE + share * (1 - READING_SHARE), f"preparing the weights on {machine.device}")
 
-    (executor, resolved), passed_over = first_that_works(candidates(options, machine.device, capabilities), prepare)
+    drafting = beside(workload, model, preparing)
+    try:
+        (executor, resolved), passed_over = first_that_works(candidates(options, machine.device, capabilities), prepare)
+        draft_model = drafting.allocate(capacity_of(resolved))
+    except BaseException:
+        drafting.close()
+        raise
     canary = None
     if options.canary:
         canary = canary_for(
@@ -94,9 +104,11 @@ def prepare_engine(
     progress(1.0, "ready")
     reasons = tuple(f"{each.executor}: {each.reason}" for each in passed_over)
     no_drafts = speculation_refused(executor, resolved, graph)
+    if options.speculation == "draft" and draft_model is None:
+        no_drafts = "no model drafts beside one that ranks compute together"
     if no_drafts:
         log.warning("no tokens are drafted: %s", no_drafts)
-    return EngineParts(model, executor, resolved, canary, fingerprint(model), reasons, no_drafts)
+    return EngineParts(model, executor, resolved, canary, fingerprint(model), reasons, no_drafts, draft_model)
 
 
 def grouped(kind: ExecutorKind, path: str, size: int) -> ExecutorKind:
@@ -108,17 +120,23 @@ def grouped(kind: ExecutorKind, path: str, size: int) -> ExecutorKind:
 
 
 def fit(
-    kind: ExecutorKind, workload: Workload, model: LoadedModel, machine: Machine, progress: Callable[[float], None]
+    kind: ExecutorKind,
+    workload: Workload,
+    model: LoadedModel,
+    machine: Machine,
+    progress: Callable[[float], None],
+    beside: Footprint = NOTHING,
 ) -> tuple[Executor, EngineOptions]:
     """Build an executor and give it the room that the machine has; whatever is raised is a reason not to take it.
 
-    It is sized twice: by its estimate, so that what can't fit is refused before it is built, and by what it measures.
+    It is sized twice: by its estimate, so that what can't fit is refused before it is built, and by what it measures,
+    each time with what stands beside it.
     """
     refuse(kind, workload)
-    workload = with_room(kind, workload, model.config, machine)
+    workload = with_room(kind, workload, model.config, machine, beside)
     executor = kind.build(workload, progress)
     try:
-        measured = believable(kind.name, executor.measure())
+        measured = together(believable(kind.name, executor.measure()), beside)
         resolved = resolve(workload.options, model.config, measured, machine)
         try:
             executor.allocate(capacity_of(resolved))
@@ -149,7 +167,9 @@ def speculation_refused(executor: Executor, options: EngineOptions, graph: Kerne
     return ""
 
 
-def with_room(kind: ExecutorKind, workload: Workload, config: ModelConfig, machine: Machine) -> Workload:
+def with_room(
+    kind: ExecutorKind, workload: Workload, config: ModelConfig, machine: Machine, beside: Footprint = NOTHING
+) -> Workload:
     """The workload, with fewer rows a step where nobody asked for a number and the usual one leaves no memory.
 
     Raises FieldError where not even the fewest leave any.
@@ -158,7 +178,7 @@ def with_room(kind: ExecutorKind, workload: Workload, config: ModelConfig, machi
     for rows in (options.step_tokens, *(() if options.step_tokens else FEWER_ROWS)):
         try:
             tried = replace(workload, options=replace(options, step_tokens=rows))
-            resolve(tried.options, config, believable(kind.name, kind.footprint(tried)), machine)
+            resolve(tried.options, config, together(believable(kind.name, kind.footprint(tried)), beside), machine)
         except FieldError as error:
             problem = problem or error
         else:

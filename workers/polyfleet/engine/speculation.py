@@ -127,17 +127,18 @@ def drafts_of(options: EngineOptions) -> int:
     return 0 if options.speculation == "off" else options.draft_tokens or DRAFT_TOKENS
 
 
-def speculator_of(options: EngineOptions, executor: Executor) -> Speculator | None:
-    """What the options ask for; None where that is nothing."""
+def speculator_of(options: EngineOptions, executor: Executor, model: Drafter | None = None) -> Speculator | None:
+    """What the options ask for, and where that is a model, over this one; None where it is nothing."""
     if not drafts_of(options):
         return None
-    drafter = NgramDrafter(options.ngram_min or NGRAM_MIN, options.ngram_max or NGRAM_MAX)
+    drafter = model or NgramDrafter(options.ngram_min or NGRAM_MIN, options.ngram_max or NGRAM_MAX)
     return Speculator(drafter, drafts_of(options), penalised=executor.depth == 1)  # counts are the host's then
 
 
 def shown(options: EngineOptions) -> str:
     """What drafts, for people."""
-    return f"{options.speculation}, up to {drafts_of(options)} tokens a step" if drafts_of(options) else ""
+    name = options.draft_model if options.speculation == "draft" else options.speculation
+    return f"{name}, up to {drafts_of(options)} tokens a step" if drafts_of(options) else ""
 
 
 def _learned(known: float, seconds: float, share: float) -> float:

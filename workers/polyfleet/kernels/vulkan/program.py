@@ -100,7 +100,7 @@ class VulkanProgram:
         self, *, num_blocks: int, block_size: int, max_sequences: int, max_blocks: int, step_tokens: int, max_draws: int
     ) -> None:
         """Make the KV cache, zeroed, and room for steps. Raises VulkanError where the device binds no such buffer."""
-        self._block_size, self._max_sequences, self._max_blocks = block_size, max_sequences, max_blocks
+        self._block_size, self._max_blocks = block_size, max_blocks
         self._max_draws = max_draws
         buffer, rows = self.device.buffer, step_tokens
         self._uploaded: dict[str, Int32s] = {}
