@@ -15,6 +15,7 @@ from polyfleet.engine.executor import Executor, Footprint
 from polyfleet.engine.executors import (
     GROUP,
     ExecutorKind,
+    PassedOver,
     Workload,
     believable,
     candidates,
@@ -80,19 +81,10 @@ def prepare_engine(
     dtype, graph = computing_dtype(options, machine), graph or record(model.config, model.weights)
     workload = Workload(graph, model.weights, options, machine.device, dtype, capabilities)
 
-    def prepare(kind: ExecutorKind) -> tuple[Executor, EngineOptions]:
-        return fit(grouped(kind, model.path, size), workload, model, machine, preparing, drafting.footprint)
-
     def preparing(share: float) -> None:
         progress(READING_SHARE + share * (1 - READING_SHARE), f"preparing the weights on {machine.device}")
 
-    drafting = beside(workload, model, preparing)
-    try:
-        (executor, resolved), passed_over = first_that_works(candidates(options, machine.device, capabilities), prepare)
-        draft_model = drafting.allocate(capacity_of(resolved))
-    except BaseException:
-        drafting.close()
-        raise
+    executor, resolved, passed_over, draft_model = _prepared(workload, model, machine, preparing)
     canary = None
     if options.canary:
         canary = canary_for(
@@ -109,6 +101,25 @@ def prepare_engine(
     if no_drafts:
         log.warning("no tokens are drafted: %s", no_drafts)
     return EngineParts(model, executor, resolved, canary, fingerprint(model), reasons, no_drafts, draft_model)
+
+
+def _prepared(
+    workload: Workload, model: LoadedModel, machine: Machine, progress: Callable[[float], None]
+) -> tuple[Executor, EngineOptions, tuple[PassedOver, ...], DraftModel | None]:
+    """The first executor that works, the options resolved for it, those passed over, and a model that drafts."""
+    options, drafting = workload.options, beside(workload, model, progress)
+
+    def prepare(kind: ExecutorKind) -> tuple[Executor, EngineOptions]:
+        kind = grouped(kind, model.path, options.tensor_parallel or 1)
+        return fit(kind, workload, model, machine, progress, drafting.footprint)
+
+    try:
+        names = candidates(options, machine.device, workload.capabilities)
+        (executor, resolved), passed_over = first_that_works(names, prepare)
+        return executor, resolved, passed_over, drafting.allocate(capacity_of(resolved))
+    except BaseException:
+        drafting.close()
+        raise
 
 
 def grouped(kind: ExecutorKind, path: str, size: int) -> ExecutorKind:
