@@ -10,6 +10,7 @@ import pytest
 from tests.support.batching import Outcomes, run_engine
 from tests.support.cpu_graphs import needs_library
 from tests.support.eager_models import workload
+from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_models import TinyShape, write_folder
 from tokenizers import Tokenizer
 
@@ -20,6 +21,7 @@ from polyfleet.engine.loader import EngineParts, load
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.model import ModelFileError
+from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.sampling import GREEDY, SamplingParams
@@ -109,6 +111,14 @@ def test_an_executor_that_draws_once_a_sequence_drafts_nothing_and_says_why(
     assert engine.facts.speculation == "off: the eager executor gave (1,) tokens and (1,) faults for one sequence"
     assert all(each.error == "" for each in run_engine(engine, requests(2)).values())
     assert engine.status().drafts == 0
+
+
+def test_a_recurrent_state_is_not_run_through_drafts(folder: Path, tmp_path: Path) -> None:
+    make(TINY["qwen3next"], tmp_path)
+    parts = loaded(tmp_path, executor="eager", dtype="float32", speculation="ngram")
+    assert parts.no_drafts == "the model's recurrent state can't go back before drafts that prove wrong"
+    with pytest.raises(FieldError, match=r"draft_model: must "):
+        loaded(folder, executor="eager", speculation="draft", draft_model=str(tmp_path))
 
 
 def drafted_by(folder: Path, small: Path, executor: str) -> EngineParts:

@@ -65,6 +65,8 @@ def beside(workload: Workload, model: LoadedModel, progress: Callable[[float], N
     if problem := unlike(small, model):
         raise FieldError("draft_model", problem)
     graph = record(small.config, small.weights)
+    if graph.states or not graph.caches:
+        raise FieldError("draft_model", "must keep keys and values of all tokens, which its architecture does not")
     own = replace(options, speculation="off", draft_model="", executor="auto", weights="dense")
     task = replace(workload, graph=graph, weights=small.weights, options=own)
 
@@ -80,7 +82,7 @@ def beside(workload: Workload, model: LoadedModel, progress: Callable[[float], N
 def together(model: Footprint, other: Footprint) -> Footprint:
     """What both take; of their steps only one is computed at a time."""
     kv_per_token, workspace = model.kv_per_token + other.kv_per_token, max(model.workspace, other.workspace)
-    return Footprint(model.weights + other.weights, kv_per_token, workspace)
+    return replace(model, weights=model.weights + other.weights, kv_per_token=kv_per_token, workspace=workspace)
 
 
 def unlike(small: LoadedModel, model: LoadedModel) -> str:

@@ -169,6 +169,8 @@ def speculation_refused(executor: Executor, options: EngineOptions, graph: Kerne
         return ""
     if not graph.caches:
         return "the model keeps no cache, and so goes on with nothing"
+    if graph.states:
+        return "the model's recurrent state can't go back before drafts that prove wrong"
     if capacity.step_tokens <= capacity.drafts or options.context_length < 2 + capacity.drafts:
         return f"steps and contexts have no room for a token and {capacity.drafts} drafts"
     try:
