@@ -1,1 +1,1 @@
-"""Simulated workers as real processes: the worker's own server around an engine of the simulator. Needs no torch."""
+"""The engine process of simulated workers, whose server is a real worker's. Needs no torch."""
