@@ -8,6 +8,7 @@ from polyfleet.loading.end_tokens import union
 from polyfleet.loading.folder_fields import check_fields
 from polyfleet.loading.quantised_methods import read_scheme
 from polyfleet.loading.quantised_scheme import Scheme
+from polyfleet.loading.text_part import text_names, text_part
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields, read_json, read_optional_json
@@ -20,7 +21,8 @@ NO_CODE = "the code that auto_map names is never executed"
 
 def read_config(folder: Path) -> tuple[Architecture, ModelConfig, Scheme | None]:
     """The model's architecture, configuration, and quantisation if it has one; raises ModelFileError."""
-    fields = read_json(folder / "config.json")
+    whole = read_json(folder / "config.json")
+    fields = text_part(whole)
     architecture, scheme = _architecture(fields), read_scheme(fields)
     with fields.in_range():
         config = replace(
@@ -32,6 +34,8 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig, Scheme | None]
         check_fields(fields, config)
     if fields.has("auto_map"):
         log.warning("%s: %s", fields.path, NO_CODE)
+    if fields is not whole:
+        architecture = replace(architecture, folder_names=text_names(architecture.folder_names))
     return architecture, config, scheme
 
 

@@ -19,8 +19,10 @@ def load_folder(path: str, progress: Progress) -> LoadedModel:
     check_is_model(folder)
     architecture, config, scheme = read_config(folder)
     with open_tensors(weight_files(folder)) as tensors:
+        names = architecture.folder_names
+        tensors = replace(tensors, places={each: at for each, at in tensors.places.items() if not names.ignores(each)})
         check_config(path, config, len(tensors.places))
-        weights = place_all(read_weights(tensors, scheme, progress), architecture.folder_names, config)
+        weights = place_all(read_weights(tensors, scheme, progress), names, config)
     check_weights(path, config, weights)
     tokenizer, end_token_ids = folder_tokenizer(folder, config)
     return LoadedModel(path, replace(config, end_token_ids=end_token_ids), weights, tokenizer)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from polyfleet.graph.kernel_graph import KernelGraph
@@ -28,9 +28,11 @@ class TensorNames:
     interleaved: bool = False  # whether pairs that turn are neighbours (2i, 2i + 1), not (i, i + half)
     norm_offset: float = 0.0  # what the weights of norms leave out
     turned_stacks: bool = False  # whether stacks lie columns first, a gate's and an up's taking turns
+    outer: Mapping[str, str] = field(default_factory=dict)  # beginnings of names, and what stands for them
 
     def graph_names(self, name: str) -> tuple[str, ...]:
         """Of a tensor's weights; none for a tensor that is not known."""
+        name = self._inner(name)
         stem, _, kind = name.rpartition(".")
         suffix = {"weight": "", "bias": ".bias"}.get(kind)
         if suffix is None:
@@ -39,6 +41,13 @@ class TensorNames:
         if known is None and (match := re.fullmatch(rf"{re.escape(self.layer_prefix)}(\d+)\.(.+)", stem)):
             prefix, known = f"layers.{match[1]}.", self._of_layer(match[2])
         return tuple(f"{prefix}{each}{suffix}" for each in (known or "").split())
+
+    def _inner(self, name: str) -> str:
+        """A name without what surrounds the model."""
+        for beginning, inner in self.outer.items():
+            if name.startswith(beginning):
+                return inner + name.removeprefix(beginning)
+        return name
 
     def _of_layer(self, stem: str) -> str | None:
         known = self.layer_names.get(stem)
@@ -49,7 +58,7 @@ class TensorNames:
 
     def layer(self, name: str) -> int:
         """Of a tensor; -1: of none."""
-        match = re.match(rf"{re.escape(self.layer_prefix)}(\d+)\.", name)
+        match = re.match(rf"{re.escape(self.layer_prefix)}(\d+)\.", self._inner(name))
         return int(match[1]) if match else -1
 
     def ignores(self, name: str) -> bool:

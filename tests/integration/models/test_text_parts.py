@@ -1,0 +1,67 @@
+"""Folders of models that see images too: of a text they come to what transformers comes to."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tests.support.batching import over
+from tests.support.tiny_architectures import COMMON, DELTA, VOCABULARY
+
+from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.batch import BatchLimits
+from polyfleet.engine.executors import Workload
+from polyfleet.executors.eager import EagerExecutor
+from polyfleet.loading.load import load_model
+from polyfleet.loading.model import ModelFileError
+from polyfleet.models.registry import record
+from polyfleet.wire.options import EngineOptions
+from polyfleet.wire.requests import SequenceRequest
+
+TEXT: dict[str, Any] = {**COMMON, "num_hidden_layers": 2, "head_dim": 16}
+SEEING: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+IMAGES = {"image_size": 28, "patch_size": 14}
+QWEN = {"depth": 1, "num_heads": 2, "patch_size": 14}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gemma3": ({**TEXT, "sliding_window": 12, "query_pre_attn_scalar": 16}, {**SEEING, **IMAGES}),
+    "mistral3": ({**TEXT, "model_type": "mistral"}, {**SEEING, **IMAGES, "model_type": "pixtral", "head_dim": 16}),
+    "qwen2_vl": ({**TEXT, "rope_parameters": ROPE}, {**QWEN, "embed_dim": 32, "hidden_size": 64}),
+    "qwen3_5": (
+        {**TEXT, **DELTA, "layer_types": ["linear_attention", "full_attention"]},
+        {**QWEN, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64, "num_position_embeddings": 16},
+    ),
+}
+SLOW = ("mistral3", "qwen3_5")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in KINDS])
+def test_the_text_part_is_loaded(kind: str, tmp_path: Path) -> None:
+    text, seeing = KINDS[kind]
+    more = {"mm_tokens_per_image": 4} if kind == "gemma3" else {}
+    config = transformers.AutoConfig.for_model(kind, text_config=text, vision_config=seeing, **more)
+    torch.manual_seed(3)
+    reference = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    reference.save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    capabilities = KernelCapabilities(frozenset({"float32"}), "float32")
+    graph = record(model.config, model.weights)
+    executor: Any = EagerExecutor(Workload(graph, model.weights, EngineOptions(), "cpu", "float32", capabilities))
+    batcher = over(executor, BatchLimits(2, 32, 64, prefix_cache=False), num_blocks=8, block_size=16)
+    prompt = np.random.default_rng(3).integers(11, VOCABULARY, 30).tolist()
+    batcher.add(SequenceRequest("one", tuple(prompt), max_tokens=1, ignore_eos=True, logprobs=VOCABULARY))
+    (update,) = batcher.step().updates
+    with torch.inference_mode():
+        expected = torch.log_softmax(reference(input_ids=torch.tensor([prompt])).logits[0, -1].double(), -1).numpy()
+    (token,) = update.tokens
+    np.testing.assert_allclose(token.top_logprobs, expected[list(token.top_ids)], atol=2e-4, rtol=0)
+    executor.close()
+
+
+def test_others_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlavaForConditionalGeneration"], "text_config": {}}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelFileError, match="the architecture LlavaForConditionalGeneration is not supported"):
+        load_model(tmp_path)

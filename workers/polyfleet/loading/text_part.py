@@ -1,0 +1,53 @@
+"""Folders of models that see images too: the part that reads and writes text, a model that is known by itself."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from polyfleet.models.architecture import TensorNames
+from polyfleet.models.fields import Fields
+
+log = logging.getLogger(__name__)
+
+PARTS: Mapping[str, str] = {  # by the folder's class that of its text part
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+    "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+UNSTATED: Mapping[str, Mapping[str, Any]] = {  # what files of these leave out
+    "Gemma3ForCausalLM": {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
+}
+OUTER = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.": ""}
+SEEING = r"(model\.)?(visual|vision_tower|multi_modal_projector)\..*"  # tensors
+SHARED = ("vocab_size", "eos_token_id", "quantization_config", "tie_word_embeddings")  # may stand outside
+OUTSIDE = ("vision_config", "text_config", "image_token_id", "video_token_id", "spatial_merge_size")
+ROPES = ("rope_scaling", "rope_parameters")
+
+
+def text_part(fields: Fields) -> Fields:
+    """What a config.json states of the text part; the same where the model has no other. Raises ModelFileError."""
+    names = fields.items("architectures") if fields.has("architectures") else []
+    known = next((PARTS[name] for name in names if isinstance(name, str) and name in PARTS), None)
+    if known is None:
+        return fields
+    log.warning("%s: only the part that reads text is loaded", fields.path)
+    section = fields.section("text_config") if fields.has("text_config") else fields
+    values = {key: value for key, value in section.values.items() if key not in OUTSIDE}
+    values |= {key: fields.values[key] for key in SHARED if fields.has(key)}
+    values |= {key: _one_axis(values[key]) for key in ROPES if isinstance(values.get(key), dict)}
+    return replace(section, values={**UNSTATED.get(known, {}), **values, "architectures": [known]}, read=set())
+
+
+def text_names(names: TensorNames) -> TensorNames:
+    """Those of the whole folder."""
+    return replace(names, outer=OUTER, ignored=(*names.ignored, SEEING))
+
+
+def _one_axis(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """A rope whose positions are the same on all axes, as those of texts are."""
+    values = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
+    return {key: "default" if value == "mrope" else value for key, value in values.items()}
