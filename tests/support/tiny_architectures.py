@@ -129,6 +129,11 @@ TINY: Mapping[str, Tiny] = {
             **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "use_qk_norm": True},
             **{"routed_scaling_factor": 1.5, "rope_parameters": HALF, "attention_bias": True, "head_dim": 16},
         },
+        "glm4moe",
+        {
+            **{"expert_count": 8, "expert_used_count": 2, "expert_shared_count": 1, "expert_feed_forward_length": 32},
+            **{"leading_dense_block_count": 1, "expert_weights_scale": 1.5, "rope.dimension_count": 8},
+        },
         seed=1,
     ),
     "gpt-oss": Tiny(

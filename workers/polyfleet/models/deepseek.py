@@ -116,7 +116,7 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
     size, shared = fields.count("expert_feed_forward_length"), fields.count("expert_shared_count", 0, minimum=0)
     return LatentConfig(
         **sizes,
-        route=_read_gguf_route(fields),
+        route=read_gguf_grouped_route(fields),
         expert_size=size,
         shared_size=shared * size,
         correction=any(name.endswith("exp_probs_b.bias") for name in keys.tensors),
@@ -130,13 +130,15 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
     )
 
 
-def _read_gguf_route(fields: Fields) -> Route:
+def read_gguf_grouped_route(fields: Fields, *, sigmoid: bool = False, renormalise: bool = False) -> Route:
+    """Of a GGUF file, which may leave out whether scores are sigmoids and shares sum up to 1. Raises ModelFileError."""
+    usual = SIGMOID if sigmoid else 1
     experts, top_k = fields.count("expert_count"), fields.count("expert_used_count")
-    sigmoid = fields.count("expert_gating_func", 1, minimum=0) == SIGMOID
+    sigmoid = fields.count("expert_gating_func", usual, minimum=0) == SIGMOID
     groups, top = fields.count("expert_group_count", 1), fields.count("expert_group_used_count", 1)
     check_route(fields, experts, top_k, groups, top)
     return Route(
-        *(experts, top_k, sigmoid, fields.flag("expert_weights_norm", False)),
+        *(experts, top_k, sigmoid, fields.flag("expert_weights_norm", renormalise)),
         *(fields.positive("expert_weights_scale", 1.0), groups, top),
         min(2 if sigmoid else 1, experts // groups),
     )
@@ -158,7 +160,14 @@ _LAYER = {
     "self_attn.kv_a_layernorm": "kv_a_norm",
     "self_attn.kv_b_proj": "k_up v_up",
 }
+GGUF_SHARED = {
+    "exp_probs_b": "correction",
+    "ffn_gate_shexp": "shared.gate",
+    "ffn_up_shexp": "shared.up",
+    "ffn_down_shexp": "shared.down",
+}
 _GGUF_LAYER = {
+    **GGUF_SHARED,
     "attn_q": "q_nope q_rope",
     "attn_q_a": "q_a",
     "attn_q_a_norm": "q_a_norm",
@@ -168,10 +177,6 @@ _GGUF_LAYER = {
     "attn_kv_b": "k_up v_up",
     "attn_k_b": "k_up",
     "attn_v_b": "v_up",
-    "exp_probs_b": "correction",
-    "ffn_gate_shexp": "shared.gate",
-    "ffn_up_shexp": "shared.up",
-    "ffn_down_shexp": "shared.down",
 }
 
 DEEPSEEK3 = Architecture(

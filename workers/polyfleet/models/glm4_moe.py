@@ -5,9 +5,16 @@ from dataclasses import dataclass, replace
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.models import names
 from polyfleet.models.config import ModelConfig
-from polyfleet.models.deepseek import DEEPSEEK3, SHARED, read_grouped_route
+from polyfleet.models.deepseek import (
+    DEEPSEEK3,
+    GGUF_SHARED,
+    SHARED,
+    read_gguf_grouped_route,
+    read_grouped_route,
+)
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder import check_activation, read_sizes
+from polyfleet.models.gguf_keys import GgufKeys
 from polyfleet.models.mixture import MixtureConfig, mlp
 from polyfleet.models.recorder import Recorder
 
@@ -46,15 +53,34 @@ def _read_folder(fields: Fields) -> ModelConfig:
     )
 
 
+def _read_gguf(keys: GgufKeys) -> ModelConfig:
+    sizes, fields = keys.sizes(), keys.fields
+    drafts = fields.count("nextn_predict_layers", 0, minimum=0)
+    sizes["num_layers"] -= min(drafts, sizes["num_layers"] - 1)
+    size, shared = fields.count("expert_feed_forward_length"), fields.count("expert_shared_count", 1, minimum=0)
+    return GlmMoeConfig(
+        **sizes,
+        head_norms=keys.has("blk.0.attn_q_norm.weight"),
+        route=read_gguf_grouped_route(fields, sigmoid=True, renormalise=True),
+        correction=True,
+        expert_size=size,
+        shared_size=shared * size,
+        dense=tuple(range(min(fields.count("leading_dense_block_count", 1, minimum=0), sizes["num_layers"]))),
+        draft_layers=drafts,
+    )
+
+
 GLM4_MOE = replace(
     DEEPSEEK3,
     name="glm4moe",
     title="GLM 4.5 and 4.6",
     classes=("Glm4MoeForCausalLM",),
     model_types=("glm4_moe",),
-    gguf=(),
+    gguf=("glm4moe",),
     read_folder=_read_folder,
+    read_gguf=_read_gguf,
     record=record,
     folder_names=names.folder({**names.EXPERTS, **SHARED}),
-    notes="folders; layers that draft are not loaded",
+    gguf_names=names.gguf({**names.GGUF_EXPERTS, **GGUF_SHARED, "post_attention_norm": "mlp_norm"}),
+    notes="layers that draft are not loaded",
 )
