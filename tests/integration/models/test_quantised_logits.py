@@ -1,21 +1,26 @@
 """Quantised folders against transformers in float32, which is given what their weights stand for."""
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.support.cpu_graphs import needs_library
 from tests.support.quantised_folders import SHAPE, WAYS, write_quantised
 from tests.support.stepping import Driver, logprobs_of
 from tests.support.tiny_models import write_folder
 from transformers import LlamaForCausalLM
 
 from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine.engine import Engine
 from polyfleet.engine.executors import Workload
+from polyfleet.engine.loader import load
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 from polyfleet.models.registry import record
 from polyfleet.wire.options import EngineOptions
+from polyfleet.wire.requests import SequenceRequest
 
 IDS = np.random.default_rng(5).integers(0, SHAPE.vocabulary, 24).tolist()
 CAPABILITIES = KernelCapabilities(frozenset({"float32"}), "float32")
@@ -44,3 +49,21 @@ def test_logits(name: str, theirs: LlamaForCausalLM, tmp_path: Path) -> None:
     run = steps.begin(IDS, num_logprobs=SHAPE.vocabulary)
     steps.step([(run, len(IDS))])
     np.testing.assert_allclose(logprobs_of(run.results[-1]), expected, atol=5e-5, rtol=0)
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["gptq with zeros", "int8 channels", "fp8 tiles"])
+def test_the_cpu_library_keeps_them(name: str, theirs: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Entering rows are rounded to int8 there. What was in memory for its weights is let go."""
+    dense = write_quantised(tmp_path / "model", WAYS[name])
+    theirs.load_state_dict({key: torch.from_numpy(tensor) for key, tensor in dense.items()})
+    with torch.inference_mode():
+        expected = torch.log_softmax(theirs(torch.tensor([IDS])).logits[0].double(), dim=-1)
+    parts = load(str(tmp_path / "model"), EngineOptions(device="cpu", executor="persistent"), lambda *_: None)
+    assert all(len(each.data) == 0 for each in parts.model.weights.values() if each.format.quantised)
+    with closing(Engine.of(parts)) as engine:
+        assert f"{WAYS[name].form}: " in engine.implementations()["linear"]
+        engine.add(SequenceRequest("a", tuple(IDS), max_tokens=1, prompt_logprobs=0))
+        found = [token.logprob for _ in range(len(IDS)) for update in engine.step() for token in update.prompt_logprobs]
+    wanted = expected[:-1].gather(1, torch.tensor(IDS[1:])[:, None]).flatten()
+    np.testing.assert_allclose(found, wanted, atol=0.15, rtol=0)

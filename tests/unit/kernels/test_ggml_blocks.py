@@ -9,6 +9,7 @@ from tests.support.cpu_graphs import HALVES, random_weight
 
 from polyfleet.kernels.ggml_blocks import PLAIN
 from polyfleet.kernels.ggml_lattices import LATTICES
+from polyfleet.kernels.packed import kept, pack_weights
 from polyfleet.kernels.quantisation import BLOCKS, dequantise
 from polyfleet.kernels.weights import Weight, WeightFormat
 
@@ -38,3 +39,15 @@ def test_sizes_of_blocks_are_those_of_gguf() -> None:
         sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[form.value]]
         assert (BLOCKS[form].weights, BLOCKS[form].size) == sizes, form
     assert HALVES.keys() >= set(FORMS)
+
+
+@pytest.mark.parametrize("form", [WeightFormat.Q8_0, WeightFormat.Q4_1, WeightFormat.Q6_K, WeightFormat.IQ4_XS])
+def test_scales_that_are_not_finite_are_refused(form: WeightFormat) -> None:
+    weight = random_weight("w", form, 3, 512)
+    place = HALVES[form][0][-1]
+    weight.data.view(3, -1, BLOCKS[form].size)[1, 0, place : place + 2] = torch.tensor([0, 0x7C], dtype=torch.uint8)
+    with pytest.raises(ValueError, match="the tensor for 'w' holds numbers that are not finite"):
+        dequantise(weight, torch.float32)
+    if kind := kept([weight], "auto"):
+        with pytest.raises(ValueError, match="the tensor for 'w' holds numbers that are not finite"):
+            pack_weights(kind, [weight], torch.device("cpu"))

@@ -29,7 +29,7 @@ from polyfleet.engine.trial import trial, try_drafts
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.load import load_model
-from polyfleet.loading.model import LoadedModel
+from polyfleet.loading.model import LoadedModel, without_blocks
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError
@@ -63,7 +63,8 @@ def load(path: str, options: EngineOptions, progress: Progress) -> EngineParts:
         progress(share * READING_SHARE, "reading the model")
 
     alone = options.tensor_parallel <= 1  # else each rank looks through what it has
-    return prepare_engine(lambda: load_model(path, read, numbers=alone), options, progress)
+    parts = prepare_engine(lambda: load_model(path, read, numbers=alone), options, progress)
+    return replace(parts, model=without_blocks(parts.model))
 
 
 def prepare_engine(

@@ -16,6 +16,12 @@ class Groups:
     minima: Tensor | None = None  # the same
 
     @property
+    def finite(self) -> bool:
+        """Whether all scales and minima are."""
+        sides = (self.scales,) if self.minima is None else (self.scales, self.minima)
+        return all(bool(side.isfinite().all()) for side in sides)
+
+    @property
     def numbers(self) -> Tensor:
         """[R, G, W] float32, rounded as GGML rounds them."""
         products = self.scales.unsqueeze(-1) * self.codes.float()

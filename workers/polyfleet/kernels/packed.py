@@ -185,6 +185,8 @@ def _pack_files(kind: Kind, weights: Sequence[Weight], device: torch.device) -> 
     Blocks that have scale and minimum alike with those beside them become groups of more columns.
     """
     parts = [_codes(weight, device) for weight in weights]
+    if broken := [weight.name for weight, part in zip(weights, parts, strict=True) if not part.finite]:
+        raise ValueError(f"the tensor for {broken[0]!r} holds numbers that are not finite")
     counts_from_8 = all(part.minima is None for part in parts)
     columns, found = weights[0].columns, []
     for part in parts:

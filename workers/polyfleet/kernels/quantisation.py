@@ -24,13 +24,18 @@ DENSE_DTYPES: Mapping[WeightFormat, torch.dtype] = {
 
 
 def dequantise(weight: Weight, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """The weight as a dense [rows, columns] tensor; dense weights of that dtype and device are not copied."""
+    """The weight as a dense [rows, columns] tensor; dense weights of that dtype and device are not copied.
+
+    Raises ValueError for scales that are not finite.
+    """
     if not weight.format.quantised:
         return weight.data.to(device=device, dtype=dtype)
     out = torch.empty((weight.rows, weight.columns), dtype=dtype, device=device)
     step = max(1, CHUNK_WEIGHTS // weight.columns)
     for start in range(0, weight.rows, step):
         groups = groups_of(weight.format, weight.data[start : start + step].to(device))
+        if not groups.finite:
+            raise ValueError(f"the tensor for {weight.name!r} holds numbers that are not finite")
         out[start : start + step] = groups.numbers.flatten(1)
     return out
 

@@ -1,7 +1,10 @@
 """The tensors of a folder's safetensors files, whichever file they lie in, as weights of the folder's own names."""
 
+import ctypes
 import logging
+import mmap
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -89,12 +92,24 @@ def read_weights(tensors: Tensors, scheme: Scheme | None, progress: Progress) ->
 
 
 def _quantised(tensors: Tensors, scheme: Scheme, name: str, parts: Mapping[str, str]) -> Weight:
+    found = {suffix: tensors.get(tensor) for suffix, tensor in parts.items()}
     try:
-        return scheme.read(name, {suffix: tensors.get(tensor) for suffix, tensor in parts.items()})
+        weight = scheme.read(name, found)
+        for tensor in found.values():
+            _let_go(tensor)
+        return weight
     except ModelFileError:
         raise
     except (ValueError, RuntimeError, IndexError) as error:
         raise tensors.error(next(iter(parts.values())), str(error)) from None
+
+
+def _let_go(tensor: torch.Tensor) -> None:
+    """Take the whole pages of a tensor that nobody reads again out of memory: the file keeps them."""
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if sys.platform == "linux" and size > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 def _dense(tensors: Tensors, name: str) -> Weight:

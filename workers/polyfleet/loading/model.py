@@ -1,8 +1,10 @@
 """What loading gives: configuration, weights and tokenizer assets of one model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from polyfleet.kernels.weights import Weights
+import torch
+
+from polyfleet.kernels.weights import WeightFormat, Weights
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.errors import ModelFileError as ModelFileError
 
@@ -32,3 +34,19 @@ class LoadedModel:
     config: ModelConfig
     weights: Weights
     tokenizer: TokenizerAssets | None
+
+
+OF_FOLDERS = (WeightFormat.INT4, WeightFormat.INT8, WeightFormat.FP8)  # which lie in memory, not in a mapped file
+
+
+def without_blocks(model: LoadedModel) -> LoadedModel:
+    """The model, whose executor has made its own of all that it reads: what was in memory for that is let go.
+
+    Whoever holds the same weights loses the data of these, too, so that the memory is free.
+    """
+    weights = model.weights
+    if isinstance(weights, dict):
+        for name, weight in weights.items():
+            if weight.format in OF_FOLDERS:
+                weights[name] = replace(weight, data=torch.empty(0, dtype=torch.uint8))
+    return model
