@@ -57,6 +57,14 @@ def test_plans_come_across(boards: tuple[Board, Board]) -> None:
         assert found.block_tables.tolist() == each.block_tables.tolist(), "what did not change is kept"
 
 
+def test_there_is_room_for_a_draw_behind_every_draft() -> None:
+    rows = list(range(8))
+    parts = ([7] * 8, rows, [2, 0, 1], [0, 3, 6, 8], [3, 3, 2], rows, [2, 2, 2, 0, 0, 0, 1, 1], rows, (), (), range(9))
+    slots, tables = np.arange(3, dtype=np.int32), np.zeros((3, 5), dtype=np.int32)
+    largest = lay_out(parts, Need.RANDOM, tables, slots, np.zeros(3, dtype=PARAMETERS), ())
+    assert room_for(CAPACITY) < len(pack(largest)) <= room_for(replace(CAPACITY, drafts=4))
+
+
 def test_a_plan_waits_until_there_is_a_place_for_it(boards: tuple[Board, Board]) -> None:
     mine, theirs = boards
     for _ in range(SLOTS):

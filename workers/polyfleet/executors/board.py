@@ -77,7 +77,8 @@ class Board:
 
 def room_for(capacity: Capacity) -> int:
     """int32s of the largest plan: every slot's table has changed, and every block is to be cleared."""
-    numbers = 2 * capacity.step_tokens + 9 * capacity.max_sequences + 2 + capacity.num_blocks
+    draws = 3 * capacity.max_draws
+    numbers = 2 * capacity.step_tokens + 6 * capacity.max_sequences + draws + 2 + capacity.num_blocks
     return _HEAD + numbers + capacity.max_sequences * (1 + capacity.max_blocks)
 
 
