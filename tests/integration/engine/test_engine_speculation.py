@@ -187,7 +187,7 @@ def test_fifty_prompts_go_on_as_without_drafts() -> None:
     tokenizer = Tokenizer.from_str(json.dumps(json.loads(parts.model.tokenizer.document)["tokenizer"]))
     ids = tokenizer.encode(text.read_text(encoding="utf-8")).ids
     asked = [
-        SequenceRequest(f"s{at}", tuple(ids[at * 20 : at * 20 + 60]), PARAMS[at % 2], max_tokens=48) for at in range(50)
+        SequenceRequest(f"s{at}", tuple(ids[at * 8 : at * 8 + 60]), PARAMS[at % 2], max_tokens=48) for at in range(50)
     ]
     with_drafts, status = run(parts, asked)
     without, plain = run(parts, asked, speculation="off")
