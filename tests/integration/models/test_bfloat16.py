@@ -20,7 +20,7 @@ from polyfleet.models.registry import record
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
-QUICK = ("gemma2", "gemma3", "gpt-oss")  # wide gains and caps; windows; sinks and a router
+QUICK = ("gemma3",)  # whose gains are wide
 PROMPT_TOKENS = range(8, 49, 4)
 MARGIN = 1.25  # chance
 

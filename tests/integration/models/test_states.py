@@ -23,7 +23,7 @@ def test_the_cpu_library_computes_the_same_bits_in_any_chunks_and_any_slot(tmp_p
     model = load_model(tmp_path)
     graph = record(model.config, model.weights)
     found: list[list[SampledToken]] = []
-    for rows, others in ((64, 0), (7, 0), (16, 3)):
+    for rows, others in ((64, 0), (7, 3)):
         executor = PersistentExecutor(graph, model.weights, threads=2, reproducible=True)
         batcher = over(executor, BatchLimits(2, rows, 64, prefix_cache=False), num_blocks=12, block_size=16)  # type: ignore[arg-type]
         for number in range(others):  # their slots are used again
@@ -36,7 +36,7 @@ def test_the_cpu_library_computes_the_same_bits_in_any_chunks_and_any_slot(tmp_p
                 tokens += update.tokens if update.sequence_id == "mine" else ()
         executor.close()
         found.append(tokens)
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def test_an_engine_reads_no_prefix_twice_and_moves_none(tmp_path: Path) -> None:

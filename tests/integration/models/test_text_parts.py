@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**QWEN, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64, "num_position_embeddings": 16},
     ),
 }
-SLOW = ("mistral3", "qwen3_5")
+SLOW = ("mistral3", "qwen2_vl", "qwen3_5")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in KINDS])
