@@ -194,13 +194,13 @@ class FakeExecutor:
         draws, rows = Counter(plan.draw_sequences.tolist()), plan.row_starts.tolist()
         last = [row for number in sorted(draws) for row in range(rows[number + 1] - draws[number], rows[number + 1])]
         assert plan.draw_rows.tolist() == last, "draws are not behind each sequence's last rows"
-        pools = dict(zip(plan.pooled.tolist(), plan.pool_last.tolist(), strict=True))
+        pools = dict(zip(plan.pooled.tolist(), plan.pool_kinds.tolist(), strict=True))
         for number, (slot, length) in enumerate(zip(plan.slots.tolist(), plan.lengths.tolist(), strict=True)):
             ids = plan.token_ids[rows[number] : rows[number + 1]].tolist()
             start = length - len(ids)
             assert plan.positions[rows[number] : rows[number + 1]].tolist() == list(range(start, length))
             ids = [each if each >= 0 else self._last_token[-1 - each] for each in ids]
-            pooling = (Pooling.MEAN, Pooling.LAST)[pools[number]] if number in pools else None
+            pooling = (Pooling.MEAN, Pooling.LAST, Pooling.CLS)[pools[number]] if number in pools else None
             slices.append(Slice(slot, tuple(ids), start, draws[number], pooling))
         self.batches.append(Batch(tuple(slices), tuple(plan.cleared_blocks.tolist()), ahead))
         for number, each in enumerate(slices):

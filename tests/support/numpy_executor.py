@@ -124,7 +124,7 @@ class NumpyExecutor:
         with np.errstate(all="ignore"):  # what is not finite is found behind
             for op in self._graph.ops:
                 self._run(op, values, plan.positions, rows, plan.draw_rows)
-        pooled = [(int(at), bool(last)) for at, last in zip(plan.pooled, plan.pool_last, strict=True)]
+        pooled = [(int(at), bool(last)) for at, last in zip(plan.pooled, plan.pool_kinds, strict=True)]
         outputs = tuple(values[value] for value in self._graph.outputs)
         return NumpyStep(outputs, plan.draws(), plan.row_starts.tolist(), plan.draw_sequences, pooled)
 

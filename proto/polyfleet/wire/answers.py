@@ -113,11 +113,14 @@ class Delta(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # in the first delta of each choice, when asked for
 
 
+Vector = tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Embeddings:
     """One vector of hidden-size floats per input, in the order of the inputs."""
 
-    vectors: tuple[tuple[float, ...], ...]
+    vectors: tuple[Vector, ...]
     usage: Usage
 
 
@@ -145,3 +148,4 @@ class Model:
     created_unix_seconds: int = 0
     reason: str = ""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    embeds_only: bool = False  # whether it makes embeddings and generates nothing

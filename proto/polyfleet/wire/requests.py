@@ -31,8 +31,9 @@ from polyfleet.wire.tools import ToolCall
 class Pooling(str, Enum):
     """How the hidden states of an input become one vector."""
 
-    MEAN = "mean"
-    LAST = "last"
+    MEAN = "mean"  # of all tokens'
+    LAST = "last"  # the last token's
+    CLS = "cls"  # the first token's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,12 +212,13 @@ class EmbedInput:
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest:
-    """1 to 64 inputs, one vector each; `normalize` scales each to Euclidean length 1."""
+    """1 to 64 inputs, one vector each: its first `dimensions` (0: all), which `normalize` scales to length 1."""
 
     model: str = ""
     inputs: tuple[EmbedInput, ...] = ()
-    pooling: Pooling = Pooling.MEAN
+    pooling: Pooling | None = None  # None: the model's own, MEAN where its files state none
     normalize: bool = False
+    dimensions: int = 0
     request_id: str = ""
 
 

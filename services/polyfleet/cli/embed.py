@@ -11,14 +11,16 @@ SHOWN_VALUES = 6  # of a vector, for people
 @click.command(epilog=examples("polyfleet embed 'first text' 'second text'", "polyfleet embed --json < page.txt"))
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @model_option
-@click.option("--pooling", type=click.Choice(["mean", "last"]), default="mean", show_default=True, help="Over tokens.")
+@click.option("--pooling", type=click.Choice(["mean", "last", "cls"]), help="Over tokens; default: the model's own.")
+@click.option("--dimensions", type=click.IntRange(1), help="First values of each vector that are kept; default: all.")
 @click.option("--normalize", is_flag=True, help="Scale each vector to length 1.")
 @gateway_options
 @json_option
 def embed(
     texts: tuple[str, ...],
     model: str | None,
-    pooling: str,
+    pooling: str | None,
+    dimensions: int | None,
     normalize: bool,
     as_json: bool,
     gateway: Gateway,
@@ -26,7 +28,8 @@ def embed(
     """Turn each TEXT into a vector; `-` or nothing reads one from stdin. --json prints all their values."""
     inputs = [read_text(text, "A text") for text in texts or (None,)]
     with gateway.client() as client:
-        done = client.embed(inputs, model=model or "", pooling=pooling, normalize=normalize)
+        wanted = {"pooling": pooling or "", "dimensions": dimensions or 0}
+        done = client.embed(inputs, model=model or "", normalize=normalize, **wanted)  # type: ignore[arg-type]
     if as_json:
         print_json({"embeddings": done.vectors, "usage": done.usage}, indent=0)
         return

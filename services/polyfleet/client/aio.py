@@ -19,8 +19,9 @@ from polyfleet.client.types import Completion
 from polyfleet.convert.inference import embeddings_of, model_of, tokens_of
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceStub
-from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
+from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens, Vector
 from polyfleet.wire.auth import bearer_metadata
+from polyfleet.wire.limits import MAX_EMBED_INPUTS
 from polyfleet.wire.placements import ASK
 from polyfleet.wire.requests import GenerateOptions
 
@@ -172,13 +173,33 @@ class AsyncClient:
         inputs: str | Sequence[str | Sequence[int]],
         *,
         model: str = "",
-        pooling: str = "mean",
+        pooling: str = "",
         normalize: bool = False,
+        dimensions: int = 0,
         timeout: float | None = None,
     ) -> Embeddings:
-        """One vector per input; an input is a text or a list of token ids. `pooling` is mean or last."""
-        request = requests.embed_request(inputs, model, pooling, normalize)
+        """One vector per input; an input is a text or a list of token ids.
+
+        `pooling` is mean, last or cls; "": the model's own. Of each the first `dimensions` are kept, 0: all.
+        """
+        request = requests.embed_request(inputs, model, pooling, normalize, dimensions)
         return embeddings_of(await self._unary(self._stub.Embed, request, timeout))
+
+    async def encode(
+        self,
+        texts: str | Sequence[str],
+        normalize: bool = True,
+        batch_size: int = MAX_EMBED_INPUTS,
+        *,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> tuple[Vector, ...] | Vector:
+        """Vectors of all texts, or the vector of one, pooled as the model wants it; `batch_size` of them a call."""
+        vectors: list[Vector] = []
+        for batch in requests.batches(texts, batch_size):
+            done = await self.embed(batch, model=model, normalize=normalize, timeout=timeout)
+            vectors += done.vectors
+        return vectors[0] if isinstance(texts, str) else tuple(vectors)
 
     async def tokenize(
         self,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from polyfleet.client.errors import invalid_argument
 from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.limits import MAX_EMBED_INPUTS
 from polyfleet.wire.placements import TRAILER
 from polyfleet.wire.requests import GenerateOptions, Message, Pooling
 from polyfleet.wire.sampling import NONE
@@ -92,12 +93,13 @@ def _fields(value: Any, kind: type[Any]) -> dict[str, Any]:
 
 
 def embed_request(
-    inputs: str | Sequence[str | Sequence[int]], model: str, pooling: str, normalize: bool
+    inputs: str | Sequence[str | Sequence[int]], model: str, pooling: str, normalize: bool, dimensions: int
 ) -> pb.EmbedRequest:
     """One text, or a sequence whose items are texts or lists of token ids."""
-    if pooling not in POOLINGS:
+    if pooling and pooling not in POOLINGS:
         raise invalid_argument("pooling", f"must be one of {', '.join(POOLINGS)}, not {pooling!r}")
-    request = pb.EmbedRequest(model=model, pooling=POOLINGS[pooling], normalize=normalize)
+    request = pb.EmbedRequest(model=model, pooling=POOLINGS.get(pooling, pb.POOLING_UNSPECIFIED), normalize=normalize)
+    _set(request, "dimensions", dimensions or None, "dimensions")
     for index, item in enumerate([inputs] if isinstance(inputs, str) else inputs):
         entry = request.inputs.add()
         if isinstance(item, str):
@@ -105,6 +107,14 @@ def embed_request(
         else:
             _extend(entry, "token_ids", item, f"inputs[{index}].token_ids")
     return request
+
+
+def batches(texts: str | Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """The texts, so many at a time."""
+    if not 1 <= size <= MAX_EMBED_INPUTS:
+        raise invalid_argument("batch_size", f"must be 1 to {MAX_EMBED_INPUTS}, not {size}")
+    wanted = [texts] if isinstance(texts, str) else texts
+    return (wanted[first : first + size] for first in range(0, len(wanted), size))
 
 
 def tokenize_request(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.support.batching import over
 from tests.support.tiny_architectures import TINY, VOCABULARY, make, write_gguf
+from tests.support.tiny_encoders import ENCODERS
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.batch import BatchLimits
@@ -126,4 +127,5 @@ def assert_alike(one: Any, other: Any) -> None:
 
 
 def test_every_architecture_is_tried() -> None:
-    assert {name.partition(",")[0] for name in TINY} | {"minicpm"} == set(ARCHITECTURES)
+    elsewhere = {"minicpm", *(name.partition(",")[0] for name in ENCODERS)}
+    assert {name.partition(",")[0] for name in TINY} | elsewhere == set(ARCHITECTURES)

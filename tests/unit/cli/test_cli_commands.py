@@ -182,7 +182,7 @@ def test_embed_for_people_and_programs() -> None:
         pb.POOLING_LAST,
         True,
     )
-    assert (second.model, second.inputs[0].text, second.pooling) == ("m", "From a pipe", pb.POOLING_MEAN)
+    assert (second.model, second.inputs[0].text, second.pooling) == ("m", "From a pipe", pb.POOLING_UNSPECIFIED)
     assert json.loads(document.stdout)["embeddings"] == [[0.5, -0.25]]
 
 

@@ -171,9 +171,21 @@ def test_embed(client: pf.Client, script: Script) -> None:
         normalize=True,
     )
     client.embed("hello")
-    assert script.calls[1] == pb.EmbedRequest(inputs=[pb.EmbedInput(text="hello")], pooling=pb.POOLING_MEAN)
+    assert script.calls[1] == pb.EmbedRequest(inputs=[pb.EmbedInput(text="hello")])
     with pytest.raises(pf.InvalidArgumentError, match="pooling"):
         client.embed("hello", pooling="max")
+
+
+def test_encode(client: pf.Client, script: Script) -> None:
+    """In calls of a batch each; a single text gives a single vector."""
+    vectors = [pb.Embedding(values=[0.5, 1.0]), pb.Embedding(values=[1.0, 0.5])]
+    script.steps = [lambda request, context: pb.EmbedResponse(embeddings=vectors[: len(request.inputs)])]
+    assert client.encode(["a", "b", "c"], batch_size=2) == ((0.5, 1.0), (1.0, 0.5), (0.5, 1.0))
+    assert [len(each.inputs) for each in script.calls] == [2, 1]
+    assert client.encode("a", normalize=False, model="m") == (0.5, 1.0)
+    assert script.calls[2] == pb.EmbedRequest(inputs=[pb.EmbedInput(text="a")], model="m")
+    with pytest.raises(pf.InvalidArgumentError, match="batch_size"):
+        client.encode("a", batch_size=65)
 
 
 def test_tokenize(client: pf.Client, script: Script) -> None:

@@ -52,7 +52,7 @@ def test_plans_come_across(boards: tuple[Board, Board]) -> None:
         for name in ("numbers", "token_ids", "positions", "slots", "row_starts", "lengths", "draw_rows", "draw_slots"):
             assert getattr(found, name).tolist() == getattr(each, name).tolist(), name
         assert found.cleared_blocks.tolist() == each.cleared_blocks.tolist()
-        assert (found.needs, found.pooled.tolist(), found.pool_last.tolist()) == (each.needs, [1], [1])
+        assert (found.needs, found.pooled.tolist(), found.pool_kinds.tolist()) == (each.needs, [1], [1])
         assert found.changed.tolist() == each.changed.tolist()
         assert found.block_tables.tolist() == each.block_tables.tolist(), "what did not change is kept"
 

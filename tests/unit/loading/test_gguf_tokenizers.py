@@ -128,7 +128,10 @@ def test_a_file_without_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tokenizer.ggml.model": "rwkv"}, "the tokenizer model 'rwkv' is not supported (supported: gpt2, llama)"),
+        (
+            {"tokenizer.ggml.model": "rwkv"},
+            "model 'rwkv' is not supported (supported: gpt2, llama, bert, t5)",
+        ),
         ({"tokenizer.ggml.pre": "tekken9"}, "the pre-tokenizer 'tekken9' is not supported"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "tokenizer.ggml.tokens must be a list of strings"),

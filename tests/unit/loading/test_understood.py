@@ -68,7 +68,6 @@ GGUF_NEUTRAL: dict[str, Any] = {
     "llama.expert_used_count": 0,
     "llama.use_parallel_residual": False,
     "llama.tensor_data_layout": "Meta AI original pth",
-    "llama.pooling_type": 1,
     "llama.vocab_size": 300,
     "other.attention.sliding_window": 8,
     "general.something": "new",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from polyfleet.process.lazy import importing
 
 if TYPE_CHECKING:
+    from polyfleet.engine.embedder import Embedder
     from polyfleet.engine.engine import Engine
     from polyfleet.engine.facts import EngineFacts, EngineStatus
     from polyfleet.engine.kernel_graph import RunnableGraph, new_kernel_graph
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from polyfleet.wire.requests import Pooling, SequenceRequest
 
 _MODULES = {
+    "Embedder": "engine.embedder",
     "Engine": "engine.engine",
     "EngineFacts": "engine.facts",
     "EngineOptions": "wire.options",
@@ -35,6 +37,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "Embedder",
     "Engine",
     "EngineFacts",
     "EngineOptions",

@@ -19,6 +19,7 @@ class BatchLimits:
     fingerprint: str = ""  # of the model, part of every prefix's identity
     step_seconds: float = 0.0  # that a step with prompts should stay under; 0: as long as it takes
     vocabulary_size: int = 2**31 - 1  # tokens that may be drawn, and of which masks speak
+    whole: bool = False  # whether a step must have all of a sequence's prompt or nothing of it
 
 
 @dataclass(slots=True)

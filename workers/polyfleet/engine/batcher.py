@@ -70,6 +70,7 @@ class Batcher:
             speculator,
             started=self._count_prompt,
             preempt=self._applier.preempt,
+            whole=limits.whole,
         )
         self._flights: deque[Flight] = deque()
         self._num_launched = 0

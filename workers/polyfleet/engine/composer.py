@@ -34,14 +34,17 @@ class Composer:
         *,
         started: Callable[[Sequence], None],
         preempt: Callable[[Sequence], None],
+        whole: bool = False,
     ) -> None:
-        """`started` hears of every sequence that leaves the queue; `preempt` is to put one back."""
+        """`started` hears of every sequence that leaves the queue; `preempt` is to put one back. `whole`: prompts are
+        not cut."""
         self._ledger = ledger
         self._holdings = holdings
         self._budget = budget
         self._speculator = speculator
         self._started = started
         self._preempt = preempt
+        self._whole = whole
         self.waits = False  # whether a sequence of the last composition waits for a block
         self._prompts_left: list[Sequence] = []  # those that ran at the last composition and did not decode
         self._prompts_turn = False
@@ -138,7 +141,8 @@ class Composer:
         rows = self._rows_for_prompts(len(decodes) + sum(size for _, size in shares)) if starting else 0
         self._prompts_left = prompts
         if rows:
-            shares += self._prompts(prompts, rows, admitting=not (preempted or self.waits))
+            admitting = not (preempted or self.waits)
+            shares += self._whole_prompts(rows) if self._whole else self._prompts(prompts, rows, admitting=admitting)
         room = self._budget.most - sum(size for _, size in shares)
         if len(decodes) > room:  # they take turns
             decodes = sorted(decodes, key=lambda each: each.last_step)[:room]
@@ -213,6 +217,16 @@ class Composer:
         left = give(rows - second, lambda each: each.rank)
         give(left + second, lambda each: (-each.request.priority, each.num_uncomputed - shares.get(each, 0)))
         return list(shares.items())
+
+    def _whole_prompts(self, rows: int) -> list[Share]:
+        """Newcomers by rank as far as all their tokens fit; the first starts alone where it is longer than `rows`."""
+        shares: list[Share] = []
+        for each in sorted(self._ledger.waiting[:MOST_NEWCOMERS], key=lambda each: each.rank):
+            if (shares and each.num_tokens > rows) or not self._start(each):
+                break
+            shares.append((each, each.num_tokens))
+            rows -= each.num_tokens
+        return shares
 
     def _start(self, sequence: Sequence) -> bool:
         """Start a waiting sequence if there are blocks for its tokens and one for each running one that grows."""

@@ -123,6 +123,8 @@ class Engine:
         Raises FieldError, and takes nothing, when a field is out of range.
         """
         check_request(request, self.facts.vocabulary_size)
+        if request.pooling is None and self.facts.embeds_only:
+            raise FieldError("pooling", f"must be set: {self.facts.name} makes embeddings and draws no tokens")
         if request.grammar and mask is None:
             if self._grammars is None:
                 raise FieldError("grammar", "needs a tokenizer, which this model has not")
@@ -228,11 +230,12 @@ def _limits(options: EngineOptions, config: ModelConfig, fingerprint: str) -> Ba
         step_tokens=options.step_tokens,
         context_length=options.context_length,
         end_token_ids=frozenset(config.end_token_ids),
-        prefix_cache=options.prefix_cache,
+        prefix_cache=options.prefix_cache and config.causal,
         horizon=config.horizon,
         fingerprint=fingerprint,
         step_seconds=options.step_seconds,
         vocabulary_size=config.vocabulary_size,
+        whole=not config.causal,
     )
 
 
@@ -258,6 +261,9 @@ def _facts(
         end_token_ids=config.end_token_ids,
         fingerprint=fingerprint,
         executor=executor.name,
+        pooling=config.pooling,
+        normalized=config.normalized,
+        embeds_only=config.embeds_only,
         passed_over=passed_over,
         speculation=speculation,
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from polyfleet.wire.features import FEATURES
+from polyfleet.wire.requests import Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,9 @@ class EngineFacts:
     fingerprint: str = ""  # of configuration, weights and tokenizer, wherever their files lie
     features: tuple[str, ...] = FEATURES  # that requests may need of it
     executor: str = ""  # that runs it
+    pooling: Pooling | None = None  # as its own files want it
+    normalized: bool = False  # whether they want vectors of length 1
+    embeds_only: bool = False  # whether it has no tokens to draw
     passed_over: tuple[str, ...] = ()  # the ones before it, each with the reason in a sentence
     speculation: str = ""  # what drafts tokens, or why nothing does although it was asked for
 

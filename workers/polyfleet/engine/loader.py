@@ -87,7 +87,7 @@ def prepare_engine(
 
     executor, resolved, passed_over, draft_model = _prepared(workload, model, machine, preparing)
     canary = None
-    if options.canary:
+    if options.canary and not model.config.embeds_only:
         canary = canary_for(
             model,
             resolved.context_length,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyfleet.engine.pool_kinds import POOL_KINDS, pools
 from polyfleet.sampling.draw import PARAMETERS, Draws, Parameters, Start, parameters
-from polyfleet.wire.requests import Pooling
 from polyfleet.wire.sampling import GREEDY
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class StepPlan:
     draw_slots: Int32s  # [S]
     draw_positions: Int32s  # [S] tokens before the one that is drawn
     pooled: Int32s  # [P] which of the B sequences, ascending
-    pool_last: Int32s  # [P] 1: the last row is wanted, 0: the sum of all rows
+    pool_kinds: Int32s  # [P] 0: the sum of all rows is wanted, 1: the last row, 2: the first row
     cleared_blocks: Int32s  # to be made 0 before anything is computed
     needs: Need
     block_tables: Int32s  # [slots, blocks of a sequence at most]
@@ -255,7 +255,7 @@ def lay_out(
 
 
 def _decoding(decodes: Sequence["EngineSequence"]) -> Parts:
-    """The arrays of sequences that have one row and draw, in the order of StepPlan's fields, up to `pool_last`."""
+    """The arrays of sequences that have one row and draw, in the order of StepPlan's fields, up to `pool_kinds`."""
     slots = [each.place[0] for each in decodes]  # type: ignore[index]
     lengths = [each.num_tokens for each in decodes]
     positions = [length - 1 for length in lengths]
@@ -269,7 +269,7 @@ def _decoding(decodes: Sequence["EngineSequence"]) -> Parts:
 def _with_shares(decoding: Parts, shares: Iterable[Share]) -> tuple[Parts, int]:
     """The same with more sequences behind them, and what these need."""
     parts = tuple(map(list, decoding))
-    token_ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, pool_last = parts
+    token_ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, pool_kinds = parts
     needs = 0
     for sequence, size in shares:
         first = sequence.num_computed
@@ -280,16 +280,17 @@ def _with_shares(decoding: Parts, shares: Iterable[Share]) -> tuple[Parts, int]:
         slots.append(sequence.slot)
         lengths.append(end)
         row_starts.append(len(token_ids))
-        if sequence.pooling is Pooling.MEAN or (sequence.pooling is not None and end == sequence.num_tokens):
+        pooling = sequence.pooling
+        if pooling is not None and pools(pooling, first, end, sequence.num_tokens):
             pooled.append(len(slots) - 1)
-            pool_last.append(sequence.pooling is Pooling.LAST)
+            pool_kinds.append(POOL_KINDS[pooling])
             needs |= Need.POOLING
         elif sequence.scoring:
             draw_rows += range(len(token_ids) - size, len(token_ids))
             draw_slots += [sequence.slot] * size
             draw_positions += range(first + 1, end + 1)
             needs |= sequence.needs
-        elif sequence.pooling is None and num_draws > 0:
+        elif pooling is None and num_draws > 0:
             draw_rows += range(len(token_ids) - num_draws, len(token_ids))
             draw_slots += [sequence.slot] * num_draws
             draw_positions += range(end - num_draws + 1, end + 1)

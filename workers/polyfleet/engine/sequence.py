@@ -138,8 +138,8 @@ class Sequence:
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether computed blocks may stand in for its own work: not where every hidden state or logit is wanted."""
-        return self.pooling is not Pooling.MEAN and not self.wants_scores
+        """Whether computed blocks may stand in for its own work: not where what is wanted stands before its last."""
+        return self.pooling in (None, Pooling.LAST) and not self.wants_scores
 
     @property
     def wants_scores(self) -> bool:

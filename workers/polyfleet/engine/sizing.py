@@ -50,12 +50,16 @@ def resolve(options: EngineOptions, config: ModelConfig, footprint: Footprint, m
         options, footprint = _with_states(options, machine, defaults, footprint)
     tokens = _pool_tokens(options, config, machine, defaults, footprint)
     capacity = tokens // options.block_size * options.block_size
+    # A sequence that one step must have room for:
+    whole = 0 if config.causal else _context_length(options, config, capacity, 0)
     wanted = _wanted_sequences(options, capacity // options.block_size)
-    step_tokens = options.step_tokens or max(defaults.step_tokens, 2 * wanted)
+    step_tokens = options.step_tokens or max(defaults.step_tokens, 2 * wanted, whole)
     room = capacity // max(TOKENS_PER_SEQUENCE, options.block_size)
     max_sequences = wanted or max(1, min(defaults.max_sequences, step_tokens // 2, room))
     if step_tokens <= max_sequences:
         raise FieldError("step_tokens", f"must be over max_sequences ({max_sequences}), not {step_tokens}")
+    if step_tokens < whole:
+        raise FieldError("step_tokens", f"must be at least the context, {whole}: texts are not cut")
     return replace(
         options,
         device=machine.device,

@@ -86,7 +86,7 @@ def pack(plan: StepPlan) -> Int32s:
     """What ranks need of a plan that draw nothing themselves."""
     parts = (
         *(plan.token_ids, plan.positions, plan.slots, plan.row_starts, plan.lengths, plan.draw_rows),
-        *(plan.draw_slots, plan.draw_positions, plan.pooled, plan.pool_last, plan.cleared_blocks),
+        *(plan.draw_slots, plan.draw_positions, plan.pooled, plan.pool_kinds, plan.cleared_blocks),
     )
     tables = plan.block_tables[plan.changed]
     head = np.array([*map(len, parts), int(plan.needs), *tables.shape], dtype=np.int32)

@@ -77,6 +77,8 @@ class CapturedExecutor(EagerExecutor):
         left = sorted({op.kind.value for op in fuse(workload.graph).ops if not chosen[op.kind].capturable})
         if left:
             return f"no kernel here that a graph can hold computes {', '.join(left)}"
+        if not workload.graph.causal:
+            return "what is not causal is not captured: a step has its sequences whole"
         block_size = workload.options.block_size
         if block_size and (block_size < 16 or block_size & (block_size - 1)):
             return f"its kernels read blocks of 16, 32, 64 … tokens, not of {block_size}"

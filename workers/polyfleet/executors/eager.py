@@ -233,7 +233,7 @@ class EagerExecutor:
         hidden, logits = outputs[0], outputs[-1]
         # What is not finite leaves nothing finite in its row's logits: sums tell of the rows without.
         sums = hidden.sum(dim=-1, dtype=torch.float32) if plan.num_rows > plan.num_draws else None
-        pooled = pool(hidden, plan.row_starts, plan.pooled, plan.pool_last) if len(plan.pooled) else None
+        pooled = pool(hidden, plan.row_starts, plan.pooled, plan.pool_kinds) if len(plan.pooled) else None
         kept = outputs if plan.needs & Need.OUTPUTS else ()
         sequences = plan.draw_sequences, plan.pooled.copy()
         row_starts = plan.row_starts.copy()

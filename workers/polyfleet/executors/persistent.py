@@ -150,7 +150,7 @@ class PersistentExecutor:
             pending.outputs = tuple(rows.copy() for rows in self._model.outputs(plan.num_rows))
         if len(plan.pooled):
             hidden = torch.from_numpy(self._model.hidden(plan.num_rows))
-            pooled, finite = pool(hidden, plan.row_starts, plan.pooled, plan.pool_last)
+            pooled, finite = pool(hidden, plan.row_starts, plan.pooled, plan.pool_kinds)
             pending.faults[plan.pooled[~finite.numpy()]] = Fault.NOT_FINITE
             pending.pooled = pooled.numpy()
         return pending

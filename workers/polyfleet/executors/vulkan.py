@@ -39,7 +39,7 @@ class VulkanStep(Pending):
     draw_sequences: NDArray[np.int64]  # [S]
     draws: Draws | None  # None: the device finds all tokens
     pooled: Int32s  # [P]
-    pool_last: Int32s  # [P]
+    pool_kinds: Int32s  # [P]
     outputs: bool  # whether the graph's are wanted
     drawn: Drawn | None = None  # the likeliest tokens, once they are here, with others in their rows
     broken: NDArray[np.uint32] | None = None  # [T] 1 where a row is not finite
@@ -101,7 +101,7 @@ class VulkanExecutor:
         draws = plan.draws() if plan.needs & ON_HOST else None
         self._sampler.start(plan.starts)
         self._program.run(_inputs(plan))
-        kept = (plan.row_starts.copy(), plan.draw_sequences, draws, plan.pooled.copy(), plan.pool_last.copy())
+        kept = (plan.row_starts.copy(), plan.draw_sequences, draws, plan.pooled.copy(), plan.pool_kinds.copy())
         return VulkanStep(plan.num_rows, *kept, bool(plan.needs & Need.OUTPUTS))
 
     def draw(self, pending: Pending, masks: Masks | None = None) -> None:
@@ -128,7 +128,7 @@ class VulkanExecutor:
         pooled: NDArray[Any] | None = None
         if len(step.pooled):
             hidden = self._program.read_floats(self._graph.hidden, step.num_rows)
-            pooled = pool(hidden, step.row_starts, step.pooled, step.pool_last)[0].numpy()
+            pooled = pool(hidden, step.row_starts, step.pooled, step.pool_kinds)[0].numpy()
         values = self._graph.outputs if step.outputs else ()
         outputs = tuple(self._program.read_floats(value, step.num_rows).numpy() for value in values)
         return StepOutput(drawn.token_ids, faults * np.int8(Fault.NOT_FINITE), drawn.logprobs, pooled, outputs)

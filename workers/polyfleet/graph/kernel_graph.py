@@ -12,6 +12,7 @@ from polyfleet.graph.ops import (
     Experts,
     Factor,
     Heads,
+    Lookup,
     Norm,
     Op,
     OpKind,
@@ -69,6 +70,11 @@ class KernelGraph:
         return self.outputs[0]
 
     @property
+    def causal(self) -> bool:
+        """Whether rows see no position behind their own, so that a sequence may come in parts and go on."""
+        return all(op.attributes.causal for op in self.ops if isinstance(op.attributes, Attention))
+
+    @property
     def logits(self) -> int:
         """The last output."""
         return self.outputs[-1]
@@ -114,6 +120,11 @@ class GraphBuilder:
     def embedding(self, weight: str) -> int:
         """Look the step's token ids up in `weight`."""
         return self.record(OpKind.EMBEDDING, (self.token_ids,), self.column_counts[weight], (weight,))
+
+    def lookup(self, weight: str, lookup: Lookup) -> int:
+        """Look rows of `weight` up by the step's positions, or one for all."""
+        width = self.column_counts[weight]
+        return self.record(OpKind.EMBEDDING, (self.token_ids,), width, (weight,), lookup)
 
     def rms_norm(self, x: int, weight: str, eps: float, width: int = 0, *, wide: bool = False) -> int:
         """Normalise rows of x, or each `width` columns of them."""
@@ -166,11 +177,21 @@ class GraphBuilder:
         self.ops.append(Op(OpKind.CACHE_WRITE, (k, v), attributes=CacheWrite(cache)))
 
     def paged_attention(
-        self, q: int, cache: int, heads: int, scale: float, *, window: int = 0, soft_cap: float = 0.0, sinks: str = ""
+        self,
+        q: int,
+        cache: int,
+        heads: int,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: str = "",
+        causal: bool = True,
     ) -> int:
         """Attend over a cache, whose rows must have been written before; `sinks` is a weight."""
         spec, weights = self.caches[cache], (sinks,) if sinks else ()
-        attention = Attention(cache, heads, spec.heads, spec.width, scale, window, soft_cap, sinks=bool(sinks))
+        terms = {"sinks": bool(sinks), "causal": causal}
+        attention = Attention(cache, heads, spec.heads, spec.width, scale, window, soft_cap, **terms)
         return self.record(OpKind.PAGED_ATTENTION, (q,), self.widths[q], weights, attention)
 
     def head_linear(self, x: int, weight: str, heads: int) -> int:

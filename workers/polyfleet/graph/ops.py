@@ -3,7 +3,7 @@ whose logits are wanted (S); its columns are fixed by the model.
 
 What models record:
 
-    embedding(ids)          -> x[T, H]         row lookup in weights[0]
+    embedding(ids)          -> x[T, H]         row lookup in weights[0]: by token id or, with a Lookup, by position
     rms_norm(x)             -> y               x / sqrt(mean(x²) + eps) * weights[0], of rows or of each head in them
     linear(x)               -> y[., Σ rows]    x @ Wᵀ for each weight, results side by side (+ biases)
     add(x, y)               -> x + y
@@ -22,7 +22,8 @@ What models record:
     cache_write(k, v)                          stores the rows' keys and values in a cache
     paged_attention(q)      -> y[T, N·D]       causal attention over a cache, the rows' own positions included; of a
                                                window only the last positions of these; products may be capped, and
-                                               heads have sinks in weights[0]: a logit each that has no value
+                                               heads have sinks in weights[0]: a logit each that has no value. One
+                                               that is not causal sees all of a sequence, which a step has whole
     head_linear(x)          -> y[T, N·B]       each head's columns of x by a matrix of its own, of the stack weights[0]
     latent_write(c, k)                         stores the rows' vectors c ‖ k in a latent cache, keys and values in one
     latent_attention(q, r)  -> y[T, N·C]       causal attention of the heads q ‖ r: keys are the vectors of a latent
@@ -117,6 +118,14 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class Lookup:
+    """Of embedding, where token ids don't tell the row: it is `first`, behind which positions count or nothing does."""
+
+    first: int = 0
+    positions: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Factor:
     """Of scale and soft_cap."""
 
@@ -160,6 +169,7 @@ class Attention:
     soft_cap: float = 0.0  # products p count as soft_cap * tanh(p / soft_cap); 0: as they are
     value_width: int = 0  # of latent_attention: columns of a value
     sinks: bool = False  # whether heads have some
+    causal: bool = True  # whether rows see no position behind their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,20 +256,8 @@ class RopeAttention:
 
 
 AnyAttributes = TypeVar("AnyAttributes")
-Attributes = (
-    Norm
-    | Factor
-    | Rope
-    | CacheWrite
-    | Attention
-    | RopeCache
-    | Route
-    | Experts
-    | Heads
-    | RopeAttention
-    | Convolution
-    | DeltaRule
-)
+_Usual = Norm | Lookup | Factor | Rope | CacheWrite | Attention | RopeCache | RopeAttention
+Attributes = _Usual | Route | Experts | Heads | Convolution | DeltaRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,8 @@ class PrefillRun:
     last: int  # one behind its last row
     gather: Tensor  # [2 * K * W]
     length: int
-    mask: Tensor | None  # [rows, length], or None where rows start at position 0 and plain causality does
+    mask: Tensor | None  # [rows, length], or None where plain causality, or none, does
+    causal: bool = False  # whether it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +109,12 @@ def _plan_prefill(context: KernelContext, attention: Attention, step: Step, sequ
     first, end = step.host_row_starts[sequence : sequence + 2].tolist()
     length = int(step.host_lengths[sequence])
     start, mask = length - (end - first), None
-    if start or 0 < attention.window < length:
+    if attention.causal and (start or 0 < attention.window < length):
         positions = torch.arange(start, length, device=context.device)
         mask = unseen(positions, length, attention.window).logical_not_()
     table = step.tables[sequence : sequence + 1, : -(-length // context.block_size)]
-    return PrefillRun(first, end, _cache_rows(context, attention.kv_heads, table), length, mask)
+    causal = attention.causal and mask is None
+    return PrefillRun(first, end, _cache_rows(context, attention.kv_heads, table), length, mask, causal)
 
 
 def _cache_rows(context: KernelContext, kv_heads: int, tables: Tensor) -> Tensor:
@@ -168,7 +170,7 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
         shape = (kv_heads, group, each.length, head_dim)
         k, v = (part.transpose(0, 1).expand(shape) for part in gathered(each, 1))
         queries = q.view(len(q), kv_heads, group, head_dim).permute(1, 2, 0, 3)
-        out = attend(queries, k, v, each.mask, each.mask is None, sinks if sinks is None else sinks[..., None])
+        out = attend(queries, k, v, each.mask, each.causal, sinks if sinks is None else sinks[..., None])
         return out.permute(2, 0, 1, 3).reshape(q.shape)
 
     def kernel(plan: AttentionPlan, q: Tensor) -> Tensor:

@@ -10,21 +10,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfleet.graph.ops import Attention, CacheWrite, Factor, Norm, Op, OpKind, Rope, RopeAttention, RopeCache, of
+from polyfleet.graph.ops import (
+    Attention,
+    CacheWrite,
+    Factor,
+    Norm,
+    Op,
+    OpKind,
+    Rope,
+    RopeAttention,
+    RopeCache,
+    of,
+)
 from polyfleet.kernels.collective import COLLECTIVE
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
+from polyfleet.kernels.elementwise import ELEMENTWISE
+from polyfleet.kernels.embedding import EMBEDDING
 from polyfleet.kernels.experts import EXPERTS
 from polyfleet.kernels.latent import LATENT
 from polyfleet.kernels.narrow import NARROW
 from polyfleet.kernels.recurrent import RECURRENT
 from polyfleet.kernels.step import Step
-
-
-def bind_embedding(op: Op, context: KernelContext) -> Kernel:
-    """ids -> x[T, H]."""
-    table = context.dense(*op.weights)
-    return lambda step, ids: F.embedding(ids, table)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -142,12 +149,14 @@ def attend(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    *,
+    causal: bool = True,
 ) -> Tensor:
-    """Causal attention of q[T, N, D] at positions from `start` on over k and v [K, L, D]; gives [T, N, D]."""
+    """Attention of q[T, N, D] at positions from `start` on over k and v [K, L, D]; gives [T, N, D]."""
     rows, heads, head_dim = q.shape
     queries = q.float().view(rows, len(k), heads // len(k), head_dim)
     scores = cap(torch.einsum("tkgd,kld->kgtl", queries, k.float()) * scale, soft_cap)
-    hidden = unseen(torch.arange(start, start + rows, device=q.device), k.shape[1], window)
+    hidden = unseen(torch.arange(start, start + rows, device=q.device), k.shape[1], window) & causal
     shaped = None if sinks is None else sinks.view(len(k), -1, 1, 1)
     weights = sunk_softmax(scores.masked_fill(hidden, float("-inf")), shaped)
     return torch.einsum("kgtl,kld->tkgd", weights, v.float()).reshape(q.shape).to(q.dtype)
@@ -172,45 +181,10 @@ def bind_paged_attention(op: Op, context: KernelContext) -> Kernel:
             queries = q[first:end].view(-1, attention.heads, attention.width)
             k, v = gather(keys, table, length), gather(values, table, length)
             limits = attention.scale, attention.window, attention.soft_cap, sinks
-            out[first:end] = attend(queries, k, v, length - (end - first), *limits).flatten(1)
+            out[first:end] = attend(queries, k, v, length - (end - first), *limits, causal=attention.causal).flatten(1)
         return out
 
     return kernel
-
-
-def bind_add(op: Op, context: KernelContext) -> Kernel:
-    """x, y -> x + y."""
-    return lambda step, x, y: x + y
-
-
-def bind_mul(op: Op, context: KernelContext) -> Kernel:
-    """x, y -> x * y."""
-    return lambda step, x, y: x * y
-
-
-def bind_silu(op: Op, context: KernelContext) -> Kernel:
-    """x -> x * sigmoid(x)."""
-    return lambda step, x: F.silu(x)
-
-
-def bind_sigmoid(op: Op, context: KernelContext) -> Kernel:
-    """x -> 1 / (1 + exp(-x))."""
-    return lambda step, x: x.sigmoid()
-
-
-def bind_relu(op: Op, context: KernelContext) -> Kernel:
-    """x -> max(x, 0)."""
-    return lambda step, x: F.relu(x)
-
-
-def bind_gelu(op: Op, context: KernelContext) -> Kernel:
-    """x -> x * Φ(x)."""
-    return lambda step, x: F.gelu(x)
-
-
-def bind_gelu_tanh(op: Op, context: KernelContext) -> Kernel:
-    """x -> x * Φ(x), nearly (Hendrycks and Gimpel, arXiv 1606.08415)."""
-    return lambda step, x: F.gelu(x, approximate="tanh")
 
 
 def bind_scale(op: Op, context: KernelContext) -> Kernel:
@@ -269,20 +243,13 @@ def bind_select_rows(op: Op, context: KernelContext) -> Kernel:
 REFERENCE = (
     *NARROW,
     Implementation(OpKind.ROPE_ATTENTION, "reference", bind_rope_attention),
-    Implementation(OpKind.ADD, "reference", bind_add, capturable=True),
-    Implementation(OpKind.MUL, "reference", bind_mul, capturable=True),
-    Implementation(OpKind.SILU, "reference", bind_silu, capturable=True),
-    Implementation(OpKind.SIGMOID, "reference", bind_sigmoid, capturable=True),
-    Implementation(OpKind.RELU, "reference", bind_relu, capturable=True),
-    Implementation(OpKind.GELU, "reference", bind_gelu, capturable=True),
-    Implementation(OpKind.GELU_TANH, "reference", bind_gelu_tanh, capturable=True),
     Implementation(OpKind.SCALE, "reference", bind_scale, capturable=True),
     Implementation(OpKind.SOFT_CAP, "reference", bind_soft_cap, capturable=True),
     Implementation(OpKind.LAYER_NORM, "reference", bind_layer_norm, capturable=True),
     Implementation(OpKind.ARGMAX, "reference", bind_argmax, capturable=True),
     Implementation(OpKind.ROPE, "reference", bind_rope, capturable=True),
     Implementation(OpKind.CACHE_WRITE, "reference", bind_cache_write),
-    Implementation(OpKind.EMBEDDING, "reference", bind_embedding, capturable=True),
+    EMBEDDING,
     Implementation(OpKind.RMS_NORM, "reference", bind_rms_norm, capturable=True),
     Implementation(OpKind.ADD_RMS_NORM, "reference", bind_add_rms_norm, capturable=True),
     Implementation(OpKind.LINEAR, "reference", bind_linear, capturable=True),
@@ -291,6 +258,7 @@ REFERENCE = (
     Implementation(OpKind.SILU_MUL, "reference", bind_silu_mul, capturable=True),
     Implementation(OpKind.SELECT_ROWS, "reference", bind_select_rows, capturable=True),
     *COLLECTIVE,
+    *ELEMENTWISE,
     *EXPERTS,
     *LATENT,
     *RECURRENT,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from polyfleet.loading.end_tokens import union
 from polyfleet.loading.folder_fields import check_fields
+from polyfleet.loading.folder_pooling import read_pooling
 from polyfleet.loading.quantised_methods import read_scheme
 from polyfleet.loading.quantised_scheme import Scheme
 from polyfleet.loading.text_part import text_names, text_part
@@ -16,6 +17,7 @@ from polyfleet.models.registry import UnknownArchitecture, of_folder
 
 log = logging.getLogger(__name__)
 
+MODELS_WITH_HEADS = ("AquilaModel",)  # whose class is called as those without one are
 NO_CODE = "the code that auto_map names is never executed"
 
 
@@ -25,11 +27,14 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig, Scheme | None]
     fields = text_part(whole)
     architecture, scheme = _architecture(fields), read_scheme(fields)
     with fields.in_range():
+        config = architecture.read_folder(fields)
         config = replace(
-            architecture.read_folder(fields),
+            config,
             architecture=architecture.name,
             name=folder.resolve().name,
             end_token_ids=_end_tokens(folder, fields),
+            embeds_only=config.embeds_only or _headless(fields),
+            **read_pooling(folder, config.context_length),
         )
         check_fields(fields, config)
     if fields.has("auto_map"):
@@ -46,6 +51,12 @@ def _architecture(fields: Fields) -> Architecture:
     except UnknownArchitecture as error:
         raise fields.error(f"{error}; {NO_CODE}" if fields.has("auto_map") else str(error)) from None
     return architecture
+
+
+def _headless(fields: Fields) -> bool:
+    """Whether its class is that of a model without a language model's head."""
+    names = fields.items("architectures") if fields.has("architectures") else []
+    return bool(names) and all(str(name).endswith("Model") and str(name) not in MODELS_WITH_HEADS for name in names)
 
 
 def _end_tokens(folder: Path, fields: Fields) -> tuple[int, ...]:

@@ -10,11 +10,15 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
 
 TOKENIZER = "tokenizer.ggml."
+UNDERSTOOD: Mapping[str, tuple[str, ...]] = {  # what some tokenizer models read
+    "bert": ("normalizer.lowercase", "normalizer.strip_accents", "add_space_prefix"),
+    "t5": ("remove_extra_whitespaces", "add_space_prefix", "escape_whitespaces", "precompiled_charsmap"),
+}
 QUANTIZATION_VERSION = 2  # of block formats; it is raised when their meaning changes
 
 # They describe training, or what only other architectures, scalings or poolings compute with.
 HARMLESS = frozenset({
-    "attention.layer_norm_epsilon", "pooling_type", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+    "attention.layer_norm_epsilon", "rope.scaling.finetuned", "rope.scaling.original_context_length",
 })  # fmt: skip
 
 
@@ -58,6 +62,8 @@ def check_tokenizer_metadata(fields: Fields, model: str) -> None:
     }
     for name, values in neutral.items():
         key = TOKENIZER + name
+        if name in UNDERSTOOD.get(model, ()):
+            continue
         if fields.has(key) and not _equals(fields.values[key], values):
             raise fields.error(
                 f"{key} = {_shown(fields.values[key])} is not supported with the tokenizer model {model!r}"

@@ -22,6 +22,9 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
 from polyfleet.models.gguf_keys import GgufKeys
 from polyfleet.models.registry import UnknownArchitecture, of_gguf
+from polyfleet.wire.requests import Pooling
+
+POOLINGS = (Pooling.MEAN, Pooling.CLS, Pooling.LAST)  # pooling_type 1, 2, 3
 
 
 def load_gguf(path: str, progress: Progress) -> LoadedModel:
@@ -60,7 +63,15 @@ def read_config(file: GgufFile, fields: Fields) -> tuple[Architecture, ModelConf
     with fields.in_range():
         config = architecture.read_gguf(keys)
     config = replace(config, architecture=architecture.name, name=title, end_token_ids=gguf_end_tokens(fields))
+    config = replace(config, pooling=_pooling(keys.fields))
     return architecture, config
+
+
+def _pooling(fields: Fields) -> Pooling | None:
+    kind = fields.count("pooling_type", 0, minimum=-1)
+    if kind > len(POOLINGS):
+        raise fields.error(f"pooling_type = {kind} is not supported: 1 is mean, 2 cls, 3 last")
+    return POOLINGS[kind - 1] if kind > 0 else None
 
 
 def _tensor(info: TensorInfo) -> torch.Tensor:

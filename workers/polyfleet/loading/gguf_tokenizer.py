@@ -3,6 +3,7 @@
 from typing import Any
 
 from polyfleet.loading.assets import make_assets
+from polyfleet.loading.gguf_encoders import encoder_frame, unigram, wordpiece
 from polyfleet.loading.gguf_metadata import check_tokenizer_metadata
 from polyfleet.loading.gguf_vocabulary import (
     PREFIX,
@@ -21,6 +22,8 @@ from polyfleet.models.fields import Fields
 
 SPACE = "▁"  # how SentencePiece writes a space
 
+ENCODERS = {"bert": wordpiece, "t5": unigram}
+MODELS = ("gpt2", "llama", *ENCODERS)
 TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
 
 
@@ -29,16 +32,11 @@ def gguf_tokenizer(fields: Fields, vocabulary_size: int) -> TokenizerAssets | No
     model = fields.text(PREFIX + "model", "none")
     if model in ("none", "no_vocab"):
         return None
-    if model not in ("gpt2", "llama"):
-        raise fields.error(f"the tokenizer model {model!r} is not supported (supported: gpt2, llama)")
+    if model not in MODELS:
+        raise fields.error(f"the tokenizer model {model!r} is not supported (supported: {', '.join(MODELS)})")
     check_tokenizer_metadata(fields, model)
     vocabulary = read_vocabulary(fields, vocabulary_size)
-    if model == "gpt2":
-        pre = _pre_tokenizer(fields)
-        tokenizer, default_bos = _byte_level_bpe(fields, vocabulary, pre), pre.add_bos
-    else:
-        tokenizer, default_bos = _sentencepiece_bpe(fields, vocabulary), True
-    add_bos, frame = _frame(fields, vocabulary, default_bos)
+    tokenizer, add_bos, frame = _read(fields, vocabulary, model)
     template = fields.text("tokenizer.chat_template") if fields.has("tokenizer.chat_template") else None
     return make_assets(
         tokenizer=tokenizer | {"post_processor": post_processor(frame, vocabulary.tokens.__getitem__)},
@@ -49,6 +47,17 @@ def gguf_tokenizer(fields: Fields, vocabulary_size: int) -> TokenizerAssets | No
         end_token_ids=gguf_end_tokens(fields),
         sampling_defaults=_sampling_defaults(fields, vocabulary_size, template is not None),
     )
+
+
+def _read(fields: Fields, vocabulary: Vocabulary, model: str) -> tuple[dict[str, Any], bool, Frame]:
+    """The tokenizer without its post-processor, whether BOS begins a text, and what stands around it besides."""
+    if model in ENCODERS:
+        made = _tokenizer(vocabulary=vocabulary, **ENCODERS[model](fields, vocabulary))
+        return (made, *encoder_frame(fields, vocabulary, model))
+    if model == "gpt2":
+        pre = _pre_tokenizer(fields)
+        return (_byte_level_bpe(fields, vocabulary, pre), *_frame(fields, vocabulary, pre.add_bos))
+    return (_sentencepiece_bpe(fields, vocabulary), *_frame(fields, vocabulary, True))
 
 
 def _frame(fields: Fields, vocabulary: Vocabulary, default_bos: bool) -> tuple[bool, Frame]:

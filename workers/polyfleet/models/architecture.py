@@ -27,6 +27,7 @@ class TensorNames:
     ignored: Collection[str] = ()  # patterns of what the configuration implies
     interleaved: bool = False  # whether pairs that turn are neighbours (2i, 2i + 1), not (i, i + half)
     norm_offset: float = 0.0  # what the weights of norms leave out
+    optional: str = ""  # what some files leave out before names
     turned_stacks: bool = False  # whether stacks lie columns first, a gate's and an up's taking turns
     outer: Mapping[str, str] = field(default_factory=dict)  # beginnings of names, and what stands for them
 
@@ -37,8 +38,8 @@ class TensorNames:
         suffix = {"weight": "", "bias": ".bias"}.get(kind)
         if suffix is None:
             stem, suffix = name, ""
-        prefix, known = "", self.names.get(stem)
-        if known is None and (match := re.fullmatch(rf"{re.escape(self.layer_prefix)}(\d+)\.(.+)", stem)):
+        prefix, known = "", self.names.get(stem) or self.names.get(self.optional + stem)
+        if known is None and (match := re.fullmatch(rf"{self._layers}(\d+)\.(.+)", stem)):
             prefix, known = f"layers.{match[1]}.", self._of_layer(match[2])
         return tuple(f"{prefix}{each}{suffix}" for each in (known or "").split())
 
@@ -56,9 +57,14 @@ class TensorNames:
             known = known and known.format(number[0])
         return known
 
+    @property
+    def _layers(self) -> str:
+        """A pattern of `layer_prefix`."""
+        return f"(?:{re.escape(self.optional)})?{re.escape(self.layer_prefix.removeprefix(self.optional))}"
+
     def layer(self, name: str) -> int:
         """Of a tensor; -1: of none."""
-        match = re.match(rf"{re.escape(self.layer_prefix)}(\d+)\.", self._inner(name))
+        match = re.match(rf"{self._layers}(\d+)\.", self._inner(name))
         return int(match[1]) if match else -1
 
     def ignores(self, name: str) -> bool:

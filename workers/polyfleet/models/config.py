@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+from polyfleet.wire.requests import Pooling
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a decoder-only transformer. Architectures with facts of their own extend it.
+    """Shape of a transformer. Architectures with facts of their own extend it.
 
     `inverse_frequencies` has any rope scaling applied already; where they are fewer than head_dim / 2, the other pairs
     of a head don't turn. `windows`: how many positions a row sees in each layer, its own included; 0 or none: all.
@@ -33,6 +35,10 @@ class ModelConfig:
     short_context: int = 0
     wide_norms: bool = False  # whether the weights of norms stay float32: their files leave out 1, which hides digits
     draft_layers: int = 0  # behind the model's own: they only draft, and are not loaded
+    embeds_only: bool = False  # whether it has no logits to draw from
+    causal: bool = True  # whether rows see no position behind their own; else a step takes each sequence whole
+    pooling: Pooling | None = None  # how its own files want hidden states pooled
+    normalized: bool = False  # whether they want vectors of length 1
 
     def window(self, layer: int) -> int:
         """Of a layer; 0: it sees all."""

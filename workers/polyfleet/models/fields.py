@@ -126,17 +126,17 @@ class Fields:
         return value
 
 
-def read_json(path: Path) -> Fields:
-    """A JSON object from a file; raises ModelFileError."""
+def read_json(path: Path, kind: type = dict) -> Fields:
+    """A JSON object from a file, or with `list` an array under the key ""; raises ModelFileError."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelFileError(f"{path}: can't be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path}: is not valid JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise ModelFileError(f"{path}: must hold a JSON object")
-    return Fields(str(path), values)
+    if not isinstance(values, kind):
+        raise ModelFileError(f"{path}: must hold a JSON {'object' if kind is dict else 'array'}")
+    return Fields(str(path), values if isinstance(values, dict) else {"": values})
 
 
 def read_optional_json(path: Path) -> Fields:

@@ -1,8 +1,8 @@
 """What GGUF files of decoders state alike, under their architecture's name."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder import MAX_HEAD_DIM, MAX_LAYERS, spread
@@ -13,18 +13,31 @@ ROPE_FREQS = "rope_freqs.weight"  # divisors of the inverse frequencies: how GGU
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # the same of LongRoPE
 
 
+class Sized(Protocol):
+    """A tensor in a file."""
+
+    @property
+    def rows(self) -> int:
+        """All its dimensions but the last, together."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GgufKeys:
     """A file's metadata and tensors as an architecture reads them; `fields` leave the architecture's prefix out."""
 
     fields: Fields
-    tensors: Collection[str]
+    tensors: Mapping[str, Sized]
     vocabulary_size: int
     numbers: Callable[[str], list[float]]  # a small tensor's
 
     def has(self, tensor: str) -> bool:
         """Whether the file holds a tensor."""
         return tensor in self.tensors
+
+    def rows(self, tensor: str) -> int:
+        """Of a tensor; 0 where the file has none."""
+        return self.tensors[tensor].rows if tensor in self.tensors else 0
 
     def sizes(self) -> dict[str, Any]:
         """All of ModelConfig but windows. Raises ModelFileError."""

@@ -31,7 +31,7 @@ LLAMA = Architecture(
     title="Llama",
     classes=(
         *("LlamaForCausalLM", "LLaMAForCausalLM", "YiForCausalLM", "AquilaForCausalLM", "AquilaModel"),
-        *("XverseForCausalLM", "SmolLMForCausalLM"),
+        *("XverseForCausalLM", "SmolLMForCausalLM", "LlamaModel"),
     ),
     model_types=("llama", "yi", "aquila", "xverse"),
     gguf=("llama",),

@@ -33,7 +33,7 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
 MISTRAL = Architecture(
     name="mistral",
     title="Mistral",
-    classes=("MistralForCausalLM", "MinistralForCausalLM"),
+    classes=("MistralForCausalLM", "MinistralForCausalLM", "MistralModel"),
     model_types=("mistral", "ministral"),
     gguf=("mistral3",),
     read_folder=_read_folder,

@@ -66,7 +66,16 @@ def folder(
 ) -> TensorNames:
     """Of a Hugging Face folder."""
     names = {**FOLDER_LAYER, **(layer or {})}
-    return TensorNames(FOLDER, "model.layers.", names, IMPLIED_BY_CONFIG, interleaved, norm_offset, turned_stacks)
+    return TensorNames(
+        FOLDER,
+        "model.layers.",
+        names,
+        IMPLIED_BY_CONFIG,
+        interleaved,
+        norm_offset,
+        optional="model.",
+        turned_stacks=turned_stacks,
+    )
 
 
 def gguf(layer: Mapping[str, str] | None = None, *, interleaved: bool = False) -> TensorNames:

@@ -34,7 +34,7 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
 QWEN3 = Architecture(
     name="qwen3",
     title="Qwen 3",
-    classes=("Qwen3ForCausalLM",),
+    classes=("Qwen3ForCausalLM", "Qwen3Model"),
     model_types=("qwen3",),
     gguf=("qwen3",),
     read_folder=_read_folder,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
-from polyfleet.graph.ops import DeltaRule, Experts, OpKind, Rope, Route
+from polyfleet.graph.ops import DeltaRule, Experts, Lookup, OpKind, Rope, Route
 from polyfleet.models.config import ModelConfig
 
 Shapes = dict[str, tuple[int, int]]
@@ -38,6 +38,15 @@ class Recorder:
         """The step's tokens."""
         name = self._weight("embedding", self._config.vocabulary_size, self._config.hidden_size)
         return self.graph.scale(self.graph.embedding(name), scale)
+
+    def lookup(self, name: str, rows: int, lookup: Lookup) -> int:
+        """Rows of a table of so many, by position or one for all."""
+        return self.graph.lookup(self._weight(name, rows, self._config.hidden_size), lookup)
+
+    def layer_norm(self, x: int, name: str) -> int:
+        """Norm of rows around their mean, with a bias."""
+        weight, bias = (self._weight(each, 1, self.graph.widths[x]) for each in (name, f"{name}.bias"))
+        return self.graph.layer_norm(x, weight, bias, self._config.norm_eps)
 
     def norm(self, x: int, name: str, width: int = 0, *, eps: float = 0.0, narrow: bool = False) -> int:
         """RMS norm, of rows or of each `width` columns; with the configuration's eps or another."""
@@ -79,8 +88,10 @@ class Recorder:
         soft_cap: float = 0.0,
         sinks: bool = False,
         gated: bool = False,
+        cache: int | None = None,
     ) -> int:
-        """Grouped-query attention over a cache of its own. `scale` 0: that of a head's width."""
+        """Grouped-query attention over a cache of its own, or one that layers share which need it no longer than they
+        run. `scale` 0: that of a head's width."""
         config, width = self._config, self._config.head_dim
 
         def heads(name: str, count: int) -> int:
@@ -89,11 +100,15 @@ class Recorder:
 
         query, key = heads("q", config.num_heads), heads("k", config.num_kv_heads)
         value = self.linear(x, "v", config.num_kv_heads * width, bias=bias)
-        cache = self.graph.cache(config.num_kv_heads, width)
+        cache = self.graph.cache(config.num_kv_heads, width) if cache is None else cache
         self.graph.cache_write(key, value, cache)
         sunk = self._weight("sinks", 1, config.num_heads) if sinks else ""
         attended = self.graph.paged_attention(
-            query, cache, config.num_heads, scale or width**-0.5, window=window, soft_cap=soft_cap, sinks=sunk
+            *(query, cache, config.num_heads, scale or width**-0.5),
+            window=window,
+            soft_cap=soft_cap,
+            sinks=sunk,
+            causal=config.causal,
         )
         if gated:
             gate = self.linear(x, "attention_gate", config.num_heads * width, bias=bias)
@@ -140,6 +155,8 @@ class Recorder:
     def finish(self, x: int, *, scale: float = 1.0, soft_cap: float = 0.0) -> KernelGraph:
         """Final norm and logits; `scale` is of what enters the head, `soft_cap` of what leaves it."""
         config, hidden = self._config, self.norm(x, "norm")
+        if config.embeds_only:
+            return self.graph.finish(hidden, self.graph.select_rows(hidden))
         selected = self.graph.scale(self.graph.select_rows(hidden), scale)
         head = "embedding" if config.tied_embeddings else "lm_head"
         logits = self.graph.linear(selected, self._weight(head, config.vocabulary_size, config.hidden_size))

@@ -8,6 +8,7 @@ from polyfleet.kernels.weights import Weights
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.deepseek import DEEPSEEK2, DEEPSEEK3
+from polyfleet.models.encoder import BERT, NOMIC_BERT, ROBERTA
 from polyfleet.models.gemma import GEMMA2, GEMMA3
 from polyfleet.models.glm4 import GLM, GLM4
 from polyfleet.models.glm4_moe import GLM4_MOE
@@ -30,6 +31,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     for each in (
         *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3, SMOLLM3, GLM4, GLM),
         *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS, GLM4_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
+        *(BERT, ROBERTA, NOMIC_BERT),
     )
 }
 

@@ -11,8 +11,12 @@ from polyfleet.gateway.request.prompts import Prompts
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText
+from polyfleet.v1 import inference_pb2
 from polyfleet.wire.answers import Model
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import Pooling
+
+POOLINGS = {inference_pb2.Pooling.Value(f"POOLING_{each.name}"): each for each in Pooling}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,9 @@ class ServedModel:
     prompts: Prompts | None = None
     fingerprint: str = ""
     tokenizer_hash: str = ""
+    pooling: Pooling = Pooling.MEAN  # of embeddings, where a request leaves it open
+    normalized: bool = False  # whether embeddings always have length 1
+    width: int = 0  # values of an embedding; 0: not known
 
 
 class Models:
@@ -108,15 +115,16 @@ class Models:
         if facts.info is None:
             return f"Model {facts.model.name} is being loaded."
         fingerprint, tokenizer_hash = facts.info.fingerprint, facts.info.tokenizer_hash
+        vectors = POOLINGS.get(facts.info.pooling, Pooling.MEAN), facts.info.normalized, facts.info.hidden_size
         if not tokenizer_hash:
-            return ServedModel(facts.model, None, None, fingerprint)
+            return ServedModel(facts.model, None, None, fingerprint, "", *vectors)
         try:
             text = self._tokenizers.get(tokenizer_hash)
         except TextAssetsError as error:
             raise FailedPrecondition(f"The tokenizer of model {facts.model.name} can't be used: {error}") from None
         if text is None:
             return f"The tokenizer of model {facts.model.name} is on its way."
-        return ServedModel(self._described(facts), text.answers, text.prompts, fingerprint, tokenizer_hash)
+        return ServedModel(self._described(facts), text.answers, text.prompts, fingerprint, tokenizer_hash, *vectors)
 
     def _facts(self, name: str) -> ModelFacts:
         if name:

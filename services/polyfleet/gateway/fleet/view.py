@@ -241,6 +241,7 @@ class FleetView:
                 name=name,
                 context_length=lengths or (info.context_length if info else 0),
                 vocabulary_size=info.vocabulary_size if info else 0,
+                embeds_only=bool(info and info.embeds_only),
                 ready_workers=len(ready),
                 accelerators=tuple(sorted({worker.accelerator for worker in ready})),
                 created_unix_seconds=self._deployed.get(name, 0),

@@ -188,7 +188,7 @@ class EmbeddingsBody(Strict, frozen=True, kw_only=True):
     input: Inputs
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    pooling: Literal["mean", "last"] | None = None
+    pooling: Literal["mean", "last", "cls"] | None = None
     normalize: bool | None = None
     user: Ignored = NOTHING
-    dimensions: Unsupported = NOTHING
+    dimensions: int | None = None

@@ -135,7 +135,7 @@ class Reply(msgspec.Struct):
 
 
 class ModelReply(msgspec.Struct):
-    """A model; the fields from `context_length` to `sampling_defaults` are extensions."""
+    """A model; the fields from `context_length` to `embeds_only` are extensions."""
 
     id: str
     created: int
@@ -144,6 +144,7 @@ class ModelReply(msgspec.Struct):
     reason: str
     accelerators: list[str]
     sampling_defaults: dict[str, float]
+    embeds_only: bool
     object: Literal["model"] = "model"
     owned_by: Literal["polyfleet"] = "polyfleet"
 
@@ -236,6 +237,7 @@ def model_reply(model: Model) -> ModelReply:
         reason=model.reason,
         accelerators=list(model.accelerators),
         sampling_defaults=dict(model.sampling_defaults),
+        embeds_only=model.embeds_only,
     )
 
 

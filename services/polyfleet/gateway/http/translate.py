@@ -93,10 +93,17 @@ def embed_request(body: EmbeddingsBody, request_id: str) -> EmbedRequest:
     return EmbedRequest(
         model=body.model or "",
         inputs=inputs,
-        pooling=Pooling(body.pooling or "mean"),
+        pooling=None if body.pooling is None else Pooling(body.pooling),
         normalize=body.normalize is not False,
+        dimensions=_dimensions(body.dimensions),
         request_id=request_id,
     )
+
+
+def _dimensions(wanted: int | None) -> int:
+    if wanted is not None and wanted < 1:
+        raise FieldError("dimensions", f"must be 1 or more, not {wanted}")
+    return wanted or 0
 
 
 def _request(

@@ -23,9 +23,11 @@ from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue, Turn
 from polyfleet.gateway.request.sequences import Sequences
 from polyfleet.gateway.request.validation import (
     check_context,
+    check_dimensions,
     check_embed,
     check_fit,
     check_generate,
+    check_generates,
     check_ids,
     check_priority,
     check_sampling_fits,
@@ -93,6 +95,7 @@ class Generation:
         check_priority(request, call.max_priority)
         record.claim()
         served = await self._resolve(request.model, record)
+        check_generates(served.model)
         check_sampling_fits(request, served.model)
         if request.stop and served.text is None:
             raise FieldError("stop", f"model {served.model.name} has no tokenizer to find strings with")
@@ -122,7 +125,9 @@ class Generation:
                         vectors[parcel.choice] = parcel.embedding
                         num_cached += parcel.cached_tokens
             record.prompt(num_prompt, num_cached)
-            return Embeddings(tuple(_unit(v) if request.normalize else v for v in vectors), record.usage)
+            shown = [vector[: request.dimensions or None] for vector in vectors]
+            unit = request.normalize or served.normalized
+            return Embeddings(tuple(_unit(each) if unit else each for each in shown), record.usage)
 
     async def _embed_sequences(
         self, request: EmbedRequest, record: Record, call: Call
@@ -130,11 +135,12 @@ class Generation:
         check_embed(request)
         record.claim()
         served = await self._resolve(request.model, record)
+        check_dimensions(request, served.model, served.width)
         wanted = []
         for index, each in enumerate(request.inputs):
             with nullcontext() if each.text is None else self._tokenizing(served):
                 prompt_ids = await _embed_ids(f"inputs[{index}]", each, served, record.seconds_left)
-            embedding = {"choice": index, "max_tokens": 1, "pooling": request.pooling}
+            embedding = {"choice": index, "max_tokens": 1, "pooling": request.pooling or served.pooling}
             wanted.append(_sequence(record, call, prompt_ids, GREEDY, **embedding))
         return served, wanted
 

@@ -55,6 +55,20 @@ def check_embed(request: EmbedRequest) -> None:
     _check_request_id(request.request_id)
 
 
+def check_dimensions(request: EmbedRequest, model: Model, width: int) -> None:
+    """An embedding has so many values that as many can be kept; `width` 0: not known."""
+    if request.dimensions < 0 or request.dimensions > width > 0:
+        have = f"the embeddings of model {model.name} have {width}" if width else "none can be below 0"
+        raise FieldError("dimensions", f"must be at most {width}, not {shown(request.dimensions)}: {have}")
+
+
+def check_generates(model: Model) -> None:
+    """Whether it draws tokens at all."""
+    if model.embeds_only:
+        problem = f"{model.name} makes embeddings and generates nothing"
+        raise FieldError("model", f"{problem}: ask for these (Embed, /v1/embeddings)")
+
+
 def check_tokenize(request: TokenizeRequest) -> None:
     """Everything about a TokenizeRequest."""
     kinds = (request.text is not None) + bool(request.messages)

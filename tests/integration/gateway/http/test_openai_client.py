@@ -162,7 +162,7 @@ def test_embeddings(client: openai.OpenAI, generation: FakeGeneration) -> None:
         (EmbedInput(token_ids=(1, 2)),),
     ]
     with pytest.raises(openai.BadRequestError) as caught:
-        client.embeddings.create(model=MODEL, input="a", dimensions=8)
+        client.embeddings.create(model=MODEL, input="a", dimensions=0)
     assert caught.value.param == "dimensions"
 
 

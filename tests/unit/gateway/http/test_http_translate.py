@@ -219,6 +219,9 @@ def test_embeddings() -> None:
         normalize=False,
         request_id="r",
     )
+    assert (embed("a", dimensions=2).dimensions, embed("a", pooling="cls").pooling) == (2, Pooling.CLS)
+    with pytest.raises(FieldError, match="dimensions: must be 1 or more, not 0"):
+        embed("a", dimensions=0)
     assert embed([[1, 2], [3]]).inputs == (EmbedInput(token_ids=(1, 2)), EmbedInput(token_ids=(3,)))
     with pytest.raises(FieldError, match="input"):
         embed([])

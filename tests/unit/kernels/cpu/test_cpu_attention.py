@@ -58,8 +58,8 @@ def test_windows_caps_and_sinks(instruction_set: str, attributes: tuple[int, flo
     rows, sinks = make_rows(params, count), np.linspace(-1, 3, 6, dtype=np.float32)
 
     def with_attributes(graph: FusedBuilder, qkv: int) -> int:
-        names = {"sinks": "sinks"} if sunk else {}
-        return graph.paged_attention(graph.rope_cache(qkv, 0), 0, 6, scale, window=window, soft_cap=soft_cap, **names)
+        query, name = graph.rope_cache(qkv, 0), "sinks" if sunk else ""
+        return graph.paged_attention(query, 0, 6, scale, window=window, soft_cap=soft_cap, sinks=name)
 
     rig = Rig(
         *(rows, with_attributes, dense("sinks", sinks)), instruction_set=instruction_set, params=params, num_blocks=20

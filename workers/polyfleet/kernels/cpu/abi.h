@@ -39,8 +39,9 @@ enum PfStageKind : int32_t {
     PF_ARGMAX,      // output = the column of the largest number of input, the first of equal ones or the first NaN
     PF_SIGMOID,     // output = 1 / (1 + exp(-input))
     PF_CAUSAL_CONV, // output = input over its sequence's last `width` rows, by the weight `norm` [column][tap]
-    PF_DELTA_RULE   // output = the gated delta rule of heads input = q, k, v and residual = rates, fades; `norm` and the
+    PF_DELTA_RULE,  // output = the gated delta rule of heads input = q, k, v and residual = rates, fades; `norm` and the
                     // only operand are its weights
+    PF_LOOKUP       // output[T] = rows of the only operand: `first_row`, and the step's positions from it on if `width`
 };
 
 enum PfEpilogue : int32_t { PF_STORE, PF_THEN_SILU_MUL, PF_THEN_ROPE_CACHE };
@@ -66,7 +67,8 @@ struct PfStage {
     int32_t query_norm, key_norm;  // weights of the norms of heads before their rotation
     int32_t rope;           // of those of the model
     int32_t window;         // of attention: positions that a row sees, its own included; 0: all
-    int32_t width;                       // of PF_NORM (of a head; 0: of rows), PF_ROPE, PF_HEAD_LINEAR, PF_CAUSAL_CONV
+    int32_t width;                       // of PF_NORM (of a head; 0: of rows), PF_ROPE, PF_HEAD_LINEAR, PF_CAUSAL_CONV, PF_LOOKUP
+    int32_t first_row;                   // of PF_LOOKUP
     int32_t experts, top_k;              // of PF_ROUTE and PF_EXPERTS
     int32_t groups, top_groups, group_best;  // of PF_ROUTE: see Route of graph/ops.py
     int32_t sigmoid, renormalise;
@@ -80,6 +82,7 @@ struct PfModel {
     int32_t num_layers, num_heads, num_kv_heads, head_dim;
     int32_t value_dim;  // the first columns of a value that count; of a latent cache fewer than head_dim
     int32_t num_weights, num_buffers, num_ropes, num_states;
+    int32_t causal;  // whether rows see no position behind their own, else all of their sequence's, which are in the step
     int32_t wide;  // whether long chunks of a prompt may be rounded to bfloat16; else a row computes to the same bits always
     float attention_scale;
     const float *inverse_frequencies;  // [num_ropes][head_dim / 2]
@@ -113,7 +116,7 @@ struct PfExecutor;
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 6;
+const int32_t PF_ABI = 7;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.

@@ -40,8 +40,7 @@ int64_t Executor::split(std::vector<Span> &spans) {
     const bool few = threads > 1 && (int64_t)spans.size() * model_.num_kv_heads < FEW_UNITS_PER_THREAD * threads;
     int64_t size = 0;
     for (Span &span : spans) {
-        const int context = state_.position[(size_t)span.row] + span.rows;
-        span.parts = few ? (context + ATTENTION_PART - 1) / ATTENTION_PART : 1;
+        span.parts = few ? (context(span) + ATTENTION_PART - 1) / ATTENTION_PART : 1;
         span.partial = size;
         span.partial_size = (int64_t)attention_partial(model_.head_dim, span.rows * vectors);
         const int64_t added = span.parts * model_.num_kv_heads * span.partial_size;
@@ -80,8 +79,8 @@ void Executor::attend_part(const Stage &stage, const Span &span, std::atomic<int
     a.out = row(stage.at.output, span.out) + kv_head * a.heads * a.value_dim;
     a.query_stride = latent ? a.heads * a.head_dim : strides_[(size_t)stage.at.input];
     a.out_stride = strides_[(size_t)stage.at.output];
-    a.position = state_.position[(size_t)span.row];
-    const int context = a.position + span.rows;
+    const int context = this->context(span);
+    a.position = model_.causal ? state_.position[(size_t)span.row] : context - 1;
     a.begin = part * ATTENTION_PART;
     a.end = span.parts > 1 ? std::min(context, a.begin + ATTENTION_PART) : context;
     a.scale = model_.attention_scale;

@@ -162,6 +162,7 @@ void Executor::compile(Stage &stage, const int32_t *operands) {
         stage.table = &weights_[(size_t)operands[0]].source;
         vocabulary_ = std::min(vocabulary_, stage.table->rows);
     }
+    if (at.kind == PF_LOOKUP) compile_lookup(stage, operands);
     if (at.kind == PF_LAYER_NORM) stage.norm_bias = vector(operands[0]);
     if (at.kind == PF_ROUTE && at.num_operands) stage.norm_bias = vector(operands[0]);
     if (at.kind == PF_DELTA_RULE) stage.norm_bias = vector(operands[0]);
@@ -201,6 +202,13 @@ void Executor::order_pieces(Stage &stage, const std::vector<std::vector<Piece>> 
     }
     stage.units = (int)stage.pieces.size() / stage.unit;
     deepest_unit_ = std::max(deepest_unit_, stage.unit);
+}
+
+void Executor::compile_lookup(Stage &stage, const int32_t *operands) {
+    stage.table = &weights_[(size_t)operands[0]].source;
+    const int behind = stage.table->rows - stage.at.first_row;
+    if (stage.at.first_row < 0 || behind < 1) throw std::invalid_argument("a lookup begins outside its table");
+    if (stage.at.width) most_positions_ = std::min(most_positions_, behind);
 }
 
 void Executor::compile_heads(Stage &stage, const int32_t *operands) {

@@ -27,7 +27,7 @@ struct Piece {
 
 struct Stage {
     PfStage at;
-    const PfWeight *table = nullptr;  // of an embedding
+    const PfWeight *table = nullptr;  // of an embedding or lookup
     int64_t state = 0;  // where its numbers begin in a slot's
     const float *norm = nullptr, *norm_bias = nullptr, *query_norm = nullptr, *key_norm = nullptr, *sinks = nullptr;
     std::vector<Piece> pieces;  // of a linear: `unit` of them make one unit of work
@@ -141,6 +141,7 @@ private:
     void make_scratch();
     void reserve(int rows);
     void compile(Stage &stage, const int32_t *operands);
+    void compile_lookup(Stage &stage, const int32_t *operands);
     void compile_heads(Stage &stage, const int32_t *operands);
     void compile_experts(Stage &stage, const int32_t *operands);
     void order_pieces(Stage &stage, const std::vector<std::vector<Piece>> &operands);
@@ -154,6 +155,7 @@ private:
     int64_t split(std::vector<Span> &spans);
     void run(Program &program, int thread);
     void embed(const Stage &stage, int thread);
+    void look_up(const Stage &stage, int thread);
     void normalise(const Stage &stage, int thread);
     void silu(const Stage &stage, int thread);
     void select(const Stage &stage, int thread);
@@ -200,6 +202,10 @@ private:
     float *row(int buffer, int64_t index) const {
         return buffers_[(size_t)buffer].as<float>() + index * strides_[(size_t)buffer];
     }
+    // Positions that a span's rows see, all together.
+    int context(const Span &span) const {
+        return model_.causal ? state_.position[(size_t)span.row] + span.rows : state_.in->lengths[span.sequence];
+    }
     static const int32_t *table(const PfStep &step, int sequence) {
         return step.block_tables + (int64_t)step.slots[sequence] * step.table_width;
     }
@@ -230,6 +236,7 @@ private:
     Entering inside_ = {};  // rows inside experts, one for each visit
     int most_visits_ = 0, inside_width_ = 0;  // of a row; columns inside experts
     int vocabulary_ = INT32_MAX;  // rows of the smallest embedding
+    int most_positions_ = INT32_MAX;  // of a sequence, that all lookups have rows for
     int widest_ = BLOCK, deepest_unit_ = 1;  // most columns that enter a linear; most pieces of a unit
     StepState state_;
 };

@@ -42,6 +42,8 @@ class Geometry:
         attention = _same("attention", (replace(each, cache=0, window=0, soft_cap=0.0) for each in found))
         attention = attention or NO_ATTENTION
         width = attention.width
+        if not attention.causal and any(each.window for each in found):
+            raise ValueError("the CPU library has no windows without causality")
         if width % 2 or width > MAX_HEAD_DIM:
             raise ValueError(f"heads of {width} columns are not even or over {MAX_HEAD_DIM}")
         both = [of(op, RopeCache) for op in graph.ops if op.kind is OpKind.ROPE_CACHE]

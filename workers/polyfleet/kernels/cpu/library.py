@@ -10,7 +10,7 @@ from typing import Any
 NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
 PATH = Path(__file__).parent / NAME
 
-ABI = 6  # PF_ABI of abi.h
+ABI = 7  # PF_ABI of abi.h
 NO_MEMORY = -2  # PfResult of abi.h
 Int32s = POINTER(c_int32)
 READ = ctypes.CFUNCTYPE(c_void_p, c_int32)
@@ -38,7 +38,7 @@ class PfStage(ctypes.Structure):
         *((name, c_int32) for name in ("kind", "input", "residual", "residual_out", "output", "norm", "layer")),
         *((name, c_int32) for name in ("epilogue", "selected", "first_operand", "num_operands")),
         *((name, c_int32) for name in ("sinks", "query_norm", "key_norm", "rope", "window")),
-        *((name, c_int32) for name in ("width", "experts", "top_k", "groups", "top_groups", "group_best")),
+        *((name, c_int32) for name in ("width", "first_row", "experts", "top_k", "groups", "top_groups", "group_best")),
         *((name, c_int32) for name in ("sigmoid", "renormalise")),
         *((name, c_int32) for name in ("key_heads", "value_heads", "key_width", "value_width")),
         *((name, c_float) for name in ("eps", "head_eps", "factor")),
@@ -50,7 +50,7 @@ class PfModel(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "value_dim")),
-        *((name, c_int32) for name in ("num_weights", "num_buffers", "num_ropes", "num_states", "wide")),
+        *((name, c_int32) for name in ("num_weights", "num_buffers", "num_ropes", "num_states", "causal", "wide")),
         ("attention_scale", c_float),
         ("inverse_frequencies", POINTER(c_float)),
         ("amplitudes", POINTER(c_float)),

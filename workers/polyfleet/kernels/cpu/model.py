@@ -16,7 +16,8 @@ from polyfleet.kernels.cpu.footprint import MATRICES, padded, row_stride
 from polyfleet.kernels.cpu.geometry import KINDS, Geometry
 from polyfleet.kernels.cpu.layouts import FORMATS, format_read, readable
 from polyfleet.kernels.cpu.library import DONE, READ, PfModel, PfStage, PfStep, PfWeight
-from polyfleet.kernels.cpu.program import GROUP, NONE, Program, StageKind, programs
+from polyfleet.kernels.cpu.program import GROUP, Program, programs
+from polyfleet.kernels.cpu.stages import NONE, StageKind
 from polyfleet.kernels.weights import Weight, WeightFormat, Weights
 
 COLUMN_MULTIPLE = 32  # of quantised weights
@@ -115,7 +116,7 @@ class CpuModel:
         model = PfModel(
             *(geometry.num_caches, attention.heads, attention.kv_heads, attention.width),
             attention.value_width or attention.width,
-            *(len(weights), len(widths), len(geometry.ropes), len(states), wide, attention.scale),
+            *(len(weights), len(widths), len(geometry.ropes), len(states), attention.causal, wide, attention.scale),
             *(each.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for each in (frequencies, amplitudes)),
             weights,
             widths.ctypes.data_as(library.Int32s),
@@ -185,7 +186,7 @@ class _Packing:
             )
             at.output, at.layer, at.epilogue, at.selected = stage.output, stage.layer, stage.epilogue, stage.selected
             at.eps, at.head_eps, at.factor, at.window = stage.eps, stage.head_eps, stage.factor, stage.window
-            at.width = stage.width
+            at.width, at.first_row = stage.width, stage.first_row
             at.sinks = self._number(stage.sinks, packed=False) if stage.sinks else NONE
             if stage.route:
                 for name in ("experts", "top_k", "groups", "top_groups", "group_best", "sigmoid", "renormalise"):

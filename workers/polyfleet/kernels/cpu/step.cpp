@@ -45,6 +45,8 @@ void Executor::check(const PfStep &step) const {
         const int64_t length = step.lengths[sequence];
         check(rows > 0 && rows <= length && length <= (int64_t)step.table_width * cache_.block_size,
               "a sequence must have tokens, a start of 0 or more, and a block for each of its positions");
+        check(length <= most_positions_, "positions must be 0 to ", most_positions_);
+        check(model_.causal || rows == length, "without causality a step has its sequences whole");
         const int num_blocks = (int)((length + cache_.block_size - 1) / cache_.block_size);
         check(within(table(step, sequence), num_blocks, cache_.num_blocks), blocks, cache_.num_blocks);
     }
@@ -125,6 +127,7 @@ void Executor::run(Program &program, int thread) {
         const Stage &stage = program.stages[i];
         switch (stage.at.kind) {
             case PF_EMBEDDING: embed(stage, thread); break;
+            case PF_LOOKUP: look_up(stage, thread); break;
             case PF_NORM: normalise(stage, thread); break;
             case PF_LINEAR: linear(stage, program.claimed[i], thread); break;
             case PF_ROPE_CACHE: rope_cache(stage, thread); break;
@@ -170,6 +173,11 @@ void Executor::choose_largest(const PfStep &step) {
 void Executor::embed(const Stage &stage, int thread) {
     for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
         expand_row(*stage.table, state_.in->token_ids[i], row(stage.at.output, i));
+}
+
+void Executor::look_up(const Stage &stage, int thread) {
+    for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
+        expand_row(*stage.table, stage.at.first_row + (stage.at.width ? state_.position[(size_t)i] : 0), row(stage.at.output, i));
 }
 
 void Executor::normalise(const Stage &stage, int thread) {

@@ -1,6 +1,6 @@
 """Paged attention of a step: its one-row sequences by one launch, those with several rows by another.
 
-Caches whose blocks are no power of two, or smaller than 16, are left to torch's implementation.
+Caches whose blocks are no power of two, or smaller than 16, and what is not causal are left to torch's implementation.
 """
 
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ class AttentionPlan:
     prefill: PrefillPlan | None
 
 
-def fits(block_size: int) -> bool:
-    """Whether the kernels read blocks of so many positions."""
-    return block_size >= SMALLEST_BLOCK and block_size & (block_size - 1) == 0
+def fits(block_size: int, attention: Attention) -> bool:
+    """Whether the kernels read blocks of so many positions, and attend as is wanted."""
+    return attention.causal and block_size >= SMALLEST_BLOCK and block_size & (block_size - 1) == 0
 
 
 def plan_attention(context: KernelContext, step: Step, attention: Any) -> Any:
     """Nothing in it depends on the lengths of one-row sequences."""
-    if not fits(context.block_size):
+    if not fits(context.block_size, attention):
         return batched.plan_attention(context, step, attention)
     tuned, single = tuning(context.device), step.num_single
     decodes = plan_decode(attention, step.tables, step.lengths, single, tuned) if single else None
@@ -46,7 +46,7 @@ def plan_attention(context: KernelContext, step: Step, attention: Any) -> Any:
 def bind_attention(op: Op, context: KernelContext) -> Kernel:
     """q -> y."""
     attention, tuned = of(op, Attention), tuning(context.device)
-    if not fits(context.block_size):
+    if not fits(context.block_size, attention):
         return batched.bind_attention(op, context)
     caches = context.keys[attention.cache], context.values[attention.cache]
     sinks = context.wide(*op.weights) if op.weights else None

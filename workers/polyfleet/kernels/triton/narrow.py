@@ -98,7 +98,7 @@ def bind_rope_attention(op: Op, context: KernelContext) -> Kernel:
     """qkv -> y."""
     both, tuned = of(op, RopeAttention), tuning(context.device)
     attention, rope = both.attention, both.rope
-    if not fits(context.block_size):
+    if not fits(context.block_size, attention):
         raise ValueError(f"no kernel attends over blocks of {context.block_size} tokens")
     caches = context.keys[attention.cache], context.values[attention.cache]
     norms = tuple(context.gain(name, wide=rope.wide) for name in op.weights)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyfleet.graph.kernel_graph import KernelGraph
-from polyfleet.graph.ops import Attention, Norm, Op, OpKind, Rope, RopeCache, of
+from polyfleet.graph.ops import Attention, Lookup, Norm, Op, OpKind, Rope, RopeCache, of
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.vulkan.buffers import FLOAT_BYTES, selected_values, share_buffers
 from polyfleet.kernels.vulkan.device import WORKGROUP, Dispatch, VulkanDevice
@@ -61,14 +61,16 @@ def refusal(graph: KernelGraph, weights: Weights) -> str:
 
 
 def _plain(op: Op) -> bool:
-    """Whether the op has nothing that its shader does not know: norms of heads, amplitudes, windows, caps."""
+    """Whether the op has nothing that its shader does not know: norms of heads, amplitudes, windows, caps, lookups."""
     match op.attributes:
         case Norm():
             return not op.attributes.width
         case RopeCache():
             return not op.weights and op.attributes.rope.amplitude == 1
-        case Attention():
-            return not op.attributes.window and not op.attributes.soft_cap and not op.attributes.sinks
+        case Attention() as how:
+            return how.causal and not (how.window or how.soft_cap or how.sinks)
+        case Lookup():
+            return False
     return True
 
 
