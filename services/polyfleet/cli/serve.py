@@ -28,14 +28,14 @@ WATCH_SECONDS = 0.5
 @click.command(
     epilog=examples(
         "polyfleet serve",
-        "polyfleet serve --model ./model.gguf --model-name my-model --workers 2",
+        "polyfleet serve ./model.gguf --model-name my-model --workers 2",
+        "polyfleet serve HuggingFaceTB/SmolLM2-1.7B-Instruct",
         "polyfleet serve --config polyfleet.yaml --once",
     )
 )
 @click.option("--config", type=FILE, help="YAML file; `polyfleet config schema` describes it. Flags override it.")
-@click.option(
-    "--model", type=TEXT, metavar="PATH", help="GGUF file or Hugging Face folder; default: SmolLM2-135M-Instruct."
-)
+@click.argument("source", metavar="[PATH_OR_NAME]", type=TEXT, required=False)
+@click.option("--model", type=TEXT, metavar="PATH_OR_NAME", help="The same; default: SmolLM2-135M-Instruct.")
 @click.option("--model-name", type=TEXT, help="Served name; default: from the path.")
 @click.option("--workers", type=click.IntRange(1, 1000), help="Workers of the model; default: 1.")
 @click.option(
@@ -67,13 +67,19 @@ WATCH_SECONDS = 0.5
 @click.option("--state-dir", type=GivenPath(path_type=Path, file_okay=False), help="Where state and logs live.")
 @click.option("--api-key-file", type=FILE, help="Key for the self-check, when the configuration asks for keys.")
 @click.option("--ca-file", type=FILE, help="PEM roots for the self-check, when the configuration turns TLS on.")
-def serve(once: bool, api_key_file: Path | None, ca_file: Path | None, **flags: Any) -> None:
+def serve(
+    source: str | None, model: str | None, once: bool, api_key_file: Path | None, ca_file: Path | None, **flags: Any
+) -> None:
     """Start Ray, scheduler, workers and gateway on this machine, check them, and keep them up until Ctrl-C.
 
-    Without a configuration it serves the small model that comes along, on the best accelerator there is.
+    PATH_OR_NAME is a GGUF file, a folder with one, a Hugging Face folder, a folder of the hub's cache, or a name on
+    the hub (owner/name), which is fetched. Without one, and without a configuration, it serves the small model that
+    comes along, on the best accelerator there is.
     """
+    if source and model:
+        raise CliError(f"Name one model, not {source!r} and {model!r}.", ExitCode.BAD_INPUT)
     os.umask(0o077)  # state and logs are for this user alone
-    settings = resolve(Flags(options=take_options(flags), **flags))
+    settings = resolve(Flags(options=take_options(flags), model=model or source, **flags))
     self_check_key(settings, api_key_file)
     check_models(settings)
     settings = with_users_choice(settings)

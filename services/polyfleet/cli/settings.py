@@ -10,6 +10,7 @@ from polyfleet.cli.chosen import Choice
 from polyfleet.cli.config import Config, Deployment, StatedOptions, load_config
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import check_address
+from polyfleet.cli.output import spinner
 from polyfleet.gateway.config import with_flags
 from polyfleet.placement.policy import Policy
 from polyfleet.process.config import ConfigError
@@ -140,11 +141,10 @@ def deployments(config: Config, flags: Flags) -> tuple[Deployment, ...]:
                 f"{flag} belongs to --model: the configuration file names its own deployments.", ExitCode.BAD_INPUT
             )
         return config.deployments
-    source = flags.model or str(bundled_model())
-    name = flags.model_name or (MODEL_NAME if flags.model is None else Path(source).stem)
+    name = flags.model_name or (MODEL_NAME if flags.model is None else named(flags.model))
+    path = str(bundled_model()) if flags.model is None else found(flags.model)
     identifier = "".join(c if c.isascii() and c.isalnum() else "-" for c in name.lower()).strip("-")[:63] or "model"
     workers = 1 if flags.workers is None else flags.workers
-    path = str(Path(source).expanduser().absolute())
     options = StatedOptions(flags.options)
     model = Deployment(
         name=identifier,
@@ -176,6 +176,25 @@ def bundled_model() -> Path:
         "with --model PATH.",
         ExitCode.BAD_INPUT,
     )
+
+
+def found(source: str) -> str:
+    """Where the model lies that a path or a name on the hub means. Raises CliError."""
+    from polyfleet.loading.sources import find_model
+    from polyfleet.models.errors import ModelFileError
+
+    try:
+        with spinner(f"Looking for {source}"):
+            return find_model(source)
+    except ModelFileError as error:
+        raise CliError(f"The model {error}.", ExitCode.BAD_INPUT) from None
+
+
+def named(source: str) -> str:
+    """What such a model is called."""
+    from polyfleet.loading.sources import model_name
+
+    return model_name(source)
 
 
 def check_models(settings: ServeSettings) -> None:

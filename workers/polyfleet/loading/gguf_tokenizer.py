@@ -56,7 +56,11 @@ def _read(fields: Fields, vocabulary: Vocabulary, model: str) -> tuple[dict[str,
         return (made, *encoder_frame(fields, vocabulary, model))
     if model == "gpt2":
         pre = _pre_tokenizer(fields)
-        return (_byte_level_bpe(fields, vocabulary, pre), *_frame(fields, vocabulary, pre.add_bos))
+        add_bos, frame = _frame(fields, vocabulary, pre.add_bos)
+        separator = vocabulary.special.get("sep_token", vocabulary.special.get("eos_token"))
+        if pre.add_sep and not frame.after and separator is not None:
+            frame = Frame(after=(separator,))
+        return _byte_level_bpe(fields, vocabulary, pre), add_bos, frame
     return (_sentencepiece_bpe(fields, vocabulary), *_frame(fields, vocabulary, True))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from polyfleet.loading.folder_files import check_is_model, weight_files
 from polyfleet.loading.gguf_split import read_files
+from polyfleet.loading.sources import local_model
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.fields import read_json
 
@@ -18,7 +19,7 @@ KINDS = "a model is a GGUF file or a Hugging Face folder"
 
 def glance(path: str | Path) -> None:
     """Raise ModelFileError for what is neither a GGUF file nor a folder with config.json and safetensors."""
-    path = Path(path).expanduser()
+    path = local_model(Path(path).expanduser())
     try:
         if path.is_dir():
             check_is_model(path)

@@ -7,6 +7,7 @@ from polyfleet.loading.gguf_model import load_gguf
 from polyfleet.loading.model import LoadedModel, ModelFileError
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.loading.shapes import check_numbers
+from polyfleet.loading.sources import local_model
 
 
 def load_model(path: str | Path, progress: Progress | None = None, *, numbers: bool = True) -> LoadedModel:
@@ -15,7 +16,7 @@ def load_model(path: str | Path, progress: Progress | None = None, *, numbers: b
     `progress` is called with the share done. Without `numbers` nobody has looked whether all weights are finite, and
     most of them are not read yet. Raises ModelFileError, whose message is one sentence.
     """
-    model = _load(Path(path).expanduser(), progress or silent)
+    model = _load(local_model(Path(path).expanduser()), progress or silent)
     if numbers:
         check_numbers(model.path, model.weights)
     return model

@@ -1,0 +1,116 @@
+"""Where a model lies that somebody names: a file, a folder of one of many kinds, or a name on Hugging Face's hub.
+
+No torch is imported here, and no weight is read.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from polyfleet.models.errors import ModelFileError
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # owner/name
+CACHE_FOLDER = "models--"
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+PATTERNS = [
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "LICENSE*",
+]  # of what is fetched: no code, no pickle
+SHOWN_FILES = 4
+
+
+def find_model(source: str) -> str:
+    """The file or folder of a model that is named by a path or, where there is none, by `owner/name`.
+
+    A name is looked up in the hub's cache on this machine, then fetched. Raises ModelFileError, one sentence.
+    """
+    path = Path(source).expanduser()
+    if path.exists() or not NAME.fullmatch(source):
+        return str(local_model(path).absolute())
+    cached = hub_cache() / (CACHE_FOLDER + source.replace("/", "--"))
+    return str(local_model(cached if cached.is_dir() else Path(_fetched(source))).absolute())
+
+
+def local_model(path: Path) -> Path:
+    """The model file or folder that a path means: itself, but for a cache's folder, and one that holds a single GGUF.
+
+    Raises ModelFileError.
+    """
+    if not path.is_dir():
+        return path
+    if (path / "config.json").is_file():
+        return path
+    if (path / "snapshots").is_dir():
+        return local_model(_snapshot(path))
+    files = sorted(path.glob("*.gguf"))
+    models = [file for file in files if _is_first(file)]
+    if len(models) == 1:
+        return models[0]
+    if models:
+        names = ", ".join(file.name for file in models[:SHOWN_FILES]) + (" …" if len(models) > SHOWN_FILES else "")
+        raise ModelFileError(f"{path}: holds {len(models)} GGUF models ({names}): name one of them")
+    return path
+
+
+def model_name(source: str) -> str:
+    """What a model is called where nobody says: by its path without its folders, or its name without its owner."""
+    path = Path(source).expanduser()
+    if not path.exists() and NAME.fullmatch(source):
+        return source.rpartition("/")[2]
+    for each in (path, *path.parents):
+        if each.name.startswith(CACHE_FOLDER):
+            return each.name.rpartition("--")[2]
+    name = path.absolute().name
+    shard = SHARD.fullmatch(name)
+    return shard[1] if shard else name.removesuffix(".gguf") if path.is_file() else name
+
+
+def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where huggingface_hub keeps what it fetched."""
+    if named := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(named).expanduser()
+    home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+def _snapshot(path: Path) -> Path:
+    """Of a cache's folder: the revision that its branch main is at, or the only one."""
+    found = sorted(each for each in (path / "snapshots").iterdir() if each.is_dir())
+    main = path / "refs" / "main"
+    if main.is_file() and (named := path / "snapshots" / main.read_text(encoding="utf-8").strip()) in found:
+        return named
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ModelFileError(f"{path}: holds no snapshot: what was fetched is not whole")
+    names = ", ".join(each.name for each in found[:SHOWN_FILES])
+    raise ModelFileError(f"{path}: holds {len(found)} snapshots and no refs/main ({names}): name one of them")
+
+
+def _is_first(file: Path) -> bool:
+    """Whether it is a whole model or the first file of a split one."""
+    shard = SHARD.fullmatch(file.name)
+    return shard is None or int(shard[2]) == 1
+
+
+def _fetched(name: str) -> str:
+    """The folder that holds the model of that name, from the hub."""
+    missing = f"{name}: is no file or folder here"
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ModelFileError(f"{missing}, and names on the hub need the package huggingface_hub") from None
+    try:
+        folder: str = snapshot_download(name, allow_patterns=PATTERNS)
+    except Exception as error:  # of many kinds: of the network, of the hub, of the disk
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise ModelFileError(
+            f"{missing}, and it can't be fetched from the hub ({reason}): check the name and the network, or fetch it "
+            "where there is one and name its folder"
+        ) from None
+    return folder
