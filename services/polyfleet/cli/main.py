@@ -17,6 +17,7 @@ from polyfleet.cli.explain import explain
 from polyfleet.cli.fleet import drain, undeploy, workers
 from polyfleet.cli.generate import generate
 from polyfleet.cli.info import info
+from polyfleet.cli.inspect import inspect
 from polyfleet.cli.keys import keys
 from polyfleet.cli.models import models
 from polyfleet.cli.quantize import quantize
@@ -50,6 +51,7 @@ for command in (
     explain,
     models,
     info,
+    inspect,
     workers,
     deploy,
     scale,
