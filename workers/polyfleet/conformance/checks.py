@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from polyfleet.backends.protocol import DeviceInfo, HardwareBackend, Health, KernelCapabilities
-from polyfleet.conformance.synthetic import synthetic_model
+from polyfleet.conformance.synthetic import rare_ops, rare_weights, synthetic_model
 from polyfleet.engine.canary_reference import Continuation, continue_greedily
 from polyfleet.engine.executors import KNOWN, Workload, candidates, find, refuse
-from polyfleet.graph.kernel_graph import GraphBuilder, KernelGraph
+from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
-from polyfleet.graph.ops import Experts, OpKind, Route
+from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.context import DTYPES, KernelContext
 from polyfleet.kernels.dispatch import Implementation, Target, choose
 from polyfleet.kernels.reference import REFERENCE
@@ -209,35 +209,20 @@ def _operator_errors(subject: Subject, dtype: torch.dtype) -> dict[str, float]:
     errors: dict[str, float] = {}
     with torch.inference_mode():
         # The model as it is recorded and as executors run it, and what models seldom have.
-        for form in (graph, fuse(graph), _plain_ops(model.weights)):
+        weights = {**model.weights, **rare_weights()}
+        for form in (graph, fuse(graph), rare_ops(weights)):
             places = ((torch.device("cpu"), torch.float32), (device, dtype))
-            sides = [_context(form, model.weights, *place) for place in places]
+            sides = [_context(form, weights, *place) for place in places]
             for name, error in _graph_errors(form, tables, sides):
                 errors[name] = max(error, errors.get(name, 0.0))
     return errors
 
 
 def _context(graph: KernelGraph, weights: Weights, device: torch.device, dtype: torch.dtype) -> KernelContext:
-    storage = KvStorage.allocate(graph.caches, NUM_BLOCKS, BLOCK_SIZE, dtype, device)
-    return KernelContext(weights, device, dtype, storage.caches, BLOCK_SIZE)
-
-
-def _plain_ops(weights: Weights) -> KernelGraph:
-    """The ops of users' graphs, a mixture of one expert, and latent attention of one head; but argmax, whose columns
-    are no numbers that are nearly right."""
-    columns = {name: weight.columns for name, weight in weights.items()}
-    builder = GraphBuilder({"norm": 1, "layers.0.q": weights["layers.0.q"].rows}, columns)
-    x = builder.embedding("embedding")
-    for kind in (OpKind.RELU, OpKind.GELU, OpKind.GELU_TANH):
-        builder.unary(kind, x)
-    builder.soft_cap(builder.scale(x, 0.5), 1.0)
-    share = builder.route(builder.linear(x, "norm"), Route(1, 1, sigmoid=True, renormalise=False))
-    builder.experts(x, share, ("layers.0.gate", "layers.0.up", "layers.0.down"), Experts(1, 1))
-    latent = builder.cache(1, 2 * builder.widths[x], latent=True)
-    builder.latent_write(x, x, latent)
-    builder.latent_attention(x, x, latent, 1, builder.widths[x] ** -0.5, builder.widths[x])
-    builder.head_linear(x, "layers.0.q", 1)
-    return builder.freeze((builder.layer_norm(x, "norm", "norm", 1e-5),))
+    storage = KvStorage.allocate(
+        graph.caches, NUM_BLOCKS, BLOCK_SIZE, dtype, device, states=graph.states, slots=len(SEQUENCES)
+    )
+    return KernelContext(weights, device, dtype, storage.caches, BLOCK_SIZE, storage.states)
 
 
 def _graph_errors(
