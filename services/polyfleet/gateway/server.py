@@ -16,7 +16,7 @@ from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.grpc.server import GrpcServer
 from polyfleet.gateway.health import Health
 from polyfleet.gateway.http import create_app, create_metrics_app
-from polyfleet.gateway.http.server import HttpServer
+from polyfleet.gateway.http.connection.server import HttpServer
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.gateway.ports.certificate import ServedCertificate

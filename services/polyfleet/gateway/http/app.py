@@ -12,10 +12,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyfleet.gateway.errors import ApiError
-from polyfleet.gateway.http.endpoints import Endpoints
 from polyfleet.gateway.http.errors import error_response, internal_error, plain_error
 from polyfleet.gateway.http.monitoring import health_routes
 from polyfleet.gateway.http.more_endpoints import MoreEndpoints
+from polyfleet.gateway.http.openai.endpoints import Endpoints
 from polyfleet.gateway.http.welcome import Welcome
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.placement.explain import told

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from polyfleet.gateway.http.bodies import (
+from polyfleet.gateway.http.openai.bodies import (
     NOTHING,
     NULL,
     UNSUPPORTED,

@@ -9,14 +9,14 @@ from starlette.types import ASGIApp
 
 from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import ApiError
-from polyfleet.gateway.http.answer import Admission, Answer
 from polyfleet.gateway.http.door import Door, json_reply
 from polyfleet.gateway.http.errors import error_response
-from polyfleet.gateway.http.messages_body import CountBody, MessagesBody, count_request, messages_request
-from polyfleet.gateway.http.messages_reply import MessageWriter, messages_error
-from polyfleet.gateway.http.responses_body import ResponsesBody, responses_request
-from polyfleet.gateway.http.responses_reply import ResponseWriter
-from polyfleet.gateway.http.token_bodies import (
+from polyfleet.gateway.http.messages.body import CountBody, MessagesBody, count_request, messages_request
+from polyfleet.gateway.http.messages.reply import MessageWriter, messages_error
+from polyfleet.gateway.http.openai.answer import Admission, Answer
+from polyfleet.gateway.http.responses.body import ResponsesBody, responses_request
+from polyfleet.gateway.http.responses.reply import ResponseWriter
+from polyfleet.gateway.http.tokens import (
     DetokenizeBody,
     DetokenizeReply,
     TokenizeBody,

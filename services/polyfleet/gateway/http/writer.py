@@ -11,8 +11,8 @@ from starlette.responses import Response
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.errors import error_body, error_response
 from polyfleet.gateway.http.events import event
-from polyfleet.gateway.http.replies import Choice, Reply, UsageReply, usage_reply
-from polyfleet.gateway.http.shapes import Shape
+from polyfleet.gateway.http.openai.replies import Choice, Reply, UsageReply, usage_reply
+from polyfleet.gateway.http.openai.shapes import Shape
 from polyfleet.wire.answers import Delta, Usage
 from polyfleet.wire.gathered import GatheredChoice
 

@@ -218,6 +218,7 @@ def test_model_extensions(http: httpx.Client) -> None:
                 "reason": "",
                 "accelerators": ["cpu"],
                 "sampling_defaults": {},
+                "embeds_only": False,
                 "object": "model",
                 "owned_by": "polyfleet",
             }

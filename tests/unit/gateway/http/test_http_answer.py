@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from polyfleet.gateway.errors import ApiError, Unavailable
-from polyfleet.gateway.http import answer as answer_module
-from polyfleet.gateway.http.answer import Admission, Answer
 from polyfleet.gateway.http.events import COMMENT
-from polyfleet.gateway.http.shapes import ChatShape
+from polyfleet.gateway.http.openai import answer as answer_module
+from polyfleet.gateway.http.openai.answer import Admission, Answer
+from polyfleet.gateway.http.openai.shapes import ChatShape
 from polyfleet.gateway.http.writer import CompletionWriter
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 

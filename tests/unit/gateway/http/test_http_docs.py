@@ -7,10 +7,17 @@ import pytest
 
 from polyfleet import client as pf
 from polyfleet.gateway.errors import Code
-from polyfleet.gateway.http.bodies import UNSUPPORTED, ChatBody, CompletionBody, EmbeddingsBody, MessageBody, Strict
-from polyfleet.gateway.http.messages_body import MessagesBody
-from polyfleet.gateway.http.responses_body import ResponsesBody
-from polyfleet.gateway.http.token_bodies import DetokenizeBody, TokenizeBody
+from polyfleet.gateway.http.messages.body import MessagesBody
+from polyfleet.gateway.http.openai.bodies import (
+    UNSUPPORTED,
+    ChatBody,
+    CompletionBody,
+    EmbeddingsBody,
+    MessageBody,
+    Strict,
+)
+from polyfleet.gateway.http.responses.body import ResponsesBody
+from polyfleet.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from polyfleet.wire.requests import GenerateOptions
 
 TEXT = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")

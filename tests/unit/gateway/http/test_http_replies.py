@@ -29,8 +29,8 @@ from polyfleet.gateway.http.errors import (
     plain_error,
     plain_error_body,
 )
-from polyfleet.gateway.http.replies import chat_logprobs, completion_logprobs, embeddings_reply, usage_reply
-from polyfleet.gateway.http.shapes import ChatShape, CompletionShape, Shape
+from polyfleet.gateway.http.openai.replies import chat_logprobs, completion_logprobs, embeddings_reply, usage_reply
+from polyfleet.gateway.http.openai.shapes import ChatShape, CompletionShape, Shape
 from polyfleet.wire.answers import Delta, Embeddings, FinishReason, TokenLogprobs, Usage
 from polyfleet.wire.limits import CONTEXT_LENGTH_EXCEEDED, FieldError
 

@@ -6,7 +6,7 @@ import pytest
 from uvicorn import Config
 
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.http import server
+from polyfleet.gateway.http.connection import server
 from polyfleet.gateway.ports.doors import Doors
 
 

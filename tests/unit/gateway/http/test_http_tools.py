@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from polyfleet.gateway.http.bodies import ChatBody
 from polyfleet.gateway.http.decoding import decode
-from polyfleet.gateway.http.shapes import ChatShape
-from polyfleet.gateway.http.translate import chat_request
+from polyfleet.gateway.http.openai.bodies import ChatBody
+from polyfleet.gateway.http.openai.shapes import ChatShape
+from polyfleet.gateway.http.openai.translate import chat_request
 from polyfleet.gateway.request.validation import check_generate
 from polyfleet.wire.answers import Delta, FinishReason
 from polyfleet.wire.gathered import GatheredChoice

@@ -11,7 +11,7 @@ from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.blocks import Block, Blocks, Change, Kind, blocks_of
 from polyfleet.gateway.http.errors import error_message, error_response, openai_code
 from polyfleet.gateway.http.events import named_event
-from polyfleet.gateway.http.responses_body import RENAMES, ResponsesBody
+from polyfleet.gateway.http.responses.body import RENAMES, ResponsesBody
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 from polyfleet.wire.gathered import GatheredChoice
 

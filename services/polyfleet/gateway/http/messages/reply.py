@@ -11,7 +11,7 @@ from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.blocks import Block, Blocks, Change, Kind, blocks_of
 from polyfleet.gateway.http.errors import error_headers, error_message, http_status
 from polyfleet.gateway.http.events import named_event
-from polyfleet.gateway.http.messages_body import RENAMES
+from polyfleet.gateway.http.messages.body import RENAMES
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 from polyfleet.wire.gathered import GatheredChoice
 

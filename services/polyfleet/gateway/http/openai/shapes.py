@@ -5,7 +5,7 @@ from typing import ClassVar, Protocol
 
 from msgspec import UNSET
 
-from polyfleet.gateway.http.replies import (
+from polyfleet.gateway.http.openai.replies import (
     ChatChoice,
     ChatChunkChoice,
     ChatDelta,

@@ -18,8 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.http.pace import Pace
-from polyfleet.gateway.http.refusals import (
+from polyfleet.gateway.http.connection.refusals import (
     BODY_LATE,
     HEAD_LATE,
     MALFORMED,
@@ -28,8 +27,9 @@ from polyfleet.gateway.http.refusals import (
     Refusal,
     Refused,
 )
-from polyfleet.gateway.http.request_size import RequestSize
-from polyfleet.gateway.http.transport import LingeringTransport
+from polyfleet.gateway.http.connection.request_size import RequestSize
+from polyfleet.gateway.http.connection.transport import LingeringTransport
+from polyfleet.gateway.http.pace import Pace
 from polyfleet.gateway.ports.doors import Doors, Visit
 
 UNREAD_BYTES = 1 << 18  # that a client may send behind the answer which ends its connection

@@ -5,8 +5,9 @@ from dataclasses import fields, replace
 
 import msgspec
 
-from polyfleet.gateway.http import response_format, tool_choice
-from polyfleet.gateway.http.bodies import (
+from polyfleet.gateway.http.decoding import decode_inputs, decode_messages, decode_tools, refuse_unsupported
+from polyfleet.gateway.http.openai import response_format, tool_choice
+from polyfleet.gateway.http.openai.bodies import (
     NULL,
     ChatBody,
     CompletionBody,
@@ -17,7 +18,6 @@ from polyfleet.gateway.http.bodies import (
     Messages,
     ToolCallBody,
 )
-from polyfleet.gateway.http.decoding import decode_inputs, decode_messages, decode_tools, refuse_unsupported
 from polyfleet.gateway.http.stated import one_or_all, sampling_of, stated
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError
 from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling

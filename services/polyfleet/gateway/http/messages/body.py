@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from polyfleet.gateway.http.bodies import NOTHING, Ignored, Strict
+from polyfleet.gateway.http.openai.bodies import NOTHING, Ignored, Strict
 from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest

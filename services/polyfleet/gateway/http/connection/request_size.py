@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.http.refusals import FRAMING, HEAD_SIZE, Refused
+from polyfleet.gateway.http.connection.refusals import FRAMING, HEAD_SIZE, Refused
 
 FRAMING_BYTES = 65_536  # of a chunked body, beside…
 FRAMING_FACTOR = 1  # …so much for each byte of it: thousands of chunks of one byte are allowed, no million of them

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from polyfleet.gateway.http import response_format, tool_choice
-from polyfleet.gateway.http.bodies import NOTHING, NULL, Ignored, StreamOptions, Strict, Unsupported
 from polyfleet.gateway.http.decoding import decode_part
+from polyfleet.gateway.http.openai import response_format, tool_choice
+from polyfleet.gateway.http.openai.bodies import NOTHING, NULL, Ignored, StreamOptions, Strict, Unsupported
 from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message
