@@ -204,7 +204,7 @@ def run_step(
     step = PfStep(
         *(len(ids), len(slices), len(selected), len(cleared), *tables.shape, 0),
         *(array.ctypes.data for array in arrays),
-        *(greedy_ids.ctypes.data, faults.ctypes.data),
+        *(None, greedy_ids.ctypes.data, faults.ctypes.data),  # no adapters
     )
     engine.step(step, keep_hidden=keep_hidden)
     return greedy_ids, faults
@@ -255,7 +255,7 @@ class Rig:
         """
         self.greedy_ids, self.faults = run_step(self.engine, slices, selected, cleared, keep_hidden=self.keep_hidden)
         ids = [token_id for each, _, _ in slices for token_id in each]
-        result: Floats = self.engine.logits(len(selected) or len(ids), keep_hidden=self.keep_hidden).copy()
+        result: Floats = self.engine.logits(len(selected) or len(ids)).copy()
         return result
 
     def all_rows(self, count: int) -> Floats:

@@ -25,12 +25,13 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from tests.support.fake_tokens import fake_embedding, fake_token, fake_tokens
+from tests.support.fake_tokens import fake_adapted, fake_embedding, fake_fingerprint, fake_token, fake_tokens
 
 from polyfleet.engine.canary import Canary, CanaryReference
 from polyfleet.engine.checks import check_request
-from polyfleet.engine.facts import EngineFacts, EngineStatus
-from polyfleet.serving.engine_process import Progress, main
+from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
+from polyfleet.serving.engine_process import main
+from polyfleet.serving.engine_protocol import Progress
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import EngineOptions
@@ -121,6 +122,15 @@ class FakeEngine:
         self._count(cancelled=int(known))
         return known
 
+    def add_adapter(self, path: str) -> LoadedAdapter:
+        """Of any path but one that says `bad`; its fingerprint is made of it."""
+        if "bad" in path:
+            raise ValueError(f"{path}: the folder has no adapter_config.json, so it is no adapter")
+        return LoadedAdapter(fake_fingerprint(path), 8)
+
+    def drop_adapter(self, fingerprint: str) -> None:
+        pass
+
     def step(self) -> list[SequenceUpdate]:
         time.sleep(self._script.step_seconds)
         while os.path.exists(self._script.stuck_while):
@@ -140,6 +150,7 @@ class FakeEngine:
 
     def _advance(self, request: SequenceRequest) -> SequenceUpdate:
         first = request.prompt_ids[0]
+        prompt = fake_adapted(request.prompt_ids, request.adapter)
         if first == CRASH:
             os.kill(os.getpid(), signal.SIGKILL)
         if first == BREAK:
@@ -147,12 +158,12 @@ class FakeEngine:
         if first == FAIL:
             return self._end(SequenceUpdate(request.sequence_id, error="not finite"), failed=1)
         if request.pooling is not None:
-            vector = tuple(fake_embedding(request.prompt_ids, HIDDEN))
+            vector = tuple(fake_embedding(prompt, HIDDEN))
             return self._end(SequenceUpdate(request.sequence_id, (), FinishReason.STOP, embedding=vector), finished=1)
         done = request.generated_ids
         assert request.max_tokens is not None
         count = min(int(self._script.step_tokens), request.max_tokens - len(done))
-        new = [fake_token(request.prompt_ids, len(done) + k, request.choice, VOCABULARY) for k in range(count)]
+        new = [fake_token(prompt, len(done) + k, request.choice, VOCABULARY) for k in range(count)]
         if os.path.exists(self._script.wrong_while):
             new = [(token + 1) % VOCABULARY for token in new]
         tokens = tuple(self._sampled(token, request) for token in new)

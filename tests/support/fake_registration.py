@@ -56,11 +56,15 @@ class FakeRegistration:
             await call.write(message)
 
     async def _report(self, call: Any) -> None:
-        await self._send(call, pb.RegisterRequest(info=self._worker.info()))
+        announced = self._worker.info()
+        await self._send(call, pb.RegisterRequest(info=announced))
         answers = asyncio.create_task(self._answer(call))
         try:
             while not answers.done():
                 self._worker.changed.clear()
+                if announced != self._worker.info():
+                    announced = self._worker.info()
+                    await self._send(call, pb.RegisterRequest(info=announced))
                 await self._send(call, pb.RegisterRequest(status=self._worker.status()))
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._worker.changed.wait(), REPORT_SECONDS)

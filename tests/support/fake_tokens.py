@@ -1,6 +1,7 @@
 """The tokens of fake workers and fake engines: functions of prompt, choice and index, so that a test knows each one."""
 
 from collections.abc import Sequence
+from hashlib import sha256
 
 from polyfleet.simulator.tokens import chance, mark
 
@@ -13,6 +14,16 @@ def fake_token(prompt_ids: Sequence[int], index: int, choice: int = 0, vocabular
 def fake_tokens(prompt_ids: Sequence[int], count: int, choice: int = 0, vocabulary_size: int = 1000) -> list[int]:
     """The first `count` generated tokens."""
     return [fake_token(prompt_ids, index, choice, vocabulary_size) for index in range(count)]
+
+
+def fake_adapted(prompt_ids: Sequence[int], adapter: str) -> tuple[int, ...]:
+    """A prompt whose tokens are those that an adapter gives for `prompt_ids`."""
+    return (*prompt_ids, int(adapter[:7], 16)) if adapter else tuple(prompt_ids)
+
+
+def fake_fingerprint(source: str) -> str:
+    """Of the adapter in a folder."""
+    return sha256(source.encode()).hexdigest()[:32]
 
 
 def fake_embedding(prompt_ids: Sequence[int], hidden_size: int) -> list[float]:

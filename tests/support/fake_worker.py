@@ -1,7 +1,6 @@
 """A worker without a model, in the test's own event loop: the `Worker` service and `Fleet` registration, no torch.
 
-Each token is a function of prompt, choice and index (`fake_token`), so a test can check every one it receives, also
-after a resumption on another fake worker.
+Each token is a function of prompt, choice and index (`fake_token`), so a test can check every one it receives.
 
     async with FakeWorker("w-1", model="fake", fleet="127.0.0.1:50052") as worker:
         worker.address                  # host:port of its Worker service (port 0: any free one)
@@ -14,8 +13,8 @@ after a resumption on another fake worker.
         await worker.kill()             # gone at once: sessions break, port closed, no more reports
 
 `fingerprint=` says which weights and tokenizer it has (empty: not known). `tokens=` replaces `fake_token` by another
-function (prompt_ids, index, choice) -> id; `end_token_ids` and
-`stop_token_ids` end a sequence as on a real worker. `assets=` is the tokenizer document it gives to the Fleet.
+function (prompt_ids, index, choice) -> id; `end_token_ids` and `stop_token_ids` end a sequence as on a real worker.
+`assets=` is the tokenizer document it gives to the Fleet. `adapters` are sources by name.
 """
 
 import asyncio
@@ -25,8 +24,9 @@ from hashlib import sha256
 from typing import Any
 
 import grpc
+from tests.support.fake_adapters import fake_adapters
 from tests.support.fake_registration import FakeRegistration
-from tests.support.fake_tokens import fake_embedding, fake_token, fake_tokens
+from tests.support.fake_tokens import fake_adapted, fake_embedding, fake_token, fake_tokens
 
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import inference_pb2 as inference
@@ -90,7 +90,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         self.max_sequences, self.context_length = max_sequences, context_length
         self.vocabulary_size, self.hidden_size, self.end_token_ids = vocabulary_size, hidden_size, tuple(end_token_ids)
         self.tokens: TokenFunction = tokens or (lambda p, i, c: fake_token(p, i, c, self.vocabulary_size))
-        self.state, self.reason, self.features = fleet_state("READY"), "", FEATURES
+        self.adapters, self.features, (self.state, self.reason) = dict[str, str](), FEATURES, (fleet_state("READY"), "")
         self.refusal: tuple[int, str] | None = None
         self.started: list[pb.StartSequence] = []
         self.cancelled: list[str] = []
@@ -151,7 +151,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
             name=self.model, architecture="fake", tokenizer_hash=self.assets_hash, context_length=self.context_length,
             vocabulary_size=self.vocabulary_size, hidden_size=self.hidden_size, block_size=16, num_blocks=1024,
             max_sequences=self.max_sequences, dtype="float32", end_token_ids=self.end_token_ids,
-            fingerprint=self.fingerprint, features=self.features,
+            fingerprint=self.fingerprint, features=self.features, adapters=fake_adapters(self.adapters),
         )  # fmt: skip
         return fleet.WorkerInfo(
             worker_id=self.worker_id, address=self.address, deployment=self.deployment, accelerator=self.accelerator,
@@ -197,6 +197,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
         """Answer with info and status."""
         return pb.StatusResponse(info=self.info(), status=self.status())
+
+    async def SetAdapters(self, request: pb.SetAdaptersRequest, context: Any) -> pb.SetAdaptersResponse:
+        """Have these."""
+        self.adapters = {each.name: each.source for each in request.adapters}
+        self.changed.set()
+        return pb.SetAdaptersResponse(adapters=fake_adapters(self.adapters))
 
     async def Drain(self, request: pb.WorkerDrainRequest, context: Any) -> pb.WorkerDrainResponse:
         """Take no new sequences; `exit` is left to the test."""
@@ -270,7 +276,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
             delta.embedding.extend(fake_embedding(start.prompt_ids, self.hidden_size))
             delta.finish_reason = inference.FINISH_REASON_STOP
             return delta
-        token = self.tokens(start.prompt_ids, sequence.generated, start.choice)
+        token = self.tokens(fake_adapted(start.prompt_ids, start.adapter), sequence.generated, start.choice)
         if token in start.stop_token_ids or (token in self.end_token_ids and not start.ignore_eos):
             delta.finish_reason = inference.FINISH_REASON_STOP
             return delta

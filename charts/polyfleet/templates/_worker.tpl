@@ -120,6 +120,9 @@ livenessProbe: # not lost by loading or draining
 - {{ .pool.model.name | default .name | printf "--model-name=%s" | toJson }}
 - --drain-timeout={{ .ctx.Values.longestStreamSeconds | int64 }}
 - --log-level={{ .ctx.Values.logLevel }}
+{{- range .pool.adapters }}
+- {{ printf "--adapter=%s=%s" .name .path | toJson }}
+{{- end }}
 {{- range $option, $value := .pool.options }}
 - --{{ kebabcase $option }}={{ toJson $value | trimAll "\"" }}
 {{- end }}

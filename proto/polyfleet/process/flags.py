@@ -56,6 +56,25 @@ def option_flags(note: str = "") -> Callable[[_F], _F]:
     return add
 
 
+class AdapterType(click.ParamType):  # type: ignore[type-arg]
+    """NAME=PATH."""
+
+    name = "NAME=PATH"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Name and path."""
+        name, _, path = str(value).partition("=")
+        if not name or not path:
+            self.fail(f"{value!r:.80} is not NAME=PATH.", param, ctx)
+        return name, path
+
+
+def adapter_flag() -> Callable[[_F], _F]:
+    """Give a command the flag of adapters: (name, path) of each."""
+    text = "LoRA adapter (a PEFT folder) that it serves under this name from the start; repeat it."
+    return click.option("--adapter", type=AdapterType(), multiple=True, metavar="NAME=PATH", help=text)
+
+
 def take_options(flags: MutableMapping[str, Any]) -> dict[str, OptionValue]:
     """Remove the options from a command's flags, and keep those that were given, which must go together."""
     taken = {name: flags.pop(name) for name in OPTIONS}

@@ -21,6 +21,8 @@ _CALLERS = {
         "Drain": {Role.OPERATOR},
         "Deploy": {Role.OPERATOR},
         "Undeploy": {Role.OPERATOR},
+        "AddAdapter": {Role.OPERATOR},
+        "DropAdapter": {Role.OPERATOR},
         "Usage": {Role.OPERATOR},
     },
     "Worker": {
@@ -28,6 +30,7 @@ _CALLERS = {
         "Status": {Role.SCHEDULER, Role.OPERATOR},
         "Load": {Role.SCHEDULER},
         "Unload": {Role.SCHEDULER},
+        "SetAdapters": {Role.SCHEDULER},
         "Drain": {Role.SCHEDULER},
     },
 }

@@ -149,3 +149,4 @@ class Model:
     reason: str = ""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     embeds_only: bool = False  # whether it makes embeddings and generates nothing
+    parent: str = ""  # of an adapter: the model that it adapts

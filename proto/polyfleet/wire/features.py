@@ -9,8 +9,18 @@ FIRST_FEATURES = frozenset({LOGPROBS, EMBEDDINGS})  # of workers that don't name
 _NONE = frozenset[str]()
 
 
+def adapter_feature(fingerprint: str) -> str:
+    """Of workers that have an adapter."""
+    return f"adapter {fingerprint}"
+
+
 def needed_features(request: SequenceRequest) -> frozenset[str]:
     """What a worker must have for the request; a field that an older worker would pass over belongs here."""
+    needed = _plain_features(request)
+    return needed | {adapter_feature(request.adapter)} if request.adapter else needed
+
+
+def _plain_features(request: SequenceRequest) -> frozenset[str]:
     if request.pooling is not None:
         return frozenset({EMBEDDINGS})
     logprobs, prompt_logprobs = request.logprobs is not None, request.prompt_logprobs is not None

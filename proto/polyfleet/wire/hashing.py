@@ -13,8 +13,12 @@ PLACEMENT_GRAIN = 64  # tokens
 MAX_GRAINS = 2048  # of one prompt
 
 
-def prefix_root(fingerprint: str, salt: bytes = b"") -> bytes:
-    """The root of the chains of one model (its fingerprint) and one cache salt: 16 bytes, or ROOT_HASH without both."""
+def prefix_root(fingerprint: str, salt: bytes = b"", adapter: str = "") -> bytes:
+    """The root of the chains of one model and adapter (their fingerprints) and one cache salt.
+
+    16 bytes, or ROOT_HASH without any of them.
+    """
+    salt = adapter_salt(salt, adapter)
     if not fingerprint and not salt:
         return ROOT_HASH
     model = fingerprint.encode()
@@ -24,6 +28,11 @@ def prefix_root(fingerprint: str, salt: bytes = b"") -> bytes:
 def cache_salt(tenant: str) -> bytes:
     """The salt of a tenant's prefixes: the same at every gateway, and no name; empty for callers without keys."""
     return blake2b(tenant.encode(), digest_size=16, person=b"cache salt").digest() if tenant else b""
+
+
+def adapter_salt(salt: bytes, adapter: str) -> bytes:
+    """The salt of what an adapter (its fingerprint) computes for callers of `salt`; without an adapter the same."""
+    return blake2b(salt + adapter.encode(), digest_size=16, person=b"adapter salt").digest() if adapter else salt
 
 
 def grain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:

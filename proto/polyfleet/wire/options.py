@@ -14,6 +14,8 @@ from polyfleet.wire.limits import FieldError, shown
 
 OptionValue = bool | int | float | str
 Group = Literal["computing", "memory", "steps"]
+MOST_ADAPTERS, MOST_RANK = 1024, 512
+USUAL_RANK = 16  # that an adapter may have where max_rank leaves it open
 MOST = 2**31 - 1  # of a count: it crosses the wire and the C ABI in 32 bits
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 MOST_DRAFTS = 16  # of a sequence in a step
@@ -150,6 +152,8 @@ class EngineOptions:
     step_tokens: int = _option(
         0, "steps", "Rows of one step at most, over max_sequences: prompts come in pieces; 0: by device."
     )
+    max_adapters: int = _option(0, "memory", "LoRA adapters that can be loaded at a time; 0: none.", most=MOST_ADAPTERS)
+    max_rank: int = _option(0, "memory", "Rank that an adapter may have; 0: 16.", most=MOST_RANK)
     step_seconds: float = _option(
         0.0, "steps", "Seconds that a step with prompts should stay under: its rows adapt; 0: by device.", most=3600
     )
@@ -172,6 +176,11 @@ class EngineOptions:
     )
     canary: bool = False  # prepare a canary while loading, for a process that serves; no operator's to choose
     backend: str = field(default="", repr=False, compare=False)  # says `device` as choices and templates do; then empty
+
+    @property
+    def rank(self) -> int:
+        """That an adapter may have."""
+        return self.max_rank or USUAL_RANK
 
     def __post_init__(self) -> None:
         if self.backend:

@@ -200,6 +200,7 @@ class SequenceRequest(Continuation):
     traceparent: str = ""  # W3C Trace Context of the request, for logs
     tracestate: str = ""
     grammar: str = ""  # of all generated tokens, as llguidance writes it
+    adapter: str = ""  # fingerprint of the adapter that it is computed with; empty: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from polyfleet.gateway.config import GatewayConfig
 from polyfleet.process.config import ConfigError
 from polyfleet.process.config_file import read_config
 from polyfleet.scheduler.config import SchedulerConfig, check_config
+from polyfleet.wire.adapters import check_adapters, repeated
 from polyfleet.wire.limits import ACCELERATOR, FieldError, check_accelerator
 from polyfleet.wire.options import OptionValue, checked, options_schema
 
@@ -22,6 +23,13 @@ class StatedOptions(dict[str, OptionValue]):
     """The engine's options that a deployment states; the others are its workers' to choose."""
 
 
+class AdapterFolder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An adapter of a model."""
+
+    name: Annotated[Text, Meta(description="served name: 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'")]
+    source: Annotated[Text, Meta(description="path of a PEFT folder, as workers see it")]
+
+
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model to serve."""
 
@@ -30,6 +38,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model_name: str = ""
     accelerators: Annotated[tuple[AcceleratorName, ...], Meta(description="in order of preference; empty: any")] = ()
     workers: Annotated[int, Meta(ge=0, le=1000)] = 1
+    adapters: Annotated[tuple[AdapterFolder, ...], Meta(description="LoRA adapters that its workers load")] = ()
     options: StatedOptions = StatedOptions()
 
 
@@ -59,16 +68,17 @@ def load_config(path: Path | None) -> Config:
 
 
 def check_deployments(deployments: tuple[Deployment, ...]) -> None:
-    """Raise ConfigError when two have one name, or one names no accelerator that there may be."""
+    """Raise ConfigError when two have one name, or one names no accelerator or adapter that there may be."""
     for index, deployment in enumerate(deployments):
         try:
             for accelerator in deployment.accelerators:
                 check_accelerator(f"$.deployments[{index}].accelerators", accelerator)
+            check_adapters(deployment.adapters, f"$.deployments[{index}].adapters")
         except FieldError as error:
             raise ConfigError(str(error)) from None
     names = [deployment.name for deployment in deployments]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"Two deployments are named {twice[0]} - at `$.deployments`")
+    if twice := repeated(names):
+        raise ConfigError(f"Two deployments are named {twice} - at `$.deployments`")
 
 
 def config_schema() -> dict[str, Any]:

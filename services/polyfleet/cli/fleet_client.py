@@ -15,6 +15,7 @@ from polyfleet.v1.fleet_pb2_grpc import FleetStub
 from polyfleet.wire.auth import bearer_metadata
 
 TIMEOUT_SECONDS = 10.0
+LOAD_SECONDS = 150.0  # more than the scheduler waits for a worker
 
 
 class FleetClient:
@@ -49,6 +50,17 @@ class FleetClient:
         request = pb.UsageRequest(first_day=first_day, last_day=last_day, tenant=tenant)
         answer: pb.UsageResponse = self._stub.Usage(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata)
         return list(answer.rows)
+
+    def add_adapter(self, deployment: str, name: str, source: str) -> pb.Adapter:
+        """Load an adapter into a deployment's workers; as the first one has it."""
+        request = pb.AddAdapterRequest(deployment=deployment, name=name, source=source)
+        answer: pb.AddAdapterResponse = self._stub.AddAdapter(request, timeout=LOAD_SECONDS, metadata=self._metadata)
+        return answer.adapter
+
+    def drop_adapter(self, deployment: str, name: str) -> None:
+        """Let a deployment's workers drop it."""
+        request = pb.DropAdapterRequest(deployment=deployment, name=name)
+        self._stub.DropAdapter(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata)
 
 
 @contextmanager

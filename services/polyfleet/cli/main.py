@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from polyfleet.cli.adapters import adapters
 from polyfleet.cli.backends import backends, conformance
 from polyfleet.cli.benchmark import benchmark
 from polyfleet.cli.chat import chat
@@ -57,6 +58,7 @@ for command in (
     scale,
     undeploy,
     drain,
+    adapters,
     keys,
     usage,
     config,

@@ -17,7 +17,7 @@ from polyfleet.cli.processes import Stopped, stop_on_signals
 from polyfleet.cli.settings import Flags, ServeSettings, check_models, check_ports, resolve
 from polyfleet.cli.startup import bring_up
 from polyfleet.cli.state_folder import claimed, made_token, published
-from polyfleet.process.flags import option_flags, take_options
+from polyfleet.process.flags import adapter_flag, option_flags, take_options
 
 if TYPE_CHECKING:
     from polyfleet.cli.stack import Stack
@@ -45,6 +45,7 @@ WATCH_SECONDS = 0.5
     multiple=True,
     help="Of its workers, in order of preference; repeat it; default: the best that is here.",
 )
+@adapter_flag()
 @option_flags()
 @click.option("--once", is_flag=True, help="Stop after the self-check; exit code 0 when it passed.")
 @click.option("--grpc-listen", metavar="HOST:PORT", help="gRPC of the gateway; default: 127.0.0.1:50051.")

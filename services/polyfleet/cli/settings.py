@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polyfleet.cli.chosen import Choice
-from polyfleet.cli.config import Config, Deployment, StatedOptions, load_config
+from polyfleet.cli.config import AdapterFolder, Config, Deployment, StatedOptions, check_deployments, load_config
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import check_address
 from polyfleet.cli.output import spinner
@@ -42,6 +42,7 @@ class Flags:
     metrics_listen: str | None = None
     state_dir: Path | None = None
     options: Mapping[str, OptionValue] = field(default_factory=dict)  # of the engine
+    adapter: tuple[tuple[str, str], ...] = ()  # name and folder of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,7 @@ def deployments(config: Config, flags: Flags) -> tuple[Deployment, ...]:
     if flags.model is None and config.deployments:
         given: dict[str, object] = {"--workers": flags.workers, "--model-name": flags.model_name}
         given["--accelerator"] = flags.accelerators or None
+        given["--adapter"] = flags.adapter or None
         given |= {OPTIONS[name].flag: value for name, value in flags.options.items()}
         for flag in (flag for flag, value in given.items() if value is not None):
             raise CliError(
@@ -153,7 +155,12 @@ def deployments(config: Config, flags: Flags) -> tuple[Deployment, ...]:
         accelerators=flags.accelerators,
         workers=workers,
         options=options,
+        adapters=tuple(AdapterFolder(name=each, source=str(Path(path).absolute())) for each, path in flags.adapter),
     )
+    try:
+        check_deployments((model,))
+    except ConfigError as error:
+        raise CliError(f"--adapter: {error}.", ExitCode.BAD_INPUT) from None
     return (model,)
 
 
@@ -201,6 +208,19 @@ def check_models(settings: ServeSettings) -> None:
     """Raise CliError for the first deployment whose source can't be a model."""
     for deployment in settings.config.deployments:
         check_model(deployment.source)
+        for adapter in deployment.adapters:
+            check_adapter_folder(adapter.source)
+
+
+def check_adapter_folder(source: str) -> None:
+    """Raise CliError for what is no adapter. All of it is read only once a worker loads it."""
+    from polyfleet.loading.folder_files import check_is_adapter
+    from polyfleet.models.errors import ModelFileError
+
+    try:
+        check_is_adapter(Path(source))
+    except ModelFileError as error:
+        raise CliError(f"The adapter {error}.", ExitCode.BAD_INPUT) from None
 
 
 def check_model(source: str) -> None:

@@ -21,6 +21,7 @@ from polyfleet.process.config import ConfigError
 from polyfleet.scheduler.local import LocalScheduler
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.adapters import with_room
 
 if TYPE_CHECKING:
     import psutil
@@ -144,5 +145,6 @@ def to_proto(deployment: Deployment) -> pb.ModelDeployment:
         source=deployment.source,
         accelerators=deployment.accelerators,
         workers=deployment.workers,
-        options=pb.WorkerOptions(**deployment.options),  # type: ignore[arg-type]
+        options=pb.WorkerOptions(**with_room(deployment.options, len(deployment.adapters))),  # type: ignore[arg-type]
+        adapters=[pb.Adapter(name=each.name, source=each.source) for each in deployment.adapters],
     )

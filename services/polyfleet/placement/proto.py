@@ -6,7 +6,7 @@ from dataclasses import replace
 from polyfleet.placement.filters import nonsense_in
 from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.wire.features import FIRST_FEATURES
+from polyfleet.wire.features import FIRST_FEATURES, adapter_feature
 
 _STATES: Mapping[int, WorkerState] = {
     pb.WORKER_STATE_STARTING: WorkerState.STARTING,
@@ -70,7 +70,8 @@ def worker_from_proto(info: pb.WorkerInfo, status: pb.WorkerStatus) -> Worker:
         device_name=info.device_name,
         deployment=info.deployment,
         dtype=model.dtype,
-        features=frozenset(model.features) or FIRST_FEATURES,
+        features=(frozenset(model.features) or FIRST_FEATURES)
+        | {adapter_feature(each.fingerprint) for each in model.adapters if each.fingerprint},
     )
     nonsense = nonsense_in(worker)
     return replace(worker, nonsense=nonsense) if nonsense else worker

@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from polyfleet.scheduler.adapters import AdapterChange, adapter_changes, tell
 from polyfleet.scheduler.cluster import Cluster, ClusterError
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id
 from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase, load_request
@@ -26,6 +27,7 @@ TICK_SECONDS = 0.5
 SWEEP_SECONDS = 0.5
 NODES_SECONDS = 2.0  # how long the list of nodes is trusted
 ABSENCE_POLL_SECONDS = 0.05
+TELL_AGAIN_SECONDS = 5.0
 SILENCE_SECONDS = 10.0  # a cluster that has not listed its nodes for so long counts as gone
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Controller:
         self.opened = asyncio.Event()  # the cluster's launchers have been found
         self._began = clock()
         self._problems: dict[str, str] = {}  # as last shown
+        self.told_apart: Set[str] = frozenset()  # workers that somebody else tells of adapters
         self._failure = "Ray has not answered yet."  # of the last look; empty when it succeeded
 
     # What the Fleet service asks for.
@@ -145,6 +148,9 @@ class Controller:
                 self._store.deployments(), reports, records, await self._known_nodes(), removed, attach, self._launches
             )
             self._show_problems(plan.problems)
+            for change in adapter_changes(self._store.deployments(), records):
+                if change.worker_id not in self.told_apart:
+                    self._begin(f"adapters {change.worker_id}", self._tell(change))
             for action in plan.actions:
                 if isinstance(action, Launch | Relaunch):
                     await self._cluster.launch(action.spec if isinstance(action, Relaunch) else self._spec(action))
@@ -255,6 +261,17 @@ class Controller:
         await self._cluster.stop(launcher_id, grace)
         self._registry.forget(launcher_id)  # an attached worker has an id of its own, and stays
         await self._cluster.end(launcher_id, kill=True)
+
+    async def _tell(self, change: AdapterChange) -> None:
+        """Tell a worker which adapters to have; one that does not answer is told again after a while."""
+        try:
+            for adapter in await tell(change, self._token):
+                if adapter.problem:
+                    fields = {"worker_id": change.worker_id, "adapter": adapter.name}
+                    log.warning("A worker can't load an adapter: %s", adapter.problem, extra=fields)
+        except grpc.aio.AioRpcError as error:
+            log.warning("Worker %s could not be told of its adapters: %s", change.worker_id, error.details())
+            await asyncio.sleep(TELL_AGAIN_SECONDS)
 
     async def _drain_alone(self, worker_id: str) -> None:
         """Drain a worker that has no launcher; a call that fails is no news: it is gone, or asked again."""

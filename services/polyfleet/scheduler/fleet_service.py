@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import grpc
-from google.protobuf import any_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
+from polyfleet.scheduler.aborts import abort_invalid
+from polyfleet.scheduler.adapter_calls import AdapterCalls
+from polyfleet.scheduler.adapters import AdapterDesk
 from polyfleet.scheduler.assets import Uploads, chunks
 from polyfleet.scheduler.registry import MAX_WORKERS, FullError, Registry, TakenError
 from polyfleet.scheduler.snapshot_feed import SnapshotFeed
@@ -49,7 +49,7 @@ class Steering(Protocol):
         """Why nothing can be started or stopped; empty as soon as it can, `patience` seconds given."""
 
 
-class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
+class FleetService(AdapterCalls, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
     """See `polyfleet/v1/fleet.proto` for what each call promises."""
 
     def __init__(
@@ -64,6 +64,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         fleet_id: str = "",
         keys_file: Path | None = None,
         foreign_deployment: ForeignDeployment = lambda _, __: "",
+        token: str | None = None,
     ) -> None:
         """`loopback`: workers of this machine alone may register. Workers of another `fleet_id` may not.
 
@@ -77,6 +78,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         self._uploads = Uploads()
         self._tenants = TenantCalls(store.usage, keys_file, clock)
         self._foreign_deployment = foreign_deployment
+        self.adapters = AdapterDesk(store, registry, token, self._wish_changed)
 
     async def Register(
         self, requests: AsyncIterator[pb.RegisterRequest], context: Any
@@ -218,6 +220,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         before = known.get(wish.name)
         wish.created_unix_seconds = before.created_unix_seconds if before else int(time.time())
         wish.problem = ""
+        if before and not wish.adapters:
+            wish.adapters.extend(before.adapters)
         try:
             self._store.put_deployment(wish)
         except StoreError as error:
@@ -273,17 +277,6 @@ async def _patiently(requests: AsyncIterator[pb.RegisterRequest]) -> AsyncIterat
     while (request := await asyncio.wait_for(anext(source, None), seconds)) is not None:
         yield request
         seconds = SILENT_SECONDS
-
-
-async def abort_invalid(context: Any, error: FieldError) -> NoReturn:
-    """End the call with INVALID_ARGUMENT; BadRequest in its details names the field."""
-    violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.problem)
-    detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.BadRequest(field_violations=[violation]))
-    proto = status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message=f"{error}.", details=[detail])
-    status = rpc_status.to_status(proto)
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort() raises")
 
 
 async def _abort_not_found(context: Any, kind: str, name: str, known: list[str]) -> NoReturn:

@@ -70,7 +70,9 @@ class Scheduler:
             foreign_deployment=auth.foreign_deployment,
             fleet_id=fleet_id(config.state_path),
             keys_file=keys_file,
+            token=token,
         )
+        self._controller.told_apart = service.adapters.busy
         fleet_pb2_grpc.add_FleetServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._metrics: MetricsServer | None = None

@@ -4,12 +4,14 @@ import re
 
 from polyfleet.process.listening import MAX_PORT, is_address
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.adapters import MOST_LISTED, check_adapters
 from polyfleet.wire.auth import is_loopback, split_host_port
-from polyfleet.wire.limits import REQUEST_ID, FieldError, check_accelerator
+from polyfleet.wire.limits import REQUEST_ID, FieldError, check_accelerator, check_count
 from polyfleet.wire.options import options_in
 
 MAX_WORKERS = 1000
 MAX_INFO_BYTES = MAX_STATUS_BYTES = 16 * 1024  # of a worker's messages; one takes less than 1 KiB
+MAX_ADAPTER_BYTES = 8 * 1024  # of each adapter in them
 MAX_MODEL_NAME = 256
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.%]{2,64}")
@@ -28,6 +30,7 @@ def check_deployment(deployment: pb.ModelDeployment) -> None:
         check_accelerator("deployment.accelerators", accelerator)
     if deployment.workers > MAX_WORKERS:
         raise FieldError("deployment.workers", f"must be at most {MAX_WORKERS}, not {deployment.workers}")
+    check_adapters(deployment.adapters, "deployment.adapters")
     try:
         options_in(deployment.options)
     except FieldError as error:
@@ -38,8 +41,11 @@ def check_info(info: pb.WorkerInfo, *, loopback: bool) -> None:
     """Raise FieldError for what no worker says of itself; `loopback`: only this machine's workers may register."""
     if not REQUEST_ID.fullmatch(info.worker_id):
         raise FieldError("info.worker_id", "must be 1 to 128 of A-Z, a-z, 0-9, '.', '_', ':' and '-'")
-    if (size := info.ByteSize()) > MAX_INFO_BYTES:
-        raise FieldError("info", f"must be at most {MAX_INFO_BYTES} bytes, not {size}")
+    adapters = info.model.adapters
+    check_count("info.model.adapters", len(adapters), MOST_LISTED)
+    most = MAX_INFO_BYTES + len(adapters) * MAX_ADAPTER_BYTES
+    if (size := info.ByteSize()) > most:
+        raise FieldError("info", f"must be at most {most} bytes, not {size}")
     for field, address in (("address", info.address), ("metrics_address", info.metrics_address)):
         if address and not (_HOST.fullmatch(split_host_port(address)[0]) and is_address(address, lowest_port=1)):
             raise FieldError(

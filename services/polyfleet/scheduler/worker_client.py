@@ -1,10 +1,12 @@
 """The few calls that a launcher makes on its worker over gRPC."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
 
 from polyfleet.process.channels import FLEET_CHANNEL
+from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
 from polyfleet.wire.auth import bearer_metadata
@@ -37,6 +39,12 @@ class WorkerClient:
         """Load a model and wait until it is ready, however long that takes."""
         async for _ in self._stub.Load(request, metadata=self._metadata):
             pass
+
+    async def set_adapters(self, adapters: Iterable[fleet.Adapter], seconds: float) -> list[fleet.Adapter]:
+        """Have it serve these and no others; what has become of each."""
+        request = pb.SetAdaptersRequest(adapters=adapters)
+        answer = await self._stub.SetAdapters(request, timeout=seconds, metadata=self._metadata)
+        return list(answer.adapters)
 
     async def unload(self) -> None:
         """Cancel what runs and free the model."""

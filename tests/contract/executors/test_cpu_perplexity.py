@@ -74,7 +74,7 @@ def engine_logits(model: LoadedModel, token_ids: list[int], chunk: int) -> Tenso
     for start in range(0, len(token_ids), chunk):
         ids = token_ids[start : start + chunk]
         run_step(engine, [(ids, start, TABLE)], selected=range(len(ids)))
-        parts.append(torch.from_numpy(engine.logits(len(ids), keep_hidden=False).copy()))
+        parts.append(torch.from_numpy(engine.logits(len(ids)).copy()))
     return torch.cat(parts)
 
 

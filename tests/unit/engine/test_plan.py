@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from polyfleet.engine.plan import Assembler, StepPlan
+from polyfleet.engine.plan import NO_ADAPTER, Assembler, Need, StepPlan
 from polyfleet.engine.sequence import Sequence
 from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
@@ -113,3 +113,21 @@ def test_other_steps_are_written_anew(what: str) -> None:
     assert [end - start for start, end in pairwise(plan.row_starts.tolist())] == [1] * len(now) + [2] * (
         what == "a prompt"
     )
+
+
+def test_a_step_needs_adapters_where_one_of_its_sequences_has_one() -> None:
+    """Whether its rows draw or not."""
+    plain, adapted = decoding(2, 5), decoding(4, 5)
+    adapted.adapter = 3
+    assembler = make(plain, adapted)
+    assert Need.ADAPTERS not in assembler.assemble([], (plain,)).needs
+    plan = assembler.assemble([], (plain, adapted))
+    assert Need.ADAPTERS in plan.needs
+    assert plan.adapters[plan.slots].tolist() == [NO_ADAPTER, 3]
+    adapted.num_computed = 0
+    plan = assembler.assemble([(adapted, 2)])
+    assert not plan.num_draws
+    assert plan.needs is Need.ADAPTERS
+    adapted.adapter = NO_ADAPTER
+    assembler.start(4, adapted)  # another sequence in its slot
+    assert assembler.assemble([(adapted, 2)]).needs is Need.NOTHING

@@ -13,7 +13,8 @@ from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.engine.executor import Capacity
 from polyfleet.engine.plan import StepPlan
-from polyfleet.executors.persistent import PersistentExecutor, StepFields
+from polyfleet.executors.persistent import PersistentExecutor
+from polyfleet.executors.step_fields import StepFields
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record

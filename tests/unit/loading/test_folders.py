@@ -213,7 +213,7 @@ def test_pickles_are_never_read(folder: Path) -> None:
 
 def test_adapters_are_not_left_out_in_silence(folder: Path) -> None:
     edit(folder / "adapter_config.json", {"peft_type": "LORA"})
-    assert "holds an adapter (adapter_config.json), which is not supported" in refused(folder)
+    assert "holds an adapter (adapter_config.json): serve the model that it adapts" in refused(folder)
 
 
 @pytest.mark.parametrize("size", [0, 4, 100, 5000, -1])

@@ -15,7 +15,8 @@ from tests.support.fake_tokens import fake_tokens
 from polyfleet.engine.canary import CanaryResult, CanaryVerdict
 from polyfleet.engine.facts import EngineStatus
 from polyfleet.serving import engine_process
-from polyfleet.serving.engine_process import EngineFactory, Overtaking, WorkerSocket, run, sentence
+from polyfleet.serving.engine_process import Overtaking, WorkerSocket, run, sentence
+from polyfleet.serving.engine_protocol import EngineFactory
 from polyfleet.serving.messages import (
     HEADER_BYTES,
     Add,

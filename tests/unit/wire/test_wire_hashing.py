@@ -31,3 +31,10 @@ def test_a_salt_is_the_same_everywhere_and_no_name() -> None:
     assert cache_salt("team-a").hex() == "1f75cd672ffb5568fdb8912d41c70b8a"
     assert cache_salt("") == b""
     assert prefix_root("", b"") == ROOT_HASH
+
+
+def test_chains_of_adapters_have_nothing_in_common() -> None:
+    salts = [(b"", ""), (b"", "a"), (b"", "b"), (b"s", ""), (b"s", "a"), (b"a", "")]
+    assert len({prefix_root("f", *each) for each in salts}) == len(salts)
+    assert prefix_root("", b"", "a") != ROOT_HASH
+    assert prefix_root("f", b"s", "") == prefix_root("f", b"s")

@@ -15,6 +15,7 @@ from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending
 from polyfleet.engine.flight import Flight, first_line
 from polyfleet.engine.holdings import Holdings, least_tokens
 from polyfleet.engine.ledger import Ledger
+from polyfleet.engine.plan import NO_ADAPTER
 from polyfleet.engine.sequence import Sequence, SequenceState, TokenMask
 from polyfleet.engine.speculation import Speculator
 from polyfleet.kvcache.pool import BlockPool
@@ -101,14 +102,15 @@ class Batcher:
         """Tokens to prefill before every present sequence decodes, prefix hits to come not counted off."""
         return self._composer.uncomputed_tokens
 
-    def add(self, request: SequenceRequest, mask: TokenMask | None = None) -> None:
-        """Queue a sequence. Raises FieldError when its id is taken or the context has no room for its tokens."""
+    def add(self, request: SequenceRequest, mask: TokenMask | None = None, adapter: int = NO_ADAPTER) -> None:
+        """Queue a sequence for the executor's `adapter`. Raises FieldError for an id that is taken, or for no room."""
         if request.sequence_id in self.ledger:
             raise FieldError("sequence_id", "is in use by a sequence that has not ended")
         check_lengths(request, self._limits.context_length)
-        root = prefix_root(self._limits.fingerprint, request.cache_salt)
+        root = prefix_root(self._limits.fingerprint, request.cache_salt, request.adapter)
         ends = (self._limits.context_length, self._limits.end_token_ids, self._limits.vocabulary_size)
-        self.ledger.admit(Sequence(request, next(self._arrivals), self._clock(), *ends, root=root, mask=mask))
+        sequence = Sequence(request, next(self._arrivals), self._clock(), *ends, root=root, mask=mask, adapter=adapter)
+        self.ledger.admit(sequence)
 
     def cancel(self, sequence_id: str) -> bool:
         """End a sequence now and free its blocks; no update follows. False when there is none of that id.

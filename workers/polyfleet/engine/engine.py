@@ -1,9 +1,11 @@
 """Engine: one model on one device, stepped by its owner. A plain Python script can drive it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Tokens
 from typing import TYPE_CHECKING
 
+from polyfleet.engine.adapters import Adapters
 from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.canary import CANARY_ID, Canary
@@ -11,8 +13,9 @@ from polyfleet.engine.checks import check_request
 from polyfleet.engine.draft_model import DraftModel
 from polyfleet.engine.exchange import Exchange
 from polyfleet.engine.executor import Capacity, Executor
-from polyfleet.engine.facts import EngineFacts, EngineStatus
-from polyfleet.engine.sequence import TokenMask
+from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
+from polyfleet.engine.plan import NO_ADAPTER
+from polyfleet.engine.sequence import Sequence, TokenMask
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.engine.speculation import shown, speculator_of
 from polyfleet.kvcache.portable import Buffer
@@ -53,8 +56,10 @@ class Engine:
         passed_over: tuple[str, ...] = (),
         no_drafts: str = "",
         draft_model: DraftModel | None = None,
+        adaptable: tuple[str, ...] = (),
     ) -> None:
         """`options` have nothing left open (see `polyfleet.engine.sizing`), and `executor` has room for them.
+        `adaptable` are weights that adapters may change.
 
         `load` is the usual way here. `no_drafts`: why no token is drafted, whatever the options say. `draft_model`
         is closed with the engine.
@@ -70,6 +75,7 @@ class Engine:
         self._batcher = Batcher(executor, capacity, _limits(options, config, fingerprint), clock, speculator)
         self._pool = self._batcher.pool
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
+        self._adapters = Adapters(executor, config, options, adaptable)
         ends = config.end_token_ids
         self._grammars = Grammars(tokenizer.document, config.vocabulary_size, ends) if tokenizer else None
         self._rates = Rates()
@@ -101,6 +107,7 @@ class Engine:
             passed_over=parts.passed_over,
             no_drafts=parts.no_drafts,
             draft_model=parts.draft_model,
+            adaptable=parts.adaptable,
         )
 
     @property
@@ -125,11 +132,29 @@ class Engine:
         check_request(request, self.facts.vocabulary_size)
         if request.pooling is None and self.facts.embeds_only:
             raise FieldError("pooling", f"must be set: {self.facts.name} makes embeddings and draws no tokens")
+        adapter = self._adapters.number(request.adapter) if request.adapter else NO_ADAPTER
         if request.grammar and mask is None:
             if self._grammars is None:
                 raise FieldError("grammar", "needs a tokenizer, which this model has not")
             mask = self._grammars.mask(request.grammar, request.stop_token_ids)
-        self._batcher.add(request, mask)
+        self._batcher.add(request, mask, adapter)
+
+    def add_adapter(self, path: str) -> LoadedAdapter:
+        """Load a PEFT folder, so that requests may name its fingerprint; see docs/adapters.md.
+
+        Raises ValueError, one sentence, for one that can't be taken.
+        """
+        adapter = self._adapters.load(path, self._present)
+        return LoadedAdapter(adapter.fingerprint, adapter.rank)
+
+    def drop_adapter(self, fingerprint: str) -> bool:
+        """No new request finds it; its place is free once the sequences that have it have ended. False: unknown."""
+        return self._adapters.drop(fingerprint, self._present)
+
+    @property
+    def _present(self) -> list[Sequence]:
+        ledger = self._batcher.ledger
+        return ledger.running + ledger.waiting
 
     def cancel(self, sequence_id: str) -> bool:
         """End a sequence; no update follows. Its blocks are free at once, but those that a step under way writes.
@@ -158,7 +183,7 @@ class Engine:
                 self._rates.add_step(report.num_decodes, report.num_prefill_tokens, seconds, self._held_tokens)
         return report.updates
 
-    def export_prefix(self, prompt_ids: Sequence[int], cache_salt: bytes = b"") -> bytes:
+    def export_prefix(self, prompt_ids: Tokens[int], cache_salt: bytes = b"") -> bytes:
         """The longest cached beginning of a prompt as a portable document (docs/kv-layout.md); nothing is drained."""
         return self._exchange.export_prefix(prompt_ids, cache_salt)
 

@@ -129,6 +129,11 @@ class Executor(Protocol):
         """Which implementation runs each op, for `polyfleet info`."""
         ...
 
+    # One that takes adapters, which options with `max_adapters` ask for, also has
+    #     def set_adapter(self, number: int, parts: Mapping[str, LowRank]) -> None
+    # It puts an adapter's matrices, by the weights' names, in the place of those of a number under `max_adapters`;
+    # none free what they take. No step under way has rows of that number.
+
     def close(self) -> None:
         """Free what it holds at once rather than with the last reference."""
         ...

@@ -140,6 +140,8 @@ def first_that_works(
 def refuse(kind: ExecutorKind, workload: Workload) -> None:
     """Raise ValueError where the executor refuses the workload."""
     reason = kind.refuses(workload)
+    if not reason and workload.options.max_adapters and not hasattr(kind, "set_adapter"):
+        reason = "it computes with no adapters (max_adapters)"
     if reason:
         raise ValueError(reason)
 

@@ -31,6 +31,13 @@ class EngineFacts:
     speculation: str = ""  # what drafts tokens, or why nothing does although it was asked for
 
 
+class LoadedAdapter(NamedTuple):
+    """An adapter that an engine has."""
+
+    fingerprint: str  # by which requests name it
+    rank: int
+
+
 class EngineStatus(NamedTuple):
     """How the engine is doing; counters are totals since it started. Ledger: admitted = all other states together."""
 

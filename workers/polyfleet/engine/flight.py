@@ -5,7 +5,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from polyfleet.engine.executor import FAULTS, Pending, StepOutput
-from polyfleet.engine.plan import MASKS, Share
+from polyfleet.engine.needs import MASKS
+from polyfleet.engine.plan import Share
 from polyfleet.engine.sequence import Place, Sequence, TokenMask
 from polyfleet.sampling.masks import BARRED, WORD_BITS, Int32s, Masks, all_tokens, allow, allows, bar, no_tokens
 from polyfleet.wire.answers import PLAIN_TOKENS, SampledToken

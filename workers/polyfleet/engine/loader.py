@@ -26,6 +26,7 @@ from polyfleet.engine.executors import (
 from polyfleet.engine.flight import first_line
 from polyfleet.engine.sizing import Machine, capacity_of, computing_dtype, resolve
 from polyfleet.engine.trial import trial, try_drafts
+from polyfleet.graph.adapt import adaptable
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.load import load_model
@@ -54,6 +55,7 @@ class EngineParts:
     passed_over: tuple[str, ...] = ()  # executors that were not taken, with the reason
     no_drafts: str = ""  # why no token is drafted, where some are wanted
     draft_model: DraftModel | None = None
+    adaptable: tuple[str, ...] = ()  # weights that adapters may change
 
 
 def load(path: str, options: EngineOptions, progress: Progress) -> EngineParts:
@@ -101,7 +103,9 @@ def prepare_engine(
         no_drafts = "no model drafts beside one that ranks compute together"
     if no_drafts:
         log.warning("no tokens are drafted: %s", no_drafts)
-    return EngineParts(model, executor, resolved, canary, fingerprint(model), reasons, no_drafts, draft_model)
+    return EngineParts(
+        model, executor, resolved, canary, fingerprint(model), reasons, no_drafts, draft_model, adaptable(graph)
+    )
 
 
 def _prepared(

@@ -1,14 +1,16 @@
 """StepPlan, one step as flat arrays, and the Assembler, the only code that writes them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import IntFlag
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyfleet.engine.needs import MASKED, NEEDS, OF_ROWS
+from polyfleet.engine.needs import NO_ADAPTER as NO_ADAPTER
+from polyfleet.engine.needs import Need as Need
 from polyfleet.engine.pool_kinds import POOL_KINDS, pools
 from polyfleet.sampling.draw import PARAMETERS, Draws, Parameters, Start, parameters
 from polyfleet.wire.sampling import GREEDY
@@ -21,24 +23,6 @@ Parts = tuple[Sequence[int], ...]
 Share = tuple["EngineSequence", int]  # a sequence and how many of its next tokens a step computes
 
 
-class Need(IntFlag):
-    """What a step asks for beyond the likeliest token of each draw; a step that needs nothing pays for nothing.
-
-    OUTPUTS is asked of graphs whose outputs have a row for each row of the step.
-    """
-
-    NOTHING = 0
-    RANDOM = 1
-    PENALTIES = 2
-    LOGPROBS = 4
-    MASKS = 8
-    POOLING = 16
-    OUTPUTS = 32
-
-
-MASKS = int(Need.MASKS)
-NEEDS = [Need(bits) for bits in range(2 * max(Need))]
-MASKED = [bool(bits & MASKS) for bits in range(len(NEEDS))]  # by needs, for asking a Need costs many times as much
 NOTHING = np.zeros(0, dtype=np.int32)
 
 
@@ -52,7 +36,7 @@ class StepPlan:
     first of `block_tables[slots[b]]`, as many as its length takes.
 
     All arrays are borrowed from the Assembler: they change behind `Executor.launch`. Those of `numbers` lie in one
-    piece in the order of the fields, so that one copy moves them. `block_tables` and `sampling` are kept
+    piece in the order of the fields, so that one copy moves them. `block_tables`, `sampling` and `adapters` are kept
     from step to step; what changed in them since the last launch that was accepted stands in `changed` and `starts`.
     """
 
@@ -73,6 +57,7 @@ class StepPlan:
     changed: Int32s  # slots with changes in their rows of `block_tables` or `sampling`
     sampling: Parameters  # [slots]
     starts: Sequence[Start]
+    adapters: Int32s = field(default_factory=lambda: NOTHING)  # [slots] each one's adapter, or NO_ADAPTER
     inputs: Sequence[NDArray[np.float32]] = ()  # of the graph's inputs [T, width]
 
     @property
@@ -112,6 +97,7 @@ class Assembler:
     def __init__(self, max_sequences: int, max_blocks: int) -> None:
         self._tables = np.zeros((max_sequences, max_blocks), dtype=np.int32)
         self._sampling = np.zeros(max_sequences, dtype=PARAMETERS)
+        self._adapters = np.full(max_sequences, NO_ADAPTER, dtype=np.int32)
         self._changed: set[int] = set()
         self._starts: list[Start] = []
         self._cleared: list[int] = []
@@ -120,10 +106,11 @@ class Assembler:
 
     def start(self, slot: int, sequence: "EngineSequence") -> None:
         """A sequence begins in a slot, with the blocks that it has."""
+        self._adapters[slot] = sequence.adapter
         sequence.scoring = sequence.wants_scores and sequence.num_unscored > 0
         if sequence.scoring:
             self._sampling[slot] = parameters(GREEDY, 0, sequence.request.prompt_logprobs)
-            sequence.needs = int(Need.MASKS | Need.LOGPROBS)
+            sequence.needs = int(Need.MASKS | Need.LOGPROBS | _of_rows(sequence))
         else:
             self._set_sampling(slot, sequence)
         self.set_blocks(slot, 0, sequence.blocks)
@@ -141,7 +128,7 @@ class Assembler:
         needs |= Need.PENALTIES if request.sampling.penalised else Need.NOTHING
         needs |= Need.NOTHING if request.logprobs is None else Need.LOGPROBS
         needs |= Need.MASKS if sequence.masked else Need.NOTHING
-        sequence.needs = int(needs)
+        sequence.needs = int(needs | _of_rows(sequence))
         if needs & Need.PENALTIES:
             self._starts.append(Start(slot, request.prompt_ids, tuple(sequence.generated_ids)))
 
@@ -189,7 +176,9 @@ class Assembler:
             parts, more = _with_shares(parts, shares)
             needs |= more
         tables, sampling = self._tables, self._sampling
-        return lay_out((*parts, self._cleared), NEEDS[needs], tables, self._changes(), sampling, self._starts)
+        plan = lay_out((*parts, self._cleared), NEEDS[needs], tables, self._changes(), sampling, self._starts)
+        plan.adapters = self._adapters
+        return plan
 
     def _changes(self) -> Int32s:
         return np.array(list(self._changed), dtype=np.int32) if self._changed else NOTHING
@@ -254,6 +243,10 @@ def lay_out(
     )
 
 
+def _of_rows(sequence: "EngineSequence") -> Need:
+    return Need.NOTHING if sequence.adapter == NO_ADAPTER else Need.ADAPTERS
+
+
 def _decoding(decodes: Sequence["EngineSequence"]) -> Parts:
     """The arrays of sequences that have one row and draw, in the order of StepPlan's fields, up to `pool_kinds`."""
     slots = [each.place[0] for each in decodes]  # type: ignore[index]
@@ -279,6 +272,7 @@ def _with_shares(decoding: Parts, shares: Iterable[Share]) -> tuple[Parts, int]:
         positions += range(first, end)
         slots.append(sequence.slot)
         lengths.append(end)
+        needs |= sequence.needs & OF_ROWS
         row_starts.append(len(token_ids))
         pooling = sequence.pooling
         if pooling is not None and pools(pooling, first, end, sequence.num_tokens):

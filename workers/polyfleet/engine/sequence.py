@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from polyfleet.engine.plan import Need
+from polyfleet.engine.plan import NO_ADAPTER, Need
 from polyfleet.sampling.masks import Int32s
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.hashing import ROOT_HASH, grain_hash
@@ -90,6 +90,7 @@ class Sequence:
     cached_tokens: int = 0  # prompt tokens that the first step found computed
     queue_seconds: float | None = None  # from arrival to the first step
     mask: TokenMask | None = None
+    adapter: int = NO_ADAPTER  # the executor's number of it
     needs: int = 0  # `plan.Need` of its draws
     pooling: Pooling | None = None  # how its hidden states are pooled, where an embedding is wanted
     reported: bool = False  # whether its first update has left

@@ -15,8 +15,8 @@ from polyfleet.backends.accelerator import graphs_of
 from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan
-from polyfleet.executors.eager import EagerExecutor, _memory_errors, _Pending
-from polyfleet.executors.torch_memory import statistics
+from polyfleet.executors.eager import EagerExecutor, _Pending
+from polyfleet.executors.torch_memory import memory_errors, statistics
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.narrow import narrow
 from polyfleet.kernels.context import DTYPES
@@ -55,7 +55,7 @@ def buckets(max_sequences: int) -> tuple[int, ...]:
 
 
 class CapturedExecutor(EagerExecutor):
-    """A step in which every sequence has one row and draws is one launch, however many kernels it takes.
+    """A step in which every sequence has one row and draws, and none an adapter, is one launch of many kernels.
 
     Its inputs are three numbers a sequence, copied into buffers that the graph reads; block tables stay on the device
     and change by what the plan says has changed. The likeliest tokens are drawn in the graph, others by the sampler.
@@ -113,7 +113,7 @@ class CapturedExecutor(EagerExecutor):
             return measured
         sizes = buckets(self._capacity.max_sequences)
         before = known.memory_reserved(self._device)
-        with _memory_errors(), torch.inference_mode():
+        with memory_errors(), torch.inference_mode():
             self._captured_of(sizes[-1])
         graph = known.memory_reserved(self._device) - before
         vocabulary = self._graph.widths[self._graph.logits]
@@ -128,7 +128,7 @@ class CapturedExecutor(EagerExecutor):
         super().allocate(capacity)
         self._sizes = buckets(capacity.max_sequences)
         shape = (capacity.max_sequences, capacity.max_blocks)
-        with _memory_errors(), torch.inference_mode():
+        with memory_errors(), torch.inference_mode():
             self._slot_tables = torch.zeros(shape, dtype=torch.int64, device=self._device)
             self._buffers = DecodeBuffers(self._sizes[-1], capacity.max_blocks, capacity.block_size, self._device)
         if not self._measuring:  # ranks of a group take each other's time, and capture alike
@@ -142,7 +142,7 @@ class CapturedExecutor(EagerExecutor):
         super().close()
 
     def _capture_all(self, deadline: float) -> None:
-        with _memory_errors(), torch.inference_mode():
+        with memory_errors(), torch.inference_mode():
             for size in reversed(self._sizes):  # what the largest takes does for the others
                 if time.monotonic() > deadline:
                     log.info("%d graphs of decode steps are left to be captured when needed", size)
@@ -156,7 +156,7 @@ class CapturedExecutor(EagerExecutor):
             count = len(plan.changed)
             self._slot_tables.index_copy_(0, moved[:count], moved[count:].view(count, -1))
         decodes = plan.num_rows == len(plan.slots) == plan.num_draws > 0
-        other = len(plan.pooled) or plan.needs & Need.OUTPUTS
+        other = len(plan.pooled) or plan.needs & (Need.OUTPUTS | Need.ADAPTERS)
         return self._replay(plan) if decodes and not other else super()._launch(plan)
 
     def _replay(self, plan: StepPlan) -> _Pending:

@@ -1,10 +1,8 @@
 """The eager executor: runs a KernelGraph op by op in torch, on any device. The reference and the fall-back."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from traceback import clear_frames
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,12 @@ from torch import Tensor
 
 from polyfleet.engine.executor import Capacity, DeviceTimeout, Fault, Footprint, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.plan import Int32s, Need, StepPlan
+from polyfleet.engine.plan import NOTHING, Int32s, Need, StepPlan
 from polyfleet.engine.pooling import pool
-from polyfleet.executors.torch_memory import estimate, profile_plan, statistics
+from polyfleet.executors.torch_memory import estimate, memory_errors, profile_plan, statistics
+from polyfleet.graph.adapt import adapted
 from polyfleet.graph.lowering import fuse
+from polyfleet.kernels.adapters import AdapterTables, Parts
 from polyfleet.kernels.batched import prefer_steady_attention
 from polyfleet.kernels.context import DTYPES, KernelContext
 from polyfleet.kernels.dispatch import Target, choose
@@ -77,7 +77,7 @@ class EagerExecutor:
         """The executor with its weights on the device. Sets torch's threads where the options name a number."""
         if workload.options.threads:
             torch.set_num_threads(workload.options.threads)
-        with _memory_errors():
+        with memory_errors():
             return cls(workload, progress)
 
     def __init__(self, workload: Workload, progress: Progress = silent, *, depth: int = 0) -> None:
@@ -85,8 +85,10 @@ class EagerExecutor:
         self._workload = workload
         self._device = device = torch.device(workload.device)
         self.depth = depth or (2 if device.type != "cpu" and can_draw(device) else 1)
+        self._adapted: Program | None = None  # of steps with adapters
         self._asynchronous = self.depth > 1 and device.type != "cpu"
         self._graph = fuse(workload.graph)
+        self._adapted_graph = adapted(self._graph) if workload.options.max_adapters else None
         self.dtype, self._dtype = workload.dtype, DTYPES[workload.dtype]
         self._chosen = choose(implementations(), Target(device.type, self._dtype, workload.facts))
         weights_as = workload.options.weights.replace("dense", "")
@@ -95,6 +97,10 @@ class EagerExecutor:
         )
         known = statistics(device)
         before = known.memory_allocated(device) if known else 0
+        if self._adapted_graph is not None:
+            sizes = workload.options.max_adapters, workload.options.rank
+            tables = AdapterTables(self._adapted_graph, workload.weights, *sizes, self._dtype, device)
+            self._context = replace(self._context, adapters=tables)
         prefer_steady_attention()
         self._block_size = workload.options.block_size or 16
         self._bind(self._allocated(1, self._block_size, 1), progress)
@@ -124,7 +130,7 @@ class EagerExecutor:
 
     def allocate(self, capacity: Capacity) -> None:
         """The KV cache, all 0, and what is kept for each slot."""
-        with _memory_errors():
+        with memory_errors():
             self._bind(self._allocated(capacity.num_blocks, capacity.block_size, capacity.max_sequences), silent)
             self._last_token = torch.zeros(capacity.max_sequences, dtype=torch.int64, device=self._device)
         self._capacity = capacity
@@ -139,14 +145,14 @@ class EagerExecutor:
         most = self._capacity.step_tokens
         if plan.num_rows > most:
             raise StepTooLarge(f"a step has room for {most} rows, not for {plan.num_rows}")
-        with _memory_errors(), torch.inference_mode():
+        with memory_errors(), torch.inference_mode():
             return self._launch(plan)
 
     def draw(self, pending: Pending, masks: Masks | None = None) -> None:
         """Start the draws, and the way of all results to the host."""
         if not isinstance(pending, _Pending) or pending.logits is None or pending.draw_slots is None:
             raise ValueError("each step is drawn once")
-        with _memory_errors(), torch.inference_mode():
+        with memory_errors(), torch.inference_mode():
             if len(pending.draws) and pending.drawn is None:
                 drawn = self._sampler.draw(pending.logits, replace(pending.draws, masks=masks))
                 if isinstance(drawn, DeviceDrawn):
@@ -166,7 +172,7 @@ class EagerExecutor:
         """Wait until the results are here; asks the device again and again, so that a hung one is noticed."""
         if not isinstance(pending, _Pending):
             raise ValueError("a step is collected where it was launched")
-        with _memory_errors():
+        with memory_errors():
             self._wait(pending.done, timeout, "a step")
             return _output(pending)
 
@@ -188,9 +194,17 @@ class EagerExecutor:
             contents = [upload(each, self._device).view(self._dtype) for each in caches]
             self._storage.write(upload(np.array(blocks, dtype=np.int64), self._device), contents)
 
+    def set_adapter(self, number: int, parts: Parts) -> None:
+        """Behind every launch before. What an adapter's numbers are in memory, and what they cost, is always there."""
+        if self._context.adapters is None:
+            raise ValueError("this executor was built without room for adapters")
+        with torch.inference_mode():
+            self._context.adapters.set(number, parts)
+
     def close(self) -> None:
         """Free weights and cache; nothing may be launched any more."""
         del self._program, self._storage
+        self._adapted = None
         self._context.prepared.clear()
         self._context.packed.clear()
         if known := statistics(self._device):
@@ -205,6 +219,8 @@ class EagerExecutor:
         context = replace(self._context, caches=storage.caches, block_size=block_size, states=storage.states)
         with torch.inference_mode():
             self._program = Program(self._graph, self._chosen, context, progress)
+            if self._adapted_graph is not None:
+                self._adapted = Program(self._adapted_graph, self._chosen, context, silent)
         self._storage = storage
 
     def _mark(self) -> Any:
@@ -229,7 +245,8 @@ class EagerExecutor:
     def _launch(self, plan: StepPlan) -> _Pending:
         step, draw_slots = self._stage(plan)
         self._sampler.start(plan.starts)
-        outputs = self._program.run(step, [upload(each, self._device).to(self._dtype) for each in plan.inputs])
+        program = (plan.needs & Need.ADAPTERS and self._adapted) or self._program
+        outputs = program.run(step, [upload(each, self._device).to(self._dtype) for each in plan.inputs])
         hidden, logits = outputs[0], outputs[-1]
         # What is not finite leaves nothing finite in its row's logits: sums tell of the rows without.
         sums = hidden.sum(dim=-1, dtype=torch.float32) if plan.num_rows > plan.num_draws else None
@@ -246,7 +263,11 @@ class EagerExecutor:
         layout = lay_out(rows, *sequences, plan.block_tables, self._capacity.block_size)
         drawn_rows = np.flatnonzero(plan.token_ids < 0)
         others = (plan.draw_slots, plan.cleared_blocks, drawn_rows, -1 - plan.token_ids[drawn_rows])
-        step, (draw_slots, cleared, into, drawn_slots) = layout.send(self._device, *others)
+        adapted = plan.needs & Need.ADAPTERS
+        adapters = np.repeat(plan.adapters[plan.slots], np.diff(plan.row_starts)) if adapted else NOTHING
+        step, (draw_slots, cleared, into, drawn_slots, of_rows) = layout.send(self._device, *others, adapters)
+        if len(adapters):
+            step = replace(step, adapters=of_rows, host_adapters=adapters)
         if len(plan.cleared_blocks):
             self._storage.clear(cleared)
         if len(drawn_rows) == plan.num_rows:
@@ -273,15 +294,3 @@ def _output(pending: _Pending) -> StepOutput:
         faults[pending.pooled_sequences[~finite]] = Fault.NOT_FINITE
     outputs = tuple((each.float() if each.is_floating_point() else each).numpy() for each in pending.outputs)
     return StepOutput(drawn.token_ids, faults, drawn.logprobs, values, outputs)
-
-
-@contextmanager
-def _memory_errors() -> Iterator[None]:
-    """MemoryError for torch's own ways to say that there is no memory; lets go what failed holds."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
-            raise
-        clear_frames(error.__traceback__)
-        raise MemoryError(str(error).partition("\n")[0]) from None

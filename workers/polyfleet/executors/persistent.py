@@ -16,11 +16,15 @@ from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepO
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan
 from polyfleet.engine.pooling import pool
+from polyfleet.executors.step_fields import ADAPTERS, StepFields
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
+from polyfleet.kernels.adapters import Parts, table_numbers
 from polyfleet.kernels.cpu import footprint, library
-from polyfleet.kernels.cpu.library import PfStep, instruction_sets
-from polyfleet.kernels.cpu.model import CpuModel, implementations, linear_formats, unsupported
+from polyfleet.kernels.cpu.footprint import HALF
+from polyfleet.kernels.cpu.implementations import implementations, linear_formats
+from polyfleet.kernels.cpu.library import instruction_sets
+from polyfleet.kernels.cpu.model import CpuModel, unsupported
 from polyfleet.kernels.cpu.program import programs
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.progress import Progress
@@ -28,7 +32,7 @@ from polyfleet.sampling.draw import Drawn, Draws, Logprobs
 from polyfleet.sampling.host import HostSampler
 from polyfleet.sampling.masks import Masks
 from polyfleet.tuning.device_defaults import BLOCK_SIZE, HOST, defaults_of
-from polyfleet.wire.options import EngineOptions
+from polyfleet.wire.options import USUAL_RANK, EngineOptions
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +70,8 @@ class PersistentExecutor:
         reproducible: bool = False,
         step_tokens: int = HOST.step_tokens,
         block_size: int = BLOCK_SIZE,
+        max_adapters: int = 0,
+        max_rank: int = USUAL_RANK,
     ) -> None:
         """`threads` 0 takes all cores that may be used; more than these are not taken, with a warning.
 
@@ -77,9 +83,15 @@ class PersistentExecutor:
         self.threads = choose_threads(threads)
         self._formats = linear_formats(graph, weights)
         self._model = CpuModel(
-            graph, weights, threads=self.threads, instruction_set=self.instruction_set, wide=not reproducible
+            graph,
+            weights,
+            threads=self.threads,
+            instruction_set=self.instruction_set,
+            wide=not reproducible,
+            adapters=max_adapters > 0,
         )
-        self._footprint = estimate(graph, weights, step_tokens, block_size)
+        self._footprint = estimate(graph, weights, step_tokens, block_size, adapters=max_adapters > 0)
+        self._adapter_bytes = HALF * max_adapters * table_numbers(graph, weights, max_rank)
         self._kinds = [op.kind.value for op in fuse(graph).ops]
         self._num_caches = len(graph.caches)
         self._latent = [cache.latent for cache in graph.caches]  # whose keys are their values, transposed
@@ -99,7 +111,10 @@ class PersistentExecutor:
     @classmethod
     def footprint(cls, workload: Workload) -> Footprint:
         """Quantised weights stay quantised, and the cache is float16 whatever the dtype."""
-        return estimate(workload.graph, workload.weights, *_sizes(workload.options))
+        graph, weights, options = workload.graph, workload.weights, workload.options
+        expected = estimate(graph, weights, *_sizes(options), adapters=options.max_adapters > 0)
+        adapters = HALF * options.max_adapters * table_numbers(graph, weights, options.rank)
+        return replace(expected, weights=expected.weights + adapters)
 
     @classmethod
     def build(cls, workload: Workload, progress: Progress) -> "PersistentExecutor":
@@ -113,13 +128,15 @@ class PersistentExecutor:
             reproducible=options.reproducible,
             step_tokens=step_tokens,
             block_size=block_size,
+            max_adapters=options.max_adapters,
+            max_rank=options.rank,
         )
         progress(1.0)
         return executor
 
     def measure(self) -> Footprint:
-        """The weights as they lie in memory."""
-        return replace(self._footprint, weights=self._model.weight_bytes)
+        """The weights as they lie in memory, and what all adapters may take."""
+        return replace(self._footprint, weights=self._model.weight_bytes + self._adapter_bytes)
 
     def allocate(self, capacity: Capacity) -> None:
         """Raises ValueError for sizes that no model has, MemoryError where the cache can't be had."""
@@ -139,12 +156,12 @@ class PersistentExecutor:
         if plan.inputs:
             for buffer, rows in zip(self._model.inputs(plan.num_rows), plan.inputs, strict=True):
                 buffer[:] = rows
-        self._model.step(step.of(plan), keep_hidden=keep_hidden)
+        self._model.step(step.of(plan), keep_hidden=keep_hidden, adapters=bool(needs & ADAPTERS))
         pending = _Launched(step.token_ids[: plan.num_draws].copy(), step.faults[: len(plan.slots)].copy())
         if plan.starts:
             self._sampler.start(plan.starts)
         if needs & SAMPLED:
-            logits = torch.from_numpy(self._model.logits(plan.num_draws, keep_hidden=keep_hidden))
+            logits = torch.from_numpy(self._model.logits(plan.num_draws))
             pending.drawing = logits, plan.draws(), plan.draw_sequences
         if outputs:
             pending.outputs = tuple(rows.copy() for rows in self._model.outputs(plan.num_rows))
@@ -191,6 +208,10 @@ class PersistentExecutor:
             k, v = tokens.reshape(-1, len(index), size, heads, width)[[0, -1]]
             keys[cache, index], values[cache, index] = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
 
+    def set_adapter(self, number: int, parts: Parts) -> None:
+        """In half precision. May raise MemoryError."""
+        self._model.set_adapter(number, parts)
+
     def implementations(self) -> Mapping[str, str]:
         """What runs each op."""
         names = implementations(self.instruction_set, self._formats)
@@ -201,49 +222,11 @@ class PersistentExecutor:
         self._model.close()
 
 
-class StepFields:
-    """One PfStep that is filled anew for each step, and the arrays that it writes."""
-
-    def __init__(self) -> None:
-        self._fields = PfStep()
-        self._tables: NDArray[np.int32] | None = None
-        self._numbers: NDArray[np.int32] | None = None
-        self._make_room(1)
-
-    def of(self, plan: StepPlan) -> PfStep:
-        """The plan's arrays as they are, without a copy."""
-        fields, tables = self._fields, plan.block_tables
-        if plan.numbers is self._numbers and tables is self._tables:  # all lies where it lay in the step before
-            return fields
-        self._numbers = plan.numbers
-        if tables is not self._tables:
-            self._tables = tables
-            fields.num_slots, fields.table_width = tables.shape
-            fields.block_tables = tables.ctypes.data
-        rows, sequences, draws = len(plan.token_ids), len(plan.slots), len(plan.draw_rows)
-        if max(draws, sequences) > len(self.faults):
-            self._make_room(max(draws, sequences))
-        fields.num_rows, fields.num_sequences, fields.num_draws = rows, sequences, draws
-        fields.num_cleared = len(plan.cleared_blocks)
-        # Where each array begins among the plan's numbers, in the order of its fields.
-        at = plan.numbers.ctypes.data
-        fields.token_ids = at
-        fields.slots = at = at + 4 * 2 * rows
-        fields.row_starts = at = at + 4 * sequences
-        fields.lengths = at = at + 4 * (sequences + 1)
-        fields.draw_rows = at = at + 4 * sequences
-        fields.cleared_blocks = at + 4 * (3 * draws + 2 * len(plan.pooled))
-        return fields
-
-    def _make_room(self, count: int) -> None:
-        self.token_ids = np.empty(count, dtype=np.int32)  # [S] or more
-        self.faults = np.empty(count, dtype=np.int8)  # [B] or more
-        self._fields.greedy_ids, self._fields.faults = self.token_ids.ctypes.data, self.faults.ctypes.data
-
-
-def estimate(graph: KernelGraph, weights: Weights, step_tokens: int, block_size: int) -> Footprint:
-    """What a graph takes, from the headers of its weights alone."""
-    _, widths = programs(graph, lambda name: weights[name].rows)
+def estimate(
+    graph: KernelGraph, weights: Weights, step_tokens: int, block_size: int, *, adapters: bool = False
+) -> Footprint:
+    """What a graph takes, from the headers of its weights alone; adapters' own matrices are not among it."""
+    _, widths = programs(graph, lambda name: weights[name].rows, adapters=adapters)
     return Footprint(
         weights=footprint.weight_bytes(graph, weights),
         kv_per_token=footprint.kv_bytes(graph, block_size),

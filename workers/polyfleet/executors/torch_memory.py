@@ -1,5 +1,8 @@
 """How much memory a model takes in torch: from its shapes, and the step by which it is measured."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import clear_frames
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan, lay_out
 from polyfleet.graph.ops import OpKind
+from polyfleet.kernels.adapters import table_numbers
 from polyfleet.kernels.context import DTYPES
 from polyfleet.kernels.packed import kept, packed_bytes
 from polyfleet.kvcache.storage import bytes_per_token
@@ -48,7 +52,9 @@ def _weight_bytes(workload: Workload, size: int) -> int:
         kind = kept([weight], weights_as) if name in products else None
         total += packed_bytes(kind, [weight]) if kind else 0
         total += weight.rows * weight.columns * size if not kind or name in others else 0
-    return total
+    return total + size * workload.options.max_adapters * table_numbers(
+        workload.graph, workload.weights, workload.options.rank
+    )
 
 
 def profile_plan(workload: Workload, block_size: int) -> tuple[Capacity, StepPlan]:
@@ -79,3 +85,15 @@ def _largest(workload: Workload) -> tuple[int, int]:
     rows = max(2, options.step_tokens or max(defaults.step_tokens, 2 * options.max_sequences))
     sequences = options.max_sequences or defaults.max_sequences
     return rows, max(1, min(sequences, rows - 1))
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """MemoryError for torch's own ways to say that there is no memory; lets go what failed holds."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        clear_frames(error.__traceback__)
+        raise MemoryError(str(error).partition("\n")[0]) from None

@@ -46,6 +46,7 @@ What lowerings make of them where an executor has it:
     rope_cache(qkv)         -> q[T, N·D]       rope of q and k, and cache_write of k and v, which lie side by side; with
                                                weights rms_norm of each head of q and of k before
     silu_mul(gate_up)       -> y[., F]         silu(left half) * right half
+    adapt(x, y)             -> y + up @ down @ x   of each row its adapter's matrices for the weights that made y of x
 
 What `shard` inserts where the ranks of a group have parts of a value:
 
@@ -106,6 +107,7 @@ class OpKind(str, Enum):
     NORM_LINEAR = "norm_linear"
     NORM_SILU_MUL = "norm_silu_mul"
     ROPE_ATTENTION = "rope_attention"
+    ADAPT = "adapt"
 
 
 @dataclass(frozen=True, slots=True)

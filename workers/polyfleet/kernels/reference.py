@@ -10,18 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfleet.graph.ops import (
-    Attention,
-    CacheWrite,
-    Factor,
-    Norm,
-    Op,
-    OpKind,
-    Rope,
-    RopeAttention,
-    RopeCache,
-    of,
-)
+from polyfleet.graph.ops import Attention, CacheWrite, Factor, Norm, Op, OpKind, Rope, RopeAttention, RopeCache, of
+from polyfleet.kernels.adapters import ADAPTERS
 from polyfleet.kernels.collective import COLLECTIVE
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
@@ -257,6 +247,7 @@ REFERENCE = (
     Implementation(OpKind.PAGED_ATTENTION, "reference", bind_paged_attention),
     Implementation(OpKind.SILU_MUL, "reference", bind_silu_mul, capturable=True),
     Implementation(OpKind.SELECT_ROWS, "reference", bind_select_rows, capturable=True),
+    *ADAPTERS,
     *COLLECTIVE,
     *ELEMENTWISE,
     *EXPERTS,

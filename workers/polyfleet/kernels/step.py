@@ -1,7 +1,7 @@
 """What the kernels of one step share beside their operands: which rows belong to whom, and where their KV lies."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -34,6 +34,8 @@ class Step:
     row_starts: Tensor  # [B + 1]
     host_lengths: Ints  # [B]
     host_row_starts: Ints  # [B + 1]
+    adapters: Tensor | None = None  # [T] of each row, negative: none; None where no row has one
+    host_adapters: Ints = field(default_factory=lambda: _PAD)  # [T]
 
     @property
     def num_rows(self) -> int:

@@ -17,8 +17,16 @@ def check_is_model(folder: Path) -> None:
         raise ModelFileError(f"{folder}: the folder has no config.json, so it is no model folder")
     if (folder / ADAPTER).is_file():
         raise ModelFileError(
-            f"{folder}: holds an adapter ({ADAPTER}), which is not supported; merge it into the weights"
+            f"{folder}: holds an adapter ({ADAPTER}): serve the model that it adapts, and add it to that"
         )
+
+
+def check_is_adapter(folder: Path) -> None:
+    """Raise ModelFileError unless the folder is an adapter's."""
+    if not folder.exists():
+        raise ModelFileError(f"{folder}: there is no such folder")
+    if not (folder / ADAPTER).is_file():
+        raise ModelFileError(f"{folder}: the folder has no {ADAPTER}, so it is no adapter")
 
 
 def weight_files(folder: Path) -> list[Path]:

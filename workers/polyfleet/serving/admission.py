@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from polyfleet.convert.sequences import sequence_request
+from polyfleet.serving.adapters import ServedAdapters
 from polyfleet.serving.engine_client import EngineClient
 from polyfleet.serving.health.lifecycle import Lifecycle
 from polyfleet.serving.prefix_log import PrefixLog
@@ -25,10 +26,17 @@ MAX_OPEN_SEQUENCES = 4096  # of all sessions together; the gateways' queues hold
 class Admission:
     """Opens and closes sessions, starts and cancels their sequences on the engine that there is now."""
 
-    def __init__(self, router: SequenceRouter, lifecycle: Lifecycle, engine: Callable[[], EngineClient | None]) -> None:
+    def __init__(
+        self,
+        router: SequenceRouter,
+        lifecycle: Lifecycle,
+        engine: Callable[[], EngineClient | None],
+        adapters: ServedAdapters,
+    ) -> None:
         self._router = router
         self._lifecycle = lifecycle
         self._engine = engine
+        self._adapters = adapters
         self.prefixes = PrefixLog()
 
     def open_session(self) -> GatewaySession:
@@ -50,7 +58,7 @@ class Admission:
         `grains` name the beginnings of its prompt to other gateways.
         """
         session.num_starts += 1
-        refusal = self._refusal(session, start.sequence_id)
+        refusal = self._refusal(session, start.sequence_id) or self._adapter_refusal(start.adapter)
         if refusal is not None:
             session.fail(start.sequence_id, *refusal)
             return
@@ -72,6 +80,12 @@ class Admission:
         engine_id = self._router.disconnect(session, sequence_id)
         if engine_id is not None and (engine := self._engine()) is not None:
             engine.cancel(engine_id)
+
+    def _adapter_refusal(self, fingerprint: str) -> tuple[int, str] | None:
+        """Another worker may have the adapter."""
+        if fingerprint and fingerprint not in self._adapters.fingerprints:
+            return UNAVAILABLE, "The worker does not have the adapter, or no longer."
+        return None
 
     def _refusal(self, session: GatewaySession, sequence_id: str) -> tuple[int, str] | None:
         """Why no sequence of that id can start now: google.rpc code and sentence."""

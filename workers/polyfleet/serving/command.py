@@ -10,15 +10,17 @@ import msgspec
 
 from polyfleet.process.config import CANNOT_START, ConfigError
 from polyfleet.process.config_file import read_config
-from polyfleet.process.flags import FiniteRange, option_flags, take_options
+from polyfleet.process.flags import FiniteRange, adapter_flag, option_flags, take_options
 from polyfleet.process.listening import MAX_PORT, is_address
 from polyfleet.process.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.process import StartError, WorkerProcess
 from polyfleet.serving.worker import LoadSpec
 from polyfleet.v1 import fleet_pb2 as fleet
+from polyfleet.wire.adapters import check_adapters, with_room
 from polyfleet.wire.auth import FLEET_KEYS_FILE, FLEET_TOKEN_FILE
 from polyfleet.wire.ids import new_id
+from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import OPTIONS, OptionValue
 
 EPILOG = """\b
@@ -96,6 +98,7 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
 @click.option("--deployment", help="Whose wish this worker fulfils.")
 @click.option("--model", help="GGUF file or Hugging Face folder to load. [default: wait for a Load call]")
 @click.option("--model-name", help="Served name. [default: --deployment, else the file's name]")
+@adapter_flag()
 @option_flags()
 @click.option(
     "--fleet-token-file",
@@ -165,6 +168,8 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
     if given and not options["model"]:
         flag = OPTIONS[next(iter(given))].flag
         raise click.UsageError(f"{flag} belongs to --model: a Load call brings options of its own.")
+    if options["adapter"] and not options["model"]:
+        raise click.UsageError("--adapter belongs to --model: what has none is told of adapters by its scheduler.")
     return WorkerConfig(
         worker_id=options["worker_id"] or new_id("w"),
         listen=options["listen"],
@@ -193,4 +198,10 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
 def load_of(options: dict[str, Any], given: dict[str, OptionValue]) -> LoadSpec:
     """The model given at the start, and how it is to run."""
     name = options["model_name"] or options["deployment"] or Path(options["model"]).stem
-    return LoadSpec(options["model"], name, options["deployment"] or "", fleet.WorkerOptions(**given))  # type: ignore[arg-type]
+    adapters = tuple(fleet.Adapter(name=each, source=source) for each, source in options["adapter"])
+    try:
+        check_adapters(adapters, "--adapter")
+    except FieldError as error:
+        raise click.UsageError(f"{error}.") from None
+    wanted = fleet.WorkerOptions(**with_room(given, len(adapters)))  # type: ignore[arg-type]
+    return LoadSpec(options["model"], name, options["deployment"] or "", wanted, adapters)

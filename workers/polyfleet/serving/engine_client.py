@@ -6,12 +6,24 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from polyfleet.engine.facts import EngineStatus
+from polyfleet.engine.facts import EngineStatus, LoadedAdapter
 from polyfleet.process import signals
 from polyfleet.serving import messages
-from polyfleet.serving.messages import Add, Cancel, Event, Failed, Load, Loaded, Loading, StepNews
+from polyfleet.serving.messages import (
+    AdapterNews,
+    Add,
+    AddAdapter,
+    Cancel,
+    DropAdapter,
+    Event,
+    Failed,
+    Load,
+    Loaded,
+    Loading,
+    StepNews,
+)
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
@@ -44,10 +56,13 @@ class EngineClient:
         self._writer = writer
         self._urgent = urgent
         self._num_adds = 0
+        self._adapters: dict[int, asyncio.Future[LoadedAdapter]] = {}  # under way, by number
+        self._num_adapters = 0
         self.counted_adds = 0  # that `status` counts, from the first on
         self.loaded: Loaded
         self.status = EngineStatus()
         self.reason = ""
+        self._ended = False  # nothing more is answered
         self.heard = 0.0  # its last word, by the event loop's clock
 
     @classmethod
@@ -57,6 +72,7 @@ class EngineClient:
         options: EngineOptions,
         on_progress: OnProgress,
         *,
+        adapters: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         canary_interval: float = 0.0,
         log_level: str = "info",
@@ -64,7 +80,8 @@ class EngineClient:
     ) -> "EngineClient":
         """Start a process and load a model in it; cancelling ends the process.
 
-        `environment` adds variables to its own; `module` is what it runs instead of MODULE.
+        `environment` adds variables to its own; `module` is what it runs instead of MODULE; `adapters` are folders that
+        must be loaded too.
         """
         (mine, its), (my_urgent, its_urgent) = socket.socketpair(), socket.socketpair()
         command = [sys.executable, "-m", module or MODULE, "--log-level", log_level]
@@ -80,7 +97,7 @@ class EngineClient:
         _, urgent = await asyncio.open_connection(sock=my_urgent)
         self = cls(process, reader, writer, urgent)
         try:
-            self._send(writer, Load(path, options, canary_interval))
+            self._send(writer, Load(path, options, canary_interval, list(adapters)))
             await self._loaded(on_progress)
         except BaseException:
             await self.stop()
@@ -113,15 +130,50 @@ class EngineClient:
         """End a sequence; nothing follows but what was under way."""
         self._send(self._urgent, Cancel(sequence_id, self._num_adds))
 
+    async def add_adapter(self, path: str) -> LoadedAdapter:
+        """Load an adapter's folder; the answer comes with the news, which somebody must read. Raises LoadError."""
+        self._num_adapters += 1
+        number, answer = self._num_adapters, asyncio.get_running_loop().create_future()
+        self._adapters[number] = answer
+        self._send(self._writer, AddAdapter(number, path))
+        if self._ended:
+            self._end_adapters()
+        try:
+            found: LoadedAdapter = await answer
+            return found
+        finally:
+            self._adapters.pop(number, None)
+
+    def drop_adapter(self, fingerprint: str) -> None:
+        """No new sequence gets it."""
+        self._send(self._writer, DropAdapter(fingerprint))
+
+    def _answer(self, news: AdapterNews) -> None:
+        answer = self._adapters.get(news.number)
+        if answer is None or answer.done():
+            return
+        if news.adapter is None:
+            answer.set_exception(LoadError(news.reason))
+        else:
+            answer.set_result(news.adapter)
+
+    def _end_adapters(self) -> None:
+        self._ended = True
+        for number in list(self._adapters):
+            self._answer(AdapterNews(number, None, self.reason or "The engine process ended."))
+
     async def news(self) -> AsyncIterator[StepNews]:
         """Each step's news until the process ends."""
         while (event := await self._receive()) is not None:
             if isinstance(event, StepNews):
                 self.status, self.counted_adds = event.status, event.num_adds
                 yield event
+            elif isinstance(event, AdapterNews):
+                self._answer(event)
             elif isinstance(event, Failed):
                 self.reason = event.reason
         self.reason = self.reason or f"The engine process {await self._ending()}."
+        self._end_adapters()
 
     async def stop(self) -> bool:
         """End the process: ask by closing the socket, insist after 2 s. True: its memory and device are free.
@@ -130,6 +182,7 @@ class EngineClient:
         """
         for writer in (self._writer, self._urgent):
             writer.transport.abort()  # a process that does not read would never let it close
+        self._end_adapters()
         try:
             await self._wait(EXIT_SECONDS)
         finally:  # also when cancelled meanwhile

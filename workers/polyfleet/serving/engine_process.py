@@ -9,95 +9,36 @@ import logging
 import math
 import select
 import socket
-from collections.abc import Callable
-from typing import Protocol
 
 import click
 
 from polyfleet.backends import BackendUnavailable
-from polyfleet.engine.canary import Canary
-from polyfleet.engine.facts import EngineFacts, EngineStatus
 from polyfleet.process import signals
 from polyfleet.process.logs import LEVELS, set_up_logging
 from polyfleet.serving import messages
+from polyfleet.serving.engine_protocol import EngineFactory, Progress, ServedEngine
 from polyfleet.serving.health.canary_rounds import CanaryRounds
-from polyfleet.serving.messages import Add, Cancel, Command, Failed, Load, Loaded, Loading, Refusal, StepNews
-from polyfleet.wire.answers import SequenceUpdate
+from polyfleet.serving.messages import (
+    AdapterNews,
+    Add,
+    AddAdapter,
+    Cancel,
+    Command,
+    DropAdapter,
+    Failed,
+    Load,
+    Loaded,
+    Loading,
+    Refusal,
+    StepNews,
+)
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import EngineOptions
-from polyfleet.wire.requests import SequenceRequest
 
 log = logging.getLogger(__name__)
 
 IDLE_CHECK_SECONDS = 1.0
 READABLE = (ValueError, BackendUnavailable)  # of loading: their message is a sentence, a traceback adds nothing
-Progress = Callable[[float, str], None]
-
-
-class Assets(Protocol):
-    """As `polyfleet.loading.model.TokenizerAssets`, whose module imports torch."""
-
-    @property
-    def hash(self) -> str:
-        """sha256 of the document, in hex."""
-        ...
-
-    @property
-    def document(self) -> bytes:
-        """Canonical JSON."""
-        ...
-
-
-class ServedEngine(Protocol):
-    """What this process needs of `polyfleet.engine.Engine`, whose docstrings say more."""
-
-    @property
-    def facts(self) -> EngineFacts:
-        """What it serves."""
-        ...
-
-    @property
-    def tokenizer(self) -> "Assets | None":
-        """What text needs; None for a model without a tokenizer."""
-        ...
-
-    @property
-    def canary(self) -> Canary | None:
-        """What shows whether it computes rightly; None when there is nothing to ask."""
-        ...
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would do something."""
-        ...
-
-    @property
-    def alarm(self) -> int | None:
-        """A descriptor that can be read from once it has broken down by itself."""
-        ...
-
-    def add(self, request: SequenceRequest) -> None:
-        """Queue a sequence; raises FieldError."""
-        ...
-
-    def cancel(self, sequence_id: str) -> object:
-        """End a sequence."""
-        ...
-
-    def step(self) -> list[SequenceUpdate]:
-        """Compute one step."""
-        ...
-
-    def status(self) -> EngineStatus:
-        """How it is doing."""
-        ...
-
-    def check(self) -> None:
-        """Raise AssertionError unless blocks and ledger balance."""
-        ...
-
-
-EngineFactory = Callable[[str, EngineOptions, Progress], ServedEngine]
 
 
 class WorkerSocket:
@@ -178,17 +119,27 @@ def serve(engine: ServedEngine, worker: WorkerSocket, rounds: CanaryRounds) -> N
             unchecked = False
             continue
         commands = overtaking.sort(commands)
-        refusals = [refusal for command in commands if (refusal := apply(engine, command)) is not None]
+        refusals: list[Refusal] = []
+        for command in commands:
+            answer = apply(engine, command)
+            if isinstance(answer, AdapterNews):
+                worker.send(answer)
+            elif answer is not None:
+                refusals.append(answer)
         updates = engine.step() if engine.has_work else []
         news = StepNews(rounds.take(updates), refusals, engine.status(), rounds.verdict(), overtaking.num_adds)
         worker.send(news)
         unchecked = True
 
 
-def apply(engine: ServedEngine, command: Command) -> Refusal | None:
-    """Carry out one command; the refusal when the engine can't take the sequence."""
+def apply(engine: ServedEngine, command: Command) -> Refusal | AdapterNews | None:
+    """Carry out one command; the refusal when the engine can't take the sequence, or what became of an adapter."""
     if isinstance(command, Cancel):
         engine.cancel(command.sequence_id)
+    elif isinstance(command, AddAdapter):
+        return add_adapter(engine, command)
+    elif isinstance(command, DropAdapter):
+        engine.drop_adapter(command.fingerprint)
     elif isinstance(command, Add):
         try:
             engine.add(command.request)
@@ -199,6 +150,16 @@ def apply(engine: ServedEngine, command: Command) -> Refusal | None:
     return None
 
 
+def add_adapter(engine: ServedEngine, command: AddAdapter) -> AdapterNews:
+    """Whatever is wrong with an adapter, the engine goes on."""
+    try:
+        return AdapterNews(command.number, engine.add_adapter(command.path))
+    except Exception as error:
+        if not isinstance(error, READABLE):
+            log.exception("Loading an adapter failed.")
+        return AdapterNews(command.number, None, sentence(error, f"{command.path} can't be loaded"))
+
+
 def load(factory: EngineFactory, worker: WorkerSocket) -> tuple[ServedEngine, CanaryRounds] | None:
     """Wait for Load, carry it out and run the canary; None when it failed, which the worker has been told."""
     (command,) = worker.receive(None)
@@ -206,6 +167,7 @@ def load(factory: EngineFactory, worker: WorkerSocket) -> tuple[ServedEngine, Ca
         raise RuntimeError("The first command must be Load.")
     try:
         engine = factory(command.path, command.options, lambda progress, phase: worker.send(Loading(progress, phase)))
+        adapters = [engine.add_adapter(path) for path in command.adapters]
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:
@@ -218,7 +180,7 @@ def load(factory: EngineFactory, worker: WorkerSocket) -> tuple[ServedEngine, Ca
     while engine.has_work:
         rounds.take(engine.step())
     digest, document = (engine.tokenizer.hash, engine.tokenizer.document) if engine.tokenizer else ("", b"")
-    worker.send(Loaded(engine.facts, digest, document, engine.status(), rounds.verdict()))
+    worker.send(Loaded(engine.facts, digest, document, engine.status(), rounds.verdict(), adapters))
     return engine, rounds
 
 

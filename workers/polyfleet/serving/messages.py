@@ -1,7 +1,8 @@
 """What the worker process and its engine process say to each other: plain data, encoded with msgpack.
 
-    worker → engine:  Load once, then Add; Cancel on a socket of its own, so that it overtakes them
-    engine → worker:  Loading…, then Loaded or Failed; then one StepNews per step; Failed when the engine breaks down
+    worker → engine:  Load once, then Add, AddAdapter, DropAdapter; Cancel on a socket of its own, so that it overtakes
+    engine → worker:  Loading…, then Loaded or Failed; then one StepNews per step, and AdapterNews for each AddAdapter;
+                      Failed when the engine breaks down
 
 Each message is a frame: its length in 4 bytes, big-endian, and that many bytes. No pickle.
 """
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from polyfleet.engine.canary import CanaryVerdict
-from polyfleet.engine.facts import EngineFacts, EngineStatus
+from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
@@ -29,6 +30,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
     path: str
     options: EngineOptions
     canary_interval: float = 0.0
+    adapters: list[str] = []  # folders that it must be able to load, in the order of Loaded's
 
 
 class Add(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -45,6 +47,27 @@ class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     sequence_id: str
     after: int
+
+
+class AddAdapter(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Load the adapter in this folder; AdapterNews of the same number answers."""
+
+    number: int
+    path: str
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Let no new sequence have this adapter."""
+
+    fingerprint: str
+
+
+class AdapterNews(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What became of an AddAdapter: the adapter, or why it can't be had in one sentence."""
+
+    number: int
+    adapter: LoadedAdapter | None
+    reason: str = ""
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -65,6 +88,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     tokenizer: bytes
     status: EngineStatus
     canary: CanaryVerdict | None = None
+    adapters: list[LoadedAdapter] = []
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -93,8 +117,8 @@ class StepNews(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_adds: int = 0
 
 
-Command = Load | Add | Cancel
-Event = Loading | Loaded | Failed | StepNews
+Command = Load | Add | Cancel | AddAdapter | DropAdapter
+Event = Loading | Loaded | Failed | StepNews | AdapterNews
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -92,6 +92,7 @@ class WorkerCollector(Collector):
         for name, text, value in (
             ("polyfleet_kv_block_tokens", "Tokens that a KV block holds.", model.block_size),
             ("polyfleet_engine_peak_tokens_per_second", "Most tokens generated in a second of steps.", peak),
+            ("polyfleet_adapters", "LoRA adapters that are served.", sum(bool(a.fingerprint) for a in model.adapters)),
         ):
             fact = GaugeMetricFamily(name, text, labels=LABELS)
             fact.add_metric(labels, value)

@@ -8,11 +8,13 @@ from typing import Any
 import grpc
 
 from polyfleet.process.logs import log_fields
+from polyfleet.serving.adapters import NoModel
 from polyfleet.serving.engine_client import LoadError
 from polyfleet.serving.session import GatewaySession
 from polyfleet.serving.worker import LoadSpec, Worker, WorkerRefusal
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
+from polyfleet.wire.adapters import check_adapters
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import options_in
 
@@ -89,6 +91,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         finally:
             load.cancel()
+
+    async def SetAdapters(self, request: pb.SetAdaptersRequest, context: Any) -> pb.SetAdaptersResponse:
+        """Load and drop; one that can't be loaded is no error of the call."""
+        try:
+            check_adapters(request.adapters)
+        except FieldError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        try:
+            return pb.SetAdaptersResponse(adapters=await self._worker.adapters.set(request.adapters))
+        except NoModel as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise
 
     async def Unload(self, request: pb.UnloadRequest, context: Any) -> pb.UnloadResponse:
         """Free the model."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from polyfleet.engine.facts import EngineStatus
 from polyfleet.process.revision import Revision
+from polyfleet.serving.adapters import ServedAdapters
 from polyfleet.serving.admission import Admission
 from polyfleet.serving.convert import model_info_of, options_of, status_of
 from polyfleet.serving.engine_client import EngineClient, LoadError, OnProgress
@@ -43,6 +44,7 @@ class LoadSpec:
     model_name: str
     deployment: str
     options: fleet.WorkerOptions
+    adapters: tuple[fleet.Adapter, ...] = ()  # that it must have to be ready
 
 
 class WorkerRefusal(Exception):
@@ -86,8 +88,9 @@ class Worker:
         self.tokenizer = b""
         self.peak = PeakRate()  # generated tokens per second of steps, of the model that is loaded
         self.histograms = EngineHistograms()  # of that model
+        self.adapters = ServedAdapters(info, self.revision, lambda: self._engine)
         self._lifecycle = Lifecycle(self.revision)
-        self.admission = Admission(self.router, self._lifecycle, lambda: self._engine)
+        self.admission = Admission(self.router, self._lifecycle, lambda: self._engine, self.adapters)
         self.watchdog = EngineWatchdog(self, self._lifecycle, limits)
 
     # What it is and how it does.
@@ -168,6 +171,7 @@ class Worker:
                 spec.source,
                 options_of(spec.options, device),
                 progressed,
+                adapters=() if again else [each.source for each in spec.adapters],
                 environment=variables,
                 canary_interval=self._limits.canary_interval,
                 log_level=self._log_level,
@@ -189,6 +193,7 @@ class Worker:
         self.load_progress = 1.0
         self._news = asyncio.create_task(self._relay(engine))
         self._watching = asyncio.create_task(self.watchdog.watch(engine))
+        await self.adapters.begin(spec.adapters, engine.loaded.adapters, again=again)
         self.watchdog.begin(engine.loaded.canary, again=again)
         self.resume(REPLACEMENT)
         if self.state == fleet.WORKER_STATE_LOADING:  # else it was told to drain meanwhile

@@ -10,8 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from polyfleet.engine.checks import check_lengths, check_request
-from polyfleet.engine.facts import EngineFacts, EngineStatus
-from polyfleet.serving.engine_process import Progress, main
+from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
+from polyfleet.serving.engine_process import main
+from polyfleet.serving.engine_protocol import Progress
 from polyfleet.simulator.engine import Job, SimulatedEngine
 from polyfleet.simulator.fleet_file import Group, read_fleet
 from polyfleet.simulator.tokens import VOCABULARY, fingerprint, mark, token, tokenizer_document
@@ -109,6 +110,13 @@ class TimedEngine:
         job = self._sequences.pop(sequence_id).job
         del self._ids[job.number]
         self._engine.remove(job)
+
+    def add_adapter(self, path: str) -> LoadedAdapter:
+        """It has none. Raises ValueError."""
+        raise ValueError(f"{path}: a simulated worker has no adapters")
+
+    def drop_adapter(self, fingerprint: str) -> None:
+        """There is none."""
 
     def step(self) -> list[SequenceUpdate]:
         """One step, as long as it takes."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from polyfleet.gateway.fleet.adapters import ServedAdapter, listed_name
 from polyfleet.gateway.fleet.tokenizers import Tokenizers
 from polyfleet.gateway.fleet.view import FleetView, ModelFacts
 from polyfleet.gateway.request.prompts import Prompts
@@ -34,6 +35,7 @@ class ServedModel:
     pooling: Pooling = Pooling.MEAN  # of embeddings, where a request leaves it open
     normalized: bool = False  # whether embeddings always have length 1
     width: int = 0  # values of an embedding; 0: not known
+    adapter: str = ""  # fingerprint of the one that was asked for
 
 
 class Models:
@@ -53,12 +55,17 @@ class Models:
         view.changed.add(lambda: tokenizers.want(view.tokenizer_hashes()))
 
     def all(self) -> tuple[Model, ...]:
-        """Every model that is served or being loaded, by name."""
-        return tuple(map(self._described, self._view.models()))
+        """Every model that is served or being loaded, by name, then every adapter of them."""
+        models = {facts.model.name: self._described(facts) for facts in self._view.models()}
+        names = self._view.adapter_names
+        adapters = (_adapted(models[each.model], each, listed_name(each, names)) for each in self._view.adapters)
+        return (*models.values(), *adapters)
 
     def get(self, name: str) -> Model:
         """The model of that name. Raises NotFound."""
-        return self._described(self._facts(name))
+        adapter = self._view.adapter_names.get(name)
+        model = self._described(self._facts(adapter.model if adapter else name))
+        return _adapted(model, adapter, name) if adapter else model
 
     def _described(self, facts: ModelFacts) -> Model:
         """The model with its own sampling defaults, as far as they hold here and its tokenizer's document has come."""
@@ -69,7 +76,12 @@ class Models:
         return replace(facts.model, sampling_defaults=text.answers.sampling_defaults) if text else facts.model
 
     def known_name(self, name: str) -> str:
-        """The name, if the fleet has such a model, ready or not (of an empty one, the only model's); else empty."""
+        """The name, if the fleet has such a model, ready or not (of an empty one, the only model's); else empty.
+
+        Of an adapter its model's.
+        """
+        if adapter := self._view.adapter_names.get(name):
+            return adapter.model
         known = self._view.models()
         if not name and len(known) == 1:
             return known[0].model.name
@@ -84,7 +96,7 @@ class Models:
         served = self._look(name)
         if isinstance(served, ServedModel):
             return served
-        with self._queue.seat(name if self._view.model(name) else ""):
+        with self._queue.seat(self.known_name(name) if name else ""):
             try:
                 return await asyncio.wait_for(self._wait(name), min(seconds_left, self._limits.queue_timeout))
             except asyncio.TimeoutError:
@@ -105,7 +117,8 @@ class Models:
         """The model, or why it has to be waited for."""
         if not self._view.known:
             return "The gateway has not heard of the fleet yet."
-        facts = self._facts(name)
+        adapter = self._view.adapter_names.get(name)
+        facts = self._facts(adapter.model if adapter else name)
         if not facts.model.ready_workers:
             outlook = self._view.outlook(facts.model.name)
             if outlook.hopeless:
@@ -114,17 +127,25 @@ class Models:
                 return outlook.reason
         if facts.info is None:
             return f"Model {facts.model.name} is being loaded."
+        if adapter and not adapter.fingerprint:
+            if adapter.problem:
+                raise FailedPrecondition(
+                    f"Adapter {adapter.name} of model {adapter.model} can't be served: {adapter.problem}"
+                )
+            return f"Adapter {adapter.name} of model {adapter.model} is being loaded."
         fingerprint, tokenizer_hash = facts.info.fingerprint, facts.info.tokenizer_hash
         vectors = POOLINGS.get(facts.info.pooling, Pooling.MEAN), facts.info.normalized, facts.info.hidden_size
+        adapted = adapter.fingerprint if adapter else ""
         if not tokenizer_hash:
-            return ServedModel(facts.model, None, None, fingerprint, "", *vectors)
+            return ServedModel(facts.model, None, None, fingerprint, "", *vectors, adapted)
         try:
             text = self._tokenizers.get(tokenizer_hash)
         except TextAssetsError as error:
             raise FailedPrecondition(f"The tokenizer of model {facts.model.name} can't be used: {error}") from None
         if text is None:
             return f"The tokenizer of model {facts.model.name} is on its way."
-        return ServedModel(self._described(facts), text.answers, text.prompts, fingerprint, tokenizer_hash, *vectors)
+        described = self._described(facts)
+        return ServedModel(described, text.answers, text.prompts, fingerprint, tokenizer_hash, *vectors, adapted)
 
     def _facts(self, name: str) -> ModelFacts:
         if name:
@@ -140,4 +161,12 @@ class Models:
         return everything[0]
 
     def _names(self) -> str:
-        return ", ".join(facts.model.name for facts in self._view.models())
+        names = self._view.adapter_names
+        adapters = (listed_name(each, names) for each in self._view.adapters)
+        return ", ".join((*(facts.model.name for facts in self._view.models()), *adapters))
+
+
+def _adapted(model: Model, adapter: ServedAdapter, name: str) -> Model:
+    """An adapter as a model of its own."""
+    reason = model.reason or adapter.problem or ("" if adapter.fingerprint else f"Adapter {name} is being loaded.")
+    return replace(model, name=name, parent=adapter.model, reason=reason)

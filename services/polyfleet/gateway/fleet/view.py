@@ -9,9 +9,10 @@ workers say that are not ready counts for nothing.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from polyfleet.gateway.fleet.adapters import ServedAdapter, adapters_of, by_served_name
 from polyfleet.gateway.fleet.outlook import Outlook, intended_models, outlook, served_name
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.snapshot import Snapshot
@@ -65,6 +66,8 @@ class FleetView:
         self._facts: dict[str, ModelFacts] = {}  # those of models with ready workers that were asked for since then
         self._infos: dict[str, fleet_pb2.ModelInfo] = {}  # model name -> what prevails, or did when last one was ready
         self._mixed: dict[str, frozenset[str]] = {}  # model name -> fingerprints of its ready workers, where several
+        self.adapters: tuple[ServedAdapter, ...] = ()  # of all models
+        self.adapter_names: Mapping[str, ServedAdapter] = {}  # by every name that requests may call them
         self._closing: set[asyncio.Task[None]] = set()
         self.changed.add(self._prune)
 
@@ -106,7 +109,8 @@ class FleetView:
         loaded = (session.info.model.name for session in self.sessions.values())
         self._names = frozenset({*self._deployed, *intended_models(self._heard), *loaded} - {""})
         self._infos = {name: info for name, info in self._infos.items() if name in self._names}
-        for name in self._names:
+        adapters = list[ServedAdapter]()
+        for name in sorted(self._names):
             ready = self._ready(name)
             fingerprint = prevailing_fingerprint(session.worker() for session in ready)
             for session in ready:
@@ -114,6 +118,10 @@ class FleetView:
                     self._infos[name] = session.info.model
                     break
             self._warn_of_mixture(name, ready)
+            infos = [session.info.model for session in ready if session.info.model.fingerprint == fingerprint]
+            adapters += adapters_of(name, infos, [each for each in wishes if served_name(each) == name])
+        self.adapters = tuple(adapters)
+        self.adapter_names = by_served_name(adapters, self._names | self._resting)
 
     def _ready(self, name: str) -> list[Session]:
         """Sessions with the ready workers of a model, by id; those that can't be reached where there are no others."""

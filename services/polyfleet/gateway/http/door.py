@@ -82,7 +82,7 @@ class Door:
 
     def _model_name(self, asked: str | None) -> str:
         """The name that a reply tells: the one asked for, or that of the only model there is."""
-        models = () if asked else self._generation.models()
+        models = [] if asked else [each for each in self._generation.models() if not each.parent]
         return models[0].name if len(models) == 1 else asked or ""
 
 

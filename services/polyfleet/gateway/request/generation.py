@@ -108,6 +108,7 @@ class Generation:
         sampling = replace(request.sampling, **defaults, seed=seed)  # type: ignore[arg-type]
         grammar = await make_grammar(request, served, prompt, record.seconds_left, self._tool_parser)
         shared = {**request.shared(), "stop_token_ids": _stop_token_ids(request, prompt, served), "grammar": grammar}
+        shared["adapter"] = served.adapter
         first = _sequence(record, call, prompt.token_ids, sampling, **shared)
         return served, prompt, [replace(first, choice=choice) for choice in range(request.n)]
 
@@ -140,7 +141,8 @@ class Generation:
         for index, each in enumerate(request.inputs):
             with nullcontext() if each.text is None else self._tokenizing(served):
                 prompt_ids = await _embed_ids(f"inputs[{index}]", each, served, record.seconds_left)
-            embedding = {"choice": index, "max_tokens": 1, "pooling": request.pooling or served.pooling}
+            pooling = request.pooling or served.pooling
+            embedding = {"choice": index, "max_tokens": 1, "pooling": pooling, "adapter": served.adapter}
             wanted.append(_sequence(record, call, prompt_ids, GREEDY, **embedding))
         return served, wanted
 

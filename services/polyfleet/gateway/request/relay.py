@@ -25,7 +25,7 @@ from polyfleet.placement.filters import room
 from polyfleet.placement.fleet import PlacementRequest
 from polyfleet.wire.answers import FinishReason, SequenceUpdate
 from polyfleet.wire.features import needed_features
-from polyfleet.wire.hashing import grain_numbers
+from polyfleet.wire.hashing import adapter_salt, grain_numbers
 from polyfleet.wire.ids import sequence_id
 from polyfleet.wire.requests import SequenceRequest
 
@@ -142,7 +142,8 @@ class SequenceRelay:
 
     def _prompt_grains(self) -> tuple[int, ...]:
         if self._grains is None:
-            self._grains = grain_numbers(self._request.prompt_ids, self._request.cache_salt)
+            salt = adapter_salt(self._request.cache_salt, self._request.adapter)
+            self._grains = grain_numbers(self._request.prompt_ids, salt)
         return self._grains
 
     def granted(self, session: Session) -> None:

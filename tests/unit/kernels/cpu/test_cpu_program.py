@@ -10,7 +10,8 @@ from tests.support.small_config import SMALL
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse, select_early
 from polyfleet.graph.ops import OpKind
-from polyfleet.kernels.cpu.program import Buffers, Program, place, plan, to_stages
+from polyfleet.kernels.cpu.buffers import Buffers, place
+from polyfleet.kernels.cpu.program import Program, plan, to_stages
 from polyfleet.kernels.cpu.stages import NONE, Stage, StageKind
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.models.config import ModelConfig

@@ -9,8 +9,8 @@ def describe() -> dict[str, Any]:
     `available`; without the library `reason`; else `instruction_sets` (best first), the `instruction_set` that is
     chosen, and `implementations` by op, linears for every weight format.
     """
+    from polyfleet.kernels.cpu.implementations import implementations
     from polyfleet.kernels.cpu.library import LibraryUnavailable, instruction_sets
-    from polyfleet.kernels.cpu.model import implementations
     from polyfleet.kernels.weights import WeightFormat
 
     try:

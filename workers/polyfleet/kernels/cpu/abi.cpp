@@ -77,6 +77,13 @@ int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t b
     });
 }
 
+int32_t pf_executor_set_adapter(PfExecutor *executor, int32_t number, const PfLowRank *parts, int32_t num_parts) {
+    return guarded([&] {
+        executor->executor.set_adapter(number, parts, num_parts);
+        return PF_OK;
+    });
+}
+
 uint16_t *pf_executor_keys(PfExecutor *executor) { return executor->executor.cache().keys.as<uint16_t>(); }
 
 uint16_t *pf_executor_values(PfExecutor *executor) { return executor->executor.cache().values.as<uint16_t>(); }

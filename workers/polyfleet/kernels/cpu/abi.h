@@ -41,7 +41,9 @@ enum PfStageKind : int32_t {
     PF_CAUSAL_CONV, // output = input over its sequence's last `width` rows, by the weight `norm` [column][tap]
     PF_DELTA_RULE,  // output = the gated delta rule of heads input = q, k, v and residual = rates, fades; `norm` and the
                     // only operand are its weights
-    PF_LOOKUP       // output[T] = rows of the only operand: `first_row`, and the step's positions from it on if `width`
+    PF_LOOKUP,      // output[T] = rows of the only operand: `first_row`, and the step's positions from it on if `width`
+    PF_ADAPT        // output += what each row's adapter makes of input for the weights whose numbers are the operands, in
+                    // place of whose biases stand their first columns in output
 };
 
 enum PfEpilogue : int32_t { PF_STORE, PF_THEN_SILU_MUL, PF_THEN_ROPE_CACHE };
@@ -106,17 +108,28 @@ struct PfStep {
     const int32_t *draw_rows;       // [num_draws] the selected rows, whose logits are wanted
     const int32_t *cleared_blocks;  // [num_cleared] made 0 before anything is computed
     const int32_t *block_tables;    // [num_slots][table_width]
+    const int32_t *adapters;        // [num_slots] of each slot's sequence, or negative; null: no sequence has one
     int32_t *greedy_ids;            // out, unless null: [num_draws] id of each row's largest logit, the lowest of equal
                                     // ones; 0 where not all are finite
     int8_t *faults;                 // out: [num_sequences] 1 where a key or value of any row is not finite in half
 };                                  // precision or, with greedy_ids, a logit of a selected row; else 0
+
+// What an adapter adds to one weight [rows][columns]: up @ down. Rows of both matrices come in groups of 16, padded with
+// zeros, each [column][16], of numbers in half precision or int8 that count as they are times their row's scale.
+struct PfLowRank {
+    int32_t site;  // the weight's number among operands of PF_ADAPT
+    int32_t rank, rows, columns;
+    int32_t bytes;  // of a number: 2 or 1
+    const void *down, *up;
+    const float *down_scale, *up_scale;  // [rank], [rows], padded as these
+};
 
 struct PfExecutor;
 
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 7;
+const int32_t PF_ABI = 8;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.
@@ -142,6 +155,9 @@ PF_API int64_t pf_executor_packed_bytes(const PfExecutor *executor);
 // Makes a KV cache of zeros, states of so many slots, and room for steps of so many rows, in the place of those before.
 // All programs come first.
 PF_API int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t block_size, int32_t rows, int32_t slots);
+
+// Copies an adapter in the place of the one of that number; without parts that is freed. Not during a step.
+PF_API int32_t pf_executor_set_adapter(PfExecutor *executor, int32_t number, const PfLowRank *parts, int32_t num_parts);
 
 // Where keys and values lie, in half precision: [layer][block][kv head][head_dim][block_size rounded up to 16] and
 // [layer][block][kv head][block_size][head_dim rounded up to 16].

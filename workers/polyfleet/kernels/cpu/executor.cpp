@@ -169,6 +169,7 @@ void Executor::compile(Stage &stage, const int32_t *operands) {
     if (at.kind == PF_DELTA_RULE || at.kind == PF_CAUSAL_CONV) stage.state = states_at_.at((size_t)at.layer);
     if (at.kind == PF_HEAD_LINEAR) compile_heads(stage, operands);
     if (at.kind == PF_EXPERTS) compile_experts(stage, operands);
+    if (at.kind == PF_ADAPT) stage.sites.assign(operands, operands + 2 * at.num_operands);
     if (at.kind != PF_LINEAR) return;
     std::vector<std::vector<Piece>> pieces;
     int column = 0;

@@ -36,6 +36,7 @@ struct Stage {
     bool quantised = false, dense = false, bf16 = false;  // what its weights read
     const Packed *gate = nullptr, *up = nullptr, *down = nullptr;  // of experts; `gate` of heads
     const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
+    std::vector<int32_t> sites;  // of an adapt: its operands
 };
 
 struct Program {
@@ -84,6 +85,21 @@ struct Visits {
     bool in_place;
 };
 
+struct Adapter {
+    Memory memory;               // of all parts
+    std::vector<LowRank> parts;  // by the number of the weight that each changes; those without rows change nothing
+};
+
+// Rows `first` ... of an Adapted's, which have the same adapter.
+struct AdaptedRun {
+    int adapter, first, count;
+};
+
+struct Adapted {
+    std::vector<int> rows;  // by adapter
+    std::vector<AdaptedRun> runs;
+};
+
 // What a step knows of its rows, made before its first stage.
 struct StepState {
     const PfStep *in;
@@ -98,6 +114,7 @@ struct StepState {
     std::vector<Visit> visits;       // of the experts at hand, by expert
     std::vector<Visits> visited;
     std::vector<Largest> largest;  // [selected row][thread]
+    Adapted adapted, selected_adapted;  // of all rows, of the selected ones
 };
 
 // Room for rows that enter a linear, `stride` apart, in every form that kernels read.
@@ -119,6 +136,7 @@ public:
     int add_program(const PfStage *stages, int num_stages, const int32_t *operands, int num_operands);
     void allocate(int num_blocks, int block_size, int rows, int slots);
     void step(int program, const PfStep &step);
+    void set_adapter(int number, const PfLowRank *parts, int num_parts);
     size_t packed_bytes() const { return packed_.size(); }
     const Cache &cache() const { return cache_; }
     float *buffer(int index) { return buffers_[(size_t)index].as<float>(); }
@@ -186,6 +204,10 @@ private:
     void causal_conv(const Stage &stage, std::atomic<int> &claimed, int thread);
     void delta_rule(const Stage &stage, std::atomic<int> &claimed, int thread);
 
+    // Adapters (adapt.cpp).
+    void prepare_adapted(const PfStep &step, bool selected, Adapted &adapted);
+    void adapt(const Stage &stage, std::atomic<int> &claimed, int thread);
+
     // Linears (linear.cpp).
     void linear(const Stage &stage, std::atomic<int> &claimed, int thread);
     void linear_by_rows(const Stage &stage, const std::vector<Run> &runs, std::atomic<int> &claimed, int thread);
@@ -238,6 +260,9 @@ private:
     int vocabulary_ = INT32_MAX;  // rows of the smallest embedding
     int most_positions_ = INT32_MAX;  // of a sequence, that all lookups have rows for
     int widest_ = BLOCK, deepest_unit_ = 1;  // most columns that enter a linear; most pieces of a unit
+    std::vector<std::unique_ptr<Adapter>> adapters_;
+    std::vector<float> narrow_;  // of each thread: a row between an adapter's matrices
+    int narrow_width_ = 0;
     StepState state_;
 };
 

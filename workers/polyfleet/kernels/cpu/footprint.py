@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Experts, OpKind, of
 from polyfleet.kernels.cpu.layouts import FOUR_BITS, format_read
-from polyfleet.kernels.cpu.program import GROUP
+from polyfleet.kernels.cpu.stages import GROUP
 from polyfleet.kernels.quantisation import BLOCKS
 from polyfleet.kernels.weights import Weight, Weights
 

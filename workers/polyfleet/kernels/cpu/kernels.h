@@ -94,6 +94,13 @@ static inline size_t attention_scratch(int head_dim, int vectors) {
     return 2 * dim * ATTENTION_STRIDE + padded * (dim + ATTENTION_STRIDE) + 2 * attention_partial(head_dim, vectors);
 }
 
+// What an adapter adds to one weight: see PfLowRank of abi.h.
+struct LowRank {
+    int rank, rows, columns, bytes;
+    const void *down, *up;
+    const float *down_scale, *up_scale;
+};
+
 struct Kernels {
     const char *name;
 
@@ -122,6 +129,9 @@ struct Kernels {
     void (*attend)(const Attention &attention);
     // The same result from the softmaxes of all parts, which lie behind each other at `partial`.
     void (*combine)(const Attention &attention, int parts);
+    // y[rows] += up @ (down @ x[columns]), of a part in int8 and of one in half precision; `narrow` has room for the rank,
+    // rounded up to whole groups.
+    void (*low_rank[2])(const LowRank &part, const float *x, float *narrow, float *y);
     // Index and value of the largest of n numbers, the first of equal ones; false when not all are finite.
     bool (*largest)(const float *x, int n, int *index, float *value);
 };

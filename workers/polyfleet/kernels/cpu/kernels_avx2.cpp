@@ -2,6 +2,7 @@
 #include "attention.inl"
 #include "linear_avx2.inl"
 #include "linear_dense.inl"
+#include "low_rank.inl"
 #include "rows.inl"
 
 const pf::Kernels pf::avx2_kernels = {
@@ -17,5 +18,6 @@ const pf::Kernels pf::avx2_kernels = {
     store_half,
     attend,
     combine,
+    {low_rank<int8_t>, low_rank<uint16_t>},
     find_largest,
 };

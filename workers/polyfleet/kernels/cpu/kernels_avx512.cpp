@@ -2,6 +2,7 @@
 #include "attention.inl"
 #include "linear_avx512.inl"
 #include "linear_dense.inl"
+#include "low_rank.inl"
 #include "rows.inl"
 
 #if defined(__AMX_INT8__)
@@ -53,5 +54,6 @@ const pf::Kernels pf::TABLE = {
     store_half,
     ATTEND,
     combine,
+    {low_rank<int8_t>, low_rank<uint16_t>},
     find_largest,
 };

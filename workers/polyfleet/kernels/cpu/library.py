@@ -10,7 +10,7 @@ from typing import Any
 NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
 PATH = Path(__file__).parent / NAME
 
-ABI = 7  # PF_ABI of abi.h
+ABI = 8  # PF_ABI of abi.h
 NO_MEMORY = -2  # PfResult of abi.h
 Int32s = POINTER(c_int32)
 READ = ctypes.CFUNCTYPE(c_void_p, c_int32)
@@ -69,7 +69,16 @@ class PfStep(ctypes.Structure):
         *((name, c_int32) for name in ("num_rows", "num_sequences", "num_draws", "num_cleared")),
         *((name, c_int32) for name in ("num_slots", "table_width", "logits")),
         *((name, c_void_p) for name in ("token_ids", "slots", "row_starts", "lengths", "draw_rows", "cleared_blocks")),
-        *((name, c_void_p) for name in ("block_tables", "greedy_ids", "faults")),
+        *((name, c_void_p) for name in ("block_tables", "adapters", "greedy_ids", "faults")),
+    ]
+
+
+class PfLowRank(ctypes.Structure):
+    """What an adapter adds to one weight."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("site", "rank", "rows", "columns", "bytes")),
+        *((name, c_void_p) for name in ("down", "up", "down_scale", "up_scale")),
     ]
 
 
@@ -82,6 +91,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pf_executor_add_program": (c_int32, [c_void_p, POINTER(PfStage), c_int32, Int32s, c_int32]),
     "pf_executor_packed_bytes": (c_int64, [c_void_p]),
     "pf_executor_allocate": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
+    "pf_executor_set_adapter": (c_int32, [c_void_p, c_int32, POINTER(PfLowRank), c_int32]),
     "pf_executor_keys": (POINTER(c_uint16), [c_void_p]),
     "pf_executor_values": (POINTER(c_uint16), [c_void_p]),
     "pf_executor_step": (c_int32, [c_void_p, c_int32, POINTER(PfStep)]),

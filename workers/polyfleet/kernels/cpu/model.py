@@ -1,23 +1,27 @@
 """One model in the CPU library: packed weights, KV cache, threads and two programs behind one call a step."""
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from polyfleet.graph.adapt import adaptable
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.ops import Experts, Heads, Rope
+from polyfleet.kernels.adapters import Parts
 from polyfleet.kernels.cpu import library
-from polyfleet.kernels.cpu.footprint import MATRICES, padded, row_stride
-from polyfleet.kernels.cpu.geometry import KINDS, Geometry
+from polyfleet.kernels.cpu.adapters import pack_rows
+from polyfleet.kernels.cpu.footprint import padded, row_stride
+from polyfleet.kernels.cpu.geometry import Geometry
 from polyfleet.kernels.cpu.layouts import FORMATS, format_read, readable
-from polyfleet.kernels.cpu.library import DONE, READ, PfModel, PfStage, PfStep, PfWeight
-from polyfleet.kernels.cpu.program import GROUP, Program, programs
-from polyfleet.kernels.cpu.stages import NONE, StageKind
+from polyfleet.kernels.cpu.library import DONE, READ, PfLowRank, PfModel, PfStage, PfStep, PfWeight
+from polyfleet.kernels.cpu.program import Program, Variant, programs
+from polyfleet.kernels.cpu.stages import GROUP, NONE, StageKind
 from polyfleet.kernels.weights import Weight, WeightFormat, Weights
 
 COLUMN_MULTIPLE = 32  # of quantised weights
@@ -30,7 +34,14 @@ class CpuModel:
     """Runs the graph's programs. Not thread-safe. Holds the embedding's memory; packs everything else."""
 
     def __init__(
-        self, graph: KernelGraph, weights: Weights, *, threads: int, instruction_set: str, wide: bool = False
+        self,
+        graph: KernelGraph,
+        weights: Weights,
+        *,
+        threads: int,
+        instruction_set: str,
+        wide: bool = False,
+        adapters: bool = False,
     ) -> None:
         """`wide`: whether long chunks of a prompt may be rounded to bfloat16, where the instruction set does.
 
@@ -41,11 +52,14 @@ class CpuModel:
         if problem := unsupported(graph, weights):
             raise ValueError(problem)
         self.geometry = Geometry.of(fuse(graph))
-        self._programs, self._widths = programs(graph, lambda name: weights[name].rows)
-        self._packing = _Packing(weights, self.geometry.ropes)
-        stages = {keep: self._packing.program(program) for keep, program in self._programs.items()}
+        self._programs, self._widths = programs(graph, lambda name: weights[name].rows, adapters=adapters)
+        self._ran: Variant = (False, False)
+        self._sites = {name: number for number, name in enumerate(adaptable(graph))}
+        self._coarse = {name: weights[name].format.quantised for name in self._sites}  # as what adapters change
+        self._packing = _Packing(weights, self.geometry.ropes, self._sites)
+        stages = {variant: self._packing.program(program) for variant, program in self._programs.items()}
         self._handle = self._create(threads, instruction_set, wide)
-        self._numbers = {keep: self._add(*each) for keep, each in stages.items()}
+        self._numbers = {variant: self._add(*each) for variant, each in stages.items()}
         self._packing.release()
 
     @property
@@ -59,14 +73,30 @@ class CpuModel:
         library.check(self._library.pf_executor_allocate(self._alive(), num_blocks, block_size, rows, slots))
         self._shape = num_blocks, block_size
 
-    def step(self, step: PfStep, *, keep_hidden: bool) -> None:
+    def set_adapter(self, number: int, parts: Parts) -> None:
+        """Copy an adapter in the place of the one of that number; without parts that one's memory is freed.
+
+        Raises MemoryError.
+        """
+        structs, alive = (PfLowRank * len(parts))(), list[NDArray[Any]]()
+        for struct, (name, part) in zip(structs, parts.items(), strict=True):
+            struct.site, (struct.rank, struct.columns), struct.rows = self._sites[name], part.down.shape, len(part.up)
+            coarse = self._coarse[name]
+            struct.bytes = 1 if coarse else 2
+            packed = (*pack_rows(part.down, coarse=coarse), *pack_rows(part.up, coarse=coarse))
+            struct.down, struct.down_scale, struct.up, struct.up_scale = (each.ctypes.data for each in packed)
+            alive += packed
+        library.check(self._library.pf_executor_set_adapter(self._alive(), number, structs, len(parts)))
+
+    def step(self, step: PfStep, *, keep_hidden: bool, adapters: bool = False) -> None:
         """Compute one step; its results stand in `logits` and, when kept, `hidden` until the next.
 
         Raises ValueError for a step that would lead the library to memory that is not its own, before anything is
         written, and once the model is closed.
         """
-        step.logits = self._programs[keep_hidden].outputs[-1]
-        library.check(self._library.pf_executor_step(self._alive(), self._numbers[keep_hidden], ctypes.byref(step)))
+        self._ran = keep_hidden, adapters
+        step.logits = self._programs[self._ran].outputs[-1]
+        library.check(self._library.pf_executor_step(self._alive(), self._numbers[self._ran], ctypes.byref(step)))
 
     def keys(self) -> NDArray[np.float16]:
         """All keys [caches, blocks, kv heads, width, block size], a view."""
@@ -80,21 +110,21 @@ class CpuModel:
         shape = self.geometry.num_caches, num_blocks, kind.kv_heads, block_size, padded(kind.width)
         return self._halves(self._library.pf_executor_values, shape)[..., : kind.width]
 
-    def logits(self, rows: int, *, keep_hidden: bool) -> NDArray[np.float32]:
+    def logits(self, rows: int) -> NDArray[np.float32]:
         """Logits [rows, vocabulary] of the last step, a view."""
-        return self._view(self._programs[keep_hidden].outputs[-1], rows)
+        return self._view(self._programs[self._ran].outputs[-1], rows)
 
     def hidden(self, rows: int) -> NDArray[np.float32]:
         """Final hidden states [rows, H] of the last step, a view; only after a step that kept them."""
-        return self._view(self._programs[True].outputs[0], rows)
+        return self._view(self._programs[self._ran].outputs[0], rows)
 
     def inputs(self, rows: int) -> tuple[NDArray[np.float32], ...]:
         """The graph's inputs [rows, width], to be written before a step that keeps hidden states; views."""
-        return tuple(self._view(buffer, rows) for buffer in self._programs[True].inputs)
+        return tuple(self._view(buffer, rows) for buffer in self._programs[True, False].inputs)
 
     def outputs(self, rows: int) -> tuple[NDArray[np.float32], ...]:
         """The graph's outputs [rows, width] of the last step, which kept hidden states; views."""
-        return tuple(self._view(buffer, rows) for buffer in self._programs[True].outputs)
+        return tuple(self._view(buffer, rows) for buffer in self._programs[self._ran].outputs)
 
     def close(self) -> None:
         """Free memory and threads; the model is of no use afterwards."""
@@ -149,9 +179,10 @@ class CpuModel:
 class _Packing:
     """Numbers the weights that programs name, once for each use, and keeps their memory until they are packed."""
 
-    def __init__(self, weights: Weights, ropes: tuple[Rope, ...]) -> None:
+    def __init__(self, weights: Weights, ropes: tuple[Rope, ...], sites: Mapping[str, int]) -> None:
         self._source = weights
         self._ropes = ropes
+        self._sites = sites
         self._numbers: dict[tuple[str, bool], int] = {}  # (name, packed)
         self._entries: list[PfWeight] = []
         self._alive: list[tuple[bool, torch.Tensor]] = []
@@ -201,6 +232,10 @@ class _Packing:
             at.query_norm, at.key_norm = norms
             at.rope = self._ropes.index(stage.rope) if stage.rope else 0
             at.first_operand, at.num_operands = len(operands), len(stage.weights)
+            if stage.kind is StageKind.ADAPT:
+                rows = [self._source[name].rows for name in stage.weights]
+                operands += [*(self._sites[name] for name in stage.weights), *accumulate(rows[:-1], initial=0)]
+                continue
             operands += [self._number(name, packed=packed) for name in stage.weights]
             operands += [self._number(name, packed=False) for name in stage.biases] or [NONE] * len(stage.weights)
         return stages, np.array(operands, dtype=np.int32)
@@ -260,19 +295,3 @@ def _problem(weight: Weight) -> str:
     if weight.rows == 1 and weight.format.quantised:
         return f"weight {weight.name} is a quantised vector"
     return ""
-
-
-def implementations(instruction_set: str, formats: Iterable[WeightFormat]) -> Mapping[str, str]:
-    """What runs each op; linears by the format of their weights."""
-    names = sorted(kind.value for kind in KINDS)
-    function = library.load().pf_linear_implementation
-    forms = sorted(set(formats), key=list(WeightFormat).index)
-    linears = (
-        f"{form.value}: {function(instruction_set.encode(), FORMATS[format_read(form)]).decode()}" for form in forms
-    )
-    return {**dict.fromkeys(names, f"cpu {instruction_set}"), "linear": "cpu " + ", ".join(linears)}
-
-
-def linear_formats(graph: KernelGraph, weights: Weights) -> frozenset[WeightFormat]:
-    """Formats of the weights that linears read."""
-    return frozenset(weights[name].format for op in graph.ops if op.kind in MATRICES for name in op.weights)

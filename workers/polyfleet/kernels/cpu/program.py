@@ -8,8 +8,9 @@ Fusions, each only where nobody else reads the value in between:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from polyfleet.graph.adapt import adapted
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse, select_early
 from polyfleet.graph.ops import (
@@ -28,11 +29,12 @@ from polyfleet.graph.ops import (
     Route,
     of,
 )
-from polyfleet.kernels.cpu.stages import NONE, Epilogue, Stage, StageKind
+from polyfleet.kernels.cpu.buffers import Buffers, place
+from polyfleet.kernels.cpu.stages import GROUP, NONE, Epilogue, Stage, StageKind
 
-GROUP = 16  # rows of a weight that are computed together, as in kernels.h
 PLAIN = frozenset({"silu", "silu_mul", "sigmoid", "relu", "gelu", "gelu_tanh", "argmax"})  # ops of one value, no more
 
+Variant = tuple[bool, bool]  # of a program: whether it keeps hidden states, and whether it computes with adapters
 RowCount = Callable[[str], int]  # rows (outputs) of a weight by its name
 
 
@@ -45,22 +47,20 @@ class Program:
     inputs: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class Buffers:
-    """Rows of memory that values take turns in, `widths[b]` columns each. Programs of one model share them."""
-
-    widths: list[int] = field(default_factory=list)
-
-
-def programs(graph: KernelGraph, rows: RowCount) -> tuple[Mapping[bool, Program], Sequence[int]]:
-    """Both programs of a graph, without and with hidden states, and the widths of the buffers that they share."""
+def programs(
+    graph: KernelGraph, rows: RowCount, *, adapters: bool = False
+) -> tuple[Mapping[Variant, Program], Sequence[int]]:
+    """The programs of a graph, those for adapters only if wanted, and the widths of the buffers that they share."""
     buffers = Buffers()
-    return {keep: plan(graph, rows, buffers, keep_hidden=keep) for keep in (False, True)}, buffers.widths
+    variants = [(keep, adapt) for adapt in ((False, True) if adapters else (False,)) for keep in (False, True)]
+    made = {(keep, adapt): plan(graph, rows, buffers, keep_hidden=keep, adapters=adapt) for keep, adapt in variants}
+    return made, buffers.widths
 
 
-def plan(graph: KernelGraph, rows: RowCount, buffers: Buffers, *, keep_hidden: bool) -> Program:
+def plan(graph: KernelGraph, rows: RowCount, buffers: Buffers, *, keep_hidden: bool, adapters: bool = False) -> Program:
     """The program of a graph; without `keep_hidden` it finishes only the last output, of a model the wanted logits."""
     graph = fuse(graph) if keep_hidden else select_early(fuse(graph))
+    graph = adapted(graph) if adapters else graph
     kept = graph.outputs if keep_hidden else graph.outputs[-1:]
     stages, placed = place(to_stages(graph, rows, kept), graph.widths, kept, buffers, graph.inputs)
     return Program(stages, tuple(placed[value] for value in kept), tuple(placed[value] for value in graph.inputs))
@@ -146,6 +146,8 @@ def _stage(op: Op) -> Stage:
             attention = of(op, Attention)
             stage = Stage(StageKind.ATTENTION, source, output, layer=layer)
             return replace(stage, window=attention.window, factor=attention.soft_cap, sinks="".join(op.weights))
+        case OpKind.ADAPT:
+            return Stage(StageKind.ADAPT, source, output, op.inputs[1], weights=op.weights)
         case OpKind.SELECT_ROWS:
             return Stage(StageKind.SELECT, source, output)
     return _stage_of_parts(op)
@@ -193,34 +195,3 @@ def _output(op: Op) -> int:
 
 def _eps(op: Op) -> float:
     return of(op, Norm).eps
-
-
-def place(
-    stages: list[Stage], widths: tuple[int, ...], kept: Iterable[int], buffers: Buffers, inputs: Iterable[int] = ()
-) -> tuple[tuple[Stage, ...], dict[int, int]]:
-    """Values to buffers: a buffer is free again behind the last reader of its value, never within one stage."""
-    last_reader = {value: number for number, stage in enumerate(stages) for value in (*stage.writes, *stage.reads)}
-    last_reader.update(dict.fromkeys(kept, len(stages)))
-    free = list(range(len(buffers.widths)))
-    placed: dict[int, int] = {NONE: NONE}
-    out = []
-
-    def put(value: int) -> None:
-        buffer = next((each for each in free if buffers.widths[each] == widths[value]), None)
-        if buffer is None:
-            buffer = len(buffers.widths)
-            buffers.widths.append(widths[value])
-        else:
-            free.remove(buffer)
-        placed[value] = buffer
-
-    for value in inputs:
-        put(value)
-    for number, stage in enumerate(stages):
-        for value in stage.writes:
-            put(value)
-        source, output, residual = placed[stage.input], placed[stage.output], placed[stage.residual]
-        total = placed[stage.residual_out]
-        out.append(replace(stage, input=source, output=output, residual=residual, residual_out=total))
-        free += {placed[value] for value in (*stage.reads, *stage.writes) if last_reader[value] == number}
-    return tuple(out), placed

@@ -84,6 +84,9 @@ struct F32 {
 };
 PF_INLINE F32 load(const float *p) { return {_mm512_loadu_ps(p)}; }
 PF_INLINE F32 load(const uint16_t *half) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)half))}; }
+PF_INLINE F32 load(const int8_t *code) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)code)))};
+}
 PF_INLINE void store(float *p, F32 a) { _mm512_storeu_ps(p, a.v); }
 PF_INLINE void store(uint16_t *half, F32 a) { _mm256_storeu_si256((__m256i *)half, _mm512_cvtps_ph(a.v, 0)); }
 PF_INLINE F32 broadcast(float a) { return {_mm512_set1_ps(a)}; }
@@ -107,6 +110,9 @@ struct F32 {
 };
 PF_INLINE F32 load(const float *p) { return {_mm256_loadu_ps(p)}; }
 PF_INLINE F32 load(const uint16_t *half) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)half))}; }
+PF_INLINE F32 load(const int8_t *code) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)code)))};
+}
 PF_INLINE void store(float *p, F32 a) { _mm256_storeu_ps(p, a.v); }
 PF_INLINE void store(uint16_t *half, F32 a) { _mm_storeu_si128((__m128i *)half, _mm256_cvtps_ph(a.v, 0)); }
 PF_INLINE F32 broadcast(float a) { return {_mm256_set1_ps(a)}; }
@@ -148,6 +154,9 @@ PF_INLINE F32 load(const float *p) {
 }
 PF_INLINE F32 load(const uint16_t *half) {
     return {Lanes{half_to_float(half[0]), half_to_float(half[1]), half_to_float(half[2]), half_to_float(half[3])}};
+}
+PF_INLINE F32 load(const int8_t *code) {
+    return {Lanes{(float)code[0], (float)code[1], (float)code[2], (float)code[3]}};
 }
 PF_INLINE void store(float *p, F32 a) { memcpy(p, &a.v, sizeof a.v); }
 PF_INLINE void store(uint16_t *half, F32 a) {

@@ -5,6 +5,7 @@ from enum import IntEnum, unique
 
 from polyfleet.graph.ops import DeltaRule, Experts, Rope, Route
 
+GROUP = 16  # rows of a weight that are computed together, as in kernels.h
 NONE = -1
 
 
@@ -38,6 +39,7 @@ class StageKind(IntEnum):
     CAUSAL_CONV = 23
     DELTA_RULE = 24
     LOOKUP = 25
+    ADAPT = 26
 
 
 @unique

@@ -17,6 +17,8 @@ void Executor::step(int program, const PfStep &step) {
     prepare_rows(step);
     prepare_runs(step);
     prepare_spans(step);
+    prepare_adapted(step, false, state_.adapted);
+    prepare_adapted(step, true, state_.selected_adapted);
     for (size_t i = 0; i < 2 * chosen.stages.size(); i++) chosen.claimed[i].store(0, std::memory_order_relaxed);
     state_.largest.resize((size_t)(step.num_draws * pool_.size()));
     memset(step.faults, 0, (size_t)step.num_sequences);
@@ -39,6 +41,10 @@ void Executor::check(const PfStep &step) const {
     check(within(step.token_ids, step.num_rows, vocabulary_), "token ids must be 0 to ", vocabulary_);
     const int slots = states_at_.back() ? std::min(step.num_slots, num_slots_) : step.num_slots;
     check(within(step.slots, step.num_sequences, slots), "slots must be 0 to ", slots);
+    for (int sequence = 0; step.adapters && sequence < step.num_sequences; sequence++) {
+        const int adapter = step.adapters[step.slots[sequence]];
+        check(adapter < (int)adapters_.size() && (adapter < 0 || adapters_[(size_t)adapter]), "an adapter is not there");
+    }
     check(within(step.cleared_blocks, step.num_cleared, cache_.num_blocks), blocks, cache_.num_blocks);
     for (int sequence = 0; sequence < step.num_sequences; sequence++) {
         const int64_t rows = (int64_t)step.row_starts[sequence + 1] - step.row_starts[sequence];
@@ -141,6 +147,7 @@ void Executor::run(Program &program, int thread) {
             case PF_CAUSAL_CONV: causal_conv(stage, program.claimed[i], thread); break;
             case PF_DELTA_RULE: delta_rule(stage, program.claimed[i], thread); break;
             case PF_SELECT: select(stage, thread); break;
+            case PF_ADAPT: adapt(stage, program.claimed[i], thread); break;
             default: compute_rows(stage, thread); break;
         }
         if (i + 1 < program.stages.size() || state_.in->greedy_ids) pool_.barrier();

@@ -8,5 +8,6 @@ const int WIDE_CHUNK = 256;  // the same of wide rows, for which each weight is 
 const int PRIVATE_ROWS = 2;  // so few rows entering a linear are prepared by every thread for itself: cheaper than waiting
 const int CHUNKS_PER_THREAD = 2;  // from so many chunks on, threads share rows rather than weights
 const int UNITS_PER_THREAD = 6;   // pieces of work of few rows, by threads
+const int ADAPTED_ROWS = 8;       // of one adapter, which one thread takes together
 
 }  // namespace pf

@@ -145,6 +145,7 @@ class ModelReply(msgspec.Struct):
     accelerators: list[str]
     sampling_defaults: dict[str, float]
     embeds_only: bool
+    parent: str | UnsetType = UNSET  # of an adapter
     object: Literal["model"] = "model"
     owned_by: Literal["polyfleet"] = "polyfleet"
 
@@ -238,6 +239,7 @@ def model_reply(model: Model) -> ModelReply:
         accelerators=list(model.accelerators),
         sampling_defaults=dict(model.sampling_defaults),
         embeds_only=model.embeds_only,
+        parent=model.parent or UNSET,
     )
 
 

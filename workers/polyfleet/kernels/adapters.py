@@ -1,0 +1,105 @@
+"""Low-rank adapters (Hu et al., arXiv 2106.09685): a linear's y becomes y + up @ (down @ x), of each row its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfleet.graph.adapt import adaptable
+from polyfleet.graph.kernel_graph import KernelGraph
+from polyfleet.graph.ops import Attributes, Op, OpKind
+from polyfleet.kernels.context import KernelContext
+from polyfleet.kernels.dispatch import Implementation, Kernel
+from polyfleet.kernels.step import Step, upload
+from polyfleet.kernels.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What an adapter adds to one weight [rows, columns]: up @ down, its scale in `up` already; float32."""
+
+    down: Tensor  # [rank, columns]
+    up: Tensor  # [rows, rank]
+
+
+Parts: TypeAlias = Mapping[str, LowRank]  # of one adapter, by the weight's name
+
+
+class AdapterTables:
+    """All adapters' matrices of each `adapt` of a graph, where they stay for its life; 0 where there is nothing.
+
+    Those of one op, whose n weights lie side by side: down [adapters, n * rank, columns], up [adapters, Σ rows, rank].
+    """
+
+    def __init__(
+        self, graph: KernelGraph, weights: Weights, count: int, rank: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.rank = rank
+        self._rows = {name: weights[name].rows for op in adapts(graph) for name in op.weights}
+        self._tables: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+        for op in adapts(graph):
+            rows, columns = sum(self._rows[name] for name in op.weights), weights[op.weights[0]].columns
+            shapes = (count, len(op.weights) * rank, columns), (count, rows, rank)
+            down, up = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+            self._tables[op.weights] = down, up
+
+    def of(self, op: Op) -> tuple[Tensor, Tensor]:
+        """down and up of one op."""
+        return self._tables[op.weights]
+
+    def rows(self, op: Op) -> list[int]:
+        """Of each of the op's weights."""
+        return [self._rows[name] for name in op.weights]
+
+    def set(self, number: int, parts: Parts) -> None:
+        """Put an adapter's matrices in the place of those of that number, behind every step so far."""
+        for names, (down, up) in self._tables.items():
+            down[number].zero_()
+            up[number].zero_()
+            first = 0
+            for at, name in enumerate(names):
+                rows = self._rows[name]
+                if part := parts.get(name):
+                    rank = len(part.down)
+                    down[number, at * self.rank : at * self.rank + rank] = part.down.to(down)
+                    up[number, first : first + rows, :rank] = part.up.to(up)
+                first += rows
+
+
+def adapts(graph: KernelGraph) -> list[Op]:
+    """The ops that adapters come in by."""
+    return [op for op in graph.ops if op.kind is OpKind.ADAPT]
+
+
+def table_numbers(graph: KernelGraph, weights: Weights, rank: int) -> int:
+    """How many numbers one adapter of so high a rank has, at most."""
+    return rank * sum(weights[name].rows + weights[name].columns for name in adaptable(graph))
+
+
+def rows_of_adapters(context: KernelContext, step: Step, attributes: Attributes | None) -> list[tuple[int, Tensor]]:
+    """Each adapter of the step's rows, and which rows have it."""
+    numbers = [number for number in np.unique(step.host_adapters).tolist() if number >= 0]
+    return [(each, upload(np.flatnonzero(step.host_adapters == each), context.device)) for each in numbers]
+
+
+def bind_adapt(op: Op, context: KernelContext) -> Kernel:
+    """x, y -> y with what each row's adapter adds; rows of one adapter go together."""
+    tables = context.adapters
+    if tables is None:
+        raise ValueError("a graph with adapters needs their tables")
+    (down, up), rows, rank = tables.of(op), tables.rows(op), tables.rank
+
+    def kernel(groups: list[tuple[int, Tensor]], x: Tensor, y: Tensor) -> Tensor:
+        for number, mine in groups:
+            narrow = x[mine] @ down[number].T
+            parts = zip(torch.split(narrow, rank, dim=1), torch.split(up[number], rows), strict=True)
+            y.index_add_(0, mine, torch.cat([low @ part.T for low, part in parts], dim=1))
+        return y
+
+    return kernel
+
+
+ADAPTERS = (Implementation(OpKind.ADAPT, "reference", bind_adapt, rows_of_adapters),)

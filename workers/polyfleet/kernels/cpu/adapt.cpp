@@ -1,0 +1,86 @@
+// Low-rank adapters: what each row's adapter adds to a linear's results. A piece of work is some rows of one adapter and
+// one of the linear's weights.
+#include <string.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "executor.h"
+
+namespace pf {
+
+void Executor::set_adapter(int number, const PfLowRank *parts, int num_parts) {
+    if (number < 0) throw std::invalid_argument("adapters are numbered from 0");
+    auto adapter = std::make_unique<Adapter>();
+    auto padded = [](int64_t count) { return (size_t)round_up(count, GROUP); };
+    size_t size = 64;
+    for (int i = 0; i < num_parts; i++) {
+        const PfLowRank &part = parts[i];
+        if (part.site < 0 || part.rank < 1 || part.rows < 1 || part.columns < 1 || (part.bytes != 1 && part.bytes != 2))
+            throw std::invalid_argument("an adapter's sizes are out of range");
+        size += 4 * 64 + (padded(part.rank) + padded(part.rows)) * sizeof(float);
+        size += (padded(part.rank) * (size_t)part.columns + padded(part.rows) * (size_t)part.rank) * (size_t)part.bytes;
+        adapter->parts.resize(std::max(adapter->parts.size(), (size_t)part.site + 1));
+        narrow_width_ = std::max(narrow_width_, (int)padded(part.rank));
+    }
+    adapter->memory = Memory(size).on_huge_pages();
+    uint8_t *next = adapter->memory.as<uint8_t>();
+    auto copy = [&](const void *from, size_t bytes) {
+        uint8_t *to = next;
+        memcpy(to, from, bytes);
+        next += round_up((int64_t)bytes, 64);
+        return (const void *)to;
+    };
+    for (int i = 0; i < num_parts; i++) {
+        const PfLowRank &part = parts[i];
+        LowRank &out = adapter->parts[(size_t)part.site];
+        out.rank = part.rank, out.rows = part.rows, out.columns = part.columns, out.bytes = part.bytes;
+        out.down = copy(part.down, padded(part.rank) * (size_t)part.columns * (size_t)part.bytes);
+        out.up = copy(part.up, padded(part.rows) * (size_t)part.rank * (size_t)part.bytes);
+        out.down_scale = (const float *)copy(part.down_scale, padded(part.rank) * sizeof(float));
+        out.up_scale = (const float *)copy(part.up_scale, padded(part.rows) * sizeof(float));
+    }
+    narrow_.resize((size_t)(narrow_width_ * pool_.size()));
+    if (adapters_.size() <= (size_t)number) adapters_.resize((size_t)number + 1);
+    adapters_[(size_t)number] = num_parts ? std::move(adapter) : nullptr;
+}
+
+// Rows of each adapter behind each other, cut into pieces.
+void Executor::prepare_adapted(const PfStep &step, bool selected, Adapted &adapted) {
+    adapted.rows.clear();
+    adapted.runs.clear();
+    if (!step.adapters) return;
+    const int count = selected ? step.num_draws : step.num_rows;
+    auto adapter_of = [&](int i) {
+        const int row = selected ? step.draw_rows[i] : i;
+        return step.adapters[step.slots[state_.sequence[(size_t)row]]];
+    };
+    for (int i = 0; i < count; i++)
+        if (adapter_of(i) >= 0) adapted.rows.push_back(i);
+    std::stable_sort(adapted.rows.begin(), adapted.rows.end(), [&](int a, int b) { return adapter_of(a) < adapter_of(b); });
+    for (int i = 0; i < (int)adapted.rows.size(); i++) {
+        const int adapter = adapter_of(adapted.rows[(size_t)i]);
+        if (adapted.runs.empty() || adapted.runs.back().adapter != adapter || adapted.runs.back().count == ADAPTED_ROWS)
+            adapted.runs.push_back({adapter, i, 0});
+        adapted.runs.back().count++;
+    }
+}
+
+void Executor::adapt(const Stage &stage, std::atomic<int> &claimed, int thread) {
+    const Adapted &adapted = stage.at.selected ? state_.selected_adapted : state_.adapted;
+    const int sites = stage.at.num_operands, pieces = (int)adapted.runs.size() * sites;
+    float *narrow = narrow_.data() + thread * narrow_width_;
+    for (int piece; (piece = claimed.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+        const AdaptedRun &run = adapted.runs[(size_t)(piece / sites)];
+        const auto &parts = adapters_[(size_t)run.adapter]->parts;
+        const size_t site = (size_t)stage.sites[(size_t)(piece % sites)];
+        if (site >= parts.size() || !parts[site].rows) continue;
+        const int column = stage.sites[(size_t)(sites + piece % sites)];
+        for (int i = run.first; i < run.first + run.count; i++) {
+            const int at = adapted.rows[(size_t)i];
+            kernels_.low_rank[parts[site].bytes - 1](parts[site], row(stage.at.input, at), narrow, row(stage.at.output, at) + column);
+        }
+    }
+}
+
+}  // namespace pf
