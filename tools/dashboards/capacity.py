@@ -183,6 +183,12 @@ SPEED = Row(
             ),
         ),
         Panel(
+            "Adapters",
+            "LoRA adapters that workers serve beside their models.",
+            "short",
+            (Query("sum by (accelerator) (polyfleet_adapters{<pool>})", "{{accelerator}}"),),
+        ),
+        Panel(
             "Evictions",
             "Cached KV blocks that made way for others: prompts that would have been found there are computed again.",
             "suffix: blocks/s",

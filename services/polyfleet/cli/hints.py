@@ -13,7 +13,7 @@ from polyfleet.cli.settings import ServeSettings
 PYTHON = """\
 from polyfleet.client import Client{python_import}
 with Client("{grpc}"{python_access}) as client:
-    for delta in client.stream(model={model!r}, messages=[{{"role": "user", "content": "Hello!"}}]):
+    for delta in client.stream(model={model!r}, messages=[{{"role": "user", "content": "Hello!"}}], max_tokens=64):
         print(delta.text, end="", flush=True)"""
 
 CURL = """\

@@ -164,7 +164,9 @@ def test_alone(loaded: EngineParts, prompts: list[tuple[int, ...]], expected: li
     for request, tokens in zip(greedy(prompts), expected, strict=True):
         run = compute(loaded, [request], prefix_cache=False)
         assert run.tokens == [tokens]
-        assert run.sizes == [[len(request.prompt_ids)]] + [[1]] * (NUM_TOKENS - 1)
+        size = len(request.prompt_ids)
+        prefill = [16, size - 16] if size > 16 else [size]  # few rows, until it is known how long they take
+        assert run.sizes == [[each] for each in (*prefill, *[1] * (NUM_TOKENS - 1))]
 
 
 def test_among_others_in_chunks(loaded: EngineParts, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
@@ -233,9 +235,10 @@ def test_embeddings(loaded: EngineParts, reference: Any, prompts: list[tuple[int
     for request in requests:
         with torch.inference_mode():
             hidden = reference.model(torch.tensor([request.prompt_ids])).last_hidden_state[0]
-        wanted = hidden.mean(dim=0) if request.pooling is Pooling.MEAN else hidden[-1]
+        of = {Pooling.MEAN: hidden.mean(dim=0), Pooling.LAST: hidden[-1], Pooling.CLS: hidden[0]}
+        assert request.pooling is not None
         got = torch.tensor(run.outcomes[request.sequence_id].embedding)
-        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(got, of[request.pooling], rtol=1e-3, atol=1e-3)
 
 
 def next_logits(reference: Any, token_ids: list[int]) -> NDArray[np.float64]:
@@ -248,7 +251,10 @@ def next_logits(reference: Any, token_ids: list[int]) -> NDArray[np.float64]:
 @needs_library
 @pytest.mark.parametrize(
     ("reproducible", "params"),
-    [(False, SamplingParams(temperature=0.0)), (True, SamplingParams(temperature=0.8, seed=5))],
+    [
+        (False, SamplingParams(temperature=0.0)),
+        pytest.param(True, SamplingParams(temperature=0.8, seed=5), marks=pytest.mark.slow),
+    ],
 )
 def test_equal_requests_get_equal_tokens_of_the_cpu_library(
     model_path: Path, prompts: list[tuple[int, ...]], reproducible: bool, params: SamplingParams

@@ -22,7 +22,7 @@ from tests.support.gateway_rig import GatewayRig, Stream, failure_of, text_worke
 from tests.support.text_assets import assets_document
 from tests.support.tls_files import write_tls_files
 
-from polyfleet.gateway import auth
+from polyfleet.process import keys as process_keys
 from polyfleet.v1 import fleet_pb2, worker_pb2
 from polyfleet.v1 import inference_pb2 as pb
 
@@ -119,7 +119,7 @@ async def test_each_tenant_has_prefixes_of_its_own(tmp_path: Path) -> None:
 async def test_a_changed_keys_file_counts_at_once_and_a_broken_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auth, "RELOAD_SECONDS", 0.0)
+    monkeypatch.setattr(process_keys, "RELOAD_SECONDS", 0.0)
     keys = write_keys(tmp_path / "keys.yaml", "secret-old")
     async with GatewayRig(config={"keys_file": str(keys)}) as rig:
         await rig.add(text_worker("w-1"))

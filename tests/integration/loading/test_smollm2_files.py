@@ -75,6 +75,7 @@ def theirs(path: Path) -> Any:
     return AutoTokenizer.from_pretrained(path.parent, gguf_file=FILE)
 
 
+@pytest.mark.slow  # tests/integration/engine compares the same file's tokens
 def test_logits(model: LoadedModel, tokenizer: Tokenizer, path: Path) -> None:
     ids = tokenizer.encode(PROMPT, add_special_tokens=False).ids
     reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=FILE, dtype=torch.float32)

@@ -203,6 +203,7 @@ def test_a_drained_worker_leaves_and_is_replaced(fleet: LocalFleet) -> None:
     fleet.undeploy("drained")
 
 
+@pytest.mark.slow  # tests/e2e do nothing else
 def test_a_real_model_is_served(fleet: LocalFleet, tmp_path: Path) -> None:
     tokenizer = byte_level_metadata()
     shape = TinyShape(vocabulary=len(tokenizer["tokenizer.ggml.tokens"]))

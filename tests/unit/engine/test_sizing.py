@@ -142,8 +142,6 @@ def test_states_take_their_part_and_leave_no_prefix_to_be_read_again() -> None:
     assert most.kv_cache_tokens * EACH <= GIB // 4, "what the states leave"
     with pytest.raises(FieldError, match=r"max_sequences: the states of 33 take 8.2 GiB, 8.0 GiB are free"):
         resolve(EngineOptions(max_sequences=33), CONFIG, stateful, HOST)
-    with pytest.raises(FieldError, match="speculation: must be off: a recurrent state"):
-        resolve(EngineOptions(speculation="ngram"), CONFIG, stateful, HOST)
 
 
 def test_a_sequence_holds_its_window_where_all_layers_have_one() -> None:

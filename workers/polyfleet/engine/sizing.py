@@ -141,8 +141,6 @@ def _with_states(
     options: EngineOptions, machine: Machine, defaults: Defaults, footprint: Footprint
 ) -> tuple[EngineOptions, Footprint]:
     """A sequence keeps its state whatever it has in the KV pool; a cached prefix would have none, so there are none."""
-    if drafts_of(options):
-        raise FieldError("speculation", "must be off: a recurrent state can't go back to before a draft that was wrong")
     each, free = footprint.state_per_sequence, max(0, machine.free_bytes - footprint.weights)
     count = options.max_sequences or max(1, min(defaults.max_sequences, int(free * STATE_SHARE) // each))
     if count * each > free:
