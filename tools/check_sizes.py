@@ -24,6 +24,7 @@ EXCEPTIONS: dict[str, str] = {
     "workers/polyfleet/kernels/vulkan/shaders/paged_attention.wgsl:main": "one program of the device, phase by phase",
 }
 
+STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 Sized = Iterator[tuple[str, int]]  # names of functions, with their numbers of lines
 BRACES_NOISE = re.compile(
     r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^\s*#(?:\\\n|[^\n])*|@\w+(?:\([^()]*\))?'
@@ -49,9 +50,11 @@ class Excess(NamedTuple):
 
 def python_functions(source: str) -> Sized:
     """Each function with its number of lines, from `def` to its end."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+    blocks: list[ast.AST] = [ast.parse(source)]
+    for block in blocks:  # which grows: functions stand in statements, never in expressions
+        if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield block.name, (block.end_lineno or block.lineno) - block.lineno + 1
+        blocks += [each for each in ast.iter_child_nodes(block) if isinstance(each, STATEMENTS)]
 
 
 def braces_functions(source: str) -> Sized:

@@ -231,8 +231,8 @@ def unused(readers: list[Reader], said: Iterable[str], allowed: Iterable[str]) -
     before = -1
     while len(used) > before:
         before = len(used)
-        alive = {each for each in definitions if each.name in used or patterns[each]}
-        used |= {name for name, within in waiting if all(each in alive or each not in definitions for each in within)}
+        dead = {each for each in definitions if each.name not in used and not patterns[each]}
+        used |= {name for name, within in waiting if dead.isdisjoint(within)}
     found = {each for each in definitions if each.name not in used}
     needed = {pattern for each in found for pattern in patterns[each]}
     return sorted(":".join(each) for each in found if not patterns[each]), set(allowed) - needed
