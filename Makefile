@@ -29,23 +29,12 @@ PARALLEL = $(if $(findstring .py,$(ARGS)),,-n 2 --dist loadfile --no-loadscope-r
 # Threads of torch in two processes would wait for each other.
 THREADS = $(if $(PARALLEL),OMP_NUM_THREADS=1)
 CHEAP := tests/unit --ignore=tests/unit/kernels --ignore=tests/unit/chart
-define QUICK_LINT
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/lint-imports
-	$(BIN)/python tools/check_sizes.py
-	$(BIN)/python tools/find_unused.py
-	$(BIN)/python tools/chart_readme.py --check
-	$(BIN)/python -m tools.options --check
-	$(BIN)/python tools/models_doc.py --check
-	$(BIN)/python -m tools.dashboards --check
-endef
 IMAGE_FLAGS = $(IMAGES) --registry=$(REGISTRY) $(if $(BUILDER),--builder=$(BUILDER))
 BUILD_FLAGS = $(if $(BASE),--base=$(BASE)) $(if $(TOOLS_BASE),--tools-base=$(TOOLS_BASE)) \
 	$(if $(filter command environment,$(firstword $(origin TORCH_INDEX))),--torch-index=$(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all check lint dashboards bench bench-serving soak lock proto images image-smoke sbom clean
+.PHONY: help serve test test-all check lint quick-lint types dashboards bench bench-serving soak lock proto images image-smoke sbom clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -72,12 +61,24 @@ test: $(VENV)/.installed-dev ## All tests but the slow ones; ARGS="tests/unit/te
 test-all: $(VENV)/.installed-dev ## All tests
 	$(THREADS) $(PYTEST) $(PARALLEL) $(ARGS)
 
-check: $(VENV)/.installed-dev ## For each commit, in minutes: lint without mypy, and the cheap tests
-	$(QUICK_LINT)
+check: quick-lint ## For each commit, in minutes: lint without mypy, and the cheap tests
 	$(THREADS) $(PYTEST) $(PARALLEL) -m "not slow" $(CHEAP)
 
-lint: $(VENV)/.installed-dev ## ruff, the import rules, sizes, names that only tests use, generated files, mypy
-	$(QUICK_LINT)
+lint: $(VENV)/.installed-dev ## ruff, the import rules, sizes, names that only tests use, generated files; mypy beside them
+	@$(MAKE) --no-print-directory --jobs=2 quick-lint types
+
+quick-lint: $(VENV)/.installed-dev ## lint without mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/find_unused.py
+	$(BIN)/python tools/chart_readme.py --check
+	$(BIN)/python -m tools.options --check
+	$(BIN)/python tools/models_doc.py --check
+	$(BIN)/python -m tools.dashboards --check
+
+types: $(VENV)/.installed-dev ## mypy alone
 	$(BIN)/mypy || { [ $$? -eq 2 ] && $(BIN)/mypy --num-workers 0; } # 2: a busy machine starts its processes too slowly
 
 dashboards: $(VENV)/.installed-dev ## Write Grafana's dashboards anew, from tools/dashboards
