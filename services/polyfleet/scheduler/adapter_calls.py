@@ -3,10 +3,9 @@
 import logging
 from typing import Any
 
-from polyfleet.scheduler.aborts import abort_invalid
+from polyfleet.scheduler.aborts import abort_invalid, abort_unwritten
 from polyfleet.scheduler.adapters import AdapterCallError, AdapterDesk
 from polyfleet.scheduler.store import StoreError
-from polyfleet.scheduler.tenant_calls import abort_unwritten
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.limits import FieldError
 

@@ -5,14 +5,10 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
-
-import grpc
 
 from polyfleet.process.config import ConfigError
 from polyfleet.process.keys import Tenant, read_keys
 from polyfleet.scheduler.leases import Leases
-from polyfleet.scheduler.store import StoreError, StoreFullError
 from polyfleet.scheduler.usage_table import UsageTable
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.limits import FieldError
@@ -67,11 +63,3 @@ def _check(request: pb.ReportUsageRequest) -> None:
             raise FieldError(f"rows[{index}].day", f"must be a day like 2026-01-31, not {row.day!r:.40}")
         if max(row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens) > MAX_COUNT:
             raise FieldError(f"rows[{index}]", f"has a count above {MAX_COUNT}")
-
-
-async def abort_unwritten(context: Any, error: StoreError) -> NoReturn:
-    """End the call whose content could not be stored."""
-    log.error("Something was not stored: %s", error)
-    full = isinstance(error, StoreFullError)
-    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.INTERNAL, str(error))
-    raise AssertionError("abort() raises")

@@ -1,7 +1,6 @@
 """Every encoder against transformers, in float32: vectors alone and in company, pooled as the model's files say."""
 
 import json
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,15 +22,6 @@ from polyfleet.wire.requests import Pooling, SequenceRequest
 
 TOLERANCES = {"eager": 5e-5, "persistent": 2e-2}  # the CPU library's cache has half precision
 LENGTHS = (1, 2, 17, 62, 30, 30)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Matrices are so small that threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache
