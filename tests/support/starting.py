@@ -16,7 +16,8 @@ from tests.support.serve_process import alive
 HANG_SECONDS = 60.0  # generous, for a machine that has more to do
 NAMESPACE = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 DUMB_INIT = shutil.which("dumb-init", path=f"{Path(sys.executable).parent}") or shutil.which("dumb-init")
-INIT = [DUMB_INIT or "dumb-init", "--single-child", "--"]
+INIT_NAME = "dumb-init"
+INIT = [DUMB_INIT or INIT_NAME, "--single-child", "--"]
 
 
 @functools.cache
@@ -61,11 +62,12 @@ class Starting:
             time.sleep(min(0.05, left))
 
     def process_1(self) -> psutil.Process:
-        """Process 1 of its namespace, once it does something about SIGTERM: catches it, or lets it wait."""
+        """Process 1 of its namespace, once it does something about SIGTERM: catches it, lets it wait, or passes it on."""
         while True:
             for child in self._root.children():
                 if alive(child) and child.name() != "unshare" and not _is_dropped(child.pid, signal.SIGTERM):
-                    return child
+                    if child.name() != INIT_NAME or _has_begun(child):
+                        return child
             assert self._popen.poll() is None, self._popen.communicate()
             time.sleep(0.001)
 
@@ -91,6 +93,11 @@ class Starting:
         for each in {*self._root.children(recursive=True), *self.family, self._root}:
             if alive(each):
                 each.kill()
+
+
+def _has_begun(init: psutil.Process) -> bool:
+    """Whether what an init starts runs: for some microseconds before, dumb-init's fork swallows what it is sent."""
+    return any(alive(child) and child.name() != INIT_NAME for child in init.children())
 
 
 def _is_dropped(pid: int, number: int) -> bool:
