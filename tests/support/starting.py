@@ -62,12 +62,12 @@ class Starting:
             time.sleep(min(0.05, left))
 
     def process_1(self) -> psutil.Process:
-        """Process 1 of its namespace, once it does something about SIGTERM: catches it, lets it wait, or passes it on."""
+        """Process 1 of its namespace, once it does something about SIGTERM: catches, holds back or passes it on."""
         while True:
             for child in self._root.children():
-                if alive(child) and child.name() != "unshare" and not _is_dropped(child.pid, signal.SIGTERM):
-                    if child.name() != INIT_NAME or _has_begun(child):
-                        return child
+                heard = alive(child) and child.name() != "unshare" and not _is_dropped(child.pid, signal.SIGTERM)
+                if heard and (child.name() != INIT_NAME or _has_begun(child)):
+                    return child
             assert self._popen.poll() is None, self._popen.communicate()
             time.sleep(0.001)
 
