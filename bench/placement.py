@@ -27,7 +27,7 @@ from polyfleet.placement.place import place
 from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import GRAIN_BYTES, PrefixMap
-from polyfleet.scheduler.snapshot_feed import Changes
+from polyfleet.scheduler.fleet.snapshot_feed import Changes
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.hashing import grain_numbers
 

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from polyfleet.scheduler.cluster import ClusterError
-from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
-from polyfleet.scheduler.reconcile import Node
+from polyfleet.scheduler.cluster.cluster import ClusterError, Node
+from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec, Phase
 
 
 def node(name: str = "n-1", **capacity: int) -> Node:

@@ -1,8 +1,8 @@
 """A launcher and a worker as the scheduler knows them."""
 
 from polyfleet.scheduler.config import LaunchConfig
-from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase, load_request
-from polyfleet.scheduler.registry import Record
+from polyfleet.scheduler.fleet.registry import Record
+from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec, Phase, load_request
 from polyfleet.v1 import fleet_pb2 as pb
 
 WISH = pb.ModelDeployment(name="d", source="/m.gguf", workers=2)

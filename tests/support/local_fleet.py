@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import psutil
 
+from polyfleet.scheduler.cluster.local import LocalScheduler
 from polyfleet.scheduler.config import SchedulerConfig
-from polyfleet.scheduler.local import LocalScheduler
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
 

@@ -18,7 +18,7 @@ from polyfleet.cli.processes import descendants, end, end_all, hurry_at_signals,
 from polyfleet.cli.settings import ServeSettings
 from polyfleet.process.channels import FLEET_CHANNEL
 from polyfleet.process.config import ConfigError
-from polyfleet.scheduler.local import LocalScheduler
+from polyfleet.scheduler.cluster.local import LocalScheduler
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.adapters import with_room

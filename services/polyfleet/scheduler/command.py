@@ -18,15 +18,15 @@ import click
 from polyfleet.process.config import CANNOT_START, ConfigError
 from polyfleet.process.logs import LEVEL_VARIABLE, LEVELS
 from polyfleet.process.signals import stopping
+from polyfleet.scheduler.cluster.local import check_ports, made_ray_folder
 from polyfleet.scheduler.config import SchedulerConfig, load_config
-from polyfleet.scheduler.local import check_ports, made_ray_folder
 from polyfleet.scheduler.marks import end_workers
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
 from polyfleet.wire.auth import AuthSetupError, check_bind, fleet_token, is_loopback
 from polyfleet.wire.limits import ACCELERATOR
 
 if TYPE_CHECKING:
-    from polyfleet.scheduler.local_ray import LocalRay
+    from polyfleet.scheduler.cluster.local_ray import LocalRay
 
 RAY_LOST = 3
 STOP_SECONDS = 3.0  # for the scheduler to stop itself, once its workers have had their time
@@ -124,7 +124,7 @@ def _run_locally(config: SchedulerConfig, places: Mapping[str, int], stop_at_eof
     os.environ.update(LOCAL_ENVIRONMENT)
     with contextlib.suppress(OSError):  # absent: Ray makes one
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
-    from polyfleet.scheduler.local_ray import LocalRay, RayLostError
+    from polyfleet.scheduler.cluster.local_ray import LocalRay, RayLostError
 
     told, hurried = threading.Event(), threading.Event()  # by the first signal, by the next one
     signals = chain((told,), repeat(hurried))
@@ -153,8 +153,8 @@ def _serve(config: SchedulerConfig, ray: "LocalRay", told: threading.Event, hurr
     """From Ray's start to the fleet's end. Raises RayLostError."""
     from ray.exceptions import RayError
 
-    from polyfleet.scheduler.actor import find_or_create, shut_down
-    from polyfleet.scheduler.local_ray import RayLostError
+    from polyfleet.scheduler.cluster.actor import find_or_create, shut_down
+    from polyfleet.scheduler.cluster.local_ray import RayLostError
 
     try:
         ray.call(lambda: find_or_create(config), told)
@@ -180,8 +180,8 @@ def _create_in(config: SchedulerConfig, address: str) -> None:
         os.environ.update(LOOPBACK_RAY)
     from ray.exceptions import AuthenticationError
 
-    from polyfleet.scheduler.actor import find_or_create
-    from polyfleet.scheduler.local_ray import joined_ray
+    from polyfleet.scheduler.cluster.actor import find_or_create
+    from polyfleet.scheduler.cluster.local_ray import joined_ray
 
     try:
         with joined_ray(address) as ray_address:

@@ -12,14 +12,14 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from polyfleet.scheduler.aborts import abort_invalid, abort_unwritten
-from polyfleet.scheduler.adapter_calls import AdapterCalls
-from polyfleet.scheduler.adapters import AdapterDesk
-from polyfleet.scheduler.assets import Uploads, chunks
-from polyfleet.scheduler.registry import MAX_WORKERS, FullError, Registry, TakenError
-from polyfleet.scheduler.snapshot_feed import SnapshotFeed
+from polyfleet.scheduler.deployments.adapter_calls import AdapterCalls
+from polyfleet.scheduler.deployments.adapters import AdapterDesk
+from polyfleet.scheduler.deployments.validate import check_deployment, check_info, check_status
+from polyfleet.scheduler.fleet.assets import Uploads, chunks
+from polyfleet.scheduler.fleet.registry import MAX_WORKERS, FullError, Registry, TakenError
+from polyfleet.scheduler.fleet.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.store import Store, StoreError
-from polyfleet.scheduler.tenant_calls import TenantCalls
-from polyfleet.scheduler.validate import check_deployment, check_info, check_status
+from polyfleet.scheduler.tenants.tenant_calls import TenantCalls
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import Metadata

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from polyfleet.placement.proto import state_from_proto
 from polyfleet.process.metrics import MetricsServer
-from polyfleet.scheduler.launch import LauncherReport
+from polyfleet.scheduler.launcher.launch import LauncherReport
 from polyfleet.v1 import fleet_pb2 as pb
 
 

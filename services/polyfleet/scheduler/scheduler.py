@@ -15,13 +15,13 @@ from polyfleet.process.metrics import MetricsServer
 from polyfleet.process.refusing import RefusingInterceptor
 from polyfleet.process.servers import connection_share, raise_descriptor_limit, server_options
 from polyfleet.scheduler.auth import FleetAuth
-from polyfleet.scheduler.cluster import Cluster
+from polyfleet.scheduler.cluster.cluster import Cluster
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id, pool_wishes
-from polyfleet.scheduler.controller import Controller
+from polyfleet.scheduler.deployments.controller import Controller
+from polyfleet.scheduler.fleet.registry import Registry
+from polyfleet.scheduler.fleet.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.fleet_service import FleetService
 from polyfleet.scheduler.metrics import SchedulerMetrics, SchedulerState, serve_metrics
-from polyfleet.scheduler.registry import Registry
-from polyfleet.scheduler.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.store import STATE_NAME, Store
 from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import check_bind, fleet_token, split_host_port

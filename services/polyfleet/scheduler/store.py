@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from polyfleet.scheduler.launch import LaunchSpec
-from polyfleet.scheduler.usage_table import USAGE_TABLES, UsageTable
+from polyfleet.scheduler.launcher.launch import LaunchSpec
+from polyfleet.scheduler.tenants.usage_table import USAGE_TABLES, UsageTable
 from polyfleet.v1 import fleet_pb2 as pb
 
 STATE_NAME = "fleet.sqlite"

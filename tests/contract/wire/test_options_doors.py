@@ -19,7 +19,7 @@ from polyfleet.cli.generate import generate
 from polyfleet.cli.serve import serve
 from polyfleet.cli.stack import to_proto
 from polyfleet.process.config import ConfigError
-from polyfleet.scheduler.validate import check_deployment
+from polyfleet.scheduler.deployments.validate import check_deployment
 from polyfleet.serving.command import main as worker
 from polyfleet.serving.convert import options_of
 from polyfleet.tuning.choice import read_choice

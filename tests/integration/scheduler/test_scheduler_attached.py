@@ -9,11 +9,11 @@ import pytest
 from tests.support.running_worker import RunningWorker
 
 from polyfleet.process.listening import free_address
-from polyfleet.scheduler.attached import AttachedWorker
 from polyfleet.scheduler.config import LaunchConfig
-from polyfleet.scheduler.latest_report import LatestReport
-from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
-from polyfleet.scheduler.worker_client import WorkerClient
+from polyfleet.scheduler.launcher.attached import AttachedWorker
+from polyfleet.scheduler.launcher.latest_report import LatestReport
+from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec, Phase
+from polyfleet.scheduler.launcher.worker_client import WorkerClient
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 

@@ -28,8 +28,8 @@ from tests.support.tiny_tokenizers import byte_level_metadata
 
 from polyfleet.process.config import ConfigError
 from polyfleet.process.listening import free_address
+from polyfleet.scheduler.cluster.local import LocalScheduler
 from polyfleet.scheduler.config import LaunchConfig, SchedulerConfig
-from polyfleet.scheduler.local import LocalScheduler
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
 
@@ -220,7 +220,7 @@ def test_a_real_model_is_served(fleet: LocalFleet, tmp_path: Path) -> None:
 def test_when_its_parent_is_killed_the_whole_fleet_stops(tmp_path: Path) -> None:
     script = (
         "import sys, time; from polyfleet.scheduler.config import LaunchConfig, SchedulerConfig\n"
-        "from polyfleet.scheduler.local import LocalScheduler\n"
+        "from polyfleet.scheduler.cluster.local import LocalScheduler\n"
         "pools = {'cpu': LaunchConfig(interpreter=sys.argv[2])}\n"
         "config = SchedulerConfig('127.0.0.1:0', '127.0.0.1:0', state_dir=sys.argv[1], accelerators=pools)\n"
         "local = LocalScheduler(config); local.start()\n"

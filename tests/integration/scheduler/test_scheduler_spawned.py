@@ -15,11 +15,10 @@ from tests.support.fake_interpreter import fake_interpreter
 from tests.support.session_client import SessionClient
 
 from polyfleet.process.worker_lock import WorkerLock
-from polyfleet.scheduler import spawned, worker_client
 from polyfleet.scheduler.config import LaunchConfig
-from polyfleet.scheduler.latest_report import LatestReport
-from polyfleet.scheduler.launch import LauncherReport, LaunchSpec, Phase
-from polyfleet.scheduler.launched_process import (
+from polyfleet.scheduler.launcher.latest_report import LatestReport
+from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec, Phase
+from polyfleet.scheduler.launcher.launched_process import (
     ending,
     live_lock,
     lock_path,
@@ -27,7 +26,8 @@ from polyfleet.scheduler.launched_process import (
     worker_command,
     worker_environment,
 )
-from polyfleet.scheduler.spawned import SpawnedWorker
+from polyfleet.scheduler.launcher import spawned, worker_client
+from polyfleet.scheduler.launcher.spawned import SpawnedWorker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 

@@ -7,9 +7,9 @@ import pytest
 
 from polyfleet.process.config import ConfigError
 from polyfleet.process.listening import free_address
+from polyfleet.scheduler.cluster.local import check_ports
 from polyfleet.scheduler.config import PoolConfig, SchedulerConfig, default_state_dir, load_config, pool_wishes
-from polyfleet.scheduler.local import check_ports
-from polyfleet.scheduler.registry import Registry
+from polyfleet.scheduler.fleet.registry import Registry
 from polyfleet.v1 import fleet_pb2 as pb
 
 

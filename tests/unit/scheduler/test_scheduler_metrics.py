@@ -8,7 +8,7 @@ import pytest
 
 from polyfleet.process.listening import free_address
 from polyfleet.scheduler.config import LaunchConfig
-from polyfleet.scheduler.launch import LauncherReport, LaunchSpec
+from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec
 from polyfleet.scheduler.metrics import SchedulerMetrics, SchedulerState, serve_metrics
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import worker_pb2

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from polyfleet.scheduler.config import LaunchConfig
-from polyfleet.scheduler.launch import LaunchSpec
+from polyfleet.scheduler.launcher.launch import LaunchSpec
 from polyfleet.scheduler.store import DiskFullError, Store, StoreError, StoreFullError
 from polyfleet.v1 import fleet_pb2 as pb
 

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.snapshot import Snapshot
 from polyfleet.gateway.fleet.view import FleetView
-from polyfleet.scheduler.snapshot_feed import Changes
+from polyfleet.scheduler.fleet.snapshot_feed import Changes
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import worker_pb2
 

@@ -1,0 +1,285 @@
+"""Who is in the fleet and how they are: registrations, reports, silence, launchers' news. Pure; times are given.
+
+A worker is LOST after 3 s without a report and forgotten a minute later, unless a launcher still looks after it. Its
+own reports say how it is, except where only its launcher can know: not started yet, crashed, could not load. What it
+says of its model counts once it is READY with it. One open stream speaks for an id, until it falls silent.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from polyfleet.process.revision import Revision
+from polyfleet.scheduler.fleet.crash_loops import CrashLoops
+from polyfleet.scheduler.launcher.launch import LauncherReport, Phase
+from polyfleet.v1 import fleet_pb2 as pb
+
+LOST_AFTER_SECONDS = 3.0
+FORGOTTEN_AFTER_SECONDS = 60.0
+DEAF_AFTER_SECONDS = 1.0
+MAX_WORKERS = 4096
+_RATES = (
+    "prefill_tokens_per_second",
+    "decode_tokens_per_second",
+    "decode_step_seconds",
+    "decode_step_seconds_per_sequence",
+    "decode_step_seconds_per_token",
+)
+_SERVING = (pb.WORKER_STATE_READY, pb.WORKER_STATE_DRAINING)
+
+
+class TakenError(ValueError):
+    """The id belongs to another process. The message is one sentence."""
+
+
+class FullError(RuntimeError):
+    """The fleet has as many workers as it can hold. The message is one sentence."""
+
+
+def _starting() -> pb.WorkerStatus:
+    return pb.WorkerStatus(state=pb.WORKER_STATE_STARTING)
+
+
+@dataclass(slots=True)
+class Record:
+    """One worker. `stream` is the registration stream that speaks for it now; -1: it never registered."""
+
+    info: pb.WorkerInfo
+    status: pb.WorkerStatus = field(default_factory=_starting)
+    heard: float = 0.0
+    stream: int = -1
+    lost: bool = False
+    is_open: bool = False  # the stream has not ended
+    proven: bool = False  # it was READY with the model that it announces
+    was_ready: bool = False  # with any, in this life of its process
+    launcher: LauncherReport | None = None
+
+    @property
+    def announced(self) -> pb.WorkerInfo:
+        """What it is, without a model that it was never READY with."""
+        if self.proven or not self.info.HasField("model"):
+            return self.info
+        bare = pb.WorkerInfo()
+        bare.CopyFrom(self.info)
+        bare.ClearField("model")
+        return bare
+
+    def taken(self, info: pb.WorkerInfo, stream: int, now: float) -> str:
+        """Why another process than the one that registers as `info` owns the id; empty when it may have it."""
+        launched = self.launcher.pid if self.launcher and self.launcher.phase is Phase.WATCHING else 0
+        if launched and launched != info.pid:
+            return f"its launcher runs it as process {launched}"
+        silent = self.lost or now - self.heard > LOST_AFTER_SECONDS
+        if not self.is_open or stream == self.stream or silent or (launched and launched != self.info.pid):
+            return ""
+        return f"process {self.info.pid} on {self.info.host or 'an unnamed host'} reports under it"
+
+    @property
+    def shown(self) -> pb.WorkerStatus:
+        """How the worker is, all sources together."""
+        report = self.launcher
+        failed = report is not None and report.phase is Phase.FAILED
+        if report and failed and self._is_about_me(report):
+            own = self.status.reason if self.status.state == pb.WORKER_STATE_UNHEALTHY else ""
+            return pb.WorkerStatus(state=pb.WORKER_STATE_UNHEALTHY, reason=own or report.reason)
+        if report and not failed and (self.stream < 0 or (report.pid and report.pid != self.info.pid)):
+            return pb.WorkerStatus(state=pb.WORKER_STATE_STARTING, reason=report.reason)
+        if self.lost:
+            silence = f"no report for {LOST_AFTER_SECONDS:.0f} s"
+            if self.status.state == pb.WORKER_STATE_UNHEALTHY and self.status.reason:
+                silence += f"; before that: {self.status.reason}"
+            return pb.WorkerStatus(state=pb.WORKER_STATE_LOST, reason=silence, step=self.status.step)
+        return self.status
+
+    def _is_about_me(self, report: LauncherReport) -> bool:
+        """Whether the launcher's failure is that of the process that registered, and not of one before it."""
+        if self.stream < 0 or self.lost:
+            return True
+        return self.info.pid == report.pid if report.pid else self.status.state not in _SERVING
+
+
+class Registry:
+    """All workers and deployments of one life (`epoch`) of the scheduler; `revision` counts the visible changes."""
+
+    def __init__(self, epoch: str, pools: Iterable[pb.ModelDeployment] = ()) -> None:
+        self.epoch = epoch
+        self.revision = Revision()
+        self._records: dict[str, Record] = {}
+        self._deployments: tuple[pb.ModelDeployment, ...] = ()
+        self._pools = tuple(pools)
+        self._crash_loops = CrashLoops()
+        self._swept: float | None = None
+        self._snapshot = pb.FleetSnapshot(scheduler_epoch=epoch, pools=self._pools)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """All workers, in order of their ids."""
+        return tuple(self._records[worker_id] for worker_id in sorted(self._records))
+
+    def record(self, worker_id: str) -> Record | None:
+        """The worker of that id."""
+        return self._records.get(worker_id)
+
+    def register(self, info: pb.WorkerInfo, stream: int, now: float) -> None:
+        """A worker announced itself on `stream`; an earlier stream of the same id is not listened to any more.
+
+        Raises TakenError when the id is another process's, FullError when there is no room for one more worker.
+        """
+        record = self._records.get(info.worker_id)
+        if record is None:
+            if len(self._records) >= MAX_WORKERS:
+                raise FullError(f"The fleet has {MAX_WORKERS} workers already: no more can register.")
+            record = self._records[info.worker_id] = Record(info)
+        elif reason := record.taken(info, stream, now):
+            raise TakenError(f"The worker id {info.worker_id!r} is taken: {reason}.")
+        if record.stream != stream and record.info.pid != info.pid:
+            self._note_end(record, now)
+            record.status, record.proven, record.was_ready = _starting(), False, False
+        self._crash_loops.came_back(info)
+        record.proven = record.proven and record.info.model == info.model
+        before = (record.info, record.stream, record.lost)
+        record.info, record.stream, record.heard, record.lost = info, stream, now, False
+        record.is_open = True
+        if before != (info, stream, False):
+            self._changed()
+
+    def report(self, worker_id: str, status: pb.WorkerStatus, stream: int, now: float) -> None:
+        """A worker's status came in on `stream`; ignored unless that stream speaks for it."""
+        record = self._records.get(worker_id)
+        if record is None or record.stream != stream:
+            return
+        before = record.shown
+        if record.lost:
+            self._crash_loops.came_back(record.info)
+        record.status, record.heard, record.lost = status, now, False
+        record.proven = record.proven or status.state == pb.WORKER_STATE_READY
+        record.was_ready = record.was_ready or record.proven
+        if _visible(before) != _visible(record.shown):
+            self._changed()
+
+    def closed(self, worker_id: str, stream: int) -> None:
+        """A stream ended. A worker that was draining has gone (its launcher, if any, will say so); any other has until
+        it is LOST to come back.
+        """
+        record = self._records.get(worker_id)
+        if record is not None and record.stream == stream:
+            record.is_open = False
+        alone = record is not None and record.stream == stream and record.launcher is None
+        if record and alone and record.status.state == pb.WORKER_STATE_DRAINING:
+            self.forget(worker_id)
+
+    def sweep(self, now: float) -> None:
+        """Let time pass: mark silent workers LOST, forget those that stayed away and have no launcher.
+
+        Called several times a second. When the last call is long past, this process could not hear the workers for
+        that time (a busy machine, a suspended one), and it is not held against them.
+        """
+        deaf = now - (now if self._swept is None else self._swept)
+        self._swept = now
+        if deaf > DEAF_AFTER_SECONDS:
+            for record in self._records.values():
+                record.heard = min(now, record.heard + deaf)
+        for worker_id, record in list(self._records.items()):
+            silence = now - record.heard
+            if record.stream >= 0 and not record.lost and silence > LOST_AFTER_SECONDS:
+                record.lost = True
+                self._note_end(record, now)
+                self._changed()
+            if record.lost and record.launcher is None and silence > FORGOTTEN_AFTER_SECONDS:
+                self.forget(worker_id)
+        self._show_crash_loops(now)
+
+    def _note_end(self, record: Record, now: float) -> None:
+        if record.launcher is None and record.status.state != pb.WORKER_STATE_DRAINING:
+            self._crash_loops.ended(record.info, record.status.reason, now, ready=record.was_ready)
+
+    def _show_crash_loops(self, now: float) -> None:
+        """Tell of each pool that can't keep its workers."""
+        problems = self._crash_loops.problems(self._pools, now)
+        if problems == [pool.problem for pool in self._pools]:
+            return
+        shown = []
+        for pool, problem in zip(self._pools, problems, strict=True):
+            changed = pb.ModelDeployment()
+            changed.CopyFrom(pool)
+            changed.problem = problem
+            shown.append(changed)
+        self._pools = tuple(shown)
+        self._changed()
+
+    def observe(self, reports: Iterable[LauncherReport]) -> None:
+        """Take over what all launchers say now.
+
+        A spawned worker that its launcher saw leaving is forgotten (an attached one stays, under an id of its own); one
+        that never registered goes with its launcher.
+        """
+        by_worker = {report.watched_id: report for report in reports}
+        for worker_id, report in by_worker.items():
+            if report.phase is Phase.LEFT:
+                self.forget(report.spec.worker_id)
+            elif worker_id not in self._records:
+                self._records[worker_id] = Record(_info_of(report), launcher=report)
+                self._changed()
+        for worker_id, record in list(self._records.items()):
+            before = record.shown
+            record.launcher = by_worker.get(worker_id)
+            if record.launcher is None and record.stream < 0:
+                self.forget(worker_id)
+            elif _visible(before) != _visible(record.shown):
+                self._changed()
+
+    def forget(self, worker_id: str) -> None:
+        """Drop the worker's record."""
+        if self._records.pop(worker_id, None):
+            self._changed()
+
+    def set_deployments(self, deployments: Iterable[pb.ModelDeployment]) -> None:
+        """Replace the deployments that snapshots show."""
+        wanted = tuple(deployments)
+        if wanted != self._deployments:
+            self._deployments = wanted
+            self._changed()
+
+    @property
+    def deployments(self) -> tuple[pb.ModelDeployment, ...]:
+        """The deployments that snapshots show."""
+        return self._deployments
+
+    def snapshot(self) -> pb.FleetSnapshot:
+        """The fleet now. Callers must not change it: it is built once per revision."""
+        if self._snapshot.version != self.revision.number:
+            workers = [pb.FleetWorker(info=record.announced, status=record.shown) for record in self.records]
+            self._snapshot = pb.FleetSnapshot(
+                scheduler_epoch=self.epoch,
+                version=self.revision.number,
+                workers=workers,
+                deployments=self._deployments,
+                pools=self._pools,
+            )
+        return self._snapshot
+
+    def _changed(self) -> None:
+        self.revision.advance()
+
+
+def _visible(status: pb.WorkerStatus) -> bytes:
+    """What of a status is worth a new snapshot: all but the running totals, and rates to two digits."""
+    facts = pb.WorkerStatus()
+    facts.CopyFrom(status)
+    facts.ClearField("counters")
+    facts.ClearField("step")
+    for name in _RATES:
+        if value := getattr(facts, name):
+            setattr(facts, name, float(f"{value:.1e}"))
+    return facts.SerializeToString(deterministic=True)
+
+
+def _info_of(report: LauncherReport) -> pb.WorkerInfo:
+    """What is known of a worker that has not registered yet."""
+    return pb.WorkerInfo(
+        worker_id=report.watched_id,
+        deployment=report.spec.deployment,
+        accelerator=report.spec.accelerator,
+        host=report.host,
+        pid=report.pid,
+        intended_model=report.spec.load_request.model_name,
+    )

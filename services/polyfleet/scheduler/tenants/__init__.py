@@ -1,0 +1,1 @@
+"""What callers share: leases of quotas for gateways, and what was used."""
