@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
-from polyfleet.cli.settings import bundled_model
+from polyfleet.cli.stack.settings import bundled_model
 from polyfleet.engine import Engine
 from polyfleet.loading.load import load_model
 from polyfleet.models.registry import weight_shapes

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.report import Row, compare, publish
 
-from polyfleet.cli.simulate import policy_of
+from polyfleet.cli.commands.simulate import policy_of
 from polyfleet.simulator.figures import capacity, figures
 from polyfleet.simulator.fleet_file import UNLIKE, read_fleet
 from polyfleet.simulator.simulate import Options, Simulation

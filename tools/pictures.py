@@ -11,7 +11,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from polyfleet.cli.simulate import simulate
+from polyfleet.cli.commands.simulate import simulate
 
 DOCS = Path(__file__).parents[1] / "docs"
 POLICIES = ("completion", "prefix-queue", "least-requests", "round-robin")

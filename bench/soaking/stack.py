@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from polyfleet.cli.settings import bundled_model
+from polyfleet.cli.stack.settings import bundled_model
 from polyfleet.process.listening import free_addresses
 
 READY = "Ctrl-C stops everything."

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from tests.support.serve_process import ServeProcess, command_line
 
-from polyfleet.cli import hints
-from polyfleet.cli.settings import MODEL_NAME, Flags, resolve
+from polyfleet.cli.stack import hints
+from polyfleet.cli.stack.settings import MODEL_NAME, Flags, resolve
 
 GATEWAY_BYTES = 300 * 1000 * 1000
 

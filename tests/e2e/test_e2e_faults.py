@@ -12,7 +12,7 @@ from grpc_status import rpc_status
 from tests.support.serve_process import ServeProcess, alive, wait_for
 from tests.support.streams import Stream
 
-from polyfleet.cli.settings import MODEL_NAME
+from polyfleet.cli.stack.settings import MODEL_NAME
 
 COUNTING = [33, 28, 216, 34, 28, 216, 35, 28, 216, 36, 28, 216]
 TOKENS = 40

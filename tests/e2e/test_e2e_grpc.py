@@ -6,7 +6,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.support.serve_process import ServeProcess
 
-from polyfleet.cli.settings import MODEL_NAME
+from polyfleet.cli.stack.settings import MODEL_NAME
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceStub
 

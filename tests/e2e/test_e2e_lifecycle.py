@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.support.serve_process import POLYFLEET, ServeProcess, wait_for
 
-from polyfleet.cli.settings import Flags, resolve
+from polyfleet.cli.stack.settings import Flags, resolve
 
 ROOT = Path(__file__).parents[2]
 # Takes the terminal as its own and becomes the command.

@@ -6,7 +6,7 @@ import openai
 import pytest
 from tests.support.serve_process import ServeProcess
 
-from polyfleet.cli.settings import MODEL_NAME
+from polyfleet.cli.stack.settings import MODEL_NAME
 
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.serve_process import ServeProcess, wait_for
 from tests.support.streams import Stream
 
-from polyfleet.cli.settings import MODEL_NAME
+from polyfleet.cli.stack.settings import MODEL_NAME
 
 PROMPT = list(range(2000, 2016))
 MANY = 16

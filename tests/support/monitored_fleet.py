@@ -17,7 +17,7 @@ from tests.support.serve_process import PATIENCE_SECONDS, POLYFLEET, ServeProces
 from tests.support.tls_files import write_tls_files
 from tests.support.vendor_workers import MACHINES
 
-from polyfleet.cli.settings import MODEL_NAME
+from polyfleet.cli.stack.settings import MODEL_NAME
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceStub
 from polyfleet.wire.auth import FLEET_TOKEN_FILE

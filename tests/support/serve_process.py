@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
+from polyfleet.cli.commands.fleet import worker_record
 from polyfleet.cli.errors import CliError
-from polyfleet.cli.fleet import worker_record
 from polyfleet.cli.fleet_client import open_fleet
 from polyfleet.process.listening import free_addresses
 

@@ -6,7 +6,7 @@ from enum import IntEnum, unique
 
 import click
 
-from polyfleet.cli.output import command_name
+from polyfleet.cli.terminal.output import command_name
 
 
 @unique

@@ -8,7 +8,7 @@ import grpc
 
 from polyfleet.cli.errors import calling
 from polyfleet.cli.options import check_address, read_secret
-from polyfleet.cli.state_folder import known_token
+from polyfleet.cli.stack.state_folder import known_token
 from polyfleet.process.channels import FLEET_CHANNEL
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1.fleet_pb2_grpc import FleetStub

@@ -6,27 +6,27 @@ import sys
 
 import click
 
-from polyfleet.cli.adapters import adapters
-from polyfleet.cli.backends import backends, conformance
-from polyfleet.cli.benchmark import benchmark
-from polyfleet.cli.chat import chat
-from polyfleet.cli.config_commands import config
-from polyfleet.cli.deploy import deploy, scale
-from polyfleet.cli.embed import embed
+from polyfleet.cli.commands.adapters import adapters
+from polyfleet.cli.commands.backends import backends, conformance
+from polyfleet.cli.commands.benchmark import benchmark
+from polyfleet.cli.commands.chat import chat
+from polyfleet.cli.commands.config import config
+from polyfleet.cli.commands.deploy import deploy, scale
+from polyfleet.cli.commands.embed import embed
+from polyfleet.cli.commands.explain import explain
+from polyfleet.cli.commands.fleet import drain, undeploy, workers
+from polyfleet.cli.commands.generate import generate
+from polyfleet.cli.commands.info import info
+from polyfleet.cli.commands.inspect import inspect
+from polyfleet.cli.commands.keys import keys
+from polyfleet.cli.commands.models import models
+from polyfleet.cli.commands.quantize import quantize
+from polyfleet.cli.commands.serve import serve
+from polyfleet.cli.commands.simulate import simulate
+from polyfleet.cli.commands.simulate_workers import simulate_workers
+from polyfleet.cli.commands.tokenize import tokenize
+from polyfleet.cli.commands.usage import usage
 from polyfleet.cli.errors import ExitCode
-from polyfleet.cli.explain import explain
-from polyfleet.cli.fleet import drain, undeploy, workers
-from polyfleet.cli.generate import generate
-from polyfleet.cli.info import info
-from polyfleet.cli.inspect import inspect
-from polyfleet.cli.keys import keys
-from polyfleet.cli.models import models
-from polyfleet.cli.quantize import quantize
-from polyfleet.cli.serve import serve
-from polyfleet.cli.simulate import simulate
-from polyfleet.cli.simulate_workers import simulate_workers
-from polyfleet.cli.tokenize import tokenize
-from polyfleet.cli.usage import usage
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 tried and failed; 2 bad argument, file or field; 3 not reachable or not now; "

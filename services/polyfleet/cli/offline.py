@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfleet.cli.chosen import Choice, say_chosen
 from polyfleet.cli.errors import CliError, ExitCode
-from polyfleet.cli.settings import check_model
+from polyfleet.cli.stack.settings import check_model
 from polyfleet.wire.options import EngineOptions, OptionValue
 
 if TYPE_CHECKING:

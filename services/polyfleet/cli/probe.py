@@ -9,7 +9,7 @@ PROBE_TOKENS = 64  # the engine is loaded only to ask it
 
 def accelerators() -> tuple[list[dict[str, Any]], str]:
     """Every backend: available or why not, what chose it if it is in use, its devices; and why there is none in use."""
-    from polyfleet.cli.backends import in_use
+    from polyfleet.cli.commands.backends import in_use
     from polyfleet.tuning.optimizer import BackendOptimizer
 
     facts = BackendOptimizer().system_info()
@@ -32,7 +32,7 @@ def operators() -> dict[str, Any]:
     implementation of each operator; nothing without the model."""
     from polyfleet.cli.chosen import Choice
     from polyfleet.cli.errors import CliError
-    from polyfleet.cli.settings import bundled_model
+    from polyfleet.cli.stack.settings import bundled_model
     from polyfleet.engine.engine import Engine
     from polyfleet.wire.options import EngineOptions
 

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from tests.support.helm_chart import find, needs_helm, refusal, rendered
 from tools.options import camel, files
 
+from polyfleet.cli.commands.deploy import deploy
+from polyfleet.cli.commands.generate import generate
+from polyfleet.cli.commands.serve import serve
 from polyfleet.cli.config import Deployment, StatedOptions, config_schema, load_config
-from polyfleet.cli.deploy import deploy
 from polyfleet.cli.errors import CliError
-from polyfleet.cli.generate import generate
-from polyfleet.cli.serve import serve
-from polyfleet.cli.stack import to_proto
+from polyfleet.cli.stack.stack import to_proto
 from polyfleet.process.config import ConfigError
 from polyfleet.scheduler.deployments.validate import check_deployment
 from polyfleet.serving.command import main as worker

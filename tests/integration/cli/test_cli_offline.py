@@ -11,7 +11,7 @@ from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.cli import offline
 from polyfleet.cli.main import cli
-from polyfleet.cli.settings import bundled_model
+from polyfleet.cli.stack.settings import bundled_model
 from polyfleet.engine.offline import generate_offline
 from polyfleet.text.model_text import ModelText
 

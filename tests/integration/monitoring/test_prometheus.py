@@ -16,7 +16,7 @@ from tests.support.prometheus import SCRAPE_SECONDS, Series
 from tests.support.serve_process import wait_for
 from tests.support.vendor_workers import MACHINES
 
-from polyfleet.cli.settings import MODEL_NAME
+from polyfleet.cli.stack.settings import MODEL_NAME
 
 pytestmark = needs_prometheus
 

@@ -16,6 +16,7 @@ from tests.support.session_client import SessionClient
 
 from polyfleet.process.worker_lock import WorkerLock
 from polyfleet.scheduler.config import LaunchConfig
+from polyfleet.scheduler.launcher import spawned, worker_client
 from polyfleet.scheduler.launcher.latest_report import LatestReport
 from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec, Phase
 from polyfleet.scheduler.launcher.launched_process import (
@@ -26,7 +27,6 @@ from polyfleet.scheduler.launcher.launched_process import (
     worker_command,
     worker_environment,
 )
-from polyfleet.scheduler.launcher import spawned, worker_client
 from polyfleet.scheduler.launcher.spawned import SpawnedWorker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb

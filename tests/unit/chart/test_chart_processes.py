@@ -27,7 +27,7 @@ from tests.support.helm_chart import (
 )
 from tests.support.image_files import DOCKERFILE, stages
 
-from polyfleet.cli.generate import generate
+from polyfleet.cli.commands.generate import generate
 from polyfleet.gateway.command import main as gateway
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.config import load_config as load_gateway_config

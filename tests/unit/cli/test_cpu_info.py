@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from polyfleet.cli import info
+from polyfleet.cli.commands import info
 from polyfleet.cli.main import cli
 
 

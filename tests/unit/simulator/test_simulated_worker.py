@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 from tests.support.text_assets import render_chat
 
+from polyfleet.cli.commands.simulate_workers import Herd, find
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.main import cli
-from polyfleet.cli.simulate_workers import Herd, find
 from polyfleet.cli.simulated.engine import TimedEngine, load
 from polyfleet.simulator.fleet_file import Failure, FleetFile, Group, Speed, read_fleet
 from polyfleet.simulator.tokens import answer, tokenizer_document

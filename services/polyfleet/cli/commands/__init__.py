@@ -1,0 +1,1 @@
+"""The commands of `polyfleet`, a module for each family."""

@@ -1,0 +1,1 @@
+"""What `polyfleet serve` starts: settings, processes, waiting until it answers."""

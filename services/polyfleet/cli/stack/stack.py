@@ -1,0 +1,150 @@
+"""The processes of `polyfleet serve`: local Ray with the scheduler, the gateway, and the scheduler's workers."""
+
+import subprocess
+import sys
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import msgspec
+
+from polyfleet.cli.config import Deployment
+from polyfleet.cli.errors import CliError, calling
+from polyfleet.cli.fleet_client import FleetClient
+from polyfleet.cli.options import read_secret
+from polyfleet.cli.stack.processes import descendants, end, end_all, hurry_at_signals, spawn
+from polyfleet.cli.stack.settings import ServeSettings
+from polyfleet.cli.terminal.output import err
+from polyfleet.process.channels import FLEET_CHANNEL
+from polyfleet.process.config import ConfigError
+from polyfleet.scheduler.cluster.local import LocalScheduler
+from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
+from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.wire.adapters import with_room
+
+if TYPE_CHECKING:
+    import psutil
+
+MIN_CPU_PLACES = 4  # memory, not cores, decides how many CPU workers fit
+
+
+class Stack:
+    """Started in parts that overlap, stopped as a whole, whatever part of it had come up."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._gateway: subprocess.Popen[bytes] | None = None
+        self._scheduler: LocalScheduler | None = None
+        self._processes: set[psutil.Process] = set()
+        token = read_secret(settings.fleet_token_file, "fleet token")
+        self._channel = grpc.insecure_channel(settings.fleet_address, FLEET_CHANNEL)
+        self._fleet = FleetClient(self._channel, token)
+
+    @property
+    def gateway_log(self) -> Path:
+        """What the gateway says."""
+        return self._settings.state_dir / "logs" / "gateway.log"
+
+    def start(self) -> None:
+        """Start the gateway, which dials for ever, and beside it Ray and the scheduler; then wish for the models."""
+        self._gateway = spawn(self._gateway_command(), self.gateway_log)
+        self._scheduler = LocalScheduler(self._settings.config.scheduler, local_places(self._settings))
+        try:
+            self._scheduler.start()
+        except ConfigError as error:
+            raise CliError(str(error)) from None
+        with calling(self._settings.fleet_address):
+            for deployment in self._settings.config.deployments:
+                self._fleet.deploy(to_proto(deployment))
+
+    def snapshot(self) -> pb.FleetSnapshot:
+        """The fleet now. Raises CliError."""
+        with calling(self._settings.fleet_address):
+            return self._fleet.snapshot()
+
+    def check(self) -> None:
+        """Start Ray and the scheduler again when they have ended; workers are the scheduler's business.
+
+        Raises CliError when they can't be, or when the gateway has ended.
+        """
+        if self._gateway is not None and (code := self._gateway.poll()) is not None:
+            raise CliError(f"The gateway ended with code {code}: {self.gateway_log} says why.")
+        if self._scheduler is None or self._scheduler.running:
+            return
+        err.print("Ray has failed and is started again; the workers serve on.", style="yellow")
+        try:
+            err.print(f"Ray runs again. It had failed: {self._scheduler.revive()}", style="yellow", markup=False)
+        except ConfigError as error:
+            raise CliError(f"Ray can't be started again: {error}") from None
+
+    def remember_processes(self) -> None:
+        """Note every process below this one, so that `stop` knows them even when their parents have gone."""
+        self._processes.update(descendants())
+
+    def stop(self) -> None:
+        """End every process that was started and take the wishes back; may be called in any state.
+
+        What runs may take a while to finish, unless a signal says not to wait.
+        """
+        hurry_at_signals(self._hurry)
+        self.remember_processes()
+        if self._gateway is not None:
+            end(self._gateway, self._settings.config.scheduler.shutdown_seconds)
+        if self._scheduler is not None:
+            self._scheduler.shutdown()
+            self._take_wishes_back()
+        self._channel.close()
+        end_all(self._processes)  # what Ray leaves behind goes by itself, but not at once
+
+    def _hurry(self) -> None:
+        if self._gateway is not None:
+            self._gateway.kill()
+        if self._scheduler is not None:
+            self._scheduler.hurry()
+
+    def _take_wishes_back(self) -> None:
+        """Remove what `start` deployed: the next start may wish for something else. The scheduler has ended."""
+        with suppress(StoreError), closing(Store(self._settings.state_dir / STATE_NAME)) as store:
+            for deployment in self._settings.config.deployments:
+                store.remove_deployment(deployment.name)
+
+    def _gateway_command(self) -> list[str]:
+        gateway = self._settings.config.gateway
+        command = [sys.executable, "-m", "polyfleet.gateway"]
+        if self._settings.config_file:
+            command += ["--config", str(self._settings.config_file)]
+        command += ["--grpc-listen", gateway.grpc_listen, "--http-listen", gateway.http_listen]
+        command += ["--metrics-listen", gateway.metrics_listen, "--fleet", gateway.fleet]
+        command += ["--generation-config", gateway.generation_config]
+        for name, value in msgspec.structs.asdict(gateway.placement).items():
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            command += ["--placement", f"{name}={text}"]
+        token_file = gateway.fleet_token_file
+        return [*command, "--fleet-token-file", token_file] if token_file else command
+
+
+def local_places(settings: ServeSettings) -> dict[str, int]:
+    """For how many workers of each accelerator this machine has room: one per device, on the CPU as many as wished."""
+    from polyfleet.backends import BackendRegistry, BackendType
+
+    deployments = settings.config.deployments
+    named = {accelerator for deployment in deployments for accelerator in deployment.accelerators}
+    experimental = {each.value for each in BackendType if each.experimental} - named
+    backends = {name: BackendRegistry.find(name) for name in BackendRegistry.names() if name not in experimental}
+    places = {name: len(backend.devices()) for name, backend in backends.items() if backend}
+    wished = sum(deployment.workers for deployment in deployments)
+    return {name: count for name, count in places.items() if count} | {"cpu": max(MIN_CPU_PLACES, wished)}
+
+
+def to_proto(deployment: Deployment) -> pb.ModelDeployment:
+    """The wish as the scheduler takes it."""
+    return pb.ModelDeployment(
+        name=deployment.name,
+        model_name=deployment.model_name,
+        source=deployment.source,
+        accelerators=deployment.accelerators,
+        workers=deployment.workers,
+        options=pb.WorkerOptions(**with_room(deployment.options, len(deployment.adapters))),  # type: ignore[arg-type]
+        adapters=[pb.Adapter(name=each.name, source=each.source) for each in deployment.adapters],
+    )

@@ -1,0 +1,1 @@
+"""What people see and type: tables, bars, streamed text, the keyboard."""
