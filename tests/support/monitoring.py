@@ -1,5 +1,6 @@
 """What tests of dashboards and alerts share: the files, the names of metrics in PromQL, and those that code exports."""
 
+import dataclasses
 import re
 import shutil
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from tools.dashboards.boards import DASHBOARDS
 
-from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, Health
+from polyfleet.backends.protocol import DeviceInfo, DeviceStrain, DeviceTelemetry, Health
 from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.scheduler.metrics import SchedulerMetrics, SchedulerState
@@ -73,8 +74,10 @@ def exported() -> dict[str, set[str]]:
     collected: list[Any] = list(SchedulerMetrics(lambda: SchedulerState(snapshot, 0, (), 0)).collect())
     info = fleet.WorkerInfo(model=fleet.ModelInfo(num_blocks=1))
     collected += WorkerCollector(Worker(info, "cpu"), None).collect()
-    telemetry = DeviceTelemetry(0, Health.HEALTHY, "", 1, 1, 1, 1, 1, 1, 1)
-    collected += device_families(DeviceState("cpu", telemetry, DeviceInfo(0, "", "", 1)))
+    names = (each.name for each in dataclasses.fields(DeviceStrain) if each.name != "throttle_reasons")
+    strain = DeviceStrain(throttle_reasons=("thermal",), **dict.fromkeys(names, 1))  # type: ignore[arg-type]
+    telemetry = DeviceTelemetry(0, Health.HEALTHY, "", 1, 1, 1, 1, 1, 1, 1, strain=strain)
+    collected += device_families(DeviceState("cpu", telemetry, DeviceInfo(0, "", "", 1), {"XID 79": 1}))
     for family in collected:
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)

@@ -95,6 +95,14 @@ HEAT = Row(
             bad_below=True,
         ),
         Panel(
+            "Throttled",
+            "Why a device's clock is lowered, in its own words: its power limit, heat, the power supply's signal, "
+            "another reason of the hardware's, clocks that somebody set.",
+            "short",
+            (Query("polyfleet_device_throttled{<accelerator>} == 1", f"{{{{reason}}}} {DEVICE}"),),
+            full=1,
+        ),
+        Panel(
             "Energy of a token",
             "Power of the accelerator's devices over the tokens that its workers generate.",
             "suffix: J",
@@ -105,6 +113,60 @@ HEAT = Row(
                     "{{accelerator}}",
                 ),
             ),
+        ),
+    ),
+)
+WEAR = Row(
+    "Wear and links",
+    (
+        Panel(
+            "Faults in a day",
+            "What the driver told of once: XID errors. Codes 13, 31, 43, 45, 68 and 109 are applications' own.",
+            "short",
+            (Query("increase(polyfleet_device_faults_total{<accelerator>}[1d])", f"{{{{code}}}} {DEVICE}"),),
+            bad=1,
+        ),
+        Panel(
+            "Corrected errors in an hour",
+            "Memory errors that ECC has corrected: many of them announce others.",
+            "short",
+            (Query("increase(polyfleet_device_corrected_errors_total{<accelerator>}[1h])", DEVICE),),
+        ),
+        Panel(
+            "Worn memory",
+            "Rows or pages that are used no more, and devices that wait for a reset to leave out others.",
+            "short",
+            (
+                reading("polyfleet_device_remapped_rows"),
+                Query("polyfleet_device_remap_pending{<accelerator>} == 1", f"pending {DEVICE}"),
+            ),
+        ),
+        Panel(
+            "PCIe lanes",
+            "Lanes in use as a share of those that device and slot have.",
+            "percentunit",
+            (
+                Query(
+                    "polyfleet_device_pcie_lanes{<accelerator>} / polyfleet_device_pcie_max_lanes{<accelerator>}",
+                    DEVICE,
+                ),
+            ),
+            full=1,
+            bad=0.99,
+            bad_below=True,
+        ),
+        Panel(
+            "PCIe generation",
+            "Of the link now; it falls while the device is idle.",
+            "short",
+            (reading("polyfleet_device_pcie_generation"),),
+        ),
+        Panel(
+            "Links to neighbours",
+            "Direct links (NVLink) by state. Down is normal where no bridge is fitted.",
+            "short",
+            (Query("sum by (accelerator, node, state) (polyfleet_device_links{<accelerator>})", "{{node}} {{state}}"),),
+            stack=True,
         ),
     ),
 )
@@ -158,6 +220,6 @@ USE = Row(
 DEVICES = Dashboard(
     "devices",
     "Device health",
-    "Temperature, power, memory, errors and throttling, by vendor and node.",
-    (STATE, HEAT, USE),
+    "Temperature, power, memory, errors, wear, links and throttling, by vendor and node.",
+    (STATE, HEAT, WEAR, USE),
 )

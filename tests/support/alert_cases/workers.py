@@ -29,6 +29,7 @@ def blocks(used: int, running: int, waiting: int) -> Labels:
     return {f"polyfleet_{name}{{{WORKER}}}": f"{count}x20" for name, count in counts.items()}
 
 
+FAULT = f'polyfleet_device_faults_total{{{{{DEVICE}, code="{{}}"}}}}'
 CIRCUIT = 'polyfleet_circuit_open{{instance="{}", worker_id="w-1"}}'
 WORKERS = (
     Case(
@@ -158,6 +159,44 @@ DEVICES = (
         (Firing("warning", "cuda device 0 at w had 1 uncorrectable errors in an hour.", DEVICE_LABELS),),
     ),
     Case("PolyfleetDeviceErrors", "old ones", device(errors_total="7x60"), 60),
+    Case(
+        "PolyfleetDeviceFault",
+        "the first of its kind",
+        {FAULT.format("XID 79"): "_x5 1x40"},
+        10,
+        (Firing("critical", "cuda device 0 at w had XID 79.", DEVICE_LABELS | {"code": "XID 79"}),),
+    ),
+    Case(
+        "PolyfleetDeviceFault",
+        "one more",
+        {FAULT.format("XID 48"): "1x30 2x30"},
+        35,
+        (Firing("critical", "cuda device 0 at w had XID 48.", DEVICE_LABELS | {"code": "XID 48"}),),
+    ),
+    Case("PolyfleetDeviceFault", "an old one", {FAULT.format("XID 79"): "1x60"}, 50),
+    Case("PolyfleetDeviceFault", "an application's own", {FAULT.format("XID 31"): "_x5 1x40"}, 10),
+    Case(
+        "PolyfleetDeviceMemoryWorn",
+        "a remap waits",
+        device(remap_pending="0x5 1x30"),
+        20,
+        (
+            Firing(
+                "warning",
+                "cuda device 0 at w has to be reset, so that it leaves out worn memory.",
+                DEVICE_LABELS,
+            ),
+        ),
+    ),
+    Case("PolyfleetDeviceMemoryWorn", "none waits", device(remap_pending="0x30"), 20),
+    Case(
+        "PolyfleetDeviceLinkNarrow",
+        "half of the lanes",
+        device(pcie_lanes="8x30", pcie_max_lanes="16x30"),
+        20,
+        (Firing("warning", "cuda device 0 at w uses 8 lanes of PCIe, fewer than it could.", DEVICE_LABELS),),
+    ),
+    Case("PolyfleetDeviceLinkNarrow", "all", device(pcie_lanes="16x30", pcie_max_lanes="16x30"), 20),
     Case(
         "PolyfleetDeviceThrottled",
         "half the clock under load",

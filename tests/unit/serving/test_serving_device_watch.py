@@ -6,29 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 from tests.support.described_host import described, load_machine
+from tests.support.watched_devices import Scripted, exposed
 
 from polyfleet.backends import torch_build
-from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, Health
+from polyfleet.backends.protocol import DeviceTelemetry, Health
 from polyfleet.backends.registry import BUILT_IN, BackendRegistry
-from polyfleet.serving.device_metrics import device_families
-from polyfleet.serving.health.device_watch import DeviceState, DeviceWatch, confined
+from polyfleet.serving.health.device_watch import DeviceWatch, confined
 
 GIB, MIB = 2**30, 2**20
 Series = dict[str, float]
-
-
-class Families(Collector):
-    """Serves one state's families."""
-
-    def __init__(self, state: DeviceState) -> None:
-        self._state = state
-
-    def collect(self) -> Any:
-        return device_families(self._state)
 
 
 @pytest.mark.parametrize(
@@ -44,21 +31,6 @@ class Families(Collector):
 def test_a_device_alone(device: str, name: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert confined(device) == (name, variables)
-
-
-def exposed(state: DeviceState) -> tuple[Series, list[dict[str, str]]]:
-    """Values as Prometheus reads them, health by state; and the labels of every sample."""
-    registry = CollectorRegistry()
-    registry.register(Families(state))
-    series: Series = {}
-    labels = []
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
-        for sample in family.samples:
-            name = sample.name.removeprefix("polyfleet_device_")
-            state_label = sample.labels.get("state")
-            series[f"{name} {state_label}" if state_label else name] = sample.value
-            labels.append({"metric": name, **sample.labels})
-    return series, labels
 
 
 def on_machine(machine: str, family: str, root: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
@@ -121,6 +93,8 @@ SHOWN: dict[str, tuple[str, dict[str, str], dict[str, str], Series]] = {
             "memory_used_bytes": 61625 * MIB,
             "memory_total_bytes": 65536 * MIB,
             "errors_total": 0,
+            "corrected_errors_total": 0,
+            "remapped_rows": 0,
         },
     ),
     "cambricon": (
@@ -192,24 +166,6 @@ def test_a_count_of_errors_that_the_tool_gives_is_a_counter(tmp_path: Path, monk
         other.poll()
     assert mine.trouble() == "The cuda device 0 is unhealthy: 7 uncorrected ECC errors."
     assert other.trouble() == "", "a worker looks at its own device only"
-
-
-class Scripted:
-    """A backend whose readings the test gives."""
-
-    type = "sample"
-
-    def __init__(self, *readings: DeviceTelemetry) -> None:
-        self.readings = list(readings)
-        self.known = True
-
-    def devices(self) -> tuple[DeviceInfo, ...]:
-        if not self.known:
-            raise RuntimeError("no driver")
-        return tuple(DeviceInfo(each.index, "S1", "s1", GIB, pci_bus_id=each.pci_bus_id) for each in self.readings)
-
-    def telemetry(self) -> tuple[DeviceTelemetry, ...]:
-        return tuple(self.readings)
 
 
 GOOD, BAD = DeviceTelemetry(0, Health.HEALTHY), DeviceTelemetry(0, Health.UNHEALTHY, "it is on fire")

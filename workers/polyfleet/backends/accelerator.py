@@ -87,6 +87,7 @@ class AcceleratorBackend(Named, ABC):
     settings: ClassVar[Mapping[str, str]] = {}  # variables that a process needs before it opens a device
     graph_class: ClassVar[str | None] = None
     collectives: ClassVar[Collectives]
+    fault_command: ClassVar[tuple[str, ...]] = ()  # prints faults that its driver tells of once, see fault_events
 
     def __init__(self, host: Host | None = None, build: TorchBuild | None = None) -> None:
         """Tests give a described host and torch build; else they are this machine's."""

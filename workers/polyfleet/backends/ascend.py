@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from polyfleet.backends.accelerator import AcceleratorBackend, Collectives
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS
-from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities
+from polyfleet.backends.protocol import BackendType, DeviceInfo, DeviceStrain, Health, KernelCapabilities
 from polyfleet.backends.reading import (
     DeviceReading,
     ProbeResult,
@@ -117,10 +117,10 @@ class AscendBackend(AcceleratorBackend):
         if result.problem:
             return replace(chip.reading, health=Health.UNHEALTHY, reason=result.problem)
         errors = parse_ecc(result.output)
+        reading = replace(chip.reading, errors_total=errors, strain=parse_strain(result.output))
         if not errors:
-            return replace(chip.reading, errors_total=errors)
-        reason = f"{errors} double-bit ECC errors"
-        return replace(chip.reading, errors_total=errors, health=Health.UNHEALTHY, reason=reason)
+            return reading
+        return replace(reading, health=Health.UNHEALTHY, reason=f"{errors} double-bit ECC errors")
 
 
 def parse_info(text: str) -> list[Chip]:
@@ -177,5 +177,16 @@ def _as_a3(chip: Chip) -> Chip:
 
 def parse_ecc(text: str) -> int | None:
     """The sum of double-bit error counts of DDR and HBM; None when there are none to read."""
-    counts = re.findall(r"Double Bit Error Count\s*:\s*(\d+)", text)
+    return _sum(r"Double Bit Error Count", text)
+
+
+def parse_strain(text: str) -> DeviceStrain:
+    """The single-bit errors and the isolated pages of DDR and HBM."""
+    pages = _sum(r"Bit Isolated Pages Count", text)
+    return DeviceStrain(corrected_errors_total=_sum(r"Single Bit Error Count", text), remapped_rows=pages)
+
+
+def _sum(name: str, text: str) -> int | None:
+    """Of all lines whose name ends so; None without any."""
+    counts = re.findall(rf"{name}\s*:\s*(\d+)", text)
     return sum(int(each) for each in counts) if counts else None

@@ -1,6 +1,7 @@
 """NVIDIA CUDA: NVML or nvidia-smi's query form for facts and readings, torch.cuda for running."""
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -8,7 +9,7 @@ from typing import ClassVar
 from polyfleet.backends.accelerator import AcceleratorBackend, Collectives, first_answer
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
 from polyfleet.backends.library_probe import probe_library
-from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities
+from polyfleet.backends.protocol import BackendType, DeviceInfo, DeviceStrain, Health, KernelCapabilities
 from polyfleet.backends.reading import (
     DeviceReading,
     ProbeResult,
@@ -23,6 +24,7 @@ from polyfleet.backends.reading import (
     without_devices,
 )
 from polyfleet.backends.registry import BackendRegistry
+from polyfleet.backends.strain import throttle_reasons
 from polyfleet.backends.torch_build import TorchBuild, installed
 
 QUERY = (
@@ -40,6 +42,14 @@ QUERY = (
     "driver_version",
     "compute_cap",  # last: drivers before 510 refuse it
 )
+STRAIN_QUERY = (
+    "pci.bus_id",
+    "ecc.errors.corrected.volatile.total",
+    "clocks_throttle_reasons.active",
+    "pcie.link.gen.current",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+)
 
 
 @BackendRegistry.register(BackendType.CUDA)
@@ -56,6 +66,7 @@ class CudaBackend(AcceleratorBackend):
     settings: ClassVar[Mapping[str, str]] = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     graph_class = "CUDAGraph"
     collectives: ClassVar[Collectives] = Collectives("nccl", "NCCL")
+    fault_command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "polyfleet.backends.fault_events")
 
     def present(self) -> bool:
         """By PCI or, where sysfs is hidden (some containers, WSL), by the device node."""
@@ -75,7 +86,8 @@ class CudaBackend(AcceleratorBackend):
         return first_answer(lambda: probe_library(self._host, "nvml"), self._query_tool)
 
     def _query_tool(self) -> ProbeResult:
-        return self._with_partitions(self._queried())
+        found = self._with_partitions(self._queried())
+        return found if found.problem else with_strain(found, self._query(STRAIN_QUERY))
 
     def _with_partitions(self, found: ProbeResult) -> ProbeResult:
         """`nvidia-smi -L` names MIG devices, and is asked only where one is chosen."""
@@ -131,6 +143,30 @@ def parse_query(result: ToolResult, fields: Sequence[str]) -> ProbeResult:
         return without_devices("nvidia-smi", result, f"nvidia-smi printed no device: {quoted(first)}")
     ordered = sorted(good, key=lambda each: pci_address(each["pci.bus_id"]) or "")
     return ProbeResult(tuple(_reading(index, cells) for index, cells in enumerate(ordered)))
+
+
+def with_strain(found: ProbeResult, result: ToolResult) -> ProbeResult:
+    """The same devices with what STRAIN_QUERY says of each; a driver that refuses it tells nothing."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in result.output.splitlines()]
+    by_address = {pci_address(row[0]): row[1:] for row in rows if len(row) == len(STRAIN_QUERY)}
+    if result.problem or not by_address:
+        return found
+    readings = tuple(
+        replace(each, strain=_strain(*by_address[each.pci_bus_id])) if each.pci_bus_id in by_address else each
+        for each in found.readings
+    )
+    return replace(found, readings=readings)
+
+
+def _strain(corrected: str, mask: str, generation: str, lanes: str, max_lanes: str) -> DeviceStrain:
+    told = re.fullmatch(r"0x[0-9a-fA-F]+", mask)
+    return DeviceStrain(
+        corrected_errors_total=count(corrected),
+        throttle_reasons=throttle_reasons(int(mask, 16)) if told else None,
+        pcie_generation=count(generation),
+        pcie_lanes=count(lanes),
+        pcie_max_lanes=count(max_lanes),
+    )
 
 
 def parse_list(result: ToolResult, found: ProbeResult) -> ProbeResult:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, Host
-from polyfleet.backends.protocol import Health
+from polyfleet.backends.protocol import DeviceStrain, Health
 from polyfleet.backends.reading import (
     PRIVILEGE,
     DeviceReading,
@@ -24,6 +24,7 @@ from polyfleet.backends.reading import (
     pci_address,
     scaled,
 )
+from polyfleet.backends.strain import amdsmi_strain, nvml_strain
 
 WITHHELD = re.compile(r"not.?supported|not.?(yet.?)?implemented|not.found|no.?data", re.I)
 MODULES = {"nvml": "pynvml", "amdsmi": "amdsmi", "wgpu": "wgpu"}
@@ -50,7 +51,10 @@ def probe_library(host: Host, library: str) -> ProbeResult:
 
 def _from_json(each: dict[str, Any]) -> DeviceReading:
     partitions = tuple(_from_json(part) for part in each.get("partitions", ()))
-    return DeviceReading(**{**each, "health": Health(each["health"]), "partitions": partitions})
+    strain = each["strain"]
+    reasons = strain["throttle_reasons"]
+    told = DeviceStrain(**{**strain, "throttle_reasons": None if reasons is None else tuple(reasons)})
+    return DeviceReading(**{**each, "health": Health(each["health"]), "partitions": partitions, "strain": told})
 
 
 def read_nvml(nvml: Any) -> list[DeviceReading]:
@@ -111,6 +115,7 @@ def _nvml_reading(nvml: Any, index: int, driver: str) -> DeviceReading:
         clock_hertz=_ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6),
         health=Health.UNHEALTHY if errors else Health.HEALTHY,
         reason=f"{errors} uncorrected ECC errors" if errors else "",
+        strain=nvml_strain(nvml, handle),
     )
     reading = _with_nvml_memory(nvml, handle, reading)
     return replace(reading, partitions=tuple(_mig_readings(nvml, handle, reading)))
@@ -170,6 +175,7 @@ def _amdsmi_reading(smi: Any, handle: Any) -> DeviceReading:
         errors_total=errors,
         health=Health.UNHEALTHY if errors else Health.HEALTHY,
         reason=f"{errors} uncorrectable errors" if errors else "",
+        strain=amdsmi_strain(smi, handle),
     )
 
 

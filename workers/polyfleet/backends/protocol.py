@@ -138,6 +138,29 @@ class Health(str, Enum):
     UNKNOWN = "unknown"
 
 
+THROTTLE_REASONS = ("power_cap", "thermal", "power_brake", "hardware", "clock_limit")
+"""Why a device computes at a lower clock: its power limit, heat, a signal of the power supply, another reason of the
+hardware's own, clocks that somebody set. Idleness is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStrain:
+    """What wears, slows or cuts off a device. None: the vendor does not tell."""
+
+    corrected_errors_total: int | None = None  # of memory, corrected by ECC
+    remapped_rows: int | None = None  # rows or pages of memory that are used no more
+    remap_pending: bool | None = None  # more of them are to follow at the next reset
+    throttle_reasons: tuple[str, ...] | None = None  # of THROTTLE_REASONS, those that hold now
+    pcie_generation: int | None = None  # now; it falls while the device is idle
+    pcie_lanes: int | None = None  # now
+    pcie_max_lanes: int | None = None  # of device and slot
+    links_up: int | None = None  # direct links to neighbours (NVLink)
+    links_down: int | None = None
+
+
+NO_STRAIN = DeviceStrain()  # a vendor that tells nothing
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceTelemetry:
     """Readings of one device now. None: the vendor withholds it (no privilege, N/A); it is shown as unknown."""
@@ -154,6 +177,7 @@ class DeviceTelemetry:
     clock_hertz: float | None = None
     pci_bus_id: str | None = None
     driver_version: str | None = None
+    strain: DeviceStrain = NO_STRAIN
 
 
 class CommunicationBackend(Protocol):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from polyfleet.backends.host import ToolResult
-from polyfleet.backends.protocol import DeviceInfo, DeviceTelemetry, Health
+from polyfleet.backends.protocol import NO_STRAIN, DeviceInfo, DeviceStrain, DeviceTelemetry, Health
 
 MEBIBYTE = 1024 * 1024
 WITHHELD = {"", "-", "n/a", "na", "[n/a]", "[not supported]", "not supported", "[unknown error]", "unknown", "none"}
@@ -37,6 +37,7 @@ class DeviceReading:
     clock_hertz: float | None = None
     health: Health = Health.HEALTHY
     reason: str = ""
+    strain: DeviceStrain = NO_STRAIN
     partitions: tuple["DeviceReading", ...] = ()  # that have names of their own, such as MIG's
 
     def info(self) -> DeviceInfo:
@@ -67,6 +68,7 @@ class DeviceReading:
             self.clock_hertz,
             self.pci_bus_id,
             self.driver_version,
+            self.strain,
         )
 
 

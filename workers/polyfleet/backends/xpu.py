@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from polyfleet.backends.accelerator import AcceleratorBackend, Collectives
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
-from polyfleet.backends.protocol import BackendType, DeviceInfo, Health, KernelCapabilities, MemoryInfo
+from polyfleet.backends.protocol import BackendType, DeviceInfo, DeviceStrain, Health, KernelCapabilities, MemoryInfo
 from polyfleet.backends.reading import (
     DeviceReading,
     ProbeResult,
@@ -176,6 +176,7 @@ def replace_stats(reading: DeviceReading, text: str) -> DeviceReading:
     heat, clock = known("GPU Core Temperature (C)"), known("GPU Frequency (MHz)")
     load, errors = known("GPU Utilization (%)"), known("Mem Errors Uncorrectable")
     num_errors = int(sum(errors)) if errors else None
+    corrected = known("Mem Errors Correctable")
     return replace(
         reading,
         power_watts=sum(power) if power else None,
@@ -186,6 +187,7 @@ def replace_stats(reading: DeviceReading, text: str) -> DeviceReading:
         errors_total=num_errors,
         health=Health.UNHEALTHY if num_errors else Health.HEALTHY,
         reason=f"{num_errors} uncorrectable memory errors" if num_errors else "",
+        strain=DeviceStrain(corrected_errors_total=int(sum(corrected)) if corrected else None),
     )
 
 

@@ -3,8 +3,8 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from polyfleet.backends import BackendRegistry, BackendUnavailable
 from polyfleet.backends.protocol import (
@@ -15,6 +15,7 @@ from polyfleet.backends.protocol import (
     accelerator_name,
     split_device,
 )
+from polyfleet.serving.health.fault_watch import FaultWatch
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class DeviceState:
     accelerator: str
     telemetry: DeviceTelemetry
     info: DeviceInfo | None = None
+    faults: Mapping[str, int] = field(default_factory=dict)  # that its driver told of, by code
 
 
 def num_devices(accelerator: str, ranks: int) -> int:
@@ -66,6 +68,8 @@ class DeviceWatch:
     def __init__(
         self, backend: HardwareBackend, index: int, interval: float, count: Callable[[], int] = lambda: 1
     ) -> None:
+        command: tuple[str, ...] = getattr(backend, "fault_command", ())
+        self._faults = FaultWatch(command) if command else None
         self.states: tuple[DeviceState, ...] = ()  # empty: before the first poll
         self._backend = backend
         self._index = index
@@ -77,12 +81,16 @@ class DeviceWatch:
 
     def start(self, judged: Callable[[str], None]) -> None:
         """Poll at once and then at intervals; `judged` is called on the thread with `trouble()` after each poll."""
+        if self._faults is not None:
+            self._faults.start()
         self._thread = threading.Thread(target=self._run, args=(judged,), name="devices", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End; a probe that is under way is left to its own time limit."""
         self._stopping.set()
+        if self._faults is not None:
+            self._faults.stop()
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
 
@@ -95,7 +103,11 @@ class DeviceWatch:
         states = []
         for index in self._indices():
             info = known.get(index) or found.get(index)
-            state = DeviceState(accelerator_name(self._backend.type), self._reading(index, info, readings), info)
+            telemetry = self._reading(index, info, readings)
+            faults = (
+                self._faults.of(telemetry.pci_bus_id or (info.pci_bus_id if info else None)) if self._faults else {}
+            )
+            state = DeviceState(accelerator_name(self._backend.type), telemetry, info, faults)
             unhealthy = state.telemetry.health is Health.UNHEALTHY
             self._unhealthy[index] = self._unhealthy[index] + 1 if unhealthy else 0
             states.append(state)
