@@ -28,11 +28,12 @@ GOOD: dict[str, list[Any]] = {
             inputs=[pb.EmbedInput(text="x"), pb.EmbedInput(token_ids=[1])], pooling=pb.POOLING_LAST, model="fake"
         )
     ],
+    "Rerank": [pb.RerankRequest(query="the", documents=["fox", "dog"], top_n=1, model="fake")],
     "Tokenize": [pb.TokenizeRequest(text="the fox"), pb.TokenizeRequest(messages=MESSAGES, model="fake")],
     "ListModels": [pb.ListModelsRequest()],
     "GetModel": [pb.GetModelRequest(name="fake")],
 }
-TURNS = ("Generate", "Generate", "Embed", "Generate", "Tokenize", "Generate", "GetModel", "Embed", "ListModels")
+TURNS = ("Generate", "Generate", "Embed", "Rerank", "Tokenize", "Generate", "GetModel", "Embed", "ListModels")
 ALLOWED = {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}
 
 

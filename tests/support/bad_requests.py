@@ -13,12 +13,14 @@ import msgspec
 from tests.support.bad_messages import change_bytes
 
 from polyfleet.gateway.http.openai.bodies import ChatBody, CompletionBody, EmbeddingsBody, Strict
+from polyfleet.gateway.http.ranking import RerankBody
 
 USER = '{"role":"user","content":"hi"}'
 SCHEMAS: Mapping[str, tuple[type[Strict], Mapping[str, str]]] = {
     "/v1/chat/completions": (ChatBody, {"messages": f"[{USER}]", "max_tokens": "3"}),
     "/v1/completions": (CompletionBody, {"prompt": '"the fox"', "max_tokens": "3"}),
     "/v1/embeddings": (EmbeddingsBody, {"input": '["a","b"]'}),
+    "/v1/rerank": (RerankBody, {"query": '"x"', "documents": '["a",{"text":"b"}]'}),
 }
 STRINGS = (
     '""', '"x"', '"1"', '"true"', r'"\u0000"', r'"\ud800"', r'"\udfff\ud800"', r'"\ud83d\ude00"', '"\xff"', '"a\x01b"',

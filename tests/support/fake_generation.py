@@ -13,8 +13,10 @@ from polyfleet.gateway.errors import NotFound
 from polyfleet.gateway.health import Health
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.parts import GatewayParts
-from polyfleet.wire.answers import Delta, Embeddings, FinishReason, Model, TokenLogprobs, Tokens, Usage
-from polyfleet.wire.requests import DetokenizeRequest, EmbedRequest, GenerateRequest, TokenizeRequest
+from polyfleet.wire.answers import Delta, Embeddings, FinishReason, Model, Ranked, Ranking, TokenLogprobs, Tokens, Usage
+from polyfleet.wire.requests import DetokenizeRequest, EmbedRequest, GenerateRequest, RerankRequest, TokenizeRequest
+
+AnyRequest = GenerateRequest | EmbedRequest | RerankRequest | TokenizeRequest | DetokenizeRequest
 
 WORDS = ("Hello", " there", " friend")
 MODEL = Model("org/fake", 2048, 1000, 1, ("cpu",), 1700000000)
@@ -31,7 +33,7 @@ def logprob_of(position: int) -> TokenLogprobs:
 class FakeGeneration:
     """Each choice's answer is WORDS and its number, word by word, choices in turn."""
 
-    requests: list[GenerateRequest | EmbedRequest | TokenizeRequest | DetokenizeRequest] = field(default_factory=list)
+    requests: list[AnyRequest] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     error: Exception | None = None  # raised before anything is answered, or
     error_after: int = 0  # behind this many deltas
@@ -104,6 +106,14 @@ class FakeGeneration:
         vectors = tuple((float(index), 0.5, -0.25) for index in range(len(request.inputs)))
         return Embeddings(vectors, Usage(prompt_tokens=4 * len(vectors)))
 
+    async def rerank(self, request: RerankRequest, call: Call) -> Ranking:
+        self._note(request, call)
+        if self.error:
+            raise self.error
+        results = [Ranked(index, 1 / (1 + len(text))) for index, text in enumerate(request.documents)]
+        results.sort(key=lambda each: -each.relevance_score)
+        return Ranking(tuple(results[: request.top_n or None]), Usage(prompt_tokens=4 * len(results)))
+
     async def tokenize(self, request: TokenizeRequest, call: Call) -> Tokens:
         self._note(request, call)
         return Tokens((1,), ("a",))
@@ -121,7 +131,7 @@ class FakeGeneration:
                 return model
         raise NotFound(f"There is no model {name}; served: {', '.join(model.name for model in self.known)}.")
 
-    def _note(self, request: GenerateRequest | EmbedRequest | TokenizeRequest | DetokenizeRequest, call: Call) -> None:
+    def _note(self, request: AnyRequest, call: Call) -> None:
         self.requests.append(request)
         self.calls.append(call)
         if request.model:

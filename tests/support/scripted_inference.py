@@ -46,7 +46,7 @@ class Script(InferenceServicer):  # type: ignore[misc]
     def Embed(self, request: Any, context: Any) -> Any:
         return self._next(request, context)(request, context)
 
-    Tokenize = ListModels = GetModel = Embed
+    Rerank = Tokenize = ListModels = GetModel = Embed
 
 
 def fail(code: int, message: str, *details: Any) -> Step:

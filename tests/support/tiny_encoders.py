@@ -44,15 +44,41 @@ ENCODERS: Mapping[str, TinyEncoder] = {
 }
 
 
+CROSS_ENCODERS: Mapping[str, TinyEncoder] = {
+    "bert_cross_encoder": TinyEncoder("bert"),
+    "bert_cross_encoder, one type": TinyEncoder("bert", {"type_vocab_size": 1}),
+    "roberta_cross_encoder": TinyEncoder("xlm-roberta", {"pad_token_id": 1, "type_vocab_size": 1}),
+}
+
+
+def make_cross_encoder(tiny: TinyEncoder, folder: Path, *, labels: int = 1, **config: Any) -> Any:
+    """Write a folder and return transformers' model."""
+    torch.manual_seed(7)
+    shape = transformers.AutoConfig.for_model(tiny.kind, **{**COMMON, **tiny.config, **config, "num_labels": labels})
+    model = _with_norms(transformers.AutoModelForSequenceClassification.from_config(shape).float().eval())
+    model.save_pretrained(folder)
+    made = tokenizer()
+    if tiny.kind != "bert":
+        made.post_processor = processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2))
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"cls_token": "[CLS]", "sep_token": "[SEP]"}))
+    return model
+
+
+def _with_norms(model: Any) -> Any:
+    """With norms and biases that count."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight.add_(torch.randn_like(weight) * 0.2)
+    return model
+
+
 def make(tiny: TinyEncoder, folder: Path, pooling: str = "mean_tokens", *, normalize: bool = True) -> Any:
     """Write a folder and return transformers' model."""
     torch.manual_seed(7)
     config = transformers.AutoConfig.for_model(tiny.kind, **{**COMMON, **tiny.config})
-    model = transformers.AutoModel.from_config(config).float().eval()
-    with torch.no_grad():
-        for weight in model.parameters():  # norms and biases that count
-            if weight.dim() == 1:
-                weight.add_(torch.randn_like(weight) * 0.2)
+    model = _with_norms(transformers.AutoModel.from_config(config).float().eval())
     model.save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "special_tokens_map.json").write_text(json.dumps({"cls_token": "[CLS]", "sep_token": "[SEP]"}))

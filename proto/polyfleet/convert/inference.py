@@ -6,8 +6,9 @@ from typing import Any
 
 from polyfleet.convert.codec import Codec
 from polyfleet.v1 import inference_pb2 as pb
-from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens, Usage
+from polyfleet.wire.answers import Delta, Embeddings, Model, Ranked, Ranking, Tokens, Usage
 from polyfleet.wire.limits import (
+    MAX_DOCUMENTS,
     MAX_EMBED_INPUTS,
     MAX_LOGIT_BIASES,
     MAX_MESSAGES,
@@ -15,12 +16,21 @@ from polyfleet.wire.limits import (
     MAX_STOP_TOKEN_IDS,
     check_count,
 )
-from polyfleet.wire.requests import DetokenizeRequest, EmbedRequest, GenerateRequest, Message, TokenizeRequest
+from polyfleet.wire.requests import (
+    DetokenizeRequest,
+    EmbedRequest,
+    GenerateRequest,
+    Message,
+    RerankRequest,
+    TokenizeRequest,
+)
 from polyfleet.wire.sampling import DEFAULTABLE, NONE, SamplingParams
 from polyfleet.wire.tools import MAX_TOOLS
 
 _GENERATE = Codec(GenerateRequest, pb.GenerateRequest)
 _EMBED = Codec(EmbedRequest, pb.EmbedRequest)
+_RERANK = Codec(RerankRequest, pb.RerankRequest)
+_RANKED = Codec(Ranked, pb.RankedDocument)
 _MESSAGE = Codec(Message, pb.ChatMessage)
 _TOKENIZE = Codec(TokenizeRequest, pb.TokenizeRequest)
 _DETOKENIZE = Codec(DetokenizeRequest, pb.DetokenizeRequest)
@@ -35,6 +45,7 @@ _MOST = {
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
     "logit_bias": MAX_LOGIT_BIASES,
     "inputs": MAX_EMBED_INPUTS,
+    "documents": MAX_DOCUMENTS,
     "tools": MAX_TOOLS,
     "tool_names": MAX_TOOLS,
 }
@@ -55,6 +66,12 @@ def embed_request(message: pb.EmbedRequest) -> EmbedRequest:
     """From a client. Raises FieldError, for a pooling that does not exist too."""
     _check_counts(message, "inputs")
     return _EMBED.value(message)
+
+
+def rerank_request(message: pb.RerankRequest) -> RerankRequest:
+    """From a client. Raises FieldError."""
+    _check_counts(message, "documents")
+    return _RERANK.value(message)
 
 
 def tokenize_request(message: pb.TokenizeRequest) -> TokenizeRequest:
@@ -106,6 +123,16 @@ def embed_response(result: Embeddings) -> pb.EmbedResponse:
 def embeddings_of(message: pb.EmbedResponse) -> Embeddings:
     """From a gateway."""
     return Embeddings(tuple(tuple(each.values) for each in message.embeddings), _USAGE.value(message.usage))
+
+
+def rerank_response(ranking: Ranking) -> pb.RerankResponse:
+    """To a client."""
+    return pb.RerankResponse(results=map(_RANKED.message, ranking.results), usage=_USAGE.message(ranking.usage))
+
+
+def ranking_of(message: pb.RerankResponse) -> Ranking:
+    """From a gateway."""
+    return Ranking(tuple(map(_RANKED.value, message.results)), _USAGE.value(message.usage))
 
 
 def tokenize_response(tokens: Tokens) -> pb.TokenizeResponse:

@@ -125,6 +125,22 @@ class Embeddings:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document by its place in the request, and how well it answers the query: the larger, the better."""
+
+    index: int
+    relevance_score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Documents, best first; of equal ones the first."""
+
+    results: tuple[Ranked, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """Token ids and, parallel to them, the pieces as the vocabulary spells them."""
 
@@ -150,3 +166,4 @@ class Model:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     embeds_only: bool = False  # whether it makes embeddings and generates nothing
     parent: str = ""  # of an adapter: the model that it adapts
+    cross_encoder: bool = False  # whether it ranks documents and makes no embeddings

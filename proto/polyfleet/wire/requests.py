@@ -201,6 +201,7 @@ class SequenceRequest(Continuation):
     tracestate: str = ""
     grammar: str = ""  # of all generated tokens, as llguidance writes it
     adapter: str = ""  # fingerprint of the adapter that it is computed with; empty: none
+    segment_start: int = 0  # where the prompt's second segment begins, a cross encoder's document; 0: it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,21 @@ class EmbedRequest:
     pooling: Pooling | None = None  # None: the model's own, MEAN where its files state none
     normalize: bool = False
     dimensions: int = 0
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRequest:
+    """1 to 1000 documents, of which the `top_n` (0: all) are wanted that answer the query best.
+
+    At most `max_tokens_per_doc` (0: any number) of each are read, and what the model's context holds.
+    """
+
+    model: str = ""
+    query: str = ""
+    documents: tuple[str, ...] = ()
+    top_n: int = 0
+    max_tokens_per_doc: int = 0
     request_id: str = ""
 
 

@@ -21,6 +21,7 @@ from polyfleet.cli.commands.inspect import inspect
 from polyfleet.cli.commands.keys import keys
 from polyfleet.cli.commands.models import models
 from polyfleet.cli.commands.quantize import quantize
+from polyfleet.cli.commands.rerank import rerank
 from polyfleet.cli.commands.serve import serve
 from polyfleet.cli.commands.simulate import simulate
 from polyfleet.cli.commands.simulate_workers import simulate_workers
@@ -48,6 +49,7 @@ for command in (
     chat,
     generate,
     embed,
+    rerank,
     tokenize,
     explain,
     models,

@@ -19,7 +19,7 @@ from polyfleet.client.errors import (
 from polyfleet.client.retry import NO_RETRIES, RetryPolicy
 from polyfleet.client.sync import Client, CompletionStream
 from polyfleet.client.types import Choice, Completion
-from polyfleet.wire.answers import Delta, Embeddings, FinishReason, Model, TokenLogprobs, Tokens, Usage
+from polyfleet.wire.answers import Delta, Embeddings, FinishReason, Model, Ranked, Ranking, TokenLogprobs, Tokens, Usage
 from polyfleet.wire.requests import GenerateOptions, Message
 from polyfleet.wire.tools import ToolCall, ToolCallDelta
 
@@ -45,6 +45,8 @@ __all__ = [
     "NotFoundError",
     "PermissionDeniedError",
     "PolyfleetError",
+    "Ranked",
+    "Ranking",
     "ResourceExhaustedError",
     "RetryPolicy",
     "Tls",

@@ -117,6 +117,18 @@ def batches(texts: str | Sequence[str], size: int) -> Iterator[Sequence[str]]:
     return (wanted[first : first + size] for first in range(0, len(wanted), size))
 
 
+def rerank_request(
+    query: str, documents: Sequence[str], model: str, top_n: int, max_tokens_per_doc: int
+) -> pb.RerankRequest:
+    """A query and the texts to be ranked."""
+    request = pb.RerankRequest(model=model)
+    _set(request, "query", query)
+    _extend(request, "documents", documents)
+    _set(request, "top_n", top_n)
+    _set(request, "max_tokens_per_doc", max_tokens_per_doc)
+    return request
+
+
 def tokenize_request(
     text: str | None,
     messages: Messages | None,

@@ -16,10 +16,10 @@ from polyfleet.client.requests import Messages
 from polyfleet.client.retry import DEFAULT_RETRIES, Attempts, RetryPolicy
 from polyfleet.client.transcript import Transcript
 from polyfleet.client.types import Completion
-from polyfleet.convert.inference import embeddings_of, model_of, tokens_of
+from polyfleet.convert.inference import embeddings_of, model_of, ranking_of, tokens_of
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.inference_pb2_grpc import InferenceStub
-from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens, Vector
+from polyfleet.wire.answers import Delta, Embeddings, Model, Ranking, Tokens, Vector
 from polyfleet.wire.auth import bearer_metadata
 from polyfleet.wire.limits import MAX_EMBED_INPUTS
 from polyfleet.wire.placements import ASK
@@ -203,6 +203,23 @@ class Client:
             done = self.embed(batch, model=model, normalize=normalize, timeout=timeout)
             vectors += done.vectors
         return vectors[0] if isinstance(texts, str) else tuple(vectors)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        model: str = "",
+        top_n: int = 0,
+        max_tokens_per_doc: int = 0,
+        timeout: float | None = None,
+    ) -> Ranking:
+        """The `top_n` (0: all) of the documents that answer the query best, best first.
+
+        At most `max_tokens_per_doc` of each are read, 0: as many as the model's context holds.
+        """
+        request = requests.rerank_request(query, documents, model, top_n, max_tokens_per_doc)
+        return ranking_of(self._unary(self._stub.Rerank, request, timeout))
 
     def tokenize(
         self,

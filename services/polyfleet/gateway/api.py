@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
+from polyfleet.wire.answers import Delta, Embeddings, Model, Ranking, Tokens
 from polyfleet.wire.limits import MAX_PRIORITY
-from polyfleet.wire.requests import DetokenizeRequest, EmbedRequest, GenerateRequest, TokenizeRequest
+from polyfleet.wire.requests import DetokenizeRequest, EmbedRequest, GenerateRequest, RerankRequest, TokenizeRequest
 from polyfleet.wire.tracing import TraceContext
 
 
@@ -45,6 +45,10 @@ class GenerationApi(Protocol):
 
     async def embed(self, request: EmbedRequest, call: Call) -> Embeddings:
         """One vector per input."""
+        ...
+
+    async def rerank(self, request: RerankRequest, call: Call) -> Ranking:
+        """The documents that answer the query best."""
         ...
 
     async def tokenize(self, request: TokenizeRequest, call: Call) -> Tokens:

@@ -88,6 +88,26 @@ class EncodeChat(msgspec.Struct, frozen=True, tag=True):
         return f"took longer than {self.seconds:g} s in the model's chat template and tokenizer"
 
 
+class EncodeDocument(msgspec.Struct, frozen=True, tag=True):
+    """Encode a document, with a query where there is one; see PromptText.encode_document."""
+
+    seconds: float
+    document: str
+    max_tokens: int
+    max_text: int = 0
+    query: str = ""
+
+    @property
+    def field(self) -> str:
+        """See PrepareChat."""
+        return "document"
+
+    @property
+    def too_long(self) -> str:
+        """See PrepareChat."""
+        return f"took longer than {self.seconds:g} s to encode"
+
+
 class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
     """Make the grammar of an answer, and try it; see `polyfleet.text.grammar`."""
 
@@ -115,14 +135,15 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 class Encoded(msgspec.Struct, frozen=True, tag=True):
     """A prompt. `token_ids` is an array of unsigned ints; `end_token_ids` end the model's turn in a chat.
 
-    `thinking`: it ends within the model's thoughts.
+    `thinking`: it ends within the model's thoughts; `segment_start`: where a pair's document begins.
     """
 
     num_tokens: int
     token_ids: bytes
-    pieces: tuple[str, ...]
-    end_token_ids: tuple[int, ...]
+    pieces: tuple[str, ...] = ()
+    end_token_ids: tuple[int, ...] = ()
     thinking: bool = False
+    segment_start: int = 0
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):
@@ -145,9 +166,9 @@ class Unusable(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
-Job = PrepareChat | EncodeText | EncodeChat | MakeGrammar
+Job = PrepareChat | EncodeText | EncodeChat | EncodeDocument | MakeGrammar
 Answer = Done | Encoded | Made | Refused | Unusable
-_jobs = msgspec.msgpack.Decoder(Load | PrepareChat | EncodeText | EncodeChat | MakeGrammar)
+_jobs = msgspec.msgpack.Decoder(Load | PrepareChat | EncodeText | EncodeChat | EncodeDocument | MakeGrammar)
 _answers = msgspec.msgpack.Decoder(Done | Encoded | Made | Refused | Unusable)
 
 
@@ -193,6 +214,10 @@ class Server:
         if isinstance(job, PrepareChat):
             self._text.prepare_chat()
             return Done()
+        if isinstance(job, EncodeDocument):
+            pair = self._text.encode_document(job.document, job.max_tokens, job.max_text, query=job.query)
+            packed = array("I", pair.token_ids).tobytes()
+            return Encoded(len(pair.token_ids), packed, segment_start=pair.segment_start)
         end_token_ids: tuple[int, ...] = ()
         thinking = False
         if isinstance(job, EncodeText):

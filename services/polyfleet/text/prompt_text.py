@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken
 
@@ -33,6 +33,13 @@ class ChatPrompt:
     thinking: bool = False
 
 
+class Pair(NamedTuple):
+    """A query and a document, which begins at `segment_start`; 0: a document alone."""
+
+    token_ids: list[int]
+    segment_start: int
+
+
 class PromptText:
     """Built from a tokenizer assets document; raises TextAssetsError for one that can't be used. Not thread-safe.
 
@@ -58,6 +65,8 @@ class PromptText:
         bare, around = (self._tokenizer.encode(self._mark, add_special_tokens=each).ids for each in (False, True))
         middle = around.index(bare[0])
         self._before, self._behind = around[:middle], around[middle + 1 :]  # what the tokenizer itself puts there
+        pair = self._tokenizer.encode(self._mark, self._mark).ids
+        self._between = pair[middle + 1 : pair.index(bare[0], middle + 1)]
 
     def _first_id(self, assets: Mapping[str, Any]) -> int | None:
         """The id that every text has to begin with, if any."""
@@ -71,11 +80,30 @@ class PromptText:
         """
         self._check_length("text", text, max_tokens)
         ids = self._encode(text, plain=False)
-        if add_special_tokens:
-            ids = [*self._before, *ids, *self._behind]
-        if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
-            ids.insert(0, self._bos_id)
-        return ids
+        return [*self._first(ids), *ids, *self._behind] if add_special_tokens else ids
+
+    def encode_document(self, document: str, max_tokens: int, max_text: int = 0, *, query: str = "") -> Pair:
+        """Token ids of a document, behind those of a query where one is given; what they spell is text.
+
+        The document is cut where all would be over `max_tokens`, or it itself over `max_text` (0: any number). Raises
+        FieldError on `query` where that leaves no room, or on `document`.
+        """
+        check_unicode("document", document)
+        self._check_length("query", query, max_tokens)
+        first = self._plain(query, first=True)
+        head = [*self._first(first), *first, *(self._between if query else ())]
+        room = max_tokens - len(head) - len(self._behind)
+        if room < 1:
+            problem = f"is {len(first)} tokens long, which leaves no room for a document"
+            limit = f"this model's maximum context length is {max_tokens} tokens"
+            raise FieldError("query", f"{problem}: {limit}", CONTEXT_LENGTH_EXCEEDED)
+        ids = self._plain(document, first=True)[: min(room, max_text or room)]
+        return Pair([*head, *ids, *self._behind], len(head) if query else 0)
+
+    def _first(self, ids: Sequence[int]) -> list[int]:
+        """What stands before a text of these ids."""
+        bos = [] if self._bos_id is None or [*self._before, *ids][:1] == [self._bos_id] else [self._bos_id]
+        return [*bos, *self._before]
 
     def encode_chat(
         self,

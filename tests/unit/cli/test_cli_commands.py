@@ -186,6 +186,24 @@ def test_embed_for_people_and_programs() -> None:
     assert json.loads(document.stdout)["embeddings"] == [[0.5, -0.25]]
 
 
+def reranked(request: Any, context: Any) -> pb.RerankResponse:
+    return pb.RerankResponse(results=[pb.RankedDocument(index=1, relevance_score=0.5)])
+
+
+def test_rerank_for_people_and_programs() -> None:
+    with serve(reranked) as script:
+        table = run("rerank", "what?", "one", "[b] two", "--gateway", script.address, "--top", "1")
+        document = run("rerank", "what?", "--model", "m", "--gateway", script.address, "--json", stdin="a\n\nb\n")
+    assert [line.split() for line in table.stdout.splitlines()] == [
+        ["SCORE", "INDEX", "DOCUMENT"],
+        ["0.5000", "1", "'[b]", "two'"],
+    ]
+    first, second = script.calls
+    assert first == pb.RerankRequest(query="what?", documents=["one", "[b] two"], top_n=1)
+    assert second == pb.RerankRequest(query="what?", documents=["a", "b"], model="m")
+    assert json.loads(document.stdout)["results"] == [{"index": 1, "relevance_score": 0.5}]
+
+
 def tokenized(request: Any, context: Any) -> pb.TokenizeResponse:
     return pb.TokenizeResponse(token_ids=[7, 8], pieces=["[Hel]", "lo"])
 

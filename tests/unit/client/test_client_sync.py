@@ -188,6 +188,17 @@ def test_encode(client: pf.Client, script: Script) -> None:
         client.encode("a", batch_size=65)
 
 
+def test_rerank(client: pf.Client, script: Script) -> None:
+    ranked = [pb.RankedDocument(index=1, relevance_score=0.75)]
+    script.steps = [lambda request, context: pb.RerankResponse(results=ranked, usage=pb.Usage(prompt_tokens=3))]
+    answer = pf.Ranking((pf.Ranked(1, 0.75),), pf.Usage(3))
+    assert client.rerank("q", ["a", "b"], model="m", top_n=1, max_tokens_per_doc=9) == answer
+    wanted = pb.RerankRequest(query="q", documents=["a", "b"], model="m", top_n=1, max_tokens_per_doc=9)
+    assert script.calls == [wanted]
+    with pytest.raises(pf.InvalidArgumentError, match="top_n"):
+        client.rerank("q", ["a"], top_n=-1)
+
+
 def test_tokenize(client: pf.Client, script: Script) -> None:
     script.steps = [lambda request, context: pb.TokenizeResponse(token_ids=[1, 2], pieces=["he", "llo"])]
     assert client.tokenize("hello", add_special_tokens=False) == pf.Tokens((1, 2), ("he", "llo"))

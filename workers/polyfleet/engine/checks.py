@@ -1,6 +1,7 @@
 """What the engine demands of a request before it is queued: the one place where its fields are checked."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from polyfleet.wire.limits import CONTEXT_LENGTH_EXCEEDED, MAX_SEQUENCE_STOP_TOKEN_IDS, FieldError, check_range
 from polyfleet.wire.requests import SequenceRequest
@@ -24,6 +25,16 @@ def check_request(request: SequenceRequest, vocabulary_size: int) -> None:
         raise FieldError("generated_ids", "must be empty for an embedding")
     if request.max_tokens is not None and request.max_tokens <= done:
         raise FieldError("max_tokens", f"must be over the {done} tokens generated already, not {request.max_tokens}")
+
+
+def in_segments(request: SequenceRequest, second: int) -> SequenceRequest:
+    """The request with ids that tell which segment a token stands in: those of the second begin at `second`, if not 0.
+
+    Raises FieldError where it begins outside of the prompt.
+    """
+    ids, start = request.prompt_ids, request.segment_start
+    check_range("segment_start", start, 0, len(ids))
+    return replace(request, prompt_ids=ids[:start] + tuple(second + each for each in ids[start:])) if start else request
 
 
 def check_lengths(request: SequenceRequest, context_length: int) -> None:

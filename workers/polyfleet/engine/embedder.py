@@ -61,9 +61,11 @@ class Embedder:
             parts.executor.close()
             parts = _load(path, quantization, replace(options, dtype="float32"))
         self._engine = Engine.of(parts)
-        if parts.model.tokenizer is None:
+        if parts.model.tokenizer is None or parts.model.config.cross_encoder:
             self._engine.close()
-            raise ValueError(f"{path}: has no tokenizer, which texts need")
+            lacks = parts.model.tokenizer is None
+            problem = "has no tokenizer, which texts need" if lacks else "is a cross encoder, which makes no embeddings"
+            raise ValueError(f"{path}: {problem}")
         _check_kept(self._engine, quantization)
         self._pooling = parts.model.config.pooling or Pooling.MEAN
         self._normalized = parts.model.config.normalized

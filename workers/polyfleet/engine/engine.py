@@ -9,7 +9,7 @@ from polyfleet.engine.adapters import Adapters
 from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.canary import CANARY_ID, Canary
-from polyfleet.engine.checks import check_request
+from polyfleet.engine.checks import check_request, in_segments
 from polyfleet.engine.draft_model import DraftModel
 from polyfleet.engine.exchange import Exchange
 from polyfleet.engine.executor import Capacity, Executor
@@ -77,6 +77,7 @@ class Engine:
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
         self._adapters = Adapters(executor, config, options, adaptable)
         ends = config.end_token_ids
+        self._second_segment = config.vocabulary_size if config.segments > 1 else 0
         self._grammars = Grammars(tokenizer.document, config.vocabulary_size, ends) if tokenizer else None
         self._rates = Rates()
         self._steps = 0
@@ -137,7 +138,7 @@ class Engine:
             if self._grammars is None:
                 raise FieldError("grammar", "needs a tokenizer, which this model has not")
             mask = self._grammars.mask(request.grammar, request.stop_token_ids)
-        self._batcher.add(request, mask, adapter)
+        self._batcher.add(in_segments(request, self._second_segment), mask, adapter)
 
     def add_adapter(self, path: str) -> LoadedAdapter:
         """Load a PEFT folder, so that requests may name its fingerprint; see docs/adapters.md.
@@ -289,6 +290,7 @@ def _facts(
         pooling=config.pooling,
         normalized=config.normalized,
         embeds_only=config.embeds_only,
+        cross_encoder=config.cross_encoder,
         passed_over=passed_over,
         speculation=speculation,
     )

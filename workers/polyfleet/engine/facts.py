@@ -27,6 +27,7 @@ class EngineFacts:
     pooling: Pooling | None = None  # as its own files want it
     normalized: bool = False  # whether they want vectors of length 1
     embeds_only: bool = False  # whether it has no tokens to draw
+    cross_encoder: bool = False  # whether an embedding is one number, which ranks a document
     passed_over: tuple[str, ...] = ()  # the ones before it, each with the reason in a sentence
     speculation: str = ""  # what drafts tokens, or why nothing does although it was asked for
 

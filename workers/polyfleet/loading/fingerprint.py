@@ -11,7 +11,8 @@ from polyfleet.kernels.weights import Weight
 from polyfleet.loading.model import LoadedModel
 
 WHOLE_BYTES = 1 << 14  # a tensor up to this size counts with all its bytes
-UNSTATED = ("embeds_only", "pooling", "normalized")  # count only where they are set, as they once were not there
+# Those that count only where they are set, as they once were not there.
+UNSTATED = {"embeds_only": False, "pooling": None, "normalized": False, "cross_encoder": False, "segments": 1}
 SAMPLES, SAMPLE_BYTES = 32, 256  # a larger one with so many pieces of that size, from its first to its last byte
 
 
@@ -21,7 +22,8 @@ def fingerprint(model: LoadedModel) -> str:
     Of large weights a sample is read, 8 KiB each, so that a mapped file of many gigabytes takes milliseconds: another
     training, merge or quantisation changes it; a change of single numbers between the pieces does not.
     """
-    config = {key: _rounded(value) for key, value in asdict(model.config).items() if key not in UNSTATED or value}
+    stated = asdict(model.config).items()
+    config = {key: _rounded(value) for key, value in stated if key not in UNSTATED or value != UNSTATED[key]}
     del config["name"]
     digest = blake2b(json.dumps(config, sort_keys=True, default=str).encode(), digest_size=16)
     digest.update(f"tokenizer {model.tokenizer.hash if model.tokenizer else ''}".encode())

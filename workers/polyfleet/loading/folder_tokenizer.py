@@ -1,6 +1,7 @@
 """From tokenizer.json and the files beside it in a Hugging Face folder to TokenizerAssets."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def folder_tokenizer(folder: Path, config: ModelConfig) -> tuple[TokenizerAssets
         return None, config.end_token_ids
     tokenizer, settings = read_json(path), read_optional_json(folder / "tokenizer_config.json")
     check_parts(tokenizer)
-    frame = read_frame(tokenizer.section("post_processor")) if tokenizer.has("post_processor") else Frame()
+    frame = _read_frame(tokenizer, pairs=config.cross_encoder)
     special = special_tokens(settings, read_optional_json(folder / "special_tokens_map.json"))
     vocabulary = read_vocabulary(tokenizer)
     added = added_tokens(read_added(tokenizer), settings, special, vocabulary)
@@ -61,10 +62,19 @@ def _without_chance(model: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if key == "dropout" else value for key, value in model.items()}
 
 
+def _read_frame(tokenizer: Fields, *, pairs: bool) -> Frame:
+    """What stands around a text; `pairs`: and between two, which must be said."""
+    stated = tokenizer.has("post_processor")
+    frame = read_frame(tokenizer.section("post_processor"), pairs=pairs) if stated else Frame()
+    if pairs and frame.between is None:
+        raise tokenizer.error("post_processor does not say how two texts are put together, which a cross encoder reads")
+    return frame
+
+
 def _spelled(tokenizer: Fields, ids: Mapping[str, int], frame: Frame) -> dict[int, str]:
     """The text of each id; raises ModelFileError when the frame has one without."""
     found = {token_id: text for text, token_id in ids.items()}
-    for token_id in frame.before + frame.after:
+    for token_id in frame.before + (frame.between or ()) + frame.after:
         if token_id not in found:
             raise tokenizer.error(f"post_processor writes the token id {token_id}, which the vocabulary has not")
     return found
@@ -86,7 +96,7 @@ def _settle(settings: Fields, frame: Frame, special: SpecialTokens, ids: Mapping
     after = frame.after[:-1] if ends else frame.after
     if settings.flag("add_eos_token", ends) and eos is not None:
         after += (eos,)
-    return Frame(frame.before[1:] if begins else frame.before, after), add_bos
+    return replace(frame, before=frame.before[1:] if begins else frame.before, after=after), add_bos
 
 
 def _sampling_defaults(folder: Path, config: ModelConfig, chats: bool) -> SamplingDefaults:

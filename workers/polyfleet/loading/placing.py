@@ -32,7 +32,21 @@ def place_all(tensors: Iterable[Weight], names: TensorNames, config: ModelConfig
         if not tied_head and not names.ignores(tensor.name):
             weights.update((weight.name, weight) for weight in place(tensor, names, config, shapes))
     _stack(weights)
+    if config.segments > 1:
+        _tell_segments(weights, config)
     return weights
+
+
+def _tell_segments(weights: dict[str, Weight], config: ModelConfig) -> None:
+    """Give the embedding rows for each segment, whose types differ from the first one's, which all tokens get."""
+    tokens, types = (weights.get(name) for name in ("embedding", "types"))
+    if tokens is None or types is None or tokens.format.quantised or types.format.quantised:
+        return
+    if (tokens.rows, tokens.columns, types.rows) != (config.vocabulary_size, types.columns, config.segments):
+        return  # of the wrong shape, which is reported when all weights are there
+    offsets = types.data.float() - types.data[:1].float()
+    data = torch.cat([tokens.data.float() + offset for offset in offsets])
+    weights["embedding"] = Weight("embedding", WeightFormat.F32, len(data), data.shape[1], data)
 
 
 def _stack(weights: dict[str, Weight]) -> None:

@@ -39,6 +39,8 @@ class ModelConfig:
     causal: bool = True  # whether rows see no position behind their own; else a step takes each sequence whole
     pooling: Pooling | None = None  # how its own files want hidden states pooled
     normalized: bool = False  # whether they want vectors of length 1
+    cross_encoder: bool = False  # whether it gives one number for a query and a document, in place of hidden states
+    segments: int = 1  # that tokens may stand in; ids of the second are those of the first + vocabulary_size
 
     def window(self, layer: int) -> int:
         """Of a layer; 0: it sees all."""

@@ -39,7 +39,13 @@ class EncoderConfig(ModelConfig):
 
 
 def record(config: EncoderConfig, model: Recorder) -> KernelGraph:
-    """Layers share one cache: none reads it behind its own attention."""
+    """Hidden states are all that there is."""
+    x = record_layers(config, model)
+    return model.graph.finish(x, model.graph.select_rows(x))
+
+
+def record_layers(config: EncoderConfig, model: Recorder) -> int:
+    """The final hidden states. Layers share one cache: none reads it behind its own attention."""
     graph, rope = model.graph, model.rope()
     x = model.embedding()
     if config.types:
@@ -53,7 +59,7 @@ def record(config: EncoderConfig, model: Recorder) -> KernelGraph:
         attended = model.attention(x, rope, cache=cache, **biases)
         x = model.layer_norm(graph.add(attended, x), "attention_norm")
         x = model.layer_norm(graph.add(_mlp(config, model, x), x), "mlp_norm")
-    return graph.finish(x, graph.select_rows(x))
+    return x
 
 
 def _mlp(config: EncoderConfig, model: Recorder, x: int) -> int:
@@ -106,11 +112,11 @@ _GGUF_KEYS = {
 }
 
 
-def _read_bert(fields: Fields) -> ModelConfig:
+def read_bert(fields: Fields) -> EncoderConfig:
     return _read_folder(fields, first_position=0)
 
 
-def _read_roberta(fields: Fields) -> ModelConfig:
+def read_roberta(fields: Fields) -> EncoderConfig:
     """Positions begin behind that of the padding."""
     return _read_folder(fields, first_position=fields.count("pad_token_id", 1, minimum=0) + 1)
 
@@ -247,7 +253,7 @@ _GGUF_LAYER = {
 _HEADS = (r".*position_ids", r"(\w+\.)?pooler\..*", r"(cls|lm_head)\..*")  # of other tasks, and what counts
 
 
-def _folder(prefix: str) -> TensorNames:
+def folder_names(prefix: str) -> TensorNames:
     names = {f"{prefix}{name}": to for name, to in _TOP.items()}
     return TensorNames(names, f"{prefix}encoder.layer.", _LAYER, _HEADS, optional=prefix)
 
@@ -260,10 +266,10 @@ BERT = Architecture(
     classes=("BertModel", "BertForMaskedLM", "BertForPreTraining"),
     model_types=("bert",),
     gguf=("bert",),
-    read_folder=_read_bert,
+    read_folder=read_bert,
     read_gguf=_read_gguf,
     record=record,
-    folder_names=_folder("bert."),
+    folder_names=folder_names("bert."),
     gguf_names=_GGUF_NAMES,
     notes="embeddings: MiniLM, BGE, E5, GTE and others whose layers are BERT's",
 )
@@ -274,8 +280,8 @@ ROBERTA = replace(
     classes=("RobertaModel", "XLMRobertaModel", "CamembertModel", "RobertaForMaskedLM", "XLMRobertaForMaskedLM"),
     model_types=("roberta", "xlm-roberta", "camembert"),
     gguf=(),
-    read_folder=_read_roberta,
-    folder_names=_folder("roberta."),
+    read_folder=read_roberta,
+    folder_names=folder_names("roberta."),
     notes="embeddings: BGE-M3 (dense vectors), multilingual E5, paraphrase models and others",
 )
 NOMIC_BERT = replace(

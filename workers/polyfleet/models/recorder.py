@@ -36,7 +36,8 @@ class Recorder:
 
     def embedding(self, scale: float = 1.0) -> int:
         """The step's tokens."""
-        name = self._weight("embedding", self._config.vocabulary_size, self._config.hidden_size)
+        rows = self._config.vocabulary_size * self._config.segments
+        name = self._weight("embedding", rows, self._config.hidden_size)
         return self.graph.scale(self.graph.embedding(name), scale)
 
     def lookup(self, name: str, rows: int, lookup: Lookup) -> int:

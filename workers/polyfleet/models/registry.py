@@ -7,6 +7,7 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.cross_encoder import BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER
 from polyfleet.models.deepseek import DEEPSEEK2, DEEPSEEK3
 from polyfleet.models.encoder import BERT, NOMIC_BERT, ROBERTA
 from polyfleet.models.gemma import GEMMA2, GEMMA3
@@ -31,7 +32,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     for each in (
         *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3, SMOLLM3, GLM4, GLM),
         *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS, GLM4_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
-        *(BERT, ROBERTA, NOMIC_BERT),
+        *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )
 }
 

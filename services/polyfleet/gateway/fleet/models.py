@@ -32,7 +32,7 @@ class ServedModel:
     prompts: Prompts | None = None
     fingerprint: str = ""
     tokenizer_hash: str = ""
-    pooling: Pooling = Pooling.MEAN  # of embeddings, where a request leaves it open
+    pooling: Pooling | None = None  # of embeddings, as its own files want it
     normalized: bool = False  # whether embeddings always have length 1
     width: int = 0  # values of an embedding; 0: not known
     adapter: str = ""  # fingerprint of the one that was asked for
@@ -134,7 +134,7 @@ class Models:
                 )
             return f"Adapter {adapter.name} of model {adapter.model} is being loaded."
         fingerprint, tokenizer_hash = facts.info.fingerprint, facts.info.tokenizer_hash
-        vectors = POOLINGS.get(facts.info.pooling, Pooling.MEAN), facts.info.normalized, facts.info.hidden_size
+        vectors = POOLINGS.get(facts.info.pooling), facts.info.normalized, facts.info.hidden_size
         adapted = adapter.fingerprint if adapter else ""
         if not tokenizer_hash:
             return ServedModel(facts.model, None, None, fingerprint, "", *vectors, adapted)

@@ -250,6 +250,7 @@ class FleetView:
                 context_length=lengths or (info.context_length if info else 0),
                 vocabulary_size=info.vocabulary_size if info else 0,
                 embeds_only=bool(info and info.embeds_only),
+                cross_encoder=bool(info and info.cross_encoder),
                 ready_workers=len(ready),
                 accelerators=tuple(sorted({worker.accelerator for worker in ready})),
                 created_unix_seconds=self._deployed.get(name, 0),

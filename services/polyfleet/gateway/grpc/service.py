@@ -58,6 +58,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
                 wanted = convert.embed_request(request)
             return convert.embed_response(await self._generation.embed(wanted, call))
 
+    async def Rerank(self, request: pb.RerankRequest, context: Any) -> pb.RerankResponse:
+        """Documents, best first."""
+        async with self._guarded("Rerank", context) as call:
+            with self._counting("Rerank"):
+                wanted = convert.rerank_request(request)
+            return convert.rerank_response(await self._generation.rerank(wanted, call))
+
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         """Ids and pieces of a prompt."""
         async with self._guarded("Tokenize", context) as call:

@@ -1,11 +1,12 @@
-"""The endpoints of other APIs: OpenAI's Responses, Anthropic's Messages, and tokens as vLLM has them."""
+"""The endpoints of other APIs: OpenAI's Responses, Anthropic's Messages, Cohere's Rerank, and what vLLM has."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import ApiError
@@ -14,8 +15,17 @@ from polyfleet.gateway.http.errors import error_response
 from polyfleet.gateway.http.messages.body import CountBody, MessagesBody, count_request, messages_request
 from polyfleet.gateway.http.messages.reply import MessageWriter, messages_error
 from polyfleet.gateway.http.openai.answer import Admission, Answer
+from polyfleet.gateway.http.ranking import (
+    RerankBody,
+    ScoreBody,
+    rerank_reply,
+    rerank_request,
+    score_request,
+    scores_reply,
+)
 from polyfleet.gateway.http.responses.body import ResponsesBody, responses_request
 from polyfleet.gateway.http.responses.reply import ResponseWriter
+from polyfleet.gateway.http.streams import until_disconnect
 from polyfleet.gateway.http.tokens import (
     DetokenizeBody,
     DetokenizeReply,
@@ -25,7 +35,8 @@ from polyfleet.gateway.http.tokens import (
     tokenize_request,
 )
 from polyfleet.gateway.http.writer import Writer
-from polyfleet.wire.requests import GenerateRequest
+from polyfleet.wire.answers import Ranking
+from polyfleet.wire.requests import GenerateRequest, RerankRequest
 
 
 class MoreEndpoints(Door):
@@ -62,6 +73,43 @@ class MoreEndpoints(Door):
         except ApiError as error:
             return messages_error(error, request.scope["request_id"])
         return json_reply({"input_tokens": len(tokens.token_ids)})
+
+    async def rerank(self, request: Request) -> ASGIApp:
+        """POST /v1/rerank."""
+        call = self._authenticate(request, "rerank")
+        with self._refusals(call):
+            body = await self._read(request, RerankBody)
+            wanted = rerank_request(body, request.scope["request_id"])
+        back = bool(body.return_documents)
+        return self._rank(
+            wanted, call, {}, lambda done: rerank_reply(done, wanted, self._model_name(body.model), documents=back)
+        )
+
+    async def score(self, request: Request) -> ASGIApp:
+        """POST /v1/score."""
+        call = self._authenticate(request, "score")
+        with self._refusals(call):
+            body = await self._read(request, ScoreBody)
+            wanted = score_request(body, request.scope["request_id"])
+        names = {"query": "text_1", "documents": "text_2"}
+        return self._rank(wanted, call, names, lambda done: scores_reply(done, wanted, self._model_name(body.model)))
+
+    def _rank(
+        self, wanted: RerankRequest, call: Call, names: dict[str, str], reply: Callable[[Ranking], object]
+    ) -> ASGIApp:
+        """Rank, unless the client leaves; `names` are those of this endpoint."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                response = json_reply(reply(await self._generation.rerank(wanted, call)))
+            except ApiError as error:
+                response = error_response(error, names)
+            await response(scope, receive, send)
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            await until_disconnect(receive, answer(scope, receive, send))
+
+        return run
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""

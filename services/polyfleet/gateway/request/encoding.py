@@ -1,6 +1,7 @@
 """The prompt of a request, whichever form it came in, as ids of its model."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from types import MappingProxyType
 
 from polyfleet.gateway.errors import FailedPrecondition
 from polyfleet.gateway.fleet.models import ServedModel
@@ -26,6 +27,19 @@ async def encode_text(
     return await _made(field, work, served)
 
 
+async def encode_document(
+    served: ServedModel, field: str, document: str, seconds: float, *, max_text: int = 0, query: str = ""
+) -> Prompt:
+    """Of a document, cut where the model's context or `max_text` ends, with a query where there is one.
+
+    Raises as `encode_text`, on `query` where that leaves no room.
+    """
+    work = _prompts_of(served, field).of_document(
+        document, served.model.context_length, seconds, max_text=max_text, query=query
+    )
+    return await _made("", work, served, {"document": field})
+
+
 async def encode_chat(served: ServedModel, chat: Chat, seconds: float, *, pieces: bool = False) -> Prompt:
     """Of a chat, rendered with the model's template. Raises as `encode_text`, on `messages`."""
     prompts, room = _prompts_of(served, "messages"), served.model.context_length
@@ -44,12 +58,14 @@ async def encode_prompt(served: ServedModel, request: GenerateRequest, seconds: 
     return Prompt(token_ids, len(token_ids))
 
 
-async def _made(field: str, work: Awaitable[Prompt], served: ServedModel) -> Prompt:
-    """The prompt, its errors put on `field` (empty: on the one that they name)."""
+async def _made(
+    field: str, work: Awaitable[Prompt], served: ServedModel, fields: Mapping[str, str] = MappingProxyType({})
+) -> Prompt:
+    """The prompt, its errors put on `field` (empty: on the one that they name, or that `fields` has for it)."""
     try:
         return await work
     except FieldError as error:
-        raise error.on(field or error.field) from None
+        raise error.on(field or fields.get(error.field, error.field)) from None
     except TextAssetsError as error:
         raise FailedPrecondition(f"The tokenizer of model {served.model.name} can't be used: {error}") from None
 

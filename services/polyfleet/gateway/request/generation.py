@@ -1,7 +1,6 @@
 """The gateway's core: a request in, typed deltas out. Both protocols sit on top of it."""
 
 import asyncio
-import math
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,21 +19,25 @@ from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
 from polyfleet.gateway.request.prompts import Prompt
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue, Turn
+from polyfleet.gateway.request.ranking import ranked, ranking_prompts, unit
 from polyfleet.gateway.request.sequences import Sequences
 from polyfleet.gateway.request.validation import (
     check_context,
     check_dimensions,
     check_embed,
+    check_embeds,
     check_fit,
     check_generate,
     check_generates,
     check_ids,
     check_priority,
+    check_ranks,
+    check_rerank,
     check_sampling_fits,
     check_tokenize,
 )
 from polyfleet.text.stop import StopStrings
-from polyfleet.wire.answers import Delta, Embeddings, Model, Tokens
+from polyfleet.wire.answers import Delta, Embeddings, Model, Ranking, Tokens
 from polyfleet.wire.hashing import cache_salt
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import FieldError
@@ -43,6 +46,8 @@ from polyfleet.wire.requests import (
     EmbedInput,
     EmbedRequest,
     GenerateRequest,
+    Pooling,
+    RerankRequest,
     SequenceRequest,
     TokenizeRequest,
 )
@@ -116,19 +121,43 @@ class Generation:
         """See GenerationApi."""
         with self._accounts.open(request.request_id or new_id("req"), call) as record:
             served, wanted = await self._embed_sequences(request, record, call)
-            vectors: list[tuple[float, ...]] = [()] * len(wanted)
-            num_prompt, num_cached = sum(len(each.prompt_ids) for each in wanted), 0
-            async with self._sequences(wanted, served, record) as sequences:
-                while not all(vectors):
-                    for parcel in await sequences.take():
-                        if not record.worker_id:
-                            record.placed(parcel.worker_id, parcel.queue_seconds)
-                        vectors[parcel.choice] = parcel.embedding
-                        num_cached += parcel.cached_tokens
-            record.prompt(num_prompt, num_cached)
+            vectors = await self._vectors(wanted, served, record)
             shown = [vector[: request.dimensions or None] for vector in vectors]
-            unit = request.normalize or served.normalized
-            return Embeddings(tuple(_unit(each) if unit else each for each in shown), record.usage)
+            scale = unit if request.normalize or served.normalized else tuple
+            return Embeddings(tuple(map(scale, shown)), record.usage)
+
+    async def rerank(self, request: RerankRequest, call: Call) -> Ranking:
+        """See GenerationApi."""
+        with self._accounts.open(request.request_id or new_id("req"), call) as record:
+            check_rerank(request)
+            record.claim()
+            served = await self._resolve(request.model, record)
+            check_ranks(served.model, embeds=served.pooling is not None)
+            with self._tokenizing(served):
+                prompts = await ranking_prompts(served, request, record.seconds_left)
+            shared = {"max_tokens": 1, "pooling": served.pooling or Pooling.MEAN, "adapter": served.adapter}
+            wanted = [
+                _sequence(record, call, each.token_ids, GREEDY, choice=at, segment_start=each.segment_start, **shared)
+                for at, each in enumerate(prompts)
+            ]
+            vectors = await self._vectors(wanted, served, record)
+            return Ranking(ranked(vectors, served, request.top_n), record.usage)
+
+    async def _vectors(
+        self, wanted: Sequence[SequenceRequest], served: ServedModel, record: Record
+    ) -> list[tuple[float, ...]]:
+        """What the model computes for them, in their order."""
+        vectors: list[tuple[float, ...]] = [()] * len(wanted)
+        num_prompt, num_cached = sum(len(each.prompt_ids) for each in wanted), 0
+        async with self._sequences(wanted, served, record) as sequences:
+            while not all(vectors):
+                for parcel in await sequences.take():
+                    if not record.worker_id:
+                        record.placed(parcel.worker_id, parcel.queue_seconds)
+                    vectors[parcel.choice] = parcel.embedding
+                    num_cached += parcel.cached_tokens
+        record.prompt(num_prompt, num_cached)
+        return vectors
 
     async def _embed_sequences(
         self, request: EmbedRequest, record: Record, call: Call
@@ -136,12 +165,13 @@ class Generation:
         check_embed(request)
         record.claim()
         served = await self._resolve(request.model, record)
+        check_embeds(served.model)
         check_dimensions(request, served.model, served.width)
         wanted = []
         for index, each in enumerate(request.inputs):
             with nullcontext() if each.text is None else self._tokenizing(served):
                 prompt_ids = await _embed_ids(f"inputs[{index}]", each, served, record.seconds_left)
-            pooling = request.pooling or served.pooling
+            pooling = request.pooling or served.pooling or Pooling.MEAN
             embedding = {"choice": index, "max_tokens": 1, "pooling": pooling, "adapter": served.adapter}
             wanted.append(_sequence(record, call, prompt_ids, GREEDY, **embedding))
         return served, wanted
@@ -266,9 +296,3 @@ def _stop_token_ids(request: GenerateRequest, prompt: Prompt, served: ServedMode
         return request.stop_token_ids
     known = {*request.stop_token_ids, *served.text.end_token_ids}
     return (*request.stop_token_ids, *(each for each in prompt.end_token_ids if each not in known))
-
-
-def _unit(vector: tuple[float, ...]) -> tuple[float, ...]:
-    """The vector at Euclidean length 1; a zero vector stays zero."""
-    length = math.hypot(*vector)
-    return tuple(value / length for value in vector) if length else vector

@@ -10,7 +10,7 @@ from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded
 from polyfleet.gateway.request.text_process import Result, TextProcess
 from polyfleet.text.grammar import Calls
-from polyfleet.text.process import EncodeChat, Encoded, EncodeText, Job, Made, MakeGrammar, PrepareChat
+from polyfleet.text.process import EncodeChat, Encoded, EncodeDocument, EncodeText, Job, Made, MakeGrammar, PrepareChat
 from polyfleet.wire.requests import Chat, Message
 from polyfleet.wire.structure import Structure
 
@@ -27,7 +27,7 @@ class Prompt:
     """`token_ids` is empty where there are more than the model's context holds: `num_tokens` tells how many.
 
     `end_token_ids` end the model's turn in a chat; `pieces`, where asked for, are the ids as the vocabulary has them.
-    `thinking`: it ends within the model's thoughts.
+    `thinking`: it ends within the model's thoughts; `segment_start`: where a pair's document begins.
     """
 
     token_ids: tuple[int, ...]
@@ -35,6 +35,7 @@ class Prompt:
     end_token_ids: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()
     thinking: bool = False
+    segment_start: int = 0
 
 
 class Prompts:
@@ -70,6 +71,13 @@ class Prompts:
         job = EncodeChat(_seconds(weight), chat, self._open_contents, max_tokens, pieces)
         return await self._run(job, weight, seconds)
 
+    async def of_document(
+        self, document: str, max_tokens: int, seconds: float, *, max_text: int = 0, query: str = ""
+    ) -> Prompt:
+        """Of a document, with a query where one is given, cut as PromptText.encode_document says."""
+        weight = len(query) + len(document)
+        return await self._run(EncodeDocument(_seconds(weight), document, max_tokens, max_text, query), weight, seconds)
+
     async def grammar(
         self,
         structure: Structure | None,
@@ -88,8 +96,8 @@ class Prompts:
         process = self._long if weight > LONG_CHARACTERS else self._quick
         answer = await _within(seconds, process.run(job))
         assert isinstance(answer, Encoded)
-        token_ids = tuple(array("I", answer.token_ids))
-        return Prompt(token_ids, answer.num_tokens, answer.end_token_ids, answer.pieces, answer.thinking)
+        more = answer.end_token_ids, answer.pieces, answer.thinking, answer.segment_start
+        return Prompt(tuple(array("I", answer.token_ids)), answer.num_tokens, *more)
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from polyfleet.wire.answers import Model
 from polyfleet.wire.limits import (
     CONTEXT_LENGTH_EXCEEDED,
     MAX_CHOICES,
+    MAX_DOCUMENTS,
     MAX_EMBED_INPUTS,
     MAX_STOP_STRING_CHARACTERS,
     MAX_STOP_STRINGS,
@@ -20,7 +21,15 @@ from polyfleet.wire.limits import (
     check_range,
     shown,
 )
-from polyfleet.wire.requests import Continuation, EmbedInput, EmbedRequest, GenerateRequest, Message, TokenizeRequest
+from polyfleet.wire.requests import (
+    Continuation,
+    EmbedInput,
+    EmbedRequest,
+    GenerateRequest,
+    Message,
+    RerankRequest,
+    TokenizeRequest,
+)
 from polyfleet.wire.tools import CHOICES, MAX_TOOLS, read_tools
 
 MAX_NAME_CHARACTERS = 64
@@ -62,8 +71,38 @@ def check_dimensions(request: EmbedRequest, model: Model, width: int) -> None:
         raise FieldError("dimensions", f"must be at most {width}, not {shown(request.dimensions)}: {have}")
 
 
+def check_rerank(request: RerankRequest) -> None:
+    """Everything about a RerankRequest that does not depend on the model."""
+    if not 1 <= len(request.documents) <= MAX_DOCUMENTS:
+        raise FieldError("documents", f"must be 1 to {MAX_DOCUMENTS}, not {len(request.documents)}")
+    texts = [("query", request.query), *((f"documents[{at}]", each) for at, each in enumerate(request.documents))]
+    for field, text in texts:
+        if text == "":
+            raise FieldError(field, "must be 1 character or more")
+    for field in ("top_n", "max_tokens_per_doc"):
+        if (value := getattr(request, field)) < 0:
+            raise FieldError(field, f"must be 0 (all) or more, not {shown(value)}")
+    _check_request_id(request.request_id)
+
+
+def check_embeds(model: Model) -> None:
+    """Whether it gives vectors."""
+    if model.cross_encoder:
+        problem = f"{model.name} is a cross encoder, which makes no embeddings"
+        raise FieldError("model", f"{problem}: let it rank documents (Rerank, /v1/rerank)")
+
+
+def check_ranks(model: Model, *, embeds: bool) -> None:
+    """Whether it is made for telling which document answers a query; `embeds`: its files say how it makes vectors."""
+    if not model.embeds_only and not embeds:
+        raise FieldError("model", f"{model.name} generates text; documents are ranked by cross encoders and embedders")
+
+
 def check_generates(model: Model) -> None:
     """Whether it draws tokens at all."""
+    if model.cross_encoder:
+        problem = f"{model.name} is a cross encoder and generates nothing"
+        raise FieldError("model", f"{problem}: let it rank documents (Rerank, /v1/rerank)")
     if model.embeds_only:
         problem = f"{model.name} makes embeddings and generates nothing"
         raise FieldError("model", f"{problem}: ask for these (Embed, /v1/embeddings)")

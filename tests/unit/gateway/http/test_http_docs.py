@@ -16,6 +16,7 @@ from polyfleet.gateway.http.openai.bodies import (
     MessageBody,
     Strict,
 )
+from polyfleet.gateway.http.ranking import RerankBody, ScoreBody
 from polyfleet.gateway.http.responses.body import ResponsesBody
 from polyfleet.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from polyfleet.wire.requests import GenerateOptions
@@ -27,7 +28,7 @@ NAMED = set(re.findall(r"[A-Za-z_]+", " ".join(re.findall(r"`([^`]+)`", TEXT))))
 BODIES = [ChatBody, CompletionBody, EmbeddingsBody, MessageBody, MessagesBody, ResponsesBody, TokenizeBody]
 
 
-@pytest.mark.parametrize("body", [*BODIES, DetokenizeBody])
+@pytest.mark.parametrize("body", [*BODIES, DetokenizeBody, RerankBody, ScoreBody])
 def test_every_field_of_every_body_is_documented(body: type[Strict]) -> None:
     assert set(body.__struct_fields__) - NAMED == set()
 

@@ -19,3 +19,5 @@ def test_a_model_that_makes_embeddings_only() -> None:
     check_generates(Model("m"))
     with pytest.raises(FieldError, match="model: m makes embeddings and generates nothing: ask for these"):
         check_generates(Model("m", embeds_only=True))
+    with pytest.raises(FieldError, match="model: m is a cross encoder and generates nothing: let it rank"):
+        check_generates(Model("m", embeds_only=True, cross_encoder=True))

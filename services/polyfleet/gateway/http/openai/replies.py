@@ -145,6 +145,7 @@ class ModelReply(msgspec.Struct):
     accelerators: list[str]
     sampling_defaults: dict[str, float]
     embeds_only: bool
+    cross_encoder: bool
     parent: str | UnsetType = UNSET  # of an adapter
     object: Literal["model"] = "model"
     owned_by: Literal["polyfleet"] = "polyfleet"
@@ -239,6 +240,7 @@ def model_reply(model: Model) -> ModelReply:
         accelerators=list(model.accelerators),
         sampling_defaults=dict(model.sampling_defaults),
         embeds_only=model.embeds_only,
+        cross_encoder=model.cross_encoder,
         parent=model.parent or UNSET,
     )
 
