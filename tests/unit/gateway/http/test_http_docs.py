@@ -22,7 +22,7 @@ from polyfleet.gateway.http.tokens import DetokenizeBody, TokenizeBody
 from polyfleet.wire.requests import GenerateOptions
 
 TEXT = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")
-NAMED = set(re.findall(r"[A-Za-z_]+", " ".join(re.findall(r"`([^`]+)`", TEXT))))
+NAMED = set(re.findall(r"[A-Za-z_]\w*", " ".join(re.findall(r"`([^`]+)`", TEXT))))
 
 
 BODIES = [ChatBody, CompletionBody, EmbeddingsBody, MessageBody, MessagesBody, ResponsesBody, TokenizeBody]
