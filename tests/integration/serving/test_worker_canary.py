@@ -203,3 +203,17 @@ async def test_a_worker_whose_engine_is_being_replaced_can_be_stopped(tmp_path: 
         worker.signal(signal.SIGTERM)
         assert await worker.exit_status() == 0
         assert not stopped.is_running()
+
+
+async def test_a_load_that_stands_still_is_said_and_then_given_up(tmp_path: Path) -> None:
+    flag = tmp_path / "loading"
+    flag.touch()
+    async with FakeFleet() as scheduler:
+        options = ("--fleet", scheduler.address, "--load-stall-timeout", "0.5", "--replace-after", "2")
+        model = f"fake:loading_while={flag}"
+        async with RunningWorker(tmp_path, *options, model=model, wait_ready=False) as worker:
+            assert await worker.exit_status() == 3
+    still = "Loading has stood still for {} s: at 90%, reading weights."
+    said = [(fleet.WorkerState.Name(each.state)[13:], each.reason) for each in scheduler.statuses]
+    assert ("LOADING", still.format(0)) in said
+    assert said[-1] == ("UNHEALTHY", f"{still.format(1)} It was given up.")

@@ -134,6 +134,13 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
     help="Failed canaries in a row, or stall timeouts, before the engine process is replaced; again so many: exit 1.",
 )
 @click.option(
+    "--load-stall-timeout",
+    type=FiniteRange(0.05),
+    default=300.0,
+    help="Seconds that a load may stand still, however long it takes, before that is said; after --replace-after times "
+    "as long it is given up.",
+)
+@click.option(
     "--telemetry-interval",
     type=FiniteRange(0.05),
     default=10.0,
@@ -190,6 +197,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         canary_interval=options["canary_interval"],
         stall_timeout=options["stall_timeout"],
         replace_after=options["replace_after"],
+        load_stall_timeout=options["load_stall_timeout"],
         telemetry_interval=options["telemetry_interval"],
         log_level=options["log_level"],
     )

@@ -27,6 +27,7 @@ class WorkerConfig:
     canary_interval: float
     stall_timeout: float
     replace_after: int
+    load_stall_timeout: float
     telemetry_interval: float
     log_level: str
     launched: bool = False  # by a launcher, which may stop it

@@ -167,7 +167,10 @@ def load(factory: EngineFactory, worker: WorkerSocket) -> tuple[ServedEngine, Ca
         raise RuntimeError("The first command must be Load.")
     try:
         engine = factory(command.path, command.options, lambda progress, phase: worker.send(Loading(progress, phase)))
-        adapters = [engine.add_adapter(path) for path in command.adapters]
+        adapters = []
+        for path in command.adapters:
+            worker.send(Loading(1.0, f"loading the adapter {path}"))
+            adapters.append(engine.add_adapter(path))
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:
@@ -178,6 +181,7 @@ def load(factory: EngineFactory, worker: WorkerSocket) -> tuple[ServedEngine, Ca
     rounds = CanaryRounds(engine.canary, command.canary_interval)
     rounds.advance(engine)
     while engine.has_work:
+        worker.send(Loading(1.0, "answering the canary"))
         rounds.take(engine.step())
     digest, document = (engine.tokenizer.hash, engine.tokenizer.document) if engine.tokenizer else ("", b"")
     worker.send(Loaded(engine.facts, digest, document, engine.status(), rounds.verdict(), adapters))

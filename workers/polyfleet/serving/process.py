@@ -59,7 +59,9 @@ class WorkerProcess:
         self._worker = Worker(
             info,
             device,
-            limits=WatchdogLimits(config.canary_interval, config.stall_timeout, config.replace_after),
+            limits=WatchdogLimits(
+                config.canary_interval, config.stall_timeout, config.replace_after, config.load_stall_timeout
+            ),
             log_level=config.log_level,
             engine_module=engine_module,
         )

@@ -25,6 +25,7 @@ from polyfleet.serving.convert import model_info_of, options_of, status_of
 from polyfleet.serving.engine_client import EngineClient, LoadError, OnProgress
 from polyfleet.serving.health.device_watch import confined, num_devices
 from polyfleet.serving.health.lifecycle import Lifecycle
+from polyfleet.serving.health.load_watch import LoadWatch
 from polyfleet.serving.health.watchdog import EngineWatchdog, WatchdogLimits
 from polyfleet.serving.histograms import EngineHistograms
 from polyfleet.serving.peak_rate import PeakRate
@@ -71,8 +72,7 @@ class Worker:
         self._info = info
         self._device = device
         self._limits = limits
-        self._log_level = log_level
-        self._engine_module = engine_module
+        self._log_level, self._engine_module = log_level, engine_module
         self._engine: EngineClient | None = None
         self._spec: LoadSpec | None = None  # of what is loaded
         self._load_seconds = 0.0  # that it took
@@ -84,8 +84,7 @@ class Worker:
         self.router = SequenceRouter()
         self.revision = Revision()
         self.ending = asyncio.Event()
-        self.load_progress = 0.0
-        self.tokenizer = b""
+        self.load_progress, self.tokenizer = 0.0, b""
         self.peak = PeakRate()  # generated tokens per second of steps, of the model that is loaded
         self.histograms = EngineHistograms()  # of that model
         self.adapters = ServedAdapters(info, self.revision, lambda: self._engine)
@@ -160,23 +159,9 @@ class Worker:
             raise
 
     async def _load(self, spec: LoadSpec, on_progress: OnProgress, *, again: bool = False) -> fleet.ModelInfo:
-        def progressed(progress: float, phase: str) -> None:
-            self.load_progress = progress
-            on_progress(progress, phase)
-
-        device, variables = confined(self._device, self.num_devices)
         began = time.monotonic()
         try:
-            engine = await EngineClient.load(
-                spec.source,
-                options_of(spec.options, device),
-                progressed,
-                adapters=() if again else [each.source for each in spec.adapters],
-                environment=variables,
-                canary_interval=self._limits.canary_interval,
-                log_level=self._log_level,
-                module=self._engine_module,
-            )
+            engine = await self._start_engine(spec, on_progress, again)
         except Exception as error:
             if not isinstance(error, LoadError):
                 log.exception("Loading failed.")
@@ -186,11 +171,9 @@ class Worker:
             raise LoadError(str(error)) from None
         self._engine, self._spec, self.peak, self.histograms = engine, spec, PeakRate(), EngineHistograms()
         self._load_seconds = time.monotonic() - began
-        facts = engine.loaded.facts
-        self.admission.prefixes.clear(facts.num_blocks * facts.block_size)
-        self.tokenizer = engine.loaded.tokenizer
+        self.admission.prefixes.clear(engine.loaded.facts.num_blocks * engine.loaded.facts.block_size)
         self._info.model.CopyFrom(model_info_of(engine.loaded, spec.model_name))
-        self.load_progress = 1.0
+        self.load_progress, self.tokenizer = 1.0, engine.loaded.tokenizer
         self._news = asyncio.create_task(self._relay(engine))
         self._watching = asyncio.create_task(self.watchdog.watch(engine))
         await self.adapters.begin(spec.adapters, engine.loaded.adapters, again=again)
@@ -200,14 +183,33 @@ class Worker:
             self._lifecycle.settle()
         return self._info.model
 
+    async def _start_engine(self, spec: LoadSpec, on_progress: OnProgress, again: bool) -> EngineClient:
+        def progressed(progress: float, phase: str) -> None:
+            self.load_progress = progress
+            watch.got_on(progress, phase)
+            on_progress(progress, phase)
+
+        watch = LoadWatch(self._limits, self._lifecycle.remark)
+        device, variables = confined(self._device, self.num_devices)
+        starting = EngineClient.load(
+            spec.source,
+            options_of(spec.options, device),
+            progressed,
+            adapters=() if again else [each.source for each in spec.adapters],
+            environment=variables,
+            canary_interval=self._limits.canary_interval,
+            log_level=self._log_level,
+            module=self._engine_module,
+        )
+        return await watch.over(starting)
+
     async def unload(self) -> None:
         """Cancel what runs, end the engine process (DRAINING meanwhile) and be STARTING again, also after a drain."""
         async with self._unloading:
             self.drain(leave=False)
             await self.close()
             self._info.ClearField("model")
-            self._info.num_devices = 0
-            self._info.own_model = False
+            self._info.num_devices, self._info.own_model = 0, False
             self.load_progress = 0.0
             if self.state == fleet.WORKER_STATE_DRAINING and not self.ending.is_set():
                 self._lifecycle.enter(fleet.WORKER_STATE_STARTING)

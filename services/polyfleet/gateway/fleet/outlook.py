@@ -34,8 +34,10 @@ def outlook(model: str, snapshot: Snapshot | pb.FleetSnapshot) -> Outlook:
     deployments = {wish.name for wish in snapshot.deployments if served_name(wish) == model}
     workers = [each for each in snapshot.workers if _is_for(model, deployments, each.info)]
     looping = [pool.problem for pool in snapshot.pools if served_name(pool) == model]
-    if loading := [each.status.load_progress for each in workers if each.status.state == pb.WORKER_STATE_LOADING]:
-        return Outlook(f"Model {model} is being loaded ({max(loading):.0%}). {_sentences(looping)}".strip())
+    if loading := [each.status for each in workers if each.status.state == pb.WORKER_STATE_LOADING]:
+        share, said = max(each.load_progress for each in loading), _sentences([*(s.reason for s in loading), *looping])
+        standstill = all(each.reason for each in loading)
+        return Outlook(f"Model {model} is being loaded ({share:.0%}). {said}".strip(), standstill)
     problems = list(dict.fromkeys(wish.problem for wish in wishes if wish.problem))
     broken = [each for each in workers if each.status.state == pb.WORKER_STATE_UNHEALTHY]
     told = _sentences([*(each.status.reason for each in workers), *problems])

@@ -53,6 +53,7 @@ def pooled(*workers: pb.FleetWorker, wanted: int = 2, problem: str = "") -> pb.F
     [
         (pooled(), False, "2 wanted, 0 there"),
         (pooled(worker(LOADING, intended_model="m")), False, "being loaded (42%)"),
+        (pooled(worker(LOADING, "it stands still", intended_model="m")), True, "(42%). It stands still."),
         (pooled(worker(UNHEALTHY, "the file is cut off", intended_model="m")), True, "The file is cut off."),
         (pooled(worker(LOST, "no report for 3 s", intended_model="m")), False, "No report for 3 s."),
         (pooled(problem=LOOPING), True, LOOPING),

@@ -32,6 +32,11 @@ class Lifecycle:
         log.log(level, "State is %s%s", name, f": {reason}" if reason else ".")
         self._revision.advance()
 
+    def remark(self, reason: str) -> None:
+        """What there is to say of a load under way; nothing in any other state."""
+        if self.state == fleet.WORKER_STATE_LOADING:
+            self.enter(self.state, reason)
+
     def fail(self, reason: str) -> None:
         """UNHEALTHY for good."""
         self.failed = True

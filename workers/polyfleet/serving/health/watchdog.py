@@ -26,6 +26,7 @@ class WatchdogLimits:
     canary_interval: float = 0.0  # 0: no canary but the first
     stall_timeout: float = 60.0  # without a word although there is work; one step of a slow CPU may take long
     replace_after: int = 3
+    load_stall_timeout: float = 300.0  # of a load; what is compiled or captured says nothing meanwhile
 
     def reload_limit(self, load_seconds: float) -> float:
         """How long a new engine process may load a model that took so long before: twice that, and a silence's time."""
