@@ -67,9 +67,9 @@ def test_unknown_model_names_those_that_are_served(client: openai.OpenAI) -> Non
 
 
 def test_unsupported_field_is_named(client: openai.OpenAI, generation: FakeGeneration) -> None:
-    with pytest.raises(openai.BadRequestError, match="store: is not supported") as caught:
-        client.chat.completions.create(model=MODEL, messages=HI, store=True)
-    assert caught.value.param == "store"
+    with pytest.raises(openai.BadRequestError, match="verbosity: is not supported") as caught:
+        client.chat.completions.create(model=MODEL, messages=HI, verbosity="low")
+    assert caught.value.param == "verbosity"
     assert generation.requests == []
 
 

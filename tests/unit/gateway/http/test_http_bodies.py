@@ -82,11 +82,9 @@ def test_unknown_field_is_named() -> None:
         ("function_call", {"name": "f"}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x", "format": "wav"}),
-        ("reasoning_effort", "high"),
         ("verbosity", "low"),
         ("web_search_options", {}),
         ("moderation", {"model": "m"}),
-        ("store", True),
     ],
 )
 def test_unsupported_field_is_refused_by_name(name: str, value: Any) -> None:
@@ -108,10 +106,8 @@ def test_unsupported_fields_that_ask_for_nothing_pass() -> None:
         function_call="auto",
         modalities=["text"],
         audio=None,
-        reasoning_effort="none",
         verbosity="medium",
         web_search_options=None,
-        store=False,
     )
     assert decode_messages(body.messages, 10)[0].content == "hi"
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from polyfleet.gateway.http.openai.bodies import NOTHING, Ignored, Strict
+from polyfleet.gateway.http.openai.translate import template_arguments
 from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
@@ -69,6 +70,17 @@ class ToolChoiceBody(msgspec.Struct):
     disable_parallel_tool_use: bool = False
 
 
+class ThinkingBody(msgspec.Struct):
+    """Whether to think; of how many tokens changes nothing here."""
+
+    type: str
+
+    @property
+    def variables(self) -> str:
+        """The chat template's, as JSON."""
+        return template_arguments(NOTHING, "none") if self.type == "disabled" else ""
+
+
 class CountBody(Strict, frozen=True, kw_only=True):
     """Body of `POST /v1/messages/count_tokens`, and what a message is made of."""
 
@@ -77,7 +89,7 @@ class CountBody(Strict, frozen=True, kw_only=True):
     system: str | list[TextBlock] | None = None
     tools: list[ToolBody] | None = None
     tool_choice: ToolChoiceBody | None = None
-    thinking: Ignored = NOTHING
+    thinking: ThinkingBody | None = None
 
 
 class MessagesBody(CountBody, frozen=True, kw_only=True):
@@ -115,6 +127,7 @@ def messages_request(body: MessagesBody, request_id: str) -> GenerateRequest:
         tools=tool_definitions(body),
         tool_choice={"any": "required", "tool": "required"}.get(choice.type, choice.type),
         tool_names=(choice.name,) if choice.type == "tool" and choice.name else (),
+        template_arguments=body.thinking.variables if body.thinking else "",
         parallel_tool_calls=not choice.disable_parallel_tool_use,
         request_id=request_id,
     )
@@ -122,7 +135,12 @@ def messages_request(body: MessagesBody, request_id: str) -> GenerateRequest:
 
 def count_request(body: CountBody) -> TokenizeRequest:
     """The same, to be counted alone. Raises FieldError."""
-    return TokenizeRequest(body.model or "", messages=chat_messages(body), tools=tool_definitions(body))
+    return TokenizeRequest(
+        body.model or "",
+        messages=chat_messages(body),
+        tools=tool_definitions(body),
+        template_arguments=body.thinking.variables if body.thinking else "",
+    )
 
 
 def chat_messages(body: CountBody) -> tuple[Message, ...]:

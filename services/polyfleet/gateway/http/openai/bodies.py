@@ -20,6 +20,7 @@ TokenIds = list[int]
 Messages = msgspec.Raw  # list[MessageBody]: `decode_messages`
 Tools = msgspec.Raw  # list of objects: `decode_tools`
 Inputs = msgspec.Raw  # a text, token ids, or several of either: `decode_inputs`
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]  # to think with
 NULL = b"null"
 NOTHING = msgspec.Raw(NULL)
 
@@ -31,12 +32,12 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "dimensions": (),
     "function_call": ("auto", "none"),  # with functions refused, neither can have an effect
     "functions": ([],),
-    "modalities": (["text"],),
+    "images": ([],),
+    "modalities": (["text"], []),
     "max_tool_calls": (),
     "moderation": (),
     "previous_response_id": (),
-    "reasoning_effort": ("none",),
-    "store": (False,),
+    "prefix": (False,),
     "suffix": ("",),
     "verbosity": ("medium",),
     "top_logprobs": (0,),
@@ -92,23 +93,24 @@ class GenerateBody(Strict, frozen=True, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a message's content; only type `text` is supported, so the other types' fields are not looked at."""
+    """A part of a message's content; only texts and refusals are supported: other types' fields are not looked at."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     """What a call calls. Arguments are JSON as text, or, from some clients, as it is."""
 
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCallBody(msgspec.Struct, frozen=True, kw_only=True):
     """A call that comes back; other fields (`index`) say nothing more."""
 
-    function: FunctionCall
+    function: FunctionCall | None = None
     id: str = ""
     type: str | None = None
 
@@ -116,7 +118,8 @@ class ToolCallBody(msgspec.Struct, frozen=True, kw_only=True):
 class MessageBody(Strict, frozen=True, kw_only=True):
     """One turn, also as an answer of this or another server comes back with it.
 
-    `function_call` and `audio` belong to features that are not supported.
+    `function_call`, `audio`, `images` and `prefix` (go on with this answer) belong to features that are not supported.
+    A refusal is what was said where there is no content.
     """
 
     role: str
@@ -124,18 +127,25 @@ class MessageBody(Strict, frozen=True, kw_only=True):
     name: str | None = None
     tool_calls: list[ToolCallBody] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
     # Extensions.
     reasoning: str | None = None
     reasoning_content: str | None = None
     # Without effect.
     annotations: Ignored = NOTHING
-    refusal: Ignored = NOTHING
+    cache_control: Ignored = NOTHING
+    citations: Ignored = NOTHING
+    id: Ignored = NOTHING
+    metadata: Ignored = NOTHING
+    parsed: Ignored = NOTHING  # the content, as openai-python reads it
     reasoning_details: Ignored = NOTHING
     thinking_blocks: Ignored = NOTHING
     provider_specific_fields: Ignored = NOTHING
     # Not supported.
     audio: Unsupported = NOTHING
     function_call: Unsupported = NOTHING
+    images: Unsupported = NOTHING
+    prefix: Unsupported = NOTHING
 
 
 class ChatBody(GenerateBody, frozen=True, kw_only=True):
@@ -148,6 +158,7 @@ class ChatBody(GenerateBody, frozen=True, kw_only=True):
     tools: Tools = NOTHING
     tool_choice: msgspec.Raw = NOTHING  # `tool_choice.read`
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
     response_format: msgspec.Raw = NOTHING  # `response_format.read`
     # Extension.
     chat_template_kwargs: msgspec.Raw = NOTHING  # an object
@@ -159,14 +170,13 @@ class ChatBody(GenerateBody, frozen=True, kw_only=True):
     prompt_cache_retention: Ignored = NOTHING
     safety_identifier: Ignored = NOTHING
     service_tier: Ignored = NOTHING
+    store: Ignored = NOTHING
     # Not supported.
     audio: Unsupported = NOTHING
     function_call: Unsupported = NOTHING
     functions: Unsupported = NOTHING
     modalities: Unsupported = NOTHING
     moderation: Unsupported = NOTHING
-    reasoning_effort: Unsupported = NOTHING
-    store: Unsupported = NOTHING
     verbosity: Unsupported = NOTHING
     web_search_options: Unsupported = NOTHING
 

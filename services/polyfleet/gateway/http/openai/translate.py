@@ -2,16 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import msgspec
 
-from polyfleet.gateway.http.decoding import decode_inputs, decode_messages, decode_tools, refuse_unsupported
+from polyfleet.gateway.http.decoding import (
+    decode_inputs,
+    decode_messages,
+    decode_part,
+    decode_tools,
+    refuse_unsupported,
+)
 from polyfleet.gateway.http.openai import response_format, tool_choice
 from polyfleet.gateway.http.openai.bodies import (
     NULL,
     ChatBody,
     CompletionBody,
     ContentPart,
+    Effort,
     EmbeddingsBody,
     GenerateBody,
     MessageBody,
@@ -26,6 +34,8 @@ from polyfleet.wire.tools import MAX_TOOLS, ToolCall
 
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for text completions; chat has none
+# Parts of a content that say something, and where; the middle two are what Responses call them.
+TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _OWN_SHAPE = {"seed", "stop", "max_tokens", "logprobs"}  # here, so that they are looked at one by one
 _PLAIN, _SAMPLING = (
     {each.name for each in fields(kind)} & set(GenerateBody.__struct_fields__) - _OWN_SHAPE
@@ -52,7 +62,7 @@ def chat_request(body: ChatBody, request_id: str) -> GenerateRequest:
         tool_names=names,
         structure=response_format.read(body, body.response_format),
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        template_arguments=json_text(body.chat_template_kwargs),
+        template_arguments=template_arguments(body.chat_template_kwargs, body.reasoning_effort),
     )
 
 
@@ -139,12 +149,33 @@ def _message(message: MessageBody, path: str) -> Message:
     calls = tuple(_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or ()))
     return Message(
         role="system" if message.role == "developer" else message.role,
-        content=None if message.content is None and calls else _text(message.content, f"{path}.content"),
+        content=_content(message, calls, path),
         name=message.name or "",
         tool_calls=calls,
         tool_call_id=message.tool_call_id or "",
         reasoning=message.reasoning_content or message.reasoning or "",
     )
+
+
+def _content(message: MessageBody, calls: Sequence[ToolCall], path: str) -> str | tuple[str, ...] | None:
+    """What was said; an answer may say nothing, or why not, and a tool may give nothing back."""
+    if message.content is None and message.role in ("assistant", "tool"):
+        return message.refusal or (None if calls else "")
+    return _text(message.content, f"{path}.content")
+
+
+def template_arguments(given: msgspec.Raw, effort: Effort | None) -> str:
+    """A chat template's variables as JSON: those given, and those by which one is told how much to think.
+
+    A template that knows none of these is not changed by them. Raises FieldError.
+    """
+    if effort is None:
+        return json_text(given)
+    thinking = effort != "none"
+    known: dict[str, Any] = {"reasoning_effort": effort, "enable_thinking": thinking, "thinking": thinking}
+    if bytes(given) != NULL:
+        known |= decode_part(given, dict[str, msgspec.Raw], "chat_template_kwargs")
+    return msgspec.json.encode(known).decode()
 
 
 def json_text(value: msgspec.Raw) -> str:
@@ -155,7 +186,9 @@ def json_text(value: msgspec.Raw) -> str:
 def _call(call: ToolCallBody, path: str) -> ToolCall:
     if call.type not in (None, "function"):
         raise FieldError(f"{path}.type", f"must be function, not {call.type:.40}")
-    arguments = call.function.arguments
+    if call.function is None:
+        raise FieldError(f"{path}.function", "is missing")
+    arguments = call.function.arguments or ""
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     return ToolCall(call.id, call.function.name, text)
 
@@ -167,11 +200,11 @@ def _text(content: str | Sequence[ContentPart] | None, path: str) -> str | tuple
     if isinstance(content, str):
         return content
     for index, part in enumerate(content):
-        if part.type != "text":
+        if part.type not in TEXTS:
             raise FieldError(f"{path}[{index}].type", f"must be text, not {part.type:.40}")
-        if part.text is None:
-            raise FieldError(f"{path}[{index}].text", "is missing")
-    return one_or_all([part.text or "" for part in content])
+        if getattr(part, TEXTS[part.type]) is None:
+            raise FieldError(f"{path}[{index}].{TEXTS[part.type]}", "is missing")
+    return one_or_all([getattr(part, TEXTS[part.type]) for part in content])
 
 
 def _check_stream_options(body: GenerateBody) -> None:

@@ -9,7 +9,8 @@ import msgspec
 
 from polyfleet.gateway.http.decoding import decode_part
 from polyfleet.gateway.http.openai import response_format, tool_choice
-from polyfleet.gateway.http.openai.bodies import NOTHING, NULL, Ignored, StreamOptions, Strict, Unsupported
+from polyfleet.gateway.http.openai.bodies import NOTHING, NULL, Effort, Ignored, StreamOptions, Strict, Unsupported
+from polyfleet.gateway.http.openai.translate import template_arguments
 from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message
@@ -55,6 +56,12 @@ class TextBody(msgspec.Struct):
     verbosity: Ignored = NOTHING
 
 
+class ReasoningBody(msgspec.Struct):
+    """How much to think; how thoughts are told changes nothing here."""
+
+    effort: Effort | None = None
+
+
 class FormatBody(msgspec.Struct):
     """A format, with the schema beside its type."""
 
@@ -77,12 +84,12 @@ class ResponsesBody(Strict, frozen=True, kw_only=True):
     tool_choice: msgspec.Raw = NOTHING
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
+    reasoning: ReasoningBody | None = None
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     # Without effect.
     include: Ignored = NOTHING
     metadata: Ignored = NOTHING
-    reasoning: Ignored = NOTHING
     prompt_cache_key: Ignored = NOTHING
     safety_identifier: Ignored = NOTHING
     service_tier: Ignored = NOTHING
@@ -122,6 +129,7 @@ def responses_request(body: ResponsesBody, request_id: str) -> GenerateRequest:
         tool_names=names,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         structure=_structure(body),
+        template_arguments=template_arguments(NOTHING, body.reasoning.effort if body.reasoning else None),
         request_id=request_id,
     )
 
