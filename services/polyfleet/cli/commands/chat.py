@@ -4,7 +4,7 @@ import shutil
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -46,7 +46,7 @@ def chat(
     with gateway.client() as client:
         if sys.stdin.isatty():
             name = model or only_model(client)
-            err.print(f"{name} at {gateway.address}. {HELP}", style="dim", markup=False)
+            remark(f"{name} at {gateway.address}. {HELP}")
             converse(client, history, {"model": name, **options})
             return
         question = sys.stdin.read().strip()
@@ -87,14 +87,14 @@ def converse(client: "Client", history: "list[Message]", options: dict[str, Any]
                 history = list(beginning)
             else:
                 unknown = "" if command == "/help" else f"There is no command {command}. "
-                err.print(f"{unknown}{HELP}", style="dim", markup=False)
+                remark(f"{unknown}{HELP}")
         elif line.strip():
             turn = Message("user", line.strip())
             try:
                 with quiet_keyboard():
                     answer = say(client, [*history, turn], options)
             except PolyfleetError as error:
-                err.print(f"{error.message} Not remembered; say it again, or /clear.", style="red", markup=False)
+                remark(f"{error.message} Not remembered; say it again, or /clear.", "red")
             else:
                 history += [turn, Message("assistant", answer)]
 
@@ -104,9 +104,8 @@ def say(client: "Client", messages: "list[Message]", options: dict[str, Any]) ->
 
     On a terminal words are kept whole, and what it took is said below the answer. What it thinks goes to stderr.
     """
-    wrapper = Wrapper(shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+    answer, thoughts = (Shown(each) for each in (sys.stdout, sys.stderr))
     parts: list[str] = []
-    thinking = False
     began, first, last, usage = time.monotonic(), 0.0, 0.0, None
     with client.stream(messages=messages, **options) as stream:
         try:
@@ -116,21 +115,50 @@ def say(client: "Client", messages: "list[Message]", options: dict[str, Any]) ->
                     first = first or last
                 usage = delta.usage or usage
                 if delta.reasoning:
-                    err.print(delta.reasoning, style="dim", end="", markup=False, highlight=False, soft_wrap=True)
-                elif delta.text and thinking:
-                    err.print()
-                thinking = bool(delta.reasoning)
-                click.echo(wrapper.add(delta.text) if wrapper else delta.text, nl=False)
+                    thought(thoughts.add(delta.reasoning))
+                elif delta.text and thoughts.begun:
+                    thought(thoughts.finish())
+                click.echo(answer.add(delta.text), nl=False)
                 parts.append(delta.text)
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
         finally:
+            if thoughts.begun:
+                thought(thoughts.finish())
             if parts:
-                click.echo(wrapper.finish() if wrapper else "")
+                click.echo(answer.finish(), nl=False)
     if sys.stdin.isatty() and usage:
-        err.print(pace(usage, first - began, last - first), style="dim", markup=False)
+        remark(pace(usage, first - began, last - first))
     return "".join(parts)
+
+
+class Shown:
+    """A text that comes in parts, as a stream shows it: on a terminal words are kept whole."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._wrapper = Wrapper(shutil.get_terminal_size().columns) if stream.isatty() else None
+        self.begun = False
+
+    def add(self, text: str) -> str:
+        """What can be shown now."""
+        self.begun = self.begun or bool(text)
+        return self._wrapper.add(text) if self._wrapper else text
+
+    def finish(self) -> str:
+        """The rest, and the end of the line."""
+        self.begun = False
+        return (self._wrapper.finish() if self._wrapper else "") + "\n"
+
+
+def remark(text: str, style: str = "dim") -> None:
+    """Say what is no part of the conversation; on a terminal in lines of whole words."""
+    err.print(text, style=style, markup=False, soft_wrap=not err.is_terminal)
+
+
+def thought(text: str) -> None:
+    """Show a part of what the model thinks."""
+    err.print(text, style="dim", end="", markup=False)
 
 
 def pace(usage: "Usage", first_seconds: float, rest_seconds: float) -> str:

@@ -4,11 +4,15 @@ import re
 
 from rich.cells import cell_len
 
+CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")})  # which would steer a terminal
 _PIECE = re.compile(r"\n|[^\S\n]+|[^\s]+")
 
 
 class Wrapper:
-    """Breaks lines at `width` cells; a word is held back until it has ended, or fills a line of its own."""
+    """Breaks lines at `width` cells; a word is held back until it has ended, or fills a line of its own.
+
+    Control characters are left out, so that no model clears a screen or writes into a clipboard.
+    """
 
     def __init__(self, width: int) -> None:
         self._width = max(1, width)
@@ -19,7 +23,7 @@ class Wrapper:
     def add(self, text: str) -> str:
         """What can be shown now that this has come."""
         shown = ""
-        for piece in _PIECE.findall(text):
+        for piece in _PIECE.findall(text.translate(CONTROLS)):
             if piece == "\n":
                 shown += self._show_word() + "\n"
                 self._column, self._space = 0, ""

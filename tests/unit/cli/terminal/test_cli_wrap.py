@@ -41,3 +41,7 @@ def test_nothing_is_lost_and_no_line_too_long(size: int, text: str, width: int) 
     assert shown == wrapped(text, width, size)
     assert "".join(shown.split()) == "".join(text.split())
     assert all(cell_len(line) <= width for line in shown.split("\n"))
+
+
+def test_a_model_steers_no_terminal() -> None:
+    assert wrapped("a\x1b[2Jb \x07c\r\n\td\x9b1A", 40) == "a[2Jb c\n\td1A"
