@@ -12,6 +12,7 @@ from itertools import islice
 from polyfleet.wire.hashing import PLACEMENT_GRAIN
 
 GRAIN_BYTES = 75  # of one grain in the map, about: its number, and its place in a dict
+SLACK = 64  # a full worker loses one grain in so many beyond those it must: finding the oldest costs each time
 
 
 class PrefixMap:
@@ -43,18 +44,20 @@ class PrefixMap:
         if chain and most:
             self._starts.setdefault(chain[0], set()).add(worker_id)
         self.num_grains += len(held) - before
-        self._evict(worker_id, held, len(held) - most)
+        if len(held) > most:
+            self._evict(worker_id, held, len(held) - most + most // SLACK)
         while (excess := self.num_grains - self._max_grains) > 0:
             largest = max(self._held, key=lambda each: len(self._held[each]))
-            self._evict(largest, self._held[largest], excess)
+            oldest = self._held[largest]
+            self._evict(largest, oldest, excess + len(oldest) // SLACK)
 
     def _evict(self, worker_id: str, held: dict[int, None], count: int) -> None:
-        count = max(0, min(count, len(held)))
-        for number in list(islice(held, count)):  # at once: an iterator steps over all that was deleted before
+        gone = list(islice(held, count))  # at once: an iterator steps over all that was deleted before
+        for number in gone:
             del held[number]
-            if number in self._starts:
-                self._lose_start(worker_id, number)
-        self.num_grains -= count
+        for number in self._starts.keys() & gone:
+            self._lose_start(worker_id, number)
+        self.num_grains -= len(gone)
         if not held:
             self._held.pop(worker_id, None)
 

@@ -15,6 +15,7 @@ from polyfleet.simulator.gateways import SimulatedGateway
 from polyfleet.simulator.trace import Trace
 
 HEARTBEAT_SECONDS = 0.5  # of a worker to a gateway that has nothing there
+NEWS_SECONDS = 0.1  # of a worker, until all gateways have heard what one of them began there
 REPORT_SECONDS = 0.02  # at least from one step's report to the next, to gateways that have something there
 RETRY_SECONDS = 0.05  # until a request that found no worker is tried again
 PATIENCE_SECONDS = 30.0  # that a request waits for a worker
@@ -51,6 +52,7 @@ class Simulation:
         self._down: set[str] = set()
         self._news = {each.name: dict[str, list[Job]]() for each in self._gateways}  # others' prompts, not told yet
         self._resting: dict[str, float] = {}  # workers of which nothing more is to be told, and their last heartbeat
+        self._telling: set[str] = set()  # workers of which all are to hear soon
         self._reported: dict[str, float] = {}  # when it last told of a step
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._serial, self._steps = itertools.count(), itertools.count()
@@ -105,6 +107,7 @@ class Simulation:
                 if other is not gateway:
                     self._news[other.name].setdefault(worker_id, []).append(job)
             self._wake(engine, now)
+            self._tell_soon(engine, now)
             self._go_on(engine, now)
 
     def _go_on(self, engine: SimulatedEngine, now: float) -> None:
@@ -144,8 +147,14 @@ class Simulation:
             beats = 1 + (now - last) // HEARTBEAT_SECONDS
             self._at(last + beats * HEARTBEAT_SECONDS, partial(self._beat, engine))
 
+    def _tell_soon(self, engine: SimulatedEngine, now: float) -> None:
+        if len(self._gateways) > 1 and engine.worker_id not in self._telling:
+            self._telling.add(engine.worker_id)
+            self._at(now + NEWS_SECONDS, lambda later: self._hear_of(engine))
+
     def _hear_of(self, engine: SimulatedEngine) -> None:
         """Every gateway hears of the worker."""
+        self._telling.discard(engine.worker_id)
         report = self._report(engine)
         for gateway in self._gateways:
             self._tell(gateway, report)

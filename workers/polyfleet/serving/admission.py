@@ -73,6 +73,8 @@ class Admission:
         self._router.connect(session, request, engine_id)
         number = engine.add(replace(request, sequence_id=engine_id))
         self.prefixes.add(tuple(grains), session.prefixes)
+        for other in self._router.sessions - {session}:
+            other.hear_soon()
         session.queued(lambda: engine is not self._engine() or number <= engine.counted_adds)
 
     def cancel(self, session: GatewaySession, sequence_id: str) -> None:

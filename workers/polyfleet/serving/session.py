@@ -15,6 +15,7 @@ from polyfleet.v1 import worker_pb2 as pb
 MAX_DELTA_TOKENS = 2048  # with 20 logprobs beside each token about 400 KB
 EVENT_BYTES = 1 << 20  # one event stays far below gRPC's message limit
 MAX_UNREAD_DELTAS = 8192  # more: the session's next start waits until the gateway reads
+NEWS_SECONDS = 0.1  # at most, until a gateway with nothing to hear is told what another one began
 
 
 class GatewaySession:
@@ -29,6 +30,7 @@ class GatewaySession:
         self._deltas: deque[pb.SequenceDelta] = deque()
         self._last: dict[str, pb.SequenceDelta] = {}  # the waiting delta that a sequence's news joins
         self._waiter: asyncio.Future[None] | None = None
+        self._soon: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
         self._room.set()
 
@@ -81,10 +83,18 @@ class GatewaySession:
         self._wake()
         self._room.set()
 
+    def hear_soon(self) -> None:
+        """Another gateway began something here: `take` returns within NEWS_SECONDS, be it with nothing."""
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(NEWS_SECONDS, self._wake)
+
     async def take(self, timeout: float) -> list[pb.SequenceDelta]:
         """The oldest deltas, at most about EVENT_BYTES of them; waits for one up to `timeout` seconds."""
         if not self._deltas and not self.closed:
-            await self._wait(timeout)
+            await self._wait(timeout if self._soon is None else NEWS_SECONDS)
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
         taken: list[pb.SequenceDelta] = []
         size = 0
         while self._deltas and size < EVENT_BYTES:
