@@ -10,6 +10,7 @@ sustained where 95 % of them do.
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,20 @@ from bench.report import Row, compare, publish
 from polyfleet.cli.commands.simulate import policy_of
 from polyfleet.simulator.figures import capacity, figures
 from polyfleet.simulator.fleet_file import UNLIKE, read_fleet
+from polyfleet.simulator.gateways import FIRST_SECONDS
 from polyfleet.simulator.simulate import Options, Simulation
 from polyfleet.simulator.trace import Trace, draw_trace
 
-LOADS = (0.7, 0.95)
+LOADS, OVERLOAD = (0.7, 0.95), 1.2
 KEPT, HALVINGS = 0.95, 6
 PEERS = ("oracle", "prefix-queue", "least-requests", "round-robin")
 
 
-def replayed(trace: Trace, policy: str, gateways: int = 1, *, shared: bool = True) -> dict[str, Any]:
+def replayed(
+    trace: Trace, policy: str, gateways: int = 1, *, shared: bool = True, deadline: float = inf
+) -> dict[str, Any]:
     """The figures of one run."""
-    options = Options(gateways=gateways, shared=shared, exact=policy == "oracle")
+    options = Options(gateways=gateways, shared=shared, exact=policy == "oracle", deadline=deadline)
     return figures(Simulation(read_fleet(UNLIKE), trace, policy_of(policy), options).run(), trace)
 
 
@@ -65,6 +69,18 @@ def sustained_rows(requests: int) -> Iterator[Row]:
             yield compare(f"sustained_{name}", ours, "load", peer, sustained(drawn, peer))
 
 
+def shed_rows(requests: int) -> Iterator[Row]:
+    """Goodput beyond what the fleet can do, as a share of that, where requests have a deadline and where they don't."""
+    drawn = draw_trace(requests, 1, shared=False)
+    most = capacity(read_fleet(UNLIKE), drawn)
+    for load in (LOADS[1], OVERLOAD):
+        trace = drawn.at_rate(load * most)
+        with_it, without = (
+            replayed(trace, "completion", deadline=each)["goodput_per_second"] / most for each in (FIRST_SECONDS, inf)
+        )
+        yield compare(f"goodput_deadline_{load:g}", with_it, "capacity", "no deadline", without)
+
+
 def hit_rows(requests: int) -> Iterator[Row]:
     """Prefix hits of eight gateways beside those of one, with and without news of each other's prompts."""
     trace = draw_trace(requests, 1, shared=True)
@@ -83,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the rows there")
     options = parser.parse_args(arguments)
     rows = [*goodput_rows(options.requests), *sustained_rows(options.requests), *hit_rows(options.requests)]
+    rows += shed_rows(options.requests)
     publish(rows, options.json)
     return 0
 

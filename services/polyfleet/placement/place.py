@@ -14,6 +14,8 @@ from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.rules import RULES
 
+LATE_MARGIN = 1.5  # expected first tokens leave out what meanwhile decodes beside the prompts that wait
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -68,6 +70,25 @@ def pick(request: PlacementRequest, kept: list[Candidate], policy: Policy) -> Wo
     rule = RULES.get(policy.policy)
     best = rule(request, kept) if rule and kept else best_of(request, kept, policy)
     return (best or min(kept, key=lambda each: each.worker.worker_id)).worker if kept else None
+
+
+def late_by(placement: Placement, seconds: float) -> float:
+    """By how many seconds the first token is expected after so many, wherever it may come from; 0: in time.
+
+    Others must be the reason, whose prompts wait or who hold all slots: how long an idle worker takes it may show. Expectations
+    count LATE_MARGIN times.
+    """
+    worker, policy = placement.worker, placement.policy
+    if worker is None or not (worker.waiting_prefill_tokens or worker.running_sequences >= worker.max_sequences):
+        return 0.0
+    fleet = placement.fleet
+    for index in (FleetIndex(policy, [worker]), fleet if isinstance(fleet, FleetIndex) else FleetIndex(policy, fleet)):
+        notes = list[Judgement]()
+        best_of(placement.request, able(placement.request, index), policy, notes)
+        late = LATE_MARGIN * min((each.first for each in notes), default=0.0) - seconds
+        if late <= 0:
+            return 0.0
+    return late
 
 
 def explain(request: PlacementRequest, fleet: tuple[Worker, ...] | FleetIndex, policy: Policy) -> tuple[Verdict, ...]:

@@ -42,6 +42,7 @@ def figures(outcome: Outcome, trace: Trace) -> dict[str, Any]:
     return {
         "requests": len(trace.arrivals),
         "failed": len(outcome.failed),
+        "shed": len(outcome.shed),
         "moved": sum(job.moves for job in jobs),
         "goodput_per_second": good / seconds,
         "good_ratio": good / max(1, len(trace.arrivals)),

@@ -1,9 +1,10 @@
 """A simulated gateway: places by what workers told it last, and by what it has placed itself since."""
 
 from dataclasses import replace
+from math import inf
 
 from polyfleet.placement.fleet import PlacementRequest, Worker
-from polyfleet.placement.place import place
+from polyfleet.placement.place import late_by, place
 from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import PrefixMap
@@ -30,8 +31,8 @@ class SimulatedGateway:
         self.prefixes.set_capacity(worker.worker_id, worker.num_blocks * worker.block_size)
         self._index.put(worker)
 
-    def place(self, job: Job, excluded: frozenset[str]) -> str | None:
-        """The worker for a job; None: there is none now."""
+    def place(self, job: Job, excluded: frozenset[str], seconds_left: float = inf) -> str | None:
+        """The worker for a job; None: there is none now; empty: none of which the first token would come in time."""
         arrival, looks = job.arrival, self._index.policy.looks_at_prefixes
         request = PlacementRequest(
             *(MODEL, arrival.prompt_tokens, arrival.output_tokens),
@@ -42,9 +43,12 @@ class SimulatedGateway:
             token_seconds=TOKEN_SECONDS,
             serial=self._num_placed,
         )
-        worker = place(request, self._index).worker
+        placement = place(request, self._index)
+        worker = placement.worker
         if worker is None:
             return None
+        if late_by(placement, seconds_left):
+            return ""
         self._num_placed += 1
         cached = request.cached_tokens.get(worker.worker_id, 0)
         self._count(worker.worker_id, max(1, arrival.prompt_tokens - cached))

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 from polyfleet.placement.fleet import Worker
@@ -28,6 +29,7 @@ class Options(NamedTuple):
     shared: bool = True  # workers tell each gateway of the others' prompts
     exact: bool = False
     seed: int = 0
+    deadline: float = inf  # seconds to the first token; who can't have it in time is turned away
 
 
 @dataclass
@@ -36,7 +38,13 @@ class Outcome:
 
     jobs: list[Job] = field(default_factory=list)
     failed: list[Job] = field(default_factory=list)  # found no worker in time
+    shed: list[Job] = field(default_factory=list)  # could not be in time
     busy: dict[str, float] = field(default_factory=dict)  # by worker: seconds of steps
+
+    @property
+    def ended(self) -> int:
+        """How many requests have."""
+        return len(self.jobs) + len(self.failed) + len(self.shed)
 
 
 class Simulation:
@@ -80,10 +88,10 @@ class Simulation:
             job = Job(arrival, number)
             self._owner[number] = self._gateways[number % len(self._gateways)]
             self._at(arrival.seconds, lambda now, job=job: self._place(job, now, now + PATIENCE_SECONDS))  # type: ignore[misc]
-        while self._events and len(self.outcome.jobs) + len(self.outcome.failed) < total:
+        while self._events and self.outcome.ended < total:
             now, _, what = heapq.heappop(self._events)
             what(now)
-            progress(len(self.outcome.jobs) + len(self.outcome.failed))
+            progress(self.outcome.ended)
         self.outcome.busy = {each.worker_id: each.seconds for each in self._engines.values()}
         return self.outcome
 
@@ -92,11 +100,13 @@ class Simulation:
         if self._options.exact:
             for engine in self._engines.values():
                 gateway.hear(self._report(engine))
-        worker_id = gateway.place(job, excluded)
+        worker_id = gateway.place(job, excluded, job.arrival.seconds + self._options.deadline - now)
         if worker_id is None and now < until:
             self._at(now + RETRY_SECONDS, lambda later: self._place(job, later, until))
         elif worker_id is None:
             self.outcome.failed.append(job)
+        elif not worker_id:
+            self.outcome.shed.append(job)
         elif worker_id in self._down:  # the gateway has not heard yet: its start is refused
             job.moves += 1
             self._place(job, now, until, excluded | {worker_id})

@@ -1,6 +1,7 @@
 """The simulator: exact where it can be, the same for the same seed, and failures lose nothing."""
 
 import json
+from math import inf
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -28,7 +29,7 @@ def one(**options: object) -> FleetFile:
     return fleet(Group(accelerator="cpu", steps=PLAIN, jitter=0.0, **options))  # type: ignore[arg-type]
 
 
-def run(wanted: FleetFile, arrivals: list[Arrival], policy: Policy | None = None, **options: int) -> Outcome:
+def run(wanted: FleetFile, arrivals: list[Arrival], policy: Policy | None = None, **options: float) -> Outcome:
     return Simulation(wanted, Trace(arrivals), policy or Policy(), Options(**options)).run()  # type: ignore[arg-type]
 
 
@@ -92,6 +93,15 @@ def test_failures_that_overlap_are_one_and_long_pauses_cost_nothing() -> None:
     assert job.first > 6.0
     jobs = run(fleet(*one().groups * 20), [Arrival(0.0, 100, 5), Arrival(1e9, 100, 5)]).jobs
     assert jobs[1].end - 1e9 == pytest.approx(jobs[0].end, abs=0.1)
+
+
+def test_who_can_not_have_a_first_token_in_time_leaves_the_others_theirs() -> None:
+    arrivals = [Arrival(0.3 * number, 1000, 2) for number in range(40)]  # a second of work each
+    without, outcome = (run(one(), arrivals, deadline=seconds) for seconds in (inf, 2.0))
+    assert not without.shed
+    assert len(outcome.jobs) + len(outcome.shed) == outcome.ended == len(arrivals)
+    late, timely = (sum(first_seconds(job) <= 2.0 for job in each.jobs) for each in (without, outcome))
+    assert timely > 2 * late
 
 
 def test_who_finds_no_worker_in_time_has_failed() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
     from polyfleet.placement.policy import Policy
     from polyfleet.simulator.fleet_file import FleetFile
-    from polyfleet.simulator.simulate import Outcome
+    from polyfleet.simulator.simulate import Options, Outcome
     from polyfleet.simulator.trace import Trace
 
 ORACLE = "oracle"
-COLUMNS = ("POLICY", "GOOD/S", "GOOD", "FIRST P50", "FIRST P95", "TOKEN P50", "TOKEN P95", "HITS", "FAILED")
+COLUMNS = ("POLICY", "GOOD/S", "GOOD", "FIRST P50", "FIRST P95", "TOKEN P50", "TOKEN P95", "HITS", "SHED", "FAILED")
 
 
 @click.command(
@@ -47,6 +48,11 @@ COLUMNS = ("POLICY", "GOOD/S", "GOOD", "FIRST P50", "FIRST P95", "TOKEN P50", "T
 @click.option("--shared-prefixes/--no-shared-prefixes", default=True, show_default=True, help="Of drawn prompts.")
 @click.option("--load", type=FiniteRange(0.001, 100), help="Share of the fleet's capacity to replay at.")
 @click.option("--rate", type=FiniteRange(0.000001, 1e6), help="Requests a second to replay at.")
+@click.option(
+    "--deadline",
+    type=FiniteRange(0.001, 1e6),
+    help="Seconds to the first token; a request that can't have it in time is turned away.  [default: none]",
+)
 @click.option("--gateways", type=click.IntRange(1, 64), default=1, show_default=True, help="Side by side.")
 @click.option("--plot", type=FILE, metavar="FILE.svg", help="Write a picture: goodput and latencies by policy.")
 @json_option
@@ -59,6 +65,7 @@ def simulate(
     shared_prefixes: bool,
     load: float | None,
     rate: float | None,
+    deadline: float | None,
     gateways: int,
     plot: Path | None,
     as_json: bool,
@@ -66,6 +73,7 @@ def simulate(
     """Replay a trace against simulated workers with the placement that gateways use."""
     from polyfleet.simulator.figures import capacity, figures
     from polyfleet.simulator.fleet_file import UNLIKE, read_fleet
+    from polyfleet.simulator.simulate import Options
     from polyfleet.simulator.trace import draw_trace
 
     if load is not None and rate is not None:
@@ -79,7 +87,8 @@ def simulate(
     most = capacity(fleet, trace)
     if load is not None or rate is not None or not trace_file:
         trace = trace.at_rate(rate or _rate(load or 0.7, most))
-    outcomes = {name: _replayed(fleet, trace, name, policy, gateways, seed) for name, policy in chosen.items()}
+    options = Options(gateways=gateways, seed=seed, deadline=deadline or inf)
+    outcomes = {name: _replayed(fleet, trace, name, policy, options) for name, policy in chosen.items()}
     found = {name: figures(outcome, trace) for name, outcome in outcomes.items()}
     if as_json:
         print_json({"capacity_per_second": most, "skipped_lines": dict(trace.skipped), "policies": found})
@@ -99,12 +108,11 @@ def _rate(load: float, most: float) -> float:
     return load * most
 
 
-def _replayed(fleet: "FleetFile", trace: "Trace", name: str, policy: "Policy", gateways: int, seed: int) -> "Outcome":
-    from polyfleet.simulator.simulate import Options, Simulation
+def _replayed(fleet: "FleetFile", trace: "Trace", name: str, policy: "Policy", options: "Options") -> "Outcome":
+    from polyfleet.simulator.simulate import Simulation
 
-    options = Options(gateways=gateways, exact=name == ORACLE, seed=seed)
     with _progress(name, len(trace.arrivals)) as progress:
-        return Simulation(fleet, trace, policy, options).run(progress)
+        return Simulation(fleet, trace, policy, options._replace(exact=name == ORACLE)).run(progress)
 
 
 def policy_of(text: str) -> "Policy":
@@ -163,6 +171,8 @@ def _show(found: dict[str, dict[str, Any]]) -> None:
         hits = each["prefix_hit_ratio"]
         times = [f"{each[f'{what}_seconds_{p}']:.3f}" for what in ("first_token", "token") for p in ("p50", "p95")]
         good = f"{each['goodput_per_second']:.2f}", f"{each['good_ratio']:.1%}"
-        rows.append((name, *good, *times, "-" if hits is None else f"{hits:.1%}", str(each["failed"])))
+        rows.append(
+            (name, *good, *times, "-" if hits is None else f"{hits:.1%}", str(each["shed"]), str(each["failed"]))
+        )
     print_table(COLUMNS, rows)
     out.print("GOOD kept 2 s to the first token and 0.1 s from token to token.", style="dim")

@@ -98,6 +98,11 @@ class Record:
         return self._call.explained
 
     @property
+    def has_deadline(self) -> bool:
+        """Whether the caller has one, beside the gateway's limit."""
+        return self._call.timeout is not None
+
+    @property
     def seconds_left(self) -> float:
         """Until the caller's deadline or the gateway's limit, whichever is first."""
         limit = self._accounts.max_seconds

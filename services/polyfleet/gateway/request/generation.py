@@ -18,9 +18,10 @@ from polyfleet.gateway.request.encoding import encode_chat, encode_prompt, encod
 from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
 from polyfleet.gateway.request.prompts import Prompt
-from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue, Turn
+from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.gateway.request.ranking import ranked, ranking_prompts, unit
 from polyfleet.gateway.request.sequences import Sequences
+from polyfleet.gateway.request.turn import Turn
 from polyfleet.gateway.request.validation import (
     check_context,
     check_dimensions,
@@ -229,6 +230,7 @@ class Generation:
     def _sequences(self, wanted: Sequence[SequenceRequest], served: ServedModel, record: Record) -> Sequences:
         turn = Turn(served.model.name, wanted[0].priority, served.fingerprint, served.tokenizer_hash)
         turn.tenant, turn.objectives, turn.explained = record.tenant, self._accounts.objectives, record.explained
+        turn.seconds_left = (lambda: record.seconds_left) if record.has_deadline else None
         return Sequences(wanted, turn, self._queue, self._limits, self._accounts.metrics, self._running, record)
 
     # Shutting down.

@@ -3,7 +3,8 @@
 A request gets a turn when its first sequence is placed; at most `max_concurrent` have one at once. Those that go on
 after a lost worker come first, then higher priority, then whose tenant is behind its share, then first come. Where the
 queue is full, who would come last makes way. Nobody waits longer than `queue_timeout`. Where tenants share the fleet,
-requests wait here rather than at a worker that has enough to begin with: there, first come is first served.
+requests wait here rather than at a worker that has enough to begin with: there, first come is first served. Who has a
+deadline that can't be kept any more is turned away at once, when its turn comes: those of less value first.
 """
 
 import asyncio
@@ -15,69 +16,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from polyfleet.gateway.config import Limits, Objectives
-from polyfleet.gateway.errors import ApiError, ResourceExhausted, Unavailable
-from polyfleet.gateway.fleet.session import Session
+from polyfleet.gateway.config import Limits
+from polyfleet.gateway.errors import ResourceExhausted, Unavailable
 from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.room import Room, has_enough
+from polyfleet.gateway.request.turn import Candidate, TellPlacement, Turn
 from polyfleet.gateway.tenants.fairness import FairOrder
 from polyfleet.placement.explain import explained
 from polyfleet.placement.fleet import PlacementRequest, Worker
-from polyfleet.placement.place import Placement
+from polyfleet.placement.place import Placement, late_by
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import PrefixMap
 
 RETRY_SECONDS = 1.0  # hint to callers that were turned away
 MAX_HELD = 8  # of a model's requests that found no such room: then the others are not tried
 log = logging.getLogger(__name__)
-TellPlacement = Callable[[dict[str, Any]], None]
 Order = tuple[bool, int, float, int]  # lower ones first
 PlaceFunction = Callable[[PlacementRequest, FleetIndex], Placement]
-
-
-@dataclass(eq=False, slots=True)
-class Turn:
-    """One request's right to run; its sequences share it. `taken` from the first placement until `give_back`.
-
-    Its first placement decides by which weights and tokenizer (`fingerprint`) the request is computed, to its end.
-    """
-
-    model: str
-    priority: int = 0
-    fingerprint: str | None = None  # None: any
-    tokenizer_hash: str = ""
-    tenant: str = ""
-    objectives: Objectives | None = None
-    explained: "TellPlacement | None" = None  # is told what decided each placement
-    taken: bool = False
-    waiting: int = 0  # of its sequences
-
-
-class Candidate(Protocol):
-    """A sequence that wants a worker. Its methods neither block nor raise."""
-
-    turn: Turn
-    resumed: bool
-
-    @property
-    def cost(self) -> float:
-        """What it is expected to take, in tokens."""
-        ...
-
-    def needs(self) -> PlacementRequest:
-        """What to place it by, as of now."""
-        ...
-
-    def granted(self, session: Session) -> None:
-        """Go there, now."""
-        ...
-
-    def denied(self, error: ApiError) -> None:
-        """No worker was to be had in time."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -137,7 +94,7 @@ class RequestQueue:
 
     def fits(self, request: PlacementRequest) -> bool:
         """Whether a worker could take it now."""
-        return self._choose(request) is not None
+        return self._choose(request).worker is not None
 
     @property
     def prefixes(self) -> PrefixMap | None:
@@ -191,7 +148,11 @@ class RequestQueue:
             return False
         if not turn.taken and turn.fingerprint is not None:
             turn.fingerprint = self._view.successor(turn.model, turn.fingerprint, turn.tokenizer_hash)
-        worker = self._choose(candidate.needs(), turn.explained)
+        placement = self._choose(candidate.needs(), turn.explained)
+        if not turn.taken and turn.seconds_left and (late := late_by(placement, turn.seconds_left())):
+            self._shed(candidate, waiting, late)
+            return True
+        worker = placement.worker
         session = self._view.sessions.get(worker.worker_id) if worker and not self._holds(candidate, worker) else None
         if waiting is not None:
             waiting.no_worker = session is None
@@ -209,6 +170,14 @@ class RequestQueue:
         candidate.granted(session)
         return True
 
+    def _shed(self, candidate: Candidate, waiting: _Waiting | None, late: float) -> None:
+        """Turn away who can't be in time any more, and leave its place to one who can."""
+        if waiting is not None:
+            self._remove(waiting)
+        wait = max(RETRY_SECONDS, late)
+        problem = f"Its deadline can't be kept: the first token is expected {late:.1f} s later, behind other requests."
+        candidate.denied(ResourceExhausted(problem, retry_after=wait, quota="deadline"))
+
     def _holds(self, candidate: Candidate, worker: Worker) -> bool:
         """Whether it has to wait here, since its worker has enough and others' requests may be before it."""
         if candidate.turn.taken or not self._fair.shared or not has_enough(worker):
@@ -217,7 +186,7 @@ class RequestQueue:
         self._room.wait_for(worker.worker_id)
         return True
 
-    def _choose(self, request: PlacementRequest, tell: TellPlacement | None = None) -> Worker | None:
+    def _choose(self, request: PlacementRequest, tell: TellPlacement | None = None) -> Placement:
         before = time.perf_counter()
         placement = self._place(request, self._view.fleet())
         self._metrics.placement_time.observe(time.perf_counter() - before)
@@ -226,7 +195,7 @@ class RequestQueue:
         if (sampled := self._sampled()) or log.isEnabledFor(logging.DEBUG):
             fields = {"request_id": request.key, "placement": explained(placement)}
             log.log(logging.INFO if sampled else logging.DEBUG, "A worker was chosen.", extra=fields)
-        return placement.worker
+        return placement
 
     def _sampled(self) -> bool:
         """Whether this placement is one of those whose reasons are logged."""

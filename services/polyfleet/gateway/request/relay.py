@@ -19,8 +19,9 @@ from polyfleet.gateway.errors import ApiError, Code, DataLoss, Unavailable, erro
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.inbox import Inbox
-from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue, Turn
+from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.gateway.request.token_times import TokenTimes
+from polyfleet.gateway.request.turn import Turn
 from polyfleet.placement.filters import room
 from polyfleet.placement.fleet import PlacementRequest
 from polyfleet.wire.answers import FinishReason, SequenceUpdate

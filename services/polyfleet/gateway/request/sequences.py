@@ -8,8 +8,9 @@ from polyfleet.gateway.config import Limits
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.accounts import Record
 from polyfleet.gateway.request.inbox import Inbox, Parcel
-from polyfleet.gateway.request.queue import RequestQueue, Turn
+from polyfleet.gateway.request.queue import RequestQueue
 from polyfleet.gateway.request.relay import SequenceRelay
+from polyfleet.gateway.request.turn import Turn
 from polyfleet.wire.requests import SequenceRequest
 
 

@@ -12,7 +12,8 @@ from polyfleet.gateway.errors import ApiError, ResourceExhausted, Unavailable
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.metrics import Metrics
-from polyfleet.gateway.request.queue import RequestQueue, Turn
+from polyfleet.gateway.request.queue import RequestQueue
+from polyfleet.gateway.request.turn import Turn
 from polyfleet.gateway.tenants.fairness import FairOrder
 from polyfleet.placement.fleet import PlacementRequest, Worker, WorkerState
 from polyfleet.placement.place import Placement, place
@@ -101,6 +102,23 @@ async def test_a_candidate_is_placed_at_once_when_a_worker_is_free() -> None:
     rig.submit()
     assert rig.log == ["m@w"]
     assert rig.queued() == 0
+
+
+async def test_who_can_not_be_in_time_any_more_is_turned_away_and_told_when_to_come_back() -> None:
+    rig = Rig()
+    rig.fleet.serve({"w": "m"})
+    seconds = 5.0  # that the prompts which wait there take
+    busy = {"waiting_sequences": 1, "waiting_prefill_tokens": 500, "prefill_tokens_per_second": 100.0}
+    rig.fleet.workers = tuple(replace(each, decode_tokens_per_second=50.0, **busy) for each in rig.fleet.workers)  # type: ignore[arg-type]
+    late, timely = (rig.submit(turn=Turn("m", seconds_left=lambda left=left: left)) for left in (1.0, 90.0))  # type: ignore[misc]
+    assert isinstance(late.error, ResourceExhausted)
+    assert late.error.retry_after is not None
+    assert late.error.retry_after > seconds - 1
+    assert timely.error is None
+    assert rig.submit().error is None  # without a deadline it may take what it takes
+    assert rig.log == ["m@w", "m@w"]
+    going = rig.submit(turn=Turn("m", seconds_left=lambda: 0.1, taken=True))  # never in the middle
+    assert going.error is None
 
 
 async def test_those_who_wait_are_placed_when_a_worker_comes() -> None:

@@ -11,9 +11,10 @@ from polyfleet.gateway.errors import ApiError, DataLoss, Internal, Unavailable
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.inbox import Inbox, Parcel
-from polyfleet.gateway.request.queue import RequestQueue, Turn
+from polyfleet.gateway.request.queue import RequestQueue
 from polyfleet.gateway.request.relay import SequenceRelay
 from polyfleet.gateway.request.token_times import TokenTimes
+from polyfleet.gateway.request.turn import Turn
 from polyfleet.placement.fleet import Worker, WorkerState
 from polyfleet.placement.prefixes import PrefixMap
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
