@@ -74,6 +74,13 @@ PLACEMENT = Row(
             (Query("sum by (worker_id) (polyfleet_circuit_open{<scope>})", "{{worker_id}}"),),
             bad=1,
         ),
+        Panel(
+            "Workers quarantined",
+            "Workers that get no requests, since what they report can't be true, and what of it.",
+            "short",
+            (Query("sum by (worker_id, reason) (polyfleet_worker_quarantined{<scope>})", "{{worker_id}}: {{reason}}"),),
+            bad=1,
+        ),
     ),
 )
 QUEUE = Row(

@@ -67,7 +67,7 @@ def room(worker: Worker) -> int:
 
 
 def nonsense_in(worker: Worker) -> str:
-    """What of a worker's report can't be true, for people; empty for sense."""
+    """What of a worker's report can't be true, as "what: value" for people; empty for sense."""
     rates = {
         "prefill rate": worker.prefill_tokens_per_second,
         "decode rate": worker.decode_tokens_per_second,
@@ -77,7 +77,7 @@ def nonsense_in(worker: Worker) -> str:
     }
     for name, value in rates.items():
         if not 0 <= value <= 1e9:  # nor NaN
-            return f"a {name} of {value:g}"
+            return f"{name}: {value:g}"
     counts = {
         "running sequences": worker.running_sequences,
         "waiting sequences": worker.waiting_sequences,
@@ -86,9 +86,9 @@ def nonsense_in(worker: Worker) -> str:
     }
     for name, count in counts.items():
         if not 0 <= count < 2**31:
-            return f"{count} {name}"
+            return f"{name}: {count}"
     if worker.num_blocks and worker.free_blocks > worker.num_blocks:
-        return f"{worker.free_blocks} free blocks of {worker.num_blocks}"
+        return f"free blocks: {worker.free_blocks} of {worker.num_blocks}"
     return ""
 
 

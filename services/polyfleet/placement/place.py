@@ -75,8 +75,8 @@ def pick(request: PlacementRequest, kept: list[Candidate], policy: Policy) -> Wo
 def late_by(placement: Placement, seconds: float) -> float:
     """By how many seconds the first token is expected after so many, wherever it may come from; 0: in time.
 
-    Others must be the reason, whose prompts wait or who hold all slots: how long an idle worker takes it may show. Expectations
-    count LATE_MARGIN times.
+    Others must be the reason, whose prompts wait or who hold all slots: how long an idle worker takes it may show.
+    Expectations count LATE_MARGIN times.
     """
     worker, policy = placement.worker, placement.policy
     if worker is None or not (worker.waiting_prefill_tokens or worker.running_sequences >= worker.max_sequences):

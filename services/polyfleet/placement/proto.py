@@ -40,7 +40,22 @@ def went_back(before: pb.WorkerStatus, now: pb.WorkerStatus) -> str:
     past, present = before.counters.step_seconds, now.counters.step_seconds
     if now.step < before.step or present >= past:  # which no NaN is
         return ""
-    return f"{present:g} s in steps, after {past:g} s before"
+    return f"seconds in steps: {present:g}, after {past:g} before"
+
+
+class ReportCheck:
+    """What of one worker's reports can't be true, from one to the next."""
+
+    def __init__(self) -> None:
+        self._sound = pb.WorkerStatus()  # the last one whose time did not go back
+
+    def problem(self, info: pb.WorkerInfo, status: pb.WorkerStatus) -> str:
+        """Of its last report, as "what: value"; empty where it makes sense. Only a READY worker is looked at."""
+        back = went_back(self._sound, status)
+        if not back:
+            self._sound = status
+        ready = status.state == pb.WORKER_STATE_READY
+        return (worker_from_proto(info, status).nonsense or back) if ready else ""
 
 
 def worker_from_proto(info: pb.WorkerInfo, status: pb.WorkerStatus) -> Worker:

@@ -40,6 +40,7 @@ class SchedulerMetrics:
         """All series now; the names are those of docs/architecture.md."""
         state = self._read()
         yield _workers(state.snapshot)
+        yield _quarantined(state.snapshot)
         yield from _deployments(state.snapshot)
         yield from _models(state.snapshot)
         yield self._restart_counts(state.reports)
@@ -82,6 +83,16 @@ def _workers(snapshot: pb.FleetSnapshot) -> GaugeMetricFamily:
     family = GaugeMetricFamily("polyfleet_workers", "Known workers", labels=["model", "accelerator", "state"])
     for labels, count in sorted(counts.items()):
         family.add_metric(labels, count)
+    return family
+
+
+def _quarantined(snapshot: pb.FleetSnapshot) -> GaugeMetricFamily:
+    """One for each; the reason without its value, of which there is no end."""
+    text = "1 of a worker that gets no requests, since its last report can't be true"
+    family = GaugeMetricFamily("polyfleet_worker_quarantined", text, labels=["worker_id", "reason"])
+    for worker in snapshot.workers:
+        if worker.quarantine:
+            family.add_metric([worker.info.worker_id, worker.quarantine.partition(":")[0]], 1)
     return family
 
 

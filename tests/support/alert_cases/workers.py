@@ -31,6 +31,7 @@ def blocks(used: int, running: int, waiting: int) -> Labels:
 
 FAULT = f'polyfleet_device_faults_total{{{{{DEVICE}, code="{{}}"}}}}'
 CIRCUIT = 'polyfleet_circuit_open{{instance="{}", worker_id="w-1"}}'
+QUARANTINED = 'polyfleet_worker_quarantined{instance="s", worker_id="w-1", reason="free blocks"}'
 WORKERS = (
     Case(
         "PolyfleetWorkerFlapping",
@@ -56,6 +57,20 @@ WORKERS = (
         (Firing("warning", "Worker w-1 refuses or loses whatever it gets.", {"worker_id": "w-1"}),),
     ),
     Case("PolyfleetWorkerSpared", "for a while", {CIRCUIT.format("a"): "0 1 1 1 0 0 1 1"}, 7),
+    Case(
+        "PolyfleetWorkerQuarantined",
+        "more free blocks than it has",
+        {QUARANTINED: "_ 1x9"},
+        5,
+        (
+            Firing(
+                "warning",
+                "Worker w-1 gets no requests: what it reports can't be true (free blocks).",
+                {"worker_id": "w-1", "reason": "free blocks"},
+            ),
+        ),
+    ),
+    Case("PolyfleetWorkerQuarantined", "one odd report", {QUARANTINED: "_ 1 stale stale 1 stale stale"}, 6),
     Case(
         "PolyfleetCanaryFailed",
         "a wrong answer",

@@ -147,12 +147,12 @@ def test_a_worker_without_the_feature_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("status", "problem"),
     [
-        ({"running_sequences": 2**32 - 1}, "4294967295 running sequences"),
-        ({"waiting_prefill_tokens": 2**32 - 5}, "4294967291 waiting tokens"),
-        ({"free_blocks": 1001}, "1001 free blocks of 1000"),
-        ({"prefill_tokens_per_second": -1.0}, "a prefill rate of -1"),
-        ({"decode_tokens_per_second": float("nan")}, "a decode rate of nan"),
-        ({"decode_step_seconds": float("inf")}, "a step time of inf"),
+        ({"running_sequences": 2**32 - 1}, "running sequences: 4294967295"),
+        ({"waiting_prefill_tokens": 2**32 - 5}, "waiting tokens: 4294967291"),
+        ({"free_blocks": 1001}, "free blocks: 1001 of 1000"),
+        ({"prefill_tokens_per_second": -1.0}, "prefill rate: -1"),
+        ({"decode_tokens_per_second": float("nan")}, "decode rate: nan"),
+        ({"decode_step_seconds": float("inf")}, "step time: inf"),
     ],
 )
 def test_a_worker_that_reports_nonsense_gets_nothing_and_the_rest_goes_on(

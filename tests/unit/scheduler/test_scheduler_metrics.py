@@ -53,6 +53,13 @@ def test_a_state_of_a_newer_version_is_counted_as_unknown() -> None:
     assert found["polyfleet_workers accelerator=cpu model= state=unknown"] == 3
 
 
+def test_a_quarantined_worker_has_a_series_whose_reason_has_no_value() -> None:
+    info = pb.WorkerInfo(worker_id="w-1", accelerator="cpu")
+    odd = pb.FleetSnapshot(workers=[pb.FleetWorker(info=info, quarantine="free blocks: 9 of 8")])
+    found = values(SchedulerMetrics(lambda: SchedulerState(odd, 0, (), 1)))
+    assert found["polyfleet_worker_quarantined reason=free blocks worker_id=w-1"] == 1
+
+
 def test_every_series_has_its_value(state: SchedulerState) -> None:
     assert values(SchedulerMetrics(lambda: state)) == {
         "polyfleet_workers accelerator=cpu model=m state=ready": 2,

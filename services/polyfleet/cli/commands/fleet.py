@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polyfleet.v1 import fleet_pb2 as pb
 
 
+QUARANTINED = "no new requests: its last report can't be true"
 OUTVOTED = "no new requests: its weights or tokenizer are not those of most ready workers of its model"
 
 
@@ -23,8 +24,10 @@ def state_name(state: int) -> str:
     return state_from_proto(state).value
 
 
-def mark_outvoted(snapshot: "pb.FleetSnapshot") -> None:
-    """Give ready workers the reason why they get no new requests, where other weights prevail among their model's."""
+def mark_unused(snapshot: "pb.FleetSnapshot") -> None:
+    """Give ready workers the reason why they get no new requests: their reports make no sense, or other weights prevail
+    among their model's.
+    """
     from polyfleet.placement.filters import outvoted
     from polyfleet.placement.proto import snapshot_from_proto
 
@@ -32,6 +35,8 @@ def mark_outvoted(snapshot: "pb.FleetSnapshot") -> None:
     for worker in snapshot.workers:
         if worker.info.worker_id in ids:
             worker.status.reason = f"{OUTVOTED}. {worker.status.reason}".strip()
+        if worker.quarantine:
+            worker.status.reason = f"{QUARANTINED} ({worker.quarantine}). {worker.status.reason}".strip()
 
 
 def worker_state(worker: "pb.FleetWorker") -> str:
@@ -83,7 +88,7 @@ def workers(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
 
     with open_fleet(fleet, fleet_token_file) as client:
         snapshot = client.snapshot()
-    mark_outvoted(snapshot)
+    mark_unused(snapshot)
     found = snapshot.workers
     problems = [f"{each.name}: {each.problem}" for each in snapshot.deployments if each.problem]
     problems += [pool.problem for pool in snapshot.pools if pool.problem]

@@ -8,6 +8,7 @@ says of its model counts once it is READY with it. One open stream speaks for an
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from polyfleet.placement.proto import ReportCheck
 from polyfleet.process.revision import Revision
 from polyfleet.scheduler.fleet.crash_loops import CrashLoops
 from polyfleet.scheduler.launcher.launch import LauncherReport, Phase
@@ -52,6 +53,8 @@ class Record:
     proven: bool = False  # it was READY with the model that it announces
     was_ready: bool = False  # with any, in this life of its process
     launcher: LauncherReport | None = None
+    check: ReportCheck = field(default_factory=ReportCheck)
+    quarantine: str = ""  # what of its last report can't be
 
     @property
     def announced(self) -> pb.WorkerInfo:
@@ -134,6 +137,7 @@ class Registry:
         if record.stream != stream and record.info.pid != info.pid:
             self._note_end(record, now)
             record.status, record.proven, record.was_ready = _starting(), False, False
+            record.check, record.quarantine = ReportCheck(), ""
         self._crash_loops.came_back(info)
         record.proven = record.proven and record.info.model == info.model
         before = (record.info, record.stream, record.lost)
@@ -147,13 +151,14 @@ class Registry:
         record = self._records.get(worker_id)
         if record is None or record.stream != stream:
             return
-        before = record.shown
+        before, quarantine = record.shown, record.quarantine
         if record.lost:
             self._crash_loops.came_back(record.info)
         record.status, record.heard, record.lost = status, now, False
         record.proven = record.proven or status.state == pb.WORKER_STATE_READY
         record.was_ready = record.was_ready or record.proven
-        if _visible(before) != _visible(record.shown):
+        record.quarantine = record.check.problem(record.info, status)
+        if quarantine != record.quarantine or _visible(before) != _visible(record.shown):
             self._changed()
 
     def closed(self, worker_id: str, stream: int) -> None:
@@ -247,7 +252,10 @@ class Registry:
     def snapshot(self) -> pb.FleetSnapshot:
         """The fleet now. Callers must not change it: it is built once per revision."""
         if self._snapshot.version != self.revision.number:
-            workers = [pb.FleetWorker(info=record.announced, status=record.shown) for record in self.records]
+            workers = [
+                pb.FleetWorker(info=each.announced, status=each.shown, quarantine=each.quarantine * (not each.lost))
+                for each in self.records
+            ]
             self._snapshot = pb.FleetSnapshot(
                 scheduler_epoch=self.epoch,
                 version=self.revision.number,

@@ -89,9 +89,11 @@ def test_workers_that_get_no_new_requests_say_why(fleet: tuple[Fleet, str]) -> N
         info = pb.WorkerInfo(worker_id=worker_id, model=pb.ModelInfo(name="m", fingerprint=fingerprint))
         service.workers.append(pb.FleetWorker(info=info, status=pb.WorkerStatus(state=pb.WORKER_STATE_READY)))
     service.workers[2].status.reason = "canary: no reference"
+    service.workers[1].quarantine = "free blocks: 9 of 8"
     records = json.loads(run("workers", "--fleet", address, "--json").stdout)
     assert [record["fingerprint"] for record in records] == ["a", "a", "b"]
-    assert [record["reason"] for record in records[:2]] == ["", ""]
+    assert records[0]["reason"] == ""
+    assert records[1]["reason"] == "no new requests: its last report can't be true (free blocks: 9 of 8)."
     assert records[2]["reason"] == (
         "no new requests: its weights or tokenizer are not those of most ready workers of its model. "
         "canary: no reference"

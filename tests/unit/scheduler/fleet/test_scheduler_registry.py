@@ -62,6 +62,23 @@ def test_the_version_grows_with_visible_changes_only(registry: Registry) -> None
     assert registry.revision.number == version + 2
 
 
+def test_a_report_that_can_not_be_true_is_told_until_there_is_sense_again(registry: Registry) -> None:
+    model = pb.ModelInfo(name="m", num_blocks=8)
+    registry.register(pb.WorkerInfo(worker_id="w-1", model=model), stream=1, now=0.0)
+
+    def told(*, free: int, step: int, seconds: float) -> str:
+        counters, ready = pb.EngineCounters(step_seconds=seconds), pb.WORKER_STATE_READY
+        status = pb.WorkerStatus(state=ready, free_blocks=free, step=step, counters=counters)
+        registry.report("w-1", status, stream=1, now=0.1)
+        return registry.snapshot().workers[0].quarantine
+
+    assert told(free=8, step=5, seconds=3.0) == ""
+    assert told(free=9, step=6, seconds=4.0) == "free blocks: 9 of 8"
+    assert told(free=8, step=7, seconds=3.0) == "seconds in steps: 3, after 4 before"
+    assert told(free=8, step=8, seconds=3.5) == "seconds in steps: 3.5, after 4 before"
+    assert told(free=8, step=1, seconds=0.5) == ""  # a new engine
+
+
 def test_rates_that_are_about_the_same_are_no_visible_change(registry: Registry) -> None:
     registry.register(info(), stream=1, now=0.0)
     rates = {"decode_tokens_per_second": 41.21, "decode_step_seconds": 0.02401, "prefill_tokens_per_second": 999.0}
