@@ -95,10 +95,14 @@ def simulate(
     else:
         _show(found)
     if plot:
-        from polyfleet.simulator.plot import picture
+        _draw(plot, outcomes, found)
 
-        with sentences():
-            plot.write_text(picture(outcomes, found), encoding="utf-8")
+
+def _draw(plot: Path, outcomes: dict[str, "Outcome"], found: dict[str, dict[str, Any]]) -> None:
+    from polyfleet.simulator.plot import picture
+
+    with sentences():
+        plot.write_text(picture(outcomes, found), encoding="utf-8")
 
 
 def _rate(load: float, most: float) -> float:
