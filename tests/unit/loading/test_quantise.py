@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_models import Array, TinyShape, random_tensors, write_folder
 
 from polyfleet.kernels.quantisation import dequantise
@@ -61,6 +62,23 @@ def test_a_folder_that_is_read_again(bits: int, num_shards: int, tmp_path: Path)
     assert (stated["quant_method"], stated["format"], stated["ignore"]) == (
         "compressed-tensors", "pack-quantized", ["lm_head", "model.embed_tokens"]
     )  # fmt: skip
+
+
+def test_experts_of_a_stack_are_written_one_by_one(tmp_path: Path) -> None:
+    """gpt-oss has them columns first, gates and ups in turn; their biases stay as they are."""
+    source, target = tmp_path / "model", tmp_path / "small"
+    make(TINY["gpt-oss"], source)
+    written = quantise_folder(source, target, 8, 0, silent)
+    assert (written.group, written.quantised) == (32, 4 * (4 + 3 * 4))
+    names = set(load_file(target / "model.safetensors"))
+    assert {f"model.layers.3.mlp.experts.2.{each}_proj.weight_packed" for each in ("gate", "up", "down")} < names
+    wide, small = load_model(source).weights, load_model(target).weights
+    assert wide.keys() == small.keys()
+    for name, weight in small.items():
+        assert weight.format == ("INT8" if name.rpartition(".")[2] in (*"qkvo", "gate", "up", "down") else "F32"), name
+        expected = wide[name].data.numpy()
+        found = dequantise(weight, torch.float32).numpy()
+        np.testing.assert_allclose(found, expected, atol=np.abs(expected).max() * 0.51 / 127, rtol=0, err_msg=name)
 
 
 def refused(source: Path, target: Path, group: int = 0) -> str:

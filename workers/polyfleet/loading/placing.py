@@ -71,7 +71,8 @@ def place(tensor: Weight, names: TensorNames, config: ModelConfig, shapes: Shape
     if not known or not all(PART.sub(r"\1", name) in shapes for name in known):
         known = (f"unknown.{tensor.name}",)
     parts = _parts(tensor, known, config, shapes)
-    if names.turned_stacks and ".experts." in known[0] and isinstance(config, MixtureConfig):
+    stack = ".experts." in known[0] and not PART.fullmatch(known[0])
+    if names.turned_stacks and stack and isinstance(config, MixtureConfig):
         parts = _turned(tensor, len(known), config.route.experts)
     for name, part in zip(known, parts, strict=True):
         if shapes.get(name) == (1, part.rows * part.columns) and not part.format.quantised:

@@ -1,9 +1,8 @@
 """A dense folder written anew with the matrices of its layers in 4 or 8 bits, as compressed-tensors packs them."""
 
 import json
-import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from polyfleet.graph.ops import OpKind
+from polyfleet.kernels.weights import Weight
 from polyfleet.loading.folder_config import read_config
 from polyfleet.loading.folder_files import INDEX, PICKLES, check_is_model, weight_files
-from polyfleet.loading.folder_tensors import Tensors, open_tensors
+from polyfleet.loading.folder_tensors import FORMATS, Tensors, open_tensors
 from polyfleet.loading.model import ModelFileError
+from polyfleet.loading.placing import PART, place
 from polyfleet.loading.progress import Progress
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.mixture import MixtureConfig
 from polyfleet.models.recorder import Recorder
+from polyfleet.models.registry import weight_shapes
 
 GROUPS = (128, 64, 32)  # columns: the first that fits where none is asked for
 SHRINKS = {
@@ -60,11 +63,10 @@ def quantise_folder(source: Path, destination: Path, bits: int, group: int, prog
     partial.mkdir(parents=True)
     try:
         with open_tensors(weight_files(source)) as tensors:
-            chosen = _chosen(tensors, architecture, config)
-            columns = {tensors.get(name).shape[1] for name in chosen}
-            group = _group(source, group, columns)
-            written = _write_weights(tensors, chosen, partial, bits, group, progress)
-            _write_rest(source, partial, tensors, chosen, _stated(tensors, chosen, bits, group))
+            matrices = _Matrices(tensors, architecture, config)
+            group = _group(source, group, matrices.columns)
+            written, places = _write_weights(matrices, partial, bits, group, progress)
+            _write_rest(source, partial, places, _stated(matrices, bits, group))
         if destination.exists():
             destination.rmdir()
         partial.rename(destination)
@@ -73,17 +75,46 @@ def quantise_folder(source: Path, destination: Path, bits: int, group: int, prog
     return written
 
 
-def _chosen(tensors: Tensors, architecture: Architecture, config: ModelConfig) -> frozenset[str]:
-    """The matrices of layers' products and experts, but for routers: by the names of their tensors."""
-    graph = architecture.record(config, Recorder(config))
-    read = {name for op in graph.ops if op.kind in (OpKind.LINEAR, OpKind.EXPERTS) for name in op.weights}
-    found = set()
-    for name in tensors.places:
-        known = [re.sub(r"\[\d+\]$", "", each) for each in architecture.folder_names.graph_names(name)]
-        wanted = known and all(each in read and each not in HEADS and not each.endswith("router") for each in known)
-        if wanted and name.endswith(".weight") and tensors.get(name).dim() == 2:
-            found.add(name)
-    return frozenset(found)
+class _Matrices:
+    """What is quantised: the matrices of layers' products and experts, but for routers, by their tensors' names.
+
+    Experts of a stack are written one by one, as others know them in 4 and 8 bits.
+    """
+
+    def __init__(self, tensors: Tensors, architecture: Architecture, config: ModelConfig) -> None:
+        self.tensors, self._config, self._names = tensors, config, architecture.folder_names
+        graph = architecture.record(config, Recorder(config))
+        self._read = {name for op in graph.ops if op.kind in (OpKind.LINEAR, OpKind.EXPERTS) for name in op.weights}
+        self.names = frozenset(filter(self._is_one, tensors.places))
+
+    @property
+    def columns(self) -> set[int]:
+        """How many they have."""
+        shapes = [self.tensors.get(name).shape for name in self.names]
+        turned = self._names.turned_stacks
+        return {shape[1] if turned or len(shape) == 2 else shape[2] for shape in shapes}
+
+    def of(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The matrices of one of `names`, and what they are called when they are written."""
+        if tensor.dim() == 2:
+            yield name, tensor
+            return
+        assert isinstance(self._config, MixtureConfig)
+        rows = tensor.flatten(0, -2)
+        stack = Weight(name, FORMATS[tensor.dtype], *rows.shape, rows)
+        for part in place(stack, self._names, self._config, weight_shapes(self._config)):
+            for number, matrix in enumerate(part.data.view(self._config.route.experts, -1, part.columns)):
+                yield f"{self._names.of_expert(name, part.name, number)}.weight", matrix
+
+    def _is_one(self, name: str) -> bool:
+        graph_names = self._names.graph_names(name)
+        known = [PART.sub(r"\1", each) for each in graph_names]
+        if not known or not all(each in self._read - HEADS and not each.endswith("router") for each in known):
+            return False
+        dimensions = self.tensors.get(name).dim()
+        if dimensions == 3:
+            return all(self._names.of_expert(name, each, 0) for each in graph_names)
+        return dimensions == 2 and name.endswith(".weight")
 
 
 def _group(source: Path, asked: int, columns: set[int]) -> int:
@@ -97,24 +128,31 @@ def _group(source: Path, asked: int, columns: set[int]) -> int:
 
 
 def _write_weights(
-    tensors: Tensors, chosen: frozenset[str], folder: Path, bits: int, group: int, progress: Progress
-) -> Quantised:
-    """File by file, under the names that they have."""
-    before = after = done = 0
+    matrices: _Matrices, folder: Path, bits: int, group: int, progress: Progress
+) -> tuple[Quantised, dict[str, str]]:
+    """File by file; with what was written come the file of each tensor."""
+    tensors, places = matrices.tensors, dict[str, str]()
+    before = after = done = quantised = 0
     for file in tensors.handles:
         stored: dict[str, Tensor] = {}
-        for name in [name for name, place in tensors.places.items() if place == file]:
+        for name in [name for name, at in tensors.places.items() if at == file]:
             tensor = tensors.get(name)
             before += tensor.nbytes
             try:
-                stored |= packed(name, tensor, bits, group) if name in chosen else {name: tensor}
+                for each, matrix in matrices.of(name, tensor) if name in matrices.names else ():
+                    stored |= packed(each, matrix, bits, group)
+                    quantised += 1
             except ValueError as error:
                 raise tensors.error(name, str(error)) from None
+            if name not in matrices.names:
+                stored[name] = tensor
             done += 1
             progress(done / len(tensors.places))
         after += sum(tensor.nbytes for tensor in stored.values())
+        places |= dict.fromkeys(stored, file.name)
         save_file(stored, folder / file.name, metadata={"format": "pt"})
-    return Quantised(group, len(chosen), len(tensors.places) - len(chosen), before, after)
+    kept = len(tensors.places) - len(matrices.names)
+    return Quantised(group, quantised, kept, before, after), places
 
 
 def packed(name: str, tensor: Tensor, bits: int, group: int) -> dict[str, Tensor]:
@@ -142,14 +180,15 @@ def _nearest(rows: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
         codes = torch.where(better, found, codes)
     places = (codes + most + 1).to(torch.int32).view(len(rows), -1, 32 // bits)
     words = torch.zeros(places.shape[:2], dtype=torch.int32)
-    for place in range(32 // bits):
-        words |= places[..., place] << bits * place
+    for at in range(32 // bits):
+        words |= places[..., at] << bits * at
     return words, scales.squeeze(-1).to(rows.dtype)
 
 
-def _stated(tensors: Tensors, chosen: frozenset[str], bits: int, group: int) -> dict[str, Any]:
+def _stated(matrices: _Matrices, bits: int, group: int) -> dict[str, Any]:
     """`quantization_config`."""
-    kept = {name for name in tensors.places if name.endswith(".weight") and name not in chosen}
+    tensors = matrices.tensors
+    kept = {name for name in tensors.places if name.endswith(".weight") and name not in matrices.names}
     ignored = sorted(name.removesuffix(".weight") for name in kept if tensors.get(name).dim() == 2)
     weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
     weights |= {"dynamic": False, "observer": "minmax", "actorder": None, "block_structure": None}
@@ -165,18 +204,12 @@ def _stated(tensors: Tensors, chosen: frozenset[str], bits: int, group: int) -> 
     }
 
 
-def _write_rest(
-    source: Path, folder: Path, tensors: Tensors, chosen: frozenset[str], stated: Mapping[str, Any]
-) -> None:
+def _write_rest(source: Path, folder: Path, places: Mapping[str, str], stated: Mapping[str, Any]) -> None:
     """Index, configuration, and all that is no weight and no code."""
     for file in sorted(source.iterdir()):
         if file.is_file() and not any(file.match(pattern) for pattern in LEFT_OUT):
             shutil.copyfile(file, folder / file.name)
     if (source / INDEX).is_file():
-        places: dict[str, str] = {}
-        for name, place in tensors.places.items():
-            parts = [f"{name}_{part}" for part in ("packed", "scale", "shape")] if name in chosen else [name]
-            places |= dict.fromkeys(parts, place.name)
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         index = {"metadata": {"total_size": size}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")

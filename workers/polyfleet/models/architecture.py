@@ -57,6 +57,16 @@ class TensorNames:
             known = known and known.format(number[0])
         return known
 
+    def of_expert(self, stack: str, part: str, number: int) -> str:
+        """What an expert's matrix, of a stack's tensor the weight `part` of the graph, is called where it lies alone.
+
+        Without `.weight`; empty where it never does.
+        """
+        stem, wanted = stack.removesuffix(".weight"), f"{part.split('.', 2)[-1]}[{{}}]"
+        beginnings = [stem.removesuffix(each) for each in self.layer_names if stem.endswith(f".{each}")]
+        alone = [name for name, each in self.layer_names.items() if each == wanted]
+        return beginnings[0] + alone[0].format(number) if beginnings and alone else ""
+
     @property
     def _layers(self) -> str:
         """A pattern of `layer_prefix`."""
