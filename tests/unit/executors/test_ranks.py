@@ -2,18 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.support.eager_models import CAPABILITIES
+from tests.support.quantised_folders import WAYS, write_quantised
 from tests.support.thread_ranks import ThreadRanks, on_ranks
+from tests.support.tiny_architectures import TINY, make
 from torch import Tensor
 
 from polyfleet.engine.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
-from polyfleet.executors.group import GroupKind, of_rank
+from polyfleet.executors.group import GroupKind
+from polyfleet.executors.rank_parts import keeping, of_rank, weights_of
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.ops import OpKind
 from polyfleet.graph.shard import NotSharded, shard
@@ -24,8 +28,11 @@ from polyfleet.kernels.step import make_step
 from polyfleet.kernels.table import implementations
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.kvcache.storage import KvStorage
+from polyfleet.loading.load import load_model
+from polyfleet.loading.progress import silent
+from polyfleet.loading.quantise import quantise_folder
 from polyfleet.models.fields import Fields
-from polyfleet.models.registry import ARCHITECTURES, record, weight_shapes
+from polyfleet.models.registry import ARCHITECTURES, record, recorded, weight_shapes
 from polyfleet.sampling.device import DeviceSampler
 from polyfleet.sampling.draw import PARAMETERS, Draws, parameters
 from polyfleet.sampling.group import GroupSampler
@@ -191,3 +198,27 @@ def test_rank_0_draws_and_the_others_are_told() -> None:
         return GroupSampler(DeviceSampler(CPU, 40), ranks).draw(logits, mine).token_ids
 
     assert all(torch.equal(found, alone) for found in on_ranks(3, drawn))
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_rank_keeps_its_part_of_a_quantised_folder(experts: bool, tmp_path: Path) -> None:
+    """As if it had read the whole, and no more of it: experts that lie one by one, too."""
+    if experts:
+        make(TINY["gpt-oss"], tmp_path / "dense")
+        quantise_folder(tmp_path / "dense", tmp_path / "model", 8, 0, silent)
+    else:
+        write_quantised(tmp_path / "model", WAYS["int8 channels"])
+    whole = load_model(tmp_path / "model")
+    blocks = [name for name, weight in whole.weights.items() if weight.format.quantised]
+    for rank in range(2):
+        mine = shard(recorded(whole.config)[0], rank, 2)
+        kept = load_model(tmp_path / "model", keeping=lambda _, mine=mine: keeping(mine)).weights  # type: ignore[misc]
+        expected = weights_of(mine, whole.weights)
+        assert kept.keys() == expected.keys()
+        for name, weight in kept.items():
+            assert replace(weight, data=None) == replace(expected[name], data=None)  # type: ignore[arg-type]
+            assert torch.equal(weight.data, expected[name].data), name
+        held = {name: each for name, each in kept.items() if each.format.quantised}
+        assert len(blocks) * (2 / 3 if experts else 1) <= len(held)
+        for name, each in held.items():
+            assert each.data.untyped_storage().nbytes() * 2 == whole.weights[name.partition("[")[0]].data.nbytes

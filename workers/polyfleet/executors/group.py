@@ -32,11 +32,10 @@ from polyfleet.engine.executors import EXACT, KNOWN, ExecutorKind, Workload
 from polyfleet.engine.plan import StepPlan
 from polyfleet.executors.board import room_for
 from polyfleet.executors.members import Answer, Members, RankLost
+from polyfleet.executors.rank_parts import of_rank
 from polyfleet.executors.rank_wire import Arrays, Message
 from polyfleet.executors.ranks import DistributedRanks
-from polyfleet.graph.shard import NotSharded, Shard, shard
-from polyfleet.kernels.cutting import part_of
-from polyfleet.kernels.weights import Weights
+from polyfleet.graph.shard import NotSharded, shard
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.shapes import check_numbers
 from polyfleet.sampling.masks import Masks
@@ -83,22 +82,6 @@ class GroupKind:
         if self._mine is None:
             self._mine = of_rank(workload, 0, workload.options.tensor_parallel)
         return replace(self._mine, options=workload.options)
-
-
-def of_rank(workload: Workload, rank: int, size: int) -> Workload:
-    """What one rank computes. Raises NotSharded."""
-    mine = shard(workload.graph, rank, size)
-    return replace(workload, graph=mine.graph, weights=weights_of(mine, workload.weights))
-
-
-def weights_of(mine: Shard, weights: Weights) -> Weights:
-    """The weights that a rank's graph reads."""
-    read = dict.fromkeys(name for op in mine.graph.ops for name in (*op.weights, *op.biases))
-    found = {}
-    for name in read:
-        cut = mine.cuts.get(name)
-        found[name] = part_of(weights[cut.source], cut) if cut else weights[name]
-    return found
 
 
 class GroupExecutor:

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from polyfleet.executors import rank_wire
@@ -90,11 +90,14 @@ def build(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Exe
 
     from polyfleet.engine.executors import Workload, find
     from polyfleet.engine.loader import open_machine
-    from polyfleet.executors.group import of_rank
+    from polyfleet.executors.rank_parts import keeping
     from polyfleet.executors.ranks import DistributedRanks
+    from polyfleet.graph.shard import Shard, shard
     from polyfleet.loading.load import load_model
+    from polyfleet.loading.placing import Keep
     from polyfleet.loading.shapes import check_numbers
-    from polyfleet.models.registry import record
+    from polyfleet.models.config import ModelConfig
+    from polyfleet.models.registry import recorded
     from polyfleet.wire.options import EngineOptions
 
     size, options = start["size"], EngineOptions(**start["options"])
@@ -102,12 +105,16 @@ def build(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Exe
     rank_wire.send(end, {})
     meeting = (start["backend"], start["store"], rank, size, torch.device(machine.device))
     ranks = DistributedRanks(*meeting, peer_memory=capabilities.peer_memory)
-    model = load_model(start["path"], numbers=False)
-    graph = record(model.config.served(options.context_length), model.weights)
-    workload = Workload(graph, model.weights, options, machine.device, start["dtype"], capabilities)
-    mine = replace(of_rank(workload, rank, size), ranks=ranks)
-    check_numbers(start["path"], mine.weights)
-    return find("rank", start["target"]).build(mine, lambda share: None), machine.free_bytes
+    mine: list[Shard] = []
+
+    def keep_mine(config: ModelConfig) -> Keep:
+        mine[:] = [shard(recorded(config.served(options.context_length))[0], rank, size)]
+        return keeping(mine[0])
+
+    weights = load_model(start["path"], numbers=False, keeping=keep_mine).weights
+    workload = Workload(mine[0].graph, weights, options, machine.device, start["dtype"], capabilities, ranks=ranks)
+    check_numbers(start["path"], weights)
+    return find("rank", start["target"]).build(workload, lambda share: None), machine.free_bytes
 
 
 class Rank:

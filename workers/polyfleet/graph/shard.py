@@ -58,7 +58,7 @@ class StackCut:
     def name(self) -> str:
         """In the rank's graph."""
         share = f"{self.rank}/{self.size}"
-        return f"{self.source}[{'0' if self.zeros else share if self.by_rows else f':, {share}'}]"
+        return f"{self.source}[{'zeros' if self.zeros else share if self.by_rows else f':, {share}'}]"
 
 
 @dataclass(frozen=True, slots=True)

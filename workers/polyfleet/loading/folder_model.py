@@ -1,20 +1,23 @@
 """From a Hugging Face folder (config.json and safetensors) to a LoadedModel. Nothing in the folder is executed."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from polyfleet.kernels.weights import Weight
 from polyfleet.loading.folder_config import read_config
 from polyfleet.loading.folder_files import check_is_model, weight_files
 from polyfleet.loading.folder_tensors import open_tensors, read_weights
 from polyfleet.loading.folder_tokenizer import folder_tokenizer
 from polyfleet.loading.model import LoadedModel
-from polyfleet.loading.placing import place_all
+from polyfleet.loading.placing import Keep, place_all
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.shapes import check_config, check_weights
+from polyfleet.models.config import ModelConfig
 
 
-def load_folder(path: str, progress: Progress) -> LoadedModel:
-    """Load the folder; raises ModelFileError."""
+def load_folder(path: str, progress: Progress, keeping: Callable[[ModelConfig], Keep] | None = None) -> LoadedModel:
+    """Load the folder, or what is kept of it; raises ModelFileError."""
     folder = Path(path)
     check_is_model(folder)
     architecture, config, scheme = read_config(folder)
@@ -22,7 +25,20 @@ def load_folder(path: str, progress: Progress) -> LoadedModel:
         names = architecture.folder_names
         tensors = replace(tensors, places={each: at for each, at in tensors.places.items() if not names.ignores(each)})
         check_config(path, config, len(tensors.places))
-        weights = place_all(read_weights(tensors, scheme, progress), names, config)
-    check_weights(path, config, weights)
+        keep = _alone(keeping(config)) if keeping else None
+        weights = place_all(read_weights(tensors, scheme, progress), names, config, keep)
+    if keeping is None:
+        check_weights(path, config, weights)
     tokenizer, end_token_ids = folder_tokenizer(folder, config)
     return LoadedModel(path, replace(config, end_token_ids=end_token_ids), weights, tokenizer)
+
+
+def _alone(keep: Keep) -> Keep:
+    """The same, of blocks that lie in memory a copy: lest a part holds the whole."""
+
+    def kept(weight: Weight) -> Iterator[Weight]:
+        for part in keep(weight):
+            whole = part.data.untyped_storage().nbytes() == part.data.nbytes
+            yield replace(part, data=part.data.clone()) if part.format.quantised and not whole else part
+
+    return kept

@@ -1,5 +1,6 @@
 """From a GGUF file to configuration, weights and tokenizer assets."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from polyfleet.loading.gguf_split import read_files
 from polyfleet.loading.gguf_tokenizer import gguf_tokenizer
 from polyfleet.loading.gguf_vocabulary import gguf_end_tokens
 from polyfleet.loading.model import LoadedModel
-from polyfleet.loading.placing import place_all
+from polyfleet.loading.placing import Keep, place_all
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.shapes import check_config, check_weights
 from polyfleet.models.architecture import Architecture
@@ -27,8 +28,8 @@ from polyfleet.wire.requests import Pooling
 POOLINGS = (Pooling.MEAN, Pooling.CLS, Pooling.LAST)  # pooling_type 1, 2, 3
 
 
-def load_gguf(path: str, progress: Progress) -> LoadedModel:
-    """Load the file; raises ModelFileError."""
+def load_gguf(path: str, progress: Progress, keeping: Callable[[ModelConfig], Keep] | None = None) -> LoadedModel:
+    """Load the file, or what is kept of it; raises ModelFileError."""
     file = read_files(path)
     fields = Fields(path, file.metadata)
     architecture, config = read_config(file, fields)
@@ -38,8 +39,9 @@ def load_gguf(path: str, progress: Progress) -> LoadedModel:
     for number, info in enumerate(file.tensors.values()):
         tensors.append(Weight(info.name, info.format, info.rows, info.columns, _tensor(info)))
         progress((number + 1) / len(file.tensors))
-    weights = place_all(tensors, architecture.gguf_names, config)
-    check_weights(path, config, weights)
+    weights = place_all(tensors, architecture.gguf_names, config, keeping(config) if keeping else None)
+    if keeping is None:
+        check_weights(path, config, weights)
     return LoadedModel(path, config, weights, gguf_tokenizer(fields, config.vocabulary_size))
 
 

@@ -1,32 +1,42 @@
 """The front door of loading: a path to a LoadedModel."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from polyfleet.loading.folder_model import load_folder
 from polyfleet.loading.gguf_model import load_gguf
 from polyfleet.loading.model import LoadedModel, ModelFileError
+from polyfleet.loading.placing import Keep
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.loading.shapes import check_numbers
 from polyfleet.loading.sources import local_model
+from polyfleet.models.config import ModelConfig
 
 
-def load_model(path: str | Path, progress: Progress | None = None, *, numbers: bool = True) -> LoadedModel:
+def load_model(
+    path: str | Path,
+    progress: Progress | None = None,
+    *,
+    numbers: bool = True,
+    keeping: Callable[[ModelConfig], Keep] | None = None,
+) -> LoadedModel:
     """Load a GGUF file or a Hugging Face folder; nothing in it is ever executed.
 
     `progress` is called with the share done. Without `numbers` nobody has looked whether all weights are finite, and
-    most of them are not read yet. Raises ModelFileError, whose message is one sentence.
+    most of them are not read yet. With `keeping` the weights are what is kept of them, whose shapes nobody has looked
+    at. Raises ModelFileError, whose message is one sentence.
     """
-    model = _load(local_model(Path(path).expanduser()), progress or silent)
+    model = _load(local_model(Path(path).expanduser()), progress or silent, keeping)
     if numbers:
         check_numbers(model.path, model.weights)
     return model
 
 
-def _load(path: Path, progress: Progress) -> LoadedModel:
+def _load(path: Path, progress: Progress, keeping: Callable[[ModelConfig], Keep] | None) -> LoadedModel:
     if path.is_file():
-        return load_gguf(str(path), progress)
+        return load_gguf(str(path), progress, keeping)
     if path.is_dir():
-        return load_folder(str(path), progress)
+        return load_folder(str(path), progress, keeping)
     if not path.exists():
         raise ModelFileError(f"{path}: there is no such file or folder")
     raise ModelFileError(f"{path}: is neither a file nor a folder")

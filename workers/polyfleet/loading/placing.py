@@ -1,7 +1,7 @@
 """From the tensors of a file to the weights of a graph, as the architecture's names say where they lie."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -22,15 +22,21 @@ PART = re.compile(r"(.+)\[(\d+)\]")  # of a stack
 NORM = "norm"  # how the names of their weights end
 
 
-def place_all(tensors: Iterable[Weight], names: TensorNames, config: ModelConfig) -> dict[str, Weight]:
-    """The weights that a file's tensors hold, by name."""
+Keep = Callable[[Weight], Iterable[Weight]]  # what is kept of a weight, or of a stack's part
+
+
+def place_all(
+    tensors: Iterable[Weight], names: TensorNames, config: ModelConfig, keep: Keep | None = None
+) -> dict[str, Weight]:
+    """The weights that a file's tensors hold, by name, or what `keep` keeps of each before the next is read."""
     shapes, weights = weight_shapes(config), dict[str, Weight]()
     for tensor in tensors:
         if 0 <= names.layer(tensor.name) - config.num_layers < config.draft_layers:
             continue
         tied_head = config.tied_embeddings and names.graph_names(tensor.name) == ("lm_head",)
         if not tied_head and not names.ignores(tensor.name):
-            weights.update((weight.name, weight) for weight in place(tensor, names, config, shapes))
+            for weight in place(tensor, names, config, shapes):
+                weights.update((each.name, each) for each in (keep(weight) if keep else (weight,)))
     _stack(weights)
     if config.segments > 1:
         _tell_segments(weights, config)

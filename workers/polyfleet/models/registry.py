@@ -61,18 +61,21 @@ def of_gguf(name: str, *, sparse: bool = False) -> Architecture:
 
 def record(config: ModelConfig, weights: Weights) -> KernelGraph:
     """The model's forward pass as a KernelGraph; raises ValueError where a weight that it reads is missing."""
-    recorder = Recorder(config)
-    graph = ARCHITECTURES[config.architecture].record(config, recorder)
-    if missing := recorder.shapes.keys() - weights.keys():
+    graph, shapes = recorded(config)
+    if missing := shapes.keys() - weights.keys():
         raise ValueError(f"the weight {min(missing)!r} is missing")
     return graph
 
 
 def weight_shapes(config: ModelConfig) -> Shapes:
     """Every weight of the model by its graph name, with its (rows, columns); vectors have one row."""
+    return recorded(config)[1]
+
+
+def recorded(config: ModelConfig) -> tuple[KernelGraph, Shapes]:
+    """The model's forward pass, and the shapes of the weights that it reads."""
     recorder = Recorder(config)
-    ARCHITECTURES[config.architecture].record(config, recorder)
-    return recorder.shapes
+    return ARCHITECTURES[config.architecture].record(config, recorder), recorder.shapes
 
 
 def _unknown(name: str, supported: list[str]) -> str:
