@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from tests.support.tiny_models import write_folder
 from transformers import LlamaForCausalLM
 
 from polyfleet.backends.protocol import KernelCapabilities
+from polyfleet.engine import loader
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.loader import load
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
+from polyfleet.loading.model import LoadedModel
 from polyfleet.models.registry import record
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
@@ -67,3 +70,27 @@ def test_the_cpu_library_keeps_them(name: str, theirs: LlamaForCausalLM, tmp_pat
         found = [token.logprob for _ in range(len(IDS)) for update in engine.step() for token in update.prompt_logprobs]
     wanted = expected[:-1].gather(1, torch.tensor(IDS[1:])[:, None]).flatten()
     np.testing.assert_allclose(found, wanted, atol=0.15, rtol=0)
+
+
+@needs_library
+@pytest.mark.parametrize("canary", [False, True])
+def test_blocks_go_one_by_one_as_they_are_packed(canary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a canary's answer is to be computed from them, once the model is served."""
+    write_quantised(tmp_path / "model", WAYS["int8 channels"])
+    models, left = list[LoadedModel](), list[int]()
+
+    def read(*arguments: Any, **options: Any) -> LoadedModel:
+        models.append(load_model(*arguments, **options))
+        return models[0]
+
+    def look(share: float, phase: str) -> None:
+        if phase.startswith("preparing"):
+            left.append(sum(len(each.data) for each in models[0].weights.values() if each.format.quantised))
+
+    monkeypatch.setattr(loader, "load_model", read)
+    options = EngineOptions(device="cpu", executor="persistent", canary=canary)
+    parts = load(str(tmp_path / "model"), options, look)
+    parts.executor.close()
+    assert (left[-1] > 0) == canary
+    assert not any(len(each.data) for each in models[0].weights.values() if each.format.quantised)
+    assert not canary or (parts.canary is not None and parts.canary.reference is not None)

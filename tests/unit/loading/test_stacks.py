@@ -8,8 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from polyfleet.kernels.quantisation import dequantise
+from polyfleet.kernels.weights import WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
+from polyfleet.loading.quantised_tensors import fp8
 
 EXPERTS, INNER, HIDDEN = 3, 8, 16
 CONFIG: dict[str, Any] = {
@@ -93,3 +96,36 @@ def test_configurations_that_contradict(tmp_path: Path, tensors: Tensors, change
     with pytest.raises(ModelFileError) as caught:
         load(tmp_path, tensors, **change)
     assert reason in str(caught.value)
+
+
+def of_tiles(rows: int, columns: int, tile: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A stack's e4m3 numbers, the scales of its tiles, and what they stand for."""
+    generator = torch.Generator().manual_seed(rows)
+    numbers = torch.randn((EXPERTS, rows, columns), generator=generator).to(torch.float8_e4m3fn)
+    scales = torch.rand((EXPERTS, -(-rows // tile[0]), -(-columns // tile[1])), generator=generator) + 0.5
+    wide = scales.repeat_interleave(tile[0], 1)[:, :rows].repeat_interleave(tile[1], 2)[:, :, :columns]
+    return numbers, scales, numbers.float() * wide
+
+
+def test_stacks_in_fp8_with_a_scale_for_each_tile(tmp_path: Path, tensors: Tensors) -> None:
+    """As DeepSeek has its matrices; a tile may have rows of a gate and of an up."""
+    tile = (6, 16)
+    expected = {}
+    for name, rows, columns in (("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER)):
+        for number in range(EXPERTS):
+            for each in name.split("_"):
+                del tensors[part(number, each)]
+        stem = f"model.layers.0.mlp.experts.{name}_proj"
+        tensors[stem], tensors[f"{stem}_scale_inv"], expected[name] = of_tiles(rows, columns, tile)
+    weights = load(tmp_path, tensors, quantization_config={"quant_method": "fp8", "weight_block_size": list(tile)})
+    gate, up = expected["gate_up"].chunk(2, dim=1)
+    for name, numbers in (("gate", gate), ("up", up), ("down", expected["down"])):
+        found = dequantise(weights[f"layers.0.experts.{name}"], torch.float32)
+        torch.testing.assert_close(found, numbers.half().float().flatten(0, 1), rtol=0, atol=0)
+
+
+def test_stacks_in_fp8_stay_in_fp8() -> None:
+    numbers, scales, expected = of_tiles(48, 64, (20, 32))
+    weight = fp8("gate", numbers, scales, (20, 32))
+    assert (weight.format, weight.rows, weight.columns) == (WeightFormat.FP8, EXPERTS * 48, 64)
+    torch.testing.assert_close(dequantise(weight, torch.float32), expected.flatten(0, 1), rtol=0, atol=0)

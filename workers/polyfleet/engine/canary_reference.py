@@ -42,20 +42,40 @@ SAMPLED_BYTES = 1024  # of a weight's row
 BLOCK_SIZE = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model's reference comes from: it is known, or is to be computed, which reads all weights, or is none."""
+
+    known: CanaryReference | None
+    computed: bool
+
+
+def source_of(model: LoadedModel) -> Source:
+    """Reads a little of each weight."""
+    known = shipped().get(fingerprint(model))
+    return Source(known, known is None and fits(model, CpuBackend().memory().free_bytes))
+
+
 def canary_for(
-    model: LoadedModel, context_length: int, *, threads: int = 0, progress: Progress = silent
+    model: LoadedModel,
+    context_length: int,
+    source: Source | None = None,
+    *,
+    threads: int = 0,
+    progress: Progress = silent,
 ) -> Canary | None:
     """The canary of a model; None when its context is too short for one. It may have no reference, see `Canary`.
 
-    Computing one takes a while and, for that time, 4 bytes a weight of host memory; `threads` 0 takes torch's choice.
+    `source`: what `source_of` said. Computing one takes a while and, for that time, 4 bytes a weight of host memory;
+    `threads` 0 takes torch's choice.
     """
     prompts = candidate_prompts(model.config.vocabulary_size)
     if context_length < len(prompts[0]) + NUM_TOKENS:
         return None
-    known = shipped().get(fingerprint(model))
-    if known is not None:
-        return make_canary(known.prompt_ids, known)
-    if not fits(model, CpuBackend().memory().free_bytes):
+    source = source or source_of(model)
+    if source.known is not None:
+        return make_canary(source.known.prompt_ids, source.known)
+    if not source.computed:
         return make_canary(prompts[0], None)
     if threads:
         torch.set_num_threads(threads)

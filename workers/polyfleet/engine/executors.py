@@ -42,6 +42,7 @@ class Workload:
     dtype: str  # of computation: float32, float16 or bfloat16
     capabilities: KernelCapabilities
     ranks: Ranks | None = None  # the group's, where `graph` is one rank's
+    spent: Callable[[str], None] | None = None  # told of a weight that the executor has made its own: nobody reads it
 
     @property
     def facts(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from polyfleet.backends import BackendRegistry, KernelCapabilities
 from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.canary import Canary
-from polyfleet.engine.canary_reference import canary_for
+from polyfleet.engine.canary_reference import canary_for, source_of
 from polyfleet.engine.draft_model import DraftModel
 from polyfleet.engine.drafting import NOTHING, beside, check_drafting, together
 from polyfleet.engine.executor import Executor, Footprint
@@ -30,7 +30,7 @@ from polyfleet.graph.adapt import adaptable
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.load import load_model
-from polyfleet.loading.model import LoadedModel, without_blocks
+from polyfleet.loading.model import LoadedModel, spending, without_blocks
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError
@@ -82,17 +82,22 @@ def prepare_engine(
     model = read()
     model = replace(model, config=model.config.served(options.context_length))
     dtype, graph = computing_dtype(options, machine), graph or record(model.config, model.weights)
-    workload = Workload(graph, model.weights, options, machine.device, dtype, capabilities)
+    mark, source = fingerprint(model), None
+    if options.canary and not model.config.embeds_only:
+        source = source_of(model)
+    spent = spending(model) if size == 1 and not (source and source.computed) else None
+    workload = Workload(graph, model.weights, options, machine.device, dtype, capabilities, spent=spent)
 
     def preparing(share: float) -> None:
         progress(READING_SHARE + share * (1 - READING_SHARE), f"preparing the weights on {machine.device}")
 
     executor, resolved, passed_over, draft_model = _prepared(workload, model, machine, preparing)
     canary = None
-    if options.canary and not model.config.embeds_only:
+    if source is not None:
         canary = canary_for(
             model,
             resolved.context_length,
+            source,
             threads=options.threads,
             progress=lambda _: progress(1.0, "computing the canary's answer in float32"),
         )
@@ -103,9 +108,7 @@ def prepare_engine(
         no_drafts = "no model drafts beside one that ranks compute together"
     if no_drafts:
         log.warning("no tokens are drafted: %s", no_drafts)
-    return EngineParts(
-        model, executor, resolved, canary, fingerprint(model), reasons, no_drafts, draft_model, adaptable(graph)
-    )
+    return EngineParts(model, executor, resolved, canary, mark, reasons, no_drafts, draft_model, adaptable(graph))
 
 
 def _prepared(

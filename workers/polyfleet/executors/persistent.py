@@ -1,7 +1,7 @@
 """PersistentExecutor: a whole step of a KernelGraph in one call of the C++ CPU library, with no Python between ops."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,23 +72,25 @@ class PersistentExecutor:
         block_size: int = BLOCK_SIZE,
         max_adapters: int = 0,
         max_rank: int = USUAL_RANK,
+        spent: Callable[[str], None] | None = None,
     ) -> None:
         """`threads` 0 takes all cores that may be used; more than these are not taken, with a warning.
 
         `step_tokens` and `block_size` are what `measure` counts on. `reproducible`: a row computes to the same bits in
-        any step. Raises ValueError for what can't be run or chosen, LibraryUnavailable without the library.
+        any step. `spent` hears of each weight that is packed and not read again. Raises ValueError for what can't be
+        run or chosen, LibraryUnavailable without the library.
         """
         _check_size("threads", threads, least=0)
         self.instruction_set = choose_instruction_set(instruction_set)
         self.threads = choose_threads(threads)
         self._formats = linear_formats(graph, weights)
         self._model = CpuModel(
-            graph,
-            weights,
+            *(graph, weights),
             threads=self.threads,
             instruction_set=self.instruction_set,
             wide=not reproducible,
             adapters=max_adapters > 0,
+            spent=spent,
         )
         self._footprint = estimate(graph, weights, step_tokens, block_size, adapters=max_adapters > 0)
         self._adapter_bytes = HALF * max_adapters * table_numbers(graph, weights, max_rank)
@@ -130,6 +132,7 @@ class PersistentExecutor:
             block_size=block_size,
             max_adapters=options.max_adapters,
             max_rank=options.rank,
+            spent=workload.spent,
         )
         progress(1.0)
         return executor

@@ -1,10 +1,7 @@
 """The tensors of a folder's safetensors files, whichever file they lie in, as weights of the folder's own names."""
 
-import ctypes
 import logging
-import mmap
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from polyfleet.kernels.host_memory import Garbage, let_go
 from polyfleet.kernels.quantisation import DENSE_DTYPES
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.model import ModelFileError
@@ -68,7 +66,7 @@ def read_weights(tensors: Tensors, scheme: Scheme | None, progress: Progress) ->
     """All weights; quantised ones in the order of their names. Raises ModelFileError for one that can't be read."""
     quantised = scheme.weights(tensors.places) if scheme else {}
     parts = {tensor for found in quantised.values() for tensor in found.values()}
-    dense, done = list[str](), 0
+    dense, done, garbage = list[str](), 0, Garbage()
     for name in tensors.places:
         if name in parts:
             continue
@@ -81,6 +79,7 @@ def read_weights(tensors: Tensors, scheme: Scheme | None, progress: Progress) ->
         weight = _quantised(tensors, scheme, name, quantised[name])
         if not weight.format.quantised:
             dense.append(name)
+        garbage.add(2 * weight.rows * weight.columns)  # codes, when they were unpacked and stacked
         yield weight
         done += len(quantised[name])
         progress(done / len(tensors.places))
@@ -96,20 +95,12 @@ def _quantised(tensors: Tensors, scheme: Scheme, name: str, parts: Mapping[str, 
     try:
         weight = scheme.read(name, found)
         for tensor in found.values():
-            _let_go(tensor)
+            let_go(tensor)
         return weight
     except ModelFileError:
         raise
     except (ValueError, RuntimeError, IndexError) as error:
         raise tensors.error(next(iter(parts.values())), str(error)) from None
-
-
-def _let_go(tensor: torch.Tensor) -> None:
-    """Take the whole pages of a tensor that nobody reads again out of memory: the file keeps them."""
-    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    size = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
-    if sys.platform == "linux" and size > 0:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 def _dense(tensors: Tensors, name: str) -> Weight:

@@ -1,5 +1,6 @@
 """What loading gives: configuration, weights and tokenizer assets of one model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,9 +45,22 @@ def without_blocks(model: LoadedModel) -> LoadedModel:
 
     Whoever holds the same weights loses the data of these, too, so that the memory is free.
     """
-    weights = model.weights
-    if isinstance(weights, dict):
-        for name, weight in weights.items():
-            if weight.format in OF_FOLDERS:
-                weights[name] = replace(weight, data=torch.empty(0, dtype=torch.uint8))
+    spent = spending(model)
+    if spent is not None:
+        for name in model.weights:
+            spent(name)
     return model
+
+
+def spending(model: LoadedModel) -> Callable[[str], None] | None:
+    """The same of one weight after the other; None where they are not the model's alone."""
+    weights = model.weights
+    if not isinstance(weights, dict):
+        return None
+
+    def spent(name: str) -> None:
+        weight = weights[name]
+        if weight.format in OF_FOLDERS:
+            weights[name] = replace(weight, data=torch.empty(0, dtype=torch.uint8))
+
+    return spent

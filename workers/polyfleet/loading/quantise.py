@@ -101,7 +101,7 @@ class _Matrices:
             return
         assert isinstance(self._config, MixtureConfig)
         rows = tensor.flatten(0, -2)
-        stack = Weight(name, FORMATS[tensor.dtype], *rows.shape, rows)
+        stack = Weight(name, FORMATS[tensor.dtype], rows.shape[0], rows.shape[1], rows)
         for part in place(stack, self._names, self._config, weight_shapes(self._config)):
             for number, matrix in enumerate(part.data.view(self._config.route.experts, -1, part.columns)):
                 yield f"{self._names.of_expert(name, part.name, number)}.weight", matrix

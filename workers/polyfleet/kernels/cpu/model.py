@@ -1,31 +1,28 @@
 """One model in the CPU library: packed weights, KV cache, threads and two programs behind one call a step."""
 
 import ctypes
-from collections.abc import Mapping
-from itertools import accumulate
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from polyfleet.graph.adapt import adaptable
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
-from polyfleet.graph.ops import Experts, Heads, Rope
+from polyfleet.graph.ops import Experts, Heads
 from polyfleet.kernels.adapters import Parts
 from polyfleet.kernels.cpu import library
 from polyfleet.kernels.cpu.adapters import pack_rows
 from polyfleet.kernels.cpu.footprint import padded, row_stride
 from polyfleet.kernels.cpu.geometry import Geometry
-from polyfleet.kernels.cpu.layouts import FORMATS, format_read, readable
-from polyfleet.kernels.cpu.library import DONE, READ, PfLowRank, PfModel, PfStage, PfStep, PfWeight
-from polyfleet.kernels.cpu.program import Program, Variant, programs
-from polyfleet.kernels.cpu.stages import GROUP, NONE, StageKind
-from polyfleet.kernels.weights import Weight, WeightFormat, Weights
+from polyfleet.kernels.cpu.library import DONE, READ, PfLowRank, PfModel, PfStep
+from polyfleet.kernels.cpu.packing import Packing
+from polyfleet.kernels.cpu.program import Variant, programs
+from polyfleet.kernels.cpu.stages import GROUP
+from polyfleet.kernels.weights import Weight, Weights
 
 COLUMN_MULTIPLE = 32  # of quantised weights
-PACKED = (StageKind.LINEAR, StageKind.EXPERTS, StageKind.HEAD_LINEAR)  # whose weights are
 
 Int32s = NDArray[np.int32]
 
@@ -42,8 +39,10 @@ class CpuModel:
         instruction_set: str,
         wide: bool = False,
         adapters: bool = False,
+        spent: Callable[[str], None] | None = None,
     ) -> None:
-        """`wide`: whether long chunks of a prompt may be rounded to bfloat16, where the instruction set does.
+        """`wide`: whether long chunks of a prompt may be rounded to bfloat16, where the instruction set does. `spent`
+        hears of each weight that is packed and not read again.
 
         Raises ValueError for a model that the library can't run, LibraryUnavailable without the library.
         """
@@ -56,7 +55,7 @@ class CpuModel:
         self._ran: Variant = (False, False)
         self._sites = {name: number for number, name in enumerate(adaptable(graph))}
         self._coarse = {name: weights[name].format.quantised for name in self._sites}  # as what adapters change
-        self._packing = _Packing(weights, self.geometry.ropes, self._sites)
+        self._packing = Packing(weights, self.geometry.ropes, self._sites, spent)
         stages = {variant: self._packing.program(program) for variant, program in self._programs.items()}
         self._handle = self._create(threads, instruction_set, wide)
         self._numbers = {variant: self._add(*each) for variant, each in stages.items()}
@@ -174,102 +173,6 @@ class CpuModel:
         width = self._widths[buffer]
         pointer = self._library.pf_executor_buffer(self._alive(), buffer)
         return np.ctypeslib.as_array(pointer, shape=(max(rows, 1), row_stride(width)))[:rows, :width]
-
-
-class _Packing:
-    """Numbers the weights that programs name, once for each use, and keeps their memory until they are packed."""
-
-    def __init__(self, weights: Weights, ropes: tuple[Rope, ...], sites: Mapping[str, int]) -> None:
-        self._source = weights
-        self._ropes = ropes
-        self._sites = sites
-        self._numbers: dict[tuple[str, bool], int] = {}  # (name, packed)
-        self._entries: list[PfWeight] = []
-        self._alive: list[tuple[bool, torch.Tensor]] = []
-        self._later: dict[int, Weight] = {}  # what is made readable when it is packed, so that it never is all at once
-        self._read: dict[int, torch.Tensor] = {}
-        self.problem: Exception | None = None  # of `read`
-
-    def read(self, number: int) -> int:
-        """Where the data of a weight of `_later` lies, until `done`; 0 where there is a problem."""
-        try:
-            self._read[number] = readable(self._later[number]).data
-        except (ValueError, MemoryError, RuntimeError) as error:
-            self.problem = error
-            return 0
-        return self._read[number].data_ptr()
-
-    def done(self, number: int) -> None:
-        """It has been packed."""
-        del self._read[number]
-
-    def program(self, program: Program) -> tuple[Any, Int32s]:
-        """The program as structs, and its operands."""
-        operands: list[int] = []
-        stages = (PfStage * len(program.stages))()
-        for at, stage in zip(stages, program.stages, strict=True):
-            packed = stage.kind in PACKED
-            at.kind, at.input, at.residual, at.residual_out = (
-                stage.kind,
-                stage.input,
-                stage.residual,
-                stage.residual_out,
-            )
-            at.output, at.layer, at.epilogue, at.selected = stage.output, stage.layer, stage.epilogue, stage.selected
-            at.eps, at.head_eps, at.factor, at.window = stage.eps, stage.head_eps, stage.factor, stage.window
-            at.width, at.first_row = stage.width, stage.first_row
-            at.sinks = self._number(stage.sinks, packed=False) if stage.sinks else NONE
-            if stage.route:
-                for name in ("experts", "top_k", "groups", "top_groups", "group_best", "sigmoid", "renormalise"):
-                    setattr(at, name, getattr(stage.route, name))
-            if stage.rule:
-                for name in ("key_heads", "value_heads", "key_width", "value_width"):
-                    setattr(at, name, getattr(stage.rule, name))
-            if stage.experts:
-                at.experts, at.top_k = stage.experts.count, stage.experts.top_k
-            at.norm = self._number(stage.norm, packed=False) if stage.norm else NONE
-            norms = [self._number(name, packed=False) for name in stage.head_norms] or [NONE, NONE]
-            at.query_norm, at.key_norm = norms
-            at.rope = self._ropes.index(stage.rope) if stage.rope else 0
-            at.first_operand, at.num_operands = len(operands), len(stage.weights)
-            if stage.kind is StageKind.ADAPT:
-                rows = [self._source[name].rows for name in stage.weights]
-                operands += [*(self._sites[name] for name in stage.weights), *accumulate(rows[:-1], initial=0)]
-                continue
-            operands += [self._number(name, packed=packed) for name in stage.weights]
-            operands += [self._number(name, packed=False) for name in stage.biases] or [NONE] * len(stage.weights)
-        return stages, np.array(operands, dtype=np.int32)
-
-    def weights(self) -> Any:
-        """All numbered weights as structs."""
-        return (PfWeight * len(self._entries))(*self._entries)
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the memory that is kept."""
-        return sum(data.nbytes for _, data in self._alive)
-
-    def release(self) -> None:
-        """Let go of what has been packed."""
-        self._later.clear()
-        self._alive = [(packed, data) for packed, data in self._alive if not packed]
-
-    def _number(self, name: str, *, packed: bool) -> int:
-        key = (name, packed)
-        if key not in self._numbers:
-            weight, number = self._source[name], len(self._entries)
-            vector = weight.rows == 1 and not packed  # norms and biases are read as float32
-            form, address = format_read(weight.format), 0
-            if packed and form is not weight.format:
-                self._later[number] = weight
-            else:
-                data = weight.data.float().contiguous() if vector else readable(weight).data.contiguous()
-                form, address = WeightFormat.F32 if vector else form, data.data_ptr()
-                self._alive.append((packed, data))
-            self._numbers[key] = number
-            entry = PfWeight(FORMATS[form], weight.rows, weight.columns, packed, address, name.encode())
-            self._entries.append(entry)
-        return self._numbers[key]
 
 
 def unsupported(graph: KernelGraph, weights: Weights) -> str:
