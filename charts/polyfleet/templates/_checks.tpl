@@ -3,6 +3,7 @@
 {{- range $name, $pool := include "polyfleet.pools" . | fromYaml -}}
 {{- include "polyfleet.checkCache" (dict "name" $name "model" (include "polyfleet.model" (dict "name" $name "pool" $pool) | fromYaml) "cache" $pool.model.cache) -}}
 {{- include "polyfleet.checkVolumes" (dict "name" $name "pool" $pool) -}}
+{{- include "polyfleet.checkAdapters" (dict "name" $name "pool" $pool) -}}
 {{- include "polyfleet.checkDevices" (dict "ctx" $ "name" $name "pool" $pool) -}}
 {{- include "polyfleet.checkAutoscaling" (dict "ctx" $ "name" $name "pool" $pool) -}}{{- include "polyfleet.checkOptions" (dict "name" $name "pool" $pool) -}}
 {{- end -}}
@@ -69,6 +70,16 @@
 {{- if not (has .name $names) -}}
 {{- fail (printf "workers.%s.volumeMounts: there is no volume %s in volumes." $.name .name) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "polyfleet.checkAdapters" -}}
+{{- $names := list -}}
+{{- range .pool.adapters -}}
+{{- if has .name $names -}}
+{{- fail (printf "workers.%s.adapters: there are two adapters %s: give one another name." $.name .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
 {{- end -}}
 {{- end -}}
 

@@ -92,9 +92,11 @@ path: {{ list "/models" $where.path | compact | join "/" | toJson }}
   imagePullPolicy: {{ .ctx.Values.image.pullPolicy }}
   command: [{{ include "polyfleet.init" . }}, python, /etc/polyfleet/fetch/fetch_model.py]
   args:
-    {{- toYaml .model.fetch | nindent 4 }}
+    {{- range .model.fetch }}
+    {{- include "polyfleet.arg" . | nindent 4 }}
+    {{- end }}
   env:
-    {{- include "polyfleet.env" (merge (dict "HOME" "/tmp") (.pool.env | default dict)) | trim | nindent 4 }}
+    {{- include "polyfleet.ownEnv" .pool.env | nindent 4 }}
   resources:
     requests: {cpu: 100m, memory: 128Mi}
     limits: {memory: 512Mi}

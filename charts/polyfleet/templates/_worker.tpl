@@ -29,7 +29,7 @@ volumes:
     {{- include "polyfleet.workerArgs" . | nindent 4 }}
   env:
     {{- include "polyfleet.podIP" . | nindent 4 }}
-    {{- include "polyfleet.env" (merge (dict "HOME" "/tmp") (.pool.env | default dict)) | trim | nindent 4 }}
+    {{- include "polyfleet.ownEnv" .pool.env | nindent 4 }}
   ports:
     - {name: worker, containerPort: 50061}
     - {name: metrics, containerPort: 9100}
@@ -112,19 +112,19 @@ livenessProbe: # not lost by loading or draining
 - --listen=0.0.0.0:50061
 - --metrics-listen=0.0.0.0:9100
 - --advertise-host=$(POD_IP)
-- {{ include "polyfleet.fleetAddress" .ctx | printf "--fleet=%s" | toJson }}
+{{ include "polyfleet.arg" (include "polyfleet.fleetAddress" .ctx | printf "--fleet=%s") }}
 - --fleet-token-file=/etc/polyfleet/fleet/fleet-token
 - --accelerator={{ .pool.accelerator }}
-- {{ printf "--deployment=%s" .name | toJson }}
-- {{ printf "--model=%s" .model.path | toJson }}
-- {{ .pool.model.name | default .name | printf "--model-name=%s" | toJson }}
+{{ include "polyfleet.arg" (printf "--deployment=%s" .name) }}
+{{ include "polyfleet.arg" (printf "--model=%s" .model.path) }}
+{{ include "polyfleet.arg" (.pool.model.name | default .name | printf "--model-name=%s") }}
 - --drain-timeout={{ .ctx.Values.longestStreamSeconds | int64 }}
 - --log-level={{ .ctx.Values.logLevel }}
 {{- range .pool.adapters }}
-- {{ printf "--adapter=%s=%s" .name .path | toJson }}
+{{ include "polyfleet.arg" (printf "--adapter=%s=%s" .name .path) }}
 {{- end }}
 {{- range $option, $value := .pool.options }}
-- --{{ kebabcase $option }}={{ toJson $value | trimAll "\"" }}
+{{ include "polyfleet.arg" (kindIs "string" $value | ternary $value (toJson $value) | printf "--%s=%s" (kebabcase $option)) }}
 {{- end }}
 {{- end -}}
 

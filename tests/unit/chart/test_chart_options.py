@@ -212,3 +212,23 @@ def test_settings_of_the_gateway_arrive() -> None:
     (container,) = template["spec"]["containers"]
     assert "lifecycle" not in container
     assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in container["env"]
+
+
+def test_arguments_and_variables_arrive_as_they_are() -> None:
+    """Whatever YAML would make of them, and though Kubernetes fills in each $(NAME) and makes $$ one $."""
+    odd = "/a #b: 'c' \"d\" $(POD_IP) $$e"
+    pool = {
+        "accelerator": "cpu",
+        "model": {"name": odd, "image": {"path": odd}},
+        "adapters": [{"name": "x", "path": odd}],
+        "options": {"speculation": "draft", "draftModel": odd, "contextLength": 1_000_000, "loadStallTimeout": 0.5},
+        "env": {"NO": "yes", "HOME": "/srv"},
+    }
+    container = pod_of(find(rendered(values={"workers": {"p": pool}}), "Deployment", "polyfleet-worker-p"))[
+        "containers"
+    ][0]
+    args = {each.replace("$$", "$") for each in container["args"]}
+    assert {f"--{name}={odd}" for name in ("model", "model-name", "adapter=x", "draft-model")} <= args
+    assert {"--context-length=1000000", "--load-stall-timeout=0.5"} <= args
+    assert {"name": "NO", "value": "yes"} in container["env"]
+    assert [each["value"] for each in container["env"] if each["name"] == "HOME"] == ["/srv"]

@@ -29,6 +29,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "workers.p.model needs exactly one of image, pvc, hostPath, imageVolume, hub and s3; it has none.",
     ),
     "two models": (pool(model={**IMAGE, "pvc": {"claimName": "m"}}), "hub and s3; it has image and pvc."),
+    "two adapters of one name": (
+        pool(adapters=[{"name": "a", "path": "/x"}, {"name": "a", "path": "/y"}]),
+        "workers.p.adapters: there are two adapters a: give one another name.",
+    ),
+    "a model's name of two lines": (pool(model={"name": "a\nb", **IMAGE}), "/workers/p/model/name"),
+    "a variable that the chart sets": (pool(env={"POD_IP": "10.0.0.1"}), "invalid propertyName 'POD_IP'"),
     "a resource of another vendor": (
         pool(resource="amd.com/gpu"),
         "workers.p: the accelerator cuda does not use the resource amd.com/gpu; it takes one such as nvidia.com/gpu.",
