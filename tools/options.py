@@ -16,7 +16,8 @@ from polyfleet.wire.options import OPTIONS, Option
 
 ROOT = Path(__file__).parent.parent
 CHART_OPTIONS = re.compile(r'(\n    "options": \{\n.*?\n      "properties": )\{.*?\n      \}', re.DOTALL)
-WORKERS_OWN = ("canaryInterval", "loadStallTimeout", "telemetryInterval")  # of the chart's options, no engine's: kept as they are
+# Of the chart's options, no engine's: kept as they are.
+WORKERS_OWN = ("canaryInterval", "loadStallTimeout", "telemetryInterval")
 
 
 def camel(name: str) -> str:

@@ -29,7 +29,9 @@ HEALTH = {
     "Critical": Health.UNHEALTHY,
     "UNKNOWN": Health.UNKNOWN,
 }
-USAGE = re.compile(r"(\S+)\s+(\d+)\s*/\s*(\d+)(?:\s+(\d+)\s*/\s*(\d+))?")
+USAGE = re.compile(r"(\S+)\s+([^\s/]+)\s*/\s*(\S+)(?:\s+([^\s/]+)\s*/\s*(\S+))?")
+NAMED, NUMBERED = re.compile(r"\d+\s+\S"), re.compile(r"\d+(\s+\d+)?")  # how the two rows of a chip begin
+CUT = ["0", "", ""]  # a second row that is not there
 BUSY = "the device is used"
 SHARED = "busy: another container holds the NPUs (npu-smi: device is used, -8020); map each card once"
 
@@ -124,9 +126,12 @@ class AscendBackend(AcceleratorBackend):
 
 
 def parse_info(text: str) -> list[Chip]:
-    """Rows are split on | and blanks, never on columns; two physical rows make one chip; the process list ends it."""
+    """Rows are split on | and blanks, never on columns; two physical rows make one chip; the process list ends it.
+
+    A chip whose second row is cut off is one without readings.
+    """
     version = re.search(r"Version:\s*(\S+)", text)
-    chips: list[Chip] = []
+    pairs: list[tuple[list[str], list[str]]] = []
     upper: list[str] | None = None
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -134,23 +139,27 @@ def parse_info(text: str) -> list[Chip]:
             break
         if len(cells) < 3:
             continue
-        if cells[1] in HEALTH:
-            upper = cells
-        elif upper is not None and pci_address(cells[1]) and (usage := USAGE.match(cells[2])):
-            chip = _chip(len(chips), upper, cells, usage, version.group(1) if version else None)
-            chips.append(_as_a3(chip) if "Phy-ID" in text else chip)
+        if NUMBERED.fullmatch(cells[0]) and cells[1] not in HEALTH:
+            pairs += [(upper, cells)] if upper else []
             upper = None
-    return chips
+        elif NAMED.match(cells[0]):
+            pairs += [(upper, CUT)] if upper else []
+            upper = cells
+    pairs += [(upper, CUT)] if upper else []
+    driver = version.group(1) if version else None
+    chips = [_chip(index, upper, lower, driver) for index, (upper, lower) in enumerate(pairs)]
+    return list(map(_as_a3, chips)) if "Phy-ID" in text else chips
 
 
-def _chip(index: int, upper: list[str], lower: list[str], usage: re.Match[str], driver: str | None) -> Chip:
+def _chip(index: int, upper: list[str], lower: list[str], driver: str | None) -> Chip:
     npu, _, name = upper[0].partition(" ")
     name = name.strip()
     power, temperature = [*upper[2].split(), "-", "-"][:2]
-    load, used, total, hbm_used, hbm_total = usage.groups()
-    if hbm_total and int(hbm_total) > 0:
+    usage = USAGE.match(lower[2])
+    load, used, total, hbm_used, hbm_total = usage.groups() if usage else ("",) * 5
+    if mebibytes(hbm_total or ""):
         used, total = hbm_used, hbm_total
-    health = HEALTH[upper[1]]
+    health = HEALTH.get(upper[1], Health.UNKNOWN)
     reading = DeviceReading(
         index=index,
         name=name,

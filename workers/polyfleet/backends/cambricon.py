@@ -81,18 +81,18 @@ def parse_cnmon(result: ToolResult) -> ProbeResult:
             break
         if len(cells) == 3 and CARD.match(cells[0]):
             upper = cells
-        elif upper is not None and len(cells) == 3 and (memory := MEMORY.search(cells[1])):
-            readings.append(_reading(upper, cells[0], memory, driver.group(1) if driver else None))
+        elif upper is not None and len(cells) == 3:
+            readings.append(_reading(upper, cells, driver.group(1) if driver else None))
             upper = None
     if not readings:
         return without_devices("cnmon", result, "cnmon printed no table of cards")
     return ProbeResult(tuple(readings))
 
 
-def _reading(upper: list[str], sensors: str, memory: re.Match[str], driver: str | None) -> DeviceReading:
+def _reading(upper: list[str], lower: list[str], driver: str | None) -> DeviceReading:
     card = CARD.match(upper[0])
     assert card is not None
-    found = SENSORS.match(sensors)
+    found, memory = SENSORS.match(lower[0]), MEMORY.search(lower[1])
     load, errors = [*upper[2].split(), "", ""][:2]
     named_driver = re.search(r"v(\d+\.\d+\.\d+)", upper[1])  # before 5: in the row
     num_errors = count(errors)
@@ -102,8 +102,8 @@ def _reading(upper: list[str], sensors: str, memory: re.Match[str], driver: str 
         architecture=card.group(2).partition("-")[0],
         pci_bus_id=pci_address(upper[1]),
         driver_version=driver or (named_driver.group(1) if named_driver else None),
-        memory_used_bytes=mebibytes(memory.group(1)),
-        memory_total_bytes=mebibytes(memory.group(2)),
+        memory_used_bytes=mebibytes(memory.group(1)) if memory else None,
+        memory_total_bytes=mebibytes(memory.group(2)) if memory else None,
         temperature_celsius=number(found.group(2)) if found else None,
         power_watts=number(found.group(3)) if found else None,
         utilization_ratio=scaled(load, 0.01),

@@ -27,11 +27,9 @@ from polyfleet.backends.registry import BackendRegistry
 from polyfleet.backends.strain import throttle_reasons
 from polyfleet.backends.torch_build import TorchBuild, installed
 
+NAMING = ("index", "uuid", "name", "pci.bus_id")
 QUERY = (
-    "index",
-    "uuid",
-    "name",
-    "pci.bus_id",
+    *NAMING,
     "memory.total",
     "memory.used",
     "temperature.gpu",
@@ -40,7 +38,7 @@ QUERY = (
     "ecc.errors.uncorrected.volatile.total",
     "clocks.sm",
     "driver_version",
-    "compute_cap",  # last: drivers before 510 refuse it
+    "compute_cap",  # from driver 510 on
 )
 STRAIN_QUERY = (
     "pci.bus_id",
@@ -96,10 +94,13 @@ class CudaBackend(AcceleratorBackend):
         return parse_list(self._host.run(("nvidia-smi", "-L"), TOOL_TIMEOUT_SECONDS), found)
 
     def _queried(self) -> ProbeResult:
-        result = self._query(QUERY)
-        if not result.problem and "compute_cap" in result.output and "not a valid field" in result.output:
-            return parse_query(self._query(QUERY[:-1]), QUERY[:-1])
-        return parse_query(result, QUERY)
+        fields: tuple[str, ...] = QUERY
+        while True:  # a driver names one field that it does not know at a time
+            result = self._query(fields)
+            refused = re.search(r'"([^"]+)" is not a valid field', result.output)
+            if refused is None or refused[1] not in fields[len(NAMING) :]:
+                return parse_query(result, fields)
+            fields = tuple(each for each in fields if each != refused[1])
 
     def capabilities(self, device: DeviceInfo) -> KernelCapabilities:
         """By compute capability: fp16 from 6.0, bf16 from 8.0, fp8 from 8.9, int8 dot products from 6.1."""
@@ -133,11 +134,18 @@ def compute_capability(device: DeviceInfo) -> tuple[int, int]:
 
 
 def parse_query(result: ToolResult, fields: Sequence[str]) -> ProbeResult:
-    """Rows of `--format=csv,noheader,nounits`, sorted by PCI address so that indices are in bus order."""
+    """Rows of `--format=csv,noheader,nounits`, sorted by PCI address so that indices are in bus order.
+
+    A row with more or fewer cells than fields, as one with commas for points has, is a device without readings.
+    """
     if result.problem:
         return unusable(result)
     rows = [[cell.strip() for cell in line.split(",")] for line in result.output.splitlines()]
-    good = [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields) and row[0].isdigit()]
+    good = [
+        dict(zip(fields if len(row) == len(fields) else NAMING, row, strict=False))
+        for row in rows
+        if row[0].isdecimal() and len(row) >= len(NAMING)
+    ]
     if not good:
         first = next(iter(result.output.strip().splitlines()), "nothing")
         return without_devices("nvidia-smi", result, f"nvidia-smi printed no device: {quoted(first)}")
@@ -182,18 +190,19 @@ def parse_list(result: ToolResult, found: ProbeResult) -> ProbeResult:
     return replace(found, readings=tuple(readings))
 
 
-def _reading(index: int, cells: dict[str, str]) -> DeviceReading:
+def _reading(index: int, given: dict[str, str]) -> DeviceReading:
+    cells = dict.fromkeys(QUERY, "") | given
     errors = count(cells["ecc.errors.uncorrected.volatile.total"])
     lost = "[Unknown Error]" in cells.values() or "[GPU is lost]" in cells.values()
     reason = "the driver has lost the device" if lost else f"{errors} uncorrected ECC errors" if errors else ""
-    capability = cells.get("compute_cap", "").replace(".", "")
+    capability = cells["compute_cap"].replace(".", "")
     return DeviceReading(
         index=index,
         name=cells["name"],
         architecture=f"sm_{capability}" if capability.isdecimal() else "",
         uuid=cells["uuid"],
         pci_bus_id=pci_address(cells["pci.bus_id"]),
-        driver_version=cells["driver_version"],
+        driver_version=cells["driver_version"] or None,
         memory_total_bytes=mebibytes(cells["memory.total"]),
         memory_used_bytes=mebibytes(cells["memory.used"]),
         temperature_celsius=number(cells["temperature.gpu"]),

@@ -14,6 +14,7 @@ PRIVILEGE = re.compile(
     r"permission|not permitted|no.?perm\b|privilege|access denied|requires? root|\bas root\b|must be root|with sudo",
     re.I,
 )
+COMMA = re.compile(r"\d,\d")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
@@ -150,12 +151,12 @@ def part_of(whole: DeviceReading, name: str, uuid: str | None = None) -> DeviceR
 
 
 def number(text: object) -> float | None:
-    """The first number in a cell ("35W", "76 C", "1,024" is not read); None where the vendor withholds it."""
+    """The first number in a cell ("35W", "76 C"); None where it is withheld or has a comma ("1,024")."""
     if isinstance(text, int | float) and not isinstance(text, bool):
         return None if text in SENTINELS else float(text)
     cell = str(text).strip()
     found = NUMBER.search(cell)
-    if cell.lower() in WITHHELD or found is None:
+    if cell.lower() in WITHHELD or found is None or COMMA.search(cell):
         return None
     digits = found.group()
     return None if digits.isdigit() and int(digits) in SENTINELS else float(digits)

@@ -38,7 +38,8 @@ MARKET_NAMES = {
     0x744C: "AMD Radeon RX 7900 XTX",
 }
 HYGON = 0x1D94
-TABLE_TEMPERATURE = re.compile(r"(?<!\w)([\d.]+)\s*°?[cC]\b")
+TABLE_TEMPERATURE = re.compile(r"(?<![\w,.])([\d.,]+)\s*°?[cC]\b")
+TABLE_ROW = re.compile(rf"{TABLE_TEMPERATURE.pattern}|\bN/A\b")
 TABLE_CLOCKS = re.compile(r"(\d+(?=Mhz)|N/A)(?:Mhz)?\s+\d+Mhz")  # SCLK, then MCLK
 
 
@@ -149,9 +150,9 @@ def parse_amd_smi(result: ToolResult) -> ProbeResult:
 
 
 def _amd_smi_reading(index: int, address: str, upper: list[str], lower: list[str], driver: str | None) -> DeviceReading:
-    name = upper[0].split(maxsplit=1)[1]
+    name = upper[0].partition(" ")[2].strip()
     sensors = re.match(r"(\S+)\s*%?\s+(\S+)(?:\s*°C)?\s+(\S+)\s+(\S+?)/(\S+)\s*W", upper[1])
-    usage = re.match(r"(\S+)\s*%?\s+\S+\s*%?\s+(\d+)/(\d+)\s*MB", lower[1])
+    usage = re.match(r"(\S+)\s*%?\s+\S+\s*%?\s+(\S+?)/(\S+)", lower[1])
     errors = count(sensors.group(3)) if sensors else None
     return DeviceReading(
         index=index,
@@ -175,7 +176,7 @@ def parse_rocm_smi(result: ToolResult) -> ProbeResult:
         return unusable(result)
     if re.search(r"\b[DH]CU%", result.output):
         return ProbeResult(problem="this rocm-smi is Hygon's (its table counts DCU or HCU)", absent=True)
-    rows = [line for line in result.output.splitlines() if re.match(r"\d+\s", line) and TABLE_TEMPERATURE.search(line)]
+    rows = [line for line in result.output.splitlines() if re.match(r"\d+\s", line) and TABLE_ROW.search(line)]
     if not rows:
         listed = "lists no device" if "ROCm System Management" in result.output else "printed no table of AMD's"
         return without_devices("rocm-smi", result, f"rocm-smi {listed}")
@@ -184,7 +185,7 @@ def parse_rocm_smi(result: ToolResult) -> ProbeResult:
 
 def _rocm_smi_reading(index: int, row: str) -> DeviceReading:
     temperature = TABLE_TEMPERATURE.search(row)
-    power = row[temperature.end() :].split(maxsplit=1)[0] if temperature else ""
+    power = [*row[temperature.end() :].split(), ""][0] if temperature else ""
     clock = TABLE_CLOCKS.search(row)
     return DeviceReading(
         index=index,

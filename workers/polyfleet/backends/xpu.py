@@ -112,9 +112,9 @@ def parse_table(text: str) -> ProbeResult:
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if "Processes:" in line:
             break
-        if len(cells) == 3 and re.match(r"\d+\s", cells[0]) and pci_address(cells[1]):
+        if upper is None and len(cells) == 3 and re.match(r"\d+\s+\S", cells[0]):
             upper = cells
-        elif upper is not None and len(cells) == 3 and "MiB" in cells[1]:
+        elif upper is not None and len(cells) == 3:
             readings.append(_table_reading(len(readings), upper, cells, driver.group(1) if driver else None))
             upper = None
     return ProbeResult(tuple(readings), problem="" if readings else "xpu-smi lists no device")
@@ -135,7 +135,7 @@ def _table_reading(index: int, upper: list[str], lower: list[str], driver: str |
         power_watts=number(sensors.group(2)) if sensors else None,
         memory_used_bytes=mebibytes(used),
         memory_total_bytes=mebibytes(total),
-        utilization_ratio=scaled(lower[2].split()[0], 0.01),
+        utilization_ratio=scaled(lower[2].partition(" ")[0], 0.01),
         errors_total=errors,
         health=Health.UNHEALTHY if errors else Health.HEALTHY,
         reason=f"{errors} uncorrected ECC errors" if errors else "",
@@ -146,21 +146,21 @@ def parse_discovery(text: str) -> ProbeResult:
     """`xpu-smi discovery -j` of version 1."""
     try:
         devices: list[dict[str, Any]] = json.loads(text)["device_list"]
-        ordered = sorted(devices, key=lambda each: str(each["pci_bdf_address"]))
+        ordered = sorted(devices, key=lambda each: str(each.get("pci_bdf_address")))
         readings = tuple(_discovered(index, each) for index, each in enumerate(ordered))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return ProbeResult(problem="xpu-smi discovery printed no list of devices")
     return ProbeResult(readings, problem="" if readings else "xpu-smi lists no device")
 
 
 def _discovered(index: int, device: dict[str, Any]) -> DeviceReading:
-    name = str(device["device_name"])
+    name = str(device.get("device_name") or "")
     return DeviceReading(
         index=index,
         name=name,
         architecture=architecture_of(name),
-        uuid=str(device["uuid"]),
-        pci_bus_id=pci_address(str(device["pci_bdf_address"])),
+        uuid=device.get("uuid"),
+        pci_bus_id=pci_address(str(device.get("pci_bdf_address"))),
     )
 
 
