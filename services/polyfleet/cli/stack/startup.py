@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from polyfleet.client import Client
     from polyfleet.v1 import fleet_pb2 as pb
 
-READY_SECONDS = 600.0  # a large model on a slow disk
+PATIENCE_SECONDS = 1200.0  # without progress; a load that stands still is begun anew before
 POLL_SECONDS = 0.1
 
 
@@ -34,7 +34,7 @@ def bring_up(stack: "Stack", settings: ServeSettings, key: str | None, ca_file: 
         view.say("Starting Ray, the scheduler and the gateway")
         stack.start()
         view.say(f"Starting {', '.join(names) or 'no worker'}")
-        wait_until(lambda: fleet_known(stack, deployments, view), stack)
+        wait_until(lambda: fleet_known(stack, deployments, view), stack, lambda: view.loaded)
     tls = Tls(ca_file=ca_file) if settings.config.gateway.tls_cert else False
     address = settings.grpc_address
     with calling(address), Client(address, api_key=key, tls=tls, retry=NO_RETRIES) as client:
@@ -45,13 +45,19 @@ def bring_up(stack: "Stack", settings: ServeSettings, key: str | None, ca_file: 
             click.echo()
 
 
-def wait_until(done: Callable[[], bool], stack: "Stack") -> None:
-    """Ask again and again; raises CliError when a process of the stack ends meanwhile, or READY_SECONDS are over."""
-    deadline = time.monotonic() + READY_SECONDS
+def wait_until(done: Callable[[], bool], stack: "Stack", progress: Callable[[], float] = lambda: 0.0) -> None:
+    """Ask again and again, for as long as `progress` changes.
+
+    Raises CliError when a process of the stack ends meanwhile, or nothing has changed for PATIENCE_SECONDS.
+    """
+    before, since = progress(), time.monotonic()
     while not done():
         stack.check()
-        if time.monotonic() > deadline:
-            raise CliError(f"Not ready after {READY_SECONDS:g} s: the logs in the state folder say what it waits for.")
+        if progress() != before:
+            before, since = progress(), time.monotonic()
+        if time.monotonic() - since > PATIENCE_SECONDS:
+            said = "the logs in the state folder say what it waits for"
+            raise CliError(f"No progress for {PATIENCE_SECONDS:g} s: {said}.")
         time.sleep(POLL_SECONDS)
 
 
@@ -72,7 +78,9 @@ def fleet_ready(snapshot: "pb.FleetSnapshot", deployments: list[Deployment], vie
     Raises CliError with a worker's refusal.
     """
     ready = set()
-    view.hindered(" ".join(f"{each.name}: {each.problem}" for each in snapshot.deployments if each.problem))
+    problems = [(each.name, each.problem) for each in snapshot.deployments]
+    problems += [(each.info.deployment, each.status.reason) for each in snapshot.workers if is_loading(each)]
+    view.hindered(" ".join(f"{name}: {problem}" for name, problem in problems if problem))
     for worker in snapshot.workers:
         state, status = state_name(worker.status.state), worker.status
         if state == "unhealthy" and worker.info.deployment in {each.name for each in deployments}:
@@ -81,6 +89,11 @@ def fleet_ready(snapshot: "pb.FleetSnapshot", deployments: list[Deployment], vie
             ready.add(worker.info.deployment)
         view.loading(worker.info.worker_id, worker.info.deployment, 1.0 if state == "ready" else status.load_progress)
     return ready >= {each.name for each in deployments}
+
+
+def is_loading(worker: "pb.FleetWorker") -> bool:
+    """Whether it loads its model; a reason says that it does not get on."""
+    return state_name(worker.status.state) == "loading"
 
 
 def gateway_ready(client: "Client", names: list[str]) -> bool:

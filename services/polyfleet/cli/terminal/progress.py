@@ -17,6 +17,7 @@ class LoadingView:
         self._progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
         self._bars: dict[str, TaskID] = {}
         self._loaded: set[str] = set()
+        self._shares: dict[str, float] = {}
         self._step: TaskID | None = None
         self._hindrance, self._times = "", 0
 
@@ -36,10 +37,16 @@ class LoadingView:
         if problem and self._times == PATIENCE:
             err.print(problem, markup=False)
 
+    @property
+    def loaded(self) -> float:
+        """How much of their models all workers have loaded, in models."""
+        return sum(self._shares.values())
+
     def loading(self, worker_id: str, deployment: str, progress: float) -> None:
         """A worker has loaded this share (0 to 1) of its model."""
         if worker_id not in self._bars:
             self._bars[worker_id] = self._progress.add_task(f"Loading {deployment}", total=1.0)
+        self._shares[worker_id] = progress
         self._progress.update(self._bars[worker_id], completed=progress)
         if progress >= 1.0 and worker_id not in self._loaded and not err.is_terminal:
             err.print(f"Loaded {deployment} ({worker_id})", markup=False)

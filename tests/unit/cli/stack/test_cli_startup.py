@@ -1,6 +1,9 @@
 """How `polyfleet serve` reads the fleet while it waits, and what it wishes for."""
 
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,6 +11,7 @@ from polyfleet.cli.chosen import Choice
 from polyfleet.cli.commands.serve import with_users_choice
 from polyfleet.cli.config import Deployment, StatedOptions
 from polyfleet.cli.errors import CliError
+from polyfleet.cli.stack import startup
 from polyfleet.cli.stack.settings import Flags, resolve
 from polyfleet.cli.stack.stack import local_places, to_proto
 from polyfleet.cli.stack.startup import fleet_ready
@@ -47,6 +51,23 @@ def test_what_hinders_for_longer_than_a_moment_is_said_once(capsys: pytest.Captu
         for look in range(3 * PATIENCE):
             assert not fleet_ready(waiting, [SMALL], view)
             assert ("No node" in capsys.readouterr().err) == (look == PATIENCE - 1)
+
+
+def test_a_load_that_stands_still_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    still = pb.FleetSnapshot(workers=[worker("small", pb.WORKER_STATE_LOADING, "Loading has stood still.")])
+    with LoadingView() as view:
+        assert not any(fleet_ready(still, [SMALL], view) for _ in range(PATIENCE))
+        assert "small: Loading has stood still.\n" in capsys.readouterr().err
+
+
+def test_a_load_is_waited_for_as_long_as_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(startup, "POLL_SECONDS", 0.01)
+    stack: Any = SimpleNamespace(check=lambda: None)
+    looks, shares = iter(range(20)), count()
+    startup.wait_until(lambda: next(looks, None) is None, stack, lambda: float(next(shares)))
+    with pytest.raises(CliError, match=r"^No progress for 0.05 s: "):
+        startup.wait_until(lambda: False, stack, lambda: 0.5)
 
 
 def test_a_stranger_may_be_unhealthy() -> None:
