@@ -1,7 +1,65 @@
-"""Channels between the processes of one fleet."""
+"""Channels between the processes of one fleet, and what a process shows the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from polyfleet.process.keys import Role
+from polyfleet.wire.auth import bearer_metadata, fleet_token
+
+if TYPE_CHECKING:
+    from polyfleet.process.fleet_tls import FleetTls
 
 FLEET_CHANNEL = (
     ("grpc.enable_http_proxy", 0),  # a proxy is for the world outside the fleet
     ("grpc.use_local_subchannel_pool", 1),  # each dial is a new one, which inherits no older channel's back-off
 )
 """gRPC's arguments that all of them have."""
+FLEET_TLS_DIR = "POLYFLEET_FLEET_TLS_DIR"
+Arguments = Iterable[tuple[str, Any]]
+
+
+@dataclass(frozen=True)
+class FleetAccess:
+    """What a process shows the fleet's others when it calls them: a token or key, and a certificate where they ask."""
+
+    token: str | None = None
+    tls: FleetTls | None = None
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Of each call."""
+        return bearer_metadata(self.token)
+
+    def channel(self, address: str, role: Role, options: Arguments = FLEET_CHANNEL) -> Any:
+        """To a part of this role, for asyncio."""
+        if self.tls is None:
+            return grpc.aio.insecure_channel(address, options=tuple(options))
+        named = (*options, *self.tls.channel_options(role))
+        return grpc.aio.secure_channel(address, self.tls.channel_credentials(), options=named)
+
+    def blocking_channel(self, address: str, role: Role) -> grpc.Channel:
+        """The same for threads."""
+        if self.tls is None:
+            return grpc.insecure_channel(address, FLEET_CHANNEL)
+        named = (*FLEET_CHANNEL, *self.tls.channel_options(role))
+        return grpc.secure_channel(address, self.tls.channel_credentials(), named)
+
+
+def fleet_tls(folder: str | Path | None) -> FleetTls | None:
+    """The certificates in a folder; None without one. Raises ConfigError."""
+    if not folder:
+        return None
+    from polyfleet.process.fleet_tls import FleetTls  # cryptography is for those that use it
+
+    return FleetTls(folder)
+
+
+def fleet_access(token_file: str | Path | None, tls_dir: str | Path | None) -> FleetAccess:
+    """As these say, each of which may be absent. Raises AuthSetupError and ConfigError."""
+    return FleetAccess(fleet_token(token_file or None), fleet_tls(tls_dir))

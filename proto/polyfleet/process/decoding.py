@@ -16,6 +16,9 @@ from google.protobuf.message import DecodeError
 
 MESSAGE_SECONDS = 60.0
 Refuse = Callable[[str, Any, str], Awaitable[None]]
+Admit = Callable[[str, Any], Awaitable[None]]
+EndCall = Callable[[Any, str], Awaitable[None]]
+AskCall = Callable[[Any], Awaitable[None]]
 _Interceptor: Any = grpc.aio.ServerInterceptor  # typed or not, as the stubs that happen to be installed have it
 
 
@@ -31,22 +34,29 @@ async def refuse_undecodable(method: str, context: Any, problem: str) -> None:
 class DecodeInterceptor(_Interceptor):  # type: ignore[misc]
     """Guards every method of a server. `refuse(method, context, problem)` ends a call: `method` is its full path.
 
-    A method's one message has to come within `message_seconds`.
+    A method's one message has to come within `message_seconds`. `admit(method, context)` is asked first: it ends a call
+    that is not welcome, by what its connection tells.
     """
 
-    def __init__(self, refuse: Refuse = refuse_undecodable, message_seconds: float = MESSAGE_SECONDS) -> None:
+    def __init__(
+        self, refuse: Refuse = refuse_undecodable, message_seconds: float = MESSAGE_SECONDS, admit: Admit | None = None
+    ) -> None:
         self._refuse = refuse
         self._message_seconds = message_seconds
+        self._admit = admit
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
         """The method's own handler, guarded."""
         handler = await continuation(call)
-        return handler and guarded(handler, partial(self._refuse, call.method), self._message_seconds)
+        admit = partial(self._admit, call.method) if self._admit else _welcome
+        return handler and guarded(handler, partial(self._refuse, call.method), self._message_seconds, admit)
 
 
-def guarded(
-    handler: Any, refuse: Callable[[Any, str], Awaitable[None]], message_seconds: float = MESSAGE_SECONDS
-) -> Any:
+async def _welcome(_: Any) -> None:
+    """Every call is."""
+
+
+def guarded(handler: Any, refuse: EndCall, message_seconds: float = MESSAGE_SECONDS, admit: AskCall = _welcome) -> Any:
     """A handler whose method never sees what can't be decoded.
 
     It reads its messages itself, also for a method that takes one: gRPC would leave a call without any unanswered.
@@ -55,13 +65,14 @@ def guarded(
     method = getattr(handler, "_".join(arity))
     make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
 
-    async def taken(messages: AsyncIterator[Any]) -> Any:
+    async def taken(messages: AsyncIterator[Any], context: Any) -> Any:
+        await admit(context)
         return _all(messages) if handler.request_streaming else await _only(messages, message_seconds)
 
     async def run(messages: AsyncIterator[Any], context: Any) -> Any:
         try:
             with _forgetting():
-                call = method(await taken(messages), context)
+                call = method(await taken(messages, context), context)
                 del messages
                 return await call
         except Undecodable as error:
@@ -70,7 +81,7 @@ def guarded(
     async def generate(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         try:
             with _forgetting():
-                call = method(await taken(messages), context)
+                call = method(await taken(messages, context), context)
                 del messages
                 async with aclosing(call) as responses:
                     async for response in responses:

@@ -7,8 +7,9 @@ process_*, python_gc_*                        the usual ones of prometheus_clien
 
 import asyncio
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import (
@@ -52,16 +53,23 @@ class MetricsServer:
     """`/metrics` over HTTP on a thread of its own; `port` is the real one, `process` this process's own metrics."""
 
     def __init__(
-        self, host: str, port: int, *collectors: Collector, around: Callable[[Any], Any] = lambda metrics: metrics
+        self,
+        host: str,
+        port: int,
+        *collectors: Collector,
+        around: Callable[[Any], Any] = lambda metrics: metrics,
+        health: Mapping[str, Callable[[], bool]] = MappingProxyType({}),
     ) -> None:
-        """Bind and serve; `around` may put more paths round the WSGI application. Raises OSError."""
+        """Bind and serve; `around` may put more paths round the WSGI application, `health` has questions by path: for
+        probes, which can't speak TLS. Raises OSError.
+        """
         registry = CollectorRegistry()
         for each in collectors:
             registry.register(each)
         self.process = ProcessMetrics(registry)
         registry.register(self.process.others)
         self._server, self._thread = start_http_server(port, host, registry)
-        self._server.set_app(around(make_wsgi_app(registry)))
+        self._server.set_app(_with_health(around(make_wsgi_app(registry)), health))
         self.port = int(self._server.server_port)
 
     def stop(self) -> None:
@@ -69,3 +77,19 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _with_health(others: Any, health: Mapping[str, Callable[[], bool]]) -> Any:
+    """A WSGI application: 200 or 503 at the paths of `health`, `others` everywhere else."""
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if (check := health.get(environ["PATH_INFO"])) is None:
+            return others(environ, start_response)  # type: ignore[no-any-return]
+        try:
+            well = check()
+        except Exception:  # whatever keeps it from answering
+            well = False
+        start_response("200 OK" if well else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [b"ok\n" if well else b"no\n"]
+
+    return application

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import grpc
 
-from polyfleet.cli.errors import calling
-from polyfleet.cli.options import check_address, read_secret
+from polyfleet.cli.errors import CliError, ExitCode, calling
+from polyfleet.cli.options import check_address, chosen_tls_dir, read_secret
 from polyfleet.cli.stack.state_folder import known_token
-from polyfleet.process.channels import FLEET_CHANNEL
+from polyfleet.process.channels import FleetAccess, fleet_tls
+from polyfleet.process.config import ConfigError
+from polyfleet.process.keys import Role
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1.fleet_pb2_grpc import FleetStub
-from polyfleet.wire.auth import bearer_metadata
 
 TIMEOUT_SECONDS = 10.0
 LOAD_SECONDS = 150.0  # more than the scheduler waits for a worker
@@ -21,9 +22,9 @@ LOAD_SECONDS = 150.0  # more than the scheduler waits for a worker
 class FleetClient:
     """One method per call. Raises grpc.RpcError."""
 
-    def __init__(self, channel: grpc.Channel, token: str | None) -> None:
+    def __init__(self, channel: grpc.Channel, access: FleetAccess) -> None:
         self._stub = FleetStub(channel)
-        self._metadata = bearer_metadata(token)
+        self._metadata = access.metadata
 
     def snapshot(self) -> pb.FleetSnapshot:
         """All workers and deployments now."""
@@ -67,9 +68,14 @@ class FleetClient:
 def open_fleet(fleet: str, token_file: Path | None) -> Iterator[FleetClient]:
     """A client of the scheduler at `fleet`; failures of its calls become CliErrors.
 
-    Without a token file, that of this user's `polyfleet serve` on this machine is used.
+    Without a token file, that of this user's `polyfleet serve` on this machine is used. Certificates are those of the
+    command's --fleet-tls-dir.
     """
     check_address(fleet)
     token = read_secret(token_file or known_token(fleet), "fleet token")
-    with calling(fleet, "--fleet-token-file"), grpc.insecure_channel(fleet, FLEET_CHANNEL) as channel:
-        yield FleetClient(channel, token)
+    try:
+        access = FleetAccess(token, fleet_tls(chosen_tls_dir()))
+    except ConfigError as error:
+        raise CliError(str(error), ExitCode.BAD_INPUT) from None
+    with calling(fleet, "--fleet-token-file"), access.blocking_channel(fleet, Role.SCHEDULER) as channel:
+        yield FleetClient(channel, access)

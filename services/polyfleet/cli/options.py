@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 DEFAULT_GATEWAY = "127.0.0.1:50051"
 DEFAULT_FLEET = "127.0.0.1:50052"
+TLS_DIR = "--fleet-tls-dir"
 
 
 class GivenPath(click.Path):
@@ -131,6 +132,14 @@ def fleet_options(command: _F) -> _F:
     """Where the scheduler's Fleet service is and how to reach it."""
     for option in (
         click.option(
+            TLS_DIR,
+            type=GivenPath(path_type=Path, file_okay=False),
+            envvar="POLYFLEET_FLEET_TLS_DIR",
+            expose_value=False,
+            callback=lambda context, _, folder: context.meta.__setitem__(TLS_DIR, folder),
+            help="Folder with tls.crt, tls.key, ca.crt of role operator, where the fleet's parts speak TLS.",
+        ),
+        click.option(
             "--fleet-token-file",
             type=FILE,
             envvar="POLYFLEET_FLEET_TOKEN_FILE",
@@ -147,6 +156,12 @@ def fleet_options(command: _F) -> _F:
     ):
         command = option(command)
     return command
+
+
+def chosen_tls_dir() -> Path | None:
+    """What `fleet_options` took for the command that runs."""
+    context = click.get_current_context(silent=True)
+    return context.meta.get(TLS_DIR) if context else None
 
 
 def read_secret(path: Path | None, what: str) -> str | None:

@@ -34,6 +34,10 @@ SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it en
 @click.option("--metrics-listen", metavar="HOST:PORT", help="Of /metrics, without keys.  [default: 127.0.0.1:9101]")
 @click.option("--fleet", metavar="HOST:PORT", help="The scheduler's Fleet service.  [default: 127.0.0.1:50052]")
 @click.option("--fleet-token-file", help=f"First line: the fleet's token.  [default: ${FLEET_TOKEN_FILE}]")
+@click.option(
+    "--fleet-tls-dir",
+    help="Folder with tls.crt, tls.key, ca.crt of role gateway, where the fleet's parts speak TLS to each other.",
+)
 @click.option("--keys-file", help="Keys of callers, as `polyfleet keys create` writes it.")
 @click.option("--insecure-no-keys", is_flag=True, default=None, help="Let anybody in, beyond loopback too.")
 @click.option("--tls-cert", help="PEM certificate chain, for gRPC and the OpenAI API.")

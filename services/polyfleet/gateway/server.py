@@ -31,9 +31,9 @@ from polyfleet.gateway.tenants.quotas import Quotas
 from polyfleet.gateway.tenants.reporter import UsageReporter
 from polyfleet.gateway.tenants.usage import UsageBook
 from polyfleet.placement.place import place
+from polyfleet.process.channels import fleet_access
 from polyfleet.process.listening import parse_address
 from polyfleet.process.servers import connection_share, raise_descriptor_limit
-from polyfleet.wire.auth import fleet_token
 from polyfleet.wire.ids import new_id
 
 HEALTH_SECONDS = 1.0  # between looks at what no change of the fleet tells
@@ -53,11 +53,11 @@ class Gateway:
         _check(config)
         self._certificate = ServedCertificate(config.tls_cert, config.tls_key) if config.tls_cert else None
         limits = config.limits
-        gateway_id, token = new_id("gw"), fleet_token(config.fleet_token_file or None)
+        gateway_id, access = new_id("gw"), fleet_access(config.fleet_token_file, config.fleet_tls_dir)
         self.ledger = Ledger()
         self.metrics = Metrics()
-        self.view = FleetView(gateway_id, token, self.metrics, config.placement)
-        self._fleet = SchedulerLink(config.fleet, gateway_id, token)
+        self.view = FleetView(gateway_id, access, self.metrics, config.placement)
+        self._fleet = SchedulerLink(config.fleet, gateway_id, access)
         make_prompts = partial(Prompts, limits=limits, open_contents=config.allow_special_tokens_in_content)
         self._tokenizers = Tokenizers(self._fleet.tokenizer, self.view.changed, make_prompts)
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)

@@ -46,6 +46,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fleet_token_file: str = ""  # first line: what it shows to workers, and asks of callers where no keys are named
     fleet_keys_file: str = ""  # hashes of the keys that the fleet's parts show, by role
     worker_token_file: str = ""  # first line: what workers that it starts show; empty: as fleet_token_file
+    fleet_tls_dir: str = ""  # tls.crt, tls.key and ca.crt, of role scheduler: all parts then speak TLS to each other
+    worker_tls_dir: str = ""  # the same of role worker, for workers that it starts
     keys_file: str = ""  # the gateway's; operators' keys in it may deploy, undeploy and drain
     # A returning scheduler listens this long before it starts anything: workers dial it at most 5 s apart.
     settle_seconds: float = 7.0

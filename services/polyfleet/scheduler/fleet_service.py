@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
+from polyfleet.process.channels import FleetAccess
 from polyfleet.scheduler.aborts import abort_invalid, abort_unwritten
 from polyfleet.scheduler.deployments.adapter_calls import AdapterCalls
 from polyfleet.scheduler.deployments.adapters import AdapterDesk
@@ -64,7 +65,7 @@ class FleetService(AdapterCalls, fleet_pb2_grpc.FleetServicer):  # type: ignore[
         fleet_id: str = "",
         keys_file: Path | None = None,
         foreign_deployment: ForeignDeployment = lambda _, __: "",
-        token: str | None = None,
+        access: FleetAccess | None = None,
     ) -> None:
         """`loopback`: workers of this machine alone may register. Workers of another `fleet_id` may not.
 
@@ -78,7 +79,7 @@ class FleetService(AdapterCalls, fleet_pb2_grpc.FleetServicer):  # type: ignore[
         self._uploads = Uploads()
         self._tenants = TenantCalls(store.usage, keys_file, clock)
         self._foreign_deployment = foreign_deployment
-        self.adapters = AdapterDesk(store, registry, token, self._wish_changed)
+        self.adapters = AdapterDesk(store, registry, access or FleetAccess(), self._wish_changed)
 
     async def Register(
         self, requests: AsyncIterator[pb.RegisterRequest], context: Any

@@ -128,9 +128,10 @@ def _models(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:
     yield have
 
 
-def serve_metrics(host: str, port: int, metrics: SchedulerMetrics) -> MetricsServer:
-    """Serve a collector at `/metrics` and its `/targets`. Raises OSError when the port is taken."""
-    return MetricsServer(host, port, metrics, around=partial(_with_targets, metrics))
+def serve_metrics(host: str, port: int, metrics: SchedulerMetrics, serving: Callable[[], bool]) -> MetricsServer:
+    """Serve a collector at `/metrics`, `/targets`, and for probes whether it is `serving`. Raises OSError."""
+    health = {"/healthz": serving, "/readyz": serving}
+    return MetricsServer(host, port, metrics, around=partial(_with_targets, metrics), health=health)
 
 
 def _with_targets(metrics: SchedulerMetrics, others: Any) -> Any:

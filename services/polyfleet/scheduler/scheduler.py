@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from polyfleet.process.channels import fleet_access
 from polyfleet.process.decoding import DecodeInterceptor
 from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.metrics import MetricsServer
@@ -24,7 +25,7 @@ from polyfleet.scheduler.fleet_service import FleetService
 from polyfleet.scheduler.metrics import SchedulerMetrics, SchedulerState, serve_metrics
 from polyfleet.scheduler.store import STATE_NAME, Store
 from polyfleet.v1 import fleet_pb2_grpc
-from polyfleet.wire.auth import check_bind, fleet_token, split_host_port
+from polyfleet.wire.auth import check_bind, split_host_port
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES, MAX_SNAPSHOT_BYTES
 
 SERVICE_NAME = "polyfleet.v1.Fleet"
@@ -42,24 +43,18 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, cluster: Cluster) -> None:
         """Opens the state. Raises StoreError, AuthSetupError and ConfigError."""
         self._config = config
-        token = fleet_token(config.fleet_token_file or None)
+        access = fleet_access(config.fleet_token_file, config.fleet_tls_dir)
+        token, self._tls = access.token, access.tls
         fleet_keys = FleetKeys(Path(config.fleet_keys_file)) if config.fleet_keys_file else None
         check_bind(config.listen, token, keys=fleet_keys is not None)
         self._store = Store(config.state_path / STATE_NAME)
         self._registry = Registry(secrets.token_hex(8), pool_wishes(config))
         self._registry.set_deployments(self._store.deployments())
         self._feed = SnapshotFeed(self._registry)
-        self._controller = Controller(config, self._store, self._registry, self._feed, cluster, token)
+        self._controller = Controller(config, self._store, self._registry, self._feed, cluster, access)
         keys_file = Path(config.keys_file) if config.keys_file else None
         auth = FleetAuth(config.listen, token, keys_file, fleet_keys)
-        options = server_options(
-            max_receive_bytes=GRPC_MAX_MESSAGE_BYTES,
-            max_send_bytes=MAX_SNAPSHOT_BYTES,
-            min_ping_seconds=5,  # workers and gateways may ping this often
-            max_connections=connection_share(raise_descriptor_limit()),
-        )
-        interceptors: Any = [RefusingInterceptor(auth.objection), DecodeInterceptor()]
-        self._server: Any = grpc.aio.server(options=options, interceptors=interceptors)
+        self._server = self._make_server(auth)
         self._health = _HEALTH.aio.HealthServicer()
         service = FleetService(
             self._store,
@@ -70,7 +65,7 @@ class Scheduler:
             foreign_deployment=auth.foreign_deployment,
             fleet_id=fleet_id(config.state_path),
             keys_file=keys_file,
-            token=token,
+            access=access,
         )
         self._controller.told_apart = service.adapters.busy
         fleet_pb2_grpc.add_FleetServicer_to_server(service, self._server)
@@ -79,6 +74,17 @@ class Scheduler:
         self._loop: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._lag: asyncio.Task[None] | None = None  # measures how late the event loop is
+
+    def _make_server(self, auth: FleetAuth) -> Any:
+        admit = self._tls.admit if self._tls else None
+        interceptors: Any = [RefusingInterceptor(auth.objection), DecodeInterceptor(admit=admit)]
+        options = server_options(
+            max_receive_bytes=GRPC_MAX_MESSAGE_BYTES,
+            max_send_bytes=MAX_SNAPSHOT_BYTES,
+            min_ping_seconds=5,  # workers and gateways may ping this often
+            max_connections=connection_share(raise_descriptor_limit()),
+        )
+        return grpc.aio.server(options=options, interceptors=interceptors)
 
     @property
     def epoch(self) -> str:
@@ -107,14 +113,26 @@ class Scheduler:
 
     def _bind_fleet(self) -> None:
         try:
-            self._server.add_insecure_port(self._config.listen)
+            if self._tls:
+                self._server.add_secure_port(self._config.listen, self._tls.server_credentials())
+            else:
+                self._server.add_insecure_port(self._config.listen)
         except RuntimeError as error:
             raise OSError(f"{self._config.listen} can't be bound") from error
 
     def _bind_metrics(self, metrics: SchedulerMetrics) -> None:
         host, port = split_host_port(self._config.metrics_listen)
-        self._metrics = serve_metrics(host, int(port), metrics)
+        loop = asyncio.get_running_loop()
+        self._metrics = serve_metrics(host, int(port), metrics, lambda: self._serves(loop))
         self._lag = asyncio.create_task(self._metrics.process.watch_loop())
+
+    def _serves(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether Ray has answered and this event loop does; for other threads."""
+
+        async def read() -> bool:
+            return self._controller.opened.is_set()
+
+        return asyncio.run_coroutine_threadsafe(read(), loop).result(SCRAPE_SECONDS)
 
     def _read_from_thread(self, loop: asyncio.AbstractEventLoop) -> Any:
         async def read() -> SchedulerState:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.running_worker import RunningWorker
 
+from polyfleet.process.channels import FleetAccess
 from polyfleet.process.listening import free_address
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.launcher.attached import AttachedWorker
@@ -26,7 +27,7 @@ class Looking:
         launch = LaunchConfig(mode="attach", address=address)
         spec = LaunchSpec("launcher-1", "cpu", load.SerializeToString(), launch, "127.0.0.1:1", "/nowhere")
         self.latest = LatestReport(spec)
-        self.worker = AttachedWorker(spec, self.latest, None)
+        self.worker = AttachedWorker(spec, self.latest, FleetAccess())
         self.task = asyncio.create_task(self.worker.run())
 
     async def until(self, condition: Callable[[LauncherReport], bool]) -> LauncherReport:
@@ -109,7 +110,7 @@ async def test_another_owners_worker_is_left_alone_until_it_is_free(
         assert (waiting.phase, waiting.worker_id) == (Phase.STARTING, "")
         assert waiting.reason.endswith("it is left alone until it is free.")
         assert worker.engine().pid == before
-        async with WorkerClient(worker.address, None) as client:
+        async with WorkerClient(worker.address, FleetAccess()) as client:
             await client.unload()  # by its owner
         await looking.until(lambda r: r.phase is Phase.WATCHING)
         await looking.worker.stop(grace=5.0)

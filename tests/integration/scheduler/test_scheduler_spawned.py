@@ -14,6 +14,7 @@ import pytest
 from tests.support.fake_interpreter import fake_interpreter
 from tests.support.session_client import SessionClient
 
+from polyfleet.process.channels import FleetAccess
 from polyfleet.process.worker_lock import WorkerLock
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.launcher import spawned, worker_client
@@ -71,7 +72,7 @@ class Looking:
 
 def look_after(spec: LaunchSpec) -> Looking:
     latest = LatestReport(spec)
-    worker = SpawnedWorker(spec, latest, None)
+    worker = SpawnedWorker(spec, latest, FleetAccess())
     return Looking(spec, latest, worker, asyncio.create_task(worker.run()))
 
 

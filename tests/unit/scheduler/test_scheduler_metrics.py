@@ -1,6 +1,7 @@
 """The scheduler's /metrics: names and labels of docs/architecture.md, values of a given state."""
 
 import json
+import urllib.error
 import urllib.request
 from dataclasses import replace
 
@@ -94,10 +95,16 @@ def test_restarts_never_fall_when_launchers_begin_again_or_go(state: SchedulerSt
 
 def test_the_page_is_served_and_its_port_given_back(state: SchedulerState) -> None:
     host, _, port = free_address("127.0.0.1:0").partition(":")
+    well = [True]
     for _ in range(2):
-        server = serve_metrics(host, int(port), SchedulerMetrics(lambda: state))
+        server = serve_metrics(host, int(port), SchedulerMetrics(lambda: state), lambda: well[0])
         page = urllib.request.urlopen(f"http://{host}:{port}/metrics").read().decode()
         assert "polyfleet_snapshot_version 7.0\n" in page
+        well[:] = [True]
+        assert urllib.request.urlopen(f"http://{host}:{port}/healthz").status == 200
+        for well[:] in ([False], []):  # no, and no answer
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                urllib.request.urlopen(f"http://{host}:{port}/readyz")
         server.stop()
 
 
@@ -108,7 +115,7 @@ def test_the_workers_that_are_there_are_told_to_prometheus(state: SchedulerState
         each = snapshot.workers.add(info=pb.WorkerInfo(worker_id=worker_id, metrics_address=address, host="node-a"))
         each.status.state = pb.WorkerState.Value(f"WORKER_STATE_{now}")
     host, _, port = free_address("127.0.0.1:0").partition(":")
-    server = serve_metrics(host, int(port), SchedulerMetrics(lambda: replace(state, snapshot=snapshot)))
+    server = serve_metrics(host, int(port), SchedulerMetrics(lambda: replace(state, snapshot=snapshot)), lambda: True)
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/targets") as answer:
             assert answer.headers["Content-Type"] == "application/json"

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from polyfleet.process.channels import FLEET_TLS_DIR
 from polyfleet.process.config import CANNOT_START, ConfigError
 from polyfleet.process.config_file import read_config
 from polyfleet.process.flags import FiniteRange, adapter_flag, option_flags, take_options
@@ -114,6 +115,14 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
     show_envvar=True,
     help="Hashes of the keys that gateways and the scheduler show, by role: then the token is not asked for.",
 )
+@click.option(
+    "--fleet-tls-dir",
+    type=click.Path(path_type=Path),
+    envvar=FLEET_TLS_DIR,
+    show_envvar=True,
+    help="Folder with tls.crt, tls.key, ca.crt of role worker: callers need certificates of these roots, and Fleet is "
+    "called over TLS. Files that are renewed are read.",
+)
 @click.option("--drain-timeout", type=FiniteRange(0), default=300.0, help="Seconds that draining may take.")
 @click.option(
     "--canary-interval",
@@ -193,6 +202,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         load=load_of(options, given) if options["model"] else None,
         fleet_token_file=options["fleet_token_file"],
         fleet_keys_file=options["fleet_keys_file"],
+        fleet_tls_dir=options["fleet_tls_dir"],
         drain_timeout=options["drain_timeout"],
         canary_interval=options["canary_interval"],
         stall_timeout=options["stall_timeout"],

@@ -23,6 +23,7 @@ class WorkerConfig:
     load: LoadSpec | None
     fleet_token_file: Path | None
     fleet_keys_file: Path | None
+    fleet_tls_dir: Path | None
     drain_timeout: float
     canary_interval: float
     stall_timeout: float

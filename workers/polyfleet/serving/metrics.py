@@ -108,11 +108,16 @@ def _ledger(status: EngineStatus) -> GaugeMetricFamily:
     return ledger
 
 
+def _health(worker: Worker) -> dict[str, Callable[[], bool]]:
+    """Whether it lives, and whether its model is ready: as its gRPC health service says."""
+    return {"/healthz": lambda: not worker.failed, "/readyz": lambda: worker.state == fleet.WORKER_STATE_READY}
+
+
 def serve_metrics(worker: Worker, listen: str, devices: DeviceWatch | None = None) -> MetricsServer:
     """/metrics of a worker and of its engine's process at host:port. Raises ListenError."""
     host, port = parse_address(listen, METRICS_LISTEN)
     engine = ProcessCollector("engine", lambda: worker.engine_pid or "none", registry=None)  # the process that computes
     try:
-        return MetricsServer(host, port, WorkerCollector(worker, devices), engine)
+        return MetricsServer(host, port, WorkerCollector(worker, devices), engine, health=_health(worker))
     except OSError as error:
         raise ListenError(listen, METRICS_LISTEN, error) from None

@@ -15,6 +15,7 @@ from importlib.metadata import version
 
 from polyfleet.backends import BackendRegistry, BackendUnavailable
 from polyfleet.backends.protocol import accelerator_name, split_device
+from polyfleet.process.channels import FleetAccess, fleet_access
 from polyfleet.process.config import ConfigError
 from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.listening import ListenError
@@ -32,7 +33,7 @@ from polyfleet.serving.server import WorkerServer
 from polyfleet.serving.worker import Worker, WorkerRefusal
 from polyfleet.tuning.choice import get_backend
 from polyfleet.v1 import fleet_pb2 as fleet
-from polyfleet.wire.auth import ANY_HOST, AuthSetupError, check_bind, fleet_token, join_host_port, split_host_port
+from polyfleet.wire.auth import ANY_HOST, AuthSetupError, check_bind, join_host_port, split_host_port
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +79,12 @@ class WorkerProcess:
         config = self._config
         lock = LockFile(config.lock_file) if config.lock_file else None
         try:
-            token = fleet_token(config.fleet_token_file)
+            access = fleet_access(config.fleet_token_file, config.fleet_tls_dir)
             keys = FleetKeys(config.fleet_keys_file) if config.fleet_keys_file else None
-            check_bind(config.listen, token, keys=keys is not None)
+            check_bind(config.listen, access.token, keys=keys is not None)
             if lock is not None:
                 lock.check()
-            server = WorkerServer(self._worker, config.listen, token, keys)
+            server = WorkerServer(self._worker, config.listen, access, keys)
             metrics = serve_metrics(self._worker, config.metrics_listen, self._devices)
             lag = asyncio.create_task(metrics.process.watch_loop())
             with self._handling_signals():  # for as long as the lock names this process to others
@@ -92,7 +93,7 @@ class WorkerProcess:
                     if lock is not None:
                         info = self._worker.info()
                         lock.acquire(config.worker_id, info.address, info.metrics_address)
-                    await self._serve(server, token)
+                    await self._serve(server, access)
                 finally:
                     await self._worker.close()
                     lag.cancel()
@@ -110,7 +111,7 @@ class WorkerProcess:
         self._worker.set_addresses(address, metrics_address)
         log.info("Worker %s listens on %s.", config.worker_id, address, extra={"metrics_address": metrics_address})
 
-    async def _serve(self, server: WorkerServer, token: str | None) -> None:
+    async def _serve(self, server: WorkerServer, access: FleetAccess) -> None:
         """Serve until the end is due and drained; leaves the server stopped."""
         config = self._config
         await server.start()
@@ -118,7 +119,7 @@ class WorkerProcess:
             self._devices.start(self._judged_from_thread(asyncio.get_running_loop()))
         tasks = [asyncio.create_task(server.follow_health())]
         if config.fleet:
-            self._registration = Registration(self._worker, config.fleet, token)
+            self._registration = Registration(self._worker, config.fleet, access)
             tasks.append(asyncio.create_task(self._registration.run()))
         if config.load is not None:
             tasks.append(asyncio.create_task(self._load()))

@@ -10,13 +10,11 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
-
-from polyfleet.process.channels import FLEET_CHANNEL
+from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
+from polyfleet.process.keys import Role
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
-from polyfleet.wire.auth import bearer_metadata
 from polyfleet.wire.limits import ASSET_CHUNK_BYTES, GRPC_MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -36,10 +34,10 @@ OPTIONS = (
 class Registration:
     """Keeps one worker registered at one Fleet address."""
 
-    def __init__(self, worker: Worker, fleet: str, token: str | None) -> None:
+    def __init__(self, worker: Worker, fleet: str, access: FleetAccess) -> None:
         self._worker = worker
         self._fleet = fleet
-        self._metadata = bearer_metadata(token)
+        self._access = access
         self._assets: asyncio.Queue[pb.AssetChunk] = asyncio.Queue()
         self._heard = False  # by this stream's Fleet
         self._leaving = False
@@ -74,8 +72,8 @@ class Registration:
 
     async def _dial(self) -> str:
         """One stream, until it ends; why it ended."""
-        async with grpc.aio.insecure_channel(self._fleet, options=OPTIONS) as channel:
-            call: Any = fleet_pb2_grpc.FleetStub(channel).Register(metadata=self._metadata)
+        async with self._access.channel(self._fleet, Role.SCHEDULER, OPTIONS) as channel:
+            call: Any = fleet_pb2_grpc.FleetStub(channel).Register(metadata=self._access.metadata)
             answers = asyncio.create_task(self._read(call))
             reports = asyncio.create_task(self._report(call))
             try:

@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from polyfleet.process.channels import FleetAccess
 from polyfleet.process.decoding import DecodeInterceptor
 from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.listening import ListenError, check_free
@@ -25,11 +26,14 @@ LISTEN = "--listen"
 class WorkerServer:
     """The bound server; `port` is the real one."""
 
-    def __init__(self, worker: Worker, listen: str, token: str | None, keys: FleetKeys | None = None) -> None:
-        """Bind. Callers show a key of `keys`, or where there are none the token. Raises ListenError."""
-        self._worker = worker
-        objection = keys.objection if keys else partial(fleet_objection, listen, token)
-        interceptors: Any = [RefusingInterceptor(objection), DecodeInterceptor()]
+    def __init__(self, worker: Worker, listen: str, access: FleetAccess, keys: FleetKeys | None = None) -> None:
+        """Bind. Callers show a key of `keys`, or where there are none the token, and a certificate where there is one.
+
+        Raises ListenError.
+        """
+        self._worker, tls = worker, access.tls
+        objection = keys.objection if keys else partial(fleet_objection, listen, access.token)
+        interceptors: Any = [RefusingInterceptor(objection), DecodeInterceptor(admit=tls.admit if tls else None)]
         options = server_options(
             max_receive_bytes=GRPC_MAX_MESSAGE_BYTES,
             max_send_bytes=GRPC_MAX_MESSAGE_BYTES,
@@ -42,7 +46,10 @@ class WorkerServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         check_free(listen, LISTEN)  # gRPC itself does not say why it can't bind
         try:
-            self.port: int = self._server.add_insecure_port(listen)
+            if tls:
+                self.port = int(self._server.add_secure_port(listen, tls.server_credentials()))
+            else:
+                self.port = int(self._server.add_insecure_port(listen))
         except RuntimeError:
             raise ListenError(listen, LISTEN) from None
 

@@ -121,6 +121,9 @@ def resolve(flags: Flags) -> ServeSettings:
     scheduler = overlaid(
         config.scheduler, listen=flags.fleet_listen, metrics_listen=flags.metrics_listen, state_dir=state_dir
     )
+    if gateway.fleet_tls_dir or scheduler.fleet_tls_dir or scheduler.worker_tls_dir:
+        problem = "What `polyfleet serve` starts talks on this machine alone, without certificates: leave out "
+        raise CliError(f"{problem}fleet_tls_dir and worker_tls_dir.", ExitCode.BAD_INPUT)
     gateway = overlaid(gateway, fleet=dialable(scheduler.listen))
     if gateway.keys_file and not scheduler.keys_file:
         scheduler = overlaid(scheduler, keys_file=gateway.keys_file)  # operators' keys hold for both

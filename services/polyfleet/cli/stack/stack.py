@@ -16,7 +16,7 @@ from polyfleet.cli.options import read_secret
 from polyfleet.cli.stack.processes import descendants, end, end_all, hurry_at_signals, spawn
 from polyfleet.cli.stack.settings import ServeSettings
 from polyfleet.cli.terminal.output import err
-from polyfleet.process.channels import FLEET_CHANNEL
+from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.config import ConfigError
 from polyfleet.scheduler.cluster.local import LocalScheduler
 from polyfleet.scheduler.store import STATE_NAME, Store, StoreError
@@ -39,7 +39,7 @@ class Stack:
         self._processes: set[psutil.Process] = set()
         token = read_secret(settings.fleet_token_file, "fleet token")
         self._channel = grpc.insecure_channel(settings.fleet_address, FLEET_CHANNEL)
-        self._fleet = FleetClient(self._channel, token)
+        self._fleet = FleetClient(self._channel, FleetAccess(token))
 
     @property
     def gateway_log(self) -> Path:

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from polyfleet.process.channels import FLEET_CHANNEL
+from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
+from polyfleet.process.keys import Role
 from polyfleet.v1 import fleet_pb2, fleet_pb2_grpc
-from polyfleet.wire.auth import bearer_metadata
 from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES, MAX_SNAPSHOT_BYTES
 
 SILENCE_SECONDS = 10.0  # the scheduler sends a snapshot every 2 s
@@ -26,12 +26,13 @@ class AssetError(RuntimeError):
 
 
 class SchedulerLink:
-    """Calls `Fleet` at `address` (host:port); `token` is the fleet token, if any."""
+    """Calls `Fleet` at `address` (host:port); `access` is what it shows."""
 
-    def __init__(self, address: str, gateway_id: str, token: str | None = None) -> None:
+    def __init__(self, address: str, gateway_id: str, access: FleetAccess | None = None) -> None:
         self._address = address
         self._gateway_id = gateway_id
-        self._metadata = bearer_metadata(token)
+        self._access = access or FleetAccess()
+        self._metadata = self._access.metadata
         self.connected = False  # whether snapshots come now
 
     def _channel(self) -> Any:
@@ -40,7 +41,7 @@ class SchedulerLink:
             ("grpc.max_receive_message_length", MAX_SNAPSHOT_BYTES),
             ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_BYTES),
         ]
-        return grpc.aio.insecure_channel(self._address, options=options)
+        return self._access.channel(self._address, Role.SCHEDULER, options)
 
     async def watch(self, apply: Callable[[fleet_pb2.FleetSnapshotParts], None]) -> None:
         """Give every snapshot to `apply`; dial again, for ever, when the stream breaks. Runs until cancelled."""

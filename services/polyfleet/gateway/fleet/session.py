@@ -22,10 +22,10 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.fleet import Worker, WorkerState
 from polyfleet.placement.prefixes import PrefixMap
 from polyfleet.placement.proto import went_back, worker_from_proto
-from polyfleet.process.channels import FLEET_CHANNEL
+from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
+from polyfleet.process.keys import Role
 from polyfleet.v1 import fleet_pb2, worker_pb2, worker_pb2_grpc
 from polyfleet.wire.answers import SequenceUpdate
-from polyfleet.wire.auth import bearer_metadata
 from polyfleet.wire.requests import SequenceRequest
 
 TICK_SECONDS = 0.5
@@ -60,7 +60,7 @@ class Session:
         self,
         info: fleet_pb2.WorkerInfo,
         gateway_id: str,
-        token: str | None,
+        access: FleetAccess | None,
         changed: Listeners,
         metrics: Metrics | None = None,
         prefixes: PrefixMap | None = None,
@@ -79,7 +79,7 @@ class Session:
         self._went_back = ""  # how that of the last one did
         self._was_connected = False
         self._gateway_id = gateway_id
-        self._metadata = bearer_metadata(token)
+        self._access = access or FleetAccess()
         self._changed = changed
         self._sinks: dict[str, SequenceSink] = {}
         self._unreported = UnreportedStarts()
@@ -157,7 +157,7 @@ class Session:
         self._outbox_filled.set()
 
     async def _run(self) -> None:
-        pause, longest = REDIAL_SECONDS
+        (pause, longest), told, fields = REDIAL_SECONDS, "", {"worker_id": self.worker_id}
         while True:
             reason = "the gateway is closing"
             try:
@@ -168,14 +168,16 @@ class Session:
             finally:
                 pause = REDIAL_SECONDS[0] if self.connected else min(2 * pause, longest)
                 self._lose(reason)
-            log.debug("Session ended.", extra={"worker_id": self.worker_id, "reason": reason})
+            news = "handshake" in reason.lower() and reason != told  # a certificate that one of the two does not take
+            log.log(logging.WARNING if news else logging.DEBUG, "Session ended: %s", reason, extra=fields)
+            told = reason
             await asyncio.sleep(pause)
 
     async def _converse(self) -> str:
         """One session from Hello to its end; why it ended."""
         address = self.info.address
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-            call = worker_pb2_grpc.WorkerStub(channel).Session(metadata=self._metadata)
+        async with self._access.channel(address, Role.WORKER, CHANNEL_OPTIONS) as channel:
+            call = worker_pb2_grpc.WorkerStub(channel).Session(metadata=self._access.metadata)
             parts = [asyncio.create_task(part) for part in (self._read(call), self._write(call), self._watch(address))]
             try:
                 done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)

@@ -23,6 +23,7 @@ from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
 from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import PrefixMap
+from polyfleet.process.channels import FleetAccess
 from polyfleet.v1 import fleet_pb2
 from polyfleet.wire.answers import Model
 
@@ -43,7 +44,7 @@ class FleetView:
     def __init__(
         self,
         gateway_id: str,
-        token: str | None = None,
+        access: FleetAccess | None = None,
         metrics: Metrics | None = None,
         policy: Policy | None = None,
     ) -> None:
@@ -54,7 +55,7 @@ class FleetView:
         self.prefixes = PrefixMap(self._index.policy.prefix_grains)
         self._touched: set[Session] = set()  # whose workers the index has to be told of
         self._gateway_id = gateway_id
-        self._token = token
+        self._access = access
         self._metrics = metrics or Metrics()
         self._epoch, self._version = "", 0
         self._heard = Snapshot()  # the last one
@@ -92,7 +93,7 @@ class FleetView:
     def _report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
         session = self.sessions.get(info.worker_id)
         if session is None:
-            known = self._gateway_id, self._token, self.changed, self._metrics, self.prefixes, self._touched
+            known = self._gateway_id, self._access, self.changed, self._metrics, self.prefixes, self._touched
             session = Session(info, *known)
             self.sessions[info.worker_id] = session
             session.open()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from polyfleet.process.channels import FleetAccess
 from polyfleet.scheduler.fleet.registry import Record, Registry
 from polyfleet.scheduler.launcher.worker_client import WorkerClient
 from polyfleet.scheduler.store import Store
@@ -55,17 +56,17 @@ def _told(adapters: Iterable[pb.Adapter]) -> set[tuple[str, str]]:
     return {(each.name, each.source) for each in adapters}
 
 
-async def tell(change: AdapterChange, token: str | None) -> list[pb.Adapter]:
+async def tell(change: AdapterChange, access: FleetAccess) -> list[pb.Adapter]:
     """Tell a worker; what has become of each. Raises grpc.aio.AioRpcError."""
-    async with WorkerClient(change.address, token) as client:
+    async with WorkerClient(change.address, access) as client:
         return await client.set_adapters(change.adapters, LOAD_SECONDS)
 
 
 class AdapterDesk:
     """Changes deployments' adapters for operators. `busy` are workers that are being told by it meanwhile."""
 
-    def __init__(self, store: Store, registry: Registry, token: str | None, changed: Callable[[], None]) -> None:
-        self._store, self._registry, self._token, self._changed = store, registry, token, changed
+    def __init__(self, store: Store, registry: Registry, access: FleetAccess, changed: Callable[[], None]) -> None:
+        self._store, self._registry, self._access, self._changed = store, registry, access, changed
         self.busy: set[str] = set()
 
     async def add(self, deployment: str, name: str, source: str) -> pb.Adapter:
@@ -78,7 +79,7 @@ class AdapterDesk:
         change = AdapterChange(record.info.worker_id, record.info.address, (*wish.adapters, adapter))
         self.busy.add(change.worker_id)
         try:
-            loaded = next((each for each in await tell(change, self._token) if each.name == name), None)
+            loaded = next((each for each in await tell(change, self._access) if each.name == name), None)
         except grpc.aio.AioRpcError as error:
             text = f"Worker {change.worker_id} could not be told of the adapter: {error.details() or error.code().name}"
             raise AdapterCallError(grpc.StatusCode.UNAVAILABLE, text) from None

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from polyfleet.process.channels import FleetAccess
 from polyfleet.scheduler.cluster.cluster import Cluster, ClusterError, Node
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id
 from polyfleet.scheduler.deployments.adapters import AdapterChange, adapter_changes, tell
@@ -61,11 +62,11 @@ class Controller:
         registry: Registry,
         feed: SnapshotFeed,
         cluster: Cluster,
-        token: str | None = None,
+        access: FleetAccess | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._store, self._registry, self._feed = config, store, registry, feed
-        self._cluster, self._token, self._clock = cluster, token, clock
+        self._cluster, self._access, self._clock = cluster, access or FleetAccess(), clock
         self._expected = store.workers()
         self._launches = store.launches()
         self._nodes: tuple[Node, ...] = ()
@@ -226,6 +227,8 @@ class Controller:
             fleet_token_file=config.fleet_token_file,
             worker_token_file=config.worker_token_file,
             fleet_keys_file=config.fleet_keys_file,
+            fleet_tls_dir=config.fleet_tls_dir,
+            worker_tls_dir=config.worker_tls_dir,
             drain_seconds=config.drain_seconds,
             log_level=config.log_level,
             fleet_id=fleet_id(config.state_path),
@@ -265,7 +268,7 @@ class Controller:
     async def _tell(self, change: AdapterChange) -> None:
         """Tell a worker which adapters to have; one that does not answer is told again after a while."""
         try:
-            for adapter in await tell(change, self._token):
+            for adapter in await tell(change, self._access):
                 if adapter.problem:
                     fields = {"worker_id": change.worker_id, "adapter": adapter.name}
                     log.warning("A worker can't load an adapter: %s", adapter.problem, extra=fields)
@@ -278,7 +281,7 @@ class Controller:
         record = self._registry.record(worker_id)
         if record and record.info.address:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                async with WorkerClient(record.info.address, self._token) as client:
+                async with WorkerClient(record.info.address, self._access) as client:
                     await client.drain(leave=True)
                     await asyncio.sleep(TICK_SECONDS)  # until its report says DRAINING
 

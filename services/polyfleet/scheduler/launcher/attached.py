@@ -11,6 +11,7 @@ import time
 
 import grpc
 
+from polyfleet.process.channels import FleetAccess
 from polyfleet.scheduler.launcher.backoff import Backoff
 from polyfleet.scheduler.launcher.latest_report import LatestReport
 from polyfleet.scheduler.launcher.launch import LaunchSpec, Phase
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 class AttachedWorker:
     """One worker at a given address. It is told what to load and, in the end, to unload; it is never killed."""
 
-    def __init__(self, spec: LaunchSpec, latest: LatestReport, token: str | None) -> None:
-        self._spec, self._latest, self._token = spec, latest, token
+    def __init__(self, spec: LaunchSpec, latest: LatestReport, access: FleetAccess) -> None:
+        self._spec, self._latest, self._access = spec, latest, access
         self._load = spec.load_request
         self._stop = asyncio.Event()
         self._idle = asyncio.Event()  # run() touches the worker no more
@@ -40,7 +41,7 @@ class AttachedWorker:
         while not self._stop.is_set():
             began = time.monotonic()
             try:
-                async with WorkerClient(self._spec.launch.address, self._token) as client:
+                async with WorkerClient(self._spec.launch.address, self._access) as client:
                     await self._look_after(client)
             except grpc.aio.AioRpcError as error:
                 self._failed(error)
@@ -114,7 +115,7 @@ class AttachedWorker:
         self._latest.publish_stopping()
         await self._idle.wait()
         with contextlib.suppress(grpc.aio.AioRpcError):
-            async with WorkerClient(self._spec.launch.address, self._token) as client:
+            async with WorkerClient(self._spec.launch.address, self._access) as client:
                 if self._serves(await client.status()):
                     await self._finish(client, grace)
                     await client.unload()

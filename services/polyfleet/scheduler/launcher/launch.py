@@ -25,6 +25,8 @@ class LaunchSpec:
     fleet_token_file: str = ""  # of what launchers show to workers
     worker_token_file: str = ""  # of what workers show; empty: the same
     fleet_keys_file: str = ""
+    fleet_tls_dir: str = ""  # of launchers
+    worker_tls_dir: str = ""  # of workers; empty: none
     drain_seconds: float = 600.0  # a worker that is to go may take this long to finish what it runs
     log_level: str = "info"
     fleet_id: str = ""  # which a spawned worker tells whom it registers with

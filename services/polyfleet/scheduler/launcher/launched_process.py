@@ -10,12 +10,14 @@ from pathlib import Path
 
 import msgspec
 
+from polyfleet.process.channels import FLEET_TLS_DIR
 from polyfleet.process.worker_lock import WorkerLock, read_lock
 from polyfleet.scheduler.launcher.launch import LaunchSpec
 from polyfleet.scheduler.marks import FLEET_ID
 
 POLL_SECONDS = 0.2  # how often the end of an adopted process, which is no child, is looked for
 REASON_TAIL_BYTES = 4096
+NOT_FOR_WORKERS = ("OMP_NUM_THREADS", "SPT_NOENV", FLEET_TLS_DIR)  # Ray's, and what the spec says
 
 
 def lock_path(spec: LaunchSpec) -> Path:
@@ -50,6 +52,7 @@ def worker_command(spec: LaunchSpec) -> list[str]:
         "--fleet": spec.fleet_address,
         "--fleet-token-file": spec.worker_token_file or spec.fleet_token_file,
         "--fleet-keys-file": spec.fleet_keys_file,
+        "--fleet-tls-dir": spec.worker_tls_dir,
         "--listen": f"{spec.worker_host}:0",
         "--metrics-listen": f"{spec.worker_host}:0",
         "--lock-file": str(lock_path(spec)),
@@ -65,7 +68,7 @@ def worker_command(spec: LaunchSpec) -> list[str]:
 
 def worker_environment(spec: LaunchSpec, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The node's environment without what Ray put into the launcher's: its own variables, and one OpenMP thread."""
-    kept = {k: v for k, v in environ.items() if not k.startswith("RAY_") and k not in ("OMP_NUM_THREADS", "SPT_NOENV")}
+    kept = {k: v for k, v in environ.items() if not k.startswith("RAY_") and k not in NOT_FOR_WORKERS}
     if kept.get("PYTHONBREAKPOINT", "").startswith("ray."):
         del kept["PYTHONBREAKPOINT"]
     return {**kept, **spec.launch.environment} | ({FLEET_ID: spec.fleet_id} if spec.fleet_id else {})

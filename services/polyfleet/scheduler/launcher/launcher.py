@@ -4,13 +4,13 @@ import asyncio
 import logging
 from pathlib import Path
 
+from polyfleet.process.channels import fleet_access
 from polyfleet.process.logs import log_fields
 from polyfleet.scheduler.launcher.attached import AttachedWorker
 from polyfleet.scheduler.launcher.latest_report import LatestReport
 from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec, Phase
 from polyfleet.scheduler.launcher.spawned import SpawnedWorker
 from polyfleet.scheduler.log_files import keep_small, log_to_file
-from polyfleet.wire.auth import fleet_token
 
 LONGEST_WAIT_SECONDS = 5.0
 RETRY_SECONDS = 5.0
@@ -24,9 +24,9 @@ class Launcher:
         log_to_file(Path(spec.state_dir), "launchers.log", spec.log_level, "launcher")
         self._logs = asyncio.create_task(keep_small(Path(spec.state_dir) / "logs"))
         self._latest = LatestReport(spec)
-        token = fleet_token(spec.fleet_token_file or None)
-        attach = spec.launch.mode == "attach"
-        self._worker = AttachedWorker(spec, self._latest, token) if attach else SpawnedWorker(spec, self._latest, token)
+        access = fleet_access(spec.fleet_token_file, spec.fleet_tls_dir)
+        look_after = AttachedWorker if spec.launch.mode == "attach" else SpawnedWorker
+        self._worker = look_after(spec, self._latest, access)
         with log_fields(worker_id=spec.worker_id, deployment=spec.deployment):
             self._task = asyncio.create_task(self._run())
 

@@ -7,6 +7,7 @@ import time
 
 import grpc
 
+from polyfleet.process.channels import FleetAccess
 from polyfleet.scheduler.launcher.backoff import Backoff
 from polyfleet.scheduler.launcher.latest_report import LatestReport
 from polyfleet.scheduler.launcher.launch import LaunchSpec, Phase
@@ -23,8 +24,8 @@ log = logging.getLogger(__name__)
 class SpawnedWorker:
     """One worker process for as long as it is wanted. `run` ends once the worker has left in good order."""
 
-    def __init__(self, spec: LaunchSpec, latest: LatestReport, token: str | None) -> None:
-        self._spec, self._latest, self._token = spec, latest, token
+    def __init__(self, spec: LaunchSpec, latest: LatestReport, access: FleetAccess) -> None:
+        self._spec, self._latest, self._access = spec, latest, access
         self._process: LaunchedProcess | None = None
         self._stop = asyncio.Event()
         self._left = asyncio.Event()
@@ -77,7 +78,7 @@ class SpawnedWorker:
 
     async def _answers(self, address: str) -> bool:
         try:
-            async with WorkerClient(address, self._token) as client:
+            async with WorkerClient(address, self._access) as client:
                 await client.status()
         except grpc.aio.AioRpcError as error:
             return error.code() not in SILENT
@@ -105,7 +106,7 @@ class SpawnedWorker:
         lock = live_lock(self._spec)
         if lock and lock.pid == process.pid:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                async with WorkerClient(lock.address, self._token) as client:
+                async with WorkerClient(lock.address, self._access) as client:
                     await client.drain(leave=True)
                 return
         process.terminate()

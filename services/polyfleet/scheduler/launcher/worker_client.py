@@ -3,13 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
-import grpc
-
-from polyfleet.process.channels import FLEET_CHANNEL
+from polyfleet.process.channels import FleetAccess
+from polyfleet.process.keys import Role
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
-from polyfleet.wire.auth import bearer_metadata
 
 CALL_SECONDS = 3.0
 
@@ -17,10 +15,10 @@ CALL_SECONDS = 3.0
 class WorkerClient:
     """One worker's `Worker` service. Every method raises grpc.aio.AioRpcError when the call fails."""
 
-    def __init__(self, address: str, token: str | None) -> None:
-        self._channel: Any = grpc.aio.insecure_channel(address, options=FLEET_CHANNEL)
+    def __init__(self, address: str, access: FleetAccess) -> None:
+        self._channel: Any = access.channel(address, Role.WORKER)
         self._stub: Any = worker_pb2_grpc.WorkerStub(self._channel)
-        self._metadata = bearer_metadata(token)
+        self._metadata = access.metadata
 
     async def __aenter__(self) -> "WorkerClient":
         return self
