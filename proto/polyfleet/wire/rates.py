@@ -1,5 +1,6 @@
 """How fast an engine is, learned from the steps that it served: no profile is taken ahead. Real or simulated."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 DECODE_FIT_EVERY = 4  # steps: learning from each one would cost more than it tells
@@ -17,7 +18,7 @@ class MovingRate:
 
     def add(self, tokens: float, seconds: float) -> None:
         """Count `tokens` that took `seconds`."""
-        keep = 0.5 ** (tokens / self.half_life)
+        keep: float = 0.5 ** (tokens / self.half_life)
         self.tokens = keep * self.tokens + tokens
         self.seconds = keep * self.seconds + seconds
 
@@ -83,8 +84,10 @@ class Rates:
     decode_step: StepFit = field(default_factory=StepFit)
     _num_decode_steps: int = 0
 
-    def add_step(self, num_decodes: int, num_prefill_tokens: int, seconds: float, num_held_tokens: int = 0) -> None:
-        """Learn from one step; `num_held_tokens` are those that all sequences have in the KV cache."""
+    def add_step(
+        self, num_decodes: int, num_prefill_tokens: int, seconds: float, held_tokens: Callable[[], int] = lambda: 0
+    ) -> None:
+        """Learn from one step; `held_tokens` tells, where it is asked, how many all sequences have in the KV cache."""
         if num_prefill_tokens:
             share = num_prefill_tokens / (num_prefill_tokens + num_decodes)
             self.prefill.add(num_prefill_tokens, seconds * share)
@@ -92,5 +95,5 @@ class Rates:
             self.decode.add(1, seconds)
             if not num_prefill_tokens:
                 if self._num_decode_steps % DECODE_FIT_EVERY == 0:
-                    self.decode_step.add(num_decodes, num_held_tokens, seconds)
+                    self.decode_step.add(num_decodes, held_tokens(), seconds)
                 self._num_decode_steps += 1

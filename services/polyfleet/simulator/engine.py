@@ -138,7 +138,7 @@ class SimulatedEngine:
     def end_step(self, now: float) -> list[Job]:
         """The step that began is over: the jobs that have ended with it."""
         decoding, prompt = len(self._decoding), sum(part for _, part in self._plan)
-        self.rates.add_step(decoding, prompt, self._duration, self._held)
+        self.rates.add_step(decoding, prompt, self._duration, lambda: self._held)
         self.seconds += self._duration
         self._steps += 1
         self._held += decoding + prompt

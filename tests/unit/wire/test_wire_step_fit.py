@@ -58,8 +58,8 @@ def test_steps_that_were_all_alike_are_foretold_and_nothing_is_below_zero() -> N
 
 def test_nothing_is_known_before_the_first_step_and_prompts_teach_nothing() -> None:
     rates = Rates()
-    rates.add_step(0, 100, 1.0, 500)
-    rates.add_step(3, 100, 1.0, 500)
+    rates.add_step(0, 100, 1.0, lambda: 500)
+    rates.add_step(3, 100, 1.0, lambda: 500)
     assert rates.decode_step.seconds == (0.0, 0.0, 0.0)
-    rates.add_step(3, 0, 0.5, 500)
+    rates.add_step(3, 0, 0.5, lambda: 500)
     assert sum(rates.decode_step.seconds) > 0

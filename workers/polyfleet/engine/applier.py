@@ -25,22 +25,25 @@ class Applier:
 
     def apply(self, flight: Flight, output: StepOutput, tokens: list[SampledToken]) -> list[SequenceUpdate]:
         """The news of each sequence that has any."""
-        broken = flight.broken(output)
-        updates = [self.fail(sequence, why) for sequence, place, why in broken if sequence.place is place]
+        updates: list[SequenceUpdate] = []
+        for sequence, place, why in flight.broken(output.faults.tolist()):
+            if sequence.place is place:
+                updates.append(self.fail(sequence, why))
         block_size, num_usual = self._holdings.block_size, 0
-        for sequence, place, token in zip(flight.decodes, flight.places, tokens, strict=False):
+        for sequence, place, token in zip(flight.decodes, flight.decodes.places, tokens, strict=False):
             if sequence.place is not place:
                 self._counters.dropped_rows += place not in flight.doubtful
                 continue
             sequence.num_settled = settled = sequence.num_settled + 1
             if not settled % block_size:
                 self._holdings.settled(sequence)
-            reason = sequence.accept(token.token_id)
-            if reason is None and sequence.reported:
+            token_id, generated_ids = token.token_id, sequence.generated_ids
+            if len(generated_ids) < sequence.last_usual and token_id not in sequence.ends:
+                generated_ids.append(token_id)
                 num_usual += 1
                 updates.append(SequenceUpdate(sequence.sequence_id, (token,)))
             else:
-                updates.append(self._news(sequence, token, reason))
+                updates.append(self._news(sequence, token, sequence.accept(token_id)))
         self._counters.generated_tokens += num_usual
         return updates + self._apply_parts(flight, output, tokens) if flight.parts else updates
 

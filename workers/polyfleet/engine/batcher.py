@@ -15,7 +15,7 @@ from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending
 from polyfleet.engine.flight import Flight, first_line
 from polyfleet.engine.holdings import Holdings, least_tokens
 from polyfleet.engine.ledger import Ledger
-from polyfleet.engine.plan import NO_ADAPTER
+from polyfleet.engine.needs import MASKED, NO_ADAPTER
 from polyfleet.engine.sequence import Sequence, SequenceState, TokenMask
 from polyfleet.engine.speculation import Speculator
 from polyfleet.kvcache.pool import BlockPool
@@ -61,6 +61,7 @@ class Batcher:
         self._clock = clock
         self._arrivals = count()
         self._holdings = Holdings(capacity, limits.prefix_cache, limits.horizon)
+        self._assembler = self._holdings.assembler
         self._budget = StepBudget(limits.step_tokens, limits.step_seconds)
         self._speculator = speculator
         self._applier = Applier(self.ledger, self._holdings, self.counters, speculator)
@@ -153,7 +154,8 @@ class Batcher:
         decodes, shares = self._composer.compose(ahead=bool(self._flights))
         if not decodes and not shares:
             return False
-        plan = self._holdings.assembler.assemble(shares, decodes)
+        drawn = None if self._flights else decodes.drawn
+        plan = self._assembler.assemble(shares, decodes, drawn)
         pooled: list[int] = plan.pooled.tolist() if shares else []
         now = self._clock()
         pending: Pending | None = None
@@ -167,10 +169,10 @@ class Batcher:
         except Exception as failure:
             error = failure
         else:
-            self._holdings.assembler.accepted()
+            self._assembler.accepted()
         self._num_launched += 1
-        flight = Flight.of(self._num_launched, decodes, shares, pooled, now, masked=plan.masked)
-        flight.pending, flight.error = pending, error
+        flight = Flight(self._num_launched, decodes, shares, now)
+        flight.pending, flight.error, flight.pooled, flight.masked = pending, error, pooled, MASKED[plan.needs]
         if not self._flights or error is not None or not flight.waits:
             self._draw(flight)
         self._flights.append(flight)
@@ -218,13 +220,15 @@ class Batcher:
         if flight.error is not None or output is None:
             report = StepReport(self._fail_step(flight))
         else:
-            rows = flight.rows
-            self._budget.observe(rows[0] + rows[2], rows[1], seconds)
+            decodes, prompt_rows, drafts = flight.rows if flight.parts else (len(flight.decodes), 0, 0)
+            self._budget.observe(decodes + drafts, prompt_rows, seconds)
             if self._speculator is not None:
-                self._speculator.observe(*rows, seconds)
+                self._speculator.observe(decodes, prompt_rows, drafts, seconds)
             accepted = self.counters.accepted_drafts
             updates = self._applier.apply(flight, output, tokens)
-            report = StepReport(updates, *rows, self.counters.accepted_drafts - accepted, seconds)
+            accepted = self.counters.accepted_drafts - accepted
+            report = StepReport(updates, decodes, prompt_rows, drafts, accepted, seconds)
+            flight.decodes.drawn = output.token_ids
         self._holdings.collected(flight.number, flight.doubtful)
         return report
 

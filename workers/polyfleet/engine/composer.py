@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from polyfleet.engine.budget import LEAST_ROWS, StepBudget
+from polyfleet.engine.cohort import Cohort
 from polyfleet.engine.holdings import Holdings
 from polyfleet.engine.ledger import Ledger
 from polyfleet.engine.plan import Share
@@ -48,34 +49,35 @@ class Composer:
         self.waits = False  # whether a sequence of the last composition waits for a block
         self._prompts_left: list[Sequence] = []  # those that ran at the last composition and did not decode
         self._prompts_turn = False
-        self._decodes: tuple[Sequence, ...] = ()  # of the last composition
+        self._decodes = Cohort(())  # of the last composition
         self._num_moves = 0  # that the ledger had come to then
         self._steady = False  # whether these may go on as long as it does not move
         self._due: dict[int, list[Sequence]] = {}  # who of them is to be looked at in which turn
         self._turn = 0
 
-    def compose(self, *, ahead: bool) -> tuple[tuple[Sequence, ...], list[Share]]:
+    def compose(self, *, ahead: bool) -> tuple[Cohort, list[Share]]:
         """The sequences that decode in the next step, and the shares of prompts and drafts, those of one token first.
 
-        Where the former are all of the last composition's, one token further, they are the same tuple.
+        Where the former are all of the last composition's, one token further, they are the same Cohort.
 
         `ahead`: steps are under way; then nothing is preempted, and a sequence that finds no block waits. Else the
         running sequence last in rank is preempted until blocks suffice: the first never is.
         """
         if ahead and self._speculator is not None and self._await_drafts(self._speculator):
-            return (), []
-        num_moves = self._num_moves
-        same = self._steady and num_moves == self._ledger.num_moves and not self._may_start()
-        if same and len(self._decodes) <= self._budget.most and self._go_on():
-            return self._decodes, []
+            return Cohort(()), []
+        ledger, decodes = self._ledger, self._decodes
+        same = self._steady and ledger.num_moves == self._num_moves and not (ledger.waiting and self._may_start())
+        if same and len(decodes) <= self._budget.most:
+            self._turn += 1
+            if self._turn not in self._due or self._go_on():
+                return decodes, []
         found, shares = self._compose(ahead)
-        decodes, self._num_moves = tuple(found), self._ledger.num_moves
-        if self._num_moves != num_moves or decodes != self._decodes:
-            self._decodes = decodes
-        self._steady = not shares and len(decodes) == len(self._ledger.running) and self._speculator is None
+        if ledger.num_moves != self._num_moves or tuple(found) != decodes:
+            self._decodes, self._num_moves = Cohort(found), ledger.num_moves
+        self._steady = not shares and len(found) == len(ledger.running) and self._speculator is None
         self._due.clear()
         if self._steady:
-            for each in decodes:
+            for each in found:
                 self._plan_a_look(each)
         return self._decodes, shares
 
@@ -99,8 +101,7 @@ class Composer:
 
     def _go_on(self) -> bool:
         """Find blocks for whom needs some now; False where one finds none, or has all its tokens under way."""
-        self._turn += 1
-        for each in self._due.pop(self._turn, ()):
+        for each in self._due.pop(self._turn):
             if each.num_tokens >= each.longest or not self._holdings.grow(each):
                 return False
             self._plan_a_look(each)

@@ -170,19 +170,18 @@ class Engine:
         An error inside the step ends the sequences that took part in it, each with an update that says why. Raises
         DeviceTimeout where the device hangs: the engine is of no use any more, its sequences can go on in another.
         """
-        ledger = self._batcher.ledger
-        canary_alone = len(ledger) == 1 and CANARY_ID in ledger
-        report = self._batcher.step()
-        if num_rows := report.num_rows:
+        present = self._batcher.ledger.sequences
+        canary_alone = len(present) == 1 and CANARY_ID in present
+        updates, num_decodes, num_prefill_tokens, num_drafts, num_accepted, seconds = self._batcher.step()
+        if num_rows := num_decodes + num_prefill_tokens + num_drafts:
             self._steps += 1
-            self._step_seconds += report.seconds
+            self._step_seconds += seconds
             self._step_rows += num_rows
             if not canary_alone:  # its few tokens say nothing of the speed that requests see
-                seconds = report.seconds
-                if report.num_accepted and not report.num_prefill_tokens:  # as if each token had had its part of it
-                    seconds *= report.num_decodes / (report.num_decodes + report.num_accepted)
-                self._rates.add_step(report.num_decodes, report.num_prefill_tokens, seconds, self._held_tokens)
-        return report.updates
+                if num_accepted and not num_prefill_tokens:  # as if each token had had its part of it
+                    seconds *= num_decodes / (num_decodes + num_accepted)
+                self._rates.add_step(num_decodes, num_prefill_tokens, seconds, self._held_tokens)
+        return updates
 
     def export_prefix(self, prompt_ids: Tokens[int], cache_salt: bytes = b"") -> bytes:
         """The longest cached beginning of a prompt as a portable document (docs/kv-layout.md); nothing is drained."""
@@ -207,7 +206,8 @@ class Engine:
         """How the engine is doing."""
         batcher, rates, pool = self._batcher, self._rates, self._pool
         ledger, counters = batcher.ledger, batcher.counters
-        return EngineStatus._make(  # in the order of its fields: by their names it takes three times as long
+        return tuple.__new__(  # in the order of its fields: by their names it takes three times as long
+            EngineStatus,
             (
                 len(ledger.running),
                 len(ledger.waiting),
@@ -232,10 +232,9 @@ class Engine:
                 counters.drafts,
                 counters.accepted_drafts,
                 *rates.decode_step.seconds,
-            )
+            ),
         )
 
-    @property
     def _held_tokens(self) -> int:
         """Room for tokens in the KV blocks that sequences use."""
         return (self._pool.num_blocks - self._pool.num_free) * self.facts.block_size

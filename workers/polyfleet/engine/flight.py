@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+from polyfleet.engine.cohort import Cohort
 from polyfleet.engine.executor import FAULTS, Pending, StepOutput
 from polyfleet.engine.needs import MASKS
 from polyfleet.engine.plan import Share
@@ -52,53 +53,28 @@ class Part:
         return tokens
 
 
-@dataclass(slots=True)
 class Flight:
     """A step under way. First come the sequences that decode, with one row and one draw each, then the other parts."""
 
-    number: int
-    decodes: tuple[Sequence, ...]
-    places: list[Place]  # of each of them
-    parts: list[Part]
-    pooled: list[int]  # sequences of the step
-    launched_seconds: float
-    masked: bool  # whether some draw may not take every token as it is
-    pending: Pending | None = None
-    drawn: bool = False
-    error: Exception | None = None
-    doubtful: tuple[Place, ...] = ()  # whose rows were not good
-    unmasked: tuple[tuple[Sequence, Place, str], ...] = ()  # whose mask gave none, and why
-
-    @classmethod
-    def of(
-        cls,
-        number: int,
-        decodes: tuple[Sequence, ...],
-        shares: Items[Share],
-        pooled: list[int],
-        now: float,
-        *,
-        masked: bool,
-    ) -> "Flight":
+    def __init__(self, number: int, decodes: Cohort, shares: Items[Share], launched_seconds: float) -> None:
         """A step takes off: its rows count as computed, and its draws as under way."""
+        self.number, self.decodes, self.launched_seconds = number, decodes, launched_seconds
+        self.pending: Pending | None = None
+        self.error: Exception | None = None
+        self.drawn = False
+        self.masked = False  # whether some draw may not take every token as it is
+        self.pooled: Items[int] = ()  # sequences of the step
+        self.doubtful: tuple[Place, ...] = ()  # whose rows were not good
+        self.unmasked: tuple[tuple[Sequence, Place, str], ...] = ()  # whose mask gave none, and why
         for sequence in decodes:  # as `Sequence.plan` does, at a third of its cost
             sequence.last_step = number
             sequence.num_computed += 1
             sequence.num_tokens += 1
-        parts: list[Part] = []
-        for each, size in shares:
-            first = each.num_computed
-            targets = each.tokens(first + 1, first + 1 + size) if each.scoring else ()
-            parts.append(Part(each, each.running_place, size, each.plan(size, number), targets, each.drafts))
-            each.drafts = ()
-        places: list[Place] = [each.place for each in decodes]  # type: ignore[misc]
-        return cls(number, decodes, places, parts, pooled, now, masked)
+        self.parts = [_part(each, size, number) for each, size in shares] if shares else []
 
     @property
     def rows(self) -> tuple[int, int, int]:
         """Sequences that decode, rows of prompts, and of drafts."""
-        if not self.parts:
-            return len(self.decodes), 0, 0
         drafts = [len(part.drafts) for part in self.parts if part.drafts]
         prompt_rows = sum([part.size for part in self.parts if not part.drafts])
         return len(self.decodes) + len(drafts), prompt_rows, sum(drafts)
@@ -106,7 +82,7 @@ class Flight:
     @property
     def members(self) -> list[tuple[Sequence, Place]]:
         """All sequences, as they were placed."""
-        decodes = list(zip(self.decodes, self.places, strict=True))
+        decodes = list(zip(self.decodes, self.decodes.places, strict=True))
         return decodes + [(part.sequence, part.place) for part in self.parts]
 
     @property
@@ -142,15 +118,14 @@ class Flight:
 
     def _draws(self) -> Iterator[tuple[Part, int]]:
         """Of each draw the part, and which of the part's draws it is."""
-        for sequence, place in zip(self.decodes, self.places, strict=True):
+        for sequence, place in zip(self.decodes, self.decodes.places, strict=True):
             yield Part(sequence, place, 1, 1), 0
         for part in self.parts:
             for index in range(part.num_draws):
                 yield part, index
 
-    def broken(self, output: StepOutput) -> Items[tuple[Sequence, Place, str]]:
+    def broken(self, faults: Items[int]) -> Items[tuple[Sequence, Place, str]]:
         """Whose rows or masks were not good, and why; notes in `doubtful` whose rows were not."""
-        faults: list[int] = output.faults.tolist()
         if not any(faults):
             return self.unmasked
         faulty = [(*member, fault) for member, fault in zip(self.members, faults, strict=True) if fault]
@@ -164,22 +139,30 @@ class Flight:
 
         Raises RuntimeError for an output that does not fit this step.
         """
-        num_sequences = num_draws = len(self.decodes)
+        num_draws = num_sequences = len(self.decodes)
         if self.parts:
             num_draws += sum(part.num_draws for part in self.parts)
             num_sequences += len(self.parts)
         token_ids: list[int] = output.token_ids.tolist()
-        shape = (len(token_ids), len(output.faults), 0 if output.pooled is None else len(output.pooled))
-        wanted = (num_draws, num_sequences, len(self.pooled))
+        shape = len(token_ids), len(output.faults), 0 if output.pooled is None else len(output.pooled)
+        wanted = num_draws, num_sequences, len(self.pooled)
         if shape != wanted:
             raise RuntimeError(f"the executor returned {shape} tokens, faults and pooled rows instead of {wanted}")
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:  # one below 0 would mean a slot
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocabulary_size):  # one below 0 would mean a slot
             raise RuntimeError(f"the executor drew tokens {min(token_ids)} to {max(token_ids)} of {vocabulary_size}")
         if output.logprobs is None:
-            return list(map(PLAIN_TOKENS.__getitem__, token_ids))
+            return [PLAIN_TOKENS[token_id] for token_id in token_ids]
         wanted_logprobs = [each.request.logprobs for each in self.decodes]
         wanted_logprobs += [part.num_logprobs for part in self.parts for _ in range(part.num_draws)]
         return [sampled(output, drawn, number) for drawn, number in enumerate(wanted_logprobs)]
+
+
+def _part(sequence: Sequence, size: int, step: int) -> Part:
+    """The next `size` tokens of a sequence, that a step computes."""
+    first = sequence.num_computed
+    targets = sequence.tokens(first + 1, first + 1 + size) if sequence.scoring else ()
+    drafts, sequence.drafts = sequence.drafts, ()
+    return Part(sequence, sequence.running_place, size, sequence.plan(size, step), targets, drafts)
 
 
 def _limits(part: Part, drafts: Items[int], vocabulary_size: int) -> tuple[Int32s | None, Mapping[int, float], str]:

@@ -20,21 +20,21 @@ class Ledger:
         self.finished = 0  # ended well
         self.failed = 0  # ended with an error
         self.cancelled = 0  # given up by their owner
-        self._sequences: dict[str, Sequence] = {}
+        self.sequences: dict[str, Sequence] = {}  # all of these, by id
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self.sequences)
 
     def __contains__(self, sequence_id: str) -> bool:
-        return sequence_id in self._sequences
+        return sequence_id in self.sequences
 
     def get(self, sequence_id: str) -> Sequence | None:
         """A sequence that has not ended."""
-        return self._sequences.get(sequence_id)
+        return self.sequences.get(sequence_id)
 
     def admit(self, sequence: Sequence) -> None:
         """Take a new sequence in; its id must be free."""
-        self._sequences[sequence.sequence_id] = sequence
+        self.sequences[sequence.sequence_id] = sequence
         self._enqueue(sequence)
         self.admitted += 1
 
@@ -49,7 +49,7 @@ class Ledger:
         if state is SequenceState.RUNNING or state is SequenceState.WAITING:
             self._enqueue(sequence)
             return
-        del self._sequences[sequence.sequence_id]
+        del self.sequences[sequence.sequence_id]
         if state is SequenceState.FINISHED:
             self.finished += 1
         elif state is SequenceState.FAILED:
@@ -60,7 +60,7 @@ class Ledger:
     def check(self) -> None:
         """Raise AssertionError unless queues, states and counts agree."""
         present = len(self.running) + len(self.waiting)
-        assert present == len(self._sequences), "a sequence is in no queue or in two"
+        assert present == len(self.sequences), "a sequence is in no queue or in two"
         ended = self.finished + self.failed + self.cancelled
         assert self.admitted == ended + present, "a sequence was lost or counted twice"
         for state in (SequenceState.RUNNING, SequenceState.WAITING):

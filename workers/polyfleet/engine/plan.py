@@ -149,15 +149,21 @@ class Assembler:
         written = set(blocks)
         self._cleared = [block for block in self._cleared if block not in written]
 
-    def assemble(self, shares: Sequence[Share], decodes: Sequence["EngineSequence"] = ()) -> StepPlan:
+    def assemble(
+        self,
+        shares: Sequence[Share],
+        decodes: Sequence["EngineSequence"] = (),
+        drawn: NDArray[Any] | None = None,
+    ) -> StepPlan:
         """The plan in which each sequence computes so many of its next tokens, those with one token first.
 
         `decodes` come before all of `shares`: each computes the last token that it has, or is being given, and draws.
-        The same tuple again, behind a plan that was accepted, are sequences that have all come one token further.
+        The same tuple again, behind a plan that was accepted, are sequences that have all come one token further;
+        `drawn` begins with their last tokens, where these are at hand.
         """
         before, self._accepted = self._accepted, None
         if before is not None and before.sequences is decodes and not shares and not self._cleared:
-            before.advance(self._changes() if self._changed else NOTHING, self._starts)
+            before.advance(self._changes() if self._changed else NOTHING, self._starts, drawn)
             self._last = before
             return before.plan
         plan = self._lay_out(shares, decodes)
@@ -186,9 +192,11 @@ class Assembler:
     def accepted(self) -> None:
         """The last plan was launched: its changes need not be told again."""
         self._accepted = self._last
-        self._changed.clear()
-        self._starts = []
-        self._cleared = []
+        if self._changed:
+            self._changed.clear()
+            self._starts = []
+        if self._cleared:
+            self._cleared = []
 
 
 class _Decoding:
@@ -200,17 +208,17 @@ class _Decoding:
         self._growth = NOTHING  # of `_numbers` from step to step
         self._drawing = NOTHING  # token ids that are being drawn
 
-    def advance(self, changed: Int32s, starts: Sequence[Start]) -> None:
+    def advance(self, changed: Int32s, starts: Sequence[Start], drawn: NDArray[Any] | None) -> None:
         """All sequences have come one token further."""
         plan, sequences, numbers = self.plan, self.sequences, self._numbers
         if self._growth is NOTHING:
             self._grow_by(len(sequences))
-        np.add(numbers, self._growth, out=numbers)
-        np.copyto(plan.numbers, numbers)
-        if sequences[0].num_drawing:  # as all are
-            np.copyto(plan.token_ids, self._drawing)
-        elif len(sequences) == 1:
-            plan.token_ids[0] = sequences[0].generated_ids[-1]
+        numbers += self._growth
+        plan.numbers[:] = numbers
+        if drawn is not None:
+            plan.token_ids[:] = drawn[: len(sequences)]
+        elif sequences[0].num_drawing:  # as all are
+            plan.token_ids[:] = self._drawing
         else:
             plan.token_ids[:] = [each.generated_ids[-1] for each in sequences]
         plan.changed, plan.starts = changed, starts

@@ -94,6 +94,7 @@ class Sequence:
     needs: int = 0  # `plan.Need` of its draws
     pooling: Pooling | None = None  # how its hidden states are pooled, where an embedding is wanted
     reported: bool = False  # whether its first update has left
+    last_usual: int = 0  # generated tokens from which on the next one's update may say more than that token
     scoring: bool = False  # whether the prompt's tokens are being looked up in what each row gives before them
     scores: list[SampledToken] = field(default_factory=list)  # of the prompt's tokens but the first, as far as they are
     drafts: Tokens[int] = ()  # tokens guessed to follow those that it has, which the next step is to verify
@@ -234,7 +235,7 @@ class Sequence:
     def news(self, tokens: tuple[SampledToken, ...] = (), **end: Any) -> SequenceUpdate:
         """An update with these tokens and how it ended; the first one also says how the sequence began."""
         if not self.reported:
-            self.reported = True
+            self.reported, self.last_usual = True, self.most_generated - 1
             end |= {"cached_tokens": self.cached_tokens, "queue_seconds": self.queue_seconds}
             end |= {"prompt_logprobs": tuple(self.scores)}
         return SequenceUpdate(self.sequence_id, tokens, **end)

@@ -166,7 +166,8 @@ class EngineClient:
         """Each step's news until the process ends."""
         while (event := await self._receive()) is not None:
             if isinstance(event, StepNews):
-                self.status, self.counted_adds = event.status, event.num_adds
+                if event.status is not None:
+                    self.status, self.counted_adds = event.status, event.num_adds
                 yield event
             elif isinstance(event, AdapterNews):
                 self._answer(event)

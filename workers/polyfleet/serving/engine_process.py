@@ -9,10 +9,13 @@ import logging
 import math
 import select
 import socket
+import time
+from collections.abc import Callable
 
 import click
 
 from polyfleet.backends import BackendUnavailable
+from polyfleet.engine.facts import EngineStatus
 from polyfleet.process import signals
 from polyfleet.process.logs import LEVELS, set_up_logging
 from polyfleet.serving import messages
@@ -38,6 +41,7 @@ from polyfleet.wire.options import EngineOptions
 log = logging.getLogger(__name__)
 
 IDLE_CHECK_SECONDS = 1.0
+STATUS_SECONDS = 0.02  # from status to status while sequences go on: that of each of a thousand steps costs too much
 READABLE = (ValueError, BackendUnavailable)  # of loading: their message is a sentence, a traceback adds nothing
 
 
@@ -79,6 +83,22 @@ class WorkerSocket:
         return []
 
 
+class Reports:
+    """When an engine's status travels: with what commands came to, when there is no more work, and now and then."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due = 0.0
+
+    def status(self, engine: ServedEngine, commanded: bool) -> EngineStatus | None:
+        """It, behind a step; None: not now. `commanded`: some commands were carried out before it."""
+        now = self._clock()
+        if now < self._due and not commanded and engine.has_work:
+            return None
+        self._due = now + STATUS_SECONDS
+        return engine.status()
+
+
 class Overtaking:
     """Lets Cancels overtake Adds: a sequence that is cancelled before its Add has come ends as soon as it is added."""
 
@@ -109,7 +129,7 @@ def serve(engine: ServedEngine, worker: WorkerSocket, rounds: CanaryRounds) -> N
     unchecked = False
     if engine.alarm is not None:
         worker.watch(engine.alarm)
-    overtaking = Overtaking()
+    overtaking, reports = Overtaking(), Reports()
     while True:
         pause = rounds.until_next(IDLE_CHECK_SECONDS if unchecked else None)
         commands = worker.receive(0 if engine.has_work else pause)
@@ -127,8 +147,8 @@ def serve(engine: ServedEngine, worker: WorkerSocket, rounds: CanaryRounds) -> N
             elif answer is not None:
                 refusals.append(answer)
         updates = engine.step() if engine.has_work else []
-        news = StepNews(rounds.take(updates), refusals, engine.status(), rounds.verdict(), overtaking.num_adds)
-        worker.send(news)
+        status = reports.status(engine, bool(commands))
+        worker.send(StepNews(rounds.take(updates), refusals, status, rounds.verdict(), overtaking.num_adds))
         unchecked = True
 
 

@@ -107,12 +107,12 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
 class StepNews(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Everything that happened since the last one: a step, refusals, cancels, an answer to the canary.
 
-    `status` counts the first `num_adds` Adds.
+    `status` counts the first `num_adds` Adds; None: the last one is recent enough.
     """
 
     updates: list[SequenceUpdate]
     refusals: list[Refusal]
-    status: EngineStatus
+    status: EngineStatus | None
     canary: CanaryVerdict | None = None
     num_adds: int = 0
 

@@ -289,8 +289,10 @@ class Worker:
             async for news in engine.news():
                 self.watchdog.heard()
                 self.router.deliver(news)
-                self.peak.see(news.status.generated_tokens, news.status.step_seconds)
-                self.histograms.see(news.status, news.updates)
+                self.histograms.see_updates(news.updates)
+                if news.status is not None:
+                    self.peak.see(news.status.generated_tokens, news.status.step_seconds)
+                    self.histograms.see(news.status)
                 if news.canary is not None:
                     self.watchdog.judge(news.canary)
             reason = engine.reason
