@@ -43,6 +43,8 @@ def check_lengths(request: SequenceRequest, context_length: int) -> None:
     longest, room = context_length - (request.pooling is None), context_length - num_prompt
     if not 0 < num_prompt + num_done <= longest:
         problem = f"must be 1 to {longest} tokens with those generated, not {num_prompt + num_done}"
+        if not longest:
+            problem = "can't be answered: the context has one token, which leaves no room to draw another"
         raise FieldError("prompt_ids", problem)
     if request.min_tokens > room:
         why = f"the context has {context_length} tokens, and the prompt has {num_prompt}"

@@ -39,20 +39,17 @@ class Histogram:
 
 
 class EngineHistograms:
-    """Learns steps from the totals that the engine reports behind them, each wait from a sequence's first news."""
+    """Learns each step from the totals that the engine reports behind it, each wait from a sequence's first news."""
 
     def __init__(self) -> None:
         self.seconds, self.rows, self.queue = Histogram(STEP_SECONDS), Histogram(STEP_ROWS), Histogram(QUEUE_SECONDS)
         self._steps, self._step_seconds, self._step_rows = 0, 0.0, 0
 
-    def see_updates(self, updates: Iterable[SequenceUpdate]) -> None:
-        """News of sequences."""
+    def see(self, status: EngineStatus, updates: Iterable[SequenceUpdate] = ()) -> None:
+        """The totals now; steps that were not reported one by one count with their mean."""
         for update in updates:
             if update.queue_seconds is not None:
                 self.queue.add(update.queue_seconds)
-
-    def see(self, status: EngineStatus) -> None:
-        """The totals now; steps that were not reported one by one count with their mean."""
         count = status.steps - self._steps
         if count > 0:
             self.seconds.add((status.step_seconds - self._step_seconds) / count, count)

@@ -289,10 +289,8 @@ class Worker:
             async for news in engine.news():
                 self.watchdog.heard()
                 self.router.deliver(news)
-                self.histograms.see_updates(news.updates)
-                if news.status is not None:
-                    self.peak.see(news.status.generated_tokens, news.status.step_seconds)
-                    self.histograms.see(news.status)
+                self.peak.see(engine.status.generated_tokens, engine.status.step_seconds)
+                self.histograms.see(engine.status, news.updates)
                 if news.canary is not None:
                     self.watchdog.judge(news.canary)
             reason = engine.reason
