@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-DECODE_FIT_EVERY = 4  # steps: learning from each one would cost more than it tells
+DECODE_FIT_EVERY = 8  # steps: learning from each one would cost more than it tells
 PREFILL_HALF_LIFE_TOKENS = 4096
 DECODE_HALF_LIFE_TOKENS = 64  # of one sequence, that is: steps
+DECODE_KEEP = 0.5 ** (1 / DECODE_HALF_LIFE_TOKENS)
 
 
 @dataclass(slots=True)
@@ -92,7 +93,9 @@ class Rates:
             share = num_prefill_tokens / (num_prefill_tokens + num_decodes)
             self.prefill.add(num_prefill_tokens, seconds * share)
         if num_decodes:
-            self.decode.add(1, seconds)
+            decode = self.decode  # as its `add` does, at half of the cost
+            decode.tokens = DECODE_KEEP * decode.tokens + 1
+            decode.seconds = DECODE_KEEP * decode.seconds + seconds
             if not num_prefill_tokens:
                 if self._num_decode_steps % DECODE_FIT_EVERY == 0:
                     self.decode_step.add(num_decodes, held_tokens(), seconds)

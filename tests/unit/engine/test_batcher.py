@@ -206,8 +206,6 @@ class TestPreemption:
             batcher.add(request(1, 16))
         batcher.add(request(2, 16, pooling=Pooling.LAST))  # nothing is generated: the last place may be used
         assert run_all(batcher)["s2"].finish_reason is FinishReason.STOP
-        with pytest.raises(FieldError, match="prompt_ids: can't be answered: the context has one token"):
-            make_batcher(num_blocks=4, context_length=1)[0].add(request(3, 1))
         with pytest.raises(ValueError, match="does not fit a KV pool of 16"):
             over(executor, BatchLimits(max_sequences=1, step_tokens=8, context_length=17), 4)
         with pytest.raises(ValueError, match="too few for 8 sequences"):

@@ -135,6 +135,14 @@ def test_bad_requests_are_refused_by_name_and_cost_nothing(changes: dict[str, ob
     assert engine.status() == make_engine()[0].status()
 
 
+def test_a_context_of_one_token_says_why_no_prompt_can_be_answered() -> None:
+    executor = FakeExecutor()
+    executor.allocate(capacity_of(OPTIONS))
+    engine = Engine(executor, CONFIG, replace(OPTIONS, context_length=1))
+    with pytest.raises(FieldError, match="prompt_ids: can't be answered: the context has one token"):
+        engine.add(SequenceRequest("a", (1,), max_tokens=1))
+
+
 def test_an_id_can_be_used_once_at_a_time() -> None:
     engine, _ = make_engine()
     engine.add(GOOD)

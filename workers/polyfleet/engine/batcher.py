@@ -171,8 +171,7 @@ class Batcher:
         else:
             self._assembler.accepted()
         self._num_launched += 1
-        flight = Flight(self._num_launched, decodes, shares, now)
-        flight.pending, flight.error, flight.pooled, flight.masked = pending, error, pooled, MASKED[plan.needs]
+        flight = Flight(self._num_launched, decodes, shares, pooled, now, pending, error, masked=MASKED[plan.needs])
         if not self._flights or error is not None or not flight.waits:
             self._draw(flight)
         self._flights.append(flight)

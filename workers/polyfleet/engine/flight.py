@@ -56,16 +56,27 @@ class Part:
 class Flight:
     """A step under way. First come the sequences that decode, with one row and one draw each, then the other parts."""
 
-    def __init__(self, number: int, decodes: Cohort, shares: Items[Share], launched_seconds: float) -> None:
-        """A step takes off: its rows count as computed, and its draws as under way."""
-        self.number, self.decodes, self.launched_seconds = number, decodes, launched_seconds
-        self.pending: Pending | None = None
-        self.error: Exception | None = None
-        self.drawn = False
-        self.masked = False  # whether some draw may not take every token as it is
-        self.pooled: Items[int] = ()  # sequences of the step
-        self.doubtful: tuple[Place, ...] = ()  # whose rows were not good
-        self.unmasked: tuple[tuple[Sequence, Place, str], ...] = ()  # whose mask gave none, and why
+    doubtful: tuple[Place, ...] = ()  # whose rows were not good
+    unmasked: tuple[tuple[Sequence, Place, str], ...] = ()  # whose mask gave none, and why
+
+    def __init__(
+        self,
+        number: int,
+        decodes: Cohort,
+        shares: Items[Share],
+        pooled: Items[int],
+        launched_seconds: float,
+        pending: Pending | None,
+        error: Exception | None,
+        *,
+        masked: bool,
+    ) -> None:
+        """A step takes off: its rows count as computed, and its draws as under way.
+
+        `pooled` are which of its sequences; `masked`: whether some draw may not take every token as it is.
+        """
+        self.number, self.decodes, self.pooled, self.launched_seconds = number, decodes, pooled, launched_seconds
+        self.pending, self.error, self.drawn, self.masked = pending, error, False, masked
         for sequence in decodes:  # as `Sequence.plan` does, at a third of its cost
             sequence.last_step = number
             sequence.num_computed += 1
@@ -144,9 +155,9 @@ class Flight:
             num_draws += sum(part.num_draws for part in self.parts)
             num_sequences += len(self.parts)
         token_ids: list[int] = output.token_ids.tolist()
-        shape = len(token_ids), len(output.faults), 0 if output.pooled is None else len(output.pooled)
-        wanted = num_draws, num_sequences, len(self.pooled)
-        if shape != wanted:
+        pooled = 0 if output.pooled is None else len(output.pooled)
+        if len(token_ids) != num_draws or len(output.faults) != num_sequences or pooled != len(self.pooled):
+            shape, wanted = (len(token_ids), len(output.faults), pooled), (num_draws, num_sequences, len(self.pooled))
             raise RuntimeError(f"the executor returned {shape} tokens, faults and pooled rows instead of {wanted}")
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocabulary_size):  # one below 0 would mean a slot
             raise RuntimeError(f"the executor drew tokens {min(token_ids)} to {max(token_ids)} of {vocabulary_size}")
