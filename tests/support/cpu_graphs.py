@@ -190,8 +190,12 @@ def run_step(
     cleared: Sequence[int] = (),
     *,
     keep_hidden: bool = False,
+    adapters: Sequence[int] = (),
 ) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
-    """A step in which any rows may be selected; gives their likeliest ids, and a fault for each slice."""
+    """A step in which any rows may be selected; gives their likeliest ids, and a fault for each slice.
+
+    `adapters`: the number of each slice's, negative for none.
+    """
     ids = [token_id for each, _, _ in slices for token_id in each]
     starts = np.cumsum([0, *(len(each) for each, _, _ in slices)])
     tables = np.zeros((len(slices), max(len(table) for _, _, table in slices)), dtype=np.int32)
@@ -201,12 +205,13 @@ def run_step(
     parts = (ids, range(len(slices)), starts, lengths, selected, cleared, tables)
     arrays = [np.ascontiguousarray(part, dtype=np.int32) for part in parts]
     greedy_ids, faults = np.zeros(len(selected), np.int32), np.zeros(len(slices), np.int8)
+    numbers = np.array(adapters, dtype=np.int32)
     step = PfStep(
         *(len(ids), len(slices), len(selected), len(cleared), *tables.shape, 0),
         *(array.ctypes.data for array in arrays),
-        *(None, greedy_ids.ctypes.data, faults.ctypes.data),  # no adapters
+        *(numbers.ctypes.data if adapters else None, greedy_ids.ctypes.data, faults.ctypes.data),
     )
-    engine.step(step, keep_hidden=keep_hidden)
+    engine.step(step, keep_hidden=keep_hidden, adapters=bool(adapters))
     return greedy_ids, faults
 
 
@@ -225,6 +230,7 @@ class Rig:
         num_blocks: int = 4,
         keep_hidden: bool = True,
         wide: bool = False,
+        adapters: bool = False,
     ) -> None:
         held = {weight.name: weight for weight in (dense("rows", rows), *weights)}
         counts = {name: weight.rows for name, weight in held.items()}
@@ -240,6 +246,7 @@ class Rig:
             threads=threads,
             instruction_set=instruction_set,
             wide=wide,
+            adapters=adapters,
         )
         self.engine.allocate(num_blocks, block_size, MAX_ROWS)
 

@@ -115,7 +115,8 @@ struct PfStep {
 };                                  // precision or, with greedy_ids, a logit of a selected row; else 0
 
 // What an adapter adds to one weight [rows][columns]: up @ down. Rows of both matrices come in groups of 16, padded with
-// zeros, each [column][16], of numbers in half precision or int8 that count as they are times their row's scale.
+// zeros: numbers in half precision, each group [column][16], or codes, each group [column / 4][16][4], that stand for
+// themselves less 128; `columns` in codes is a multiple of 32. Both count times their row's scale.
 struct PfLowRank {
     int32_t site;  // the weight's number among operands of PF_ADAPT
     int32_t rank, rows, columns;
@@ -129,7 +130,7 @@ struct PfExecutor;
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 8;
+const int32_t PF_ABI = 9;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.

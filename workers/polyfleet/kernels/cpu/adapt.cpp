@@ -9,19 +9,32 @@
 
 namespace pf {
 
+namespace {
+
+size_t padded(int64_t count) { return (size_t)round_up(count, GROUP); }
+
+// Columns of codes come in fours.
+size_t stored_columns(const PfLowRank &part, int32_t columns) { return part.bytes == 1 ? (size_t)round_up(columns, 4) : (size_t)columns; }
+
+size_t down_bytes(const PfLowRank &part) { return padded(part.rank) * stored_columns(part, part.columns) * (size_t)part.bytes; }
+
+size_t up_bytes(const PfLowRank &part) { return padded(part.rows) * stored_columns(part, part.rank) * (size_t)part.bytes; }
+
+}  // namespace
+
 void Executor::set_adapter(int number, const PfLowRank *parts, int num_parts) {
     if (number < 0) throw std::invalid_argument("adapters are numbered from 0");
     auto adapter = std::make_unique<Adapter>();
-    auto padded = [](int64_t count) { return (size_t)round_up(count, GROUP); };
-    size_t size = 64;
+    size_t size = 64, room = 0;
     for (int i = 0; i < num_parts; i++) {
         const PfLowRank &part = parts[i];
-        if (part.site < 0 || part.rank < 1 || part.rows < 1 || part.columns < 1 || (part.bytes != 1 && part.bytes != 2))
+        if (part.site < 0 || part.rank < 1 || part.rows < 1 || part.columns < 1 ||
+            (part.bytes != 1 && part.bytes != 2) || (part.bytes == 1 && part.columns % BLOCK))
             throw std::invalid_argument("an adapter's sizes are out of range");
         size += 4 * 64 + (padded(part.rank) + padded(part.rows)) * sizeof(float);
-        size += (padded(part.rank) * (size_t)part.columns + padded(part.rows) * (size_t)part.rank) * (size_t)part.bytes;
+        size += down_bytes(part) + up_bytes(part);
         adapter->parts.resize(std::max(adapter->parts.size(), (size_t)part.site + 1));
-        narrow_width_ = std::max(narrow_width_, (int)padded(part.rank));
+        room = std::max(room, low_rank_room(part.columns, part.rank));
     }
     adapter->memory = Memory(size).on_huge_pages();
     uint8_t *next = adapter->memory.as<uint8_t>();
@@ -35,12 +48,13 @@ void Executor::set_adapter(int number, const PfLowRank *parts, int num_parts) {
         const PfLowRank &part = parts[i];
         LowRank &out = adapter->parts[(size_t)part.site];
         out.rank = part.rank, out.rows = part.rows, out.columns = part.columns, out.bytes = part.bytes;
-        out.down = copy(part.down, padded(part.rank) * (size_t)part.columns * (size_t)part.bytes);
-        out.up = copy(part.up, padded(part.rows) * (size_t)part.rank * (size_t)part.bytes);
+        out.down = copy(part.down, down_bytes(part));
+        out.up = copy(part.up, up_bytes(part));
         out.down_scale = (const float *)copy(part.down_scale, padded(part.rank) * sizeof(float));
         out.up_scale = (const float *)copy(part.up_scale, padded(part.rows) * sizeof(float));
     }
-    narrow_.resize((size_t)(narrow_width_ * pool_.size()));
+    low_rank_.resize((size_t)pool_.size());
+    for (auto &each : low_rank_) each.resize(std::max(each.size(), room));
     if (adapters_.size() <= (size_t)number) adapters_.resize((size_t)number + 1);
     adapters_[(size_t)number] = num_parts ? std::move(adapter) : nullptr;
 }
@@ -69,7 +83,7 @@ void Executor::prepare_adapted(const PfStep &step, bool selected, Adapted &adapt
 void Executor::adapt(const Stage &stage, std::atomic<int> &claimed, int thread) {
     const Adapted &adapted = stage.at.selected ? state_.selected_adapted : state_.adapted;
     const int sites = stage.at.num_operands, pieces = (int)adapted.runs.size() * sites;
-    float *narrow = narrow_.data() + thread * narrow_width_;
+    float *room = low_rank_[(size_t)thread].data();
     for (int piece; (piece = claimed.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
         const AdaptedRun &run = adapted.runs[(size_t)(piece / sites)];
         const auto &parts = adapters_[(size_t)run.adapter]->parts;
@@ -78,7 +92,7 @@ void Executor::adapt(const Stage &stage, std::atomic<int> &claimed, int thread) 
         const int column = stage.sites[(size_t)(sites + piece % sites)];
         for (int i = run.first; i < run.first + run.count; i++) {
             const int at = adapted.rows[(size_t)i];
-            kernels_.low_rank[parts[site].bytes - 1](parts[site], row(stage.at.input, at), narrow, row(stage.at.output, at) + column);
+            kernels_.low_rank[parts[site].bytes - 1](parts[site], row(stage.at.input, at), room, row(stage.at.output, at) + column);
         }
     }
 }

@@ -3,30 +3,32 @@
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.kernels.cpu.stages import GROUP
 
 LARGEST_CODE = 127
+ZERO = 128  # what a code of 0 is written as
+QUAD = 4  # columns of codes that lie together
 
 
 def pack_rows(matrix: Tensor, *, coarse: bool) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Numbers [groups, columns, 16], int8 where `coarse`, else in half precision, and the scale of each row.
+    """Codes [groups, columns / 4, 16, 4] where `coarse`, else halves [groups, columns, 16], and the scale of each row.
 
     A row's largest number is next to the largest that there is, so that small ones keep their digits.
     """
     rows, columns = matrix.shape
-    groups = -(-rows // GROUP)
-    padded = torch.zeros(groups * GROUP, columns)
-    padded[:rows] = matrix
-    largest = padded.abs().amax(dim=1, keepdim=True)
+    groups, quads = -(-rows // GROUP), -(-columns // QUAD)
+    padded = np.zeros((groups * GROUP, quads * QUAD if coarse else columns), np.float32)
+    padded[:rows, :columns] = matrix
+    largest = np.abs(padded).max(axis=1, keepdims=True)
+    largest[largest == 0] = LARGEST_CODE
     if coarse:
-        scale = torch.where(largest > 0, largest / LARGEST_CODE, torch.ones(()))
-        numbers = (padded / scale).round().to(torch.int8)
+        scale = largest / LARGEST_CODE
+        numbers = (np.rint(padded / scale) + ZERO).astype(np.uint8)
+        laid_out = numbers.reshape(groups, GROUP, quads, QUAD).transpose(0, 2, 1, 3)
     else:
-        scale = torch.exp2(torch.where(largest > 0, largest, torch.ones(())).log2().ceil())  # exact to divide by
-        numbers = (padded / scale).half()
-    laid_out = numbers.view(groups, GROUP, columns).transpose(1, 2).contiguous()
-    return laid_out.numpy(), scale.flatten().contiguous().numpy()
+        scale = np.exp2(np.ceil(np.log2(largest)))  # exact to divide by
+        laid_out = (padded / scale).astype(np.float16).reshape(groups, GROUP, columns).transpose(0, 2, 1)
+    return np.ascontiguousarray(laid_out), scale.ravel().astype(np.float32)

@@ -261,8 +261,7 @@ private:
     int most_positions_ = INT32_MAX;  // of a sequence, that all lookups have rows for
     int widest_ = BLOCK, deepest_unit_ = 1;  // most columns that enter a linear; most pieces of a unit
     std::vector<std::unique_ptr<Adapter>> adapters_;
-    std::vector<float> narrow_;  // of each thread: a row between an adapter's matrices
-    int narrow_width_ = 0;
+    std::vector<std::vector<float>> low_rank_;  // of each thread: see low_rank_room
     StepState state_;
 };
 

@@ -101,6 +101,13 @@ struct LowRank {
     const float *down_scale, *up_scale;
 };
 
+// Floats for the row between both matrices, and for a row in codes.
+static inline size_t low_rank_room(int columns, int rank) {
+    const size_t narrow = (size_t)round_up(rank, BLOCK), wide = (size_t)round_up(columns, BLOCK);
+    const size_t longest = narrow > wide ? narrow : wide;
+    return narrow + 2 * (longest / BLOCK) + longest / sizeof(float);
+}
+
 struct Kernels {
     const char *name;
 
@@ -129,9 +136,9 @@ struct Kernels {
     void (*attend)(const Attention &attention);
     // The same result from the softmaxes of all parts, which lie behind each other at `partial`.
     void (*combine)(const Attention &attention, int parts);
-    // y[rows] += up @ (down @ x[columns]), of a part in int8 and of one in half precision; `narrow` has room for the rank,
-    // rounded up to whole groups.
-    void (*low_rank[2])(const LowRank &part, const float *x, float *narrow, float *y);
+    // y[rows] += up @ (down @ x[columns]), of a part in codes, which both rows are rounded to as well, and of one in half
+    // precision; `room` is low_rank_room(…) floats.
+    void (*low_rank[2])(const LowRank &part, const float *x, float *room, float *y);
     // Index and value of the largest of n numbers, the first of equal ones; false when not all are finite.
     bool (*largest)(const float *x, int n, int *index, float *value);
 };

@@ -2,8 +2,8 @@
 #include "attention.inl"
 #include "linear_avx512.inl"
 #include "linear_dense.inl"
-#include "low_rank.inl"
 #include "rows.inl"
+#include "low_rank.inl"
 
 #if defined(__AMX_INT8__)
 #include "attention_wide.inl"
@@ -54,6 +54,6 @@ const pf::Kernels pf::TABLE = {
     store_half,
     ATTEND,
     combine,
-    {low_rank<int8_t>, low_rank<uint16_t>},
+    {low_rank_codes, low_rank_halves},
     find_largest,
 };

@@ -2,8 +2,8 @@
 #include "attention.inl"
 #include "linear_dense.inl"
 #include "linear_plain.inl"
-#include "low_rank.inl"
 #include "rows.inl"
+#include "low_rank.inl"
 
 const pf::Kernels pf::plain_kernels = {
     "plain",
@@ -18,6 +18,6 @@ const pf::Kernels pf::plain_kernels = {
     store_half,
     attend,
     combine,
-    {low_rank<int8_t>, low_rank<uint16_t>},
+    {low_rank_codes, low_rank_halves},
     find_largest,
 };
