@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tests.support.cpu_graphs import (
     FusedBuilder,
     Rig,
@@ -18,6 +19,7 @@ from polyfleet.kernels.weights import WeightFormat
 pytestmark = [needs_library, pytest.mark.parametrize("instruction_set", available_sets())]
 
 COLUMNS, ROWS = 96, (40, 20)  # neither fills its last group
+Doubles = NDArray[np.float64]
 SITES = ("layers.0.a", "layers.0.b")
 
 
@@ -27,12 +29,13 @@ def part(rank: int, rows: int, seed: int) -> LowRank:
     return LowRank(*(torch.from_numpy(each.astype(np.float32)) for each in (down / COLUMNS**0.5, up / rank**0.5)))
 
 
-def added(each: LowRank, x: np.ndarray) -> np.ndarray:
-    return x @ (each.up.double().numpy() @ each.down.double().numpy()).T
+def added(each: LowRank, x: Doubles) -> Doubles:
+    result: Doubles = x @ (each.up.double().numpy() @ each.down.double().numpy()).T
+    return result
 
 
 @pytest.mark.parametrize("form", [WeightFormat.Q8_0, WeightFormat.F16])
-@pytest.mark.parametrize("rank", [1, 3, 16, 31, 33, 70])
+@pytest.mark.parametrize("rank", [1, 16, 33, 70])
 def test_each_row_has_what_its_own_adapter_adds(form: WeightFormat, rank: int, instruction_set: str) -> None:
     x = np.random.default_rng(rank).standard_normal((7, COLUMNS)).astype(np.float32)
     weights = [random_weight(name, form, rows, COLUMNS, rows) for name, rows in zip(SITES, ROWS, strict=True)]
