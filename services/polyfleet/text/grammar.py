@@ -21,6 +21,7 @@ _MOST_CALLS = 16
 TRIAL_BYTES, TRIAL_SECONDS = 24, 1.0  # of an answer, and of processor time
 _MOST_SHOWN = 200
 _BARE_CALL = ('{"name": $J, "arguments": $A}',)
+_CHANNEL_CALL = ("<|channel|>commentary to=functions.$N <|constrain|>json<|message|>$A",)
 _TEXT = r"/(.|\n)*/"
 Special = Sequence[tuple[str, int]]  # spellings and ids of special tokens
 
@@ -44,30 +45,34 @@ class Calls:
 
 
 def make_grammar(
-    structure: Structure | None, calls: Calls | None, closing_of_thoughts: str = "", special: Special = ()
+    structure: Structure | None,
+    calls: Calls | None,
+    closing_of_thoughts: str = "",
+    special: Special = (),
+    *,
+    channels: bool = False,
 ) -> str:
-    """The grammar of an answer. `closing_of_thoughts`: it begins within thoughts, which end so.
+    """The grammar of an answer. `closing_of_thoughts`: it begins within thoughts, which end so. `channels`: thoughts,
+    calls and what is said are messages in channels, as harmony has them; then one call at most ends an answer.
 
     `special` are the marks among all that which are special tokens, with their ids: no text spells these.
     Raises FieldError, on `structure` or `tools`, for what can't be had or would take too long.
     """
     parts: dict[str, dict[str, Any]] = {}
-    alternatives = []
+    marks, alternatives = dict(special), []
     if structure is not None:
         parts["structure"] = _structure(structure)
         _check("structure", parts["structure"])
-        alternatives.append("@structure")
+        alternatives.append(f"{_channel('final', marks)} @structure" if channels else "@structure")
     rules = ""
     if calls is not None:
         tools = read_tools(calls.tools, calls.names)
         for index, tool in enumerate(tools):
             parts[f"arguments_{index}"] = _arguments(tool, every=calls.required)
             _check(f"tools[{index}].function.parameters", parts[f"arguments_{index}"])
-        free = not calls.required and structure is None
-        rules = _free_calls(tools, calls, dict(special)) if free else _bare_calls(tools, several=calls.several)
+        rules = _calls(tools, calls, marks, channels=channels, free=not calls.required and structure is None)
         alternatives.append("calls")
-    main = f"{rules}\nanswer: {' | '.join(alternatives)}\n"
-    main = (_thoughts(closing_of_thoughts, dict(special)) if closing_of_thoughts else "start: answer\n") + main
+    main = f"{_start(closing_of_thoughts, marks, channels=channels)}{rules}\nanswer: {' | '.join(alternatives)}\n"
     grammars = [{"name": "main", "lark_grammar": main}, *({"name": name, **part} for name, part in parts.items())]
     grammar = json.dumps({"grammars": grammars})
     if problem := _problem(grammar):
@@ -114,6 +119,12 @@ def _arguments(tool: Tool, *, every: bool) -> dict[str, Any]:
     return _json({"type": "object", **tool.parameters} if every or tool.strict else _ANY_OBJECT)
 
 
+def _calls(tools: Sequence[Tool], calls: Calls, special: Mapping[str, int], *, channels: bool, free: bool) -> str:
+    if channels:
+        return f"calls: call\n{_call_rules(tools, _CHANNEL_CALL, special)}"
+    return _free_calls(tools, calls, special) if free else _bare_calls(tools, several=calls.several)
+
+
 def _bare_calls(tools: Sequence[Tool], *, several: bool) -> str:
     more = f' ("\\n" call){{0,{_MOST_CALLS - 1}}}' if several else ""
     return f"calls: call{more}\n{_call_rules(tools, _BARE_CALL, {})}"
@@ -125,6 +136,19 @@ def _free_calls(tools: Sequence[Tool], calls: Calls, special: Mapping[str, int])
         f"{_up_to('opened', calls.opening, special)}"
         f"called: opened call {_term(calls.closing, special)}\n{_call_rules(tools, calls.spellings, special)}"
     )
+
+
+def _start(closing: str, special: Mapping[str, int], *, channels: bool) -> str:
+    if channels:
+        again = f'{_term("<|start|>", special)} "assistant"'
+        message = f"analysis: {_channel('analysis', special)} thoughts {again}\n"
+        return f"start: analysis? answer\n{message}{_up_to('thoughts', '<|end|>', special)}"
+    return _thoughts(closing, special) if closing else "start: answer\n"
+
+
+def _channel(name: str, special: Mapping[str, int]) -> str:
+    """The header of a message, as terms of a rule."""
+    return f'{_term("<|channel|>", special)} "{name}" {_term("<|message|>", special)}'
 
 
 def _thoughts(closing: str, special: Mapping[str, int]) -> str:

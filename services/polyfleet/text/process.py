@@ -116,6 +116,7 @@ class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
     calls: Calls | None
     closing_of_thoughts: str = ""
     special: tuple[tuple[str, int], ...] = ()
+    channels: bool = False
 
     @property
     def field(self) -> str:
@@ -208,7 +209,8 @@ class Server:
 
     def _encode(self, job: Job) -> Answer:
         if isinstance(job, MakeGrammar):
-            return Made(make_grammar(job.structure, job.calls, job.closing_of_thoughts, job.special))
+            parts = job.structure, job.calls, job.closing_of_thoughts, job.special
+            return Made(make_grammar(*parts, channels=job.channels))
         if self._text is None:
             raise TextAssetsError("Nothing was loaded.")
         if isinstance(job, PrepareChat):

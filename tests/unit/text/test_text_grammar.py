@@ -13,6 +13,7 @@ from tests.support.text_assets import assets_document, byte_level_tokenizer
 
 from polyfleet.sampling.grammar import Grammars
 from polyfleet.sampling.masks import all_tokens
+from polyfleet.text.answer.channels import ChannelParser
 from polyfleet.text.answer.formats import FORMATS
 from polyfleet.text.answer.parser import AnswerParser
 from polyfleet.text.grammar import Calls, make_grammar
@@ -178,6 +179,51 @@ def test_thoughts_may_end_with_a_special_token() -> None:
     bits = all_tokens(VOCABULARY)
     GRAMMARS.mask(grammar).fill([*TEXT.encode("Hm"), 1, *TEXT.encode("\nyes")], bits)
     assert np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:VOCABULARY]).tolist() == [END]
+
+
+HARMONY_MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>")
+THOUGHT = "<|channel|>analysis<|message|>Hm, so.<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        ('<|channel|>commentary to=functions.move <|constrain|>json<|message|>{"to": "N"}', True),
+        (f'{THOUGHT}<|channel|>commentary to=functions.move <|constrain|>json<|message|>{{"to": "N"}}', True),
+        (f"{THOUGHT}<|channel|>final<|message|>yes", True),
+        ("<|channel|>final<|message|>yes", True),
+        ('<|channel|>commentary to=functions.move <|constrain|>json<|message|>{"to": "W"', False),
+        (f"{THOUGHT}<|channel|>final<|message|>no", False),
+        ("yes", False),
+        ('{"name": "move"', False),
+    ],
+)
+def test_structures_and_calls_in_channels(answer: str, taken: bool) -> None:
+    """Marks are text to this tokenizer; what special tokens are is told by their ids, as elsewhere."""
+    calls = Calls(TOOLS, ("move",), several=False)
+    grammar = make_grammar(Structure(choices=("yes",)), calls, channels=True)
+    bits = all_tokens(VOCABULARY)
+    if not taken:
+        with pytest.raises(ValueError, match="can't be gone on with"):
+            GRAMMARS.mask(grammar).fill(TEXT.encode(answer), bits)
+        return
+    GRAMMARS.mask(grammar).fill(TEXT.encode(answer), bits)
+    assert np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:VOCABULARY]).tolist() == [END]
+    parser = ChannelParser(read_tools(TOOLS), bare=True)
+    parts = [parser.add(answer), parser.finish(truncated=False)]
+    called = [each.name for part in parts for each in part.tool_calls if each.name]
+    said, thought = ("".join(getattr(part, name) for part in parts) for name in ("text", "reasoning"))
+    assert (called, said) == ((["move"], "") if "commentary" in answer else ([], "yes"))
+    assert thought == ("Hm, so." if THOUGHT in answer else "")
+
+
+def test_marks_of_channels_may_be_special_tokens() -> None:
+    special = tuple((mark, number) for number, mark in enumerate(HARMONY_MARKS[:2]))
+    grammar = make_grammar(None, Calls(TOOLS, ("move",), True), special=special, channels=True)
+    ids = [0, *TEXT.encode("commentary to=functions.move <|constrain|>json"), 1, *TEXT.encode('{"to": "N"}')]
+    GRAMMARS.mask(grammar).fill(ids, all_tokens(VOCABULARY))
+    with pytest.raises(ValueError, match="can't be gone on with"):
+        GRAMMARS.mask(grammar).fill(TEXT.encode("<|channel|>"), all_tokens(VOCABULARY))
 
 
 def test_a_structure_or_calls() -> None:

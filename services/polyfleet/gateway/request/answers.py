@@ -25,7 +25,7 @@ def make_parser(
     form, tags = _format(request, served, tool_parser), served.text.reasoning_tags
     tools = read_tools(request.tools, request.tool_names) if form else ()
     most_calls = 0 if request.parallel_tool_calls and not _named(request) else 1
-    if served.text.tool_format is HARMONY and (form is None or form.name == HARMONY.name):
+    if _in_channels(request, served, form):
         return ChannelParser(tools, bare=bool(form and form.bare), most_calls=most_calls)
     if form is None and tags is None:
         return None
@@ -45,8 +45,10 @@ async def make_grammar(
     tags = served.text.reasoning_tags
     closing = tags.closing if prompt.thinking and tags else ""
     form = _format(request, served, tool_parser)
-    marks = (closing, *(form.markers if form else ()))
-    return await served.prompts.grammar(request.structure, calls, closing, served.text.specials(marks), seconds)
+    channels = _in_channels(request, served, form)
+    marks = (closing, *(HARMONY.markers if channels else form.markers if form else ()))
+    special = served.text.specials(marks)
+    return await served.prompts.grammar(request.structure, calls, closing, special, seconds, channels=channels)
 
 
 def _calls(request: GenerateRequest, served: ServedModel, tool_parser: str) -> Calls | None:
@@ -60,6 +62,12 @@ def _calls(request: GenerateRequest, served: ServedModel, tool_parser: str) -> C
     if not form.spellings or not any(tool.strict for tool in read_tools(request.tools, request.tool_names)):
         return None
     return replace(calls, opening=form.openings[0], closing=form.closing, spellings=form.spellings)
+
+
+def _in_channels(request: GenerateRequest, served: ServedModel, form: ToolFormat | None) -> bool:
+    """Whether the answer is messages in channels."""
+    harmony = served.text is not None and served.text.tool_format is HARMONY
+    return bool(request.messages) and harmony and (form is None or form.name == HARMONY.name)
 
 
 def _format(request: GenerateRequest, served: ServedModel, tool_parser: str) -> ToolFormat | None:

@@ -85,9 +85,11 @@ class Prompts:
         closing_of_thoughts: str,
         special: tuple[tuple[str, int], ...],
         seconds: float,
+        *,
+        channels: bool = False,
     ) -> str:
         """Of an answer, see `polyfleet.text.grammar`."""
-        job = MakeGrammar(JOB_SECONDS, structure, calls, closing_of_thoughts, special)
+        job = MakeGrammar(JOB_SECONDS, structure, calls, closing_of_thoughts, special, channels)
         answer = await _within(seconds, self._grammars.run(job))
         assert isinstance(answer, Made)
         return answer.grammar
