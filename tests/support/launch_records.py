@@ -1,7 +1,7 @@
 """A launcher and a worker as the scheduler knows them."""
 
 from polyfleet.scheduler.config import LaunchConfig
-from polyfleet.scheduler.fleet.registry import Record
+from polyfleet.scheduler.fleet.record import Record
 from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec, Phase, load_request
 from polyfleet.v1 import fleet_pb2 as pb
 

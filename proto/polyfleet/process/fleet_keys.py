@@ -24,6 +24,14 @@ _CALLERS = {
         "AddAdapter": {Role.OPERATOR},
         "DropAdapter": {Role.OPERATOR},
         "Usage": {Role.OPERATOR},
+        "ListDevices": {Role.OPERATOR},
+        "TailLog": {Role.OPERATOR},
+        "ListRequests": {Role.OPERATOR},
+        "ListKeys": {Role.OPERATOR},
+        "CreateKey": {Role.OPERATOR},
+        "RevokeKey": {Role.OPERATOR},
+        "LimitTenant": {Role.OPERATOR},
+        "DescribeOptions": {Role.OPERATOR},
     },
     "Worker": {
         "Session": {Role.GATEWAY},
@@ -31,6 +39,7 @@ _CALLERS = {
         "Load": {Role.SCHEDULER},
         "Unload": {Role.SCHEDULER},
         "SetAdapters": {Role.SCHEDULER},
+        "TailLog": {Role.SCHEDULER, Role.OPERATOR},
         "Drain": {Role.SCHEDULER},
     },
 }

@@ -13,6 +13,7 @@ from polyfleet.process.channels import FleetAccess, fleet_tls
 from polyfleet.process.config import ConfigError
 from polyfleet.process.keys import Role
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.v1 import operations_pb2
 from polyfleet.v1.fleet_pb2_grpc import FleetStub
 
 TIMEOUT_SECONDS = 10.0
@@ -51,6 +52,25 @@ class FleetClient:
         request = pb.UsageRequest(first_day=first_day, last_day=last_day, tenant=tenant)
         answer: pb.UsageResponse = self._stub.Usage(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata)
         return list(answer.rows)
+
+    def devices(self) -> list[operations_pb2.FleetDevice]:
+        """Those that workers are on."""
+        request = operations_pb2.ListDevicesRequest()
+        answer = self._stub.ListDevices(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata)
+        return list(answer.devices)
+
+    def log_lines(self, worker_id: str, lines: int) -> list[str]:
+        """The last lines that a worker has logged."""
+        request = operations_pb2.TailLogRequest(worker_id=worker_id, lines=lines)
+        return list(self._stub.TailLog(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata).lines)
+
+    def requests(self, tenant: str = "", model: str = "", limit: int = 0) -> operations_pb2.ListRequestsResponse:
+        """Those that run, and the last that ended."""
+        request = operations_pb2.ListRequestsRequest(tenant=tenant, model=model, limit=limit)
+        answer: operations_pb2.ListRequestsResponse = self._stub.ListRequests(
+            request, timeout=TIMEOUT_SECONDS, metadata=self._metadata
+        )
+        return answer
 
     def add_adapter(self, deployment: str, name: str, source: str) -> pb.Adapter:
         """Load an adapter into a deployment's workers; as the first one has it."""

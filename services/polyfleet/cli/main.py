@@ -20,6 +20,7 @@ from polyfleet.cli.commands.info import info
 from polyfleet.cli.commands.inspect import inspect
 from polyfleet.cli.commands.keys import keys
 from polyfleet.cli.commands.models import models
+from polyfleet.cli.commands.operations import devices, logs, requests
 from polyfleet.cli.commands.quantize import quantize
 from polyfleet.cli.commands.rerank import rerank
 from polyfleet.cli.commands.serve import serve
@@ -56,6 +57,9 @@ for command in (
     info,
     inspect,
     workers,
+    devices,
+    requests,
+    logs,
     deploy,
     scale,
     undeploy,

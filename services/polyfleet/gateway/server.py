@@ -26,6 +26,7 @@ from polyfleet.gateway.request.generation import Generation
 from polyfleet.gateway.request.ledger import Ledger
 from polyfleet.gateway.request.prompts import Prompts
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
+from polyfleet.gateway.request.recent import RecentRequests
 from polyfleet.gateway.tenants.fairness import FairOrder
 from polyfleet.gateway.tenants.quotas import Quotas
 from polyfleet.gateway.tenants.reporter import UsageReporter
@@ -63,9 +64,11 @@ class Gateway:
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         fair = FairOrder(lambda: authenticator.tenants, lambda: authenticator.num_tenants)
         queue = RequestQueue(self.view, partial(place, policy=config.placement), limits, self.metrics, fair)
-        quotas, usage = Quotas(lambda: authenticator.tenants), UsageBook()
-        self._reporter = UsageReporter(self._fleet.report_usage, quotas, usage)
-        accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives, quotas, usage)
+        quotas, usage, recent = Quotas(lambda: authenticator.tenants), UsageBook(), RecentRequests()
+        self._reporter = UsageReporter(self._fleet.report_usage, quotas, usage, recent)
+        accounts = Accounts(
+            self.ledger, self.metrics, limits.max_request_seconds, config.objectives, quotas, usage, recent
+        )
         self._generation = Generation(
             Models(self.view, self._tokenizers, queue, limits, own_defaults=config.generation_config == "auto"),
             queue,

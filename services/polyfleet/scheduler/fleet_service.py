@@ -19,6 +19,9 @@ from polyfleet.scheduler.deployments.validate import check_deployment, check_inf
 from polyfleet.scheduler.fleet.assets import Uploads, chunks
 from polyfleet.scheduler.fleet.registry import MAX_WORKERS, FullError, Registry, TakenError
 from polyfleet.scheduler.fleet.snapshot_feed import SnapshotFeed
+from polyfleet.scheduler.operations.calls import OperationsCalls
+from polyfleet.scheduler.operations.devices import check_devices
+from polyfleet.scheduler.operations.request_log import RequestLog
 from polyfleet.scheduler.store import Store, StoreError
 from polyfleet.scheduler.tenants.tenant_calls import TenantCalls
 from polyfleet.v1 import fleet_pb2 as pb
@@ -50,7 +53,7 @@ class Steering(Protocol):
         """Why nothing can be started or stopped; empty as soon as it can, `patience` seconds given."""
 
 
-class FleetService(AdapterCalls, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
+class FleetService(AdapterCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
     """See `polyfleet/v1/fleet.proto` for what each call promises."""
 
     def __init__(
@@ -77,9 +80,11 @@ class FleetService(AdapterCalls, fleet_pb2_grpc.FleetServicer):  # type: ignore[
         self._streams = itertools.count()
         self._num_streams = 0
         self._uploads = Uploads()
-        self._tenants = TenantCalls(store.usage, keys_file, clock)
+        self.requests = RequestLog()
+        self._tenants = TenantCalls(store.usage, keys_file, clock, self.requests)
+        self._keys_file, self._access = keys_file, access or FleetAccess()
         self._foreign_deployment = foreign_deployment
-        self.adapters = AdapterDesk(store, registry, access or FleetAccess(), self._wish_changed)
+        self.adapters = AdapterDesk(store, registry, self._access, self._wish_changed)
 
     async def Register(
         self, requests: AsyncIterator[pb.RegisterRequest], context: Any
@@ -137,6 +142,9 @@ class FleetService(AdapterCalls, fleet_pb2_grpc.FleetServicer):  # type: ignore[
                         wanted = ""
                 elif kind == "asset":
                     self._receive(request.asset, stream)
+                elif kind == "devices":
+                    check_devices(request.devices)
+                    self._registry.report_devices(worker_id, request.devices, stream, self._clock())
         finally:
             self._uploads.end(stream)
             self._registry.closed(worker_id, stream)

@@ -15,6 +15,7 @@ from polyfleet.process.flags import FiniteRange, adapter_flag, option_flags, tak
 from polyfleet.process.listening import MAX_PORT, is_address
 from polyfleet.process.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
 from polyfleet.serving.config import WorkerConfig
+from polyfleet.serving.log_tail import TAIL
 from polyfleet.serving.process import StartError, WorkerProcess
 from polyfleet.serving.worker import LoadSpec
 from polyfleet.v1 import fleet_pb2 as fleet
@@ -170,6 +171,7 @@ def main(**options: Any) -> None:
     Registers at --fleet for ever and serves on without it.
     """  # fmt: skip
     set_up_logging(options["log_level"], process="worker")
+    TAIL.install("worker")
     try:
         status = asyncio.run(WorkerProcess(config_of(options)).run())
     except StartError as error:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from polyfleet.engine.facts import EngineStatus, LoadedAdapter
 from polyfleet.process import signals
 from polyfleet.serving import messages
+from polyfleet.serving.log_tail import DESCRIPTOR_VARIABLE, EngineLines
 from polyfleet.serving.messages import (
     AdapterNews,
     Add,
@@ -55,6 +56,7 @@ class EngineClient:
         self._reader = reader
         self._writer = writer
         self._urgent = urgent
+        self._lines: EngineLines | None = None
         self._num_adds = 0
         self._adapters: dict[int, asyncio.Future[LoadedAdapter]] = {}  # under way, by number
         self._num_adapters = 0
@@ -84,18 +86,21 @@ class EngineClient:
         must be loaded too.
         """
         (mine, its), (my_urgent, its_urgent) = socket.socketpair(), socket.socketpair()
+        lines = EngineLines()
         command = [sys.executable, "-m", module or MODULE, "--log-level", log_level]
         command += ["--socket", str(its.fileno()), "--urgent", str(its_urgent.fileno())]
         with its, its_urgent, signals.held():
             process = subprocess.Popen(
                 command,
-                pass_fds=(its.fileno(), its_urgent.fileno()),
+                pass_fds=(its.fileno(), its_urgent.fileno(), lines.descriptor),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **(environment or {}), DESCRIPTOR_VARIABLE: str(lines.descriptor)},
             )
+        lines.listen()
         reader, writer = await asyncio.open_connection(sock=mine)
         _, urgent = await asyncio.open_connection(sock=my_urgent)
         self = cls(process, reader, writer, urgent)
+        self._lines = lines
         try:
             self._send(writer, Load(path, options, canary_interval, list(adapters)))
             await self._loaded(on_progress)
@@ -189,7 +194,10 @@ class EngineClient:
         finally:  # also when cancelled meanwhile
             if self._process.poll() is None:
                 self._process.kill()
-        return await self._wait(KILL_SECONDS) is not None
+        gone = await self._wait(KILL_SECONDS) is not None
+        if self._lines is not None:
+            self._lines.close()
+        return gone
 
     def _send(self, writer: asyncio.StreamWriter, command: messages.Command) -> None:
         if not writer.is_closing():

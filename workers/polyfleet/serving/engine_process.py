@@ -21,6 +21,7 @@ from polyfleet.process.logs import LEVELS, set_up_logging
 from polyfleet.serving import messages
 from polyfleet.serving.engine_protocol import EngineFactory, Progress, ServedEngine
 from polyfleet.serving.health.canary_rounds import CanaryRounds
+from polyfleet.serving.log_tail import copy_lines
 from polyfleet.serving.messages import (
     AdapterNews,
     Add,
@@ -246,6 +247,7 @@ def main(factory: EngineFactory, descriptor: int, urgent: int, log_level: str) -
     """Run the engine that the command's object loads, for a worker; started by it, not by hand."""
     signals.ignore()  # the worker decides when to end; a terminal signals the whole group
     set_up_logging(log_level, process="engine")
+    copy_lines("engine")
     with socket.socket(fileno=descriptor) as end, socket.socket(fileno=urgent) as express:
         worker = WorkerSocket(end, express)
         raise SystemExit(run(worker, factory))

@@ -119,7 +119,10 @@ class WorkerProcess:
             self._devices.start(self._judged_from_thread(asyncio.get_running_loop()))
         tasks = [asyncio.create_task(server.follow_health())]
         if config.fleet:
-            self._registration = Registration(self._worker, config.fleet, access)
+            devices = self._devices
+            self._registration = Registration(
+                self._worker, config.fleet, access, (lambda: devices.states) if devices else lambda: ()
+            )
             tasks.append(asyncio.create_task(self._registration.run()))
         if config.load is not None:
             tasks.append(asyncio.create_task(self._load()))

@@ -7,11 +7,13 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.keys import Role
+from polyfleet.serving.device_report import device_report
+from polyfleet.serving.health.device_watch import DeviceState
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
@@ -34,8 +36,16 @@ OPTIONS = (
 class Registration:
     """Keeps one worker registered at one Fleet address."""
 
-    def __init__(self, worker: Worker, fleet: str, access: FleetAccess) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        fleet: str,
+        access: FleetAccess,
+        devices: Callable[[], Sequence[DeviceState]] = lambda: (),
+    ) -> None:
+        """`devices`: the worker's own, as they were last read."""
         self._worker = worker
+        self._devices = devices
         self._fleet = fleet
         self._access = access
         self._assets: asyncio.Queue[pb.AssetChunk] = asyncio.Queue()
@@ -90,12 +100,16 @@ class Registration:
     async def _report(self, call: Any) -> None:
         """Info first and whenever it changed; status every 0.5 s and at each change; assets when asked for."""
         announced: pb.WorkerInfo | None = None
+        told: Sequence[DeviceState] = ()
         while True:
             seen, leaving, info = self._worker.revision.number, self._leaving, self._worker.info()
             if info != announced:
                 await call.write(pb.RegisterRequest(info=info))
                 announced = info
             await call.write(pb.RegisterRequest(status=self._worker.status()))
+            if (devices := self._devices()) is not told:
+                await call.write(pb.RegisterRequest(devices=device_report(devices)))
+                told = devices
             while not self._assets.empty():
                 await call.write(pb.RegisterRequest(asset=self._assets.get_nowait()))
             if leaving:

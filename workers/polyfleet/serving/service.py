@@ -10,10 +10,12 @@ import grpc
 from polyfleet.process.logs import log_fields
 from polyfleet.serving.adapters import NoModel
 from polyfleet.serving.engine_client import LoadError
+from polyfleet.serving.log_tail import MAX_LINES, TAIL
 from polyfleet.serving.session import GatewaySession
 from polyfleet.serving.worker import LoadSpec, Worker, WorkerRefusal
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
+from polyfleet.v1.operations_pb2 import TailLogRequest, TailLogResponse
 from polyfleet.wire.adapters import check_adapters
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import options_in
@@ -112,6 +114,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
         """Info and status."""
         return pb.StatusResponse(info=self._worker.info(), status=self._worker.status())
+
+    async def TailLog(self, request: TailLogRequest, context: Any) -> TailLogResponse:
+        """The last lines."""
+        return TailLogResponse(lines=TAIL.last(min(request.lines, MAX_LINES)))
 
     async def Drain(self, request: pb.WorkerDrainRequest, context: Any) -> pb.WorkerDrainResponse:
         """Drain, and leave when asked."""

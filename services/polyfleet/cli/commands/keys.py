@@ -1,23 +1,18 @@
 """`polyfleet keys`: API keys for a gateway. The file holds their hashes only."""
 
-import os
-import re
-import secrets
-from datetime import datetime, timedelta, timezone
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
-import msgspec
-from msgspec.structs import replace
 
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import FILE, examples, json_option
 from polyfleet.cli.terminal.output import err, print_json, print_table
 from polyfleet.process.config import ConfigError
-from polyfleet.process.keys import Key, KeysFile, Role, Tenant, hash_of, read_keys
-from polyfleet.wire.limits import MAX_PRIORITY
-
-KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+from polyfleet.process.key_changes import KeysUnwritable, create_key, in_days, limit_tenant, revoke_key
+from polyfleet.process.keys import Role, Tenant, read_keys
+from polyfleet.wire.limits import MAX_PRIORITY, FieldError
 
 
 @click.group()
@@ -57,16 +52,16 @@ def create(
     the fleet. A worker's, gateway's or scheduler's is what such a process shows to the others (fleet_token_file), whose
     fleet_keys_file has its hash.
     """
-    for what, name in (("key id", key_id), ("tenant", tenant or key_id)):
-        if not KEY_ID.fullmatch(name):
-            raise CliError(f"{name!r} is no {what}: 1 to 64 of A-Z a-z 0-9 . _ -", ExitCode.BAD_INPUT)
-    if deployments and role != Role.WORKER.value:
-        raise CliError("--deployment is for keys of workers.", ExitCode.BAD_INPUT)
-    if not -MAX_PRIORITY <= max_priority <= MAX_PRIORITY:
-        raise CliError(f"--max-priority: must be within {-MAX_PRIORITY} and {MAX_PRIORITY}.", ExitCode.BAD_INPUT)
-    key = f"pf-{secrets.token_hex(32)}"
-    expires = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(days=days) if days else None
-    add_key(keys_file, Key(key_id, hash_of(key), Role(role), tenant, max_priority, expires, deployments))
+    with _sentences():
+        key = create_key(
+            keys_file,
+            key_id,
+            Role(role),
+            tenant,
+            max_priority=max_priority,
+            expires=in_days(days),
+            deployments=deployments,
+        )
     if as_json:
         print_json({"id": key_id, "key": key, "role": role, "tenant": tenant or key_id})
         return
@@ -79,11 +74,11 @@ def create(
 @json_option
 def list_keys(keys_file: Path, as_json: bool) -> None:
     """List the keys, whom they belong to, and what each tenant may use."""
-    found = _present(keys_file)
-    limits = {each.id: each for each in found.tenants}
+    with _sentences():
+        found = read_keys(keys_file)
     rows = []
     for key in found.keys:
-        tenant = limits.get(key.owner, Tenant(key.owner))
+        tenant = found.by_tenant.get(key.owner, Tenant(key.owner))
         expires = key.expires.isoformat() if key.expires else ""
         rows.append(
             {
@@ -118,12 +113,14 @@ def limit(
     tenant: str, keys_file: Path, weight: float | None, tokens_per_minute: int | None, max_concurrent: int | None
 ) -> None:
     """Say what a tenant may use of the whole fleet; what is left out stays as it is."""
-    found = _present(keys_file)
-    before = next((each for each in found.tenants if each.id == tenant), Tenant(tenant))
-    given = {"weight": weight, "tokens_per_minute": tokens_per_minute, "max_concurrent": max_concurrent}
-    after = replace(before, **{name: value for name, value in given.items() if value is not None})
-    others = tuple(each for each in found.tenants if each.id != tenant)
-    _write(keys_file, KeysFile(found.keys, (*others, after)))
+    with _sentences():
+        limit_tenant(
+            keys_file,
+            tenant,
+            weight=weight,
+            tokens_per_minute=tokens_per_minute,
+            max_concurrent=max_concurrent,
+        )
     err.print(f"Tenant {tenant} has other limits now.", markup=False)
 
 
@@ -132,47 +129,20 @@ def limit(
 @keys_file_option
 def revoke(key_id: str, keys_file: Path) -> None:
     """Remove a key from the file: within a second no gateway takes it. What it runs goes on."""
-    found = _present(keys_file)
-    kept = tuple(key for key in found.keys if key.id != key_id)
-    if len(kept) == len(found.keys):
-        raise CliError(f"{keys_file} has no key {key_id}.", ExitCode.BAD_INPUT)
-    owners = {key.owner for key in kept}
-    _write(keys_file, KeysFile(kept, tuple(each for each in found.tenants if each.id in owners)))
+    with _sentences():
+        revoke_key(keys_file, key_id)
     err.print(f"Removed {key_id} from {keys_file}.", markup=False)
 
 
-def add_key(path: Path, key: Key) -> None:
-    """Append one key to the file, which is made when there is none. Raises CliError."""
-    found = _present(path) if path.exists() else KeysFile(())
-    if any(each.id == key.id for each in found.keys):
-        raise CliError(f"{path} has a key {key.id} already: choose another id.", ExitCode.BAD_INPUT)
-    _write(path, KeysFile((*found.keys, key), found.tenants))
-
-
-def _present(path: Path) -> KeysFile:
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """What is wrong with a key or its file ends the command with a sentence."""
     try:
-        return read_keys(path)
+        yield
+    except FieldError as error:
+        named = "" if error.field in ("id", "tenant") else f"--{error.field.replace('_', '-')}: "
+        raise CliError(f"{named}{error.problem}.", ExitCode.BAD_INPUT) from None
+    except KeysUnwritable as error:
+        raise CliError(str(error)) from None
     except ConfigError as error:
         raise CliError(str(error), ExitCode.BAD_INPUT) from None
-
-
-def _write(path: Path, file: KeysFile) -> None:
-    """The file, whole or not at all, readable by its owner only. Raises CliError where it would not be valid."""
-    document = msgspec.yaml.encode(file)
-    draft = path.with_name(path.name + ".new")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(document)
-        _check(draft, path)
-        draft.replace(path)
-    except OSError as error:
-        raise CliError(f"The keys file {path} can't be written: {error.strerror}.") from None
-
-
-def _check(draft: Path, path: Path) -> None:
-    try:
-        read_keys(draft)
-    except ConfigError as error:
-        draft.unlink()
-        raise CliError(str(error).replace(str(draft), str(path)), ExitCode.BAD_INPUT) from None

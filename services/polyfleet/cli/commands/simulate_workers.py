@@ -83,6 +83,7 @@ def run_one(path: Path, worker: SimulatedWorker, model: str, fleet: str, token_f
     from polyfleet.process.logs import set_up_logging
     from polyfleet.serving.command import config_of
     from polyfleet.serving.command import main as worker_command
+    from polyfleet.serving.log_tail import TAIL
     from polyfleet.serving.process import StartError, WorkerProcess
 
     given = {"worker-id": worker.worker_id, "accelerator": worker.group.accelerator, "fleet": fleet}
@@ -91,6 +92,7 @@ def run_one(path: Path, worker: SimulatedWorker, model: str, fleet: str, token_f
     arguments = [f"--{name}={value}" for name, value in given.items()]
     options = worker_command.make_context("worker", arguments).params
     set_up_logging(options["log_level"], process="worker")
+    TAIL.install("worker")
     try:
         process = WorkerProcess(config_of(options), f"simulated {worker.group.name}".strip(), ENGINE)
         return asyncio.run(process.run())

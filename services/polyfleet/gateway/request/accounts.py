@@ -14,6 +14,7 @@ from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
 from polyfleet.gateway.metrics import Judgement, Metrics
 from polyfleet.gateway.request.ledger import Ledger, Outcome
+from polyfleet.gateway.request.recent import RecentRequests
 from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.gateway.tenants.quotas import Account, Quotas
 from polyfleet.gateway.tenants.usage import UsageBook
@@ -45,6 +46,7 @@ class Accounts:
         objectives: Objectives | None = None,
         quotas: Quotas | None = None,
         usage: UsageBook | None = None,
+        recent: RecentRequests | None = None,
     ) -> None:
         self.ledger = ledger
         self.metrics = metrics
@@ -52,6 +54,7 @@ class Accounts:
         self.objectives = objectives or Objectives()
         self.quotas = quotas or Quotas(dict)
         self.usage = usage or UsageBook()
+        self.recent = recent or RecentRequests()
         metrics.watch_ledger(ledger)
         metrics.show_objectives(self.objectives)
 
@@ -70,44 +73,53 @@ class Record:
     def __init__(self, accounts: Accounts, request_id: str, call: Call) -> None:
         self.request_id = request_id
         self.worker_id = ""
+        self.call = call
+        self.model = ""
+        self.began = 0.0
+        self.queue_seconds = 0.0
+        self.worker_ids: list[str] = []
+        self.placement: dict[str, Any] | None = None  # what decided the last one, where that is kept
         self._accounts = accounts
-        self._call = call
-        self._model = ""
         self._prompt_tokens = self._cached_tokens = self._completion_tokens = 0
-        self._begin = 0.0
         self._times: dict[int, TokenTimes] = {}  # by choice
         self._account: Account | None = None
 
     def __enter__(self) -> Record:
         self._accounts.ledger.admit()
-        self._begin = time.monotonic()
+        self.began = time.monotonic()
+        self._accounts.recent.begun(self)
         return self
 
     def claim(self) -> None:
         """The request is to be computed, at its tenant's cost. Raises ResourceExhausted where a quota is used up."""
-        self._account = self._accounts.quotas.claim(self._call.tenant)
+        self._account = self._accounts.quotas.claim(self.call.tenant)
 
     @property
     def tenant(self) -> str:
         """Whose it is; empty without keys."""
-        return self._call.tenant
+        return self.call.tenant
 
     @property
     def explained(self) -> Callable[[dict[str, Any]], None] | None:
-        """Who wants to know what decided its placements."""
-        return self._call.explained
+        """Who wants to know what decides its next placement."""
+        return self._explain if self.call.explained or self._accounts.recent.wants_reasons() else None
+
+    def _explain(self, placement: dict[str, Any]) -> None:
+        self.placement = placement
+        if self.call.explained:
+            self.call.explained(placement)
 
     @property
     def has_deadline(self) -> bool:
         """Whether the caller has one, beside the gateway's limit."""
-        return self._call.timeout is not None
+        return self.call.timeout is not None
 
     @property
     def seconds_left(self) -> float:
         """Until the caller's deadline or the gateway's limit, whichever is first."""
         limit = self._accounts.max_seconds
-        allowed = limit if self._call.timeout is None else min(limit, self._call.timeout)
-        return self._begin + allowed - time.monotonic()
+        allowed = limit if self.call.timeout is None else min(limit, self.call.timeout)
+        return self.began + allowed - time.monotonic()
 
     def deadline_error(self) -> DeadlineExceeded:
         """What a request ends with when no seconds are left."""
@@ -115,16 +127,17 @@ class Record:
 
     def name_model(self, model: str) -> None:
         """The request is for this model of the fleet (empty: not known yet); from now on it is in flight there."""
-        if model != self._model:
-            if self._model:
-                self._accounts.metrics.of(self._model).inflight.dec()
-            self._model = model
+        if model != self.model:
+            if self.model:
+                self._accounts.metrics.of(self.model).inflight.dec()
+            self.model = model
             self._accounts.metrics.of(model).inflight.inc()
 
     def placed(self, worker_id: str, queue_seconds: float) -> None:
         """The first news came, from this worker, which had it in its queue for so long."""
         self.worker_id = worker_id
-        self._accounts.metrics.of(self._model).queue_time.observe(queue_seconds)
+        self.queue_seconds = queue_seconds
+        self._accounts.metrics.of(self.model).queue_time.observe(queue_seconds)
 
     def prompt(self, num_tokens: int, num_cached: int) -> None:
         """The prompt was computed, so much of it from a cache."""
@@ -155,6 +168,7 @@ class Record:
             told = Internal(f"The gateway failed; its log says why under {self.request_id}.")
         code, outcome = self._verdict(told)
         self._accounts.ledger.end(outcome)
+        self._accounts.recent.ended(self, code.name)
         self._count(code)
         self._log(code, error)
         if told is not None and told is not error:
@@ -171,29 +185,29 @@ class Record:
 
     def _count(self, code: Code) -> None:
         metrics, usage, now = self._accounts.metrics, self.usage, time.monotonic()
-        metrics.requests.labels(self._model, self._call.method, code.name).inc()
-        metrics.keys.count(self._call.key_id, code.name, usage.prompt_tokens, usage.completion_tokens)
-        of_model = metrics.of(self._model)
-        if self._model:
+        metrics.requests.labels(self.model, self.call.method, code.name).inc()
+        metrics.keys.count(self.call.key_id, code.name, usage.prompt_tokens, usage.completion_tokens)
+        of_model = metrics.of(self.model)
+        if self.model:
             of_model.inflight.dec()
         if self._account:
             self._accounts.quotas.release(self._account)
-            self._accounts.usage.add(self._call.tenant, self._model, usage)
+            self._accounts.usage.add(self.call.tenant, self.model, usage)
         if code is Code.CANCELLED:
             of_model.cancellations.inc()
-        of_model.duration.observe(now - self._begin)
+        of_model.duration.observe(now - self.began)
         of_model.prompt_tokens.inc(usage.prompt_tokens)
         of_model.cached_tokens.inc(usage.cached_tokens)
         of_model.generation_tokens.inc(usage.completion_tokens)
-        if (first := self._first) is not None:
-            of_model.first_token.observe(first - self._begin)
+        if (first := self.first) is not None:
+            of_model.first_token.observe(first - self.began)
         for seconds in self._seconds_per_token:
             of_model.per_token.observe(seconds)
         if (judgement := self._judge(code, now)) is not None:
             of_model.judged[judgement].inc()
 
     @property
-    def _first(self) -> float | None:
+    def first(self) -> float | None:
         """When the first token of all choices arrived."""
         return min((each.first for each in self._times.values() if each.first is not None), default=None)
 
@@ -210,7 +224,7 @@ class Record:
             return Judgement.FAILED
         if not self.worker_id:
             return None
-        objectives, first = self._accounts.objectives, (self._first or now) - self._begin
+        objectives, first = self._accounts.objectives, (self.first or now) - self.began
         slowest = max(self._seconds_per_token, default=0.0)
         late = first > objectives.time_to_first_token or slowest > objectives.time_per_output_token
         return Judgement.SLOW if late else Judgement.GOOD
@@ -218,16 +232,16 @@ class Record:
     def _log(self, code: Code, error: BaseException | None) -> None:
         fields = {
             "request_id": self.request_id,
-            "method": self._call.method,
-            "model": self._model,
-            "key_id": self._call.key_id,
+            "method": self.call.method,
+            "model": self.model,
+            "key_id": self.call.key_id,
             "worker_id": self.worker_id,
             "code": code.name,
-            "seconds": round(time.monotonic() - self._begin, 4),
+            "seconds": round(time.monotonic() - self.began, 4),
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
         }
-        if (trace := self._call.trace) is not None:
+        if (trace := self.call.trace) is not None:
             fields |= {"trace_id": trace.trace_id, "span_id": trace.span_id}
         if code is Code.INTERNAL:
             log.error("Request failed.", extra=fields, exc_info=error)

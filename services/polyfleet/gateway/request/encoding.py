@@ -6,10 +6,10 @@ from types import MappingProxyType
 from polyfleet.gateway.errors import FailedPrecondition
 from polyfleet.gateway.fleet.models import ServedModel
 from polyfleet.gateway.request.prompts import Prompt, Prompts
-from polyfleet.gateway.request.validation import check_ids
+from polyfleet.gateway.request.validation import check_fit, check_ids
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.wire.limits import FieldError
-from polyfleet.wire.requests import Chat, GenerateRequest
+from polyfleet.wire.requests import Chat, EmbedInput, GenerateRequest
 
 
 async def encode_text(
@@ -74,3 +74,14 @@ def _prompts_of(served: ServedModel, field: str) -> Prompts:
     if served.prompts is None:
         raise FieldError(field, f"model {served.model.name} has no tokenizer; send token_ids")
     return served.prompts
+
+
+async def encode_input(field: str, each: EmbedInput, served: ServedModel, seconds: float) -> tuple[int, ...]:
+    """The ids of one input of Embed, which its error calls `field`. Raises FieldError."""
+    if each.text is None:
+        check_ids(f"{field}.token_ids", each.token_ids, served.model)
+        check_fit(field, len(each.token_ids), None, served.model)
+        return each.token_ids
+    prompt = await encode_text(served, f"{field}.text", each.text, seconds)
+    check_fit(field, prompt.num_tokens, None, served.model)
+    return prompt.token_ids

@@ -14,7 +14,7 @@ from polyfleet.gateway.errors import ApiError, Unavailable
 from polyfleet.gateway.fleet.models import Models, ServedModel
 from polyfleet.gateway.request.accounts import Accounts, Record
 from polyfleet.gateway.request.answers import make_grammar, make_parser
-from polyfleet.gateway.request.encoding import encode_chat, encode_prompt, encode_text
+from polyfleet.gateway.request.encoding import encode_chat, encode_input, encode_prompt, encode_text
 from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
 from polyfleet.gateway.request.prompts import Prompt
@@ -44,7 +44,6 @@ from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import (
     DetokenizeRequest,
-    EmbedInput,
     EmbedRequest,
     GenerateRequest,
     Pooling,
@@ -171,7 +170,7 @@ class Generation:
         wanted = []
         for index, each in enumerate(request.inputs):
             with nullcontext() if each.text is None else self._tokenizing(served):
-                prompt_ids = await _embed_ids(f"inputs[{index}]", each, served, record.seconds_left)
+                prompt_ids = await encode_input(f"inputs[{index}]", each, served, record.seconds_left)
             pooling = request.pooling or served.pooling or Pooling.MEAN
             embedding = {"choice": index, "max_tokens": 1, "pooling": pooling, "adapter": served.adapter}
             wanted.append(_sequence(record, call, prompt_ids, GREEDY, **embedding))
@@ -231,6 +230,7 @@ class Generation:
         turn = Turn(served.model.name, wanted[0].priority, served.fingerprint, served.tokenizer_hash)
         turn.tenant, turn.objectives, turn.explained = record.tenant, self._accounts.objectives, record.explained
         turn.seconds_left = (lambda: record.seconds_left) if record.has_deadline else None
+        turn.worker_ids = record.worker_ids
         return Sequences(wanted, turn, self._queue, self._limits, self._accounts.metrics, self._running, record)
 
     # Shutting down.
@@ -280,16 +280,6 @@ def _echo(request: GenerateRequest, served: ServedModel) -> str:
     if request.text is None and served.text is None:
         raise FieldError("echo", f"model {served.model.name} has no tokenizer to spell the prompt with")
     return request.text if request.text is not None else served.text.spelled(request.token_ids) if served.text else ""
-
-
-async def _embed_ids(field: str, each: EmbedInput, served: ServedModel, seconds: float) -> tuple[int, ...]:
-    if each.text is None:
-        check_ids(f"{field}.token_ids", each.token_ids, served.model)
-        check_fit(field, len(each.token_ids), None, served.model)
-        return each.token_ids
-    prompt = await encode_text(served, f"{field}.text", each.text, seconds)
-    check_fit(field, prompt.num_tokens, None, served.model)
-    return prompt.token_ids
 
 
 def _stop_token_ids(request: GenerateRequest, prompt: Prompt, served: ServedModel) -> tuple[int, ...]:

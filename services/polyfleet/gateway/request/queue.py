@@ -166,6 +166,8 @@ class RequestQueue:
         if waiting is not None:
             self._remove(waiting)
             self._fair.passed(waiting.order[2])
+        if turn.worker_ids[-1:] != [session.worker_id]:
+            turn.worker_ids.append(session.worker_id)
         self._metrics.placed(session.worker_id, "resume" if candidate.resumed else "start")
         candidate.granted(session)
         return True

@@ -1,7 +1,7 @@
 """What waits in the queue in front of the fleet: a request's turn, and its sequences that want workers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from polyfleet.gateway.config import Objectives
@@ -29,6 +29,7 @@ class Turn:
     explained: TellPlacement | None = None  # is told what decided each placement
     taken: bool = False
     waiting: int = 0  # of its sequences
+    worker_ids: list[str] = field(default_factory=list)  # of those that had one, in turn
 
 
 class Candidate(Protocol):

@@ -1,4 +1,4 @@
-"""The gateway's reports to the scheduler: what tenants used and want, and the leases that come back."""
+"""The gateway's reports to the scheduler: what tenants used and want, which requests ran; the leases that come back."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
+from polyfleet.gateway.request.recent import RecentRequests
 from polyfleet.gateway.tenants.quotas import Lease, Quotas
 from polyfleet.gateway.tenants.usage import UsageBook
 from polyfleet.v1 import fleet_pb2 as pb
@@ -18,8 +19,9 @@ Tell = Callable[[pb.ReportUsageRequest], Awaitable[pb.ReportUsageResponse]]
 class UsageReporter:
     """Reports through `tell`, for ever. While nobody answers, usage adds up here and the last leases hold."""
 
-    def __init__(self, tell: Tell, quotas: Quotas, usage: UsageBook) -> None:
+    def __init__(self, tell: Tell, quotas: Quotas, usage: UsageBook, recent: RecentRequests | None = None) -> None:
         self._tell, self._quotas, self._usage = tell, quotas, usage
+        self._recent = recent or RecentRequests()
         self._heard = True
 
     async def run(self) -> None:
@@ -30,9 +32,10 @@ class UsageReporter:
 
     async def report(self) -> None:
         """Once, where there is something to say."""
-        report, demands = self._usage.report(), self._quotas.demands()
-        if report is None and not demands:
+        report, demands, recent = self._usage.report(), self._quotas.demands(), self._recent.report()
+        if report is None and not demands and recent is None:
             return
+        ended, running = recent or ([], [])
         request = pb.ReportUsageRequest(
             number=report.number if report else 0,
             rows=[
@@ -48,6 +51,8 @@ class UsageReporter:
                 for key, totals in (report.rows.items() if report else ())
             ],
             demands=[pb.TenantDemand(tenant=tenant, requests=wanted) for tenant, wanted in demands.items()],
+            ended=ended,
+            running=running,
         )
         try:
             answer = await self._tell(request)
@@ -57,6 +62,7 @@ class UsageReporter:
             self._heard = False
             return
         self._heard = True
+        self._recent.told(ended, running=bool(running))
         if report:
             self._usage.told(report.number)
         self._quotas.grant({each.tenant: _lease(each) for each in answer.leases})

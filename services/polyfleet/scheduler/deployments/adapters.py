@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import grpc
 
 from polyfleet.process.channels import FleetAccess
-from polyfleet.scheduler.fleet.registry import Record, Registry
+from polyfleet.scheduler.fleet.record import Record
+from polyfleet.scheduler.fleet.registry import Registry
 from polyfleet.scheduler.launcher.worker_client import WorkerClient
 from polyfleet.scheduler.store import Store
 from polyfleet.v1 import fleet_pb2 as pb

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from polyfleet.scheduler.cluster.cluster import Node
 from polyfleet.scheduler.config import ACCELERATORS
-from polyfleet.scheduler.fleet.registry import Record
+from polyfleet.scheduler.fleet.record import Record
 from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec, Phase, generation_of
 from polyfleet.v1 import fleet_pb2 as pb
 

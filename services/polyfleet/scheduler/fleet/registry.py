@@ -6,15 +6,16 @@ says of its model counts once it is READY with it. One open stream speaks for an
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from polyfleet.placement.proto import ReportCheck
 from polyfleet.process.revision import Revision
 from polyfleet.scheduler.fleet.crash_loops import CrashLoops
+from polyfleet.scheduler.fleet.record import LOST_AFTER_SECONDS, Record, starting
 from polyfleet.scheduler.launcher.launch import LauncherReport, Phase
+from polyfleet.scheduler.operations.devices import WorkerDevices
 from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.v1.operations_pb2 import DeviceReport
 
-LOST_AFTER_SECONDS = 3.0
 FORGOTTEN_AFTER_SECONDS = 60.0
 DEAF_AFTER_SECONDS = 1.0
 MAX_WORKERS = 4096
@@ -25,7 +26,6 @@ _RATES = (
     "decode_step_seconds_per_sequence",
     "decode_step_seconds_per_token",
 )
-_SERVING = (pb.WORKER_STATE_READY, pb.WORKER_STATE_DRAINING)
 
 
 class TakenError(ValueError):
@@ -34,70 +34,6 @@ class TakenError(ValueError):
 
 class FullError(RuntimeError):
     """The fleet has as many workers as it can hold. The message is one sentence."""
-
-
-def _starting() -> pb.WorkerStatus:
-    return pb.WorkerStatus(state=pb.WORKER_STATE_STARTING)
-
-
-@dataclass(slots=True)
-class Record:
-    """One worker. `stream` is the registration stream that speaks for it now; -1: it never registered."""
-
-    info: pb.WorkerInfo
-    status: pb.WorkerStatus = field(default_factory=_starting)
-    heard: float = 0.0
-    stream: int = -1
-    lost: bool = False
-    is_open: bool = False  # the stream has not ended
-    proven: bool = False  # it was READY with the model that it announces
-    was_ready: bool = False  # with any, in this life of its process
-    launcher: LauncherReport | None = None
-    check: ReportCheck = field(default_factory=ReportCheck)
-    quarantine: str = ""  # what of its last report can't be
-
-    @property
-    def announced(self) -> pb.WorkerInfo:
-        """What it is, without a model that it was never READY with."""
-        if self.proven or not self.info.HasField("model"):
-            return self.info
-        bare = pb.WorkerInfo()
-        bare.CopyFrom(self.info)
-        bare.ClearField("model")
-        return bare
-
-    def taken(self, info: pb.WorkerInfo, stream: int, now: float) -> str:
-        """Why another process than the one that registers as `info` owns the id; empty when it may have it."""
-        launched = self.launcher.pid if self.launcher and self.launcher.phase is Phase.WATCHING else 0
-        if launched and launched != info.pid:
-            return f"its launcher runs it as process {launched}"
-        silent = self.lost or now - self.heard > LOST_AFTER_SECONDS
-        if not self.is_open or stream == self.stream or silent or (launched and launched != self.info.pid):
-            return ""
-        return f"process {self.info.pid} on {self.info.host or 'an unnamed host'} reports under it"
-
-    @property
-    def shown(self) -> pb.WorkerStatus:
-        """How the worker is, all sources together."""
-        report = self.launcher
-        failed = report is not None and report.phase is Phase.FAILED
-        if report and failed and self._is_about_me(report):
-            own = self.status.reason if self.status.state == pb.WORKER_STATE_UNHEALTHY else ""
-            return pb.WorkerStatus(state=pb.WORKER_STATE_UNHEALTHY, reason=own or report.reason)
-        if report and not failed and (self.stream < 0 or (report.pid and report.pid != self.info.pid)):
-            return pb.WorkerStatus(state=pb.WORKER_STATE_STARTING, reason=report.reason)
-        if self.lost:
-            silence = f"no report for {LOST_AFTER_SECONDS:.0f} s"
-            if self.status.state == pb.WORKER_STATE_UNHEALTHY and self.status.reason:
-                silence += f"; before that: {self.status.reason}"
-            return pb.WorkerStatus(state=pb.WORKER_STATE_LOST, reason=silence, step=self.status.step)
-        return self.status
-
-    def _is_about_me(self, report: LauncherReport) -> bool:
-        """Whether the launcher's failure is that of the process that registered, and not of one before it."""
-        if self.stream < 0 or self.lost:
-            return True
-        return self.info.pid == report.pid if report.pid else self.status.state not in _SERVING
 
 
 class Registry:
@@ -136,7 +72,7 @@ class Registry:
             raise TakenError(f"The worker id {info.worker_id!r} is taken: {reason}.")
         if record.stream != stream and record.info.pid != info.pid:
             self._note_end(record, now)
-            record.status, record.proven, record.was_ready = _starting(), False, False
+            record.status, record.proven, record.was_ready = starting(), False, False
             record.check, record.quarantine = ReportCheck(), ""
         self._crash_loops.came_back(info)
         record.proven = record.proven and record.info.model == info.model
@@ -160,6 +96,17 @@ class Registry:
         record.quarantine = record.check.problem(record.info, status)
         if quarantine != record.quarantine or _visible(before) != _visible(record.shown):
             self._changed()
+
+    def report_devices(self, worker_id: str, report: DeviceReport, stream: int, now: float) -> None:
+        """A worker's devices as it read them; no change that gateways should hear of."""
+        record = self._records.get(worker_id)
+        if record is not None and record.stream == stream:
+            record.devices = WorkerDevices(record.info, report, now)
+
+    @property
+    def devices(self) -> list[WorkerDevices]:
+        """What each worker that told of its devices said last."""
+        return [record.devices for record in self._records.values() if record.devices]
 
     def closed(self, worker_id: str, stream: int) -> None:
         """A stream ended. A worker that was draining has gone (its launcher, if any, will say so); any other has until

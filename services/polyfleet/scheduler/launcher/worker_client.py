@@ -8,6 +8,7 @@ from polyfleet.process.keys import Role
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2 as pb
 from polyfleet.v1 import worker_pb2_grpc
+from polyfleet.v1.operations_pb2 import TailLogRequest, TailLogResponse
 
 CALL_SECONDS = 3.0
 
@@ -43,6 +44,12 @@ class WorkerClient:
         request = pb.SetAdaptersRequest(adapters=adapters)
         answer = await self._stub.SetAdapters(request, timeout=seconds, metadata=self._metadata)
         return list(answer.adapters)
+
+    async def tail_log(self, lines: int) -> TailLogResponse:
+        """The last lines that it has logged."""
+        request = TailLogRequest(lines=lines)
+        answer: TailLogResponse = await self._stub.TailLog(request, timeout=CALL_SECONDS, metadata=self._metadata)
+        return answer
 
     async def unload(self) -> None:
         """Cancel what runs and free the model."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from polyfleet.process.config import ConfigError
 from polyfleet.process.keys import Tenant, read_keys
+from polyfleet.scheduler.operations.request_log import RequestLog, check_records
 from polyfleet.scheduler.tenants.leases import Leases
 from polyfleet.scheduler.tenants.usage_table import UsageTable
 from polyfleet.v1 import fleet_pb2 as pb
@@ -23,9 +24,14 @@ class TenantCalls:
     """Answers them. `keys_file` is that of the gateways; without one nobody has quotas."""
 
     def __init__(
-        self, usage: UsageTable, keys_file: Path | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        usage: UsageTable,
+        keys_file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        requests: RequestLog | None = None,
     ) -> None:
         self._usage, self._keys_file, self._clock = usage, keys_file, clock
+        self._requests = requests or RequestLog()
         self._leases = Leases()
 
     def report(self, request: pb.ReportUsageRequest) -> pb.ReportUsageResponse:
@@ -33,6 +39,7 @@ class TenantCalls:
         _check(request)
         if request.rows:
             self._usage.add(request)
+        self._requests.report(request.gateway_id, request.ended, request.running, self._clock())
         demands = {each.tenant: each.requests for each in request.demands}
         self._leases.report(request.gateway_id, demands, self._clock())
         return pb.ReportUsageResponse(leases=self._leases.leases(request.gateway_id, self._tenants()))
@@ -56,6 +63,8 @@ class TenantCalls:
 def _check(request: pb.ReportUsageRequest) -> None:
     if not 1 <= len(request.gateway_id) <= MAX_TENANT_CHARACTERS:
         raise FieldError("gateway_id", f"must have 1 to {MAX_TENANT_CHARACTERS} characters")
+    check_records("ended", request.ended)
+    check_records("running", request.running)
     if request.rows and not request.number:
         raise FieldError("number", "must be 1 or more where there are rows")
     for index, row in enumerate(request.rows):

@@ -9,7 +9,7 @@ from tests.support.fake_worker import FakeWorker, fleet_state
 from tests.support.running_scheduler import Running, refusal, states
 
 from polyfleet.scheduler.deployments.adapters import adapter_changes
-from polyfleet.scheduler.fleet.registry import Record
+from polyfleet.scheduler.fleet.record import Record
 from polyfleet.v1 import fleet_pb2 as pb
 
 A = pb.Adapter(name="a", source="/a")

@@ -9,7 +9,7 @@ from tests.support.launch_records import WISH, launcher, record
 
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.deployments.reconcile import DrainWorker, Forget, Launch, Relaunch, Retire, reconcile
-from polyfleet.scheduler.fleet.registry import Record
+from polyfleet.scheduler.fleet.record import Record
 from polyfleet.scheduler.launcher.launch import Phase
 from polyfleet.v1 import fleet_pb2 as pb
 

@@ -3,7 +3,8 @@
 import pytest
 
 from polyfleet.scheduler.fleet.crash_loops import LEAST_ENDS, SETTLE_SECONDS, WINDOW_SECONDS
-from polyfleet.scheduler.fleet.registry import LOST_AFTER_SECONDS, Registry
+from polyfleet.scheduler.fleet.record import LOST_AFTER_SECONDS
+from polyfleet.scheduler.fleet.registry import Registry
 from polyfleet.v1 import fleet_pb2 as pb
 
 POOL = pb.ModelDeployment(name="cpu", model_name="m", accelerators=["cpu"], workers=2)
