@@ -1,25 +1,107 @@
-"""`polyfleet inspect` over a tiny model."""
+"""`polyfleet inspect` over tiny models."""
 
 import json
 from pathlib import Path
+from typing import Any
 
-from click.testing import CliRunner
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from tests.support.tiny_architectures import LAYERS, TINY, make
+from tests.support.tiny_encoders import CROSS_ENCODERS, make_cross_encoder
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.cli.main import cli
+from polyfleet.engine.inspection import Inspection
 
 
-def test_inspect(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "model", TinyShape())
-    done = CliRunner().invoke(cli, ["inspect", str(folder), "--json"])
-    assert done.exit_code == 0, done.output
-    seen = json.loads(done.output)
-    assert (seen["name"], seen["architecture"], seen["tokenizer"]) == ("model", "Llama", False)
-    assert seen["parameters"] == sum(seen["formats"].values()) > 0
-    cpu = next(each for each in seen["fits"] if each["device"] == "cpu")
-    assert cpu["problem"] == ""
-    assert 0 < cpu["context_length"] <= seen["context_length"]
+def inspect(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["inspect", *map(str, arguments)])
+
+
+def seen(*arguments: object, code: int = 0) -> dict[str, Any]:
+    done = inspect(*arguments, "--json")
+    assert done.exit_code == code, done.output
+    msgspec.json.decode(done.stdout, type=Inspection)  # as --schema says
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = write_folder(tmp_path_factory.mktemp("models") / "model", TinyShape())
+    (made / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# A model\n")
+    return made
+
+
+def test_inspect(folder: Path, tmp_path: Path) -> None:
+    found = seen(folder)
+    assert (found["name"], found["architecture"], found["tokenizer"]) == ("model", "Llama", None)
+    assert (found["licence"], found["quantisation"]) == ("apache-2.0", "")
+    assert found["parameters"] == sum(found["formats"].values()) > 0
+    cpu = next(each for each in found["fits"] if each["device"] == "cpu")
+    assert (cpu["problem"], cpu["changes"]) == ("", [])
+    assert 0 < cpu["context_length"] <= found["context_length"]
     assert cpu["weight_bytes"] > 0 < cpu["kv_bytes_per_token"]
-    plain = CliRunner().invoke(cli, ["inspect", str(folder)])
+    (memory,) = found["memory"]
+    assert memory["kind"] == "attention"
+    plain = inspect(folder)
     assert "model: Llama" in plain.output
-    assert CliRunner().invoke(cli, ["inspect", str(tmp_path / "none")]).exit_code != 0
+    assert "licence apache-2.0" in plain.output
+    assert inspect(tmp_path / "none").exit_code == 2
+    assert json.loads(inspect("--schema").output)["$defs"]["Inspection"]["properties"].keys() == found.keys()
+
+
+def test_what_layers_remember(tmp_path: Path) -> None:
+    """Windows, latents and states apart; of tiny shapes."""
+    for name, expected in {
+        "gemma3": [("attention", 3, 2 * 2 * 16, 12), ("attention", 1, 2 * 2 * 16, 0)],
+        "deepseek3": [("latent attention", LAYERS, 32 + 16, 0)],
+    }.items():
+        make(TINY[name], tmp_path / name)
+        found = seen(tmp_path / name)["memory"]
+        assert [tuple(each.values()) for each in found] == expected
+    make(TINY["qwen3.5"], tmp_path / "states")
+    found = seen(tmp_path / "states", "--accelerator", "cuda", "--memory", "80GiB")
+    states = next(each for each in found["memory"] if each["kind"] == "state")
+    assert states["layers"] * states["numbers"] * 4 == found["fits"][0]["state_bytes_per_sequence"] > 0
+
+
+def test_a_device_that_is_not_here(folder: Path) -> None:
+    found = seen(folder, "--accelerator", "cuda", "--memory", "24GiB", "--context-length", "32")["fits"]
+    assert [(each["device"], each["executor"], each["context_length"]) for each in found] == [("cuda", "captured", 32)]
+    small = seen(folder, "--accelerator", "ascend", "--memory", "4KiB", code=1)["fits"][0]
+    assert "the weights take 0.00 GiB, 0.00 GiB are there" in small["problem"]
+    assert "a device with 2 GiB free" in small["changes"]
+    words = inspect(folder, "--accelerator", "ascend", "--memory", "4KiB")
+    assert words.exit_code == 1
+    assert "would fit: a device with 2 GiB free" in words.output
+    long = seen(folder, "--memory", "1GiB", "--context-length", 10**6, code=1)["fits"][0]
+    assert "context_length: must be at most the model's" in long["problem"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--accelerator", "cuda"), "give --memory to ask of one that is not here"),
+        (("--accelerator", "abacus", "--memory", "1G"), "abacus"),
+        (("--accelerator", "cpu:7"), "device: must have an index among 0, not cpu:7"),
+        (("--memory", "much"), "'much' is no size: write 80GiB, say"),
+        (("--memory", "0"), "must be 1 byte or more"),
+    ],
+)
+def test_devices_that_nobody_has(folder: Path, arguments: tuple[str, ...], reason: str) -> None:
+    done = inspect(folder, *arguments)
+    assert done.exit_code == 2
+    assert reason in done.stderr
+
+
+def test_cross_encoders_and_their_tokenizers(tmp_path: Path) -> None:
+    make_cross_encoder(CROSS_ENCODERS["bert_cross_encoder"], tmp_path)
+    found = seen(tmp_path)
+    assert (found["cross_encoder"], found["tokenizer"]["kind"], found["tokenizer"]["tool_calls"]) == (
+        True,
+        "WordPiece",
+        "",
+    )
+    assert "ranks documents" in inspect(tmp_path).output
