@@ -25,7 +25,6 @@ ALLOWED: dict[str, str] = {
     "services/polyfleet/text/prompt_text.py:PromptText.render_chat": "what tests compare with other templates' texts",
     "workers/polyfleet/backends/protocol.py:DeviceInfo.total_memory_gb": "scripts that ask for devices read it",
     "workers/polyfleet/backends/protocol.py:KernelCapabilities.supports_flash_attention": "likewise",
-    "workers/polyfleet/backends/registry.py:BackendRegistry.discover": "scripts that ask for devices call it",
     "workers/polyfleet/tuning/optimizer.py:BackendOptimizer.print_system_info": "likewise",
     "workers/polyfleet/tuning/optimizer.py:BackendOptimizer.save_config": "likewise, for load_config",
 }
