@@ -111,7 +111,7 @@ def _chat_template(folder: Path, settings: Fields) -> str | None:
         return _read_template(path)
     if not settings.has("chat_template"):
         return None
-    if isinstance(settings.values["chat_template"], list):
+    if isinstance(settings.values["chat_template"], list | dict):
         named = _named_template(settings, DEFAULT_TEMPLATE)
         if named is None:
             raise settings.error(f"chat_template lists no template named {DEFAULT_TEMPLATE!r}")
@@ -125,11 +125,15 @@ def _tool_template(folder: Path, settings: Fields) -> str | None:
     if path.is_file():
         return _read_template(path)
     beside = (folder / "chat_template.jinja").is_file()
-    listed = isinstance(settings.values.get("chat_template"), list)
+    listed = isinstance(settings.values.get("chat_template"), list | dict)
     return _named_template(settings, TOOL_TEMPLATE) if listed and not beside else None
 
 
 def _named_template(settings: Fields, name: str) -> str | None:
+    """Of a list of names and templates, or of an object of templates by their names."""
+    if isinstance(settings.values["chat_template"], dict):
+        templates = settings.section("chat_template")
+        return templates.text(name) if templates.has(name) else None
     for each in settings.items("chat_template"):
         if isinstance(each, dict) and each.get("name") == name:
             return Fields(settings.path, each).text("template")
