@@ -2,15 +2,22 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tests.support.small_config import SMALL
 from tests.support.tiny_models import TinyShape, random_tensors, write_folder
+from tests.support.tiny_tokenizers import tokenizer_json
 
+from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
+from polyfleet.loading.placing import place_all
+from polyfleet.models.llama import LLAMA
 
 SHAPE = TinyShape()
 
@@ -94,3 +101,32 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
 )
 def test_numbers_beyond_all_models_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     assert "config.json" in refused(stated(write_folder(tmp_path / "model", SHAPE), change))
+
+
+def test_an_output_that_is_not_the_embedding_that_it_is_said_to_be(tmp_path: Path) -> None:
+    tensors = random_tensors(SHAPE)
+    folder = stated(write_folder(tmp_path / "model", SHAPE, tensors), {"tie_word_embeddings": True})
+    assert "'lm_head.weight' differs from the embedding, which tie_word_embeddings says it is" in refused(folder)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    load_model(stated(write_folder(tmp_path / "same", SHAPE, tensors), {"tie_word_embeddings": True}))
+    del tensors["lm_head.weight"]
+    folder = stated(write_folder(tmp_path / "without", SHAPE, tensors), {"tie_word_embeddings": False})
+    assert "the tensor for 'lm_head' is missing" in refused(folder)
+
+
+def test_a_vocabulary_that_is_larger_than_the_embedding(tmp_path: Path) -> None:
+    """That of the configuration, and that of the tokenizer."""
+    larger = stated(write_folder(tmp_path / "model", SHAPE), {"vocab_size": SHAPE.vocabulary + 4})
+    assert "the tensor for 'embedding' is 96 x 64, the configuration says 100 x 64" in refused(larger)
+    folder = write_folder(tmp_path / "other", SHAPE)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    assert "token id 257 is outside the model's vocabulary of 96" in refused(folder)
+
+
+@pytest.mark.parametrize(("tensor", "drafts"), [("mlp.up_proj", False), ("eh_proj", True)])
+def test_layers_behind_the_model_that_do_not_draft(tensor: str, drafts: bool) -> None:
+    """A layer that has nothing to draft with is none that drafts, whatever the configuration says of their number."""
+    config = replace(SMALL, draft_layers=1)
+    name = f"model.layers.{config.num_layers}.{tensor}.weight"
+    weights = place_all([Weight(name, WeightFormat.F32, 2, 2, torch.zeros(2, 2))], LLAMA.folder_names, config)
+    assert weights.keys() == (set() if drafts else {f"unknown.{name}"})

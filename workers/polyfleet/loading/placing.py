@@ -20,6 +20,9 @@ from polyfleet.models.registry import weight_shapes
 TURNING = ("q", "k", "q_norm", "k_norm", "q_rope", "k_rope")
 PART = re.compile(r"(.+)\[(\d+)\]")  # of a stack
 NORM = "norm"  # how the names of their weights end
+JOINS = "eh_proj"  # in the name of the matrix that layers have which draft
+TIED_HEAD = "tied lm_head"  # under this name, one that is not the embedding's although it should be
+SAMPLED_ROWS = 64
 
 
 Keep = Callable[[Weight], Iterable[Weight]]  # what is kept of a weight, or of a stack's part
@@ -30,17 +33,55 @@ def place_all(
 ) -> dict[str, Weight]:
     """The weights that a file's tensors hold, by name, or what `keep` keeps of each before the next is read."""
     shapes, weights = weight_shapes(config), dict[str, Weight]()
+    drafting, head = _Drafting(names, config), None
     for tensor in tensors:
-        if 0 <= names.layer(tensor.name) - config.num_layers < config.draft_layers:
+        if drafting.takes(tensor):
             continue
-        tied_head = config.tied_embeddings and names.graph_names(tensor.name) == ("lm_head",)
-        if not tied_head and not names.ignores(tensor.name):
+        if config.tied_embeddings and names.graph_names(tensor.name) == ("lm_head",):
+            head = tensor
+        elif not names.ignores(tensor.name):
             for weight in place(tensor, names, config, shapes):
                 weights.update((each.name, each) for each in (keep(weight) if keep else (weight,)))
+    weights.update((f"unknown.{each.name}", each) for each in drafting.others)
+    if head is not None and "embedding" in weights and _differ(head, weights["embedding"]):
+        weights[TIED_HEAD] = head
     _stack(weights)
     if config.segments > 1:
         _tell_segments(weights, config)
     return weights
+
+
+class _Drafting:
+    """Tensors of layers behind the model's own, which only draft: they have what joins a token and a hidden state."""
+
+    def __init__(self, names: TensorNames, config: ModelConfig) -> None:
+        self._names, self._config = names, config
+        self._layers: dict[int, list[Weight]] = {}
+
+    def takes(self, tensor: Weight) -> bool:
+        """Whether it lies in one of these layers."""
+        layer = self._names.layer(tensor.name)
+        found = 0 <= layer - self._config.num_layers < self._config.draft_layers
+        if found:
+            self._layers.setdefault(layer, []).append(replace(tensor, data=tensor.data.new_empty(0)))  # it is let go
+        return found
+
+    @property
+    def others(self) -> Iterator[Weight]:
+        """Tensors of layers that are none such."""
+        for tensors in self._layers.values():
+            if not any(JOINS in each.name for each in tensors):
+                yield from tensors
+
+
+def _differ(head: Weight, embedding: Weight) -> bool:
+    """Whether an output is another one than the embedding, by rows of both."""
+    if head.format.quantised or embedding.format.quantised:
+        return False
+    if (head.rows, head.columns) != (embedding.rows, embedding.columns):
+        return True
+    rows = torch.linspace(0, head.rows - 1, min(head.rows, SAMPLED_ROWS)).long()
+    return not torch.equal(head.data[rows].float(), embedding.data[rows].float())
 
 
 def _tell_segments(weights: dict[str, Weight], config: ModelConfig) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.model import ModelFileError
+from polyfleet.loading.placing import TIED_HEAD
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import ARCHITECTURES, weight_shapes
 
@@ -41,6 +42,11 @@ def check_weights(path: str, config: ModelConfig, weights: Weights) -> None:
             raise ModelFileError(
                 f"{path}: the tensor for {name!r} is {found}, the configuration says {rows} x {columns}"
             )
+    if TIED_HEAD in weights:
+        name = weights[TIED_HEAD].name
+        raise ModelFileError(
+            f"{path}: the tensor {name!r} differs from the embedding, which tie_word_embeddings says it is"
+        )
     title = ARCHITECTURES[config.architecture].title
     for name, weight in weights.items():
         if name not in shapes and not (
