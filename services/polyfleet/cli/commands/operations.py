@@ -1,5 +1,6 @@
 """`polyfleet devices | logs | requests`: what operators look at when something is wrong."""
 
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,9 @@ def record_of(message: Any) -> dict[str, Any]:
     """A message for `--json`: all that it says, under the names of its proto; numbers stay numbers."""
     from google.protobuf.json_format import MessageToDict
 
-    record: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
+    record: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
     for field in message.DESCRIPTOR.fields:
         if field.name in record and field.cpp_type == field.CPPTYPE_UINT64 and not field.is_repeated:
             record[field.name] = int(record[field.name])
@@ -126,7 +129,8 @@ def requests(fleet: str, fleet_token_file: Path | None, tenant: str, model: str,
         found = client.requests(tenant, model, last)
     records = [*found.running, *found.ended]
     if as_json:
-        print_json([record_of(each) for each in records])
+        told = [record_of(each) for each in records]
+        print_json([each | {"placement": json.loads(each["placement"] or "null")} for each in told])
     elif records:
         columns = ("BEGAN", "REQUEST", "TENANT", "MODEL", "END", "SECONDS", "FIRST", "PROMPT", "TOKENS", "WORKERS")
         print_table(columns, [request_row(each) for each in records])

@@ -124,7 +124,7 @@ def record(name: str, **more: Any) -> pb.RequestRecord:
 
 
 async def test_requests_that_gateways_told_of(running: Running) -> None:
-    ended = [record("r-1", worker_ids=["w-1", "w-2"], seconds=1.5, prompt_tokens=9), record("r-2", tenant="b")]
+    ended = [record("r-1", worker_ids=["w-1", "w-2"], placement='{"worker_id": "w-2"}'), record("r-2", tenant="b")]
     report = fleet_pb2.ReportUsageRequest(gateway_id="g", ended=ended, running=[record("r-3", code="")])
     await running.fleet.ReportUsage(report)
     found = await running.fleet.ListRequests(pb.ListRequestsRequest())
@@ -139,6 +139,9 @@ async def test_requests_that_gateways_told_of(running: Running) -> None:
     assert "r-2" not in shown.stdout
     last = json.loads((await command(running, "requests", "--last", "1", "--json")).stdout)
     assert [each["request_id"] for each in last] == ["r-3", "r-2"]
+    assert (last[1]["cached_tokens"], last[1]["placement"]) == (0, None)
+    first = json.loads((await command(running, "requests", "--json")).stdout)[-1]
+    assert first["placement"] == {"worker_id": "w-2"}
 
 
 def test_the_log_of_requests_is_bounded_and_forgets_gateways_that_are_silent() -> None:
