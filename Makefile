@@ -24,9 +24,10 @@ WARM := PYTHONDONTWRITEBYTECODE= $(BIN)/python
 SOURCES := pyproject.toml requirements.lock hatch_build.py $(wildcard proto/polyfleet/*/*.proto) \
 	$(wildcard $(addprefix workers/polyfleet/kernels/cpu/*.,cpp h inl))
 PYTEST := $(BIN)/python -m pytest
-# Two files at a time: tests that wait for processes leave a core idle. One file alone needs no second process.
-PARALLEL = $(if $(findstring .py,$(ARGS)),,-n 2 --dist loadfile --no-loadscope-reorder)
-# Threads of torch in two processes would wait for each other.
+PROCESSES := 3
+# That many files at a time, on two cores: tests that wait for processes leave one idle. One file alone needs one process.
+PARALLEL = $(if $(findstring .py,$(ARGS)),,-n $(PROCESSES) --dist loadfile --no-loadscope-reorder)
+# Threads of torch in several processes would wait for each other.
 THREADS = $(if $(PARALLEL),OMP_NUM_THREADS=1)
 CHEAP := tests/unit --ignore=tests/unit/kernels --ignore=tests/unit/chart
 IMAGE_FLAGS = $(IMAGES) --registry=$(REGISTRY) $(if $(BUILDER),--builder=$(BUILDER))
@@ -61,6 +62,7 @@ test: $(VENV)/.installed-dev ## All tests but the slow ones; ARGS="tests/unit/te
 test-all: $(VENV)/.installed-dev ## All tests
 	$(THREADS) $(PYTEST) $(PARALLEL) $(ARGS)
 
+check: PROCESSES := 2 # these compute
 check: quick-lint ## For each commit, in minutes: lint without mypy, and the cheap tests
 	$(THREADS) $(PYTEST) $(PARALLEL) -m "not slow" $(CHEAP)
 
