@@ -4,6 +4,7 @@ Half of the files compute and half wait for processes: one of each at a time use
 its longest files, so that no process is left with one of them at the end.
 """
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,15 @@ def unit_of_work(file: str) -> str:
 def file_of(node_id: str) -> str:
     """Path of a test's file."""
     return node_id.split("::", 1)[0]
+
+
+def pytest_collection() -> None:
+    gc.disable()  # it would look again and again at the modules and tests that come, of which none goes
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import gguf
 import torch
-import transformers
 from tests.support.tiny_models import interleave
 
 LAYERS, VOCABULARY, CONTEXT = 4, 160, 256
@@ -155,6 +154,8 @@ TINY: Mapping[str, Tiny] = {
 
 def make(tiny: Tiny, folder: Path) -> Any:
     """Write the folder; returns transformers' model."""
+    import transformers
+
     config = transformers.AutoConfig.for_model(tiny.kind, **{**COMMON, **tiny.config})
     torch.manual_seed(len(tiny.kind) + tiny.seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")

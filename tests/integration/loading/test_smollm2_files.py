@@ -10,7 +10,6 @@ import pytest
 import torch
 from tests.support.stepping import Driver, logprobs_of
 from tokenizers import Regex, Tokenizer, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executors import Workload
@@ -72,11 +71,15 @@ def tokenizer(document: dict[str, Any]) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def theirs(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
     return AutoTokenizer.from_pretrained(path.parent, gguf_file=FILE)
 
 
 @pytest.mark.slow  # tests/integration/engine compares the same file's tokens
 def test_logits(model: LoadedModel, tokenizer: Tokenizer, path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     ids = tokenizer.encode(PROMPT, add_special_tokens=False).ids
     reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=FILE, dtype=torch.float32)
     with torch.inference_mode():

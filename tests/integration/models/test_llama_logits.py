@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from tests.support.stepping import Driver, Run, logprobs_of
 from tests.support.tiny_models import TinyShape, write_folder, write_gguf
-from transformers import LlamaForCausalLM
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine.executors import Workload
@@ -41,6 +40,8 @@ SHAPES = {
 
 def transformers_logprobs(folder: Path, token_ids: list[int]) -> NDArray[np.float64]:
     """Logprobs [tokens, vocabulary]."""
+    from transformers import LlamaForCausalLM
+
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
         logits = model(torch.tensor([token_ids])).logits[0]
@@ -114,6 +115,8 @@ def test_the_last_block_and_every_block_is_usable(tmp_path: Path) -> None:
 
 def test_pooled_hidden_states(tmp_path: Path) -> None:
     """MEAN gives sums that add up over chunks, LAST the last row, of transformers' final normalised states."""
+    from transformers import LlamaForCausalLM
+
     folder = write_folder(tmp_path / "model", TinyShape())
     ids = random_ids(19, seed=3)
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)

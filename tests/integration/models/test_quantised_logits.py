@@ -11,7 +11,6 @@ from tests.support.cpu_graphs import needs_library
 from tests.support.quantised_folders import SHAPE, WAYS, write_quantised
 from tests.support.stepping import Driver, logprobs_of
 from tests.support.tiny_models import write_folder
-from transformers import LlamaForCausalLM
 
 from polyfleet.backends.protocol import KernelCapabilities
 from polyfleet.engine import loader
@@ -30,7 +29,9 @@ CAPABILITIES = KernelCapabilities(frozenset({"float32"}), "float32")
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> LlamaForCausalLM:
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import LlamaForCausalLM
+
     return LlamaForCausalLM.from_pretrained(write_folder(tmp_path_factory.mktemp("theirs"), SHAPE), dtype=torch.float32)
 
 
@@ -38,7 +39,7 @@ SOME = ("gptq with zeros", "gptq in another order", "awq", "int4 groups with zer
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_logits(name: str, theirs: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_logits(name: str, theirs: Any, tmp_path: Path) -> None:
     dense = write_quantised(tmp_path / "model", WAYS[name])
     if WAYS[name].form == "F16":  # dequantised to half precision
         dense |= {key: each.astype(np.float16).astype(np.float32) for key, each in dense.items() if "_proj." in key}
@@ -56,7 +57,7 @@ def test_logits(name: str, theirs: LlamaForCausalLM, tmp_path: Path) -> None:
 
 @needs_library
 @pytest.mark.parametrize("name", ["gptq with zeros", "int8 channels", "fp8 tiles"])
-def test_the_cpu_library_keeps_them(name: str, theirs: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_the_cpu_library_keeps_them(name: str, theirs: Any, tmp_path: Path) -> None:
     """Entering rows are rounded to int8 there. What was in memory for its weights is let go."""
     dense = write_quantised(tmp_path / "model", WAYS[name])
     theirs.load_state_dict({key: torch.from_numpy(tensor) for key, tensor in dense.items()})

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from tests.support.batching import over
 from tests.support.tiny_architectures import COMMON, DELTA, VOCABULARY
 
@@ -39,6 +38,8 @@ SLOW = ("mistral3", "qwen2_vl", "qwen3_5")
 
 @pytest.mark.parametrize("kind", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in KINDS])
 def test_the_text_part_is_loaded(kind: str, tmp_path: Path) -> None:
+    import transformers
+
     text, seeing = KINDS[kind]
     more = {"mm_tokens_per_image": 4} if kind == "gemma3" else {}
     config = transformers.AutoConfig.for_model(kind, text_config=text, vision_config=seeing, **more)

@@ -8,7 +8,6 @@ import pytest
 from tests.support.tiny_models import TinyShape, write_folder, write_gguf
 from tests.support.tiny_tokenizers import NORMAL, byte_level_metadata, sentencepiece_metadata, tokenizer_json
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel, ModelFileError
@@ -112,6 +111,8 @@ def test_all_tokens_that_a_template_may_name(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("named", [{}, {"bos_token": START, "eos_token": END}, {"cls_token": START, "sep_token": END}])
 def test_what_stands_around_a_text_is_as_in_transformers(tmp_path: Path, processor: Any, named: dict[str, str]) -> None:
+    from transformers import PreTrainedTokenizerFast
+
     folder = folder_with(tmp_path, processor, tokenizer_config=named)
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **named)
     document = document_of(load_model(folder))

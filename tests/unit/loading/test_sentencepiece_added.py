@@ -11,7 +11,6 @@ from tests.support.llama_cpp_spm import LlamaCppSpm
 from tests.support.tiny_models import TinyShape, write_gguf
 from tests.support.tiny_tokenizers import CONTROL, USER_DEFINED, sentencepiece_metadata
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
-from transformers import PreTrainedTokenizerFast
 
 from polyfleet.loading.load import load_model
 
@@ -85,6 +84,8 @@ def test_any_text_is_tokenised_as_llama_cpp_does(pair: tuple[Tokenizer, LlamaCpp
 
 def test_transformers_gives_the_same_with_the_same_pieces(pair: tuple[Tokenizer, LlamaCppSpm]) -> None:
     """A tokenizer.json as transformers converts Llama's, built here by hand around the merges of this vocabulary."""
+    from transformers import PreTrainedTokenizerFast
+
     loaded, reference = pair
     model = json.loads(loaded.to_str())["model"]
     merges = [tuple(merge) for merge in model["merges"]]

@@ -66,7 +66,7 @@ async def test_no_message_outlives_its_call(how: str) -> None:
                     ended = await _end(stub.Generate, pb.GenerateRequest(model=NAME, text=text))
                     assert ended == ("OK" if text else "INVALID_ARGUMENT")
             await asyncio.sleep(0.1)
-            assert not [each for each in gc.get_objects() if isinstance(each, KINDS) and each.model == NAME]
+            assert not [each for each in gc.get_objects() if type(each) in KINDS and each.model == NAME]
     finally:
         gc.enable()
         await server.stop(0)

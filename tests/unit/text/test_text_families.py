@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tests.support.text_assets import assets_document
 from tests.unit.text.test_text_tools import CALLED, TOOLS, messages_of
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from polyfleet.text.answer.formats import find_tool_format
 from polyfleet.text.prompt_text import PromptText
@@ -130,6 +129,8 @@ FAMILIES: dict[str, tuple[Callable[[Message], Message], str]] = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chats_are_rendered_as_transformers_does(family: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     wanted, template = FAMILIES[family]
     assert find_tool_format(template).name == family
     text = PromptText(assets_document(chat_template=template))

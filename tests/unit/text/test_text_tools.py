@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from tests.support.text_assets import CHATML, assets_document
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from polyfleet.text.prompt_text import PromptText
 from polyfleet.wire.limits import FieldError
@@ -86,6 +85,8 @@ def messages_of(chat: list[dict[str, Any]]) -> list[Message]:
 def test_prompts_equal_those_of_transformers(
     template: str, chat: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     text = PromptText(assets_document(chat_template=template))
     for tools in (None, TOOLS):
         (expected,), _ = render_jinja_template(
