@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.ports import free_addresses
 from tests.support.serve_process import ServeProcess, wait_for
-
-from polyfleet.process.listening import free_addresses
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("proto", "services", "workers", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")

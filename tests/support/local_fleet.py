@@ -14,7 +14,7 @@ from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
 
 OWN = [("grpc.use_local_subchannel_pool", 1)]
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 240.0  # against hanging
 READY = pb.WORKER_STATE_READY
 
 
@@ -35,7 +35,9 @@ class LocalFleet:
         self.scheduler.shutdown()
 
     def snapshot(self) -> pb.FleetSnapshot:
-        answer: pb.FleetSnapshot = self.stub.ListWorkers(pb.ListWorkersRequest(), wait_for_ready=True, timeout=30)
+        answer: pb.FleetSnapshot = self.stub.ListWorkers(
+            pb.ListWorkersRequest(), wait_for_ready=True, timeout=DEADLINE_SECONDS
+        )
         return answer
 
     def workers(self, deployment: str) -> list[pb.FleetWorker]:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.support.ports import free_addresses
 from tests.support.serve_process import wait_for
-
-from polyfleet.process.listening import free_addresses
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "deploy" / "prometheus.yaml"
@@ -45,7 +44,7 @@ class PrometheusProcess:
         command += [f"--storage.tsdb.path={self._folder / 'data'}", f"--web.listen-address={self.address}"]
         self._log = (self._folder / "prometheus.log").open("w+")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, cwd=self._folder)
-        wait_for(self._ready, "Prometheus to be ready", 30)
+        wait_for(self._ready, "Prometheus to be ready")
         return self
 
     def __exit__(self, *_: object) -> None:

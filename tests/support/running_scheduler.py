@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 from tests.support.fake_cluster import FakeCluster
+from tests.support.ports import free_address
 
-from polyfleet.process.listening import free_address
 from polyfleet.scheduler.config import SchedulerConfig
 from polyfleet.scheduler.scheduler import Scheduler
 from polyfleet.v1 import fleet_pb2 as pb
@@ -41,7 +41,7 @@ class Running:
 
 
 async def start(folder: Path, cluster: FakeCluster | None = None, **settings: Any) -> Running:
-    listen, metrics = free_address("127.0.0.1:0"), free_address("127.0.0.1:0")
+    listen, metrics = free_address(), free_address()
     config = SchedulerConfig(**{"listen": listen, "metrics_listen": metrics, "state_dir": str(folder), **settings})
     cluster = cluster or FakeCluster()
     scheduler = Scheduler(config, cluster)

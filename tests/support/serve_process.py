@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.support.ports import free_addresses
 
 from polyfleet.cli.commands.fleet import worker_record
 from polyfleet.cli.errors import CliError
 from polyfleet.cli.fleet_client import open_fleet
-from polyfleet.process.listening import free_addresses
 
 READY = "Ctrl-C stops everything."
 PATIENCE_SECONDS = 240.0

@@ -10,9 +10,9 @@ import yaml
 from tests.support import running_scheduler
 from tests.support.fake_worker import FakeWorker
 from tests.support.monitoring import RULES, needs_prometheus
+from tests.support.ports import free_address, free_addresses
 from tests.support.prometheus import PrometheusProcess, configuration
 
-from polyfleet.process.listening import free_address, free_addresses
 from polyfleet.scheduler.config import PoolConfig
 
 pytestmark = needs_prometheus
@@ -50,7 +50,7 @@ async def until(prometheus: PrometheusProcess, condition: Callable[[dict[str, st
 async def test_it_fires_with_no_worker_left_and_ends_with_the_last_one_that_came(tmp_path: Path) -> None:
     (nobody,) = free_addresses(1)
     pools = {"cpu": PoolConfig("fake", "cpu", 2)}
-    metrics = free_address("127.0.0.1:0")
+    metrics = free_address()
     running = await running_scheduler.start(tmp_path / "state", pools=pools, settle_seconds=0.0, metrics_listen=metrics)
     config = configuration(nobody, metrics)
     config["rule_files"] = [str(hasty_rules(tmp_path))]

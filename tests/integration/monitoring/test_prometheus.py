@@ -84,7 +84,7 @@ def test_every_panel_has_data(target: Any, fleet: MonitoredFleet, request: pytes
 def test_every_alert_watches_series_that_are_there(rule: Any, fleet: MonitoredFleet) -> None:
     fleet.prometheus.query(rule["expr"])
     for selector in SELECTOR.findall(rule["expr"]):
-        wait_for(partial(fleet.prometheus.query, selector), f"{selector} of {rule['alert']}", 10)
+        wait_for(partial(fleet.prometheus.query, selector), f"{selector} of {rule['alert']}")
 
 
 def test_rules_are_evaluated_and_nothing_fires(fleet: MonitoredFleet) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.ports import free_address
 from tests.support.running_worker import RunningWorker
 
 from polyfleet.process.channels import FleetAccess
-from polyfleet.process.listening import free_address
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.launcher.attached import AttachedWorker
 from polyfleet.scheduler.launcher.latest_report import LatestReport
@@ -37,7 +37,7 @@ class Looking:
 
 
 async def test_it_waits_for_the_worker_loads_it_and_loads_it_again_after_a_crash(tmp_path: Path) -> None:
-    address = free_address("127.0.0.1:0")
+    address = free_address()
     looking = Looking(address)
     waiting = await looking.until(lambda r: bool(r.reason))
     assert (waiting.phase, waiting.reason) == (Phase.STARTING, f"It waits for a worker at {address}.")
@@ -62,7 +62,7 @@ async def test_it_waits_for_the_worker_loads_it_and_loads_it_again_after_a_crash
 
 
 async def test_a_crash_while_it_loads_counts_as_a_restart(tmp_path: Path) -> None:
-    address = free_address("127.0.0.1:0")
+    address = free_address()
     looking = Looking(address, "fake:load_seconds=60")
     options = ("--listen", address, "--worker-id", "w-own")
     for restarts in (0, 1):

@@ -14,6 +14,7 @@ import urllib.request
 import venv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -23,20 +24,24 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from tests.support.fake_interpreter import fake_interpreter
 from tests.support.local_fleet import READY, FleetWatcher, LocalFleet, worker_pids
+from tests.support.ports import free_address
 from tests.support.tiny_models import TinyShape, write_gguf
 from tests.support.tiny_tokenizers import byte_level_metadata
 
 from polyfleet.process.config import ConfigError
-from polyfleet.process.listening import free_address
 from polyfleet.scheduler.cluster.local import LocalScheduler
 from polyfleet.scheduler.config import LaunchConfig, SchedulerConfig
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
 
-ATTACHED = free_address("127.0.0.1:0")
-ANY_PORTS = SchedulerConfig(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0")
+ATTACHED = free_address()
 FAKE = "hygon"  # the pool of workers with the fake engine, which asks nothing of a device
 POOLS = {FAKE: 3, "xpu": 1, "rocm": 1, "cpu": 2}
+
+
+def configured(state_dir: Path, **more: Any) -> SchedulerConfig:
+    """On ports of its own."""
+    return SchedulerConfig(free_address(), free_address(), state_dir=str(state_dir), **more)
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +64,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, other_python: str) -> Iterat
         "xpu": LaunchConfig(interpreter=fake_interpreter(other, other_python)),
         "rocm": LaunchConfig(mode="attach", address=ATTACHED),
     }
-    config = replace(ANY_PORTS, state_dir=str(folder / "state"), accelerators=pools)
+    config = configured(folder / "state", accelerators=pools)
     with LocalFleet(config, POOLS) as running:
         yield running
         running.deploy("last")
         (worker,) = running.until_ready("last")
         family = [psutil.Process(worker.info.pid), psutil.Process(running.scheduler.pid)]
         family += [child for process in family for child in process.children(recursive=True)]
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert len(family) > 5
     assert not alive, "the fleet was shut down and left processes"
 
@@ -153,7 +158,7 @@ def start_in(fleet: LocalFleet, folder: Path, config: SchedulerConfig) -> dict[s
     file = folder / "polyfleet.yaml"
     file.write_text(yaml.safe_dump({"scheduler": to_builtins(config)}))
     command = [sys.executable, "-m", "polyfleet.scheduler", "--address", fleet.scheduler.ray_address]
-    done = subprocess.run([*command, "--config", str(file)], capture_output=True, text=True, check=False, timeout=90)
+    done = subprocess.run([*command, "--config", str(file)], capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     said: dict[str, str] = json.loads(done.stdout)
     return said
@@ -248,7 +253,7 @@ def test_when_its_parent_is_killed_the_whole_fleet_stops(tmp_path: Path) -> None
 def test_when_its_process_is_killed_no_file_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a path short enough for Ray
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        with LocalScheduler(replace(ANY_PORTS, state_dir=str(tmp_path))) as local:
+        with LocalScheduler(configured(tmp_path)) as local:
             assert local.pid
             assert len(os.listdir(folder)) == 1
             family = psutil.Process(local.pid).children(recursive=True)
@@ -272,4 +277,4 @@ def test_a_port_in_use_is_named_before_anything_is_started(tmp_path: Path) -> No
 def test_state_of_a_newer_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "fleet.sqlite").write_bytes(b"no database, but long enough to be looked at" * 20)
     with pytest.raises(ConfigError, match=r"The state file .* can't be used"):
-        LocalScheduler(replace(ANY_PORTS, state_dir=str(tmp_path))).start()
+        LocalScheduler(configured(tmp_path)).start()

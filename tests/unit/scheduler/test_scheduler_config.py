@@ -4,9 +4,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.support.ports import free_address
 
 from polyfleet.process.config import ConfigError
-from polyfleet.process.listening import free_address
 from polyfleet.scheduler.cluster.local import check_ports
 from polyfleet.scheduler.config import PoolConfig, SchedulerConfig, default_state_dir, load_config, pool_wishes
 from polyfleet.scheduler.fleet.registry import Registry
@@ -88,7 +88,7 @@ def test_a_port_in_use_is_named_with_its_option() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=rf"{address} is in use: .* with --listen\."):
             check_ports(SchedulerConfig(listen=address))
-        free = free_address("127.0.0.1:0")
+        free = free_address()
         with pytest.raises(ConfigError, match=rf"{address} is in use: .* with --metrics-listen\."):
             check_ports(SchedulerConfig(listen=free, metrics_listen=address))
 

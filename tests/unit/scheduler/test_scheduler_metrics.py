@@ -6,8 +6,8 @@ import urllib.request
 from dataclasses import replace
 
 import pytest
+from tests.support.ports import free_address
 
-from polyfleet.process.listening import free_address
 from polyfleet.scheduler.config import LaunchConfig
 from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec
 from polyfleet.scheduler.metrics import SchedulerMetrics, SchedulerState, serve_metrics
@@ -94,7 +94,7 @@ def test_restarts_never_fall_when_launchers_begin_again_or_go(state: SchedulerSt
 
 
 def test_the_page_is_served_and_its_port_given_back(state: SchedulerState) -> None:
-    host, _, port = free_address("127.0.0.1:0").partition(":")
+    host, _, port = free_address().partition(":")
     well = [True]
     for _ in range(2):
         server = serve_metrics(host, int(port), SchedulerMetrics(lambda: state), lambda: well[0])
@@ -114,7 +114,7 @@ def test_the_workers_that_are_there_are_told_to_prometheus(state: SchedulerState
     for worker_id, address, now in infos:
         each = snapshot.workers.add(info=pb.WorkerInfo(worker_id=worker_id, metrics_address=address, host="node-a"))
         each.status.state = pb.WorkerState.Value(f"WORKER_STATE_{now}")
-    host, _, port = free_address("127.0.0.1:0").partition(":")
+    host, _, port = free_address().partition(":")
     server = serve_metrics(host, int(port), SchedulerMetrics(lambda: replace(state, snapshot=snapshot)), lambda: True)
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/targets") as answer:
