@@ -35,17 +35,13 @@ def test_make_serve_once_exits_0_after_the_self_check(tmp_path: Path) -> None:
     assert_nothing_is_left(serve)
 
 
-def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
-    serve = ServeProcess(tmp_path).start().wait_ready()
-    programs = {"polyfleet.gateway", "polyfleet.scheduler", "polyfleet.serving", "raylet"}
-    assert {name for name in programs if serve.find(name)} == programs
-    assert serve.stop(signal.SIGINT) == 0, serve.output
-    assert_nothing_is_left(serve)
-
-
 @pytest.mark.parametrize(
     ("number", "program"),
-    [(signal.SIGINT, r"polyfleet\.gateway"), (signal.SIGTERM, "raylet"), (signal.SIGINT, r"polyfleet\.serving")],
+    [
+        (signal.SIGINT, r"polyfleet\.gateway"),
+        (signal.SIGTERM, "raylet"),
+        pytest.param(signal.SIGINT, r"polyfleet\.serving", marks=pytest.mark.slow),
+    ],
 )
 def test_interrupted_while_starting_leaves_nothing(tmp_path: Path, number: int, program: str) -> None:
     serve = ServeProcess(tmp_path).start()
@@ -57,9 +53,15 @@ def test_interrupted_while_starting_leaves_nothing(tmp_path: Path, number: int, 
 
 @pytest.mark.parametrize(
     ("number", "delay"),
-    [(signal.SIGTERM, delay) for delay in (0.0, 0.5, 1.0, 1.5, 2.5, 5.0)]
-    + [(signal.SIGHUP, delay) for delay in (1.0, 4.0)]
-    + [(signal.SIGKILL, delay) for delay in (1.0, 1.5, 3.0)],
+    [(signal.SIGTERM, delay) for delay in (0.0, 1.0, 2.5, 5.0)]
+    + [(signal.SIGHUP, 4.0), (signal.SIGKILL, 1.0), (signal.SIGKILL, 3.0)]
+    + [
+        pytest.param(number, delay, marks=pytest.mark.slow)
+        for number, delay in (
+            *((signal.SIGTERM, 0.5), (signal.SIGTERM, 1.5)),
+            *((signal.SIGHUP, 1.0), (signal.SIGKILL, 1.5)),
+        )
+    ],
 )
 def test_a_signal_at_any_moment_of_the_start_leaves_nothing(
     tmp_path: Path, number: signal.Signals, delay: float
@@ -87,14 +89,17 @@ def test_a_terminal_that_goes_away_takes_everything_along(tmp_path: Path) -> Non
     wait_for(lambda: (process.poll(), not serve.processes())[1], "every process to end")
 
 
-def test_nohup_is_heeded(tmp_path: Path) -> None:
+def test_nohup_is_heeded_and_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     serve = ServeProcess(tmp_path)
     serve.start(["nohup", *POLYFLEET, "serve", *serve.flags])
     wait_for(lambda: serve.find(r"polyfleet\.gateway"), "the gateway to be there")
     assert serve.process
     serve.process.send_signal(signal.SIGHUP)
     serve.wait_ready()
+    programs = {"polyfleet.gateway", "polyfleet.scheduler", "polyfleet.serving", "raylet"}
+    assert {name for name in programs if serve.find(name)} == programs
     assert serve.stop(signal.SIGINT) == 0, serve.output
+    assert_nothing_is_left(serve)
 
 
 def test_a_killed_serve_takes_everything_along(tmp_path: Path) -> None:

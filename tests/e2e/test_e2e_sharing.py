@@ -15,8 +15,8 @@ FOR_EVER = 4000  # tokens: nothing that a test waits for
 
 
 @pytest.fixture(scope="module")
-def channel(own_stack: ServeProcess) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(own_stack.grpc) as channel:
+def channel(stack: ServeProcess) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(stack.grpc) as channel:
         yield channel
 
 
@@ -32,11 +32,11 @@ def test_a_new_request_does_not_wait_for_fifteen_others_to_end(channel: grpc.Cha
             stream.cancel()
 
 
-def test_a_second_worker_takes_traffic_once_it_is_ready(own_stack: ServeProcess, channel: grpc.Channel) -> None:
-    done = own_stack.polyfleet("deploy", MODEL_NAME, "--workers", "2", "--fleet", own_stack.fleet)
+def test_a_second_worker_takes_traffic_once_it_is_ready(stack: ServeProcess, channel: grpc.Channel) -> None:
+    done = stack.polyfleet("deploy", MODEL_NAME, "--workers", "2", "--fleet", stack.fleet)
     assert done.returncode == 0, done.stderr
-    wait_for(lambda: len(own_stack.ready_workers()) == 2, "the second worker")
-    wanted = {worker["worker_id"] for worker in own_stack.ready_workers()}
+    wait_for(lambda: len(stack.ready_workers()) == 2, "the second worker")
+    wanted = {worker["worker_id"] for worker in stack.ready_workers()}
     streams: list[Stream] = []
     try:
         while len(streams) < MANY and {worker for stream in streams for worker in stream.worker_ids} != wanted:
@@ -45,3 +45,5 @@ def test_a_second_worker_takes_traffic_once_it_is_ready(own_stack: ServeProcess,
     finally:
         for stream in streams:
             stream.cancel()
+        stack.polyfleet("scale", MODEL_NAME, "1", "--fleet", stack.fleet)
+        wait_for(lambda: len(stack.locks()) == 1, "the second worker to leave")

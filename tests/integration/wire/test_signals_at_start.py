@@ -12,6 +12,7 @@ import psutil
 import pytest
 from tests.support.fake_fleet import FakeFleet
 from tests.support.helm_chart import CHART
+from tests.support.ports import free_address
 from tests.support.running_worker import FAKE, ROOT
 from tests.support.starting import INIT, NAMESPACE, Starting, needs_init, needs_namespace
 
@@ -21,7 +22,11 @@ GATEWAY = [sys.executable, "-m", "polyfleet.gateway", "--fleet", NOBODY]
 GATEWAY += [word for port in ("grpc", "http", "metrics") for word in (f"--{port}-listen", "127.0.0.1:0")]
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.4)
-SIGNALS = [(TERM, delay) for delay in DELAYS] + [(number, delay) for number in (INT, HUP) for delay in (0.2, 0.8, 1.6)]
+SIGNALS = [(TERM, delay) for delay in DELAYS] + [(number, 0.8) for number in (INT, HUP)]
+SIGNALS += [pytest.param(number, delay, marks=pytest.mark.slow) for number in (INT, HUP) for delay in (0.2, 1.6)]
+EOF = "the end of its input"
+TOLD = [(TERM, delay) for delay in (0.3, 1.5, 5.0)] + [(told, 1.5) for told in (INT, HUP, EOF)]
+TOLD += [pytest.param(told, delay, marks=pytest.mark.slow) for told in (INT, HUP, EOF) for delay in (0.3, 5.0)]
 
 
 def worker(fleet: str, *more: str) -> list[str]:
@@ -74,14 +79,11 @@ def folder() -> Iterator[str]:
         yield path
 
 
-@pytest.mark.parametrize("delay", [0.3, 1.5, 5.0])
-@pytest.mark.parametrize("told", [TERM, INT, HUP, "the end of its input"])
+@pytest.mark.parametrize(("told", "delay"), TOLD)
 def test_scheduler(tmp_path: Path, folder: str, told: signal.Signals | str, delay: float) -> None:
-    from polyfleet.process.listening import free_address
-
     command = [sys.executable, "-m", "polyfleet.scheduler", "--state-dir", str(tmp_path), "--stop-at-eof"]
     for port in ("listen", "metrics-listen"):
-        command += [f"--{port}", free_address("127.0.0.1:0")]
+        command += [f"--{port}", free_address()]
     scheduler = Starting(command, environ={**os.environ, "TMPDIR": folder})
     scheduler.watch(delay)
     if isinstance(told, signal.Signals):
