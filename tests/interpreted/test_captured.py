@@ -60,7 +60,7 @@ def run_batch(executor: Any, num_blocks: int = 12) -> Outcomes:
     batcher = Batcher(executor, capacity, BatchLimits(3, 24, 96))
     for number in range(4):
         changes = {"logprobs": 2 if number == 3 else None, "sampling": PARAMS[number % len(PARAMS)]}
-        batcher.add(make_request(number, 3 + 9 * (number % 3), 4 + 2 * (number % 3), **changes))
+        batcher.add(make_request(number, 3 + 7 * (number % 3), 3 + number % 3, **changes))
     return run_all(batcher)
 
 

@@ -37,7 +37,7 @@ def make_bad(logits: torch.Tensor, source: random.Random) -> list[int]:
 
 
 @pytest.mark.parametrize("name", devices())
-@pytest.mark.parametrize(("spread", "levels"), [(3.0, 0), (0.2, 0), (2.0, 5)])
+@pytest.mark.parametrize(("spread", "levels"), [pytest.param(3.0, 0, marks=pytest.mark.slow), (0.2, 0), (2.0, 5)])
 def test_draws_are_the_hosts(name: str, spread: float, levels: int) -> None:
     """10,000 rows over all parameters, three tokens each."""
     source = random.Random(levels)
