@@ -35,7 +35,7 @@ BUILD_FLAGS = $(if $(BASE),--base=$(BASE)) $(if $(TOOLS_BASE),--tools-base=$(TOO
 	$(if $(filter command environment,$(firstword $(origin TORCH_INDEX))),--torch-index=$(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all check lint quick-lint types dashboards bench bench-serving soak lock proto images image-smoke sbom clean
+.PHONY: help serve test test-all check cheap-tests lint quick-lint types dashboards bench bench-serving soak lock proto images image-smoke sbom clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -62,8 +62,11 @@ test: $(VENV)/.installed-dev ## All tests but the slow ones; ARGS="tests/unit/te
 test-all: $(VENV)/.installed-dev ## All tests
 	$(THREADS) $(PYTEST) $(PARALLEL) $(ARGS)
 
-check: PROCESSES := 2 # these compute
-check: quick-lint ## For each commit, in minutes: lint without mypy, and the cheap tests
+check: $(VENV)/.installed-dev ## For each commit, in minutes: lint without mypy, and the cheap tests beside it
+	@$(MAKE) --no-print-directory --jobs=2 quick-lint cheap-tests
+
+cheap-tests: PROCESSES := 2
+cheap-tests: $(VENV)/.installed-dev ## check without lint
 	$(THREADS) $(PYTEST) $(PARALLEL) -m "not slow" $(CHEAP)
 
 lint: $(VENV)/.installed-dev ## ruff, the import rules, sizes, names that only tests use, generated files; mypy beside them

@@ -85,7 +85,3 @@ def test_exceptions_hold_for_what_they_need_and_must_be_needed(tmp_path: Path) -
 
 def test_every_exception_has_a_reason() -> None:
     assert [name for name, reason in find_unused.ALLOWED.items() if len(reason) < 8] == []
-
-
-def test_the_repository_has_no_such_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert find_unused.main() == 0, capsys.readouterr().out

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def allowed(finding: Finding) -> tuple[str, str] | None:
     return next((key for key in ALLOWED if file.startswith(key[0]) and key[1] in ("", enclosing)), None)
 
 
+@cache
 def findings() -> list[Finding]:
     """All vendor words in the code of services and workers."""
     paths = sorted(path for root in ("services", "workers") for path in (ROOT / root).rglob("*.py"))
