@@ -13,7 +13,8 @@ from tests.support.ports import free_addresses
 from tests.support.serve_process import ServeProcess, wait_for
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("proto", "services", "workers", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
+PARTS = ("proto", "services", "workers", "tools", "pyproject.toml", "requirements.lock", "hatch_build.py")
+PARTS += ("README.md", "LICENSE")
 ABSENT = ("torch", "ray", "numpy", "transformers", "gguf")
 
 
@@ -24,13 +25,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in PARTS:
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copy(ROOT / part, folder / part)
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    python, lock = str(folder / "venv" / "bin" / "python"), str(ROOT / "requirements.lock")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    python = folder / "venv" / "bin" / "python"
     # A gateway needs no CPU library, so none is compiled: `false` is a compiler that fails.
-    environment = {**os.environ, "CXX": "false", "PIP_CONSTRAINT": lock, "PIP_BUILD_CONSTRAINT": lock}
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, ".[gateway]"], cwd=folder, env=environment, check=True, timeout=250)
-    return Path(python)
+    install = [python, folder / "tools" / "install.py", ".[gateway]"]
+    subprocess.run(install, env={**os.environ, "CXX": "false"}, check=True, timeout=250)
+    return python
 
 
 @pytest.fixture
