@@ -13,8 +13,8 @@ from tests.support.ports import free_addresses
 from tests.support.serve_process import ServeProcess, wait_for
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("proto", "services", "workers", "tools", "pyproject.toml", "requirements.lock", "hatch_build.py")
-PARTS += ("README.md", "LICENSE")
+FOLDERS = ("proto", "services", "workers", "tools")
+FILES = ("pyproject.toml", "requirements.lock", "hatch_build.py", "README.md", "LICENSE")
 ABSENT = ("torch", "ray", "numpy", "transformers", "gguf")
 
 
@@ -22,13 +22,14 @@ ABSENT = ("torch", "ray", "numpy", "transformers", "gguf")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with `polyfleet[gateway]` alone, installed from a copy of the sources."""
     folder = tmp_path_factory.mktemp("gateway_alone")
-    for part in PARTS:
-        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-        copy(ROOT / part, folder / part)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, folder / name)
+    for name in FILES:
+        shutil.copy(ROOT / name, folder)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
     # A gateway needs no CPU library, so none is compiled: `false` is a compiler that fails.
-    install = [python, folder / "tools" / "install.py", ".[gateway]"]
+    install = [str(python), str(folder / "tools" / "install.py"), ".[gateway]"]
     subprocess.run(install, env={**os.environ, "CXX": "false"}, check=True, timeout=250)
     return python
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,10 +23,10 @@ GATEWAY = [sys.executable, "-m", "polyfleet.gateway", "--fleet", NOBODY]
 GATEWAY += [word for port in ("grpc", "http", "metrics") for word in (f"--{port}-listen", "127.0.0.1:0")]
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.4)
-SIGNALS = [(TERM, delay) for delay in DELAYS] + [(number, 0.8) for number in (INT, HUP)]
+SIGNALS: list[Any] = [(TERM, delay) for delay in DELAYS] + [(number, 0.8) for number in (INT, HUP)]
 SIGNALS += [pytest.param(number, delay, marks=pytest.mark.slow) for number in (INT, HUP) for delay in (0.2, 1.6)]
 EOF = "the end of its input"
-TOLD = [(TERM, delay) for delay in (0.3, 1.5, 5.0)] + [(told, 1.5) for told in (INT, HUP, EOF)]
+TOLD: list[Any] = [(TERM, delay) for delay in (0.3, 1.5, 5.0)] + [(told, 1.5) for told in (INT, HUP, EOF)]
 TOLD += [pytest.param(told, delay, marks=pytest.mark.slow) for told in (INT, HUP, EOF) for delay in (0.3, 5.0)]
 
 
