@@ -52,6 +52,8 @@ CROSS_ENCODERS: Mapping[str, TinyEncoder] = {
 
 def make_cross_encoder(tiny: TinyEncoder, folder: Path, *, labels: int = 1, **config: Any) -> Any:
     """Write a folder and return transformers' model."""
+    import transformers
+
     torch.manual_seed(7)
     shape = transformers.AutoConfig.for_model(tiny.kind, **{**COMMON, **tiny.config, **config, "num_labels": labels})
     model = _with_norms(transformers.AutoModelForSequenceClassification.from_config(shape).float().eval())

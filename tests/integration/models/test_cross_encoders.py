@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from tests.support.tiny_encoders import CROSS_ENCODERS, make_cross_encoder
-from transformers import PreTrainedTokenizerFast
 
 from polyfleet.engine import Embedder
 from polyfleet.engine.engine import Engine
@@ -24,6 +23,8 @@ QUERY, DOCUMENTS = "a dead cab", ("bad", "a face he fed a cab", "cab dead a " * 
 
 def expected(model: Any, folder: Path, longest: int) -> list[float]:
     """As sentence-transformers: pairs by the folder's tokenizer, the document cut, a sigmoid behind the head."""
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     scores = []
     for document in DOCUMENTS:
