@@ -212,7 +212,7 @@ async def test_reflection_describes_the_service(version: str) -> None:
 
 async def test_running_requests_finish_while_draining_and_the_rest_is_told() -> None:
     worker = text_worker("w-1", token_seconds=0.01)
-    async with GatewayRig(drain_seconds=0.6) as rig:
+    async with GatewayRig(drain_seconds=2.0) as rig:
         await rig.add(worker)
         short = asyncio.create_task(Stream.read(rig.stub.Generate(pb.GenerateRequest(token_ids=[1], max_tokens=20))))
         long = asyncio.create_task(failure_of(rig.stub.Generate(pb.GenerateRequest(token_ids=[2], max_tokens=1900))))

@@ -5,12 +5,18 @@ from pathlib import Path
 
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_worker import FakeWorker
-from tests.support.running_scheduler import start, states, stop
+from tests.support.running_scheduler import Running, start, states, stop
 
 from polyfleet.scheduler.launcher.launch import Phase
 from polyfleet.v1 import fleet_pb2 as pb
 
 WISH = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
+
+
+async def remembered(running: Running, worker_id: str) -> None:
+    """Once its state says that there is this worker."""
+    while worker_id not in running.scheduler._store.workers():
+        await asyncio.sleep(0.01)
 
 
 async def test_a_returning_scheduler_hears_the_workers_before_it_starts_or_tells_anything(tmp_path: Path) -> None:
@@ -21,7 +27,7 @@ async def test_a_returning_scheduler_hears_the_workers_before_it_starts_or_tells
     async with FakeWorker(worker_id, fleet=before.address, deployment="d") as worker:
         before.cluster.report(worker_id, phase=Phase.WATCHING)
         await before.until(lambda s: states(s) == {worker_id: "READY"})
-        await asyncio.sleep(0.6)  # a tick, which remembers the worker
+        await remembered(before, worker_id)
         await stop(before)
         worker.fleet = ""  # it does not find the scheduler again at once
         after = await start(tmp_path, FakeCluster(), settle_seconds=600.0)  # Ray came back without launchers
@@ -41,8 +47,7 @@ async def test_a_returning_scheduler_waits_for_the_dead_no_longer_than_the_settl
     before = await start(tmp_path)
     await before.fleet.Deploy(pb.DeployRequest(deployment=WISH))
     async with FakeWorker("w-1", fleet=before.address, deployment="d"):
-        await before.until(lambda s: states(s).get("w-1") == "READY")
-        await asyncio.sleep(0.6)
+        await remembered(before, "w-1")
     await stop(before)
     after = await start(tmp_path, FakeCluster(), settle_seconds=0.3)
     await after.until(lambda s: s.workers)
