@@ -68,7 +68,7 @@ def test_a_choice_that_can_not_be_had_is_the_problem(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("POLYFLEET_BACKEND", name)
-    found = info.probe()
+    found = info.probe(seconds=240.0)  # a busy machine takes its time
     assert found["problem"].startswith(sentence)
     assert found["problem"].endswith("(it was chosen by POLYFLEET_BACKEND).")
     assert not any(each["chosen"] for each in found["accelerators"])
