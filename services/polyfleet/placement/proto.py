@@ -43,6 +43,15 @@ def went_back(before: pb.WorkerStatus, now: pb.WorkerStatus) -> str:
     return f"seconds in steps: {present:g}, after {past:g} before"
 
 
+def same_model(one: pb.ModelInfo, other: pb.ModelInfo) -> bool:
+    """Whether a worker serves what it served: adapters come and go while it does."""
+    bare = pb.ModelInfo()
+    bare.CopyFrom(one)
+    bare.ClearField("adapters")
+    bare.adapters.extend(other.adapters)
+    return bare == other
+
+
 class ReportCheck:
     """What of one worker's reports can't be true, from one to the next."""
 

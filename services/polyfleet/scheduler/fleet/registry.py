@@ -7,7 +7,7 @@ says of its model counts once it is READY with it. One open stream speaks for an
 
 from collections.abc import Iterable
 
-from polyfleet.placement.proto import ReportCheck
+from polyfleet.placement.proto import ReportCheck, same_model
 from polyfleet.process.revision import Revision
 from polyfleet.scheduler.fleet.crash_loops import CrashLoops
 from polyfleet.scheduler.fleet.record import LOST_AFTER_SECONDS, Record, starting
@@ -75,7 +75,7 @@ class Registry:
             record.status, record.proven, record.was_ready = starting(), False, False
             record.check, record.quarantine = ReportCheck(), ""
         self._crash_loops.came_back(info)
-        record.proven = record.proven and record.info.model == info.model
+        record.proven = record.proven and same_model(record.info.model, info.model)
         before = (record.info, record.stream, record.lost)
         record.info, record.stream, record.heard, record.lost = info, stream, now, False
         record.is_open = True
@@ -87,14 +87,14 @@ class Registry:
         record = self._records.get(worker_id)
         if record is None or record.stream != stream:
             return
-        before, quarantine = record.shown, record.quarantine
+        before, told = record.shown, (record.quarantine, record.proven)
         if record.lost:
             self._crash_loops.came_back(record.info)
         record.status, record.heard, record.lost = status, now, False
         record.proven = record.proven or status.state == pb.WORKER_STATE_READY
         record.was_ready = record.was_ready or record.proven
         record.quarantine = record.check.problem(record.info, status)
-        if quarantine != record.quarantine or _visible(before) != _visible(record.shown):
+        if told != (record.quarantine, record.proven) or _visible(before) != _visible(record.shown):
             self._changed()
 
     def report_devices(self, worker_id: str, report: DeviceReport, stream: int, now: float) -> None:

@@ -192,6 +192,30 @@ def test_a_model_counts_once_its_worker_was_ready_with_it(registry: Registry) ->
     assert model() == ""
 
 
+def test_another_model_is_told_once_its_worker_is_ready_with_it_though_it_was_ready_before(registry: Registry) -> None:
+    """Whoever saw the worker without a model hears of it, however little the report says that is new."""
+
+    def model() -> str:
+        return registry.snapshot().workers[0].info.model.name
+
+    registry.register(pb.WorkerInfo(worker_id="w-1", pid=10, model=pb.ModelInfo(name="m")), stream=1, now=0.0)
+    registry.report("w-1", READY, stream=1, now=0.1)
+    assert model() == "m"
+    registry.register(pb.WorkerInfo(worker_id="w-1", pid=10, model=pb.ModelInfo(name="n")), stream=1, now=0.2)
+    assert model() == ""
+    registry.report("w-1", READY, stream=1, now=0.3)
+    assert model() == "n"
+
+
+def test_a_model_stays_while_its_adapters_change(registry: Registry) -> None:
+    registry.register(pb.WorkerInfo(worker_id="w-1", pid=10, model=pb.ModelInfo(name="m")), stream=1, now=0.0)
+    registry.report("w-1", READY, stream=1, now=0.1)
+    for adapters in ([pb.Adapter(name="a")], []):
+        model = pb.ModelInfo(name="m", adapters=adapters)
+        registry.register(pb.WorkerInfo(worker_id="w-1", pid=10, model=model), stream=1, now=0.2)
+        assert registry.snapshot().workers[0].info.model == model
+
+
 def test_a_fleet_has_room_for_so_many_and_says_the_same_thing_once(registry: Registry) -> None:
     for number in range(MAX_WORKERS):
         registry.register(info(f"w-{number}"), stream=number, now=0.0)
