@@ -55,7 +55,7 @@ LONG: dict[str, Any] = {"max_tokens": 160, "ignore_eos": True}
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"messages": USER, "temperature": 0, **LONG},
     "sampled": {"messages": USER, "seed": 5, "top_p": 0.9, "presence_penalty": 1.0, "repetition_penalty": 1.2, **LONG},
-    "choices": {"messages": USER, "seed": 7, "n": 3, **LONG},
+    "more choices than a batch": {"messages": USER, "seed": 7, "n": 6, **LONG},
     "logprobs": {"messages": USER, "temperature": 0, "logprobs": 2, **LONG},
     "prompt logprobs": {"prompt": "hello hello", "seed": 1, "logprobs": 0, "prompt_logprobs": 1, **LONG},
     "adapter": {"messages": USER, "model": "small", "temperature": 0, "logprobs": 0, **LONG},
