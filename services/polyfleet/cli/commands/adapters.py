@@ -59,9 +59,9 @@ def list_adapters(fleet: str, fleet_token_file: Path | None, as_json: bool) -> N
 @adapters.command(epilog=examples("polyfleet adapters add support ./adapters/support --deployment smollm2"))
 @click.argument("name", type=TEXT)
 @click.argument("source", type=TEXT)
-@click.option("--deployment", type=TEXT, default="", help="Whose model it adapts.  [default: the only one]")
+@click.option("--deployment", type=TEXT, help="Whose model it adapts.  [default: the only one]")
 @fleet_options
-def add(name: str, source: str, deployment: str, fleet: str, fleet_token_file: Path | None) -> None:
+def add(name: str, source: str, deployment: str | None, fleet: str, fleet_token_file: Path | None) -> None:
     """Serve the PEFT folder SOURCE, as the workers' hosts see it, as the model NAME.
 
     The deployment must have been made with --max-adapters over 0.
@@ -71,18 +71,18 @@ def add(name: str, source: str, deployment: str, fleet: str, fleet_token_file: P
     path = Path(source).expanduser()
     seen = str(path.resolve()) if path.exists() else source  # else it lies on the workers' hosts alone
     with open_fleet(fleet, fleet_token_file) as client:
-        loaded = client.add_adapter(deployment, name, seen)
+        loaded = client.add_adapter(deployment or "", name, seen)
     out.print(f"{loaded.name}: rank {loaded.rank}, served as a model of that name.", markup=False)
 
 
 @adapters.command(epilog=examples("polyfleet adapters drop support"))
 @click.argument("name", type=TEXT)
-@click.option("--deployment", type=TEXT, default="", help="Whose adapter it is.  [default: the only one]")
+@click.option("--deployment", type=TEXT, help="Whose adapter it is.  [default: the only one]")
 @fleet_options
-def drop(name: str, deployment: str, fleet: str, fleet_token_file: Path | None) -> None:
+def drop(name: str, deployment: str | None, fleet: str, fleet_token_file: Path | None) -> None:
     """Serve the adapter NAME no more; requests that run with it end as they would have."""
     from polyfleet.cli.fleet_client import open_fleet
 
     with open_fleet(fleet, fleet_token_file) as client:
-        client.drop_adapter(deployment, name)
+        client.drop_adapter(deployment or "", name)
     out.print(f"{name} takes no new requests.", markup=False)
