@@ -6,6 +6,7 @@ from pathlib import Path
 from polyfleet.process.config import ConfigError
 from polyfleet.process.fleet_keys import CALLERS, FleetKeys
 from polyfleet.process.keys import Role, find_key, read_keys
+from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.auth import Metadata, bearer_in, fleet_objection
 
 log = logging.getLogger(__name__)
@@ -31,13 +32,23 @@ class FleetAuth:
         operators = Role.OPERATOR in CALLERS.get(method, ())
         return "" if problem and operators and self._is_operator(bearer_in(metadata)) else problem
 
-    def foreign_deployment(self, metadata: Metadata | None, deployment: str) -> str:
-        """Why the worker that calls may not register with this deployment, in one sentence; empty when it may."""
+    def foreign_worker(self, metadata: Metadata | None, info: pb.WorkerInfo, served: str) -> str:
+        """Why the worker that calls may not register as this, in one sentence; empty when it may.
+
+        `served` is the model that its deployment serves: a key for some deployments is for their models alone.
+        """
         key = self._fleet_keys.key_of(metadata) if self._fleet_keys else None
-        if key is None or not key.deployments or deployment in key.deployments:
+        if key is None or not key.deployments:
             return ""
-        mine = ", ".join(key.deployments)
-        return f"The key {key.id} is for workers of {mine}, not of {deployment or 'no deployment'!r}."
+        if info.deployment not in key.deployments:
+            mine = ", ".join(key.deployments)
+            return f"The key {key.id} is for workers of {mine}, not of {info.deployment or 'no deployment'!r:.80}."
+        for model in (info.model.name, info.intended_model):
+            if model not in ("", served):
+                return (
+                    f"The key {key.id} is for workers of {info.deployment}, which serves {served}, not {model!r:.80}."
+                )
+        return ""
 
     def _is_operator(self, secret: str | None) -> bool:
         """Whether it is an operator's key; none is while the file can't be read, which is logged."""

@@ -29,7 +29,7 @@ from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import Metadata
 from polyfleet.wire.limits import FieldError
 
-ForeignDeployment = Callable[[Metadata, str], str]
+ForeignWorker = Callable[[Metadata, pb.WorkerInfo, str], str]
 MAX_STREAMS = 2 * MAX_WORKERS  # of Register; a worker that dials again may have an old one
 FIRST_SECONDS, SILENT_SECONDS = 10.0, 60.0  # without the first message, without another one: the stream is ended
 PATIENCE_SECONDS = 5.0  # with a cluster that does not answer, before a call is ended
@@ -67,13 +67,13 @@ class FleetService(AdapterCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):
         loopback: bool = False,
         fleet_id: str = "",
         keys_file: Path | None = None,
-        foreign_deployment: ForeignDeployment = lambda _, __: "",
+        foreign_worker: ForeignWorker = lambda _, __, ___: "",
         access: FleetAccess | None = None,
     ) -> None:
         """`loopback`: workers of this machine alone may register. Workers of another `fleet_id` may not.
 
-        `keys_file` is that of the gateways, which names tenants' quotas. `foreign_deployment` says why the caller with
-        this metadata may not register with that deployment.
+        `keys_file` is that of the gateways, which names tenants' quotas. `foreign_worker` says why the caller with
+        this metadata may not register as that worker, whose deployment serves that model.
         """
         self._store, self._registry, self._feed, self._steering = store, registry, feed, steering
         self._clock, self._loopback, self._fleet_id = clock, loopback, fleet_id
@@ -83,7 +83,7 @@ class FleetService(AdapterCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):
         self.requests = RequestLog()
         self._tenants = TenantCalls(store.usage, keys_file, clock, self.requests)
         self._keys_file, self._access = keys_file, access or FleetAccess()
-        self._foreign_deployment = foreign_deployment
+        self._foreign_worker = foreign_worker
         self.adapters = AdapterDesk(store, registry, self._access, self._wish_changed)
 
     async def Register(
@@ -124,7 +124,8 @@ class FleetService(AdapterCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):
             async for request in _patiently(requests):
                 kind = request.WhichOneof("message")
                 if kind == "info":
-                    if problem := self._foreign_deployment(metadata, request.info.deployment):
+                    served = self._registry.served_by(request.info.deployment)
+                    if problem := self._foreign_worker(metadata, request.info, served):
                         raise ForeignError(problem)
                     worker_id = self._register(request.info, worker_id, stream)
                     wanted = self._still_wanted(request.info.model.tokenizer_hash)

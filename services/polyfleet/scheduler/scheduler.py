@@ -62,7 +62,7 @@ class Scheduler:
             self._feed,
             self._controller,
             loopback=token is None and fleet_keys is None,
-            foreign_deployment=auth.foreign_deployment,
+            foreign_worker=auth.foreign_worker,
             fleet_id=fleet_id(config.state_path),
             keys_file=keys_file,
             access=access,

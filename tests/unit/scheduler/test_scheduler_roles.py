@@ -56,6 +56,23 @@ async def test_a_key_for_some_deployments_registers_with_those_alone(running: Ru
         await register(running, "gw", "small", "w-3")
 
 
+@pytest.mark.parametrize("field", ["model", "intended_model"])
+async def test_such_a_key_registers_with_no_model_of_others(running: Running, field: str) -> None:
+    running.scheduler._registry.set_deployments([pb.ModelDeployment(name="small", model_name="meta/small")])
+    for deployment, model, refused in (
+        *(("small", "meta/small", ""), ("small", "large", "of small, which serves meta/small, not 'large'.")),
+        *(("other", "other", ""), ("other", "meta/small", "of other, which serves other, not 'meta/small'.")),
+    ):
+        named = {"model": pb.ModelInfo(name=model)} if field == "model" else {"intended_model": model}
+        info = pb.WorkerInfo(worker_id=f"w-{deployment}", deployment=deployment, address="127.0.0.1:9", **named)
+        call = first(running.fleet, pb.RegisterRequest(info=info), metadata=bearer("small"))
+        if refused:
+            with pytest.raises(grpc.aio.AioRpcError, match=refused):
+                await call
+        else:
+            assert (await call).scheduler_epoch
+
+
 async def test_an_operators_key_of_the_gateways_file_still_operates(running: Running) -> None:
     await running.fleet.Deploy(pb.DeployRequest(deployment=WISH), metadata=bearer("ops"))
     snapshot = await running.fleet.ListWorkers(pb.ListWorkersRequest(), metadata=bearer("ops"))

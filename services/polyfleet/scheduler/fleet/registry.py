@@ -196,6 +196,11 @@ class Registry:
         """The deployments that snapshots show."""
         return self._deployments
 
+    def served_by(self, deployment: str) -> str:
+        """The model's name that a deployment's or pool's workers serve; of one that nobody wishes for: its own."""
+        wishes = (each for each in (*self._deployments, *self._pools) if each.name == deployment)
+        return next((each.model_name for each in wishes if each.model_name), deployment)
+
     def snapshot(self) -> pb.FleetSnapshot:
         """The fleet now. Callers must not change it: it is built once per revision."""
         if self._snapshot.version != self.revision.number:
