@@ -14,6 +14,7 @@
 {{- fail "auth.enabled is false, so that auth.existingSecret and auth.keys would do nothing: leave them out." -}}
 {{- end -}}
 {{- include "polyfleet.checkTls" .Values.tls -}}
+{{- include "polyfleet.checkInternalTls" .Values.tls.internal -}}
 {{- if and .Values.gatewayApi.enabled (not .Values.gatewayApi.parentRefs) -}}
 {{- fail "gatewayApi.enabled needs gatewayApi.parentRefs, the Gateways that the routes belong to." -}}
 {{- end -}}
@@ -29,18 +30,6 @@
 {{- include "polyfleet.checkSecrets" . -}}
 {{- include "polyfleet.checkClaims" . -}}
 {{- include "polyfleet.checkStateClaim" . -}}
-{{- end -}}
-{{- end -}}
-
-{{- define "polyfleet.checkTls" -}}
-{{- if and .enabled (eq (empty .existingSecret) (not .certManager.enabled)) -}}
-{{- fail "tls.enabled needs either tls.existingSecret or tls.certManager.enabled." -}}
-{{- end -}}
-{{- if and .enabled .certManager.enabled (not .certManager.issuerRef.name) -}}
-{{- fail "tls.certManager.enabled needs tls.certManager.issuerRef.name." -}}
-{{- end -}}
-{{- if and (not .enabled) (or .existingSecret .certManager.enabled) -}}
-{{- fail "tls.enabled is false, so that tls.existingSecret and tls.certManager would do nothing: leave them out." -}}
 {{- end -}}
 {{- end -}}
 
@@ -61,7 +50,7 @@
 {{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" .name) -}}
 {{- fail (printf "workers.%s.volumes: %s is no name of a volume; it takes up to 63 of a-z, 0-9 and -." $.name .name) -}}
 {{- end -}}
-{{- if or (regexMatch "^(fleet|tmp|shm|models|fetch|model-source|ray|ray-tmp|ray-shm|state|host-[0-9]+)$" .name) (has .name $names) -}}
+{{- if or (regexMatch "^(fleet|tmp|shm|models|fetch|model-source|ray|ray-tmp|ray-shm|state|scheduler-tls|scheduler-fleet|worker-tls|host-[0-9]+)$" .name) (has .name $names) -}}
 {{- fail (printf "workers.%s.volumes: the pod has a volume %s already: give yours another name." $.name .name) -}}
 {{- end -}}
 {{- $names = append $names .name -}}
@@ -108,6 +97,7 @@
 {{- $wanted := dict -}}
 {{- if or .Values.monitoring.enabled .Values.monitoring.rules }}{{ $_ := set $wanted "monitoring.coreos.com/v1" "monitoring" }}{{ end -}}
 {{- if and .Values.tls.enabled .Values.tls.certManager.enabled }}{{ $_ := set $wanted "cert-manager.io/v1" "tls.certManager.enabled" }}{{ end -}}
+{{- if .Values.tls.internal.certManager.enabled }}{{ $_ := set $wanted "cert-manager.io/v1" "tls.internal.certManager.enabled" }}{{ end -}}
 {{- if .Values.gatewayApi.enabled }}{{ $_ := set $wanted "gateway.networking.k8s.io/v1" "gatewayApi.enabled" }}{{ end -}}
 {{- range $name, $pool := include "polyfleet.pools" . | fromYaml -}}
 {{- if eq $pool.autoscaling.owner "keda" }}{{ $_ := set $wanted "keda.sh/v1alpha1" (printf "workers.%s.autoscaling" $name) }}{{ end -}}

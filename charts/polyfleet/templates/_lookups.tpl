@@ -57,6 +57,8 @@
 {{- $namespace := .Release.Namespace -}}
 {{- $wanted := list -}}
 {{- with .Values.fleetSecret }}{{ $wanted = append $wanted (list "fleetSecret" . "fleet-token" "ray-token") }}{{ end -}}
+{{- range $role, $name := .Values.tls.internal.existingSecrets }}{{ $wanted = append $wanted (list (printf "tls.internal.existingSecrets.%s" $role) $name "tls.crt" "tls.key" "ca.crt") }}{{ end -}}
+{{- if .Values.fleetKeys.enabled }}{{ with .Values.fleetSecret }}{{ $wanted = append $wanted (list "fleetSecret" . "gateway-token" "scheduler-token" "worker-token" "operator-token" "fleet-keys.yaml") }}{{ end }}{{ end -}}
 {{- with .Values.auth.existingSecret }}{{ $wanted = append $wanted (list "auth.existingSecret" . "keys.yaml" "api-key") }}{{ end -}}
 {{- with .Values.tls.existingSecret }}{{ $wanted = append $wanted (list "tls.existingSecret" . "tls.crt" "tls.key") }}{{ end -}}
 {{- range .Values.global.imagePullSecrets }}{{ $wanted = append $wanted (list "global.imagePullSecrets" .) }}{{ end -}}

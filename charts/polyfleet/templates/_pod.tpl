@@ -85,8 +85,9 @@ resources}. It ends with its volumeMounts, so that whoever includes it can add t
   securityContext:
     {{- include "polyfleet.securityContext" dict | nindent 4 }}
   volumeMounts:
-    - {name: fleet, mountPath: /etc/polyfleet/fleet, readOnly: true}
+    - {name: scheduler-fleet, mountPath: /etc/polyfleet/fleet, readOnly: true}
     - {name: ray, mountPath: /etc/polyfleet/ray, readOnly: true}
+    {{- include "polyfleet.roleMount" (dict "ctx" .ctx "role" "scheduler") | nindent 4 }}
     - {name: state, mountPath: /var/lib/polyfleet}
     - {name: ray-tmp, mountPath: /tmp}
     - {name: ray-shm, mountPath: /dev/shm}
@@ -109,16 +110,9 @@ resources}. It ends with its volumeMounts, so that whoever includes it can add t
 - --include-log-monitor=false
 {{- end -}}
 
-{{/* The fleet's token alone. */}}
-{{- define "polyfleet.fleetVolume" -}}
-- name: fleet
-  secret:
-    secretName: {{ include "polyfleet.fleetSecret" . | quote }}
-    items: [{key: fleet-token, path: fleet-token}]
-    defaultMode: 0440
-{{- end -}}
-
+{{/* Of a container with Ray, which shows the others what the scheduler does. */}}
 {{- define "polyfleet.rayVolumes" -}}
+{{ include "polyfleet.fleetVolume" (dict "ctx" . "role" "scheduler" "name" "scheduler-fleet") }}
 - name: ray
   secret:
     secretName: {{ include "polyfleet.fleetSecret" . | quote }}

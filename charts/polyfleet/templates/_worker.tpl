@@ -33,7 +33,7 @@ volumes:
   ports:
     - {name: worker, containerPort: 50061}
     - {name: metrics, containerPort: 9100}
-  {{- include "polyfleet.workerProbes" .pool | nindent 2 }}
+  {{- include "polyfleet.workerProbes" (dict "seconds" .pool.startupSeconds "tls" .ctx.Values.tls.internal.enabled) | nindent 2 }}
   resources:
     {{- $device := dict }}
     {{- with .pool.resource }}{{ $_ := set $device . (include "polyfleet.ranks" $.pool | int) }}{{ end }}
@@ -45,6 +45,7 @@ volumes:
     {{- include "polyfleet.securityContext" .pool.securityContext | nindent 4 }}
   volumeMounts:
     - {name: fleet, mountPath: /etc/polyfleet/fleet, readOnly: true}
+    {{- include "polyfleet.roleMount" (dict "ctx" .ctx "role" "worker") | nindent 4 }}
     - {name: tmp, mountPath: /tmp}
     {{- if gt (include "polyfleet.ranks" .pool | int) 1 }}
     - {name: shm, mountPath: /dev/shm}
@@ -65,28 +66,10 @@ volumes:
 {{- max 1 (int (.options | default dict).tensorParallel) -}}
 {{- end -}}
 
-{{/* The worker's probes. Takes a pool. */}}
-{{- define "polyfleet.workerProbes" -}}
-startupProbe: # serving: the model is loaded
-  grpc: {port: 50061}
-  periodSeconds: 5
-  timeoutSeconds: 5
-  failureThreshold: {{ div (add .startupSeconds 4) 5 }}
-readinessProbe:
-  grpc: {port: 50061}
-  periodSeconds: 5
-  timeoutSeconds: 5
-  failureThreshold: 2
-livenessProbe: # not lost by loading or draining
-  grpc: {port: 50061, service: liveness}
-  periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: 6
-{{- end -}}
-
 {{/* Takes {ctx, name, pool, model}. */}}
 {{- define "polyfleet.workerVolumes" -}}
-{{- include "polyfleet.fleetVolume" .ctx }}
+{{- include "polyfleet.fleetVolume" (dict "ctx" .ctx "role" "worker") }}
+{{ include "polyfleet.roleVolume" (dict "ctx" .ctx "role" "worker") }}
 - name: tmp
   emptyDir: {sizeLimit: 8Gi}
 {{- if gt (include "polyfleet.ranks" .pool | int) 1 }}
@@ -103,6 +86,7 @@ livenessProbe: # not lost by loading or draining
 {{- end }}
 {{- if .ctx.Values.rayNode.enabled }}
 {{ include "polyfleet.rayVolumes" .ctx }}
+{{ include "polyfleet.roleVolume" (dict "ctx" .ctx "role" "scheduler") }}
 - name: state
   emptyDir: {sizeLimit: 256Mi}
 {{- end }}
@@ -114,6 +98,12 @@ livenessProbe: # not lost by loading or draining
 - --advertise-host=$(POD_IP)
 {{ include "polyfleet.arg" (include "polyfleet.fleetAddress" .ctx | printf "--fleet=%s") }}
 - --fleet-token-file=/etc/polyfleet/fleet/fleet-token
+{{- if .ctx.Values.fleetKeys.enabled }}
+- --fleet-keys-file=/etc/polyfleet/fleet/fleet-keys.yaml
+{{- end }}
+{{- if .ctx.Values.tls.internal.enabled }}
+- --fleet-tls-dir=/etc/polyfleet/fleet-tls
+{{- end }}
 - --accelerator={{ .pool.accelerator }}
 {{ include "polyfleet.arg" (printf "--deployment=%s" .name) }}
 {{ include "polyfleet.arg" (printf "--model=%s" .model.path) }}

@@ -47,6 +47,21 @@ MISSING: dict[str, tuple[dict[str, Any], str]] = {
     "fleet": ({"fleetSecret": "gone"}, "fleetSecret names the Secret gone, which does not exist in the namespace llm"),
     "keys": ({"auth": {"existingSecret": "gone"}}, "auth.existingSecret names the Secret gone"),
     "TLS": ({"tls": {"enabled": True, "existingSecret": "gone"}}, "tls.existingSecret names the Secret gone"),
+    "certificate of a role": (
+        {
+            "tls": {
+                "internal": {
+                    "enabled": True,
+                    "existingSecrets": dict.fromkeys(("gateway", "scheduler", "worker"), "gone"),
+                }
+            }
+        },
+        "tls.internal.existingSecrets.gateway names the Secret gone",
+    ),
+    "key of a role": (
+        {"fleetKeys": {"enabled": True}, "fleetSecret": "whole"},
+        "fleetSecret: the Secret whole has no key gateway-token.",
+    ),
     "pull": ({"global": {"imagePullSecrets": ["gone"]}}, "global.imagePullSecrets names the Secret gone"),
     "hub": (
         {"workers": {"p": {"accelerator": "cpu", "model": {"hub": {"repository": "a/b", "tokenSecret": "gone"}}}}},
@@ -63,7 +78,7 @@ MISSING: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", MISSING)
 def test_a_missing_secret_is_refused(case: str) -> None:
     values, sentence = MISSING[case]
-    with kube_api({"half": {"fleet-token": "x"}}) as server:
+    with kube_api({"half": {"fleet-token": "x"}, "whole": TOKENS}) as server:
         assert sentence in refusal(values, *against(server))
 
 

@@ -108,6 +108,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"tls": {"enabled": True}},
         "tls.enabled needs either tls.existingSecret or tls.certManager.enabled.",
     ),
+    "TLS inside without certificates": (
+        {"tls": {"internal": {"enabled": True, "existingSecrets": {"worker": "w"}}}},
+        "tls.internal.enabled needs either tls.internal.existingSecrets of gateway, scheduler, worker, or",
+    ),
+    "TLS inside without an issuer": (
+        {"tls": {"internal": {"enabled": True, "certManager": {"enabled": True}}}},
+        "tls.internal.certManager.enabled needs tls.internal.certManager.issuerRef.name.",
+    ),
+    "certificates inside without TLS": (
+        {"tls": {"internal": {"existingSecrets": {"worker": "w"}}}},
+        "tls.internal.enabled is false",
+    ),
+    "no generation of keys": ({"fleetKeys": {"generation": 0}}, "/fleetKeys/generation"),
     "certificate without TLS": ({"tls": {"existingSecret": "x"}}, "tls.enabled is false"),
     "keys twice": (
         {"auth": {"existingSecret": "x", "keys": [{"id": "a", "hash": "0" * 64}]}},
