@@ -129,6 +129,8 @@ def place(tensor: Weight, names: TensorNames, config: ModelConfig, shapes: Shape
             part = replace(part, data=_half_split(part, names, config))
         if names.norm_offset and name.endswith(NORM):
             part = replace(part, format=WeightFormat.F32, data=part.data.float() + names.norm_offset)
+        if kind in names.rates and not part.format.quantised:
+            part = replace(part, format=WeightFormat.F32, data=(-part.data.float()).log())
         yield replace(part, name=name)
 
 

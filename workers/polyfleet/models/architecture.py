@@ -16,9 +16,9 @@ from polyfleet.models.recorder import Recorder
 class TensorNames:
     """How one kind of file names the weights of a graph, and how they lie there.
 
-    Names go without `.weight` and `.bias`. A name that stands for several weights (`"q k v"`) has their rows one behind
-    the other; of stacks of experts (`"experts.gate experts.up"`) in each expert. `{}` stands for an expert's number,
-    and a weight's name that ends in `[{}]` for its part of a stack.
+    Names go without `.weight` and, unless a bias is a weight of its own, `.bias`. A name that stands for some weights
+    (`"q k v"`) has their rows one behind the other; of stacks of experts (`"experts.gate experts.up"`) in each expert.
+    `{}` stands for an expert's number, and a weight's name that ends in `[{}]` for its part of a stack.
     """
 
     names: Mapping[str, str]  # of the file -> of the graph
@@ -27,6 +27,7 @@ class TensorNames:
     ignored: Collection[str] = ()  # patterns of what the configuration implies
     interleaved: bool = False  # whether pairs that turn are neighbours (2i, 2i + 1), not (i, i + half)
     norm_offset: float = 0.0  # what the weights of norms leave out
+    rates: Collection[str] = ()  # weights of the graph that lie as -exp(weight)
     optional: str = ""  # what some files leave out before names
     turned_stacks: bool = False  # whether stacks lie columns first, a gate's and an up's taking turns
     outer: Mapping[str, str] = field(default_factory=dict)  # beginnings of names, and what stands for them
@@ -36,7 +37,7 @@ class TensorNames:
         name = self._inner(name)
         stem, _, kind = name.rpartition(".")
         suffix = {"weight": "", "bias": ".bias"}.get(kind)
-        if suffix is None:
+        if suffix is None or re.sub(rf"{self._layers}\d+\.", "", name) in self.layer_names:
             stem, suffix = name, ""
         prefix, known = "", self.names.get(stem) or self.names.get(self.optional + stem)
         if known is None and (match := re.fullmatch(rf"{self._layers}(\d+)\.(.+)", stem)):

@@ -1,6 +1,6 @@
 """Tensor names that most decoders share; architectures replace those that are theirs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from polyfleet.models.architecture import TensorNames
 
@@ -78,6 +78,8 @@ def folder(
     )
 
 
-def gguf(layer: Mapping[str, str] | None = None, *, interleaved: bool = False) -> TensorNames:
+def gguf(
+    layer: Mapping[str, str] | None = None, *, interleaved: bool = False, rates: Collection[str] = ()
+) -> TensorNames:
     """Of a GGUF file."""
-    return TensorNames(GGUF, "blk.", {**GGUF_LAYER, **(layer or {})}, IMPLIED_BY_GGUF, interleaved)
+    return TensorNames(GGUF, "blk.", {**GGUF_LAYER, **(layer or {})}, IMPLIED_BY_GGUF, interleaved, rates=rates)

@@ -51,7 +51,7 @@ SHARED = {
     "mlp.shared_expert.up_proj": "shared.up",
     "mlp.shared_expert.down_proj": "shared.down",
 }
-_GGUF_LAYER = {
+GGUF_SHARED = {
     "ffn_gate_inp_shexp": "shared.router",
     "ffn_gate_shexp": "shared.gate",
     "ffn_up_shexp": "shared.up",
@@ -69,7 +69,7 @@ QWEN2_MOE = replace(
     read_gguf=_read_gguf,
     record=record,
     folder_names=names.folder({**names.EXPERTS, **SHARED}),
-    gguf_names=names.gguf({**names.GGUF_EXPERTS, **_GGUF_LAYER}),
+    gguf_names=names.gguf({**names.GGUF_EXPERTS, **GGUF_SHARED}),
     sparse=True,
     notes="",
 )

@@ -13,12 +13,13 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder import FULL, check_activation, read_sizes
 from polyfleet.models.folder_rope import read_rope, rope_section
-from polyfleet.models.mixture import MixtureConfig, mlp, read_dense, read_route
-from polyfleet.models.qwen2_moe import QWEN2_MOE, SHARED
+from polyfleet.models.gguf_keys import GgufKeys
+from polyfleet.models.mixture import MixtureConfig, mlp, read_dense, read_gguf_route, read_route
+from polyfleet.models.qwen2_moe import GGUF_SHARED, QWEN2_MOE, SHARED
 from polyfleet.models.recorder import Recorder
 
 LINEAR = "linear_attention"
-NOTES = "folders; a sequence keeps a state, so no prefix is read twice; layers that draft are not loaded"
+NOTES = "a sequence keeps a state, so no prefix is read twice; layers that draft are not loaded"
 TURNING = 0.25  # of a head, where files say nothing
 SECTIONED = ("mrope_section", "mrope_interleaved")  # positions of images, which for texts are all the same
 
@@ -148,6 +149,28 @@ def _read_35_moe(fields: Fields) -> ModelConfig:
     return _read(fields, _read_mixture(fields, experts=256, top_k=8))
 
 
+def _read_gguf(keys: GgufKeys) -> ModelConfig:
+    """Layers that keep a state are those that have its weights."""
+    sizes, fields = keys.sizes(), keys.fields
+    fields.count("full_attention_interval", 4)  # which the tensors say too
+    size = fields.count("expert_feed_forward_length")
+    heads = fields.count("ssm.time_step_rank")
+    return DeltaConfig(
+        **sizes,
+        route=read_gguf_route(keys, renormalise=True),
+        expert_size=size,
+        shared_size=fields.count("expert_shared_feed_forward_length", size),
+        shared_gate=True,
+        wide_norms=True,
+        recurrent=tuple(keys.has(f"blk.{layer}.ssm_out.weight") for layer in range(sizes["num_layers"])),
+        taps=fields.count("ssm.conv_kernel", minimum=2, maximum=64),
+        key_heads=fields.count("ssm.group_count"),
+        value_heads=heads,
+        key_width=fields.count("ssm.state_size"),
+        value_width=max(1, fields.count("ssm.inner_size") // heads),
+    )
+
+
 _LAYER = {
     "self_attn.q_proj": "q attention_gate",
     "linear_attn.conv1d": "delta_conv",
@@ -164,6 +187,19 @@ _APART = {
 }
 _BY_HEADS = {"linear_attn.in_proj_qkvz": "delta_qkv delta_gate", "linear_attn.in_proj_ba": "delta_rate delta_fade"}
 
+_GGUF_LAYER = {
+    "post_attention_norm": "mlp_norm",
+    "attn_q": "q attention_gate",
+    "attn_qkv": "delta_qkv",
+    "attn_gate": "delta_gate",
+    "ssm_ba": "delta_rate delta_fade",
+    "ssm_conv1d": "delta_conv",
+    "ssm_dt.bias": "delta_shift",
+    "ssm_a": "delta_decay",
+    "ssm_norm": "delta_gain",
+    "ssm_out": "delta_out",
+}
+
 
 def _names(*layers: Mapping[str, str]) -> TensorNames:
     found = names.folder({key: each for layer in layers for key, each in layer.items()}, norm_offset=1.0)
@@ -176,10 +212,12 @@ QWEN3_NEXT = replace(
     title="Qwen 3 Next",
     classes=("Qwen3NextForCausalLM",),
     model_types=("qwen3_next",),
-    gguf=(),
+    gguf=("qwen3next",),
     read_folder=_read_next,
+    read_gguf=_read_gguf,
     record=record,
     folder_names=_names(names.EXPERTS, SHARED, _LAYER, _BY_HEADS),
+    gguf_names=names.gguf({**names.GGUF_EXPERTS, **GGUF_SHARED, **_GGUF_LAYER}, rates=("delta_decay",)),
     notes=NOTES,
 )
 QWEN3_5 = replace(
@@ -188,8 +226,10 @@ QWEN3_5 = replace(
     title="Qwen 3.5",
     classes=("Qwen3_5ForCausalLM",),
     model_types=("qwen3_5_text",),
+    gguf=(),
     read_folder=_read_35,
     folder_names=_names(_LAYER, _APART),
+    notes=f"folders; {NOTES}",
     sparse=False,
 )
 QWEN3_5_MOE = replace(
