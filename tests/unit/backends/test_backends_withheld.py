@@ -91,6 +91,18 @@ def test_a_row_with_commas_for_points_is_a_card_without_readings() -> None:
     assert (first.pci_bus_id, first.power_watts) == ("0000:02:00.0", 70.5)
 
 
+def test_a_card_out_of_reach_keeps_its_place_among_the_others() -> None:
+    said = "Unable to determine the device handle for GPU0000:01:00.0: Unknown Error\n"
+    lost, other = cuda.parse_query(ToolResult(said + H100.format("02"), 15), cuda.QUERY).readings
+    assert (lost.pci_bus_id, lost.health, lost.reason) == (
+        "0000:01:00.0",
+        Health.UNHEALTHY,
+        "the driver has lost the device",
+    )
+    assert (other.index, other.pci_bus_id, other.health) == (1, "0000:02:00.0", Health.HEALTHY)
+    assert cuda.parse_query(ToolResult(said, 15), cuda.QUERY).problem.startswith("nvidia-smi printed no device: Unable")
+
+
 def test_fields_that_an_older_driver_refuses_are_left_out_one_by_one() -> None:
     refused = ["clocks.sm", "compute_cap", "ecc.errors.uncorrected.volatile.total"]
 

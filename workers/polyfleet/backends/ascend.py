@@ -132,20 +132,15 @@ def parse_info(text: str) -> list[Chip]:
     """
     version = re.search(r"Version:\s*(\S+)", text)
     pairs: list[tuple[list[str], list[str]]] = []
-    upper: list[str] | None = None
-    for line in text.splitlines():
+    for line in text.partition("Process id")[0].splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if "Process id" in line:
-            break
         if len(cells) < 3:
             continue
         if NUMBERED.fullmatch(cells[0]) and cells[1] not in HEALTH:
-            pairs += [(upper, cells)] if upper else []
-            upper = None
+            if pairs and pairs[-1][1] is CUT:
+                pairs[-1] = pairs[-1][0], cells
         elif NAMED.match(cells[0]):
-            pairs += [(upper, CUT)] if upper else []
-            upper = cells
-    pairs += [(upper, CUT)] if upper else []
+            pairs.append((cells, CUT))
     driver = version.group(1) if version else None
     chips = [_chip(index, upper, lower, driver) for index, (upper, lower) in enumerate(pairs)]
     return list(map(_as_a3, chips)) if "Phy-ID" in text else chips

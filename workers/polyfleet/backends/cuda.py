@@ -40,6 +40,8 @@ QUERY = (
     "driver_version",
     "compute_cap",  # from driver 510 on
 )
+GONE = "[GPU is lost]"
+OUT_OF_REACH = re.compile(r"Unable to determine the device handle for GPU ?([0-9A-Fa-f:]+\.[0-7])")
 STRAIN_QUERY = (
     "pci.bus_id",
     "ecc.errors.corrected.volatile.total",
@@ -137,6 +139,7 @@ def parse_query(result: ToolResult, fields: Sequence[str]) -> ProbeResult:
     """Rows of `--format=csv,noheader,nounits`, sorted by PCI address so that indices are in bus order.
 
     A row with more or fewer cells than fields, as one with commas for points has, is a device without readings.
+    One that is named among the others as out of reach keeps its place: it is lost.
     """
     if result.problem:
         return unusable(result)
@@ -149,7 +152,8 @@ def parse_query(result: ToolResult, fields: Sequence[str]) -> ProbeResult:
     if not good:
         first = next(iter(result.output.strip().splitlines()), "nothing")
         return without_devices("nvidia-smi", result, f"nvidia-smi printed no device: {quoted(first)}")
-    ordered = sorted(good, key=lambda each: pci_address(each["pci.bus_id"]) or "")
+    lost = [{"pci.bus_id": each, "memory.total": GONE} for each in OUT_OF_REACH.findall(result.output)]
+    ordered = sorted(good + lost, key=lambda each: pci_address(each["pci.bus_id"]) or "")
     return ProbeResult(tuple(_reading(index, cells) for index, cells in enumerate(ordered)))
 
 
@@ -193,14 +197,14 @@ def parse_list(result: ToolResult, found: ProbeResult) -> ProbeResult:
 def _reading(index: int, given: dict[str, str]) -> DeviceReading:
     cells = dict.fromkeys(QUERY, "") | given
     errors = count(cells["ecc.errors.uncorrected.volatile.total"])
-    lost = "[Unknown Error]" in cells.values() or "[GPU is lost]" in cells.values()
+    lost = "[Unknown Error]" in cells.values() or GONE in cells.values()
     reason = "the driver has lost the device" if lost else f"{errors} uncorrected ECC errors" if errors else ""
     capability = cells["compute_cap"].replace(".", "")
     return DeviceReading(
         index=index,
         name=cells["name"],
         architecture=f"sm_{capability}" if capability.isdecimal() else "",
-        uuid=cells["uuid"],
+        uuid=cells["uuid"] or None,
         pci_bus_id=pci_address(cells["pci.bus_id"]),
         driver_version=cells["driver_version"] or None,
         memory_total_bytes=mebibytes(cells["memory.total"]),

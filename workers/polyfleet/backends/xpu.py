@@ -106,18 +106,16 @@ class XpuBackend(AcceleratorBackend):
 def parse_table(text: str) -> ProbeResult:
     """The default table of version 2: two physical rows a device."""
     driver = re.search(r"Driver:\s*(\S+)", text)
-    readings: list[DeviceReading] = []
-    upper: list[str] | None = None
-    for line in text.splitlines():
+    pairs: list[tuple[list[str], list[str]]] = []
+    for line in text.partition("Processes:")[0].splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if "Processes:" in line:
-            break
-        if upper is None and len(cells) == 3 and re.match(r"\d+\s+\S", cells[0]):
-            upper = cells
-        elif upper is not None and len(cells) == 3:
-            readings.append(_table_reading(len(readings), upper, cells, driver.group(1) if driver else None))
-            upper = None
-    return ProbeResult(tuple(readings), problem="" if readings else "xpu-smi lists no device")
+        if len(cells) == 3 and re.match(r"\d+\s+\S", cells[0]):
+            pairs.append((cells, ["", "", ""]))  # a second row may be missing
+        elif len(cells) == 3 and pairs:
+            pairs[-1] = pairs[-1][0], cells
+    version = driver.group(1) if driver else None
+    readings = tuple(_table_reading(index, *pair, version) for index, pair in enumerate(pairs))
+    return ProbeResult(readings, problem="" if readings else "xpu-smi lists no device")
 
 
 def _table_reading(index: int, upper: list[str], lower: list[str], driver: str | None) -> DeviceReading:
