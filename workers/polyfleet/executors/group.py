@@ -36,7 +36,7 @@ from polyfleet.executors.rank_parts import of_rank
 from polyfleet.executors.rank_wire import Arrays, Message
 from polyfleet.executors.ranks import DistributedRanks
 from polyfleet.graph.shard import NotSharded, shard
-from polyfleet.loading.progress import Progress
+from polyfleet.loading.progress import Progress, halves
 from polyfleet.loading.shapes import check_numbers
 from polyfleet.sampling.masks import Masks
 
@@ -225,8 +225,9 @@ class GroupExecutor:
         meeting = (backend.name, start["store"], 0, self.size, torch.device(workload.device))
         self._ranks = DistributedRanks(*meeting, peer_memory=workload.capabilities.peer_memory)
         mine = replace(workload, ranks=self._ranks)
-        check_numbers(path, mine.weights)
-        executor = kind.build(mine, progress)
+        reading, building = halves(progress)
+        check_numbers(path, mine.weights, reading)
+        executor = kind.build(mine, building)
         self._members.answers()
         return executor
 

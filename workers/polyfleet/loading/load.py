@@ -7,7 +7,7 @@ from polyfleet.loading.folder_model import load_folder
 from polyfleet.loading.gguf_model import load_gguf
 from polyfleet.loading.model import LoadedModel, ModelFileError
 from polyfleet.loading.placing import Keep
-from polyfleet.loading.progress import Progress, silent
+from polyfleet.loading.progress import Progress, halves, silent
 from polyfleet.loading.shapes import check_numbers
 from polyfleet.loading.sources import local_model
 from polyfleet.models.config import ModelConfig
@@ -26,9 +26,12 @@ def load_model(
     most of them are not read yet. With `keeping` the weights are what is kept of them, whose shapes nobody has looked
     at. Raises ModelFileError, whose message is one sentence.
     """
-    model = _load(local_model(Path(path).expanduser()), progress or silent, keeping)
+    told = progress or silent
+    first, second = halves(told) if numbers else (told, silent)
+    model = _load(local_model(Path(path).expanduser()), first, keeping)
     if numbers:
-        check_numbers(model.path, model.weights)
+        check_numbers(model.path, model.weights, second)
+    told(1.0)
     return model
 
 

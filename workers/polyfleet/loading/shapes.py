@@ -8,6 +8,7 @@ import torch
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.placing import TIED_HEAD
+from polyfleet.loading.progress import Progress, silent
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import ARCHITECTURES, weight_shapes
 
@@ -57,9 +58,13 @@ def check_weights(path: str, config: ModelConfig, weights: Weights) -> None:
             )
 
 
-def check_numbers(path: str, weights: Weights) -> None:
-    """Raise ModelFileError for the first weight with numbers that are not finite. Reads all of them."""
-    for name, weight in weights.items():
+def check_numbers(path: str, weights: Weights, progress: Progress = silent) -> None:
+    """Raise ModelFileError for the first weight with numbers that are not finite. Reads all, many from the disk.
+
+    `progress` is called with the share done.
+    """
+    for number, (name, weight) in enumerate(weights.items()):
+        progress(number / len(weights))
         if not weight.format.quantised and not _is_finite(weight.data):
             raise ModelFileError(f"{path}: the tensor for {name!r} holds numbers that are not finite")
 
