@@ -7,6 +7,7 @@ from typing import Any
 from polyfleet.convert.codec import Codec
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.wire.answers import Delta, Embeddings, Model, Ranked, Ranking, Tokens, Usage
+from polyfleet.wire.images import Image
 from polyfleet.wire.limits import (
     MAX_DOCUMENTS,
     MAX_EMBED_INPUTS,
@@ -14,6 +15,7 @@ from polyfleet.wire.limits import (
     MAX_MESSAGES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    FieldError,
     check_count,
 )
 from polyfleet.wire.requests import (
@@ -86,10 +88,23 @@ def detokenize_request(message: pb.DetokenizeRequest) -> DetokenizeRequest:
 
 
 def _messages(message: pb.GenerateRequest | pb.TokenizeRequest) -> tuple[Message, ...]:
-    """The turns of a chat; one without a content that calls tools has none, as JSON's null."""
+    """The turns of a chat. Raises FieldError."""
     return tuple(
-        _MESSAGE.value(each, content=each.content or (None if each.tool_calls else "")) for each in message.messages
+        _MESSAGE.value(each, content=_content(each, f"messages[{index}]"))
+        for index, each in enumerate(message.messages)
     )
+
+
+def _content(message: pb.ChatMessage, path: str) -> str | tuple[str | Image, ...] | None:
+    """In parts where it came so; a message without any that calls tools has none, as JSON's null."""
+    if not message.parts:
+        return message.content or (None if message.tool_calls else "")
+    if message.content:
+        raise FieldError(f"{path}.content", "must be empty where there are parts")
+    for index, part in enumerate(message.parts):
+        if bool(part.text) == bool(part.image):
+            raise FieldError(f"{path}.parts[{index}]", "must have a text or an image, one of the two")
+    return tuple(Image(part.image) if part.image else part.text for part in message.parts)
 
 
 def _check_counts(message: Any, *names: str) -> None:

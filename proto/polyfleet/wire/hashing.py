@@ -43,6 +43,13 @@ def grain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return blake2b(parent + ids.tobytes(), digest_size=16).digest()
 
 
+def seen_by(parent: bytes, digests: Sequence[bytes]) -> bytes:
+    """What a grain is chained to that holds tokens of these images: their ids alone don't tell them apart."""
+    if not digests:
+        return parent
+    return blake2b(parent + b"".join(digests), digest_size=16, person=b"grain of images").digest()
+
+
 def chain_hashes(token_ids: Sequence[int], grain: int, root: bytes = ROOT_HASH) -> Iterator[bytes]:
     """The hash of each full grain of `grain` tokens, each chained to all before it; a partial tail has none."""
     parent = root

@@ -7,10 +7,11 @@ same ones; `polyfleet.convert` goes between. None means absent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from enum import Enum, unique
 from typing import Any, TypedDict
 
+from polyfleet.wire.images import Image, SequenceImage
 from polyfleet.wire.limits import (
     CONTEXT_LENGTH_EXCEEDED,
     MAX_LOGIT_BIAS,
@@ -85,13 +86,14 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a chat. `role` is system, user, assistant or tool; a content of several texts came in parts.
+    """One turn of a chat. `role` is system, user, assistant or tool; a content of several texts or with images came
+    in parts.
 
     None is the content of one that calls tools alone. `tool_call_id` says which call a tool's message answers.
     """
 
     role: str
-    content: str | tuple[str, ...] | None
+    content: str | tuple[str | Image, ...] | None
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
@@ -100,7 +102,24 @@ class Message:
     @property
     def texts(self) -> tuple[str, ...]:
         """What its content says."""
+        return tuple(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """What its content shows."""
+        return tuple(part for part in self.parts if isinstance(part, Image))
+
+    @property
+    def parts(self) -> tuple[str | Image, ...]:
+        """Its content, part by part."""
         return (self.content,) if isinstance(self.content, str) else self.content or ()
+
+    @property
+    def without_data(self) -> Message:
+        """The same, with nothing but the places of its images."""
+        if not self.images:
+            return self
+        return replace(self, content=tuple(Image() if isinstance(part, Image) else part for part in self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +129,21 @@ class Chat:
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
     arguments: str = ""
+
+    @property
+    def images(self) -> tuple[tuple[str, Image], ...]:
+        """Every image with its place, as in `messages[0].content[1]`."""
+        return tuple(
+            (f"messages[{number}].content[{index}]", part)
+            for number, message in enumerate(self.messages)
+            for index, part in enumerate(message.parts)
+            if isinstance(part, Image)
+        )
+
+    @property
+    def without_data(self) -> Chat:
+        """The same, with nothing but the places of its images."""
+        return replace(self, messages=tuple(each.without_data for each in self.messages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +236,7 @@ class SequenceRequest(Continuation):
     grammar: str = ""  # of all generated tokens, as llguidance writes it
     adapter: str = ""  # fingerprint of the adapter that it is computed with; empty: none
     segment_start: int = 0  # where the prompt's second segment begins, a cross encoder's document; 0: it has none
+    images: tuple[SequenceImage, ...] = ()  # in the order in which the prompt's tokens stand for them
 
 
 @dataclass(frozen=True, slots=True)

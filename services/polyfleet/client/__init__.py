@@ -20,6 +20,7 @@ from polyfleet.client.retry import NO_RETRIES, RetryPolicy
 from polyfleet.client.sync import Client, CompletionStream
 from polyfleet.client.types import Choice, Completion
 from polyfleet.wire.answers import Delta, Embeddings, FinishReason, Model, Ranked, Ranking, TokenLogprobs, Tokens, Usage
+from polyfleet.wire.images import Image
 from polyfleet.wire.requests import GenerateOptions, Message
 from polyfleet.wire.tools import ToolCall, ToolCallDelta
 
@@ -39,6 +40,7 @@ __all__ = [
     "FieldViolation",
     "FinishReason",
     "GenerateOptions",
+    "Image",
     "InvalidArgumentError",
     "Message",
     "Model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields
@@ -9,6 +10,7 @@ from typing import Any
 
 from polyfleet.client.errors import invalid_argument
 from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.images import Image
 from polyfleet.wire.limits import MAX_EMBED_INPUTS
 from polyfleet.wire.placements import TRAILER
 from polyfleet.wire.requests import GenerateOptions, Message, Pooling
@@ -21,7 +23,7 @@ POOLINGS = {each.value: pb.Pooling.Value(f"POOLING_{each.name}") for each in Poo
 
 _SAMPLING_FIELDS = frozenset(field.name for field in pb.SamplingParams.DESCRIPTOR.fields)
 _STRUCTURES = frozenset(field.name for field in pb.Structure.DESCRIPTOR.fields)
-_MESSAGE_FIELDS = frozenset(field.name for field in pb.ChatMessage.DESCRIPTOR.fields)
+_MESSAGE_FIELDS = frozenset(field.name for field in pb.ChatMessage.DESCRIPTOR.fields) - {"parts"}
 
 
 def generate_request(
@@ -63,7 +65,8 @@ def generate_request(
 def chat_messages(messages: Messages) -> list[pb.ChatMessage]:
     """Messages given as `Message` or as mappings with role, content and, if wanted, its other fields.
 
-    Calls of a mapping are `ToolCall`s, mappings of id, name and arguments, or as OpenAI's clients have them.
+    A content is a text or a list of parts: texts and `Image`s, or mappings as OpenAI's clients have them. Calls of a
+    mapping are `ToolCall`s, mappings of id, name and arguments, or as OpenAI's clients have them.
     """
     out = []
     for index, message in enumerate(messages):
@@ -73,10 +76,32 @@ def chat_messages(messages: Messages) -> list[pb.ChatMessage]:
             known = ", ".join(sorted(_MESSAGE_FIELDS))
             raise invalid_argument(f"messages[{index}].{min(unknown)}", f"unknown; known are {known}")
         proto = pb.ChatMessage(tool_calls=map(_tool_call, parts.pop("tool_calls", None) or ()))
+        if isinstance(parts.get("content"), (list, tuple)):
+            items = enumerate(parts.pop("content"))
+            proto.parts.extend(_content_part(each, f"messages[{index}].content[{number}]") for number, each in items)
         for name, value in parts.items():
             _set(proto, name, value, f"messages[{index}].{name}")
         out.append(proto)
     return out
+
+
+def _content_part(part: str | Image | Mapping[str, Any], path: str) -> pb.ContentPart:
+    if isinstance(part, Image):
+        return pb.ContentPart(image=part.data)
+    if isinstance(part, str):
+        return pb.ContentPart(text=part)
+    kind = part.get("type")
+    if kind == "text":
+        return pb.ContentPart(text=part.get("text", ""))
+    url = part.get("image_url") if kind == "image_url" else None
+    head, comma, data = str(url.get("url") if isinstance(url, Mapping) else url).partition(",")
+    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
+        wanted = "a text, an Image, or a mapping of type text or image_url with a data URL in base64"
+        raise invalid_argument(path, f"must be {wanted}")
+    try:
+        return pb.ContentPart(image=base64.b64decode(data, validate=True))
+    except ValueError as error:
+        raise invalid_argument(path, f"is no valid base64 ({error})") from None
 
 
 def _tool_call(call: ToolCall | Mapping[str, Any]) -> pb.ToolCall:

@@ -11,6 +11,7 @@ from polyfleet.text.chat_template import ChatTemplate
 from polyfleet.text.errors import TextAssetsError, check_unicode
 from polyfleet.text.plain_tools import plain_chat
 from polyfleet.text.shield import Shield
+from polyfleet.wire.images import Image
 from polyfleet.wire.json_text import read_object
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import Message
@@ -93,9 +94,7 @@ def _message(message: Message, path: str, form: ChatFormat, hide: Hide) -> dict[
     """A message as `transformers` would be given it."""
     if message.role in form.left_out and any(text.strip() for text in message.texts):
         raise FieldError(f"{path}.role", f"the model's chat template leaves out messages of role {message.role}")
-    plain = [_hidden(text, path, hide) for text in message.texts]
-    given = plain[0] if isinstance(message.content, str) else plain
-    content = form.no_content if message.content is None else form.content(given)
+    content = form.no_content if message.content is None else _content(message, path, form, hide)
     value = {"role": message.role, "content": content}
     more = {"name": message.name, "tool_call_id": message.tool_call_id}
     if form.thoughts == THOUGHTS[0] or not (message.tool_calls and content):  # others refuse both beside calls
@@ -107,6 +106,15 @@ def _message(message: Message, path: str, form: ChatFormat, hide: Hide) -> dict[
             for index, call in enumerate(message.tool_calls)
         ]
     return value
+
+
+def _content(message: Message, path: str, form: ChatFormat, hide: Hide) -> Any:
+    """In the form that the template wants; images need parts."""
+    if message.images:
+        shown = [None if isinstance(part, Image) else _hidden(part, path, hide) for part in message.parts]
+        return [{"type": "image"} if text is None else {"type": "text", "text": text} for text in shown]
+    plain = [_hidden(text, path, hide) for text in message.texts]
+    return form.content(plain[0] if isinstance(message.content, str) else plain)
 
 
 def _call(call: ToolCall, *, text: bool) -> dict[str, Any]:

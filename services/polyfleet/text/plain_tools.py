@@ -39,7 +39,8 @@ def _introduced(messages: list[Message], tools: Sequence[str], left_out: Collect
     introduction = _INTRODUCTION.format(tools="\n".join(json.dumps(json.loads(each)["function"]) for each in tools))
     role = "user" if "system" in left_out else "system"
     if messages and messages[0].role == role:
-        first = replace(messages[0], content=f"{introduction}\n\n{_text(messages[0])}")
+        beginning, first = f"{introduction}\n\n", messages[0]
+        first = replace(first, content=(beginning, *first.parts) if first.images else beginning + _text(first))
         return [first, *messages[1:]]
     return [Message(role, introduction), *messages]
 

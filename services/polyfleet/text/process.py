@@ -16,13 +16,15 @@ import msgspec
 
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.grammar import Calls, make_grammar
+from polyfleet.text.images import SEES_NONE, Grid, prepare
 from polyfleet.text.prompt_text import PromptText
+from polyfleet.wire.images import SequenceImage
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import Chat
 from polyfleet.wire.structure import Structure
 
 LENGTH = struct.Struct("<I")
-TOO_MUCH_MEMORY = "takes too much memory to encode"
+TOO_MUCH_MEMORY = "takes too much memory"
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -69,10 +71,11 @@ class EncodeText(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncodeChat(msgspec.Struct, frozen=True, tag=True):
-    """Render and encode a chat; see EncodeText and PromptText.encode_chat."""
+    """Render and encode a chat, whose images come as they are cut; see EncodeText and PromptText.encode_chat."""
 
     seconds: float
     chat: Chat
+    grids: tuple[Grid, ...] = ()
     open_contents: bool = False
     max_tokens: int = 0
     pieces: bool = False
@@ -129,6 +132,23 @@ class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
         return f"took longer than {self.seconds:g} s to be made into a grammar"
 
 
+class PrepareImage(msgspec.Struct, frozen=True, tag=True):
+    """Decode an image and cut it; see `polyfleet.text.images`."""
+
+    seconds: float
+    data: bytes
+
+    @property
+    def field(self) -> str:
+        """See PrepareChat."""
+        return "messages"
+
+    @property
+    def too_long(self) -> str:
+        """See PrepareChat."""
+        return f"took longer than {self.seconds:g} s to decode"
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """Nothing went wrong."""
 
@@ -153,6 +173,13 @@ class Made(msgspec.Struct, frozen=True, tag=True):
     grammar: str
 
 
+class PreparedImage(msgspec.Struct, frozen=True, tag=True):
+    """An image as the model sees it, and how it was cut."""
+
+    grid: Grid
+    image: SequenceImage
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """A FieldError."""
 
@@ -167,10 +194,12 @@ class Unusable(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
-Job = PrepareChat | EncodeText | EncodeChat | EncodeDocument | MakeGrammar
-Answer = Done | Encoded | Made | Refused | Unusable
-_jobs = msgspec.msgpack.Decoder(Load | PrepareChat | EncodeText | EncodeChat | EncodeDocument | MakeGrammar)
-_answers = msgspec.msgpack.Decoder(Done | Encoded | Made | Refused | Unusable)
+Job = PrepareChat | EncodeText | EncodeChat | EncodeDocument | MakeGrammar | PrepareImage
+Answer = Done | Encoded | Made | PreparedImage | Refused | Unusable
+_jobs = msgspec.msgpack.Decoder(
+    Load | PrepareChat | EncodeText | EncodeChat | EncodeDocument | MakeGrammar | PrepareImage
+)
+_answers = msgspec.msgpack.Decoder(Done | Encoded | Made | PreparedImage | Refused | Unusable)
 
 
 def frame(message: Load | Job | Answer) -> bytes:
@@ -220,6 +249,11 @@ class Server:
             pair = self._text.encode_document(job.document, job.max_tokens, job.max_text, query=job.query)
             packed = array("I", pair.token_ids).tobytes()
             return Encoded(len(pair.token_ids), packed, segment_start=pair.segment_start)
+        if isinstance(job, PrepareImage):
+            if self._text.images is None:
+                raise FieldError(job.field, SEES_NONE)
+            grid, pixels = prepare(job.data, self._text.images)
+            return PreparedImage(grid, SequenceImage.of(pixels))
         end_token_ids: tuple[int, ...] = ()
         thinking = False
         if isinstance(job, EncodeText):
@@ -232,6 +266,7 @@ class Server:
                 tools=asked.tools,
                 arguments=asked.arguments,
                 open_contents=job.open_contents,
+                grids=job.grids,
             )
             ids, end_token_ids, thinking = chat.token_ids, chat.end_token_ids, chat.thinking
         given = ids if not job.max_tokens or len(ids) <= job.max_tokens else []

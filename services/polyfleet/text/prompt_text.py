@@ -13,6 +13,7 @@ from polyfleet.text.chat_renderer import ChatRenderer
 from polyfleet.text.control_tokens import ControlTokens
 from polyfleet.text.cuts import cut
 from polyfleet.text.errors import check_unicode
+from polyfleet.text.images import SEES_NONE, Grid, ImageSettings
 from polyfleet.text.shield import Shield
 from polyfleet.text.span import max_token_bytes
 from polyfleet.wire.limits import CONTEXT_LENGTH_EXCEEDED, FieldError
@@ -52,6 +53,7 @@ class PromptText:
         special = _special(assets)
         ends = assets.get("end_token_ids") or ()
         self._control = ControlTokens(assets["tokenizer"], "".join(sources), set(special.values()), ends)
+        self.images = ImageSettings.of(assets)
         self._shield = Shield(self._control.spellings)
         self._chats = ChatRenderer(sources, special, self._shield)
         self._tokenizer = make_tokenizer(self._control.declare(assets["tokenizer"]))
@@ -113,14 +115,15 @@ class PromptText:
         tools: Sequence[str] = (),
         arguments: str = "",
         open_contents: bool = False,
+        grids: Sequence[Grid] = (),
     ) -> ChatPrompt:
         """The prompt of a chat; what contents and names spell is text, unless `open_contents`. Raises FieldError.
 
-        `tools` and `arguments` are JSON, as in GenerateRequest.
+        `tools` and `arguments` are JSON, as in GenerateRequest; `grids` are of the images, as they are cut.
         """
         hide = (lambda text: text) if open_contents else self._shield.hide
         prompt = self._chats.render(messages, tools, arguments, hide)
-        rendered = prompt.text
+        rendered = self._with_images(prompt.text, grids) if grids else prompt.text
         self._check_length("messages", self._shield.show(rendered), max_tokens)
         ids: list[int] = []
         if open_contents:
@@ -133,6 +136,17 @@ class PromptText:
                 done = found.end
             ids += self._plain(self._shield.show(rendered[done:]), first=done == 0)
         return ChatPrompt(ids, self._end_of_turn, prompt.thinking)
+
+    def _with_images(self, rendered: str, grids: Sequence[Grid]) -> str:
+        """The prompt with every image spelled out where the template has left room for it. Raises FieldError."""
+        if self.images is None:
+            raise FieldError("messages", SEES_NONE)
+        first, *others = rendered.split(self.images.token)
+        if len(others) != len(grids):
+            problem = f"show {len(grids)} images, but the model's chat template has room for {len(others)} of them"
+            raise FieldError("messages", problem)
+        behind = (self.images.spelled(grid) + text for grid, text in zip(grids, others, strict=True))
+        return first + "".join(behind)
 
     def render_chat(self, messages: Sequence[Message], *, tools: Sequence[str] = (), arguments: str = "") -> str:
         """The prompt of a chat as text, special tokens spelled out. Raises FieldError."""

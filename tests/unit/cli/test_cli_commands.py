@@ -39,6 +39,22 @@ def test_generate_streams_text() -> None:
     assert not request.sampling.HasField("temperature")
 
 
+def test_generate_shows_images(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"file")
+    shown = ("--image", str(tmp_path / "a.png"))
+    with serve(hello) as script:
+        result = run("generate", "--gateway", script.address, "What is it?", *shown)
+        lost = run("generate", "--gateway", script.address, "What is it?", "--image", str(tmp_path / "none"))
+    assert (result.exit_code, result.stdout) == (0, "Hello\n")
+    (request,) = script.calls
+    parts = [pb.ContentPart(image=b"file"), pb.ContentPart(text="What is it?")]
+    assert list(request.messages) == [pb.ChatMessage(role="user", parts=parts)]
+    assert "none can't be read: No such file or directory." in lost.stderr
+    wrong = run("generate", "--gateway", "127.0.0.1:1", "--prompt-ids", "1", *shown)
+    assert "--image goes with TEXT" in wrong.stderr
+    assert "--image goes to one; --offline names the file" in run("generate", "x", "--offline", "m.gguf", *shown).stderr
+
+
 def test_generate_prints_json() -> None:
     with serve(hello) as script:
         result = run("generate", "--gateway", script.address, "--prompt-ids", "5, 6,7", "--json", "--ignore-eos")

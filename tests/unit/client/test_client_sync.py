@@ -72,6 +72,16 @@ def test_biases_that_cannot_be_sent_are_refused(client: pf.Client, value: Any) -
         client.generate("hello", logit_bias=value)
 
 
+def test_contents_of_several_parts(client: pf.Client, script: Script) -> None:
+    url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,ZmlsZQ=="}}
+    client.chat([pf.Message("user", (pf.Image(b"file"), "hi")), {"role": "user", "content": [url, "hi"]}])
+    parts = [pb.ContentPart(image=b"file"), pb.ContentPart(text="hi")]
+    assert script.calls[0].messages == [pb.ChatMessage(role="user", parts=parts)] * 2
+    for wrong in ({"type": "image_url", "image_url": "https://a/b.png"}, {"type": "audio"}, {"type": "image_url"}):
+        with pytest.raises(pf.InvalidArgumentError, match=r"messages\[0\].content\[0\]"):
+            client.chat([{"role": "user", "content": [wrong]}])
+
+
 def test_a_seed_of_minus_one_is_none(client: pf.Client, script: Script) -> None:
     client.generate("hello", seed=-1, top_k=-1)
     assert script.calls[0].sampling == pb.SamplingParams(top_k=-1)

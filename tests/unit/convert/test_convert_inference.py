@@ -1,9 +1,10 @@
-"""Lists of a message are counted before anything is made of their items."""
+"""Lists of a message are counted before anything is made of their items; contents may come in parts."""
 
 import pytest
 
 from polyfleet.convert import inference as convert
 from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.wire.images import Image
 from polyfleet.wire.limits import FieldError
 
 
@@ -19,3 +20,19 @@ from polyfleet.wire.limits import FieldError
 def test_too_many_items_are_not_converted(message: pb.GenerateRequest, problem: str) -> None:
     with pytest.raises(FieldError, match=problem):
         convert.generate_request(message)
+
+
+def test_contents_in_parts() -> None:
+    parts = [pb.ContentPart(image=b"file"), pb.ContentPart(text="What is it?")]
+    chat = pb.GenerateRequest(messages=[pb.ChatMessage(role="user", parts=parts)])
+    assert convert.generate_request(chat).messages[0].content == (Image(b"file"), "What is it?")
+    for changes, problem in (
+        ({"content": "x"}, r"messages\[0\].content: must be empty where there are parts"),
+        ({"parts": [pb.ContentPart()]}, r"messages\[0\].parts\[2\]: must have a text or an image"),
+        ({"parts": [pb.ContentPart(text="a", image=b"b")]}, r"messages\[0\].parts\[2\]: must have a text or an image"),
+    ):
+        wrong = pb.GenerateRequest()
+        wrong.CopyFrom(chat)
+        wrong.messages[0].MergeFrom(pb.ChatMessage(**changes))
+        with pytest.raises(FieldError, match=problem):
+            convert.generate_request(wrong)

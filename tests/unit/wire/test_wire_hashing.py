@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from polyfleet.wire.hashing import ROOT_HASH, cache_salt, chain_hashes, prefix_root
+from polyfleet.wire.hashing import ROOT_HASH, cache_salt, chain_hashes, prefix_root, seen_by
 
 IDS = list(range(64))
 
@@ -31,6 +31,12 @@ def test_a_salt_is_the_same_everywhere_and_no_name() -> None:
     assert cache_salt("team-a").hex() == "1f75cd672ffb5568fdb8912d41c70b8a"
     assert cache_salt("") == b""
     assert prefix_root("", b"") == ROOT_HASH
+
+
+def test_grains_of_images_are_told_apart() -> None:
+    root = prefix_root("model")
+    assert seen_by(root, ()) == root
+    assert len({root, seen_by(root, [b"a"]), seen_by(root, [b"b"]), seen_by(root, [b"a", b"b"])}) == 4
 
 
 def test_chains_of_adapters_have_nothing_in_common() -> None:

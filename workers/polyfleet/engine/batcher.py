@@ -14,6 +14,7 @@ from polyfleet.engine.composer import Composer
 from polyfleet.engine.executor import Capacity, DeviceTimeout, Executor, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.flight import Flight, first_line
 from polyfleet.engine.holdings import Holdings, least_tokens
+from polyfleet.engine.image_rows import SequenceImages
 from polyfleet.engine.ledger import Ledger
 from polyfleet.engine.needs import MASKED, NO_ADAPTER
 from polyfleet.engine.sequence import Sequence, SequenceState, TokenMask
@@ -103,7 +104,13 @@ class Batcher:
         """Tokens to prefill before every present sequence decodes, prefix hits to come not counted off."""
         return self._composer.uncomputed_tokens
 
-    def add(self, request: SequenceRequest, mask: TokenMask | None = None, adapter: int = NO_ADAPTER) -> None:
+    def add(
+        self,
+        request: SequenceRequest,
+        mask: TokenMask | None = None,
+        adapter: int = NO_ADAPTER,
+        images: SequenceImages | None = None,
+    ) -> None:
         """Queue a sequence for the executor's `adapter`. Raises FieldError for an id that is taken, or for no room."""
         if request.sequence_id in self.ledger:
             raise FieldError("sequence_id", "is in use by a sequence that has not ended")
@@ -111,6 +118,7 @@ class Batcher:
         root = prefix_root(self._limits.fingerprint, request.cache_salt, request.adapter)
         ends = (self._limits.context_length, self._limits.end_token_ids, self._limits.vocabulary_size)
         sequence = Sequence(request, next(self._arrivals), self._clock(), *ends, root=root, mask=mask, adapter=adapter)
+        sequence.images = images
         self.ledger.admit(sequence)
 
     def cancel(self, sequence_id: str) -> bool:
@@ -123,6 +131,10 @@ class Batcher:
             return False
         self._applier.leave(sequence, SequenceState.CANCELLED)
         return True
+
+    def fail(self, sequence: Sequence, reason: str) -> SequenceUpdate:
+        """End a sequence that waits, with an error."""
+        return self._applier.fail(sequence, reason)
 
     def step(self) -> StepReport:
         """Launch what may be under way, then collect the oldest step. A step that fails fails its sequences alone.

@@ -6,18 +6,22 @@ from collections.abc import Sequence as Tokens
 from typing import TYPE_CHECKING
 
 from polyfleet.engine.adapters import Adapters
-from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.canary import CANARY_ID, Canary
 from polyfleet.engine.checks import check_request, in_segments
 from polyfleet.engine.draft_model import DraftModel
 from polyfleet.engine.exchange import Exchange
-from polyfleet.engine.executor import Capacity, Executor
-from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
+from polyfleet.engine.executor import DeviceTimeout, Executor
+from polyfleet.engine.facts import EngineStatus, LoadedAdapter
+from polyfleet.engine.flight import first_line
+from polyfleet.engine.image_rows import SequenceImages
+from polyfleet.engine.images import ImageEncoder
 from polyfleet.engine.plan import NO_ADAPTER
 from polyfleet.engine.sequence import Sequence, TokenMask
+from polyfleet.engine.served import facts_of, limits_of
 from polyfleet.engine.sizing import capacity_of
 from polyfleet.engine.speculation import shown, speculator_of
+from polyfleet.engine.vision import VisionTower
 from polyfleet.kvcache.portable import Buffer
 from polyfleet.models.config import ModelConfig
 from polyfleet.sampling.grammar import Grammars
@@ -57,22 +61,23 @@ class Engine:
         no_drafts: str = "",
         draft_model: DraftModel | None = None,
         adaptable: tuple[str, ...] = (),
+        tower: VisionTower | None = None,
     ) -> None:
         """`options` have nothing left open (see `polyfleet.engine.sizing`), and `executor` has room for them.
         `adaptable` are weights that adapters may change.
 
         `load` is the usual way here. `no_drafts`: why no token is drafted, whatever the options say. `draft_model`
-        is closed with the engine.
+        and `tower` are closed with the engine.
         """
         capacity = capacity_of(options)
         speculator = None if no_drafts else speculator_of(options, executor, draft_model)
         speculation = f"off: {no_drafts}" if no_drafts else shown(options)
-        self.facts = _facts(config, options, capacity, fingerprint, executor, passed_over, speculation)
-        self.options = options
-        self.tokenizer = tokenizer
-        self.canary = canary
+        stated = (config, options, capacity, fingerprint, executor, passed_over, speculation)
+        self.facts = facts_of(*stated, sees=tower is not None)
+        self._encoder = ImageEncoder(tower) if tower else None
+        self.options, self.tokenizer, self.canary = options, tokenizer, canary
         self._executor, self._draft_model = executor, draft_model
-        self._batcher = Batcher(executor, capacity, _limits(options, config, fingerprint), clock, speculator)
+        self._batcher = Batcher(executor, capacity, limits_of(options, config, fingerprint), clock, speculator)
         self._pool = self._batcher.pool
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
         self._adapters = Adapters(executor, config, options, adaptable)
@@ -109,6 +114,7 @@ class Engine:
             no_drafts=parts.no_drafts,
             draft_model=parts.draft_model,
             adaptable=parts.adaptable,
+            tower=parts.tower,
         )
 
     @property
@@ -138,7 +144,13 @@ class Engine:
             if self._grammars is None:
                 raise FieldError("grammar", "needs a tokenizer, which this model has not")
             mask = self._grammars.mask(request.grammar, request.stop_token_ids)
-        self._batcher.add(in_segments(request, self._second_segment), mask, adapter)
+        images = self._images_of(request) if request.images else None
+        self._batcher.add(in_segments(request, self._second_segment), mask, adapter, images)
+
+    def _images_of(self, request: SequenceRequest) -> SequenceImages:
+        if self._encoder is None:
+            raise FieldError("images", f"must be empty: {self.facts.name} sees none here")
+        return self._encoder.images_of(request)
 
     def add_adapter(self, path: str) -> LoadedAdapter:
         """Load a PEFT folder, so that requests may name its fingerprint; see docs/adapters.md.
@@ -170,8 +182,9 @@ class Engine:
         An error inside the step ends the sequences that took part in it, each with an update that says why. Raises
         DeviceTimeout where the device hangs: the engine is of no use any more, its sequences can go on in another.
         """
-        present = self._batcher.ledger.sequences
+        present, waiting = self._batcher.ledger.sequences, self._batcher.ledger.waiting
         canary_alone = len(present) == 1 and CANARY_ID in present
+        unseen = self._see() if self._encoder is not None and waiting else []
         updates, num_decodes, num_prefill_tokens, num_drafts, num_accepted, seconds = self._batcher.step()
         if num_rows := num_decodes + num_prefill_tokens + num_drafts:
             self._steps += 1
@@ -181,7 +194,21 @@ class Engine:
                 if num_accepted and not num_prefill_tokens:  # as if each token had had its part of it
                     seconds *= num_decodes / (num_decodes + num_accepted)
                 self._rates.add_step(num_decodes, num_prefill_tokens, seconds, self._held_tokens)
-        return updates
+        return updates + unseen if unseen else updates
+
+    def _see(self) -> list[SequenceUpdate]:
+        """Compute a crop of the first sequence that waits for its images; the news of one whose images fail."""
+        for sequence in self._batcher.ledger.waiting:
+            if sequence.images is not None and not sequence.images.ready and self._encoder is not None:
+                try:
+                    self._encoder.advance(sequence.images)
+                except DeviceTimeout:
+                    raise
+                except Exception as error:
+                    reason = f"the engine could not see an image: {first_line(error)}"
+                    return [self._batcher.fail(sequence, reason)]
+                break
+        return []
 
     def export_prefix(self, prompt_ids: Tokens[int], cache_salt: bytes = b"") -> bytes:
         """The longest cached beginning of a prompt as a portable document (docs/kv-layout.md); nothing is drained."""
@@ -200,6 +227,8 @@ class Engine:
             self._grammars.close()
         if self._draft_model is not None:
             self._draft_model.close()
+        if self._encoder is not None:
+            self._encoder.close()
         self._executor.close()
 
     def status(self) -> EngineStatus:
@@ -247,49 +276,3 @@ class Engine:
         self._batcher.check()
         if self.alarm is not None:
             self._executor.check()  # type: ignore[attr-defined]
-
-
-def _limits(options: EngineOptions, config: ModelConfig, fingerprint: str) -> BatchLimits:
-    return BatchLimits(
-        max_sequences=options.max_sequences,
-        step_tokens=options.step_tokens,
-        context_length=options.context_length,
-        end_token_ids=frozenset(config.end_token_ids),
-        prefix_cache=options.prefix_cache and config.causal,
-        horizon=config.horizon,
-        fingerprint=fingerprint,
-        step_seconds=options.step_seconds,
-        vocabulary_size=config.vocabulary_size,
-        whole=not config.causal,
-    )
-
-
-def _facts(
-    config: ModelConfig,
-    options: EngineOptions,
-    capacity: Capacity,
-    fingerprint: str,
-    executor: Executor,
-    passed_over: tuple[str, ...],
-    speculation: str,
-) -> EngineFacts:
-    return EngineFacts(
-        name=config.name,
-        architecture=config.architecture,
-        context_length=options.context_length,
-        vocabulary_size=config.vocabulary_size,
-        hidden_size=config.hidden_size,
-        block_size=capacity.block_size,
-        num_blocks=capacity.num_blocks,
-        max_sequences=options.max_sequences,
-        dtype=executor.dtype,
-        end_token_ids=config.end_token_ids,
-        fingerprint=fingerprint,
-        executor=executor.name,
-        pooling=config.pooling,
-        normalized=config.normalized,
-        embeds_only=config.embeds_only,
-        cross_encoder=config.cross_encoder,
-        passed_over=passed_over,
-        speculation=speculation,
-    )

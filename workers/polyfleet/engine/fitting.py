@@ -11,7 +11,8 @@ from polyfleet.backends.cpu import usable_cores
 from polyfleet.backends.protocol import DeviceInfo
 from polyfleet.engine.executor import Footprint
 from polyfleet.engine.executors import EXACT, ExecutorKind, Workload, believable, candidates, find, refuse
-from polyfleet.engine.loader import grouped, open_machine, with_room
+from polyfleet.engine.loader import grouped, with_room
+from polyfleet.engine.machines import open_machine
 from polyfleet.engine.sizing import Machine, computing_dtype, resolve
 from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.packed import HEADS, kept

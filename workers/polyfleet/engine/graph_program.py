@@ -12,7 +12,7 @@ from polyfleet.backends.protocol import BackendType, KernelCapabilities, acceler
 from polyfleet.backends.registry import BackendRegistry
 from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.executors import ExecutorKind, Workload, believable, candidates, first_that_works, refuse
-from polyfleet.engine.loader import open_machine
+from polyfleet.engine.machines import open_machine
 from polyfleet.engine.plan import Need, lay_out
 from polyfleet.engine.sizing import Machine, computing_dtype
 from polyfleet.graph.kernel_graph import KernelGraph
@@ -52,18 +52,26 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class GraphProgram:
-    """An executor that holds a graph whose ops all work row by row, and has room for `capacity.step_tokens` rows."""
+    """An executor that holds a graph, and has room for `capacity.step_tokens` rows.
+
+    Its ops all work row by row; or it has caches, and sees the rows of one call as one sequence, which fit.
+    """
 
     executor: Executor
     graph: KernelGraph
     capacity: Capacity
+    num_bytes: int = 0  # that it takes, as its executor expects
 
     @classmethod
-    def compile(cls, site: Site, graph: KernelGraph, weights: Weights) -> "GraphProgram":
-        """On the first executor that computes a row of zeros; raises ValueError with the reasons of all."""
-        rows = site.machine.defaults.step_tokens
+    def compile(cls, site: Site, graph: KernelGraph, weights: Weights, rows: int = 0) -> "GraphProgram":
+        """On the first executor that computes a row of zeros; raises ValueError with the reasons of all.
+
+        `rows` of one step at most; 0: as many as models have there.
+        """
+        rows = rows or site.machine.defaults.step_tokens
         block_size = usual_block_size(site.machine.block_sizes)
-        capacity = Capacity(1, block_size, 1, -(-rows // block_size), rows)
+        blocks = -(-rows // block_size)
+        capacity = Capacity(blocks if graph.caches else 1, block_size, 1, blocks, rows)
         options = replace(site.options, step_tokens=rows, max_sequences=1, block_size=block_size, reproducible=True)
         workload = Workload(graph, weights, options, site.machine.device, site.dtype, site.capabilities)
 
@@ -73,7 +81,8 @@ class GraphProgram:
             if footprint.weights + footprint.workspace > site.machine.free_bytes:
                 needed = (footprint.weights + footprint.workspace) / 2**30
                 raise ValueError(f"the graph takes {needed:.1f} GiB, more than {site.machine.device} has free")
-            program = cls(kind.build(workload, silent), graph, capacity)
+            total = footprint.weights + footprint.workspace + footprint.kv_per_token * capacity.step_tokens
+            program = cls(kind.build(workload, silent), graph, capacity, total)
             try:
                 program.executor.allocate(capacity)
                 program.run(1, None, [np.zeros((1, graph.widths[value]), dtype=np.float32) for value in graph.inputs])
@@ -107,7 +116,7 @@ class GraphProgram:
         """A step of one sequence, none of whose rows draws."""
         rows = len(ids)
         parts: tuple[Sequence[int], ...] = (ids.tolist(), range(rows), (0,), (0, rows), (rows,), *[()] * 6)
-        tables = np.zeros((1, self.capacity.max_blocks), dtype=np.int32)
+        tables = np.arange(self.capacity.max_blocks, dtype=np.int32)[None] % self.capacity.num_blocks
         plan = lay_out(parts, Need.OUTPUTS, tables, np.zeros(1, np.int32), np.zeros(1, dtype=PARAMETERS), ())
         plan.inputs = inputs
         pending = self.executor.launch(plan)

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from polyfleet.backends import BackendRegistry, KernelCapabilities
-from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine.canary import Canary
 from polyfleet.engine.canary_reference import canary_for, source_of
 from polyfleet.engine.draft_model import DraftModel
@@ -24,8 +22,10 @@ from polyfleet.engine.executors import (
     refuse,
 )
 from polyfleet.engine.flight import first_line
+from polyfleet.engine.machines import open_machine
 from polyfleet.engine.sizing import Machine, capacity_of, computing_dtype, resolve
 from polyfleet.engine.trial import trial, try_drafts
+from polyfleet.engine.vision import VisionTower
 from polyfleet.graph.adapt import adaptable
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.loading.fingerprint import fingerprint
@@ -56,6 +56,7 @@ class EngineParts:
     no_drafts: str = ""  # why no token is drafted, where some are wanted
     draft_model: DraftModel | None = None
     adaptable: tuple[str, ...] = ()  # weights that adapters may change
+    tower: VisionTower | None = None  # where it sees images
 
 
 def load(path: str, options: EngineOptions, progress: Progress) -> EngineParts:
@@ -91,7 +92,9 @@ def prepare_engine(
     def preparing(share: float) -> None:
         progress(READING_SHARE + share * (1 - READING_SHARE), f"preparing the weights on {machine.device}")
 
+    tower, machine = _tower(workload, model, machine)
     executor, resolved, passed_over, draft_model = _prepared(workload, model, machine, preparing)
+    tower = _taken(tower, executor)
     canary = None
     if source is not None:
         canary = canary_for(
@@ -103,12 +106,43 @@ def prepare_engine(
         )
     progress(1.0, "ready")
     reasons = tuple(f"{each.executor}: {each.reason}" for each in passed_over)
-    no_drafts = speculation_refused(executor, resolved, graph)
+    no_drafts = _no_drafts(executor, resolved, graph, draft_model)
+    return EngineParts(
+        *(model, executor, resolved, canary, mark, reasons, no_drafts, draft_model, adaptable(graph)), tower=tower
+    )
+
+
+def _no_drafts(executor: Executor, options: EngineOptions, graph: KernelGraph, draft_model: DraftModel | None) -> str:
+    """Why no tokens are drafted where some are wanted, which is logged; "": some are, or none are wanted."""
+    reason = speculation_refused(executor, options, graph)
     if options.speculation == "draft" and draft_model is None:
-        no_drafts = "no model drafts beside one that ranks compute together"
-    if no_drafts:
-        log.warning("no tokens are drafted: %s", no_drafts)
-    return EngineParts(model, executor, resolved, canary, mark, reasons, no_drafts, draft_model, adaptable(graph))
+        reason = "no model drafts beside one that ranks compute together"
+    if reason:
+        log.warning("no tokens are drafted: %s", reason)
+    return reason
+
+
+def _tower(workload: Workload, model: LoadedModel, machine: Machine) -> tuple[VisionTower | None, Machine]:
+    """What sees, beside a model that has such a part, and what it leaves; None where it can't run, which is logged."""
+    if model.vision is None:
+        return None, machine
+    try:
+        if (workload.options.tensor_parallel or 1) > 1:
+            raise ValueError("ranks that compute a model together take none")
+        tower = VisionTower.compile(model.vision, workload, machine)
+    except ValueError as error:
+        log.warning("images are not taken: %s", error)
+        return None, machine
+    return tower, replace(machine, free_bytes=max(0, machine.free_bytes - tower.num_bytes))
+
+
+def _taken(tower: VisionTower | None, executor: Executor) -> VisionTower | None:
+    """The tower, unless the model's executor has no use for it, which is logged."""
+    if tower is None or getattr(executor, "takes_rows", False):
+        return tower
+    log.warning("images are not taken: the %s executor computes from tokens alone", executor.name)
+    tower.close()
+    return None
 
 
 def _prepared(
@@ -206,31 +240,3 @@ def with_room(
             return tried
     assert problem is not None
     raise problem
-
-
-def open_machine(device: str, ranks: int = 1) -> tuple[Machine, KernelCapabilities]:
-    """Select a device by `auto`, its accelerator's name, or both that and an index: `cuda:1`.
-
-    Of a group of ranks it is the first one's, and what each has. Raises BackendUnavailable with the reason, FieldError
-    for an index that is none, and for more ranks than there are devices or, where they share one, cores.
-    """
-    accelerator, _, index = device.partition(":")
-    backend = BackendRegistry.get(accelerator)
-    devices = {str(each.index): each for each in backend.devices()}
-    if (index or "0") not in devices:
-        raise FieldError("device", f"must have an index among {', '.join(devices)}, not {device}")
-    found = devices[index or "0"]
-    capabilities = backend.capabilities(found)
-    shared, cores = (ranks if capabilities.divisible else 1), usable_cores()
-    most = cores if capabilities.divisible else sum(each.index >= found.index for each in devices.values())
-    if ranks > most:
-        what = "cores" if capabilities.divisible else f"devices from {accelerator}:{found.index} on"
-        raise FieldError("tensor_parallel", f"must be at most {most}, the number of {what}, not {ranks}")
-    name = backend.activate(found.index)
-    free = backend.memory(found.index).free_bytes // shared
-    machine = Machine(
-        *(name, capabilities.dtypes, capabilities.preferred_dtype, free, max(1, cores // shared)),
-        block_sizes=capabilities.block_sizes,
-        unified_memory=capabilities.unified_memory,
-    )
-    return machine, capabilities

@@ -24,3 +24,8 @@ OF_ROWS = int(Need.ADAPTERS)  # needs of a sequence's rows, whether or not they 
 NO_ADAPTER = -1
 NEEDS = [Need(bits) for bits in range(2 * max(Need))]
 MASKED = [bool(bits & MASKS) for bits in range(len(NEEDS))]  # by needs, for asking a Need costs many times as much
+
+
+def needs_of_rows(adapter: int) -> Need:
+    """What every row of a sequence with this adapter needs."""
+    return Need.NOTHING if adapter == NO_ADAPTER else Need.ADAPTERS

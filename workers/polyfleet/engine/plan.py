@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.engine.needs import MASKED, NEEDS, OF_ROWS
+from polyfleet.engine.image_rows import Places, given_rows
+from polyfleet.engine.needs import MASKED, NEEDS, OF_ROWS, needs_of_rows
 from polyfleet.engine.needs import NO_ADAPTER as NO_ADAPTER
 from polyfleet.engine.needs import Need as Need
 from polyfleet.engine.pool_kinds import POOL_KINDS, pools
@@ -59,6 +60,7 @@ class StepPlan:
     starts: Sequence[Start]
     adapters: Int32s = field(default_factory=lambda: NOTHING)  # [slots] each one's adapter, or NO_ADAPTER
     inputs: Sequence[NDArray[np.float32]] = ()  # of the graph's inputs [T, width]
+    given: Places | None = None  # rows [R], ascending, that have no embedding of their token but the one of [R, H]
 
     @property
     def num_rows(self) -> int:
@@ -110,7 +112,7 @@ class Assembler:
         sequence.scoring = sequence.wants_scores and sequence.num_unscored > 0
         if sequence.scoring:
             self._sampling[slot] = parameters(GREEDY, 0, sequence.request.prompt_logprobs)
-            sequence.needs = int(Need.MASKS | Need.LOGPROBS | _of_rows(sequence))
+            sequence.needs = int(Need.MASKS | Need.LOGPROBS | needs_of_rows(sequence.adapter))
         else:
             self._set_sampling(slot, sequence)
         self.set_blocks(slot, 0, sequence.blocks)
@@ -128,7 +130,7 @@ class Assembler:
         needs |= Need.PENALTIES if request.sampling.penalised else Need.NOTHING
         needs |= Need.NOTHING if request.logprobs is None else Need.LOGPROBS
         needs |= Need.MASKS if sequence.masked else Need.NOTHING
-        sequence.needs = int(needs | _of_rows(sequence))
+        sequence.needs = int(needs | needs_of_rows(sequence.adapter))
         if needs & Need.PENALTIES:
             self._starts.append(Start(slot, request.prompt_ids, tuple(sequence.generated_ids)))
 
@@ -184,6 +186,7 @@ class Assembler:
         tables, sampling = self._tables, self._sampling
         plan = lay_out((*parts, self._cleared), NEEDS[needs], tables, self._changes(), sampling, self._starts)
         plan.adapters = self._adapters
+        plan.given = given_rows(shares, plan.row_starts[len(decodes) :])
         return plan
 
     def _changes(self) -> Int32s:
@@ -249,10 +252,6 @@ def lay_out(
         *(numbers, ids, positions, slots, row_starts, lengths, draw_rows, draw_slots, draw_positions, pooled, last),
         *(cleared, needs, block_tables, changed, sampling, starts),
     )
-
-
-def _of_rows(sequence: "EngineSequence") -> Need:
-    return Need.NOTHING if sequence.adapter == NO_ADAPTER else Need.ADAPTERS
 
 
 def _decoding(decodes: Sequence["EngineSequence"]) -> Parts:

@@ -4,15 +4,18 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Tokens
 from dataclasses import InitVar, dataclass, field
 from enum import Enum, unique
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
 from polyfleet.engine.plan import NO_ADAPTER, Need
 from polyfleet.sampling.masks import Int32s
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
-from polyfleet.wire.hashing import ROOT_HASH, grain_hash
+from polyfleet.wire.hashing import ROOT_HASH, grain_hash, seen_by
 from polyfleet.wire.requests import Pooling, SequenceRequest
+
+if TYPE_CHECKING:
+    from polyfleet.engine.image_rows import SequenceImages
 
 Place = tuple[int, int]  # slot and generation: of one run of a sequence, from its start to its end or preemption
 
@@ -91,6 +94,7 @@ class Sequence:
     queue_seconds: float | None = None  # from arrival to the first step
     mask: TokenMask | None = None
     adapter: int = NO_ADAPTER  # the executor's number of it
+    images: "SequenceImages | None" = None  # that its prompt shows
     needs: int = 0  # `plan.Need` of its draws
     pooling: Pooling | None = None  # how its hidden states are pooled, where an embedding is wanted
     reported: bool = False  # whether its first update has left
@@ -185,13 +189,15 @@ class Sequence:
         while len(hashes) < num_blocks:
             start = len(hashes) * block_size
             parent = hashes[-1] if hashes else self.root
+            if self.images is not None:
+                parent = seen_by(parent, self.images.digests(start, start + block_size))
             hashes.append(grain_hash(parent, self.tokens(start, start + block_size)))
         return hashes if len(hashes) == num_blocks else hashes[:num_blocks]
 
     @property
     def ready(self) -> bool:
-        """Whether it may start: its grammar is compiled."""
-        return self.mask is None or self.mask.ready
+        """Whether it may start: its grammar is compiled, and its images are seen."""
+        return (self.mask is None or self.mask.ready) and (self.images is None or self.images.ready)
 
     @property
     def masked(self) -> bool:

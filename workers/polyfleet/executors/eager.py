@@ -61,6 +61,7 @@ class EagerExecutor:
     """
 
     name = "eager"
+    takes_rows = True
 
     @classmethod
     def refuses(cls, workload: Workload) -> str:
@@ -268,6 +269,9 @@ class EagerExecutor:
         step, (draw_slots, cleared, into, drawn_slots, of_rows) = layout.send(self._device, *others, adapters)
         if len(adapters):
             step = replace(step, adapters=of_rows, host_adapters=adapters)
+        if plan.given is not None:
+            places, values = (upload(each, self._device) for each in plan.given)
+            step = replace(step, given=(places.long(), values.to(self._dtype)))
         if len(plan.cleared_blocks):
             self._storage.clear(cleared)
         if len(drawn_rows) == plan.num_rows:

@@ -57,6 +57,7 @@ class PersistentExecutor:
     """Rows enter quantised weights as int8 in blocks of 32, the KV cache is float16, everything else is float32."""
 
     name = "persistent"
+    takes_rows = True
     depth = 1
     dtype = "float32"
 

@@ -89,7 +89,7 @@ def build(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Exe
     import torch
 
     from polyfleet.engine.executors import Workload, find
-    from polyfleet.engine.loader import open_machine
+    from polyfleet.engine.machines import open_machine
     from polyfleet.executors.rank_parts import keeping
     from polyfleet.executors.ranks import DistributedRanks
     from polyfleet.graph.shard import Shard, shard

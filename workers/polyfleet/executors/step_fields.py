@@ -22,6 +22,10 @@ class StepFields:
         """The plan's arrays as they are, without a copy."""
         fields, tables = self._fields, plan.block_tables
         fields.adapters = plan.adapters.ctypes.data if int(plan.needs) & ADAPTERS else None
+        fields.num_given = 0
+        if plan.given is not None:
+            places, values = plan.given
+            fields.num_given, fields.given, fields.given_rows = len(places), values.ctypes.data, places.ctypes.data
         if plan.numbers is self._numbers and tables is self._tables:  # all lies where it lay in the step before
             return fields
         self._numbers = plan.numbers

@@ -3,7 +3,8 @@ whose logits are wanted (S); its columns are fixed by the model.
 
 What models record:
 
-    embedding(ids)          -> x[T, H]         row lookup in weights[0]: by token id or, with a Lookup, by position
+    embedding(ids)          -> x[T, H]         row lookup in weights[0]: by token id or, with a Lookup, by position; by
+                                               id, a step may give rows of its own, as images have them
     rms_norm(x)             -> y               x / sqrt(mean(x²) + eps) * weights[0], of rows or of each head in them
     linear(x)               -> y[., Σ rows]    x @ Wᵀ for each weight, results side by side (+ biases)
     add(x, y)               -> x + y

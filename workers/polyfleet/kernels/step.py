@@ -36,6 +36,7 @@ class Step:
     host_row_starts: Ints  # [B + 1]
     adapters: Tensor | None = None  # [T] of each row, negative: none; None where no row has one
     host_adapters: Ints = field(default_factory=lambda: _PAD)  # [T]
+    given: tuple[Tensor, Tensor] | None = None  # rows [R] that have no embedding of their token but the one of [R, H]
 
     @property
     def num_rows(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
-from polyfleet.loading.model import TokenizerAssets
+from polyfleet.loading.model import ImageSettings, TokenizerAssets
 
 SpecialTokens = Mapping[str, str | list[str]]  # `unk_token` and the like, as a chat template names them -> text
 
@@ -19,10 +19,11 @@ def make_assets(
     end_token_ids: Iterable[int],
     sampling_defaults: Mapping[str, float],
     tool_template: str | None = None,
+    images: ImageSettings | None = None,
 ) -> TokenizerAssets:
     """Write the document of docs/models.md: JSON with sorted keys and no spaces, so that equal assets hash alike."""
     bos_token = special_tokens.get("bos_token")
-    content = {
+    content: dict[str, Any] = {
         "tokenizer": tokenizer,
         "chat_template": chat_template,
         "bos_token": bos_token,
@@ -34,6 +35,8 @@ def make_assets(
     }
     if tool_template is not None:
         content["tool_template"] = tool_template
+    if images is not None:
+        content["images"] = images
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     document = text.encode("utf-8")
     return TokenizerAssets(sha256(document).hexdigest(), document)

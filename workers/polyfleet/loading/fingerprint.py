@@ -17,7 +17,8 @@ SAMPLES, SAMPLE_BYTES = 32, 256  # a larger one with so many pieces of that size
 
 
 def fingerprint(model: LoadedModel) -> str:
-    """32 hexadecimal digits of configuration (names aside), tokenizer assets, and each weight's shape, format and data.
+    """32 hexadecimal digits of configuration (names aside), tokenizer assets, and each weight's shape, format and data,
+    those of what sees images among them.
 
     Of large weights a sample is read, 8 KiB each, so that a mapped file of many gigabytes takes milliseconds: another
     training, merge or quantisation changes it; a change of single numbers between the pieces does not.
@@ -29,6 +30,9 @@ def fingerprint(model: LoadedModel) -> str:
     digest.update(f"tokenizer {model.tokenizer.hash if model.tokenizer else ''}".encode())
     for name in sorted(model.weights):
         _add(digest, model.weights[name])
+    for name in sorted(model.vision.weights if model.vision else ()):
+        digest.update(b"vision ")
+        _add(digest, model.vision.weights[name])  # type: ignore[union-attr]
     return digest.hexdigest()
 
 

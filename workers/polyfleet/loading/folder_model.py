@@ -13,6 +13,7 @@ from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.placing import Keep, place_all
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.shapes import check_config, check_weights
+from polyfleet.loading.vision import load_vision, read_vision
 from polyfleet.models.config import ModelConfig
 
 
@@ -21,16 +22,18 @@ def load_folder(path: str, progress: Progress, keeping: Callable[[ModelConfig], 
     folder = Path(path)
     check_is_model(folder)
     architecture, config, scheme = read_config(folder)
+    vision = read_vision(folder, config.hidden_size)
     with open_tensors(weight_files(folder)) as tensors:
         names = architecture.folder_names
+        vision = vision and load_vision(vision, tensors)
         tensors = replace(tensors, places={each: at for each, at in tensors.places.items() if not names.ignores(each)})
         check_config(path, config, len(tensors.places))
         keep = _alone(keeping(config)) if keeping else None
         weights = place_all(read_weights(tensors, scheme, progress), names, config, keep)
     if keeping is None:
         check_weights(path, config, weights)
-    tokenizer, end_token_ids = folder_tokenizer(folder, config)
-    return LoadedModel(path, replace(config, end_token_ids=end_token_ids), weights, tokenizer)
+    tokenizer, end_token_ids = folder_tokenizer(folder, config, vision.settings if vision else None)
+    return LoadedModel(path, replace(config, end_token_ids=end_token_ids), weights, tokenizer, vision)
 
 
 def _alone(keep: Keep) -> Keep:

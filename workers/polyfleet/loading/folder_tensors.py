@@ -72,7 +72,7 @@ def read_weights(tensors: Tensors, scheme: Scheme | None, progress: Progress) ->
             continue
         done += 1
         if scheme is None or not re.fullmatch(scheme.ignored, name):
-            yield _dense(tensors, name)
+            yield dense_weight(tensors, name)
         progress(done / len(tensors.places))
     for name in sorted(quantised):
         assert scheme is not None
@@ -103,13 +103,17 @@ def _quantised(tensors: Tensors, scheme: Scheme, name: str, parts: Mapping[str, 
         raise tensors.error(next(iter(parts.values())), str(error)) from None
 
 
-def _dense(tensors: Tensors, name: str) -> Weight:
+def dense_weight(tensors: Tensors, name: str, given: str = "") -> Weight:
+    """A tensor as a weight of its own name or a given one: stacks become one matrix, as do kernels of convolutions.
+
+    Raises ModelFileError.
+    """
     data = tensors.get(name)
     if data.dtype not in FORMATS:
         known = ", ".join(form.value for form in FORMATS.values())
         kind = str(data.dtype).removeprefix("torch.")
         raise tensors.error(name, f"has the unsupported type {kind} (supported: {known})")
-    if data.dim() not in (1, 2, 3):
+    if data.dim() not in (1, 2, 3, 4):
         raise tensors.error(name, f"has {data.dim()} dimensions, a matrix or a vector is needed")
-    matrix = data[None] if data.dim() == 1 else data.flatten(0, -2)
-    return Weight(name, FORMATS[data.dtype], matrix.shape[0], matrix.shape[1], matrix)
+    matrix = data[None] if data.dim() == 1 else data.flatten(1) if data.dim() == 4 else data.flatten(0, -2)
+    return Weight(given or name, FORMATS[data.dtype], matrix.shape[0], matrix.shape[1], matrix)

@@ -8,7 +8,7 @@ from typing import Any
 from polyfleet.loading.assets import SpecialTokens, make_assets
 from polyfleet.loading.end_tokens import spelled_end_tokens, union
 from polyfleet.loading.folder_special import added_tokens, special_tokens, texts
-from polyfleet.loading.model import ModelFileError, TokenizerAssets
+from polyfleet.loading.model import ImageSettings, ModelFileError, TokenizerAssets
 from polyfleet.loading.post_processor import Frame, post_processor, read_frame
 from polyfleet.loading.sampling_defaults import SamplingDefaults, folder_defaults, published_defaults
 from polyfleet.loading.tokenizer_parts import check_added, check_parts, read_added, read_vocabulary
@@ -18,7 +18,9 @@ from polyfleet.models.fields import Fields, read_json, read_optional_json
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 
 
-def folder_tokenizer(folder: Path, config: ModelConfig) -> tuple[TokenizerAssets | None, tuple[int, ...]]:
+def folder_tokenizer(
+    folder: Path, config: ModelConfig, images: ImageSettings | None = None
+) -> tuple[TokenizerAssets | None, tuple[int, ...]]:
     """The tokenizer, None when the folder has none, and all end tokens; raises ModelFileError for a broken one."""
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -35,9 +37,7 @@ def folder_tokenizer(folder: Path, config: ModelConfig) -> tuple[TokenizerAssets
     if "bos_token" not in special and "bos_token" not in settings.values:
         special |= _first_token(special, [spell[token_id] for token_id in frame.before])
     frame, add_bos = _settle(settings, frame, special, ids)
-    eos = ids.get(str(special.get("eos_token")))
-    added_ids = {token["content"]: token["id"] for token in added}
-    ends = union(config.end_token_ids, () if eos is None else (eos,), spelled_end_tokens(added_ids, added_ids))
+    ends = _end_tokens(config, ids.get(str(special.get("eos_token"))), added)
     template = _chat_template(folder, settings)
     return make_assets(
         tokenizer={
@@ -54,7 +54,13 @@ def folder_tokenizer(folder: Path, config: ModelConfig) -> tuple[TokenizerAssets
         add_bos=add_bos,
         end_token_ids=ends,
         sampling_defaults=_sampling_defaults(folder, config, template is not None),
+        images=images,
     ), ends
+
+
+def _end_tokens(config: ModelConfig, eos: int | None, added: list[dict[str, Any]]) -> tuple[int, ...]:
+    ids = {token["content"]: token["id"] for token in added}
+    return union(config.end_token_ids, () if eos is None else (eos,), spelled_end_tokens(ids, ids))
 
 
 def _without_chance(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,6 +115,9 @@ def _chat_template(folder: Path, settings: Fields) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         return _read_template(path)
+    for name in ("chat_template.json", "processor_config.json"):  # of models that see, in older files
+        if (beside := read_optional_json(folder / name)).has("chat_template"):
+            return beside.text("chat_template")
     if not settings.has("chat_template"):
         return None
     if isinstance(settings.values["chat_template"], list | dict):

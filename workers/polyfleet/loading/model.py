@@ -1,6 +1,6 @@
 """What loading gives: configuration, weights and tokenizer assets of one model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,6 +8,7 @@ import torch
 from polyfleet.kernels.weights import WeightFormat, Weights
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.errors import ModelFileError as ModelFileError
+from polyfleet.models.vision import VisionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +17,24 @@ class TokenizerAssets:
 
     Keys: `tokenizer` (a `tokenizers` JSON object), `chat_template` (str or null), `bos_token`, `eos_token` (str or
     null), `add_bos` (bool), `end_token_ids` (list of int), `special_tokens` (object of str, or of list of str),
-    `sampling_defaults` (object of numbers); `tool_template` (str) where chats with tools have a template of their own.
+    `sampling_defaults` (object of numbers); `tool_template` (str) where chats with tools have a template of their own;
+    `images` (ImageSettings) of a model that sees.
     """
 
     hash: str
     document: bytes
+
+
+ImageSettings = Mapping[str, int | str | bool]  # see docs/models.md
+
+
+@dataclass(frozen=True, slots=True)
+class VisionPart:
+    """What sees images: a tower and a connector, whose weights have the names of their graphs."""
+
+    config: VisionConfig
+    settings: ImageSettings
+    weights: Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,7 @@ class LoadedModel:
     config: ModelConfig
     weights: Weights
     tokenizer: TokenizerAssets | None
+    vision: VisionPart | None = None
 
 
 OF_FOLDERS = (WeightFormat.INT4, WeightFormat.INT8, WeightFormat.FP8)  # which lie in memory, not in a mapped file

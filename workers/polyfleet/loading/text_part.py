@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from polyfleet.loading.vision import CLASSES
 from polyfleet.models.architecture import TensorNames
 from polyfleet.models.fields import Fields
 
@@ -12,19 +13,29 @@ log = logging.getLogger(__name__)
 
 PARTS: Mapping[str, str] = {  # by the folder's class that of its text part
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Idefics3ForConditionalGeneration": "LlamaForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+    "SmolVLMForConditionalGeneration": "LlamaForCausalLM",
 }
 UNSTATED: Mapping[str, Mapping[str, Any]] = {  # what files of these leave out
     "Gemma3ForCausalLM": {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
 }
-OUTER = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.": ""}
-SEEING = r"(model\.)?(visual|vision_tower|multi_modal_projector)\..*"  # tensors
+OUTER = {
+    "model.text_model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.": "",
+}
+SEEING = r"(model\.)?(visual|vision_tower|vision_model|connector|multi_modal_projector)\..*"  # tensors
 SHARED = ("vocab_size", "eos_token_id", "quantization_config", "tie_word_embeddings")  # may stand outside
-OUTSIDE = ("vision_config", "text_config", "image_token_id", "video_token_id", "spatial_merge_size")
+OUTSIDE = (
+    *("vision_config", "text_config", "image_token_id", "video_token_id", "spatial_merge_size"),
+    *("perceiver_config", "pixel_shuffle_factor", "use_resampler", "scale_factor"),  # of what joins both parts
+)
 ROPES = ("rope_scaling", "rope_parameters")
 
 
@@ -34,7 +45,8 @@ def text_part(fields: Fields) -> Fields:
     known = next((PARTS[name] for name in names if isinstance(name, str) and name in PARTS), None)
     if known is None:
         return fields
-    log.warning("%s: only the part that reads text is loaded", fields.path)
+    if not set(names) & set(CLASSES):
+        log.warning("%s: only the part that reads text is loaded", fields.path)
     section = fields.section("text_config") if fields.has("text_config") else fields
     values = {key: value for key, value in section.values.items() if key not in OUTSIDE}
     values |= {key: fields.values[key] for key in SHARED if fields.has(key)}

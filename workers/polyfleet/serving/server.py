@@ -17,7 +17,7 @@ from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.v1 import worker_pb2_grpc
 from polyfleet.wire.auth import fleet_objection
-from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
+from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES, MAX_COMMAND_BYTES
 
 SERVICE_NAME = "polyfleet.v1.Worker"
 LISTEN = "--listen"
@@ -35,7 +35,7 @@ class WorkerServer:
         objection = keys.objection if keys else partial(fleet_objection, listen, access.token)
         interceptors: Any = [RefusingInterceptor(objection), DecodeInterceptor(admit=tls.admit if tls else None)]
         options = server_options(
-            max_receive_bytes=GRPC_MAX_MESSAGE_BYTES,
+            max_receive_bytes=MAX_COMMAND_BYTES,
             max_send_bytes=GRPC_MAX_MESSAGE_BYTES,
             min_ping_seconds=5,  # gateways may ping this often
             max_connections=connection_share(raise_descriptor_limit()),

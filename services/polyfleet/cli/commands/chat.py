@@ -4,12 +4,14 @@ import shutil
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import Gateway, examples, gateway_options, model_option
+from polyfleet.cli.terminal.images import with_images
 from polyfleet.cli.terminal.keyboard import quiet_keyboard, read_line
 from polyfleet.cli.terminal.output import command_name, err
 from polyfleet.cli.terminal.wrap import Wrapper
@@ -18,7 +20,12 @@ from polyfleet.process.flags import FiniteRange
 if TYPE_CHECKING:
     from polyfleet.client import Client, Message, Usage
 
-COMMANDS = {"/clear": "forgets the conversation", "/help": "shows this", "/quit": "ends the chat, as Ctrl-D does"}
+COMMANDS = {
+    "/image FILE": "shows a file with what you say next",
+    "/clear": "forgets the conversation",
+    "/help": "shows this",
+    "/quit": "ends the chat, as Ctrl-D does",
+}
 HELP = (
     "Ctrl-C stops an answer. "
     + "; ".join(f"{name} {what}" for name, what in COMMANDS.items())
@@ -68,11 +75,11 @@ def only_model(client: "Client") -> str:
 def converse(client: "Client", history: "list[Message]", options: dict[str, Any]) -> None:
     """Read turns from the terminal until it ends. `history` begins with the system's message, if there is one.
 
-    A turn that fails is told and forgotten; the conversation goes on.
+    A turn that fails is told and forgotten, but for the images that were to go with it; the conversation goes on.
     """
     from polyfleet.client import Message, PolyfleetError
 
-    beginning = list(history)
+    beginning, shown = list(history), list[Path]()
     while True:
         try:
             line = read_line("> ")
@@ -84,19 +91,32 @@ def converse(client: "Client", history: "list[Message]", options: dict[str, Any]
             if command == "/quit":
                 return
             if command == "/clear":
-                history = list(beginning)
+                history, shown = list(beginning), []
+            elif command == "/image":
+                shown += show(line.removeprefix(command).strip())
             else:
                 unknown = "" if command == "/help" else f"There is no command {command}. "
                 remark(f"{unknown}{HELP}")
         elif line.strip():
-            turn = Message("user", line.strip())
             try:
+                turn = with_images(line.strip(), shown) if shown else Message("user", line.strip())
                 with quiet_keyboard():
                     answer = say(client, [*history, turn], options)
             except PolyfleetError as error:
                 remark(f"{error.message} Not remembered; say it again, or /clear.", "red")
             else:
                 history += [turn, Message("assistant", answer)]
+                shown = []
+
+
+def show(name: str) -> list[Path]:
+    """The file that is to be shown, once it is there; else says why not."""
+    path = Path(name).expanduser()
+    if name and path.is_file():
+        err.print(f"{path} goes with what you say next.", style="dim", markup=False)
+        return [path]
+    err.print(f"There is no file {name}." if name else "Name a file: /image FILE.", style="red", markup=False)
+    return []
 
 
 def say(client: "Client", messages: "list[Message]", options: dict[str, Any]) -> str:

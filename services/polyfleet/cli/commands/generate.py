@@ -15,6 +15,7 @@ from polyfleet.cli.options import (
     model_option,
     read_text,
 )
+from polyfleet.cli.terminal.images import with_images
 from polyfleet.cli.terminal.output import print_json
 from polyfleet.process.flags import FiniteRange, option_flags, take_options
 from polyfleet.wire.options import OPTIONS
@@ -47,6 +48,14 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
 )
 @click.argument("text", required=False)
 @click.option("--prompt", metavar="TEXT", help="The same as TEXT.")
+@click.option(
+    "--image",
+    "images",
+    type=GivenPath(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Show an image to the model, which then answers TEXT as a chat's turn; may be given several times.",
+)
 @click.option("--prompt-ids", type=TokenIds(), metavar="1,2,3", help="Token ids to continue, instead of a text.")
 @model_option
 @click.option("--max-tokens", type=click.IntRange(min=1), default=50, show_default=True, help="Tokens to generate.")
@@ -69,6 +78,7 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
 def generate(
     text: str | None,
     prompt: str | None,
+    images: tuple[Path, ...],
     prompt_ids: tuple[int, ...] | None,
     model: str | None,
     offline: Path | None,
@@ -85,8 +95,10 @@ def generate(
     text = read_prompt(text, prompt, prompt_ids)
     options, sampling = take_options(flags), flags
     if offline is not None:
-        if model:
-            raise click.UsageError("--model names a model of a gateway; --offline names the file itself.")
+        if model or images:
+            raise click.UsageError(
+                "--model names a model of a gateway, --image goes to one; --offline names the file itself."
+            )
         from polyfleet.cli.offline import generate_offline
 
         own_defaults = generation_config == "auto"
@@ -102,7 +114,16 @@ def generate(
     for option in (name for name, value in offline_only.items() if value is not None):
         raise click.UsageError(f"{option} belongs to --offline: a gateway and its workers have chosen theirs.")
     with gateway.client() as client:
-        answer(client, text, prompt_ids, as_json, {"model": model or "", **sampling})
+        answer(client, asked(text, prompt_ids, images), as_json, {"model": model or "", **sampling})
+
+
+def asked(text: str | None, prompt_ids: tuple[int, ...] | None, images: tuple[Path, ...]) -> dict[str, Any]:
+    """The prompt as the client takes it: with images, a chat's turn."""
+    if not images:
+        return {"prompt": text, "token_ids": prompt_ids}
+    if prompt_ids:
+        raise click.UsageError("--image goes with TEXT, not with --prompt-ids.")
+    return {"messages": [with_images(text or "", images)]}
 
 
 def read_prompt(text: str | None, prompt: str | None, prompt_ids: tuple[int, ...] | None) -> str | None:
@@ -114,11 +135,9 @@ def read_prompt(text: str | None, prompt: str | None, prompt_ids: tuple[int, ...
     return read_text(prompt if text is None else text, "The prompt")
 
 
-def answer(
-    client: "Client", text: str | None, prompt_ids: tuple[int, ...] | None, as_json: bool, options: dict[str, Any]
-) -> None:
-    """Stream the gateway's answer to stdout, or print it whole as JSON."""
-    with client.stream(text, token_ids=prompt_ids, **options) as stream:
+def answer(client: "Client", prompt: dict[str, Any], as_json: bool, options: dict[str, Any]) -> None:
+    """Stream the gateway's answer to a prompt to stdout, or print it whole as JSON."""
+    with client.stream(**prompt, **options) as stream:
         for delta in stream:
             if not as_json:
                 click.echo(delta.text, nl=False)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from polyfleet.gateway.http.openai.bodies import NOTHING
+from polyfleet.wire.images import Image
 from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
 
 
@@ -27,6 +28,7 @@ def function_json(name: str, description: str | None, parameters: msgspec.Raw, s
     return msgspec.json.encode({"type": "function", "function": kept}).decode()
 
 
-def one_or_all(texts: Sequence[str]) -> str | tuple[str, ...]:
-    """A content's only text, or its parts' when there are not one."""
-    return texts[0] if len(texts) == 1 else tuple(texts)
+def one_or_all(parts: Sequence[str | Image]) -> str | tuple[str | Image, ...]:
+    """A content's only text, or its parts where it has others."""
+    only = parts[0] if len(parts) == 1 else None
+    return only if isinstance(only, str) else tuple(parts)

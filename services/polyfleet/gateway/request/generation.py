@@ -113,7 +113,7 @@ class Generation:
         sampling = replace(request.sampling, **defaults, seed=seed)  # type: ignore[arg-type]
         grammar = await make_grammar(request, served, prompt, record.seconds_left, self._tool_parser)
         shared = {**request.shared(), "stop_token_ids": _stop_token_ids(request, prompt, served), "grammar": grammar}
-        shared["adapter"] = served.adapter
+        shared |= {"adapter": served.adapter, "images": prompt.images}
         first = _sequence(record, call, prompt.token_ids, sampling, **shared)
         return served, prompt, [replace(first, choice=choice) for choice in range(request.n)]
 

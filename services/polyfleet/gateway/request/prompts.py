@@ -1,16 +1,31 @@
 """From the prompt of a request to the ids that its model computes, made in processes beside the gateway."""
 
 import asyncio
+import time
 from array import array
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded
 from polyfleet.gateway.request.text_process import Result, TextProcess
 from polyfleet.text.grammar import Calls
-from polyfleet.text.process import EncodeChat, Encoded, EncodeDocument, EncodeText, Job, Made, MakeGrammar, PrepareChat
+from polyfleet.text.images import SEES_NONE
+from polyfleet.text.process import (
+    EncodeChat,
+    Encoded,
+    EncodeDocument,
+    EncodeText,
+    Job,
+    Made,
+    MakeGrammar,
+    PrepareChat,
+    PreparedImage,
+    PrepareImage,
+)
+from polyfleet.wire.images import MAX_PIXEL_BYTES, SequenceImage
+from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import Chat, Message
 from polyfleet.wire.structure import Structure
 
@@ -19,6 +34,7 @@ MESSAGE_CHARACTERS = 64  # what one message weighs beside its content
 QUICK_IDLE_SECONDS = 600.0
 LONG_IDLE_SECONDS = 20.0
 JOB_SECONDS = 5.0
+IMAGE_BYTES = 512 * 1024 * 1024  # of memory that an image may take while it is prepared
 SECONDS_PER_MILLION = 15.0  # more, for so many characters
 
 
@@ -27,7 +43,8 @@ class Prompt:
     """`token_ids` is empty where there are more than the model's context holds: `num_tokens` tells how many.
 
     `end_token_ids` end the model's turn in a chat; `pieces`, where asked for, are the ids as the vocabulary has them.
-    `thinking`: it ends within the model's thoughts; `segment_start`: where a pair's document begins.
+    `thinking`: it ends within the model's thoughts; `segment_start`: where a pair's document begins; `images`: those
+    that its tokens stand for.
     """
 
     token_ids: tuple[int, ...]
@@ -36,12 +53,13 @@ class Prompt:
     pieces: tuple[str, ...] = ()
     thinking: bool = False
     segment_start: int = 0
+    images: tuple[SequenceImage, ...] = ()
 
 
 class Prompts:
     """Makes the prompts of one model. Long ones wait for each other, and no other model's or short one for them.
 
-    Nor does a prompt wait for grammars of answers, each of which may take as long as a job may.
+    Nor does a prompt wait for grammars of answers or for images, each of which may take as long as a job may.
     Its methods raise FieldError on `text` or `messages`, DeadlineExceeded, and what TextProcess.run raises.
     """
 
@@ -51,7 +69,8 @@ class Prompts:
         self._quick = TextProcess(document, max_waiting, QUICK_IDLE_SECONDS)
         self._long = TextProcess(document, max_waiting, LONG_IDLE_SECONDS)
         self._grammars = TextProcess(document, max_waiting, QUICK_IDLE_SECONDS)
-        self._processes = (self._quick, self._long, self._grammars)
+        self._images = TextProcess(document, max_waiting, LONG_IDLE_SECONDS, IMAGE_BYTES)
+        self._processes = (self._quick, self._long, self._grammars, self._images)
         self._open_contents = open_contents
 
     async def prepare(self) -> None:
@@ -68,8 +87,27 @@ class Prompts:
     async def of_chat(self, chat: Chat, max_tokens: int, seconds: float, *, pieces: bool = False) -> Prompt:
         """Of a chat, rendered with the model's template; the numbers as for `of_text`."""
         weight = sum(map(_weight, chat.messages)) + sum(map(len, chat.tools)) + len(chat.arguments)
-        job = EncodeChat(_seconds(weight), chat, self._open_contents, max_tokens, pieces)
-        return await self._run(job, weight, seconds)
+        deadline = time.monotonic() + seconds
+        prepared = await self._prepare(chat, deadline)
+        grids, images = tuple(each.grid for each in prepared), tuple(each.image for each in prepared)
+        chat = chat.without_data if prepared else chat
+        job = EncodeChat(_seconds(weight), chat, grids, self._open_contents, max_tokens, pieces)
+        return replace(await self._run(job, weight, deadline - time.monotonic()), images=images)
+
+    async def _prepare(self, chat: Chat, deadline: float) -> list[PreparedImage]:
+        """All images of a chat, one by one: a request takes no more memory than its largest one."""
+        prepared: list[PreparedImage] = []
+        for path, image in chat.images:
+            try:
+                job = PrepareImage(JOB_SECONDS, image.data)
+                answer = await _within(deadline - time.monotonic(), self._images.run(job))
+            except FieldError as error:
+                raise error.on(path if error.problem != SEES_NONE else error.field) from None
+            assert isinstance(answer, PreparedImage)
+            prepared.append(answer)
+            if sum(len(each.image.pixels) for each in prepared) > MAX_PIXEL_BYTES:
+                raise FieldError("messages", f"show images of over {MAX_PIXEL_BYTES >> 20} MiB of pixels")
+        return prepared
 
     async def of_document(
         self, document: str, max_tokens: int, seconds: float, *, max_text: int = 0, query: str = ""

@@ -26,7 +26,7 @@ from polyfleet.placement.filters import room
 from polyfleet.placement.fleet import PlacementRequest
 from polyfleet.wire.answers import FinishReason, SequenceUpdate
 from polyfleet.wire.features import needed_features
-from polyfleet.wire.hashing import adapter_salt, grain_numbers
+from polyfleet.wire.hashing import adapter_salt, grain_numbers, seen_by
 from polyfleet.wire.ids import sequence_id
 from polyfleet.wire.requests import SequenceRequest
 
@@ -144,6 +144,7 @@ class SequenceRelay:
     def _prompt_grains(self) -> tuple[int, ...]:
         if self._grains is None:
             salt = adapter_salt(self._request.cache_salt, self._request.adapter)
+            salt = seen_by(salt, [each.digest for each in self._request.images])
             self._grains = grain_numbers(self._request.prompt_ids, salt)
         return self._grains
 

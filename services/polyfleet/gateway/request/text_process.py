@@ -9,7 +9,20 @@ from contextlib import suppress
 
 from polyfleet.gateway.errors import ResourceExhausted, Unavailable
 from polyfleet.text.errors import TextAssetsError
-from polyfleet.text.process import LENGTH, Answer, Done, Encoded, Job, Load, Made, Refused, Unusable, frame, read_answer
+from polyfleet.text.process import (
+    LENGTH,
+    Answer,
+    Done,
+    Encoded,
+    Job,
+    Load,
+    Made,
+    PreparedImage,
+    Refused,
+    Unusable,
+    frame,
+    read_answer,
+)
 from polyfleet.wire.limits import FieldError
 
 MEMORY_BYTES = 256 * 1024 * 1024  # that a job may take
@@ -17,8 +30,7 @@ LOAD_SECONDS = 120.0
 GRACE_SECONDS = 1.0  # for the job of a client who has left: starting the process again takes about as long
 RETRY_SECONDS = 1.0
 MAX_WAITING_BYTES = 32 * 1024 * 1024
-TOO_MUCH = f"takes over {MEMORY_BYTES >> 20} MiB of memory to encode"
-Result = Done | Encoded | Made
+Result = Done | Encoded | Made | PreparedImage
 log = logging.getLogger(__name__)
 
 
@@ -88,7 +100,11 @@ class TextProcess:
     The process starts with the first job and ends when there has been none for `idle_seconds`.
     """
 
-    def __init__(self, document: bytes, max_waiting: int, idle_seconds: float) -> None:
+    def __init__(
+        self, document: bytes, max_waiting: int, idle_seconds: float, memory_bytes: int = MEMORY_BYTES
+    ) -> None:
+        """`memory_bytes`: that a job may take."""
+        self._memory_bytes = memory_bytes
         self._document = document
         self._max_waiting = max_waiting
         self._idle_seconds = idle_seconds
@@ -158,12 +174,13 @@ class TextProcess:
         except _ProcessLost as lost:
             self._kill()
             log.warning("A prompt broke its process.", extra={"status": lost.status, "job": type(job).__name__})
-            return Refused(job.field, job.too_long if lost.status is None else TOO_MUCH)
+            too_much = f"takes over {self._memory_bytes >> 20} MiB of memory"
+            return Refused(job.field, job.too_long if lost.status is None else too_much)
 
     async def _start(self) -> _Process:
         try:
             process = self._process = await _Process.start()
-            answer = await process.ask(frame(Load(self._document, MEMORY_BYTES)), LOAD_SECONDS)
+            answer = await process.ask(frame(Load(self._document, self._memory_bytes)), LOAD_SECONDS)
         except (OSError, _ProcessLost) as error:
             self._kill()
             log.error("No process for prompts: %r", error)

@@ -3,9 +3,10 @@
 First come the checks that need the request alone, then those that need its model and its prompt's ids.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from polyfleet.wire.answers import Model
+from polyfleet.wire.images import MAX_IMAGES
 from polyfleet.wire.limits import (
     CONTEXT_LENGTH_EXCEEDED,
     MAX_CHOICES,
@@ -171,7 +172,9 @@ def _check_prompt(text: str | None, messages: tuple[Message, ...], token_ids: tu
     _check_messages(messages)
 
 
-def _check_messages(messages: Iterable[Message]) -> None:
+def _check_messages(messages: Sequence[Message]) -> None:
+    if (count := sum(len(message.images) for message in messages)) > MAX_IMAGES:
+        raise FieldError("messages", f"may show {MAX_IMAGES} images at most, not {count}")
     for index, message in enumerate(messages):
         if message.tool_calls and message.role != "assistant":
             raise FieldError(f"messages[{index}].tool_calls", f"are an assistant's, not of role {message.role:.50}")

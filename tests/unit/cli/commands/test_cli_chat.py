@@ -6,6 +6,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,23 @@ def test_turns_are_remembered_until_cleared(
         ["Be brief.", "three"],
     ]
     assert "answer to two\n" in capsys.readouterr().out
+
+
+def test_images_go_with_what_is_said_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a b.png").write_bytes(b"file")
+    type_lines(
+        monkeypatch, f"/image {tmp_path}/none.png", "/image", f"/image {tmp_path}/a b.png", "What is it?", "And?"
+    )
+    with serve(answer) as script, Client(script.address) as client:
+        converse(client, [], {})
+    parts = [pb.ContentPart(image=b"file"), pb.ContentPart(text="What is it?")]
+    shown = pb.ChatMessage(role="user", parts=parts)
+    assert [call.messages[0] for call in script.calls] == [shown, shown]
+    assert len(script.calls[1].messages) == 3
+    assert "There is no file" in (said := capsys.readouterr().err)
+    assert "Name a file: /image FILE." in said
 
 
 def thoughtful_answer(request: Any, context: Any) -> Iterator[pb.GenerateResponse]:

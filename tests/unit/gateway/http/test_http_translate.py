@@ -137,7 +137,8 @@ def test_completion_logprobs() -> None:
             {"messages": [USER, {"role": "assistant", "content": [{"type": "refusal"}]}]},
             "messages[1].content[0].refusal",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},

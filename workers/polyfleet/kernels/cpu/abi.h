@@ -112,7 +112,11 @@ struct PfStep {
     int32_t *greedy_ids;            // out, unless null: [num_draws] id of each row's largest logit, the lowest of equal
                                     // ones; 0 where not all are finite
     int8_t *faults;                 // out: [num_sequences] 1 where a key or value of any row is not finite in half
-};                                  // precision or, with greedy_ids, a logit of a selected row; else 0
+                                    // precision or, with greedy_ids, a logit of a selected row; else 0
+    const float *given;             // [num_given][columns of the embedding] rows that stand in the place of embeddings,
+    const int32_t *given_rows;      // and which of the step's they are, ascending
+    int32_t num_given;
+};
 
 // What an adapter adds to one weight [rows][columns]: up @ down. Rows of both matrices come in groups of 16, padded with
 // zeros: numbers in half precision, each group [column][16], or codes, each group [column / 4][16][4], that stand for

@@ -69,7 +69,8 @@ class PfStep(ctypes.Structure):
         *((name, c_int32) for name in ("num_rows", "num_sequences", "num_draws", "num_cleared")),
         *((name, c_int32) for name in ("num_slots", "table_width", "logits")),
         *((name, c_void_p) for name in ("token_ids", "slots", "row_starts", "lengths", "draw_rows", "cleared_blocks")),
-        *((name, c_void_p) for name in ("block_tables", "adapters", "greedy_ids", "faults")),
+        *((name, c_void_p) for name in ("block_tables", "adapters", "greedy_ids", "faults", "given", "given_rows")),
+        ("num_given", c_int32),
     ]
 
 

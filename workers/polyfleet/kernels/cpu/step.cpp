@@ -60,6 +60,7 @@ void Executor::check(const PfStep &step) const {
     check(whole, "all rows must be of sequences");
     check(within(step.draw_rows, step.num_draws, step.num_rows), "draws must be of rows 0 to ", step.num_rows);
     check(step.num_draws <= step.num_rows, "there must be no more draws than rows");
+    check(within(step.given_rows, step.num_given, step.num_rows), "rows that are given must be 0 to ", step.num_rows);
 }
 
 void Executor::clear_blocks(const PfStep &step) {
@@ -178,8 +179,13 @@ void Executor::choose_largest(const PfStep &step) {
 }
 
 void Executor::embed(const Stage &stage, int thread) {
-    for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
-        expand_row(*stage.table, state_.in->token_ids[i], row(stage.at.output, i));
+    const PfStep &in = *state_.in;
+    const int first = share(in.num_rows, thread), end = share(in.num_rows, thread + 1);
+    for (int i = first; i < end; i++) expand_row(*stage.table, in.token_ids[i], row(stage.at.output, i));
+    const size_t columns = (size_t)widths_[(size_t)stage.at.output];
+    const int32_t *last = in.given_rows + in.num_given;
+    for (const int32_t *at = std::lower_bound(in.given_rows, last, first); at != last && *at < end; at++)
+        memcpy(row(stage.at.output, *at), in.given + (size_t)(at - in.given_rows) * columns, columns * sizeof(float));
 }
 
 void Executor::look_up(const Stage &stage, int thread) {

@@ -6,9 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from polyfleet.gateway.http.images import image_of_base64
 from polyfleet.gateway.http.openai.bodies import NOTHING, Ignored, Strict
 from polyfleet.gateway.http.openai.translate import template_arguments
 from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
+from polyfleet.wire.images import Image
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
 from polyfleet.wire.tools import ToolCall
@@ -18,6 +20,19 @@ class TextBlock(msgspec.Struct, tag="text"):
     """What is said."""
 
     text: str
+
+
+class ImageSource(msgspec.Struct):
+    """The bytes of an image in base64; they themselves say what they are, whatever `media_type` says."""
+
+    type: str
+    data: str | None = None
+
+
+class ImageBlock(msgspec.Struct, tag="image"):
+    """What is shown."""
+
+    source: ImageSource
 
 
 class ThinkingBlock(msgspec.Struct, tag="thinking"):
@@ -42,7 +57,7 @@ class ToolResultBlock(msgspec.Struct, tag="tool_result"):
     is_error: bool = False
 
 
-ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+ContentBlock = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class Turn(msgspec.Struct):
@@ -149,8 +164,8 @@ def chat_messages(body: CountBody) -> tuple[Message, ...]:
     if not body.messages:
         raise FieldError("messages", "must hold at least one message")
     messages = [Message("system", _texts(body.system))] if body.system else []
-    for turn in body.messages:
-        messages += _turn(turn)
+    for index, turn in enumerate(body.messages):
+        messages += _turn(turn, f"messages[{index}].content")
     return tuple(messages)
 
 
@@ -164,11 +179,15 @@ def tool_definitions(body: CountBody) -> tuple[str, ...]:
     return tuple(definitions)
 
 
-def _turn(turn: Turn) -> list[Message]:
+def _turn(turn: Turn, path: str) -> list[Message]:
     if isinstance(turn.content, str):
         return [Message(turn.role, turn.content)]
     results = [each for each in turn.content if isinstance(each, ToolResultBlock)]
-    texts = tuple(each.text for each in turn.content if isinstance(each, TextBlock))
+    parts = [
+        each.text if isinstance(each, TextBlock) else _image(each.source, f"{path}[{index}].source")
+        for index, each in enumerate(turn.content)
+        if isinstance(each, TextBlock | ImageBlock)
+    ]
     calls = tuple(
         ToolCall(each.id, each.name, msgspec.json.encode(each.input).decode())
         for each in turn.content
@@ -176,13 +195,21 @@ def _turn(turn: Turn) -> list[Message]:
     )
     thoughts = "\n".join(each.thinking for each in turn.content if isinstance(each, ThinkingBlock))
     messages = [Message("tool", _texts(each.content), tool_call_id=each.tool_use_id) for each in results]
-    if texts or calls or not results:
-        content = texts[0] if len(texts) == 1 else texts or (None if calls else "")
+    if parts or calls or not results:
+        content = one_or_all(parts) or (None if calls else "")
         messages.append(Message(turn.role, content, tool_calls=calls, reasoning=thoughts))
     return messages
 
 
-def _texts(content: str | list[TextBlock]) -> str | tuple[str, ...]:
+def _image(source: ImageSource, path: str) -> Image:
+    if source.type != "base64":
+        raise FieldError(f"{path}.type", f"must be base64, not {source.type:.40}: this server fetches no images")
+    if source.data is None:
+        raise FieldError(f"{path}.data", "is missing")
+    return image_of_base64(source.data, f"{path}.data")
+
+
+def _texts(content: str | list[TextBlock]) -> str | tuple[str | Image, ...]:
     if isinstance(content, str):
         return content
     return one_or_all([block.text for block in content])

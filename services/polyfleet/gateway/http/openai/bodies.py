@@ -92,12 +92,19 @@ class GenerateBody(Strict, frozen=True, kw_only=True):
     user: Ignored = NOTHING
 
 
+class ImageUrl(msgspec.Struct, frozen=True, kw_only=True):
+    """An image as a data URL; how closely it is to be looked at (`detail`) is the model's own."""
+
+    url: str
+
+
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a message's content; only texts and refusals are supported: other types' fields are not looked at."""
+    """A part of a message's content: a text, a refusal or an image. Other types' fields are not looked at."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageUrl | str | None = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):

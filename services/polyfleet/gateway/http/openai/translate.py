@@ -13,6 +13,7 @@ from polyfleet.gateway.http.decoding import (
     decode_tools,
     refuse_unsupported,
 )
+from polyfleet.gateway.http.images import image_of_url
 from polyfleet.gateway.http.openai import response_format, tool_choice
 from polyfleet.gateway.http.openai.bodies import (
     NULL,
@@ -27,11 +28,13 @@ from polyfleet.gateway.http.openai.bodies import (
     ToolCallBody,
 )
 from polyfleet.gateway.http.stated import one_or_all, sampling_of, stated
+from polyfleet.wire.images import Image
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError
 from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
 from polyfleet.wire.sampling import NONE, SamplingParams
 from polyfleet.wire.tools import MAX_TOOLS, ToolCall
 
+Parts = tuple[str | Image, ...]
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for text completions; chat has none
 # Parts of a content that say something, and where; the middle two are what Responses call them.
@@ -157,11 +160,11 @@ def _message(message: MessageBody, path: str) -> Message:
     )
 
 
-def _content(message: MessageBody, calls: Sequence[ToolCall], path: str) -> str | tuple[str, ...] | None:
+def _content(message: MessageBody, calls: Sequence[ToolCall], path: str) -> str | Parts | None:
     """What was said; an answer may say nothing, or why not, and a tool may give nothing back."""
     if message.content is None and message.role in ("assistant", "tool"):
         return message.refusal or (None if calls else "")
-    return _text(message.content, f"{path}.content")
+    return _parts(message.content, f"{path}.content")
 
 
 def template_arguments(given: msgspec.Raw, effort: Effort | None) -> str:
@@ -193,18 +196,25 @@ def _call(call: ToolCallBody, path: str) -> ToolCall:
     return ToolCall(call.id, call.function.name, text)
 
 
-def _text(content: str | Sequence[ContentPart] | None, path: str) -> str | tuple[str, ...]:
-    """A message's text, or its parts' when there are not one."""
+def _parts(content: str | Sequence[ContentPart] | None, path: str) -> str | Parts:
+    """A message's text, or its parts where it has others."""
     if content is None:
-        raise FieldError(path, "must be a string or a list of text parts")
+        raise FieldError(path, "must be a string or a list of parts")
     if isinstance(content, str):
         return content
-    for index, part in enumerate(content):
-        if part.type not in TEXTS:
-            raise FieldError(f"{path}[{index}].type", f"must be text, not {part.type:.40}")
-        if getattr(part, TEXTS[part.type]) is None:
-            raise FieldError(f"{path}[{index}].{TEXTS[part.type]}", "is missing")
-    return one_or_all([getattr(part, TEXTS[part.type]) for part in content])
+    return one_or_all([_part(part, f"{path}[{index}]") for index, part in enumerate(content)])
+
+
+def _part(part: ContentPart, path: str) -> str | Image:
+    if part.type == "image_url":
+        given = part.image_url
+        return image_of_url(given if isinstance(given, str) or given is None else given.url, f"{path}.image_url")
+    if part.type not in TEXTS:
+        raise FieldError(f"{path}.type", f"must be text or image_url, not {part.type:.40}")
+    text: str | None = getattr(part, TEXTS[part.type])
+    if text is None:
+        raise FieldError(f"{path}.{TEXTS[part.type]}", "is missing")
+    return text
 
 
 def _check_stream_options(body: GenerateBody) -> None:

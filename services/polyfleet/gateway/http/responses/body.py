@@ -8,10 +8,12 @@ from typing import Literal
 import msgspec
 
 from polyfleet.gateway.http.decoding import decode_part
+from polyfleet.gateway.http.images import image_of_url
 from polyfleet.gateway.http.openai import response_format, tool_choice
 from polyfleet.gateway.http.openai.bodies import NOTHING, NULL, Effort, Ignored, StreamOptions, Strict, Unsupported
 from polyfleet.gateway.http.openai.translate import template_arguments
 from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
+from polyfleet.wire.images import Image
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message
 from polyfleet.wire.structure import Structure
@@ -19,10 +21,11 @@ from polyfleet.wire.tools import MAX_TOOLS, ToolCall
 
 
 class Part(msgspec.Struct):
-    """A part of an item's content: `input_text` or `output_text`."""
+    """A part of an item's content: `input_text`, `output_text` or `input_image`, as a data URL."""
 
     type: str
     text: str | None = None
+    image_url: str | None = None
 
 
 class Item(msgspec.Struct):
@@ -189,12 +192,17 @@ def _add_call(messages: list[Message], item: Item, path: str, thought: str) -> N
         messages.append(Message("assistant", None, tool_calls=(call,), reasoning=thought))
 
 
-def _text(content: str | list[Part] | None, path: str) -> str | tuple[str, ...]:
+def _text(content: str | list[Part] | None, path: str) -> str | tuple[str | Image, ...]:
     if isinstance(content, str):
         return content
-    texts = []
+    texts: list[str | Image] = []
     for index, part in enumerate(content or ()):
+        if part.type == "input_image":
+            texts.append(image_of_url(part.image_url, f"{path}[{index}].image_url"))
+            continue
         if part.type not in ("input_text", "output_text", "text") or part.text is None:
-            raise FieldError(f"{path}[{index}].type", f"must be input_text or output_text, not {part.type:.40}")
+            raise FieldError(
+                f"{path}[{index}].type", f"must be input_text, output_text or input_image, not {part.type:.40}"
+            )
         texts.append(part.text)
     return one_or_all(texts)
