@@ -40,6 +40,7 @@ def test_the_example_shows_an_image(seeing: ServeProcess, tmp_path: Path, capsys
         exec(example, scope)
         said = capsys.readouterr().out
         options = ("--gateway", seeing.grpc, "--image", str(path), "--max-tokens", "30", "--temperature", "0")
-        assert said == 2 * seeing.polyfleet("generate", "What is it?", *options).stdout
+        shown = seeing.polyfleet("generate", "What is it?", *options).stdout
+        assert said.split() == 2 * shown.split()  # random weights write line ends of all kinds
         answers.append(said)
     assert answers[0] != answers[1]
