@@ -27,17 +27,20 @@ def make_batcher(
     step_seconds: float = 0.0,
     speculator: Speculator | None = None,
     horizon: int = 0,
+    window: int = 0,
+    local_blocks: int = 0,
 ) -> tuple[Batcher, FakeExecutor]:
     """A Batcher whose context is the whole pool unless told otherwise."""
-    executor = FakeExecutor(depth, horizon)
+    executor = FakeExecutor(depth, horizon, window)
     context_length = context_length or num_blocks * block_size
     limits = BatchLimits(
         *(max_sequences, step_tokens, context_length, end_token_ids, prefix_cache),
         step_seconds=step_seconds,
         horizon=horizon,
+        window=window,
         vocabulary_size=VOCABULARY,
     )
-    return over(executor, limits, num_blocks, block_size, clock, speculator), executor
+    return over(executor, limits, num_blocks, block_size, clock, speculator, local_blocks), executor
 
 
 def over(
@@ -47,10 +50,12 @@ def over(
     block_size: int = 4,
     clock: Callable[[], float] = lambda: 0.0,
     speculator: Speculator | None = None,
+    local_blocks: int = 0,
 ) -> Batcher:
-    """A Batcher over an executor that has a pool of so many blocks."""
+    """A Batcher over an executor that has a pool of so many blocks, and one for caches with a window."""
     max_blocks = -(-limits.context_length // block_size)
     capacity = Capacity(num_blocks, block_size, limits.max_sequences, max_blocks, limits.step_tokens)
+    capacity = replace(capacity, local_blocks=local_blocks)
     executor.allocate(capacity)
     return Batcher(executor, capacity, limits, clock, speculator)
 
@@ -104,7 +109,8 @@ def run_all(batcher: Batcher, outcomes: Outcomes | None = None, max_steps: int =
         outcomes.add(batcher.step())
         batcher.check()
     assert not len(batcher.ledger), "sequences are left: the batcher makes no progress"
-    assert batcher.pool.num_free == batcher.pool.num_blocks
+    for lane in batcher.holdings.lanes:
+        assert lane.pool.num_free == lane.pool.num_blocks
     return outcomes
 
 

@@ -81,9 +81,10 @@ class FakeExecutor:
     name = "fake"
     dtype = "float32"
 
-    def __init__(self, depth: int = 1, horizon: int = 0) -> None:
-        """`horizon`: how many tokens it draws from; 0: all."""
+    def __init__(self, depth: int = 1, horizon: int = 0, window: int = 0) -> None:
+        """`horizon`: how many tokens it draws from; 0: all. `window`: how many a second pool must have, too."""
         self.depth = depth
+        self._window, self._columns = window, 0
         self._horizon = horizon
         self.batches: list[Batch] = []
         self.failure: BaseException | None = None
@@ -105,7 +106,8 @@ class FakeExecutor:
         """Remember the sizes."""
         self.block_size = capacity.block_size
         self._num_blocks = capacity.num_blocks
-        self._tables = np.full((capacity.max_sequences, capacity.max_blocks), -1, dtype=np.int32)
+        self._columns, self._local_blocks = capacity.max_blocks, capacity.local_blocks
+        self._tables = np.full((capacity.max_sequences, capacity.table_width), -1, dtype=np.int32)
 
     def launch(self, plan: StepPlan) -> FakePending:
         """Write all tokens."""
@@ -207,6 +209,8 @@ class FakeExecutor:
             faulty = self.fault and number == 0
             for position, token_id in enumerate(each.token_ids, each.start):
                 self._store[self._place(each, position)] = (token_id, each.slot if faulty else -1)
+                if self._local_blocks:
+                    self._store[self._local_place(each, position)] = (token_id, each.slot if faulty else -1)
             faults[number] = Fault.NOT_FINITE if faulty else Fault.NONE
         self.fault = False
         draws_of = plan.draws()
@@ -218,6 +222,11 @@ class FakeExecutor:
         first = max(0, length - self._horizon) if self._horizon else 0
         entries = [self._store[self._place(each, position)] for position in range(first, length)]
         blocks = self._tables[each.slot, : -(-each.length // self.block_size)].tolist()
+        if self._local_blocks:
+            places = range(max(0, length - self._window), length)
+            seen = [self._store[self._local_place(each, position)] for position in places]
+            assert seen == entries[len(entries) - len(seen) :], "the window's blocks hold something else"
+            blocks += {self._local_place(each, position)[0] for position in places}
         met = {self._store.get((block, at), (0, -1))[1] for block in blocks for at in range(self.block_size)} - {-1}
         assert met <= {each.slot}, "a block was given out with what is not finite in it"
         if met:
@@ -228,6 +237,12 @@ class FakeExecutor:
         block = int(self._tables[each.slot, position // self.block_size])
         assert 0 <= block < self._num_blocks, "a block table is too short, or its change was not told"
         return block, position % self.block_size
+
+    def _local_place(self, each: Slice, position: int) -> tuple[int, int]:
+        """In the second pool, whose blocks count on from the first's."""
+        block = int(self._tables[each.slot, self._columns + position // self.block_size])
+        assert 0 <= block < self._local_blocks, "a block table is too short, or its change was not told"
+        return self._num_blocks + block, position % self.block_size
 
 
 def next_token(token_ids: Sequence[int], seed: int = 0, choice: int = 0) -> int:

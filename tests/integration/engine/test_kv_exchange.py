@@ -1,9 +1,11 @@
 """Prefixes between executors: computed on one, continued on another, as if computed there."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.backends.cpu import CpuBackend
@@ -179,3 +181,29 @@ def test_prefixes_come_and_go_while_steps_are_under_way(model: LoadedModel) -> N
     actual, cached = answer(there)
     assert cached == 64
     assert [token.token_id for token in actual] == undisturbed
+
+
+@pytest.mark.parametrize("executor", ["eager", "persistent"])
+def test_a_prefix_in_two_pools_moves(executor: str, tmp_path: Path) -> None:
+    """Of layers with a window, and of one that sees all."""
+    make(TINY["gemma3"], tmp_path)
+    sizes = {"context_length": 128, "kv_cache_tokens": 256, "max_sequences": 2, "step_tokens": 24, "block_size": 16}
+    options = EngineOptions(device="cpu", executor=executor, dtype="float32", threads=1, **sizes)  # type: ignore[arg-type]
+    there, here = (Engine.load(str(tmp_path), options) for _ in range(2))
+    for each in (there, here):
+        assert len(each._batcher.holdings.lanes) == 2
+    prompt = tuple(number % 150 + 3 for number in range(50))
+    given = SequenceRequest("one", prompt, max_tokens=30, ignore_eos=True)
+    (there_tokens, nothing), imported = tokens_of(there, given), here.import_prefix(there.export_prefix(prompt))
+    assert (nothing, imported) == (0, 48)
+    assert tokens_of(here, given) == (there_tokens, 48)
+    assert tokens_of(there, given) == (there_tokens, 48)
+    for each in (there, here):
+        each.close()
+
+
+def tokens_of(target: Engine, request: SequenceRequest) -> tuple[list[int], int]:
+    """Its tokens, and how many of its prompt were cached."""
+    target.add(request)
+    updates = drained(target)
+    return [token.token_id for update in updates for token in update.tokens], updates[0].cached_tokens or 0

@@ -62,8 +62,9 @@ def generate(kind: str, model: LoadedModel) -> list[list[SampledToken]]:
     """Tokens behind each prompt: of the first alone, then of all others together in too small a pool, in chunks."""
     executor: Any = executor_of(kind, model)
     reuse, horizon = not record(model.config, model.weights).states, model.config.horizon
-    limits = BatchLimits(4, 32, 128, prefix_cache=reuse, horizon=horizon)
-    batcher = over(executor, limits, num_blocks=14, block_size=16)
+    window = model.config.local_window
+    limits = BatchLimits(4, 32, 128, prefix_cache=reuse, horizon=horizon, window=window)
+    batcher = over(executor, limits, num_blocks=14, block_size=16, local_blocks=10 if window else 0)
     tokens: dict[str, list[SampledToken]] = {}
     for wave in ([0], [1, 2, 3]):
         for number in wave:

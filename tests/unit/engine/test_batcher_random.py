@@ -208,6 +208,12 @@ REQUESTS = st.builds(
 )
 
 
+def made(number: int, same: int, tail: list[int], length: int, seed: int, priority: int) -> SequenceRequest:
+    """Of what REQUESTS draws."""
+    prompt, sampling = (1,) * same + tuple(tail), SamplingParams(seed=seed)
+    return SequenceRequest(f"s{number}", prompt, sampling, max_tokens=length, priority=priority)
+
+
 @settings(max_examples=120, deadline=None)
 @given(
     shapes=st.lists(REQUESTS, min_size=1, max_size=7),
@@ -219,6 +225,8 @@ REQUESTS = st.builds(
     depth=st.integers(1, 3),
     right=st.sampled_from([None, 0.3, 0.9]),
     horizon=st.sampled_from((0, 0, 1, 6, 13)),
+    window=st.sampled_from((0, 1, 6, 13)),
+    local_blocks=st.integers(19, 26),
 )
 def test_company_changes_no_token(
     shapes: list[tuple[int, list[int], int, int, int]],
@@ -230,8 +238,12 @@ def test_company_changes_no_token(
     depth: int,
     right: float | None,
     horizon: int,
+    window: int,
+    local_blocks: int,
 ) -> None:
-    """With a horizon a token depends on as many before it, and blocks of all others come back."""
+    """With a horizon a token depends on as many before it, and blocks of all others come back; with a window a second
+    pool has as many tokens more."""
+    window = 0 if horizon else window
     batcher, _ = make_batcher(
         speculator=None if right is None else Speculator(Guesser(right), 4),
         num_blocks=num_blocks,
@@ -240,13 +252,10 @@ def test_company_changes_no_token(
         prefix_cache=prefix_cache,
         depth=depth,
         horizon=horizon,
+        window=window,
+        local_blocks=local_blocks if window else 0,
     )
-    requests = [
-        SequenceRequest(
-            f"s{number}", (1,) * same + tuple(tail), SamplingParams(seed=seed), max_tokens=length, priority=priority
-        )
-        for number, (same, tail, length, seed, priority) in enumerate(shapes)
-    ]
+    requests = [made(number, *shape) for number, shape in enumerate(shapes)]
     outcomes = Outcomes()
     for when in range(7):
         for request, arrival in zip(requests, arrivals, strict=False):

@@ -227,3 +227,23 @@ def llama_8b(form: WeightFormat) -> LoadedModel:
         for name, (rows, columns) in weight_shapes(config).items()
     }
     return LoadedModel("8b.gguf", config, held, None)
+
+
+def test_layers_with_a_window_have_a_pool_of_their_own_where_others_see_all() -> None:
+    """A Gemma 3's shape: five of six layers see 1,024 tokens. The same memory holds far more long sequences."""
+    config = replace(CONFIG, windows=(1024, 1024, 1024, 1024, 1024, 0) * 4, context_length=2**17)
+    assert (config.horizon, config.local_window) == (0, 1024)
+    each = 24 * 1024
+    one, two = Footprint(0, each), Footprint(0, each, local_per_token=each * 5 // 6)
+    for options in (EngineOptions(), EngineOptions(max_sequences=32, step_tokens=512)):
+        before, after = (resolve(options, config, footprint, CARD) for footprint in (one, two))
+        assert after.kv_cache_tokens > 4.5 * before.kv_cache_tokens
+        assert after.max_sequences == before.max_sequences, "no fewer short ones"
+        capacity = capacity_of(after, config.local_window)
+        assert capacity.local_blocks >= after.max_sequences * 1024 // 16
+        taken = (capacity.num_blocks + 5 * capacity.local_blocks) * 16 * each // 6
+        assert 0.99 * before.kv_cache_tokens * each < taken <= before.kv_cache_tokens * each + 16 * each
+        assert resolve(after, config, two, CARD) == after
+    assert capacity_of(after).local_blocks == 0, "of executors that know one pool"
+    tight = EngineOptions(kv_cache_tokens=4096, max_sequences=16)
+    assert capacity_of(resolve(tight, config, two, CARD), config.local_window).local_blocks == 4096 // 16

@@ -16,6 +16,7 @@ class BatchLimits:
     end_token_ids: frozenset[int] = frozenset()
     prefix_cache: bool = True
     horizon: int = 0  # positions that a row sees, its own included: blocks of those before are given back; 0: all
+    window: int = 0  # the same of caches that have a pool of their own
     fingerprint: str = ""  # of the model, part of every prefix's identity
     step_seconds: float = 0.0  # that a step with prompts should stay under; 0: as long as it takes
     vocabulary_size: int = 2**31 - 1  # tokens that may be drawn, and of which masks speak

@@ -53,6 +53,9 @@ class Batcher:
         pool_tokens = capacity.num_blocks * capacity.block_size
         if not limits.context_length > 0 or pool_tokens < least_tokens(limits.context_length, limits.horizon, capacity):
             raise ValueError(f"a context of {limits.context_length} tokens does not fit a KV pool of {pool_tokens}")
+        local_tokens = capacity.local_blocks * capacity.block_size
+        if 0 < local_tokens < least_tokens(limits.context_length, limits.window, capacity):
+            raise ValueError(f"a window of {limits.window} tokens does not fit a KV pool of {local_tokens}")
         if not 0 < limits.max_sequences < limits.step_tokens:
             raise ValueError(f"{limits.step_tokens} tokens a step are too few for {limits.max_sequences} sequences")
         self.ledger = Ledger()
@@ -61,7 +64,7 @@ class Batcher:
         self._limits = limits
         self._clock = clock
         self._arrivals = count()
-        self._holdings = Holdings(capacity, limits.prefix_cache, limits.horizon)
+        self._holdings = Holdings(capacity, limits.prefix_cache, limits.horizon, limits.window)
         self._assembler = self._holdings.assembler
         self._budget = StepBudget(limits.step_tokens, limits.step_seconds)
         self._speculator = speculator

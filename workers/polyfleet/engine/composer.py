@@ -109,7 +109,7 @@ class Composer:
 
     def _plan_a_look(self, sequence: Sequence) -> None:
         """When its blocks are full, or its tokens are all under way."""
-        most = min(len(sequence.blocks) * self._holdings.block_size, sequence.longest - 1)
+        most = min(self._holdings.room(sequence), sequence.longest - 1)
         turn = self._turn + 1 + max(0, most - sequence.num_tokens)
         self._due.setdefault(turn, []).append(sequence)
 
@@ -117,7 +117,7 @@ class Composer:
         self.waits = False
         decodes: list[Sequence] = []
         prompts: list[Sequence] = []
-        block_size, running = self._holdings.block_size, self._ledger.running
+        running = self._ledger.running
         num_running = len(running)
         for each in running[:]:
             if each.place is None:  # preempted just now
@@ -125,7 +125,7 @@ class Composer:
             left = each.num_tokens - each.num_computed
             if left == 0 or (each.num_drawing and each.num_tokens >= each.longest):
                 continue  # all it takes is under way
-            if each.num_tokens > len(each.blocks) * block_size and not self._grow(each, ahead):
+            if each.num_tokens > self._holdings.room(each) and not self._grow(each, ahead):
                 continue
             if left == 1 and each.num_tokens > len(each.request.prompt_ids) and each.pooling is None:
                 decodes.append(each)

@@ -19,7 +19,7 @@ from polyfleet.engine.images import ImageEncoder
 from polyfleet.engine.plan import NO_ADAPTER
 from polyfleet.engine.sequence import Sequence, TokenMask
 from polyfleet.engine.served import facts_of, limits_of
-from polyfleet.engine.sizing import capacity_of
+from polyfleet.engine.sizing import capacity_of, window_of
 from polyfleet.engine.speculation import shown, speculator_of
 from polyfleet.engine.vision import VisionTower
 from polyfleet.kvcache.portable import Buffer
@@ -69,7 +69,7 @@ class Engine:
         `load` is the usual way here. `no_drafts`: why no token is drafted, whatever the options say. `draft_model`
         and `tower` are closed with the engine.
         """
-        capacity = capacity_of(options)
+        capacity = capacity_of(options, window_of(executor, config))
         speculator = None if no_drafts else speculator_of(options, executor, draft_model)
         speculation = f"off: {no_drafts}" if no_drafts else shown(options)
         stated = (config, options, capacity, fingerprint, executor, passed_over, speculation)

@@ -22,16 +22,15 @@ class Exchange:
 
     def export_prefix(self, token_ids: Sequence[int], salt: bytes = b"") -> bytes:
         """The document of the longest cached beginning, perhaps of no token at all."""
-        pool, block_size = self._holdings.pool, self._holdings.block_size
-        found = self._holdings.prefixes.find(self._chain(token_ids, salt))
-        num_tokens = len(found) * block_size // BLOCK_TOKENS * BLOCK_TOKENS
-        blocks = found[: -(-num_tokens // block_size)]
-        for block in blocks:
-            pool.share(block)
+        block_size = self._holdings.block_size
+        found = self._holdings.known(self._chain(token_ids, salt))
+        num_tokens = len(found[0]) * block_size // BLOCK_TOKENS * BLOCK_TOKENS
+        blocks = [each[: -(-num_tokens // block_size)] for each in found]
+        self._share(blocks)
         try:
-            caches = self._executor.export_blocks(blocks)
+            caches = self._executor.export_blocks(*blocks)
         finally:
-            pool.release(blocks)
+            self._release(blocks)
         layout = KvLayout.of(self._fingerprint, caches)
         prefix = KvPrefix(tuple(token_ids[:num_tokens]), tuple(each[:, :num_tokens] for each in caches))
         return pack(layout, prefix, salt)
@@ -45,34 +44,47 @@ class Exchange:
         prefix = unpack(data, KvLayout.of(self._fingerprint, self._executor.export_blocks(())), salt)
         if not self._holdings.prefix_cache:
             return 0
-        pool = self._holdings.pool
         hashes = self._chain(prefix.token_ids, salt)
-        held = self._holdings.prefixes.find(hashes)
-        for block in held:
-            pool.share(block)  # lest making room for the others evicts them
+        held = self._holdings.known(hashes)
+        self._share(held)  # lest making room for the others evicts them
         try:
-            held += self._taken(prefix, hashes, len(held))
+            taken = self._taken(prefix, hashes, len(held[0]))
+            held = [each + more for each, more in zip(held, taken, strict=True)]
         finally:
-            pool.release(held)
-        return len(held) * self._holdings.block_size
+            self._release(held)
+        return len(held[0]) * self._holdings.block_size
 
-    def _taken(self, prefix: KvPrefix, hashes: list[bytes], first: int) -> list[int]:
-        """Blocks `first` … of a prefix, written and published; the caller holds them."""
-        holdings, block_size = self._holdings, self._holdings.block_size
-        blocks = holdings.pool.allocate(min(len(hashes) - first, holdings.pool.num_free)) or []
-        if not blocks:
-            return []
-        start, end = first * block_size, (first + len(blocks)) * block_size
+    def _taken(self, prefix: KvPrefix, hashes: list[bytes], first: int) -> list[list[int]]:
+        """Of each lane the blocks `first` … of a prefix, written and published; the caller holds them."""
+        lanes, block_size = self._holdings.lanes, self._holdings.block_size
+        count = min(len(hashes) - first, *(lane.pool.num_free for lane in lanes))
+        blocks = [lane.pool.allocate(count) or [] for lane in lanes]
+        if not count:
+            return blocks
+        start, end = first * block_size, (first + count) * block_size
         try:
-            self._executor.import_blocks(blocks, [each[:, start:end].copy() for each in prefix.caches])
+            caches = [each[:, start:end].copy() for each in prefix.caches]
+            self._executor.import_blocks(blocks[0], caches, *blocks[1:])
         except Exception:
-            holdings.assembler.clear(blocks)  # whatever was written
-            holdings.pool.release(blocks)
+            for lane, each in zip(lanes, blocks, strict=True):
+                lane.clear(each)  # whatever was written
+            self._release(blocks)
             raise
-        holdings.assembler.written(blocks)
-        for index, block in enumerate(blocks, first):
-            holdings.prefixes.publish(hashes[index], hashes[index - 1] if index else ROOT_HASH, block)
+        for lane, each in zip(lanes, blocks, strict=True):
+            lane.written(each)
+            for at, index in enumerate(range(first, first + count)):
+                parent = hashes[index - 1] if index else ROOT_HASH
+                each[at] = lane.prefixes.publish(hashes[index], parent, each[at])
         return blocks
+
+    def _share(self, blocks: list[list[int]]) -> None:
+        for lane, each in zip(self._holdings.lanes, blocks, strict=True):
+            for block in each:
+                lane.pool.share(block)
+
+    def _release(self, blocks: list[list[int]]) -> None:
+        for lane, each in zip(self._holdings.lanes, blocks, strict=True):
+            lane.pool.release(each)
 
     def _chain(self, token_ids: Sequence[int], salt: bytes) -> list[bytes]:
         return list(chain_hashes(token_ids, self._holdings.block_size, prefix_root(self._fingerprint, salt)))

@@ -42,6 +42,7 @@ class Footprint:
     kv_per_token: int  # keys and values of one position over all layers
     workspace: int = 0  # what the largest step takes beside them
     state_per_sequence: int = 0  # recurrent state of each sequence that may run; 0: the model has none
+    local_per_token: int = 0  # of `kv_per_token`: caches that may have a pool of their own (see Capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,12 @@ class Capacity:
     max_blocks: int  # of one sequence
     step_tokens: int  # rows of one step
     drafts: int = 0  # of a sequence in one step
+    local_blocks: int = 0  # of caches that are read through a window alone, where others are read whole; 0: in one pool
+
+    @property
+    def table_width(self) -> int:
+        """Columns of block tables: `max_blocks` of each pool, side by side."""
+        return self.max_blocks * (2 if self.local_blocks else 1)
 
     @property
     def max_draws(self) -> int:
@@ -128,6 +135,10 @@ class Executor(Protocol):
     def implementations(self) -> Mapping[str, str]:
         """Which implementation runs each op, for `polyfleet info`."""
         ...
+
+    # One that gives caches with a window a pool of their own where `Capacity.local_blocks` says so has
+    # `separates_windows`, which is true, and states their part in `Footprint.local_per_token`. Its `export_blocks` and
+    # `import_blocks` take as many blocks of that pool, too, behind what they take anyway.
 
     # One that takes adapters, which options with `max_adapters` ask for, also has
     #     def set_adapter(self, number: int, parts: Mapping[str, LowRank]) -> None

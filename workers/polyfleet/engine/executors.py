@@ -150,8 +150,8 @@ def refuse(kind: ExecutorKind, workload: Workload) -> None:
 def believable(name: str, footprint: Footprint) -> Footprint:
     """The same footprint; raises ValueError for one that no executor has."""
     found: dict[str, int] = {}
-    for field in ("weights", "kv_per_token", "workspace", "state_per_sequence"):
-        value = getattr(footprint, field, None)
+    for field in ("weights", "kv_per_token", "workspace", "state_per_sequence", "local_per_token"):
+        value = getattr(footprint, field, 0 if field == "local_per_token" else None)
         if not isinstance(value, Integral) or value < 0:
             raise ValueError(f"the {name} executor says that its {field} take {value!r} bytes")
         found[field] = int(value)

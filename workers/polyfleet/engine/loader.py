@@ -23,7 +23,7 @@ from polyfleet.engine.executors import (
 )
 from polyfleet.engine.flight import first_line
 from polyfleet.engine.machines import open_machine
-from polyfleet.engine.sizing import Machine, capacity_of, computing_dtype, resolve
+from polyfleet.engine.sizing import Machine, capacity_of, computing_dtype, resolve, window_of
 from polyfleet.engine.trial import trial, try_drafts
 from polyfleet.engine.vision import VisionTower
 from polyfleet.graph.adapt import adaptable
@@ -106,15 +106,21 @@ def prepare_engine(
         )
     progress(1.0, "ready")
     reasons = tuple(f"{each.executor}: {each.reason}" for each in passed_over)
-    no_drafts = _no_drafts(executor, resolved, graph, draft_model)
+    no_drafts = _no_drafts(executor, model.config, resolved, graph, draft_model)
     return EngineParts(
         *(model, executor, resolved, canary, mark, reasons, no_drafts, draft_model, adaptable(graph)), tower=tower
     )
 
 
-def _no_drafts(executor: Executor, options: EngineOptions, graph: KernelGraph, draft_model: DraftModel | None) -> str:
+def _no_drafts(
+    executor: Executor,
+    config: ModelConfig,
+    options: EngineOptions,
+    graph: KernelGraph,
+    draft_model: DraftModel | None,
+) -> str:
     """Why no tokens are drafted where some are wanted, which is logged; "": some are, or none are wanted."""
-    reason = speculation_refused(executor, options, graph)
+    reason = speculation_refused(executor, config, options, graph)
     if options.speculation == "draft" and draft_model is None:
         reason = "no model drafts beside one that ranks compute together"
     if reason:
@@ -158,7 +164,7 @@ def _prepared(
     try:
         names = candidates(options, machine.device, workload.capabilities)
         (executor, resolved), passed_over = first_that_works(names, prepare)
-        return executor, resolved, passed_over, drafting.allocate(capacity_of(resolved))
+        return executor, resolved, passed_over, drafting.allocate(capacity_of(resolved))  # in one pool
     except BaseException:
         drafting.close()
         raise
@@ -191,12 +197,13 @@ def fit(
     try:
         measured = together(believable(kind.name, executor.measure()), beside)
         resolved = resolve(workload.options, model.config, measured, machine)
+        capacity = capacity_of(resolved, window_of(executor, model.config))
         try:
-            executor.allocate(capacity_of(resolved))
+            executor.allocate(capacity)
         except MemoryError:
             raise ValueError(f"the memory that the {kind.name} executor measured is not there") from None
         widths, graph = workload.graph.widths, workload.graph
-        trial(executor, capacity_of(resolved), widths[graph.logits], widths[graph.hidden])
+        trial(executor, capacity, widths[graph.logits], widths[graph.hidden])
     except BaseException:
         with suppress(Exception):  # what went wrong before is the reason
             executor.close()
@@ -204,9 +211,9 @@ def fit(
     return executor, resolved
 
 
-def speculation_refused(executor: Executor, options: EngineOptions, graph: KernelGraph) -> str:
+def speculation_refused(executor: Executor, config: ModelConfig, options: EngineOptions, graph: KernelGraph) -> str:
     """Why the executor can't verify the drafts that are wanted, in one sentence; "" where it can, or none are."""
-    capacity = capacity_of(options)
+    capacity = capacity_of(options, window_of(executor, config))
     if not capacity.drafts:
         return ""
     if not graph.caches:

@@ -34,7 +34,7 @@ class StepPlan:
     A sequence draws behind its last row, or, where its last rows are drafts, behind each of these and the row before
     them, side by side. Sequences of one row come first. Sequence b has the rows `row_starts[b]` … `row_starts[b + 1] -
     1`, at positions up to `lengths[b] - 1`; the KV of all positions before them is in the cache. Its blocks are the
-    first of `block_tables[slots[b]]`, as many as its length takes.
+    first of `block_tables[slots[b]]`, as many as its length takes; of a second pool, `Capacity.max_blocks` columns on.
 
     All arrays are borrowed from the Assembler: they change behind `Executor.launch`. Those of `numbers` lie in one
     piece in the order of the fields, so that one copy moves them. `block_tables`, `sampling` and `adapters` are kept
@@ -52,9 +52,9 @@ class StepPlan:
     draw_positions: Int32s  # [S] tokens before the one that is drawn
     pooled: Int32s  # [P] which of the B sequences, ascending
     pool_kinds: Int32s  # [P] 0: the sum of all rows is wanted, 1: the last row, 2: the first row
-    cleared_blocks: Int32s  # to be made 0 before anything is computed
+    cleared_blocks: Int32s  # to be made 0 before anything is computed; a second pool's count on from the first's
     needs: Need
-    block_tables: Int32s  # [slots, blocks of a sequence at most]
+    block_tables: Int32s  # [slots, blocks of a sequence at most, of each pool side by side]
     changed: Int32s  # slots with changes in their rows of `block_tables` or `sampling`
     sampling: Parameters  # [slots]
     starts: Sequence[Start]
@@ -96,8 +96,8 @@ class Assembler:
     So does the plan of sequences that all decode on.
     """
 
-    def __init__(self, max_sequences: int, max_blocks: int) -> None:
-        self._tables = np.zeros((max_sequences, max_blocks), dtype=np.int32)
+    def __init__(self, max_sequences: int, table_width: int) -> None:
+        self._tables = np.zeros((max_sequences, table_width), dtype=np.int32)
         self._sampling = np.zeros(max_sequences, dtype=PARAMETERS)
         self._adapters = np.full(max_sequences, NO_ADAPTER, dtype=np.int32)
         self._changed: set[int] = set()

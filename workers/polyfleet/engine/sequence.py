@@ -60,6 +60,15 @@ class TokenMask(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Held:
+    """What a sequence holds of a pool of blocks."""
+
+    blocks: list[int] = field(default_factory=list)
+    num_published: int = 0  # leading blocks that the PrefixIndex knows
+    num_returned: int = 0  # leading blocks that are given back; the next one stands in their places
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """`num_computed` tokens have their keys and values in `blocks`, or will have behind the steps under way.
@@ -84,11 +93,10 @@ class Sequence:
     num_settled: int = 0
     place: Place | None = None
     last_step: int = 0  # the number of the last step that has rows of it
-    blocks: list[int] = field(default_factory=list)
+    held: Held = field(default_factory=Held)
+    local: Held = field(default_factory=Held)  # of caches with a window, where they have a pool of their own
     root: bytes = ROOT_HASH  # of its prefix chain
     hashes: list[bytes] = field(default_factory=list)  # of the full blocks so far, for the PrefixIndex
-    num_published: int = 0  # leading blocks that the PrefixIndex knows
-    num_returned: int = 0  # leading blocks that are given back; the next one stands in their places
     pooled: NDArray[Any] | None = None
     cached_tokens: int = 0  # prompt tokens that the first step found computed
     queue_seconds: float | None = None  # from arrival to the first step
@@ -114,6 +122,15 @@ class Sequence:
         self.generated_ids.extend(self.request.generated_ids)
         self.num_tokens = len(self.request.prompt_ids) + len(self.generated_ids)
         self.pooling = self.request.pooling
+
+    @property
+    def blocks(self) -> list[int]:
+        """Those that it holds of the first pool."""
+        return self.held.blocks
+
+    @blocks.setter
+    def blocks(self, blocks: list[int]) -> None:
+        self.held.blocks = blocks
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -259,10 +276,10 @@ class Sequence:
 
     def forget_computed(self) -> None:
         """Start over: nothing is computed, nothing is held (the caller has released it)."""
-        self.blocks = []
+        self.held, self.local = Held(), Held()
         self.place = None
         self.num_tokens -= self.num_drawing
-        self.num_computed = self.num_settled = self.num_published = self.num_returned = 0
+        self.num_computed = self.num_settled = 0
         self.pooled = None
         self.scores.clear()
         self.drafts = ()

@@ -17,6 +17,7 @@ def limits_of(options: EngineOptions, config: ModelConfig, fingerprint: str) -> 
         end_token_ids=frozenset(config.end_token_ids),
         prefix_cache=options.prefix_cache and config.causal,
         horizon=config.horizon,
+        window=config.local_window,
         fingerprint=fingerprint,
         step_seconds=options.step_seconds,
         vocabulary_size=config.vocabulary_size,

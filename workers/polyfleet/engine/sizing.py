@@ -1,10 +1,12 @@
 """Sizing: every option that was left open, chosen from the device and the model in one pure function."""
 
 import logging
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from polyfleet.engine.executor import Capacity, Footprint
-from polyfleet.engine.holdings import held_tokens
+from polyfleet.engine.executor import Capacity, Executor, Footprint
+from polyfleet.engine.holdings import held_tokens, local_blocks
 from polyfleet.engine.speculation import drafts_of
 from polyfleet.models.config import ModelConfig
 from polyfleet.tuning.device_defaults import ACCELERATOR, Defaults, defaults_of, usual_block_size
@@ -73,17 +75,27 @@ def resolve(options: EngineOptions, config: ModelConfig, footprint: Footprint, m
     )
 
 
-def capacity_of(options: EngineOptions) -> Capacity:
-    """What an executor must have room for; `options` have nothing left open."""
+def capacity_of(options: EngineOptions, window: int = 0) -> Capacity:
+    """What an executor must have room for; `options` have nothing left open.
+
+    `window`: of caches that are to have a pool of their own; 0: none are.
+    """
     block_size = options.block_size
+    num_blocks, sizes = options.kv_cache_tokens // block_size, (options.max_sequences, options.step_tokens, block_size)
     return Capacity(
-        num_blocks=options.kv_cache_tokens // block_size,
+        num_blocks=num_blocks,
+        local_blocks=local_blocks(num_blocks, window, *sizes) if window else 0,
         block_size=block_size,
         max_sequences=options.max_sequences,
         max_blocks=-(-options.context_length // block_size),
         step_tokens=options.step_tokens,
         drafts=drafts_of(options),
     )
+
+
+def window_of(executor: Executor, config: ModelConfig) -> int:
+    """Of caches that are to have a pool of their own; 0 where none are, or the executor knows one pool alone."""
+    return config.local_window if getattr(executor, "separates_windows", False) else 0
 
 
 def computing_dtype(options: EngineOptions, machine: Machine) -> str:
@@ -109,15 +121,16 @@ def _block_size(options: EngineOptions, machine: Machine) -> int:
 def _pool_tokens(
     options: EngineOptions, config: ModelConfig, machine: Machine, defaults: Defaults, footprint: Footprint
 ) -> int:
-    each, block_size = footprint.kv_per_token, options.block_size
+    block_size, cost = options.block_size, _pool_cost(options, config, defaults, footprint)
     free = max(0, machine.free_bytes - footprint.weights)
     if options.kv_cache_tokens:
         tokens = -(-options.kv_cache_tokens // block_size) * block_size
-        if tokens * each > free:
-            problem = f"{tokens} tokens take {tokens * each / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
+        if (taken := cost(tokens // block_size)) > free:
+            problem = f"{tokens} tokens take {taken / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
             raise FieldError("kv_cache_tokens", f"{problem} beside the model on {machine.device}")
         return tokens
-    tokens = min(_pool_bytes(machine, defaults, free, footprint) // each, MOST_BLOCKS * block_size)
+    most = _pool_bytes(machine, defaults, free, footprint)
+    tokens = bisect_right(range(1, MOST_BLOCKS + 1), most, key=cost) * block_size
     if defaults.pool_contexts:
         context = options.context_length or config.context_length
         step_tokens = options.step_tokens or max(defaults.step_tokens, 2 * options.max_sequences)
@@ -127,6 +140,23 @@ def _pool_tokens(
     if tokens < block_size:
         raise FieldError("kv_cache_tokens", f"no memory is left on {machine.device} for a KV pool beside the model")
     return tokens
+
+
+def _pool_cost(
+    options: EngineOptions, config: ModelConfig, defaults: Defaults, footprint: Footprint
+) -> Callable[[int], int]:
+    """The bytes of so many blocks, with those for windows that go with them, as `resolve` and `capacity_of` do."""
+    block_size, step_tokens = options.block_size, options.step_tokens
+    step_tokens = step_tokens or max(defaults.step_tokens, 2 * options.max_sequences)
+    local = footprint.local_per_token if config.local_window else 0
+
+    def cost(num_blocks: int) -> int:
+        room = num_blocks * block_size // max(TOKENS_PER_SEQUENCE, block_size)
+        sequences = options.max_sequences or max(1, min(defaults.max_sequences, step_tokens // 2, room))
+        of_windows = local_blocks(num_blocks, config.local_window, sequences, step_tokens, block_size) if local else 0
+        return (num_blocks * (footprint.kv_per_token - local) + of_windows * local) * block_size
+
+    return cost
 
 
 def _pool_bytes(machine: Machine, defaults: Defaults, free: int, footprint: Footprint) -> int:

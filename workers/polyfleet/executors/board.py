@@ -78,8 +78,10 @@ class Board:
 def room_for(capacity: Capacity) -> int:
     """int32s of the largest plan: every slot's table has changed, and every block is to be cleared."""
     draws = 3 * capacity.max_draws
-    numbers = 2 * capacity.step_tokens + 6 * capacity.max_sequences + draws + 2 + capacity.num_blocks
-    return _HEAD + numbers + capacity.max_sequences * (1 + capacity.max_blocks)
+    numbers = (
+        2 * capacity.step_tokens + 6 * capacity.max_sequences + draws + 2 + capacity.num_blocks + capacity.local_blocks
+    )
+    return _HEAD + numbers + capacity.max_sequences * (1 + capacity.table_width)
 
 
 def pack(plan: StepPlan) -> Int32s:
@@ -102,8 +104,8 @@ def _length(packed: NDArray[np.int32]) -> int:
 class Plans:
     """Makes plans of what was packed; block tables persist, as with the Assembler that filled them."""
 
-    def __init__(self, max_sequences: int, max_blocks: int) -> None:
-        self._tables = np.zeros((max_sequences, max_blocks), dtype=np.int32)
+    def __init__(self, max_sequences: int, table_width: int) -> None:
+        self._tables = np.zeros((max_sequences, table_width), dtype=np.int32)
         self._sampling = np.zeros(max_sequences, dtype=PARAMETERS)
 
     def unpack(self, packed: Int32s) -> StepPlan:

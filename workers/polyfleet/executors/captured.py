@@ -15,8 +15,9 @@ from polyfleet.backends.accelerator import graphs_of
 from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan
-from polyfleet.executors.eager import EagerExecutor, _Pending
+from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.torch_memory import memory_errors, statistics
+from polyfleet.executors.torch_pending import TorchPending
 from polyfleet.graph.lowering import fuse
 from polyfleet.graph.narrow import narrow
 from polyfleet.kernels.context import DTYPES
@@ -62,6 +63,7 @@ class CapturedExecutor(EagerExecutor):
     """
 
     name = "captured"
+    separates_windows = False  # its graphs read one table of blocks
 
     @classmethod
     def refuses(cls, workload: Workload) -> str:
@@ -149,7 +151,7 @@ class CapturedExecutor(EagerExecutor):
                     return
                 self._captured_of(size)
 
-    def _launch(self, plan: StepPlan) -> _Pending:
+    def _launch(self, plan: StepPlan) -> TorchPending:
         if len(plan.changed):
             moved = upload(np.concatenate((plan.changed, plan.block_tables[plan.changed].reshape(-1))), self._device)
             moved = moved.long()
@@ -159,7 +161,7 @@ class CapturedExecutor(EagerExecutor):
         other = len(plan.pooled) or plan.needs & (Need.OUTPUTS | Need.ADAPTERS)
         return self._replay(plan) if decodes and not other else super()._launch(plan)
 
-    def _replay(self, plan: StepPlan) -> _Pending:
+    def _replay(self, plan: StepPlan) -> TorchPending:
         rows = plan.num_rows
         size = next(size for size in self._sizes if size >= rows)
         captured = self._captured_of(size)
@@ -180,7 +182,7 @@ class CapturedExecutor(EagerExecutor):
             slots = upload(plan.draw_slots.astype(np.int64), self._device)
         sequences = plan.draw_sequences, plan.pooled.copy()
         logits, starts = captured.logits[0][:rows], plan.row_starts.copy()
-        return _Pending(plan.draws(), *sequences, logits, slots, starts, None, None, drawn=drawn)
+        return TorchPending(plan.draws(), *sequences, logits, slots, starts, None, None, drawn=drawn)
 
     def _bind(self, storage: KvStorage, progress: Progress) -> None:
         """Steps of few rows have a program of their own, over the same weights and caches."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfleet.engine.executor import Capacity, DeviceTimeout, Fault, Footprint, Pending, StepOutput, StepTooLarge
+from polyfleet.engine.executor import Capacity, DeviceTimeout, Footprint, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.plan import NOTHING, Int32s, Need, StepPlan
+from polyfleet.engine.plan import NOTHING, Need, StepPlan
 from polyfleet.engine.pooling import pool
 from polyfleet.executors.torch_memory import estimate, memory_errors, profile_plan, statistics
+from polyfleet.executors.torch_pending import TorchPending, output_of
 from polyfleet.graph.adapt import adapted
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.adapters import AdapterTables, Parts
@@ -27,30 +28,12 @@ from polyfleet.kernels.table import implementations
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.sampling.device import DeviceDrawn, DeviceSampler, can_draw
-from polyfleet.sampling.draw import Drawn, Draws
 from polyfleet.sampling.group import GroupSampler
 from polyfleet.sampling.host import HostSampler
 from polyfleet.sampling.masks import Masks
 
 EXPORT_SECONDS = 300.0  # that steps under way and a copy of blocks may take before the device counts as hung
 POLL_SECONDS = 2e-5  # between two questions whether the device is done
-
-
-@dataclass(slots=True)
-class _Pending(Pending):
-    """A step under way. What stands on the device is dropped by `draw`, but for what is on its way to the host."""
-
-    draws: Draws
-    draw_sequences: NDArray[Any]  # [S]
-    pooled_sequences: Int32s  # [P]
-    logits: Tensor | None  # [S, V]
-    draw_slots: Tensor | None  # [S]
-    row_starts: Int32s  # [B + 1]
-    sums: Tensor | None  # [T] of hidden states, not finite where one of them is not; None: their logits tell
-    pooled: tuple[Tensor, Tensor] | None  # [P, H] and whether each is finite
-    outputs: tuple[Tensor, ...] = ()  # of the graph, where they are wanted
-    drawn: Drawn | DeviceDrawn | None = None  # where `launch` gave one there is nothing left to draw
-    done: Any = None  # an event behind the last copy to the host; None: all is here
 
 
 class EagerExecutor:
@@ -62,6 +45,7 @@ class EagerExecutor:
 
     name = "eager"
     takes_rows = True
+    separates_windows = True
 
     @classmethod
     def refuses(cls, workload: Workload) -> str:
@@ -71,7 +55,8 @@ class EagerExecutor:
     @classmethod
     def footprint(cls, workload: Workload) -> Footprint:
         """Every weight in the computing dtype."""
-        return estimate(workload)
+        found = estimate(workload)
+        return found if cls.separates_windows else replace(found, local_per_token=0)
 
     @classmethod
     def build(cls, workload: Workload, progress: Progress) -> "EagerExecutor":
@@ -114,7 +99,7 @@ class EagerExecutor:
     def measure(self) -> Footprint:
         """What is allocated, and what a large step takes beside it; the estimate where torch keeps no books."""
         known = statistics(self._device)
-        expected = estimate(self._workload)
+        expected = self.footprint(self._workload)
         if known is None:
             return expected
         capacity, plan = profile_plan(self._workload, self._block_size)
@@ -132,7 +117,8 @@ class EagerExecutor:
     def allocate(self, capacity: Capacity) -> None:
         """The KV cache, all 0, and what is kept for each slot."""
         with memory_errors():
-            self._bind(self._allocated(capacity.num_blocks, capacity.block_size, capacity.max_sequences), silent)
+            sizes = capacity.num_blocks, capacity.block_size, capacity.max_sequences, capacity.local_blocks
+            self._bind(self._allocated(*sizes), silent)
             self._last_token = torch.zeros(capacity.max_sequences, dtype=torch.int64, device=self._device)
         self._capacity = capacity
         vocabulary = self._graph.widths[self._graph.logits]
@@ -141,7 +127,7 @@ class EagerExecutor:
             sampler, ranks = DeviceSampler(self._device, vocabulary), self._workload.ranks
             self._sampler = sampler if ranks is None else GroupSampler(sampler, ranks)
 
-    def launch(self, plan: StepPlan) -> _Pending:
+    def launch(self, plan: StepPlan) -> TorchPending:
         """Start the forward pass; raises StepTooLarge for more rows than there is room for."""
         most = self._capacity.step_tokens
         if plan.num_rows > most:
@@ -151,7 +137,7 @@ class EagerExecutor:
 
     def draw(self, pending: Pending, masks: Masks | None = None) -> None:
         """Start the draws, and the way of all results to the host."""
-        if not isinstance(pending, _Pending) or pending.logits is None or pending.draw_slots is None:
+        if not isinstance(pending, TorchPending) or pending.logits is None or pending.draw_slots is None:
             raise ValueError("each step is drawn once")
         with memory_errors(), torch.inference_mode():
             if len(pending.draws) and pending.drawn is None:
@@ -171,29 +157,29 @@ class EagerExecutor:
 
     def collect(self, pending: Pending, timeout: float) -> StepOutput:
         """Wait until the results are here; asks the device again and again, so that a hung one is noticed."""
-        if not isinstance(pending, _Pending):
+        if not isinstance(pending, TorchPending):
             raise ValueError("a step is collected where it was launched")
         with memory_errors():
             self._wait(pending.done, timeout, "a step")
-            return _output(pending)
+            return output_of(pending)
 
-    def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
+    def export_blocks(self, blocks: Sequence[int], local: Sequence[int] = ()) -> tuple[NDArray[Any], ...]:
         """Waits for all steps under way, no longer than EXPORT_SECONDS: then it raises DeviceTimeout.
 
         Arrays are of the cache's dtype; of bfloat16 they have the bits, as uint16.
         """
         with torch.inference_mode():
-            found = self._storage.read(upload(np.array(blocks, dtype=np.int64), self._device))
+            found = self._storage.read(self._numbers(blocks), self._numbers(local))
             bits = (each.view(torch.uint16) if each.dtype is torch.bfloat16 else each for each in found)
             copies = [self._to_host(each) for each in bits]
             self._wait(self._mark(), EXPORT_SECONDS, "an export")
             return tuple(each.numpy() for each in copies)
 
-    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
+    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]], local: Sequence[int] = ()) -> None:
         """Takes what `export_blocks` gives, dtypes included."""
         with torch.inference_mode():
             contents = [upload(each, self._device).view(self._dtype) for each in caches]
-            self._storage.write(upload(np.array(blocks, dtype=np.int64), self._device), contents)
+            self._storage.write(self._numbers(blocks), contents, self._numbers(local))
 
     def set_adapter(self, number: int, parts: Parts) -> None:
         """Behind every launch before. What an adapter's numbers are in memory, and what they cost, is always there."""
@@ -211,13 +197,18 @@ class EagerExecutor:
         if known := statistics(self._device):
             known.empty_cache()
 
-    def _allocated(self, num_blocks: int, block_size: int, slots: int) -> KvStorage:
-        graph, shape = self._graph, (num_blocks, block_size)
-        return KvStorage.allocate(graph.caches, *shape, self._dtype, self._device, states=graph.states, slots=slots)
+    def _numbers(self, blocks: Sequence[int]) -> Tensor:
+        return upload(np.array(blocks, dtype=np.int64), self._device)
+
+    def _allocated(self, num_blocks: int, block_size: int, slots: int, local_blocks: int = 0) -> KvStorage:
+        graph, local, shape = self._graph, self._workload.graph.local_caches, (num_blocks, block_size)
+        placed = graph.caches, *shape, self._dtype, self._device
+        return KvStorage.allocate(*placed, states=graph.states, slots=slots, local=local, local_blocks=local_blocks)
 
     def _bind(self, storage: KvStorage, progress: Progress) -> None:
         block_size = storage.caches[0].shape[3] if storage.caches else self._block_size
         context = replace(self._context, caches=storage.caches, block_size=block_size, states=storage.states)
+        context = replace(context, local=storage.local)
         with torch.inference_mode():
             self._program = Program(self._graph, self._chosen, context, progress)
             if self._adapted_graph is not None:
@@ -243,7 +234,7 @@ class EagerExecutor:
     def _to_host(self, tensor: Tensor) -> Tensor:
         return tensor.to("cpu", non_blocking=self._asynchronous)
 
-    def _launch(self, plan: StepPlan) -> _Pending:
+    def _launch(self, plan: StepPlan) -> TorchPending:
         step, draw_slots = self._stage(plan)
         self._sampler.start(plan.starts)
         program = (plan.needs & Need.ADAPTERS and self._adapted) or self._program
@@ -255,18 +246,22 @@ class EagerExecutor:
         kept = outputs if plan.needs & Need.OUTPUTS else ()
         sequences = plan.draw_sequences, plan.pooled.copy()
         row_starts = plan.row_starts.copy()
-        return _Pending(plan.draws(), *sequences, logits, draw_slots, row_starts, sums, pooled, kept)
+        return TorchPending(plan.draws(), *sequences, logits, draw_slots, row_starts, sums, pooled, kept)
 
     def _stage(self, plan: StepPlan) -> tuple[Step, Tensor]:
         """The plan on the device by one copy, and its `draw_slots`. Clears blocks, and fills drawn tokens in."""
         rows = (plan.token_ids, plan.positions, plan.draw_rows)
         sequences = (plan.slots, plan.lengths, plan.row_starts)
-        layout = lay_out(rows, *sequences, plan.block_tables, self._capacity.block_size)
+        block_size, columns = self._capacity.block_size, self._capacity.max_blocks
+        layout = lay_out(rows, *sequences, plan.block_tables[:, :columns], block_size)
         drawn_rows = np.flatnonzero(plan.token_ids < 0)
         others = (plan.draw_slots, plan.cleared_blocks, drawn_rows, -1 - plan.token_ids[drawn_rows])
         adapted = plan.needs & Need.ADAPTERS
         adapters = np.repeat(plan.adapters[plan.slots], np.diff(plan.row_starts)) if adapted else NOTHING
         step, (draw_slots, cleared, into, drawn_slots, of_rows) = layout.send(self._device, *others, adapters)
+        if self._capacity.local_blocks:
+            local = lay_out(rows, *sequences, plan.block_tables[:, columns:], block_size)
+            step = replace(step, local=local.send(self._device)[0])
         if len(adapters):
             step = replace(step, adapters=of_rows, host_adapters=adapters)
         if plan.given is not None:
@@ -279,22 +274,3 @@ class EagerExecutor:
         elif len(drawn_rows):
             step.token_ids.index_copy_(0, into, self._last_token.index_select(0, drawn_slots))
         return step, draw_slots
-
-
-def _output(pending: _Pending) -> StepOutput:
-    drawn = pending.drawn
-    if drawn is None:
-        drawn = Drawn(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
-    elif isinstance(drawn, DeviceDrawn):
-        drawn = drawn.to_host()
-    faults = np.full(len(pending.row_starts) - 1, Fault.NONE, dtype=np.int8)
-    if pending.sums is not None:
-        bad = ~np.isfinite(pending.sums.numpy())
-        faults[np.logical_or.reduceat(bad, pending.row_starts[:-1])] = Fault.NOT_FINITE
-    faults[pending.draw_sequences[~drawn.finite]] = Fault.NOT_FINITE
-    values = None
-    if pending.pooled is not None:
-        values, finite = (each.numpy() for each in pending.pooled)
-        faults[pending.pooled_sequences[~finite]] = Fault.NOT_FINITE
-    outputs = tuple((each.float() if each.is_floating_point() else each).numpy() for each in pending.outputs)
-    return StepOutput(drawn.token_ids, faults, drawn.logprobs, values, outputs)

@@ -101,6 +101,7 @@ class GroupExecutor:
             self.close()
             raise
         self.name, self.dtype, self.depth = kind.name, self._executor.dtype, self._executor.depth
+        self.separates_windows = getattr(self._executor, "separates_windows", False)
 
     @property
     def pids(self) -> list[int]:
@@ -128,8 +129,8 @@ class GroupExecutor:
             theirs = Footprint(**answer["footprint"])
             held = 0 if self._shared else max(0, self._free_bytes - answer["free_bytes"])
             found.append(replace(theirs, weights=theirs.weights + held))
-        names = ("weights", "kv_per_token", "workspace")
-        return Footprint(*(max(getattr(each, name) for each in found) for name in names))
+        names = ("weights", "kv_per_token", "workspace", "local_per_token")
+        return Footprint(**{name: max(getattr(each, name) for each in found) for name in names})
 
     def allocate(self, capacity: Capacity) -> None:
         """On each rank; then the board has room for plans."""
@@ -181,21 +182,21 @@ class GroupExecutor:
 
         return self._calling(look)
 
-    def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
+    def export_blocks(self, blocks: Sequence[int], local: Sequence[int] = ()) -> tuple[NDArray[Any], ...]:
         """All ranks' heads side by side."""
-        message = {"do": "export", "blocks": list(blocks)}
-        mine, answers = self._apart(message, lambda: self._executor.export_blocks(blocks))
+        message = {"do": "export", "blocks": list(blocks), "local": list(local)}
+        mine, answers = self._apart(message, lambda: self._executor.export_blocks(blocks, *filter(None, (local,))))
         parts = [mine, *(arrays for _, arrays in answers)]
         return tuple(
             np.concatenate([parts[rank][at] for rank in range(0, self.size, copies)], axis=2)
             for at, copies in enumerate(self._copies)
         )
 
-    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
+    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]], local: Sequence[int] = ()) -> None:
         """To each rank its heads."""
         parts = [[self._heads(each, at, rank) for at, each in enumerate(caches)] for rank in range(self.size)]
-        message = {"do": "import", "blocks": list(blocks)}
-        self._apart(message, lambda: self._executor.import_blocks(blocks, parts[0]), parts[1:])
+        message = {"do": "import", "blocks": list(blocks), "local": list(local)}
+        self._apart(message, lambda: self._executor.import_blocks(blocks, parts[0], *filter(None, (local,))), parts[1:])
 
     def close(self) -> None:
         """End the other ranks; this one frees what it holds."""

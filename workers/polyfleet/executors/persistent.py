@@ -60,6 +60,7 @@ class PersistentExecutor:
     takes_rows = True
     depth = 1
     dtype = "float32"
+    separates_windows = True
 
     def __init__(
         self,
@@ -146,7 +147,8 @@ class PersistentExecutor:
         """Raises ValueError for sizes that no model has, MemoryError where the cache can't be had."""
         for name in ("num_blocks", "block_size", "step_tokens"):
             _check_size(name, getattr(capacity, name))
-        self._model.allocate(capacity.num_blocks, capacity.block_size, capacity.step_tokens, capacity.max_sequences)
+        sizes = capacity.num_blocks, capacity.block_size, capacity.step_tokens, capacity.max_sequences
+        self._model.allocate(*sizes, capacity.local_blocks)
         self._num_rows = capacity.step_tokens
 
     def launch(self, plan: StepPlan) -> Pending:
@@ -191,26 +193,28 @@ class PersistentExecutor:
         assert isinstance(pending, _Launched)
         return StepOutput(pending.token_ids, pending.faults, pending.logprobs, pending.pooled, pending.outputs)
 
-    def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
+    def export_blocks(self, blocks: Sequence[int], local: Sequence[int] = ()) -> tuple[NDArray[Any], ...]:
         """Of each cache [2, tokens, kv heads, width], float16."""
-        keys, values, index = self._model.keys(), self._model.values(), list(blocks)
+        keys, values = self._model.keys(), self._model.values()
         caches = []
         for cache in range(self._num_caches):
-            tokens = keys[cache, index].transpose(0, 3, 1, 2), values[cache, index].transpose(0, 2, 1, 3)
+            index = list(local if cache in self._model.local else blocks)
+            tokens = keys[cache][index].transpose(0, 3, 1, 2), values[cache][index].transpose(0, 2, 1, 3)
             sides = tokens[1:] if self._latent[cache] else tokens
             caches.append(np.stack(sides).reshape(len(sides), -1, *tokens[1].shape[2:]))
         return tuple(caches)
 
-    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
+    def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]], local: Sequence[int] = ()) -> None:
         """Write what `export_blocks` gave; raises ValueError for other shapes."""
-        keys, values, index = self._model.keys(), self._model.values(), list(blocks)
-        heads, size, width = values.shape[2:]
-        shapes = [(2 - latent, len(index) * size, heads, width) for latent in self._latent]
+        keys, values = self._model.keys(), self._model.values()
+        heads, size, width = values[0].shape[1:]
+        shapes = [(2 - latent, len(blocks) * size, heads, width) for latent in self._latent]
         if [each.shape for each in caches] != shapes:
             raise ValueError(f"{self._num_caches} caches of {shapes} are wanted, not {[each.shape for each in caches]}")
         for cache, tokens in enumerate(caches):
+            index = list(local if cache in self._model.local else blocks)
             k, v = tokens.reshape(-1, len(index), size, heads, width)[[0, -1]]
-            keys[cache, index], values[cache, index] = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+            keys[cache][index], values[cache][index] = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
 
     def set_adapter(self, number: int, parts: Parts) -> None:
         """In half precision. May raise MemoryError."""
@@ -230,10 +234,12 @@ def estimate(
     graph: KernelGraph, weights: Weights, step_tokens: int, block_size: int, *, adapters: bool = False
 ) -> Footprint:
     """What a graph takes, from the headers of its weights alone; adapters' own matrices are not among it."""
+    local = tuple(graph.caches[each] for each in graph.local_caches)
     _, widths = programs(graph, lambda name: weights[name].rows, adapters=adapters)
     return Footprint(
         weights=footprint.weight_bytes(graph, weights),
         kv_per_token=footprint.kv_bytes(graph, block_size),
+        local_per_token=footprint.kv_bytes(replace(graph, caches=local), block_size),
         workspace=footprint.step_bytes(graph, weights, widths, step_tokens),
         state_per_sequence=graph.state_bytes,
     )

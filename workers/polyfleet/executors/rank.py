@@ -150,7 +150,7 @@ class Rank:
             capacity = Capacity(**message["capacity"])
             self._board = Board(self._board.descriptor, self._size, message["room"])
             self._board.taken[self._rank] = 0
-            self._plans = Plans(capacity.max_sequences, capacity.max_blocks)
+            self._plans = Plans(capacity.max_sequences, capacity.table_width)
             self._executor.allocate(capacity)
             rank_wire.send(self._end, {})
         else:
@@ -158,10 +158,11 @@ class Rank:
 
     def _exchange(self, message: rank_wire.Message, arrays: rank_wire.Arrays) -> None:
         try:
+            local = filter(None, (message["local"],))
             if message["do"] == "export":
-                rank_wire.send(self._end, {}, self._executor.export_blocks(message["blocks"]))
+                rank_wire.send(self._end, {}, self._executor.export_blocks(message["blocks"], *local))
             else:
-                self._executor.import_blocks(message["blocks"], arrays)
+                self._executor.import_blocks(message["blocks"], arrays, *local)
                 rank_wire.send(self._end, {})
         except (ValueError, MemoryError) as error:
             rank_wire.send(self._end, {"error": str(error), "memory": isinstance(error, MemoryError)})

@@ -16,7 +16,7 @@ from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.adapters import table_numbers
 from polyfleet.kernels.context import DTYPES
 from polyfleet.kernels.packed import kept, packed_bytes
-from polyfleet.kvcache.storage import bytes_per_token
+from polyfleet.kvcache.storage import bytes_of, bytes_per_token
 from polyfleet.sampling.draw import PARAMETERS, parameters
 from polyfleet.tuning.device_defaults import defaults_of
 from polyfleet.wire.sampling import SamplingParams
@@ -39,7 +39,9 @@ def estimate(workload: Workload) -> Footprint:
     vocabulary = graph.widths[graph.logits]
     widest = max(width for value, width in enumerate(graph.widths) if value != graph.logits)
     workspace = rows * LIVE_VALUES * widest * size + sequences * vocabulary * DRAW_BYTES
-    return Footprint(weights, bytes_per_token(graph.caches, DTYPES[workload.dtype]), workspace, graph.state_bytes)
+    dtype, caches = DTYPES[workload.dtype], graph.caches
+    local = bytes_of(caches, graph.local_caches, dtype)
+    return Footprint(weights, bytes_per_token(caches, dtype), workspace, graph.state_bytes, local)
 
 
 def _weight_bytes(workload: Workload, size: int) -> int:

@@ -75,6 +75,13 @@ class KernelGraph:
         return all(op.attributes.causal for op in self.ops if isinstance(op.attributes, Attention))
 
     @property
+    def local_caches(self) -> frozenset[int]:
+        """Caches that are read through windows alone, where others are read whole; none where all are alike."""
+        reads = [op.attributes for op in self.ops if isinstance(op.attributes, Attention)]
+        whole = {each.cache for each in reads if not each.window}
+        return frozenset(each.cache for each in reads) - whole if whole and self.causal else frozenset()
+
+    @property
     def logits(self) -> int:
         """The last output."""
         return self.outputs[-1]

@@ -92,7 +92,7 @@ def _plan_decodes(
 ) -> DecodeGroup:
     # A table is padded with its own last block: whatever stands behind a sequence's end can only be its own.
     width = int(-(-lengths.max() // context.block_size))
-    gather = _cache_rows(context, attention.kv_heads, step.tables[rows][:, :width])
+    gather = _cache_rows(context, attention, step.tables[rows][:, :width])
     window = attention.window if attention.window < int(lengths.max()) else 0
     if len(lengths) == 1 and not window:
         return DecodeGroup(rows, gather, None, int(lengths[0]))
@@ -114,12 +114,12 @@ def _plan_prefill(context: KernelContext, attention: Attention, step: Step, sequ
         mask = unseen(positions, length, attention.window).logical_not_()
     table = step.tables[sequence : sequence + 1, : -(-length // context.block_size)]
     causal = attention.causal and mask is None
-    return PrefillRun(first, end, _cache_rows(context, attention.kv_heads, table), length, mask, causal)
+    return PrefillRun(first, end, _cache_rows(context, attention, table), length, mask, causal)
 
 
-def _cache_rows(context: KernelContext, kv_heads: int, tables: Tensor) -> Tensor:
+def _cache_rows(context: KernelContext, attention: Attention, tables: Tensor) -> Tensor:
     """Rows [B * 2 * K * W] of the cache for the block tables [B, W]: by sequence, keys or values, head, block."""
-    num_blocks = context.caches[0].shape[1]
+    num_blocks, kv_heads = context.caches[attention.cache].shape[1], attention.kv_heads
     name = ("cache rows", kv_heads, num_blocks)
     if name not in context.prepared:
         heads = torch.arange(kv_heads, device=context.device)

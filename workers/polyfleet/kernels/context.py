@@ -33,6 +33,7 @@ class KernelContext:
     weights_as: str = ""  # "", as dense ones, or how matrices stay in memory: see `packed.kept`
     packed: dict[tuple[str, ...], Packed] = field(default_factory=dict)
     adapters: "AdapterTables | None" = None  # where there are some
+    local: frozenset[int] = frozenset()  # caches in a pool of their own, where a step has two
 
     @property
     def keys(self) -> tuple[Tensor, ...]:

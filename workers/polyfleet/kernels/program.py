@@ -40,7 +40,11 @@ class Program:
 
     def run(self, step: Step, inputs: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
         """The graph's outputs, of a model hidden states [T, H] and logits [S, V]; `inputs` are the graph's."""
-        plans = [self._chosen[op.kind].plan(self._context, step, op.attributes) for op in self._plans]
+        local = step.local or step
+        plans = [
+            self._chosen[op.kind].plan(self._context, local if self._is_local(op) else step, op.attributes)
+            for op in self._plans
+        ]
         registers: list[Any] = [None] * self._num_registers
         registers[self._registers[0]] = step.token_ids
         for value, tensor in zip(self._graph.inputs, inputs, strict=True):
@@ -82,9 +86,14 @@ class Program:
         return tuple(instructions)
 
     def _plan_of(self, op: Op) -> int:
-        """The plan that `op` shares with all of its kind whose attributes differ in nothing but the cache."""
+        """The plan that `op` shares with all of its kind whose attributes differ in nothing but a pool's cache."""
         for number, first in enumerate(self._plans):
-            if first.kind is op.kind and without_cache(first) == without_cache(op):
+            alike = first.kind is op.kind and self._is_local(first) == self._is_local(op)
+            if alike and without_cache(first) == without_cache(op):
                 return number
         self._plans.append(op)
         return len(self._plans) - 1
+
+    def _is_local(self, op: Op) -> bool:
+        """Whether its cache is in the second pool."""
+        return op.cache in self._context.local

@@ -37,6 +37,7 @@ class Step:
     adapters: Tensor | None = None  # [T] of each row, negative: none; None where no row has one
     host_adapters: Ints = field(default_factory=lambda: _PAD)  # [T]
     given: tuple[Tensor, Tensor] | None = None  # rows [R] that have no embedding of their token but the one of [R, H]
+    local: "Step | None" = None  # the same in blocks of a second pool, for caches with a window, if any
 
     @property
     def num_rows(self) -> int:

@@ -1,12 +1,17 @@
 """The tensors that hold keys and values, one for each of a graph's caches, all cut into the same blocks; and states."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from polyfleet.graph.kernel_graph import PerSlot, PerToken
+
+
+def bytes_of(caches: Sequence[PerToken], chosen: Iterable[int], dtype: torch.dtype) -> int:
+    """As `bytes_per_token`, of some caches."""
+    return bytes_per_token([caches[each] for each in chosen], dtype)
 
 
 def bytes_per_token(caches: Sequence[PerToken], dtype: torch.dtype) -> int:
@@ -18,11 +23,13 @@ def bytes_per_token(caches: Sequence[PerToken], dtype: torch.dtype) -> int:
 class KvStorage:
     """Each cache is one tensor [2, num_blocks, heads, block_size, width], keys before values; every block is usable.
 
-    Of latent caches it is [1, …]. Each state is [slots, width] float32.
+    Of latent caches it is [1, …]. Each state is [slots, width] float32. `local` caches have a pool of blocks of their
+    own, whose numbers count on from the others' where both are told together.
     """
 
     caches: tuple[Tensor, ...]
     states: tuple[Tensor, ...] = ()
+    local: frozenset[int] = frozenset()
 
     @classmethod
     def allocate(
@@ -35,23 +42,42 @@ class KvStorage:
         *,
         states: Sequence[PerSlot] = (),
         slots: int = 1,
+        local: frozenset[int] = frozenset(),
+        local_blocks: int = 0,
     ) -> "KvStorage":
         """Zeroed storage: what no sequence wrote yet must be finite, because masked positions are multiplied by 0."""
-        shapes = ((each.sides, num_blocks, each.heads, block_size, each.width) for each in caches)
+        local = local if local_blocks else frozenset()
+        counts = [local_blocks if at in local else num_blocks for at in range(len(caches))]
+        shapes = (
+            (each.sides, count, each.heads, block_size, each.width) for each, count in zip(caches, counts, strict=True)
+        )
         kept = tuple(torch.zeros((slots, each.width), device=device) for each in states)
-        return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes), kept)
+        return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes), kept, local)
 
     def clear(self, blocks: Tensor) -> None:
         """Make these blocks [n] 0 again: they may hold numbers that are not finite, which no mask hides."""
-        for cache in self.caches:
-            cache.index_fill_(1, blocks, 0)
+        local = blocks
+        if self.local:
+            first = next(cache.shape[1] for at, cache in enumerate(self.caches) if at not in self.local)
+            blocks, local = blocks[blocks < first], blocks[blocks >= first] - first
+        for at, cache in enumerate(self.caches):
+            cache.index_fill_(1, local if at in self.local else blocks, 0)
 
-    def read(self, blocks: Tensor) -> tuple[Tensor, ...]:
-        """Of each cache keys and values of these blocks [n] by position: [2, n * block_size, heads, width]."""
-        return tuple(cache.index_select(1, blocks).transpose(2, 3).flatten(1, 2) for cache in self.caches)
+    def read(self, blocks: Tensor, local: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Of each cache keys and values of these blocks [n], or `local` ones, by position.
 
-    def write(self, blocks: Tensor, contents: Sequence[Tensor]) -> None:
+        [2, n * block_size, heads, width].
+        """
+        return tuple(
+            cache.index_select(1, blocks if local is None or at not in self.local else local)
+            .transpose(2, 3)
+            .flatten(1, 2)
+            for at, cache in enumerate(self.caches)
+        )
+
+    def write(self, blocks: Tensor, contents: Sequence[Tensor], local: Tensor | None = None) -> None:
         """Put back what `read` gave."""
-        for cache, content in zip(self.caches, contents, strict=True):
+        for at, (cache, content) in enumerate(zip(self.caches, contents, strict=True)):
             sides, _, heads, block_size, width = cache.shape
-            cache.index_copy_(1, blocks, content.view(sides, -1, block_size, heads, width).transpose(2, 3))
+            parts = content.view(sides, -1, block_size, heads, width).transpose(2, 3)
+            cache.index_copy_(1, blocks if local is None or at not in self.local else local, parts)

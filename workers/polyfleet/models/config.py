@@ -47,6 +47,12 @@ class ModelConfig:
         return self.windows[layer] if self.windows else 0
 
     @property
+    def local_window(self) -> int:
+        """The widest window of the layers that have one, where others see all; else 0."""
+        mixed = self.causal and any(self.windows) and not all(self.windows)
+        return max(self.windows) if mixed else 0
+
+    @property
     def horizon(self) -> int:
         """Positions that the layer which sees most of them sees, a row's own included; 0: all."""
         return max(self.windows, default=0) if all(self.windows) else 0

@@ -108,7 +108,7 @@ def test_cleared_blocks_are_zero_before_anything_is_computed(instruction_set: st
     rig = Rig(rows, record, instruction_set=instruction_set, params=params, block_size=block_size)
     rig.run([([8] * block_size, 0, [block]) for block in range(3)], selected=[0])
     rig.run([([1, 2], 0, [2])], selected=[0], cleared=[0, 2])
-    for cache in (np.moveaxis(rig.engine.keys(), 4, 2), np.moveaxis(rig.engine.values(), 3, 2)):
+    for cache in (np.moveaxis(np.stack(rig.engine.keys()), 4, 2), np.moveaxis(np.stack(rig.engine.values()), 3, 2)):
         assert not cache[:, [0, 3]].any()
         assert np.isnan(cache[:, 1]).all()
         assert cache[:, 2, :2].all()

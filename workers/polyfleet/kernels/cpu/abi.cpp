@@ -70,9 +70,10 @@ int32_t pf_executor_add_program(PfExecutor *executor, const PfStage *stages, int
 
 int64_t pf_executor_packed_bytes(const PfExecutor *executor) { return (int64_t)executor->executor.packed_bytes(); }
 
-int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t block_size, int32_t rows, int32_t slots) {
+int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t block_size, int32_t rows, int32_t slots,
+                            int32_t local_blocks) {
     return guarded([&] {
-        executor->executor.allocate(num_blocks, block_size, rows, slots);
+        executor->executor.allocate(num_blocks, block_size, rows, slots, local_blocks);
         return PF_OK;
     });
 }

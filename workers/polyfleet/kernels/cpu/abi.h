@@ -92,6 +92,7 @@ struct PfModel {
     const PfWeight *weights;
     const int32_t *widths;  // columns of each buffer
     const int32_t *states;  // numbers of each state of a slot
+    const int32_t *local;   // [num_layers] whether its cache is in a pool of its own, where there are two
     const void *(*read)(int32_t weight);  // the data of a packed weight, from any thread; null where that fails
     void (*done)(int32_t weight);         // with what `read` gave
 };
@@ -107,7 +108,7 @@ struct PfStep {
     const int32_t *lengths;         // [num_sequences] positions up to the last row's
     const int32_t *draw_rows;       // [num_draws] the selected rows, whose logits are wanted
     const int32_t *cleared_blocks;  // [num_cleared] made 0 before anything is computed
-    const int32_t *block_tables;    // [num_slots][table_width]
+    const int32_t *block_tables;    // [num_slots][table_width], a second pool's half behind the first's
     const int32_t *adapters;        // [num_slots] of each slot's sequence, or negative; null: no sequence has one
     int32_t *greedy_ids;            // out, unless null: [num_draws] id of each row's largest logit, the lowest of equal
                                     // ones; 0 where not all are finite
@@ -159,7 +160,8 @@ PF_API int64_t pf_executor_packed_bytes(const PfExecutor *executor);
 
 // Makes a KV cache of zeros, states of so many slots, and room for steps of so many rows, in the place of those before.
 // All programs come first.
-PF_API int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t block_size, int32_t rows, int32_t slots);
+PF_API int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, int32_t block_size, int32_t rows, int32_t slots,
+                                     int32_t local_blocks);  // of a second pool; 0: there is one
 
 // Copies an adapter in the place of the one of that number; without parts that is freed. Not during a step.
 PF_API int32_t pf_executor_set_adapter(PfExecutor *executor, int32_t number, const PfLowRank *parts, int32_t num_parts);

@@ -86,16 +86,14 @@ void Executor::attend_part(const Stage &stage, const Span &span, std::atomic<int
     a.scale = model_.attention_scale;
     a.window = stage.at.window;
     a.cap = stage.at.factor;
-    a.keys = cache_.keys.as<uint16_t>() + stage.at.layer * cache_.key_layer +
-             (int64_t)kv_head * model_.head_dim * cache_.key_stride;
-    a.values = cache_.values.as<uint16_t>() + stage.at.layer * cache_.value_layer +
-               (int64_t)kv_head * cache_.block_size * cache_.value_stride;
+    a.keys = keys_of(stage.at.layer) + (int64_t)kv_head * model_.head_dim * cache_.key_stride;
+    a.values = values_of(stage.at.layer) + (int64_t)kv_head * cache_.block_size * cache_.value_stride;
     a.key_block = cache_.key_block;
     a.value_block = cache_.value_block;
     a.key_stride = cache_.key_stride, a.value_stride = cache_.value_stride;
     a.block_size = cache_.block_size;
     a.wide = is_wide(state_.in->row_starts[span.sequence + 1] - state_.in->row_starts[span.sequence]);
-    a.table = table(*state_.in, span.sequence);
+    a.table = table(*state_.in, span.sequence, is_local(stage.at.layer));
     a.scratch = scratch_[(size_t)thread].attention;
     float *partials = state_.partials.data() + span.partial + (int64_t)kv_head * span.parts * span.partial_size;
     a.partial = span.parts > 1 ? partials + part * span.partial_size : nullptr;

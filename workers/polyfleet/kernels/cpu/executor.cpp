@@ -44,13 +44,14 @@ Executor::Executor(const PfModel &model, const Kernels &kernels, int threads)
       frequencies_(model.inverse_frequencies, model.inverse_frequencies + model.num_ropes * (model.head_dim / 2)),
       amplitudes_(model.amplitudes, model.amplitudes + model.num_ropes * (model.head_dim / 2)),
       widths_(model.widths, model.widths + model.num_buffers),
+      local_(model.local, model.local + model.num_layers),
       states_at_(1, 0) {
     for (int i = 0; i < model.num_states; i++) states_at_.push_back(states_at_.back() + model.states[i]);
     for (int width : widths_) strides_.push_back((int)row_stride(width, GROUP));
     for (int i = 0; i < model.num_weights; i++) weights_.push_back({model.weights[i], {}});
     model_.inverse_frequencies = model_.amplitudes = nullptr;
     model_.weights = nullptr;
-    model_.widths = model_.states = nullptr;
+    model_.widths = model_.states = model_.local = nullptr;
     buffers_.resize(strides_.size());
     pack_weights();
 }
@@ -105,8 +106,8 @@ bool Executor::is_shared(const PfWeight &packed) const {
     });
 }
 
-void Executor::allocate(int num_blocks, int block_size, int rows, int slots) {
-    Cache cache = make_cache(num_blocks, block_size);
+void Executor::allocate(int num_blocks, int block_size, int rows, int slots, int local_blocks) {
+    Cache cache = make_cache(num_blocks, block_size, local_blocks);
     if ((double)states_at_.back() * slots > MOST_HALVES) throw std::bad_alloc();
     Memory states((size_t)(states_at_.back() * slots) * sizeof(float));
     reserve(rows);
@@ -116,20 +117,25 @@ void Executor::allocate(int num_blocks, int block_size, int rows, int slots) {
 }
 
 // Blocks are padded so that whole vectors may be read anywhere in them.
-Cache Executor::make_cache(int num_blocks, int block_size) const {
+Cache Executor::make_cache(int num_blocks, int block_size, int local_blocks) const {
     Cache cache = {};
     cache.num_blocks = num_blocks;
+    cache.local_blocks = local_blocks;
     cache.block_size = block_size;
     cache.key_stride = (int)round_up(block_size, GROUP);
     cache.value_stride = (int)round_up(model_.head_dim, GROUP);
     cache.key_block = (int64_t)model_.num_kv_heads * model_.head_dim * cache.key_stride;
     cache.value_block = (int64_t)model_.num_kv_heads * block_size * cache.value_stride;
-    cache.key_layer = cache.key_block * num_blocks;
-    cache.value_layer = cache.value_block * num_blocks;
     const int64_t block = cache.key_block + cache.value_block;
-    if ((double)block * num_blocks * model_.num_layers > MOST_HALVES) throw std::bad_alloc();
-    cache.keys = Memory(((size_t)(cache.key_layer * model_.num_layers) + 2 * GROUP) * sizeof(uint16_t));
-    cache.values = Memory(((size_t)(cache.value_layer * model_.num_layers) + 2 * GROUP) * sizeof(uint16_t));
+    if ((double)block * std::max(num_blocks, local_blocks) * model_.num_layers > MOST_HALVES) throw std::bad_alloc();
+    int64_t blocks = 0;  // of all layers
+    for (int layer = 0; layer < model_.num_layers; layer++) {
+        cache.key_layer.push_back(cache.key_block * blocks);
+        cache.value_layer.push_back(cache.value_block * blocks);
+        blocks += local_blocks && local_[(size_t)layer] ? local_blocks : num_blocks;
+    }
+    cache.keys = Memory(((size_t)(cache.key_block * blocks) + 2 * GROUP) * sizeof(uint16_t));
+    cache.values = Memory(((size_t)(cache.value_block * blocks) + 2 * GROUP) * sizeof(uint16_t));
     return cache;
 }
 

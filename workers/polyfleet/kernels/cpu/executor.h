@@ -48,8 +48,10 @@ struct Program {
 struct Cache {
     Memory keys, values;
     int num_blocks, block_size;
+    int local_blocks;  // of the second pool, of layers with a window; 0: all are in the first
     int key_stride, value_stride;
-    int64_t key_block, value_block, key_layer, value_layer;  // halves between blocks, between layers
+    int64_t key_block, value_block;             // halves between blocks
+    std::vector<int64_t> key_layer, value_layer;  // where each layer begins
 };
 
 // Some query rows of one sequence: work for one thread, once per key-value head and part.
@@ -104,7 +106,7 @@ struct Adapted {
 struct StepState {
     const PfStep *in;
     std::vector<int> position, sequence;        // of each row
-    std::vector<int64_t> key_slot, value_slot;  // where each row's key and value of head 0 begin
+    std::vector<int64_t> key_slot[2], value_slot[2];  // where each row's key and value of head 0 begin, in each pool
     std::vector<float> cosine, sine;            // [row][rope][head_dim / 2]
     std::vector<Run> runs, selected_runs;       // for linears over all rows, over the selected ones
     std::vector<Span> spans, selected_spans;    // for attention of all rows, of the selected ones
@@ -134,7 +136,7 @@ class Executor {
 public:
     Executor(const PfModel &model, const Kernels &kernels, int threads);
     int add_program(const PfStage *stages, int num_stages, const int32_t *operands, int num_operands);
-    void allocate(int num_blocks, int block_size, int rows, int slots);
+    void allocate(int num_blocks, int block_size, int rows, int slots, int local_blocks);
     void step(int program, const PfStep &step);
     void set_adapter(int number, const PfLowRank *parts, int num_parts);
     size_t packed_bytes() const { return packed_.size(); }
@@ -155,7 +157,7 @@ private:
     void pack_weights();
     const char *pack_weight(size_t number, uint8_t *data);
     bool is_shared(const PfWeight &packed) const;
-    Cache make_cache(int num_blocks, int block_size) const;
+    Cache make_cache(int num_blocks, int block_size, int local_blocks) const;
     void make_scratch();
     void reserve(int rows);
     void compile(Stage &stage, const int32_t *operands);
@@ -228,9 +230,15 @@ private:
     int context(const Span &span) const {
         return model_.causal ? state_.position[(size_t)span.row] + span.rows : state_.in->lengths[span.sequence];
     }
-    static const int32_t *table(const PfStep &step, int sequence) {
-        return step.block_tables + (int64_t)step.slots[sequence] * step.table_width;
+    // Blocks of a sequence at most.
+    int table_blocks(const PfStep &step) const { return cache_.local_blocks ? step.table_width / 2 : step.table_width; }
+    const int32_t *table(const PfStep &step, int sequence, bool local) const {
+        const int32_t *first = step.block_tables + (int64_t)step.slots[sequence] * step.table_width;
+        return local ? first + table_blocks(step) : first;
     }
+    bool is_local(int layer) const { return cache_.local_blocks && local_[(size_t)layer]; }
+    uint16_t *keys_of(int layer) const { return cache_.keys.as<uint16_t>() + cache_.key_layer[(size_t)layer]; }
+    uint16_t *values_of(int layer) const { return cache_.values.as<uint16_t>() + cache_.value_layer[(size_t)layer]; }
     int stage_rows(const Stage &stage) const { return stage.at.selected ? state_.in->num_draws : state_.in->num_rows; }
     bool is_wide(int rows) const { return model_.wide && kernels_.wide_rows && rows >= kernels_.wide_rows; }
     void set_fault(int sequence) { __atomic_store_n(&state_.in->faults[sequence], 1, __ATOMIC_RELAXED); }
@@ -241,6 +249,7 @@ private:
     const Kernels &kernels_;
     Pool pool_;
     std::vector<float> frequencies_, amplitudes_;  // [rope][head_dim / 2]
+    std::vector<int32_t> local_;  // of each layer
     std::vector<Weight> weights_;
     Memory packed_;
     std::vector<std::unique_ptr<Program>> programs_;

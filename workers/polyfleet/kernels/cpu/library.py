@@ -57,6 +57,7 @@ class PfModel(ctypes.Structure):
         ("weights", POINTER(PfWeight)),
         ("widths", Int32s),
         ("states", Int32s),
+        ("local", Int32s),
         ("read", READ),
         ("done", DONE),
     ]
@@ -91,7 +92,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pf_executor_destroy": (None, [c_void_p]),
     "pf_executor_add_program": (c_int32, [c_void_p, POINTER(PfStage), c_int32, Int32s, c_int32]),
     "pf_executor_packed_bytes": (c_int64, [c_void_p]),
-    "pf_executor_allocate": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
+    "pf_executor_allocate": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32]),
     "pf_executor_set_adapter": (c_int32, [c_void_p, c_int32, POINTER(PfLowRank), c_int32]),
     "pf_executor_keys": (POINTER(c_uint16), [c_void_p]),
     "pf_executor_values": (POINTER(c_uint16), [c_void_p]),

@@ -50,7 +50,7 @@ class CpuModel:
         self._handle: int | None = None
         if problem := unsupported(graph, weights):
             raise ValueError(problem)
-        self.geometry = Geometry.of(fuse(graph))
+        self.geometry, self._windowed = Geometry.of(fuse(graph)), graph.local_caches
         self._programs, self._widths = programs(graph, lambda name: weights[name].rows, adapters=adapters)
         self._ran: Variant = (False, False)
         self._sites = {name: number for number, name in enumerate(adaptable(graph))}
@@ -67,10 +67,16 @@ class CpuModel:
         packed: int = self._library.pf_executor_packed_bytes(self._alive())
         return packed + self._packing.num_bytes
 
-    def allocate(self, num_blocks: int, block_size: int, rows: int, slots: int = 1) -> None:
-        """Make a KV cache of zeros, states of so many slots, room for steps of so many rows; raises MemoryError."""
-        library.check(self._library.pf_executor_allocate(self._alive(), num_blocks, block_size, rows, slots))
-        self._shape = num_blocks, block_size
+    def allocate(self, num_blocks: int, block_size: int, rows: int, slots: int = 1, local_blocks: int = 0) -> None:
+        """Make a KV cache of zeros, states of so many slots, room for steps of so many rows; raises MemoryError.
+
+        With `local_blocks` the caches that are read through a window, where others are not, have so many of their own.
+        """
+        sizes = num_blocks, block_size, rows, slots, local_blocks
+        library.check(self._library.pf_executor_allocate(self._alive(), *sizes))
+        self.local = self._windowed if local_blocks else frozenset()
+        counts = [local_blocks if each in self.local else num_blocks for each in range(self.geometry.num_caches)]
+        self._shape = counts, block_size
 
     def set_adapter(self, number: int, parts: Parts) -> None:
         """Copy an adapter in the place of the one of that number; without parts that one's memory is freed.
@@ -97,17 +103,17 @@ class CpuModel:
         step.logits = self._programs[self._ran].outputs[-1]
         library.check(self._library.pf_executor_step(self._alive(), self._numbers[self._ran], ctypes.byref(step)))
 
-    def keys(self) -> NDArray[np.float16]:
-        """All keys [caches, blocks, kv heads, width, block size], a view."""
-        (num_blocks, block_size), kind = self._shape, self.geometry.attention
-        shape = self.geometry.num_caches, num_blocks, kind.kv_heads, kind.width, padded(block_size)
-        return self._halves(self._library.pf_executor_keys, shape)[..., :block_size]
+    def keys(self) -> list[NDArray[np.float16]]:
+        """Of each cache all keys [blocks, kv heads, width, block size], views."""
+        (_, block_size), kind = self._shape, self.geometry.attention
+        blocks = self._blocks(self._library.pf_executor_keys, (kind.kv_heads, kind.width, padded(block_size)))
+        return [each[..., :block_size] for each in blocks]
 
-    def values(self) -> NDArray[np.float16]:
-        """All values [caches, blocks, kv heads, block size, width], a view."""
-        (num_blocks, block_size), kind = self._shape, self.geometry.attention
-        shape = self.geometry.num_caches, num_blocks, kind.kv_heads, block_size, padded(kind.width)
-        return self._halves(self._library.pf_executor_values, shape)[..., : kind.width]
+    def values(self) -> list[NDArray[np.float16]]:
+        """Of each cache all values [blocks, kv heads, block size, width], views."""
+        (_, block_size), kind = self._shape, self.geometry.attention
+        blocks = self._blocks(self._library.pf_executor_values, (kind.kv_heads, block_size, padded(kind.width)))
+        return [each[..., : kind.width] for each in blocks]
 
     def logits(self, rows: int) -> NDArray[np.float32]:
         """Logits [rows, vocabulary] of the last step, a view."""
@@ -141,7 +147,8 @@ class CpuModel:
         frequencies, amplitudes = (np.zeros((len(geometry.ropes), attention.width // 2), np.float32) for _ in range(2))
         for row, rope in enumerate(geometry.ropes):
             frequencies[row, : rope.width // 2], amplitudes[row, : rope.width // 2] = rope.frequencies, rope.amplitudes
-        widths, states = (np.array(each, dtype=np.int32) for each in (self._widths, geometry.states))
+        windowed = [each in self._windowed for each in range(geometry.num_caches)]
+        widths, states, local = (np.array(each, dtype=np.int32) for each in (self._widths, geometry.states, windowed))
         model = PfModel(
             *(geometry.num_caches, attention.heads, attention.kv_heads, attention.width),
             attention.value_width or attention.width,
@@ -150,6 +157,7 @@ class CpuModel:
             weights,
             widths.ctypes.data_as(library.Int32s),
             states.ctypes.data_as(library.Int32s),
+            local.ctypes.data_as(library.Int32s),
             *(READ(self._packing.read), DONE(self._packing.done)),
         )
         handle: int | None = self._library.pf_executor_create(ctypes.byref(model), instruction_set.encode(), threads)
@@ -166,8 +174,11 @@ class CpuModel:
             raise ValueError("this model is closed")
         return self._handle
 
-    def _halves(self, function: Any, shape: tuple[int, ...]) -> NDArray[np.float16]:
-        return np.ctypeslib.as_array(function(self._alive()), shape=shape).view(np.float16)
+    def _blocks(self, function: Any, shape: tuple[int, ...]) -> list[NDArray[np.float16]]:
+        """Of each cache all blocks, each of this shape."""
+        counts, _ = self._shape
+        found = np.ctypeslib.as_array(function(self._alive()), shape=(sum(counts), *shape)).view(np.float16)
+        return np.split(found, np.cumsum(counts[:-1]))
 
     def _view(self, buffer: int, rows: int) -> NDArray[np.float32]:
         width = self._widths[buffer]

@@ -45,16 +45,19 @@ void Executor::check(const PfStep &step) const {
         const int adapter = step.adapters[step.slots[sequence]];
         check(adapter < (int)adapters_.size() && (adapter < 0 || adapters_[(size_t)adapter]), "an adapter is not there");
     }
-    check(within(step.cleared_blocks, step.num_cleared, cache_.num_blocks), blocks, cache_.num_blocks);
+    check(within(step.cleared_blocks, step.num_cleared, cache_.num_blocks + cache_.local_blocks), blocks,
+          cache_.num_blocks + cache_.local_blocks);
     for (int sequence = 0; sequence < step.num_sequences; sequence++) {
         const int64_t rows = (int64_t)step.row_starts[sequence + 1] - step.row_starts[sequence];
         const int64_t length = step.lengths[sequence];
-        check(rows > 0 && rows <= length && length <= (int64_t)step.table_width * cache_.block_size,
+        check(rows > 0 && rows <= length && length <= (int64_t)table_blocks(step) * cache_.block_size,
               "a sequence must have tokens, a start of 0 or more, and a block for each of its positions");
         check(length <= most_positions_, "positions must be 0 to ", most_positions_);
         check(model_.causal || rows == length, "without causality a step has its sequences whole");
         const int num_blocks = (int)((length + cache_.block_size - 1) / cache_.block_size);
-        check(within(table(step, sequence), num_blocks, cache_.num_blocks), blocks, cache_.num_blocks);
+        check(within(table(step, sequence, false), num_blocks, cache_.num_blocks), blocks, cache_.num_blocks);
+        if (cache_.local_blocks)
+            check(within(table(step, sequence, true), num_blocks, cache_.local_blocks), blocks, cache_.local_blocks);
     }
     const bool whole = step.row_starts[0] == 0 && step.row_starts[step.num_sequences] == step.num_rows;
     check(whole, "all rows must be of sequences");
@@ -66,11 +69,11 @@ void Executor::check(const PfStep &step) const {
 void Executor::clear_blocks(const PfStep &step) {
     for (int i = 0; i < step.num_cleared; i++)
         for (int layer = 0; layer < model_.num_layers; layer++) {
-            const int64_t block = step.cleared_blocks[i];
-            uint16_t *keys = cache_.keys.as<uint16_t>() + layer * cache_.key_layer + block * cache_.key_block;
-            uint16_t *values = cache_.values.as<uint16_t>() + layer * cache_.value_layer + block * cache_.value_block;
-            memset(keys, 0, (size_t)cache_.key_block * sizeof(uint16_t));
-            memset(values, 0, (size_t)cache_.value_block * sizeof(uint16_t));
+            const bool second = step.cleared_blocks[i] >= cache_.num_blocks;  // pool
+            if (second != is_local(layer)) continue;
+            const int64_t block = step.cleared_blocks[i] - (second ? cache_.num_blocks : 0);
+            memset(keys_of(layer) + block * cache_.key_block, 0, (size_t)cache_.key_block * sizeof(uint16_t));
+            memset(values_of(layer) + block * cache_.value_block, 0, (size_t)cache_.value_block * sizeof(uint16_t));
         }
 }
 
@@ -78,8 +81,11 @@ void Executor::prepare_rows(const PfStep &step) {
     const size_t rows = (size_t)step.num_rows, angles = frequencies_.size();
     state_.position.resize(rows);
     state_.sequence.resize(rows);
-    state_.key_slot.resize(rows);
-    state_.value_slot.resize(rows);
+    const int pools = cache_.local_blocks ? 2 : 1;
+    for (int pool = 0; pool < pools; pool++) {
+        state_.key_slot[pool].resize(rows);
+        state_.value_slot[pool].resize(rows);
+    }
     state_.cosine.resize(rows * angles);
     state_.sine.resize(rows * angles);
     for (int sequence = 0; sequence < step.num_sequences; sequence++) {
@@ -87,12 +93,14 @@ void Executor::prepare_rows(const PfStep &step) {
         for (int row = step.row_starts[sequence]; row < end; row++) {
             const size_t i = (size_t)row;
             const int position = row + to_position;
-            const int64_t block = table(step, sequence)[position / cache_.block_size];
             const int64_t inside = position % cache_.block_size;
             state_.position[i] = position;
             state_.sequence[i] = sequence;
-            state_.key_slot[i] = block * cache_.key_block + inside;
-            state_.value_slot[i] = block * cache_.value_block + inside * cache_.value_stride;
+            for (int pool = 0; pool < pools; pool++) {
+                const int64_t block = table(step, sequence, pool)[position / cache_.block_size];
+                state_.key_slot[pool][i] = block * cache_.key_block + inside;
+                state_.value_slot[pool][i] = block * cache_.value_block + inside * cache_.value_stride;
+            }
         }
     }
 }
@@ -240,8 +248,8 @@ void Executor::rope_head(const Stage &stage, int index, int head, float *x) {
         memcpy(row(stage.at.output, index) + head * dim, x, (size_t)dim * sizeof(float));
         return;
     }
-    uint16_t *key = cache_.keys.as<uint16_t>() + stage.at.layer * cache_.key_layer + state_.key_slot[i];
-    uint16_t *value = cache_.values.as<uint16_t>() + stage.at.layer * cache_.value_layer + state_.value_slot[i];
+    uint16_t *key = keys_of(stage.at.layer) + state_.key_slot[is_local(stage.at.layer)][i];
+    uint16_t *value = values_of(stage.at.layer) + state_.value_slot[is_local(stage.at.layer)][i];
     head -= model_.num_heads;
     const int64_t of_head = (int64_t)(head % kv_heads);
     const bool finite = head < kv_heads
