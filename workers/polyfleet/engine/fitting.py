@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from polyfleet.backends import BackendRegistry, KernelCapabilities
+from polyfleet.backends import KernelCapabilities
 from polyfleet.backends.cpu import usable_cores
-from polyfleet.backends.protocol import DeviceInfo
+from polyfleet.backends.imagined import imagined_capabilities
 from polyfleet.engine.executor import Footprint
-from polyfleet.engine.executors import EXACT, ExecutorKind, Workload, believable, candidates, find, refuse
+from polyfleet.engine.executors import EXACT, KNOWN, ExecutorKind, Workload, believable, candidates, find, refuse
 from polyfleet.engine.loader import grouped, with_room
 from polyfleet.engine.machines import open_machine
 from polyfleet.engine.sizing import Machine, computing_dtype, resolve
@@ -22,14 +22,6 @@ from polyfleet.models.registry import record
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import EngineOptions
 
-USUAL: dict[str, str] = {  # architecture of a device that is only imagined, where it decides what is computed in
-    "cuda": "sm_90",
-    "rocm": "gfx942",
-    "hygon": "gfx936",
-    "ascend": "Ascend910B3",
-    "cambricon": "MLU590",
-}
-WITH_TRITON = ("cuda", "rocm")  # whose images bring it
 CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048)  # that are tried where a longer one does not fit
 RANKS = (2, 4, 8)
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 141, 192, 288)  # GiB of devices
@@ -72,10 +64,7 @@ def site_here(name: str, memory_bytes: int = 0) -> Site:
 
 def site_imagined(name: str, memory_bytes: int) -> Site:
     """A device of an accelerator that need not be here. Raises BackendUnavailable for a name that none has."""
-    backend = BackendRegistry.known(name)
-    architecture = USUAL.get(name, "")
-    capabilities = backend.capabilities(DeviceInfo(0, "Apple" if name == "mps" else name, architecture, memory_bytes))
-    capabilities = replace(capabilities, triton=capabilities.triton or name in WITH_TRITON)
+    capabilities = imagined_capabilities(name, memory_bytes)
     machine = Machine(
         *("cpu" if name == "cpu" else name, capabilities.dtypes, capabilities.preferred_dtype, memory_bytes),
         usable_cores(),
@@ -133,7 +122,7 @@ def _sized(
 
 def _dequantised(executor: str, workload: Workload) -> int:
     """Matrices that the executor keeps dense although files have them quantised."""
-    if executor not in (*EXACT, "vulkan"):
+    if executor == "persistent" or executor not in KNOWN:  # which keeps all; of a stranger's nothing is known
         return 0
     wanted = workload.options.weights.replace("dense", "") if "triton" in workload.facts else ""
     quantised = [each for each in workload.weights.values() if each.format.quantised]
