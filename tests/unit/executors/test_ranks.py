@@ -43,6 +43,7 @@ CPU = torch.device("cpu")
 BLOCK = 4
 TOLERANCE = 2e-5  # of logits near 1, in float32: sums over ranks round otherwise
 STATED: Mapping[str, Any] = {
+    "num_labels": 1,  # of the classes that rank
     **{"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
     **{"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 40, "max_position_embeddings": 64},
     **{"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
