@@ -38,7 +38,7 @@ def test_the_same_prompt_again_is_read_from_the_cache(stack: ServeProcess) -> No
     first = generate(stack, token_ids=prompt, max_tokens=4, ignore_eos=True)
     second = generate(stack, token_ids=prompt, max_tokens=4, ignore_eos=True)
     assert second[-1].usage.cached_tokens >= 32 > first[-1].usage.cached_tokens
-    assert [list(m.token_ids) for m in first] == [list(m.token_ids) for m in second]
+    assert [i for m in first for i in m.token_ids] == [i for m in second for i in m.token_ids]
 
 
 def test_reflection_lists_the_services(stack: ServeProcess) -> None:

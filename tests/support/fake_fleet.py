@@ -8,6 +8,7 @@ import grpc
 
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
+from polyfleet.v1.operations_pb2 import DeviceReport
 
 
 class FakeFleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
@@ -22,6 +23,7 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         self.infos: list[pb.WorkerInfo] = []
         self.statuses: list[pb.WorkerStatus] = []
         self.registered = 0  # streams that are open
+        self.devices: list[DeviceReport] = []
         self.asset = b""
         self.asset_chunks = 0
         self.tokens: list[str] = []  # authorization metadata of each registration
@@ -62,6 +64,8 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
                         await context.write(pb.RegisterResponse(scheduler_epoch="e-1", want_asset=digest))
                 elif request.HasField("status"):
                     self.statuses.append(request.status)
+                elif request.HasField("devices"):
+                    self.devices.append(request.devices)
                 else:
                     self.asset += request.asset.data
                     self.asset_chunks += 1

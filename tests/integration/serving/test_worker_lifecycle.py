@@ -62,7 +62,7 @@ async def test_load_reports_progress_and_unload_frees_the_engine_process(tmp_pat
         steps = [step async for step in stub.Load(request)]
         progress = [step.progress for step in steps]
         assert progress == sorted(progress)
-        assert len(steps) == 11
+        assert len(steps) == 12  # ten of the weights, the canary's, and the last one
         model = steps[-1].model
         assert (model.name, model.context_length, model.vocabulary_size) == ("m", 77, 1000)
         assert await health_of(worker) == SERVING

@@ -5,7 +5,7 @@ are read back then and given to the sampler of the host.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,9 +89,14 @@ class VulkanExecutor:
 
     def allocate(self, capacity: Capacity) -> None:
         """Buffers for the KV cache and for the largest step; raises VulkanError where one is too large to be bound."""
-        sizes = asdict(capacity)
-        del sizes["drafts"]
-        self._program.allocate(**sizes, max_draws=capacity.max_draws)
+        self._program.allocate(
+            num_blocks=capacity.num_blocks,
+            block_size=capacity.block_size,
+            max_sequences=capacity.max_sequences,
+            max_blocks=capacity.max_blocks,
+            step_tokens=capacity.step_tokens,
+            max_draws=capacity.max_draws,
+        )
         self._most_rows = min(MOST_ROWS, capacity.step_tokens)
 
     def launch(self, plan: StepPlan) -> VulkanStep:

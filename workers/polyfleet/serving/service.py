@@ -85,9 +85,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         spec = LoadSpec(request.source, name, request.deployment, request.options)
         load = asyncio.create_task(self._worker.load(spec, lambda *step: steps.put_nowait(_progress(*step))))
         load.add_done_callback(lambda _: steps.put_nowait(None))
+        told: pb.LoadProgress | None = None
         try:
             while (step := await steps.get()) is not None:
-                await context.write(step)
+                if step != told:  # a phase that goes on says so again and again
+                    await context.write(step)
+                told = step
             await context.write(pb.LoadProgress(progress=1.0, phase="ready", model=await load))
         except (LoadError, WorkerRefusal) as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
