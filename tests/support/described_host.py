@@ -2,7 +2,8 @@
 
 {"pci": [["0000:03:00.0", "0x10de", "0x2330", "0x030200"]], "files": {"dev/kfd": ""},
  "tools": {"npu-smi info": {"sample": "npu-smi_info_a3.txt"}, "cnmon": {"hang": true}},
- "torch": {"version": "2.11.0", "cuda": "12.8"}, "platform": "linux", "modules": ["torch_npu"]}
+ "torch": {"version": "2.11.0", "cuda": "12.8"}, "platform": "linux", "modules": ["torch_npu"],
+ "faults": [{"pci_bus_id": "0000:03:00.0", "code": "XID 63"}]}
 """
 
 import json
@@ -63,6 +64,15 @@ def described(machine: dict[str, Any], root: Path) -> tuple[Host, TorchBuild, De
     tools = DescribedTools(machine.get("tools", {}))
     host = Host(root=root, run=tools, platform=machine.get("platform", "linux"), environ=machine.get("environ", {}))
     return host, TorchBuild(**machine.get("torch", {})), tools
+
+
+def told_faults(machine: dict[str, Any], root: Path) -> tuple[str, ...]:
+    """A backend's `fault_command` that tells of the machine's faults, kept below `root`, and ends; none: empty."""
+    if not (faults := machine.get("faults")):
+        return ()
+    path = root / "faults"
+    path.write_text("".join(json.dumps(each) + "\n" for each in faults))
+    return ("cat", str(path))
 
 
 def load_machine(name: str) -> dict[str, Any]:

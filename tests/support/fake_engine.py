@@ -11,6 +11,7 @@ What it does is written in the model's path: `fake:step_seconds=0.01,max_sequenc
     max_sequences=N     that run at once
     leak=1              the books do not balance once anything has run
     hash=0              no tokenizer
+    prefill_rate=N      it says that it prefills so many tokens a second
     canary=0            it has no canary
     wrong_while=PATH    tokens are wrong by one for as long as this file exists
     stuck_while=PATH    steps do not end for as long as this file exists
@@ -56,6 +57,7 @@ class Script:
     max_sequences: float = 4.0
     leak: float = 0.0
     hash: float = 1.0
+    prefill_rate: float = 0.0
     canary: float = 1.0
     wrong_while: str = ""
     stuck_while: str = ""
@@ -104,7 +106,7 @@ class FakeEngine:
         self.tokenizer = FakeAssets() if script.hash else None
         self.canary = Canary(CANARY.prompt_ids, CANARY) if script.canary else None
         self._sequences: dict[str, SequenceRequest] = {}
-        self._status = EngineStatus(free_blocks=BLOCKS)
+        self._status = EngineStatus(free_blocks=BLOCKS, prefill_tokens_per_second=script.prefill_rate)
 
     @property
     def has_work(self) -> bool:

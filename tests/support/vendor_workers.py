@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.support.described_host import described, load_machine
+from tests.support.described_host import described, load_machine, told_faults
 from tests.support.fake_engine_worker import FAKE_ENGINE
 
 from polyfleet.backends import torch_build
@@ -23,7 +23,7 @@ from polyfleet.serving.command import main as command
 from polyfleet.serving.process import WorkerProcess
 
 MACHINES = {
-    "cuda": "linux_nvidia_h100_x2",
+    "cuda": "linux_nvidia_worn",  # throttled, with half of its lanes, worn memory, a fault
     "rocm": "linux_amd_mi300x",
     "hygon": "linux_hygon_bw_x2",
     "ascend": "linux_ascend_a3_x2",
@@ -31,6 +31,7 @@ MACHINES = {
     "xpu": "linux_intel_b580",
     "mps": "macos_m4_max",
 }
+LIAR = "mps"  # reports a rate that can't be true
 MODEL = "fake:step_seconds=0.005,max_sequences=4,hash=0"  # no tokenizer: it takes token ids
 
 
@@ -43,7 +44,8 @@ def put_on_machines(folder: Path) -> None:
         host, build, _ = described(machine, folder / accelerator)
         import_module(BUILT_IN[accelerator])
         factory: Any = BackendRegistry._factories[accelerator]
-        BackendRegistry._instances[accelerator] = factory(host=host, build=build)
+        backend = BackendRegistry._instances[accelerator] = factory(host=host, build=build)
+        backend.fault_command = told_faults(machine, folder / accelerator)
     torch_build.__dict__["find_spec"] = lambda name: object() if name in modules else None
 
 
@@ -53,7 +55,7 @@ def process(accelerator: str, fleet: str) -> WorkerProcess:
         "worker", ["--accelerator", accelerator, "--fleet", fleet, "--worker-id", f"w-{accelerator}"]
     )
     given = {
-        "model": MODEL,
+        "model": f"{MODEL},prefill_rate=-1" if accelerator == LIAR else MODEL,
         "model_name": "fake",
         "telemetry_interval": 1.0,
     }
