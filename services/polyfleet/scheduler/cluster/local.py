@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -23,10 +24,12 @@ import yaml
 from polyfleet.process.config import ConfigError
 from polyfleet.process.listening import check_free, free_address
 from polyfleet.scheduler.config import SchedulerConfig
+from polyfleet.scheduler.launcher.backoff import Backoff
 from polyfleet.scheduler.marks import RAY_FOLDER, end_workers, kill_marked
 
 START_SECONDS = 90.0
 START_TRIES = 3  # where it is Ray that fails
+REVIVE_SECONDS = 600.0  # of more tries where workers serve on: Ray gives its parts 15 s, too few on a busy machine
 STOP_MARGIN_SECONDS = 10.0
 OUTPUT_NAME = "scheduler-process.log"
 RAY_FOLDER_PREFIX = "polyfleet-"
@@ -100,17 +103,19 @@ class LocalScheduler:
     def revive(self) -> str:
         """Start it again if it has ended; gives the reason why it had, nothing while it runs. The workers serve on.
 
-        Raises ConfigError when it can't be started any more.
+        Raises ConfigError when Ray has not started for REVIVE_SECONDS, or the scheduler can't be started any more.
         """
         if self._process is None or self.running:
             return ""
         why = self._said().get("lost") or f"Its process ended with code {self._process.returncode}."
         self._forget_process()
-        self._try_to_start()
+        self._try_to_start(REVIVE_SECONDS)
         return why
 
-    def _try_to_start(self) -> None:
-        for _ in range(START_TRIES):
+    def _try_to_start(self, seconds: float = 0.0) -> None:
+        """Try START_TRIES times and, with pauses, for as long as that."""
+        deadline, pauses = time.monotonic() + seconds, Backoff()
+        for tries in count(1):
             try:
                 self._spawn()
                 said = self._said(START_SECONDS)
@@ -121,8 +126,10 @@ class LocalScheduler:
                 self.ray_address = said["ray"]
                 return
             self._forget_process()
-            if "lost" not in said:
+            if "lost" not in said or (tries >= START_TRIES and time.monotonic() >= deadline):
                 break
+            if tries >= START_TRIES:
+                time.sleep(pauses.delay_after(0.0))
         problem = said.get("error") or said.get("lost") or "The scheduler did not start."
         raise ConfigError(problem if "error" in said else f"{problem} {self._output} says more.")
 
@@ -146,7 +153,7 @@ class LocalScheduler:
         command = [sys.executable, "-m", "polyfleet.scheduler", "--config", config_file, "--stop-at-eof"]
         command += ["--ray-folder", self._ray_folder]
         if self._places:
-            command += ["--places", ",".join(f"{accelerator}={count}" for accelerator, count in self._places.items())]
+            command += ["--places", ",".join(f"{accelerator}={number}" for accelerator, number in self._places.items())]
         return command
 
     def _said(self, seconds: float = 0.0) -> dict[str, str]:

@@ -14,6 +14,7 @@ from tests.support.serve_process import alive
 
 from polyfleet.process.config import ConfigError
 from polyfleet.scheduler import marks
+from polyfleet.scheduler.cluster import local as local_scheduler
 from polyfleet.scheduler.cluster.local import START_TRIES, LocalScheduler, made_ray_folder
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id
 from polyfleet.scheduler.marks import FLEET_ID, RAY_FOLDER, end_workers, kill_marked, marked
@@ -122,7 +123,21 @@ def test_a_process_that_ends_is_started_again(tmp_path: Path, last_words: str, w
         assert not os.path.exists(folder)
 
 
-def test_when_it_can_not_be_started_again_its_workers_end_too(tmp_path: Path, sleepers: Sleepers) -> None:
+def test_what_serves_on_has_more_tries(tmp_path: Path) -> None:
+    local = StandIn(tmp_path, UP, *[LOST] * (START_TRIES + 1), UP)
+    with local:
+        (tmp_path / "last.new").write_text(LOST)
+        (tmp_path / "last.new").rename(tmp_path / "last")
+        while local.running:
+            time.sleep(0.01)
+        assert local.revive() == "Ray did not start: no room."
+        assert (local.starts, local.running) == (START_TRIES + 3, True)
+
+
+def test_when_it_can_not_be_started_again_its_workers_end_too(
+    tmp_path: Path, sleepers: Sleepers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_scheduler, "REVIVE_SECONDS", 0.0)
     local = StandIn(tmp_path, UP, LOST)
     local.start()
     worker = sleepers.start({FLEET_ID: fleet_id(tmp_path)})
