@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -206,7 +207,7 @@ async def test_unknown_model(client: openai.AsyncOpenAI, worker: FakeWorker) -> 
 
 
 async def test_full_queue_is_429(rig: GatewayRig, client: openai.AsyncOpenAI, worker: FakeWorker) -> None:
-    worker.token_seconds = 0.01
+    worker.first_token_seconds = math.inf
 
     async def ask() -> Any:
         return await client.completions.create(model=MODEL, prompt=[5], max_tokens=30)
@@ -215,6 +216,10 @@ async def test_full_queue_is_429(rig: GatewayRig, client: openai.AsyncOpenAI, wo
     await until(lambda: rig.gateway.ledger.running == 6)
     with pytest.raises(openai.RateLimitError) as caught:
         await ask()
+    await until(lambda: len(worker.sequences) == 2)
+    worker.first_token_seconds = 0.0
+    for sequence in worker.sequences.values():
+        sequence.ready_at = 0.0
     assert int(caught.value.response.headers["retry-after"]) >= 1
     assert [answer.choices[0].finish_reason for answer in await asyncio.gather(*running)] == ["length"] * 6
 
