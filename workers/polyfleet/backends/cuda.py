@@ -9,7 +9,7 @@ from typing import ClassVar
 from polyfleet.backends.accelerator import AcceleratorBackend, Collectives, first_answer
 from polyfleet.backends.host import TOOL_TIMEOUT_SECONDS, ToolResult
 from polyfleet.backends.library_probe import probe_library
-from polyfleet.backends.protocol import BackendType, DeviceInfo, DeviceStrain, Health, KernelCapabilities
+from polyfleet.backends.protocol import NO_STRAIN, BackendType, DeviceInfo, DeviceStrain, Health, KernelCapabilities
 from polyfleet.backends.reading import (
     DeviceReading,
     ProbeResult,
@@ -85,9 +85,15 @@ class CudaBackend(AcceleratorBackend):
         """NVML where pynvml is installed, else `nvidia-smi --query-gpu`."""
         return first_answer(lambda: probe_library(self._host, "nvml"), self._query_tool)
 
+    def probe_closely(self) -> ProbeResult:
+        """As probe; where NVML told nothing of strain, `nvidia-smi` is asked by a call of its own."""
+        found = self.probe()
+        if found.problem or any(each.strain != NO_STRAIN for each in found.readings):
+            return found
+        return with_strain(found, self._query(STRAIN_QUERY))
+
     def _query_tool(self) -> ProbeResult:
-        found = self._with_partitions(self._queried())
-        return found if found.problem else with_strain(found, self._query(STRAIN_QUERY))
+        return self._with_partitions(self._queried())
 
     def _with_partitions(self, found: ProbeResult) -> ProbeResult:
         """`nvidia-smi -L` names MIG devices, and is asked only where one is chosen."""
