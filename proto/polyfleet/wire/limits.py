@@ -18,6 +18,7 @@ MAX_PRIORITY = 100
 ROLES = ("system", "user", "assistant", "tool")
 GRPC_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_COMMAND_BYTES = 64 * 1024 * 1024  # of a gateway to a worker: a sequence with its images
+MAX_RECORDS = 512  # of requests of each sort, running and ended, in a gateway's report
 MAX_SNAPSHOT_BYTES = 64 * 1024 * 1024  # of a whole fleet in one message
 ASSET_CHUNK_BYTES = 1024 * 1024
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from polyfleet.gateway.api import Call
 from polyfleet.v1.operations_pb2 import RequestRecord
 from polyfleet.wire.answers import Usage
+from polyfleet.wire.limits import MAX_RECORDS
 
-MAX_TOLD = 512  # of each sort in a report
 REASONS_PER_SECOND, REASONS_AT_ONCE = 5.0, 50.0
 
 
@@ -48,7 +48,7 @@ class RecentRequests:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._running: dict[int, Watched] = {}  # by identity, in the order of their begin
-        self._ended: deque[RequestRecord] = deque(maxlen=MAX_TOLD)
+        self._ended: deque[RequestRecord] = deque(maxlen=MAX_RECORDS)
         self._reasons, self._since = REASONS_AT_ONCE, clock()
         self._told_running = False
 
@@ -73,7 +73,7 @@ class RecentRequests:
 
     def report(self) -> tuple[list[RequestRecord], list[RequestRecord]] | None:
         """What ended since the last report that was told, and what runs; None when there is nothing to say."""
-        running = [self._record(each, "") for each, _ in zip(self._running.values(), range(MAX_TOLD), strict=False)]
+        running = [self._record(each, "") for each, _ in zip(self._running.values(), range(MAX_RECORDS), strict=False)]
         if not self._ended and not running and not self._told_running:
             return None
         return list(self._ended), running

@@ -4,10 +4,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from polyfleet.v1.operations_pb2 import ListRequestsResponse, RequestRecord
-from polyfleet.wire.limits import FieldError
+from polyfleet.wire.limits import MAX_RECORDS, FieldError
 
 MAX_ENDED = 1000
-MAX_TOLD = 512  # records of each sort in a report
 MAX_RECORD_BYTES = 32 * 1024
 SILENT_SECONDS = 10.0  # a gateway that tells nothing for so long runs nothing that is known of
 
@@ -15,8 +14,8 @@ SILENT_SECONDS = 10.0  # a gateway that tells nothing for so long runs nothing t
 def check_records(name: str, records: "Iterable[RequestRecord]") -> None:
     """Raise FieldError for records that no gateway sends."""
     for index, each in enumerate(records):
-        if index >= MAX_TOLD:
-            raise FieldError(name, f"must be at most {MAX_TOLD}")
+        if index >= MAX_RECORDS:
+            raise FieldError(name, f"must be at most {MAX_RECORDS}")
         if (size := each.ByteSize()) > MAX_RECORD_BYTES:
             raise FieldError(f"{name}[{index}]", f"must be at most {MAX_RECORD_BYTES} bytes, not {size}")
 

@@ -16,10 +16,10 @@ from tests.unit.process.test_process_fleet_keys import bearer, write
 from polyfleet.cli.main import cli
 from polyfleet.process.keys import find_key, read_keys
 from polyfleet.scheduler.operations.devices import WorkerDevices, check_devices, fleet_devices
-from polyfleet.scheduler.operations.request_log import MAX_TOLD, RequestLog, check_records
+from polyfleet.scheduler.operations.request_log import RequestLog, check_records
 from polyfleet.v1 import fleet_pb2, operations_pb2, worker_pb2_grpc
 from polyfleet.v1 import operations_pb2 as pb
-from polyfleet.wire.limits import FieldError
+from polyfleet.wire.limits import MAX_RECORDS, FieldError
 from polyfleet.wire.options import OPTIONS
 
 
@@ -155,7 +155,7 @@ def test_the_log_of_requests_is_bounded_and_forgets_gateways_that_are_silent() -
     log.report("other", [], [record("y")], 30.0)
     assert [each.request_id for each in log.listed("", "", 0, 30.0).running] == ["y"]
     with pytest.raises(FieldError, match="ended: must be at most"):
-        check_records("ended", [record("x")] * (MAX_TOLD + 1))
+        check_records("ended", [record("x")] * (MAX_RECORDS + 1))
     with pytest.raises(FieldError, match=r"running\[0\]: must be at most"):
         check_records("running", [record("x" * 40_000)])
 
