@@ -153,9 +153,10 @@ class RequestQueue:
             self._shed(candidate, waiting, late)
             return True
         worker = placement.worker
-        session = self._view.sessions.get(worker.worker_id) if worker and not self._holds(candidate, worker) else None
+        held = worker is not None and self._holds(candidate, worker)
+        session = self._view.sessions.get(worker.worker_id) if worker and not held else None
         if waiting is not None:
-            waiting.no_worker = session is None
+            waiting.no_worker = session is None and not held  # its worker has room as soon as any request of it ends
         if session is None:
             return False
         if not turn.taken:
