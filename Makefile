@@ -27,6 +27,8 @@ PYTEST := $(BIN)/python -m pytest
 PROCESSES := 3
 # That many files at a time, on two cores: tests that wait for processes leave one idle. One file alone needs one process.
 PARALLEL = $(if $(findstring .py,$(ARGS)),,-n $(PROCESSES) --dist loadfile --no-loadscope-reorder)
+# A shared machine may stand still for seconds. What passes only then is counted in the last line, its failure shown.
+SECOND_TRY = $(if $(ARGS),,--reruns 1)
 # Threads of torch in several processes would wait for each other.
 THREADS = $(if $(PARALLEL),OMP_NUM_THREADS=1)
 CHEAP := tests/unit --ignore=tests/unit/kernels --ignore=tests/unit/chart
@@ -57,10 +59,10 @@ serve: $(VENV)/.installed-serve ## Start everything on this machine: Ray, schedu
 	@$(BIN)/polyfleet serve $(if $(ONCE),--once) $(ARGS)
 
 test: $(VENV)/.installed-dev ## All tests but the slow ones; ARGS="tests/unit/text -k stop": some of them
-	$(THREADS) $(PYTEST) $(PARALLEL) -m "not slow" $(ARGS)
+	$(THREADS) $(PYTEST) $(PARALLEL) $(SECOND_TRY) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.installed-dev ## All tests
-	$(THREADS) $(PYTEST) $(PARALLEL) $(ARGS)
+	$(THREADS) $(PYTEST) $(PARALLEL) $(SECOND_TRY) $(ARGS)
 
 check: $(VENV)/.installed-dev ## For each commit, in minutes: lint without mypy, and the cheap tests beside it
 	@$(MAKE) --no-print-directory --jobs=2 quick-lint cheap-tests
