@@ -57,6 +57,12 @@ LATENCY = Row(
             quantiles("polyfleet_tokenize_seconds", 0.5, 0.99, by="model"),
         ),
         Panel(
+            "Images fetched by their URLs",
+            "By result, with hosts that are not allowed as refused.",
+            "suffix:/s",
+            (Query("sum by (result) (rate(polyfleet_image_fetch_seconds_count[$__rate_interval]))", "{{result}}"),),
+        ),
+        Panel(
             "Tokens of a request",
             "Mean tokens of prompt and answer.",
             "suffix: tok",

@@ -7,7 +7,7 @@ from typing import Any
 from polyfleet.convert.codec import Codec
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.wire.answers import Delta, Embeddings, Model, Ranked, Ranking, Tokens, Usage
-from polyfleet.wire.images import Image
+from polyfleet.wire.images import Image, image_of_url
 from polyfleet.wire.limits import (
     MAX_DOCUMENTS,
     MAX_EMBED_INPUTS,
@@ -102,9 +102,15 @@ def _content(message: pb.ChatMessage, path: str) -> str | tuple[str | Image, ...
     if message.content:
         raise FieldError(f"{path}.content", "must be empty where there are parts")
     for index, part in enumerate(message.parts):
-        if bool(part.text) == bool(part.image):
-            raise FieldError(f"{path}.parts[{index}]", "must have a text or an image, one of the two")
-    return tuple(Image(part.image) if part.image else part.text for part in message.parts)
+        if sum(map(bool, (part.text, part.image, part.image_url))) != 1:
+            raise FieldError(f"{path}.parts[{index}]", "must have one of text, image and image_url")
+    return tuple(_part(part, f"{path}.parts[{index}].image_url") for index, part in enumerate(message.parts))
+
+
+def _part(part: pb.ContentPart, path: str) -> str | Image:
+    if part.image_url:
+        return image_of_url(part.image_url, path)
+    return Image(part.image) if part.image else part.text
 
 
 def _check_counts(message: Any, *names: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields
@@ -10,8 +9,8 @@ from typing import Any
 
 from polyfleet.client.errors import invalid_argument
 from polyfleet.v1 import inference_pb2 as pb
-from polyfleet.wire.images import Image
-from polyfleet.wire.limits import MAX_EMBED_INPUTS
+from polyfleet.wire.images import Image, image_of_url
+from polyfleet.wire.limits import MAX_EMBED_INPUTS, FieldError
 from polyfleet.wire.placements import TRAILER
 from polyfleet.wire.requests import GenerateOptions, Message, Pooling
 from polyfleet.wire.sampling import NONE
@@ -87,21 +86,20 @@ def chat_messages(messages: Messages) -> list[pb.ChatMessage]:
 
 def _content_part(part: str | Image | Mapping[str, Any], path: str) -> pb.ContentPart:
     if isinstance(part, Image):
-        return pb.ContentPart(image=part.data)
+        return pb.ContentPart(image=part.data, image_url=part.url)
     if isinstance(part, str):
         return pb.ContentPart(text=part)
     kind = part.get("type")
     if kind == "text":
         return pb.ContentPart(text=part.get("text", ""))
-    url = part.get("image_url") if kind == "image_url" else None
-    head, comma, data = str(url.get("url") if isinstance(url, Mapping) else url).partition(",")
-    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
-        wanted = "a text, an Image, or a mapping of type text or image_url with a data URL in base64"
-        raise invalid_argument(path, f"must be {wanted}")
+    if kind != "image_url":
+        raise invalid_argument(path, "must be a text, an Image, or a mapping of type text or image_url")
+    url = part.get("image_url")
     try:
-        return pb.ContentPart(image=base64.b64decode(data, validate=True))
-    except ValueError as error:
-        raise invalid_argument(path, f"is no valid base64 ({error})") from None
+        image = image_of_url(url.get("url") if isinstance(url, Mapping) else url, f"{path}.image_url")
+    except FieldError as error:
+        raise invalid_argument(error.field, error.problem) from None
+    return pb.ContentPart(image=image.data, image_url=image.url)
 
 
 def _tool_call(call: ToolCall | Mapping[str, Any]) -> pb.ToolCall:

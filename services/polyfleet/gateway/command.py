@@ -51,6 +51,15 @@ SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it en
     help="Whose web pages may call the HTTP API: https://app.example, or * for anybody's; may be repeated.",
 )
 @click.option(
+    "--image-host",
+    "image_hosts",
+    multiple=True,
+    metavar="HOST",
+    callback=lambda _context, _option, given: given or None,
+    help="Whence images are fetched by their URLs: images.example.com, *.example.com, or "
+    "http://minio:9000=10.0.0.0/8, which may have addresses in that network; may be repeated.",
+)
+@click.option(
     "--allow-special-tokens-in-content",
     is_flag=True,
     default=None,

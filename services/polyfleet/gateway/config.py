@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from polyfleet.gateway.fetching.hosts import ImageHost
 from polyfleet.placement.policy import Policy
 from polyfleet.process.config import ConfigError
 from polyfleet.process.config_file import overlaid, read_config
@@ -41,6 +42,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     body_seconds: Annotated[Patience, Meta(description="from the last header to the end of body or message")] = 60.0
     idle_seconds: Annotated[Patience, Meta(description="a connection may stay open without a request")] = 300.0
     comment_seconds: Annotated[Patience, Meta(description="without news, behind which a stream gets a comment")] = 10.0
+    max_image_bytes: Annotated[Positive, Meta(description="of an image that is fetched by its URL")] = 16 * 1024 * 1024
+    image_seconds: Annotated[Patience, Meta(description="to fetch an image by its URL")] = 10.0
     stall_seconds: Annotated[Patience, Meta(description="an HTTP client may take nothing of its answer")] = 300.0
 
 
@@ -69,6 +72,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tls_key: Annotated[str, Meta(description="PEM private key of tls_cert")] = ""
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="whose pages may call the HTTP API, as https://app.example; * is anybody's")
+    ] = ()
+    image_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="whence images are fetched by their URLs: images.example.com, *.example.com, "
+            "http://minio:9000=10.0.0.0/8 (which may have addresses in that network); none: none are fetched"
+        ),
     ] = ()
     allow_special_tokens_in_content: Annotated[
         bool, Meta(description="what a chat's contents spell may become control tokens, as in a raw text")
@@ -121,6 +131,11 @@ def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> G
             raise ConfigError(
                 f"cors_origins: must be * or like https://app.example or http://127.0.0.1:3000, not {origin!r}."
             )
+    for entry in config.image_hosts:
+        try:
+            ImageHost.of(entry)
+        except ValueError as error:
+            raise ConfigError(f"image_hosts: {error}, not {entry!r}.") from None
     return config
 
 

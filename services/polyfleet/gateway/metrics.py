@@ -146,6 +146,9 @@ class Metrics:
         self.migrations = Counter(
             "polyfleet_migrations_total", "Sequences moved off a lost worker.", ("result",), registry=registry
         )
+        self.image_fetches = Histogram(
+            "polyfleet_image_fetch_seconds", "Images by their URLs.", ("result",), buckets=SECONDS, registry=registry
+        )
         self.keys = KeyMetrics(registry)
         self._refused = Counter(
             "polyfleet_connections_refused_total",

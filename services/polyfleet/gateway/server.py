@@ -9,6 +9,8 @@ from pathlib import Path
 from polyfleet.gateway.auth import Authenticator, check_listen
 from polyfleet.gateway.config import GatewayConfig
 from polyfleet.gateway.errors import Unavailable
+from polyfleet.gateway.fetching.fetcher import ImageFetcher
+from polyfleet.gateway.fetching.hosts import ImageHost
 from polyfleet.gateway.fleet.models import Models
 from polyfleet.gateway.fleet.scheduler_link import SchedulerLink
 from polyfleet.gateway.fleet.tokenizers import Tokenizers
@@ -59,7 +61,10 @@ class Gateway:
         self.metrics = Metrics()
         self.view = FleetView(gateway_id, access, self.metrics, config.placement)
         self._fleet = SchedulerLink(config.fleet, gateway_id, access)
-        make_prompts = partial(Prompts, limits=limits, open_contents=config.allow_special_tokens_in_content)
+        hosts = [ImageHost.of(each) for each in config.image_hosts]
+        images = ImageFetcher(hosts, limits.max_image_bytes, limits.image_seconds, self.metrics.image_fetches)
+        special = config.allow_special_tokens_in_content
+        make_prompts = partial(Prompts, limits=limits, fetch=images.fetch, open_contents=special)
         self._tokenizers = Tokenizers(self._fleet.tokenizer, self.view.changed, make_prompts)
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         fair = FairOrder(lambda: authenticator.tenants, lambda: authenticator.num_tenants)

@@ -30,6 +30,7 @@ class ModelText:
         self._tokenizer = make_tokenizer(assets["tokenizer"])
         self._added = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items()}
         self._special_ids = frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
+        self.sees_images = assets.get("images") is not None
         self.end_token_ids = tuple(assets.get("end_token_ids") or ())
         self.sampling_defaults = _sampling_defaults(assets.get("sampling_defaults") or {})
         self._byte_pieces = self._read_byte_pieces(assets["tokenizer"].get("decoder"))

@@ -9,6 +9,7 @@ import httpx2 as httpx
 from tests.support import tiny_vision
 from tests.support.fake_worker import FakeWorker
 from tests.support.gateway_rig import MODEL, GatewayRig, Stream, failure_of, until
+from tests.support.http_server import serve_http
 from tests.support.tiny_vision import SIDE, STATED, encoded, picture
 
 from polyfleet.client import AsyncClient, Image, Message
@@ -20,6 +21,7 @@ DATA = encoded(picture(50, 30))
 BASE64 = base64.b64encode(DATA).decode()
 URL = f"data:image/png;base64,{BASE64}"
 CROPS = 5
+PATH = "messages[0].content[0]"
 
 
 def seeing(worker_id: str, *features: str, assets: bytes = tiny_vision.document(), **options: Any) -> FakeWorker:
@@ -39,22 +41,26 @@ def chat(url: str) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": parts}], "max_tokens": 2}
 
 
+def bodies(url: str, source: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """One request by each API over HTTP; `source` is as Anthropic's has it."""
+    block = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
+    item = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "What is it?"}]
+    return {
+        "/v1/chat/completions": chat(url),
+        "/v1/responses": {"model": MODEL, "input": [{"role": "user", "content": item}], "max_output_tokens": 2},
+        "/v1/messages": {"model": MODEL, "messages": [{"role": "user", "content": block}], "max_tokens": 2},
+    }
+
+
 async def test_every_api_shows_the_same() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": BASE64}
-    block = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
-    item = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "What is it?"}]
     sees, blind = seeing("w-1", IMAGES), seeing("w-2")
     async with GatewayRig() as rig, httpx.AsyncClient(base_url=rig.http) as http:
         await rig.add(sees, blind)
         usage = (await Stream.read(rig.stub.Generate(shown(DATA)))).usage
         async with AsyncClient(f"127.0.0.1:{rig.gateway.grpc.port}") as client:
             await client.chat([Message("user", (Image(DATA), "What is it?"))], model=MODEL, max_tokens=2)
-        bodies = {
-            "/v1/chat/completions": chat(URL),
-            "/v1/responses": {"model": MODEL, "input": [{"role": "user", "content": item}], "max_output_tokens": 2},
-            "/v1/messages": {"model": MODEL, "messages": [{"role": "user", "content": block}], "max_tokens": 2},
-        }
-        for path, body in bodies.items():
+        for path, body in bodies(URL, source).items():
             assert (await http.post(path, json=body)).status_code == 200
         counted = await http.post("/tokenize", json={"model": MODEL, "messages": chat(URL)["messages"]})
     assert len(sees.started) == 5
@@ -65,6 +71,35 @@ async def test_every_api_shows_the_same() -> None:
     assert first.images[0].pixels == prepare(DATA, ImageSettings(**STATED))[1]
     assert len(first.images[0].pixels) == CROPS * SIDE * SIDE * 3
     assert usage.prompt_tokens == len(first.prompt_ids) == counted.json()["count"]
+
+
+async def test_an_image_by_its_url_is_fetched_from_hosts_that_are_allowed() -> None:
+    """By every API, as it would be if it came along; what is not there is named."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        status = 200 if scope["path"] == "/a" else 404
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": DATA if status == 200 else b""})
+
+    with serve_http(app) as there:
+        worker, config = seeing("w-1", IMAGES), {"image_hosts": (there,)}
+        async with GatewayRig(config=config) as rig, httpx.AsyncClient(base_url=rig.http) as http:
+            await rig.add(worker)
+            url = f"{there}/a"
+            async with AsyncClient(f"127.0.0.1:{rig.gateway.grpc.port}") as client:
+                for part in (Image(url=url), Image(DATA)):
+                    await client.chat([Message("user", (part, "What is it?"))], model=MODEL, max_tokens=2)
+            for path, body in bodies(url, {"type": "url", "url": url}).items():
+                assert (await http.post(path, json=body)).status_code == 200
+            for gone, problem in (
+                (f"{there}/b", "could not be fetched: the host answered with status 404"),
+                ("https://169.254.169.254/a", "must be of a host that this server's operator allows"),
+            ):
+                error = (await http.post("/v1/chat/completions", json=chat(gone))).json()["error"]
+                assert (error["param"], error["type"]) == (f"{PATH}.image_url", "invalid_request_error")
+                assert problem in error["message"]
+    assert len(worker.started) == 5
+    assert all(each.images == worker.started[0].images for each in worker.started)
 
 
 async def test_images_move_with_their_sequence() -> None:
@@ -85,19 +120,18 @@ async def test_what_can_not_be_shown_is_named() -> None:
     """Others go on meanwhile."""
     worker, reads = seeing("w-1", IMAGES), seeing("w-2", assets=tiny_vision.document(images=None))
     reads.model = "reads"
-    path = "messages[0].content[0]"
     async with (
         GatewayRig(queue_timeout=0.2) as rig,
         httpx.AsyncClient(base_url=rig.http) as http,
     ):
         await rig.add(worker, reads)
         for url, param, problem in (
-            ("data:image/png;base64,aGVsbG8=", path, "is no image of a kind that is read"),
-            (URL[:-400], path, "is a truncated or corrupt image"),
-            ("data:image/png;base64,@@@", f"{path}.image_url", "is no valid base64"),
-            ("data:text/plain;base64,aGVsbG8=", f"{path}.image_url", "must be of an image, not of text/plain"),
-            ("https://169.254.169.254/a.png", f"{path}.image_url", "this server fetches no images"),
-            ("", f"{path}.image_url", "is missing"),
+            ("data:image/png;base64,aGVsbG8=", PATH, "is no image of a kind that is read"),
+            (URL[:-400], PATH, "is a truncated or corrupt image"),
+            ("data:image/png;base64,@@@", f"{PATH}.image_url", "is no valid base64"),
+            ("data:text/plain;base64,aGVsbG8=", f"{PATH}.image_url", "must be of an image, not of text/plain"),
+            ("https://169.254.169.254/a.png", f"{PATH}.image_url", "this server fetches no images"),
+            ("", f"{PATH}.image_url", "is missing"),
         ):
             refused, other = await asyncio.gather(
                 http.post("/v1/chat/completions", json=chat(url)),

@@ -114,6 +114,13 @@ def test_the_rest_is_denied(network: Network) -> None:
         assert not network.reaches(source, target, port)
 
 
+def test_only_where_it_may_fetch_images_the_gateway_gets_out() -> None:
+    hosts = {"gateway": {"imageHosts": ["images.example.com"]}}
+    assert Network(rendered(values=hosts)).reaches(GATEWAY, OUTSIDER, 443)
+    shut = {**hosts, "networkPolicy": {"imageEgress": []}}
+    assert not Network(rendered(values=shut)).reaches(GATEWAY, OUTSIDER, 443)
+
+
 def test_names_are_looked_up(network: Network) -> None:
     assert network.reaches(WORKER, OUTSIDER, 53)
 

@@ -183,6 +183,7 @@ def test_settings_of_the_gateway_arrive() -> None:
         "placement": {"tie_seconds": 0.05, "remaining_tokens": 64},
         "allowSpecialTokensInContent": True,
         "corsOrigins": ["https://app.example", "*"],
+        "imageHosts": ["*.example.com", "http://minio:9000=10.0.0.0/8"],
         "service": {"type": "LoadBalancer", "annotations": {"a/b": "c"}},
         "preStopSeconds": 0,
         "generationConfig": "none",
@@ -202,6 +203,7 @@ def test_settings_of_the_gateway_arrive() -> None:
     assert config["placement"] == {"tie_seconds": 0.05, "remaining_tokens": 64}
     assert config["allow_special_tokens_in_content"] is True
     assert config["cors_origins"] == ["https://app.example", "*"]
+    assert config["image_hosts"] == ["*.example.com", "http://minio:9000=10.0.0.0/8"]
     assert config["log_level"] == "debug"
     assert config["generation_config"] == "none"
     service = find(objects, "Service", "polyfleet-gateway")

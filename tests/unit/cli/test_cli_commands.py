@@ -39,6 +39,12 @@ def test_generate_streams_text() -> None:
     assert not request.sampling.HasField("temperature")
 
 
+def test_generate_shows_what_is_at_a_url() -> None:
+    with serve(hello) as script:
+        run("generate", "--gateway", script.address, "What is it?", "--image", "https://a/b.png")
+    assert script.calls[0].messages[0].parts[0] == pb.ContentPart(image_url="https://a/b.png")
+
+
 def test_generate_shows_images(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"file")
     shown = ("--image", str(tmp_path / "a.png"))

@@ -77,7 +77,12 @@ def test_contents_of_several_parts(client: pf.Client, script: Script) -> None:
     client.chat([pf.Message("user", (pf.Image(b"file"), "hi")), {"role": "user", "content": [url, "hi"]}])
     parts = [pb.ContentPart(image=b"file"), pb.ContentPart(text="hi")]
     assert script.calls[0].messages == [pb.ChatMessage(role="user", parts=parts)] * 2
-    for wrong in ({"type": "image_url", "image_url": "https://a/b.png"}, {"type": "audio"}, {"type": "image_url"}):
+    shown: tuple[Any, ...] = (pf.Image(url="https://a/b.png"), {"type": "image_url", "image_url": "https://a/b.png"})
+    client.chat([pf.Message("user", (each,)) for each in shown])
+    assert script.calls[1].messages == [
+        pb.ChatMessage(role="user", parts=[pb.ContentPart(image_url="https://a/b.png")])
+    ] * len(shown)
+    for wrong in ({"type": "image_url", "image_url": "file:///a"}, {"type": "audio"}, {"type": "image_url"}):
         with pytest.raises(pf.InvalidArgumentError, match=r"messages\[0\].content\[0\]"):
             client.chat([{"role": "user", "content": [wrong]}])
 

@@ -28,8 +28,11 @@ def test_contents_in_parts() -> None:
     assert convert.generate_request(chat).messages[0].content == (Image(b"file"), "What is it?")
     for changes, problem in (
         ({"content": "x"}, r"messages\[0\].content: must be empty where there are parts"),
-        ({"parts": [pb.ContentPart()]}, r"messages\[0\].parts\[2\]: must have a text or an image"),
-        ({"parts": [pb.ContentPart(text="a", image=b"b")]}, r"messages\[0\].parts\[2\]: must have a text or an image"),
+        ({"parts": [pb.ContentPart()]}, r"messages\[0\].parts\[2\]: must have one of text, image and image_url"),
+        (
+            {"parts": [pb.ContentPart(text="a", image=b"b")]},
+            r"messages\[0\].parts\[2\]: must have one of text, image and image_url",
+        ),
     ):
         wrong = pb.GenerateRequest()
         wrong.CopyFrom(chat)

@@ -11,7 +11,7 @@ import click
 
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import Gateway, examples, gateway_options, model_option
-from polyfleet.cli.terminal.images import with_images
+from polyfleet.cli.terminal.images import is_url, with_images
 from polyfleet.cli.terminal.keyboard import quiet_keyboard, read_line
 from polyfleet.cli.terminal.output import command_name, err
 from polyfleet.cli.terminal.wrap import Wrapper
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from polyfleet.client import Client, Message, Usage
 
 COMMANDS = {
-    "/image FILE": "shows a file with what you say next",
+    "/image FILE": "shows a file, or what is at a URL, with what you say next",
     "/clear": "forgets the conversation",
     "/help": "shows this",
     "/quit": "ends the chat, as Ctrl-D does",
@@ -79,7 +79,7 @@ def converse(client: "Client", history: "list[Message]", options: dict[str, Any]
     """
     from polyfleet.client import Message, PolyfleetError
 
-    beginning, shown = list(history), list[Path]()
+    beginning, shown = list(history), list[str]()
     while True:
         try:
             line = read_line("> ")
@@ -109,12 +109,11 @@ def converse(client: "Client", history: "list[Message]", options: dict[str, Any]
                 shown = []
 
 
-def show(name: str) -> list[Path]:
-    """The file that is to be shown, once it is there; else says why not."""
-    path = Path(name).expanduser()
-    if name and path.is_file():
-        err.print(f"{path} goes with what you say next.", style="dim", markup=False)
-        return [path]
+def show(name: str) -> list[str]:
+    """The URL that is to be shown, or the file, once it is there; else says why not."""
+    if is_url(name) or (name and Path(name).expanduser().is_file()):
+        err.print(f"{name} goes with what you say next.", style="dim", markup=False)
+        return [name]
     err.print(f"There is no file {name}." if name else "Name a file: /image FILE.", style="red", markup=False)
     return []
 

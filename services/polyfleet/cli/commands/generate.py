@@ -9,6 +9,7 @@ import click
 from polyfleet.cli.options import (
     Gateway,
     GivenPath,
+    GivenText,
     examples,
     gateway_options,
     json_option,
@@ -51,10 +52,11 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
 @click.option(
     "--image",
     "images",
-    type=GivenPath(path_type=Path),
+    type=GivenText(),
     multiple=True,
-    metavar="FILE",
-    help="Show an image to the model, which then answers TEXT as a chat's turn; may be given several times.",
+    metavar="FILE|URL",
+    help="Show an image to the model, which then answers TEXT as a chat's turn; may be given several times. URLs are "
+    "fetched by the gateway, from hosts that its operator allowed.",
 )
 @click.option("--prompt-ids", type=TokenIds(), metavar="1,2,3", help="Token ids to continue, instead of a text.")
 @model_option
@@ -78,7 +80,7 @@ class TokenIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
 def generate(
     text: str | None,
     prompt: str | None,
-    images: tuple[Path, ...],
+    images: tuple[str, ...],
     prompt_ids: tuple[int, ...] | None,
     model: str | None,
     offline: Path | None,
@@ -117,7 +119,7 @@ def generate(
         answer(client, asked(text, prompt_ids, images), as_json, {"model": model or "", **sampling})
 
 
-def asked(text: str | None, prompt_ids: tuple[int, ...] | None, images: tuple[Path, ...]) -> dict[str, Any]:
+def asked(text: str | None, prompt_ids: tuple[int, ...] | None, images: tuple[str, ...]) -> dict[str, Any]:
     """The prompt as the client takes it: with images, a chat's turn."""
     if not images:
         return {"prompt": text, "token_ids": prompt_ids}

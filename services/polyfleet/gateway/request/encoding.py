@@ -8,6 +8,7 @@ from polyfleet.gateway.fleet.models import ServedModel
 from polyfleet.gateway.request.prompts import Prompt, Prompts
 from polyfleet.gateway.request.validation import check_fit, check_ids
 from polyfleet.text.errors import TextAssetsError
+from polyfleet.text.images import SEES_NONE
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import Chat, EmbedInput, GenerateRequest
 
@@ -43,6 +44,8 @@ async def encode_document(
 async def encode_chat(served: ServedModel, chat: Chat, seconds: float, *, pieces: bool = False) -> Prompt:
     """Of a chat, rendered with the model's template. Raises as `encode_text`, on `messages`."""
     prompts, room = _prompts_of(served, "messages"), served.model.context_length
+    if chat.images and served.text is not None and not served.text.sees_images:
+        raise FieldError("messages", SEES_NONE)
     return await _made("", prompts.of_chat(chat, room, seconds, pieces=pieces), served)
 
 

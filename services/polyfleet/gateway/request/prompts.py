@@ -3,15 +3,15 @@
 import asyncio
 import time
 from array import array
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded
-from polyfleet.gateway.request.text_process import Result, TextProcess
+from polyfleet.gateway.fetching.fetcher import NO_HOSTS
+from polyfleet.gateway.request.text_process import TextProcess
 from polyfleet.text.grammar import Calls
-from polyfleet.text.images import SEES_NONE
 from polyfleet.text.process import (
     EncodeChat,
     Encoded,
@@ -36,6 +36,10 @@ LONG_IDLE_SECONDS = 20.0
 JOB_SECONDS = 5.0
 IMAGE_BYTES = 512 * 1024 * 1024  # of memory that an image may take while it is prepared
 SECONDS_PER_MILLION = 15.0  # more, for so many characters
+
+
+Fetch = Callable[[str], Coroutine[Any, Any, bytes]]
+Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,11 @@ class Prompts:
     Its methods raise FieldError on `text` or `messages`, DeadlineExceeded, and what TextProcess.run raises.
     """
 
-    def __init__(self, document: bytes, limits: Limits, *, open_contents: bool = False) -> None:
-        """`open_contents`: what contents of messages spell may become control tokens."""
+    def __init__(
+        self, document: bytes, limits: Limits, fetch: Fetch | None = None, *, open_contents: bool = False
+    ) -> None:
+        """`fetch`: images by their URLs; `open_contents`: what contents of messages spell may become control tokens."""
+        self._fetch = fetch
         max_waiting = limits.max_concurrent + limits.max_queued
         self._quick = TextProcess(document, max_waiting, QUICK_IDLE_SECONDS)
         self._long = TextProcess(document, max_waiting, LONG_IDLE_SECONDS)
@@ -98,16 +105,24 @@ class Prompts:
         """All images of a chat, one by one: a request takes no more memory than its largest one."""
         prepared: list[PreparedImage] = []
         for path, image in chat.images:
+            data = await self._fetched(image.url, path, deadline) if image.url else image.data
             try:
-                job = PrepareImage(JOB_SECONDS, image.data)
-                answer = await _within(deadline - time.monotonic(), self._images.run(job))
+                answer = await _within(deadline - time.monotonic(), self._images.run(PrepareImage(JOB_SECONDS, data)))
             except FieldError as error:
-                raise error.on(path if error.problem != SEES_NONE else error.field) from None
+                raise error.on(path) from None
             assert isinstance(answer, PreparedImage)
             prepared.append(answer)
             if sum(len(each.image.pixels) for each in prepared) > MAX_PIXEL_BYTES:
                 raise FieldError("messages", f"show images of over {MAX_PIXEL_BYTES >> 20} MiB of pixels")
         return prepared
+
+    async def _fetched(self, url: str, path: str, deadline: float) -> bytes:
+        try:
+            if self._fetch is None:
+                raise FieldError("", NO_HOSTS)
+            return await _within(deadline - time.monotonic(), self._fetch(url))
+        except FieldError as error:
+            raise error.on(f"{path}.image_url") from None
 
     async def of_document(
         self, document: str, max_tokens: int, seconds: float, *, max_text: int = 0, query: str = ""
@@ -149,7 +164,7 @@ class Prompts:
         await asyncio.gather(*(each.close() for each in self._processes))
 
 
-async def _within(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
+async def _within(seconds: float, work: Coroutine[Any, Any, Outcome]) -> Outcome:
     try:
         return await asyncio.wait_for(work, max(0.0, seconds))
     except asyncio.TimeoutError:

@@ -58,12 +58,14 @@ def test_images_go_with_what_is_said_next(
 ) -> None:
     (tmp_path / "a b.png").write_bytes(b"file")
     type_lines(
-        monkeypatch, f"/image {tmp_path}/none.png", "/image", f"/image {tmp_path}/a b.png", "What is it?", "And?"
+        monkeypatch,
+        *(f"/image {tmp_path}/none.png", "/image", f"/image {tmp_path}/a b.png", "/image https://a/b.png"),
+        *("What is it?", "And?"),
     )
     with serve(answer) as script, Client(script.address) as client:
         converse(client, [], {})
-    parts = [pb.ContentPart(image=b"file"), pb.ContentPart(text="What is it?")]
-    shown = pb.ChatMessage(role="user", parts=parts)
+    parts = [{"image": b"file"}, {"image_url": "https://a/b.png"}, {"text": "What is it?"}]
+    shown = pb.ChatMessage(role="user", parts=[pb.ContentPart(**part) for part in parts])  # type: ignore[arg-type]
     assert [call.messages[0] for call in script.calls] == [shown, shown]
     assert len(script.calls[1].messages) == 3
     assert "There is no file" in (said := capsys.readouterr().err)

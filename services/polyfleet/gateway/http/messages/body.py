@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from polyfleet.gateway.http.images import image_of_base64
 from polyfleet.gateway.http.openai.bodies import NOTHING, Ignored, Strict
 from polyfleet.gateway.http.openai.translate import template_arguments
 from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
-from polyfleet.wire.images import Image
+from polyfleet.wire.images import Image, image_of_base64, image_of_url
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
 from polyfleet.wire.tools import ToolCall
@@ -23,10 +22,11 @@ class TextBlock(msgspec.Struct, tag="text"):
 
 
 class ImageSource(msgspec.Struct):
-    """The bytes of an image in base64; they themselves say what they are, whatever `media_type` says."""
+    """The bytes of an image in base64, or its URL; they themselves say what they are, whatever `media_type` says."""
 
     type: str
     data: str | None = None
+    url: str | None = None
 
 
 class ImageBlock(msgspec.Struct, tag="image"):
@@ -202,8 +202,10 @@ def _turn(turn: Turn, path: str) -> list[Message]:
 
 
 def _image(source: ImageSource, path: str) -> Image:
+    if source.type == "url":
+        return image_of_url(source.url, f"{path}.url")
     if source.type != "base64":
-        raise FieldError(f"{path}.type", f"must be base64, not {source.type:.40}: this server fetches no images")
+        raise FieldError(f"{path}.type", f"must be base64 or url, not {source.type:.40}")
     if source.data is None:
         raise FieldError(f"{path}.data", "is missing")
     return image_of_base64(source.data, f"{path}.data")

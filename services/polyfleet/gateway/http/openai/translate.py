@@ -13,7 +13,6 @@ from polyfleet.gateway.http.decoding import (
     decode_tools,
     refuse_unsupported,
 )
-from polyfleet.gateway.http.images import image_of_url
 from polyfleet.gateway.http.openai import response_format, tool_choice
 from polyfleet.gateway.http.openai.bodies import (
     NULL,
@@ -28,7 +27,7 @@ from polyfleet.gateway.http.openai.bodies import (
     ToolCallBody,
 )
 from polyfleet.gateway.http.stated import one_or_all, sampling_of, stated
-from polyfleet.wire.images import Image
+from polyfleet.wire.images import Image, image_of_url
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError
 from polyfleet.wire.requests import EmbedInput, EmbedRequest, GenerateRequest, Message, Pooling
 from polyfleet.wire.sampling import NONE, SamplingParams

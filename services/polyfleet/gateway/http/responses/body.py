@@ -8,12 +8,11 @@ from typing import Literal
 import msgspec
 
 from polyfleet.gateway.http.decoding import decode_part
-from polyfleet.gateway.http.images import image_of_url
 from polyfleet.gateway.http.openai import response_format, tool_choice
 from polyfleet.gateway.http.openai.bodies import NOTHING, NULL, Effort, Ignored, StreamOptions, Strict, Unsupported
 from polyfleet.gateway.http.openai.translate import template_arguments
 from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
-from polyfleet.wire.images import Image
+from polyfleet.wire.images import Image, image_of_url
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message
 from polyfleet.wire.structure import Structure
@@ -21,7 +20,7 @@ from polyfleet.wire.tools import MAX_TOOLS, ToolCall
 
 
 class Part(msgspec.Struct):
-    """A part of an item's content: `input_text`, `output_text` or `input_image`, as a data URL."""
+    """A part of an item's content: `input_text`, `output_text` or `input_image`, by its URL."""
 
     type: str
     text: str | None = None

@@ -1,0 +1,1 @@
+"""Images by their addresses, from hosts that the operator allowed."""
