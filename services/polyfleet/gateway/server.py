@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -61,11 +62,7 @@ class Gateway:
         self.metrics = Metrics()
         self.view = FleetView(gateway_id, access, self.metrics, config.placement)
         self._fleet = SchedulerLink(config.fleet, gateway_id, access)
-        hosts = [ImageHost.of(each) for each in config.image_hosts]
-        images = ImageFetcher(hosts, limits.max_image_bytes, limits.image_seconds, self.metrics.image_fetches)
-        special = config.allow_special_tokens_in_content
-        make_prompts = partial(Prompts, limits=limits, fetch=images.fetch, open_contents=special)
-        self._tokenizers = Tokenizers(self._fleet.tokenizer, self.view.changed, make_prompts)
+        self._tokenizers = Tokenizers(self._fleet.tokenizer, self.view.changed, _prompts_maker(config, self.metrics))
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         fair = FairOrder(lambda: authenticator.tenants, lambda: authenticator.num_tenants)
         queue = RequestQueue(self.view, partial(place, policy=config.placement), limits, self.metrics, fair)
@@ -159,6 +156,14 @@ class Gateway:
         await self._tokenizers.close()
         await self.view.close()
         self.ledger.check()
+
+
+def _prompts_maker(config: GatewayConfig, metrics: Metrics) -> Callable[[bytes], Prompts]:
+    """Of a tokenizer assets document; all of them fetch images together."""
+    limits, hosts = config.limits, [ImageHost.of(each) for each in config.image_hosts]
+    images = ImageFetcher(hosts, limits.max_image_bytes, limits.image_seconds, metrics.image_fetches)
+    special = config.allow_special_tokens_in_content
+    return partial(Prompts, limits=limits, fetch=images.fetch, open_contents=special)
 
 
 def _check(config: GatewayConfig) -> None:

@@ -29,10 +29,9 @@ def test_contents_in_parts() -> None:
     for changes, problem in (
         ({"content": "x"}, r"messages\[0\].content: must be empty where there are parts"),
         ({"parts": [pb.ContentPart()]}, r"messages\[0\].parts\[2\]: must have one of text, image and image_url"),
-        (
-            {"parts": [pb.ContentPart(text="a", image=b"b")]},
-            r"messages\[0\].parts\[2\]: must have one of text, image and image_url",
-        ),
+        ({"parts": [pb.ContentPart(text="a", image=b"b")]}, r"messages\[0\].parts\[2\]: must have one of"),
+        ({"parts": [pb.ContentPart(image=b"b", image_url="https://a")]}, r"messages\[0\].parts\[2\]: must have one of"),
+        ({"parts": [pb.ContentPart(image_url="ftp://a")]}, r"messages\[0\].parts\[2\].image_url: must be a URL of"),
     ):
         wrong = pb.GenerateRequest()
         wrong.CopyFrom(chat)
