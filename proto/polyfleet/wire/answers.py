@@ -80,11 +80,15 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request, all choices together; `cached_tokens` is the part of the prompt that was not computed."""
+    """Tokens of one request, all choices together; `cached_tokens` is the part of the prompt that was not computed.
+
+    `reasoning_tokens` is the part of the completion that thoughts took, up to their closing tag.
+    """
 
     prompt_tokens: int
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -18,6 +18,7 @@ CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_ca
 ANSWER = f"<think>\nHm.\n</think>\n\nLet me see. {CALL}"
 RESPONSE_TOOLS: Any = [{"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": False}]
 MESSAGE_TOOLS: Any = [{"name": "weather", "input_schema": PARAMETERS}]
+TOKENS = byte_level_tokenizer()
 HI: Any = [{"role": "user", "content": "Hi"}]
 
 
@@ -39,7 +40,9 @@ async def test_responses_with_the_openai_client() -> None:
         assert (said.status, said.output_text, said.output[0].content[0].text) == ("completed", "Let me see.", "Hm.")
         call = said.output[2]
         assert (call.name, call.arguments, call.call_id[:5]) == ("weather", ARGUMENTS, "call_")
-        assert said.usage.output_tokens > 10
+        thought = [TOKENS.decode(ids[: count + 1]) for ids in [TOKENS.encode(ANSWER).ids] for count in range(len(ids))]
+        num_thought = sum("<think>" in each and "</think>" not in each for each in thought)
+        assert 0 < said.usage.output_tokens_details.reasoning_tokens == num_thought < said.usage.output_tokens - 10
         history = [*HI, *said.output, {"type": "function_call_output", "call_id": call.call_id, "output": "3"}]
         short = await create(model=MODEL, input=history, max_output_tokens=5)
         assert (short.status, short.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -61,6 +64,7 @@ async def test_responses_with_the_openai_client() -> None:
         assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
         assert kinds.count("response.output_item.done") == 3
         assert (kinds[-1], final.response.output_text) == ("response.completed", "Let me see.")
+        assert final.response.usage.output_tokens_details.reasoning_tokens == num_thought
 
 
 @pytest.mark.parametrize(

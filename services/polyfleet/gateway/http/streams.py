@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import fields
 from typing import Any
 
 from starlette.types import Receive
@@ -68,11 +69,7 @@ async def merge(
 
 
 def _sum(usages: Collection[Usage]) -> Usage:
-    return Usage(
-        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-        cached_tokens=sum(usage.cached_tokens for usage in usages),
-        completion_tokens=sum(usage.completion_tokens for usage in usages),
-    )
+    return Usage(*(sum(getattr(usage, each.name) for usage in usages) for each in fields(Usage)))
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -80,7 +80,7 @@ class Record:
         self.worker_ids: list[str] = []
         self.placement: dict[str, Any] | None = None  # what decided the last one, where that is kept
         self._accounts = accounts
-        self._prompt_tokens = self._cached_tokens = self._completion_tokens = 0
+        self._prompt_tokens = self._cached_tokens = self._completion_tokens = self._reasoning_tokens = 0
         self._times: dict[int, TokenTimes] = {}  # by choice
         self._account: Account | None = None
 
@@ -149,16 +149,17 @@ class Record:
         """Where to note when tokens of a choice arrive."""
         return self._times.setdefault(choice, TokenTimes())
 
-    def generated(self, num_tokens: int) -> None:
-        """The client gets so many tokens more."""
+    def generated(self, num_tokens: int, num_thought: int = 0) -> None:
+        """The client gets so many tokens more, so many of them of thoughts."""
         self._completion_tokens += num_tokens
+        self._reasoning_tokens += num_thought
         if self._account:
             self._account.spend(num_tokens)
 
     @property
     def usage(self) -> Usage:
         """So far."""
-        return Usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens)
+        return Usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens, self._reasoning_tokens)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         told: BaseException | None = error

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from polyfleet.gateway.request.accounts import Record
 from polyfleet.gateway.request.inbox import Parcel
-from polyfleet.text.answer.parser import AnswerParser
+from polyfleet.text.answer.parser import AnswerParser, Parsed
 from polyfleet.text.model_text import ModelText
 from polyfleet.text.stop import StopMatcher, StopStrings
 from polyfleet.wire.answers import Delta, FinishReason, SampledToken, TokenLogprobs
@@ -36,22 +36,36 @@ class ChoiceOutput:
         self._matcher = StopMatcher(stops) if stops else None
         self._parser = parser
         self._prefix = prefix
+        self.num_thought = 0  # tokens so far that thoughts took
         self._markers = parser.markers if parser else frozenset()
 
     def take(self, parcel: Parcel) -> Delta:
         """What the parcel lets the client see. The choice has ended when it carries a finish reason."""
         token_ids, reason = [token.token_id for token in parcel.tokens], parcel.finish_reason
-        text, num_used = self._add(token_ids)
-        if reason is not None:
-            text += self._finish()
+        texts, num_used = self._add(token_ids)
+        tail = self._finish() if reason is not None else ""
         if self._matcher is not None and self._matcher.matched:
             reason = FinishReason.STOP
-        text, self._prefix = self._prefix + text, ""
+        text, self._prefix = "".join((self._prefix, *texts, tail)), ""
         logprobs = tuple(map(self._logprob, parcel.tokens[:num_used])) if self._with_logprobs else ()
         delta = Delta(self._choice, text, tuple(token_ids[:num_used]), logprobs, reason, worker_id=parcel.worker_id)
         if self._num_scored < len(self._scored_ids):
             delta = delta._replace(prompt_logprobs=tuple(self._scores(parcel.prompt_logprobs)))
-        return delta if self._parser is None else _parsed(delta, self._parser)
+        return delta if self._parser is None else self._parsed(delta, texts, tail, self._parser)
+
+    def _parsed(self, delta: Delta, texts: Sequence[str], tail: str, parser: AnswerParser) -> Delta:
+        """The delta with its text taken apart. The choice ends with its last call that may be told."""
+        parsed = Parsed()
+        for text in texts:
+            parsed = parsed.then(parser.add(text))
+            self.num_thought += parser.thinking
+        parsed = parsed.then(parser.add(tail))
+        reason = delta.finish_reason or (FinishReason.STOP if parser.done else None)
+        if reason is not None:
+            parsed = parsed.then(parser.finish(truncated=reason is FinishReason.LENGTH))
+            if reason is FinishReason.STOP and parser.calls_tools:
+                reason = FinishReason.TOOL_CALLS
+        return delta._replace(**parsed._asdict(), finish_reason=reason)
 
     def _scores(self, scores: Sequence[SampledToken]) -> Iterator[TokenLogprobs]:
         """Of the prompt's next tokens; nothing stands before the first."""
@@ -60,21 +74,24 @@ class ChoiceOutput:
             yield self._logprob(each._replace(token_id=self._scored_ids[self._num_scored]))
             self._num_scored += 1
 
-    def _add(self, token_ids: list[int]) -> tuple[str, int]:
-        """The text that these tokens make safe to show, and how many of them count: all, or those up to the stop."""
+    def _add(self, token_ids: list[int]) -> tuple[list[str], int]:
+        """The text that these tokens make safe to show, and how many of them count: all, or those up to the stop.
+
+        Token by token where stop strings or markers are sought in it.
+        """
         if self._text is None or self._detokenizer is None:
-            return "", len(token_ids)
+            return [], len(token_ids)
         if self._matcher is None and not self._markers:
-            return self._detokenizer.add(token_ids), len(token_ids)
-        text = ""
-        for count, token_id in enumerate(token_ids, 1):
+            return [self._detokenizer.add(token_ids)], len(token_ids)
+        texts = list[str]()
+        for token_id in token_ids:
             special, shown = self._text.special_text(token_id), self._detokenizer.add((token_id,))
             if special in self._markers:
                 special, shown = "", special + shown
-            text += self._matcher.add_token(special, shown) if self._matcher else shown
+            texts.append(self._matcher.add_token(special, shown) if self._matcher else shown)
             if self._matcher and self._matcher.matched:
-                return text, count
-        return text, len(token_ids)
+                break
+        return texts, len(texts)
 
     def _finish(self) -> str:
         """What was held back of half characters and beginnings of stop strings."""
@@ -93,18 +110,6 @@ class ChoiceOutput:
         return TokenLogprobs(
             token_id, self._text.token_text(token_id), logprob, top, self._text.partial_bytes(token_id)
         )
-
-
-def _parsed(delta: Delta, parser: AnswerParser) -> Delta:
-    """The delta with its text taken apart. The choice ends with its last call that may be told."""
-    text, reasoning, calls = parser.add(delta.text)
-    reason = delta.finish_reason or (FinishReason.STOP if parser.done else None)
-    if reason is not None:
-        rest = parser.finish(truncated=reason is FinishReason.LENGTH)
-        text, reasoning, calls = text + rest.text, reasoning + rest.reasoning, calls + rest.tool_calls
-        if reason is FinishReason.STOP and parser.calls_tools:
-            reason = FinishReason.TOOL_CALLS
-    return delta._replace(text=text, reasoning=reasoning, tool_calls=calls, finish_reason=reason)
 
 
 class RequestOutput:
@@ -126,8 +131,10 @@ class RequestOutput:
         choice = parcel.choice
         if choice in self._ended:
             return None
-        delta = self._choices[choice].take(parcel)
-        self._record.generated(len(delta.token_ids))
+        output = self._choices[choice]
+        thought = output.num_thought
+        delta = output.take(parcel)
+        self._record.generated(len(delta.token_ids), output.num_thought - thought)
         if delta.finish_reason is not None:
             self._ended.add(choice)
             self.finished = len(self._ended) == len(self._choices)

@@ -58,8 +58,9 @@ class ChannelParser(AnswerParser):
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient and recipient[1] in self._names:
             yield from self._attempt(self._arguments(recipient[1]))
-        thinks = channel is not None and channel[1] == THOUGHTS
-        yield from self._tell(self._thought if thinks else self._said)
+        self._thinking = channel is not None and channel[1] == THOUGHTS
+        yield from self._tell(self._thought if self._thinking else self._said)
+        self._thinking = False
 
     def _arguments(self, name: str) -> Reading[None]:
         source = self._source

@@ -39,6 +39,10 @@ class Parsed(NamedTuple):
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
 
+    def then(self, more: "Parsed") -> "Parsed":
+        """This, and what came of the text behind it."""
+        return Parsed(self.text + more.text, self.reasoning + more.reasoning, self.tool_calls + more.tool_calls)
+
 
 class AnswerParser:
     """Reads one answer. Without `tool_format` no calls are looked for, without `tags` no thoughts.
@@ -74,6 +78,11 @@ class AnswerParser:
         """Special tokens that it wants to read, which no text shows otherwise."""
         tags = (self._tags.opening, self._tags.closing) if self._tags else ()
         return frozenset((*tags, *(self._format.markers if self._format else ())))
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what came last is within thoughts."""
+        return self._thinking
 
     @property
     def calls_tools(self) -> bool:
@@ -137,6 +146,7 @@ class AnswerParser:
             if at >= 0:
                 self._thought.append(source.take(at).rstrip("\n"))
                 source.take(len(closing))
+                self._thinking = False
                 break
             if source.ended:
                 self._thought.append(source.take(len(source.held)))

@@ -74,11 +74,12 @@ def test_parts_of_different_characters_are_told_apart() -> None:
 
 
 def test_usage() -> None:
-    assert plain(usage_reply(Usage(10, 4, 7))) == {
+    assert plain(usage_reply(Usage(10, 4, 7, 3))) == {
         "prompt_tokens": 10,
         "completion_tokens": 7,
         "total_tokens": 17,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 3},
     }
 
 

@@ -87,7 +87,7 @@ class Source:
             while self.forever:
                 self.given += 1
                 yield Delta(0, "more")
-            yield Delta(1, "end", finish_reason=FinishReason.STOP, usage=Usage(3, 1, 2))
+            yield Delta(1, "end", finish_reason=FinishReason.STOP, usage=Usage(3, 1, 2, 1))
         finally:
             self.closed = True
 
@@ -99,7 +99,7 @@ async def test_merge_numbers_choices_through_and_sums_usage() -> None:
     for delta in deltas:
         texts[delta.choice] = texts.get(delta.choice, "") + delta.text
     assert texts == {0: "ab", 1: "end", 2: "x", 3: "end", 5: "end"}
-    assert [delta.usage for delta in deltas if delta.usage] == [Usage(9, 3, 6)]
+    assert [delta.usage for delta in deltas if delta.usage] == [Usage(9, 3, 6, 3)]
     assert deltas[-1].usage is not None
 
 

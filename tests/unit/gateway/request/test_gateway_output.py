@@ -1,6 +1,7 @@
 """What a request's answer is made of: the inbox of a choice, its text, its deltas."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from tests.support.fake_worker import fake_tokens
@@ -17,6 +18,8 @@ from polyfleet.gateway.request.accounts import Accounts
 from polyfleet.gateway.request.inbox import Inbox, Parcel
 from polyfleet.gateway.request.ledger import Ledger
 from polyfleet.gateway.request.output import ChoiceOutput, RequestOutput
+from polyfleet.text.answer.channels import ChannelParser
+from polyfleet.text.answer.parser import REASONING_TAGS, AnswerParser
 from polyfleet.text.model_text import ModelText
 from polyfleet.text.stop import StopStrings
 from polyfleet.wire.answers import Delta, FinishReason, SampledToken, Usage
@@ -100,6 +103,35 @@ def test_output_does_not_depend_on_how_tokens_are_parcelled(size: int) -> None:
     assert ids == IDS[: len(ids)]
     assert stop in TEXT.decode(ids)
     assert stop not in TEXT.decode(ids[:-1])
+
+
+THINK, END = "<think>\nHm, the fox.\n", "</think>\nThe dog."
+MESSAGES = "<|channel|>analysis<|message|>the fox<|end|><|start|>assistant<|channel|>final<|message|>The dog.<|return|>"
+
+
+@pytest.mark.parametrize("size", [1, 3, 200])
+@pytest.mark.parametrize(
+    ("answer", "parser", "thoughts", "begins", "ends"),
+    [
+        (THINK + END, lambda: AnswerParser(None, (), REASONING_TAGS[0]), "Hm, the fox.", "<think>", "</think>"),
+        ("Hm.\n" + END, lambda: AnswerParser(None, (), REASONING_TAGS[0], thinking=True), "Hm.", "", "</think>"),
+        (THINK, lambda: AnswerParser(None, (), REASONING_TAGS[0]), "Hm, the fox.\n", "<think>", "never"),
+        ("The dog.", lambda: AnswerParser(None, (), REASONING_TAGS[0]), "", "never", "never"),
+        (MESSAGES, lambda: ChannelParser(()), "the fox", "<|message|>", "<|end|>"),
+    ],
+)
+def test_tokens_of_thoughts_are_counted(
+    answer: str, parser: Callable[[], AnswerParser], thoughts: str, begins: str, ends: str, size: int
+) -> None:
+    ids = TEXT.encode(answer)
+    texts = [TEXT.decode(ids[: count + 1]) for count in range(len(ids))]
+    thought = sum(begins in each and ends not in each for each in texts)
+    output = ChoiceOutput(SequenceRequest("", ()), TEXT, None, parser())
+    parcels = [Parcel(0, tokens=drawn(*ids[at : at + size])) for at in range(0, len(ids), size)]
+    deltas = [*map(output.take, parcels), output.take(Parcel(0, finish_reason=FinishReason.LENGTH))]
+    assert "".join(delta.reasoning for delta in deltas) == thoughts
+    assert output.num_thought == thought
+    assert bool(thought) == bool(thoughts)
 
 
 def test_what_was_held_back_comes_with_the_end() -> None:

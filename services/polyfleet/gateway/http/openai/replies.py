@@ -20,6 +20,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """The part of the answer that thoughts took."""
+
+    reasoning_tokens: int
+
+
 class UsageReply(msgspec.Struct):
     """Tokens of all choices together."""
 
@@ -27,6 +33,7 @@ class UsageReply(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class ChatToken(msgspec.Struct):
@@ -184,8 +191,8 @@ class EmbeddingsReply(msgspec.Struct):
 
 def usage_reply(usage: Usage) -> UsageReply:
     """OpenAI's spelling of Usage."""
-    total = usage.prompt_tokens + usage.completion_tokens
-    return UsageReply(usage.prompt_tokens, usage.completion_tokens, total, PromptTokensDetails(usage.cached_tokens))
+    details = PromptTokensDetails(usage.cached_tokens), CompletionTokensDetails(usage.reasoning_tokens)
+    return UsageReply(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, *details)
 
 
 def call_reply(call: ToolCall) -> ToolCallReply:
