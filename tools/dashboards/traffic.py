@@ -59,7 +59,7 @@ LATENCY = Row(
         Panel(
             "Images fetched by their URLs",
             "By result, with hosts that are not allowed as refused.",
-            "suffix:/s",
+            "suffix: /s",
             (Query("sum by (result) (rate(polyfleet_image_fetch_seconds_count[$__rate_interval]))", "{{result}}"),),
         ),
         Panel(
