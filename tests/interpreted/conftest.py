@@ -5,6 +5,7 @@
 
 import importlib
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,3 +29,12 @@ def accept_numpy_scalars() -> None:
 if INTERPRETED:
     pytest.importorskip("triton")
     accept_numpy_scalars()
+
+
+@pytest.fixture
+def undivided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode attention in one part, where a test runs whole models: the interpreter pays for each, however empty."""
+    tuned = importlib.import_module("polyfleet.kernels.triton.tuning").tuning
+    for name in ("attention", "narrow"):
+        module = importlib.import_module(f"polyfleet.kernels.triton.{name}")
+        monkeypatch.setattr(module, "tuning", lambda device: replace(tuned(device), programs=1))

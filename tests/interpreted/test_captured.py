@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.batching import Outcomes, run_all
+from tests.support.batching import Outcomes, over, run_all
 from tests.support.batching import request as make_request
 from tests.support.eager_models import CAPABILITIES, POISON, poison, tiny_model, workload
 
@@ -20,6 +20,7 @@ from polyfleet.kernels.triton.tuning import tuning
 from polyfleet.loading.model import LoadedModel
 from polyfleet.wire.sampling import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("undivided")
 PARAMS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.0),
@@ -82,9 +83,23 @@ def test_the_same_tokens_with_graphs_and_without(
     assert replays.replayed > 5
 
 
-def test_models_with_windows_are_captured_too(model: LoadedModel) -> None:
-    config = replace(model.config, architecture="mistral", windows=(6,) * model.config.num_layers)
-    assert not CapturedExecutor.refuses(capturing(replace(model, config=config)))
+def test_windows_in_a_pool_of_their_own(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer sees 20 positions, the other all; blocks behind windows go back while graphs are replayed."""
+    monkeypatch.setattr(captured, "tuning", lambda device: replace(tuning(device), narrow=True))
+    config = replace(model.config, architecture="mistral", windows=(20, 0))
+    windowed = replace(model, config=config)
+    limits = BatchLimits(2, 24, 96, window=config.local_window)
+    found = []
+    captured_too = CapturedExecutor(capturing(windowed), depth=2, capture=Replays())
+    executors: tuple[Any, ...] = EagerExecutor(workload(windowed), depth=1), captured_too
+    for executor in executors:
+        assert executor.separates_windows
+        batcher = over(executor, limits, num_blocks=12, block_size=16, local_blocks=7)
+        for number, length in enumerate((45, 2)):
+            batcher.add(make_request(number, length, 4))
+        found.append({name: each.token_ids for name, each in run_all(batcher).items()})
+    assert found[0] == found[1]
+    assert len(found[0]["s0"]) == 4
 
 
 def test_rows_that_are_not_finite_are_told_and_hurt_nobody(model: LoadedModel) -> None:

@@ -56,14 +56,14 @@ def buckets(max_sequences: int) -> tuple[int, ...]:
 
 
 class CapturedExecutor(EagerExecutor):
-    """A step in which every sequence has one row and draws, and none an adapter, is one launch of many kernels.
+    """A step in which every sequence has one row and draws is one launch of many kernels.
 
-    Its inputs are three numbers a sequence, copied into buffers that the graph reads; block tables stay on the device
+    Its inputs are four numbers a sequence, copied into buffers that the graph reads; block tables stay on the device
     and change by what the plan says has changed. The likeliest tokens are drawn in the graph, others by the sampler.
+    Steps with adapters have graphs of their own, whichever adapters they are; adapters' matrices change in place.
     """
 
     name = "captured"
-    separates_windows = False  # its graphs read one table of blocks
 
     @classmethod
     def refuses(cls, workload: Workload) -> str:
@@ -96,7 +96,7 @@ class CapturedExecutor(EagerExecutor):
     ) -> None:
         """`capture` makes of work on the device what does it again; by default a graph of the device's."""
         options = replace(workload.options, block_size=workload.options.block_size or BLOCK_SIZE)
-        self._graphs: dict[int, _Captured] = {}  # of each bucket
+        self._graphs: dict[tuple[int, bool], _Captured] = {}  # of each bucket, without adapters and with
         self._last_graph: Any = None
         self._narrow: Program | None = None  # of steps with few rows
         self._measuring = False
@@ -116,10 +116,11 @@ class CapturedExecutor(EagerExecutor):
         sizes = buckets(self._capacity.max_sequences)
         before = known.memory_reserved(self._device)
         with memory_errors(), torch.inference_mode():
-            self._captured_of(sizes[-1])
+            for adapted in self._kinds():
+                self._captured_of(sizes[-1], adapted)
         graph = known.memory_reserved(self._device) - before
         vocabulary = self._graph.widths[self._graph.logits]
-        logits = sum(sizes[:-1]) * vocabulary * self._dtype.itemsize
+        logits = len(self._kinds()) * sum(sizes[:-1]) * vocabulary * self._dtype.itemsize
         self._graphs.clear()
         return replace(measured, workspace=measured.workspace + graph + logits)
 
@@ -129,10 +130,12 @@ class CapturedExecutor(EagerExecutor):
         self._last_graph = None
         super().allocate(capacity)
         self._sizes = buckets(capacity.max_sequences)
-        shape = (capacity.max_sequences, capacity.max_blocks)
+        shape = (capacity.max_sequences, capacity.table_width)
+        sizes = self._sizes[-1], capacity.max_blocks, capacity.block_size
+        pools = capacity.table_width // capacity.max_blocks
         with memory_errors(), torch.inference_mode():
             self._slot_tables = torch.zeros(shape, dtype=torch.int64, device=self._device)
-            self._buffers = DecodeBuffers(self._sizes[-1], capacity.max_blocks, capacity.block_size, self._device)
+            self._buffers = DecodeBuffers(*sizes, self._device, pools)
         if not self._measuring:  # ranks of a group take each other's time, and capture alike
             together = self._workload.ranks is not None
             self._capture_all(math.inf if together else time.monotonic() + CAPTURE_SECONDS)
@@ -146,10 +149,15 @@ class CapturedExecutor(EagerExecutor):
     def _capture_all(self, deadline: float) -> None:
         with memory_errors(), torch.inference_mode():
             for size in reversed(self._sizes):  # what the largest takes does for the others
-                if time.monotonic() > deadline:
-                    log.info("%d graphs of decode steps are left to be captured when needed", size)
-                    return
-                self._captured_of(size)
+                for adapted in self._kinds():
+                    if time.monotonic() > deadline:
+                        log.info("graphs of steps with up to %d rows are left to be captured when needed", size)
+                        return
+                    self._captured_of(size, adapted)
+
+    def _kinds(self) -> tuple[bool, ...]:
+        """Of graphs: without adapters, and with where there are some."""
+        return (False,) if self._adapted is None else (False, True)
 
     def _launch(self, plan: StepPlan) -> TorchPending:
         if len(plan.changed):
@@ -158,23 +166,25 @@ class CapturedExecutor(EagerExecutor):
             count = len(plan.changed)
             self._slot_tables.index_copy_(0, moved[:count], moved[count:].view(count, -1))
         decodes = plan.num_rows == len(plan.slots) == plan.num_draws > 0
-        other = len(plan.pooled) or plan.needs & (Need.OUTPUTS | Need.ADAPTERS)
+        other = len(plan.pooled) or plan.needs & Need.OUTPUTS
         return self._replay(plan) if decodes and not other else super()._launch(plan)
 
     def _replay(self, plan: StepPlan) -> TorchPending:
-        rows = plan.num_rows
+        rows, adapted = plan.num_rows, bool(plan.needs & Need.ADAPTERS)
         size = next(size for size in self._sizes if size >= rows)
-        captured = self._captured_of(size)
+        captured = self._captured_of(size, adapted)
         self._sampler.start(plan.starts)
         if len(plan.cleared_blocks):
             self._storage.clear(upload(plan.cleared_blocks.astype(np.int64), self._device))
-        numbers = np.full((3, size), -1, dtype=np.int32)
-        numbers[:, :rows] = plan.token_ids, plan.slots, plan.lengths
+        numbers = np.full((4, size), -1, dtype=np.int32)
+        numbers[:3, :rows] = plan.token_ids, plan.slots, plan.lengths
+        if adapted:
+            numbers[3, :rows] = plan.adapters[plan.slots]
         host = torch.from_numpy(numbers.reshape(-1))
-        self._buffers.numbers[: 3 * size].copy_(host.pin_memory() if self._asynchronous else host, non_blocking=True)
+        self._buffers.numbers[: 4 * size].copy_(host.pin_memory() if self._asynchronous else host, non_blocking=True)
         captured.replay()
         drawn, slots = None, self._buffers.numbers[size : size + rows]
-        if plan.needs is Need.NOTHING:
+        if plan.needs in (Need.NOTHING, Need.ADAPTERS):
             packed = self._buffers.results[: 9 * size].to("cpu", non_blocking=self._asynchronous, copy=True)
             token_ids, finite = results_of(packed)
             drawn = DeviceDrawn(token_ids[:rows], finite[:rows])
@@ -193,19 +203,22 @@ class CapturedExecutor(EagerExecutor):
         self._narrow = None
         if narrowed is not None:
             context = replace(self._context, caches=storage.caches, block_size=storage.caches[0].shape[3])
+            context = replace(context, local=storage.local)
             with torch.inference_mode():
                 self._narrow = Program(narrowed, self._chosen, context, silent)
 
-    def _captured_of(self, size: int) -> _Captured:
-        if size not in self._graphs:
-            self._graphs[size] = self._captured(size)
-        return self._graphs[size]
+    def _captured_of(self, size: int, adapted: bool) -> _Captured:
+        if (size, adapted) not in self._graphs:
+            self._graphs[size, adapted] = self._captured(size, adapted)
+        return self._graphs[size, adapted]
 
-    def _captured(self, size: int) -> _Captured:
+    def _captured(self, size: int, adapted: bool) -> _Captured:
         """Over padding alone, which leaves no trace."""
         logits: list[Tensor] = []
         few = size <= tuning(self._device).most_rows
-        program = self._narrow if self._narrow is not None and few else self._program
+        program = (few and self._narrow) or self._program
+        if adapted and self._adapted is not None:
+            program = self._adapted
 
         def work() -> None:
             found = program.run(self._buffers.prepare(size, self._slot_tables, self._last_token))[-1]

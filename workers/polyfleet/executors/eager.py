@@ -94,7 +94,8 @@ class EagerExecutor:
 
     def implementations(self) -> Mapping[str, str]:
         """The name of the implementation of each op."""
-        return {op.kind.value: self._chosen[op.kind].name for op in self._graph.ops}
+        graph = self._adapted_graph or self._graph
+        return {op.kind.value: self._chosen[op.kind].name for op in graph.ops}
 
     def measure(self) -> Footprint:
         """What is allocated, and what a large step takes beside it; the estimate where torch keeps no books."""

@@ -37,7 +37,7 @@ class AdapterTables:
     def __init__(
         self, graph: KernelGraph, weights: Weights, count: int, rank: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.rank = rank
+        self.count, self.rank = count, rank
         self._rows = {name: weights[name].rows for op in adapts(graph) for name in op.weights}
         self._tables: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
         for op in adapts(graph):

@@ -15,6 +15,7 @@ from triton.compiler import ASTSource, compile  # noqa: E402
 
 from polyfleet.kernels.triton import (  # noqa: E402
     activation,
+    adapters,
     all_reduce,
     codes,
     decode,
@@ -70,7 +71,7 @@ def attentions(tuned: Tuning) -> Cases:
 
 def kernels(name: str) -> Cases:
     """Each kernel with the types of its operands, its constants for Llama-3-8B's shape, warps and stages."""
-    cases = attentions(TUNING[name]) + products(TUNING[name])
+    cases = attentions(TUNING[name]) + products(TUNING[name]) + low_ranks()
     row = {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "out": "*bf16", "total": "*bf16", "eps": "fp32"}
     cases.append((norms.norm_kernel, row, {"WIDTH": 4096, "PADDED": 4096, "ADD": True}, 8, 3))
     wide = {"gate_up": "*bf16", "out": "*bf16"}
@@ -82,7 +83,7 @@ def kernels(name: str) -> Cases:
     shape = {"Q_HEADS": 32, "KV_HEADS": 8, "HALF": 64, "PADDED": 64, "BLOCK_SIZE": 64, "HEADS": 8}
     cases.append((rope.rope_cache_kernel, turned, shape, 2, 3))
     wholes = ("slot_tables", "last_token", "token_ids", "positions", "blocks", "offsets", "places", "lengths", "tables")
-    numbers = {"numbers": "*i32", **dict.fromkeys(wholes, "*i64"), "rows": "i32"}
+    numbers = {"numbers": "*i32", **dict.fromkeys(wholes, "*i64"), "rows": "i32", "stride": "i32"}
     cases.append((stepping.prepare_kernel, numbers, {"WIDTH": 128, "BLOCK_SIZE": 64, "COPIED": 128}, 1, 3))
     logits = {"logits": "*bf16", "bests": "*fp32", "where": "*i32"}
     cases.append((stepping.best_kernel, logits, {"VOCABULARY": 128256, "LOGITS": 8192, "PARTS": 16}, 8, 3))
@@ -93,6 +94,17 @@ def kernels(name: str) -> Cases:
     ranks = {"RANK": 0, "SIZE": 2, "REGION": all_reduce.REGION, "TILE": all_reduce.TILE}
     cases.append((all_reduce.one_shot_kernel, summed | {"span": "i32"}, ranks, 4, 3))
     return cases
+
+
+def low_ranks() -> Cases:
+    """What adapters of rank 16 add to gate and up."""
+    over = dict.fromkeys(("order", "firsts"), "*i64") | {"adapters": "*i32", "low": "*fp32", "count": "i32"}
+    both = {"NUMBER": 2, "RANK": 16, "PADDED": 16, "ROWS": adapters.FEW, "SPLITS": 4}
+    shrunk, grown = over | dict.fromkeys(("x", "down"), "*bf16"), over | dict.fromkeys(("y", "up"), "*bf16")
+    return [
+        (adapters.shrink_kernel, shrunk, both | {"K": 4096, "STEP": adapters.COLUMNS}, 4, 3),
+        (adapters.expand_kernel, grown | {"cuts": "*i32"}, both | {"N": 28672, "OUTPUTS": adapters.OUTPUTS}, 4, 3),
+    ]
 
 
 def products(tuned: Tuning) -> Cases:

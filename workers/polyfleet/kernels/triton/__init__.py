@@ -11,7 +11,7 @@ import triton
 from polyfleet.graph.ops import Op, OpKind
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
-from polyfleet.kernels.triton import activation, attention, narrow, norms, rope
+from polyfleet.kernels.triton import activation, adapters, attention, narrow, norms, rope
 
 WHERE = frozenset({"cuda", "cpu"} if triton.knobs.runtime.interpret else {"cuda"})  # torch calls ROCm "cuda" too
 NEEDS = frozenset({"triton"})
@@ -34,5 +34,6 @@ TRITON = (
     _implementation(OpKind.LINEAR_ADD, narrow.bind_linear_add),
     _implementation(OpKind.NORM_LINEAR, narrow.bind_norm_linear),
     _implementation(OpKind.NORM_SILU_MUL, narrow.bind_norm_silu_mul),
+    _implementation(OpKind.ADAPT, adapters.bind_adapt, plan=adapters.plan_adapters),
     _implementation(OpKind.ROPE_ATTENTION, narrow.bind_rope_attention, plan=narrow.plan_rope_attention),
 )

@@ -4,6 +4,8 @@
 Rows without a slot (-1) are padding: they read nothing and leave nothing.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 import triton
@@ -19,9 +21,9 @@ LOGITS = 8192  # of a program
 @triton.jit
 def prepare_kernel(
     numbers, slot_tables, last_token, token_ids, positions, blocks, offsets, places, lengths, tables,
-    rows, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, COPIED: tl.constexpr,
+    rows, stride, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, COPIED: tl.constexpr,
 ):  # fmt: skip
-    """One sequence's share of a Step."""
+    """One sequence's share of a Step; the blocks of a slot are WIDTH of `stride` columns."""
     row = tl.program_id(0)
     token = tl.load(numbers + row).to(tl.int64)
     slot = tl.load(numbers + rows + row).to(tl.int64)
@@ -30,7 +32,7 @@ def prepare_kernel(
     drawn = tl.load(last_token + (-1 - token), mask=real & (token < 0), other=0)
     tl.store(token_ids + row, tl.where(token < 0, drawn, token))
     position = tl.where(real, length - 1, 0)
-    block = tl.load(slot_tables + slot * WIDTH + position // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
+    block = tl.load(slot_tables + slot * stride + position // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
     tl.store(positions + row, position)
     tl.store(blocks + row, block)
     tl.store(offsets + row, position % BLOCK_SIZE)
@@ -39,7 +41,7 @@ def prepare_kernel(
     used = tl.where(real, tl.cdiv(length, BLOCK_SIZE), 0).to(tl.int32)
     for start in range(0, used, COPIED):
         column = start + tl.arange(0, COPIED)
-        mine = tl.load(slot_tables + slot * WIDTH + column, mask=column < used, other=0)
+        mine = tl.load(slot_tables + slot * stride + column, mask=column < used, other=0)
         tl.store(tables + row.to(tl.int64) * WIDTH + column, mine.to(tl.int64), mask=column < used)
 
 
@@ -85,23 +87,26 @@ def results_of(packed: Tensor) -> tuple[Tensor, Tensor]:
 class DecodeBuffers:
     """Room on one device for the Steps of up to `rows` sequences with one row each, in place from step to step."""
 
-    def __init__(self, rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
-        self.numbers = torch.zeros(3 * rows, dtype=torch.int32, device=device)  # token ids, slots, lengths
+    def __init__(self, rows: int, max_blocks: int, block_size: int, device: torch.device, pools: int = 1) -> None:
+        self.numbers = torch.zeros(4 * rows, dtype=torch.int32, device=device)  # token ids, slots, lengths, adapters
         self.results = torch.zeros(9 * rows, dtype=torch.uint8, device=device)  # see `results_of`
-        self._rows = torch.zeros((6, rows), dtype=torch.int64, device=device)
-        self._tables = torch.zeros((rows, max_blocks), dtype=torch.int64, device=device)
+        self._rows = torch.zeros((pools, 6, rows), dtype=torch.int64, device=device)
+        self._tables = torch.zeros((pools, rows, max_blocks), dtype=torch.int64, device=device)
         self._starts = torch.arange(rows + 1, device=device)
         self._block_size = block_size
 
     def prepare(self, rows: int, slot_tables: Tensor, last_token: Tensor) -> Step:
-        """The Step of the first 3 * `rows` of `numbers`; `slot_tables` is [slots, max_blocks]."""
-        token_ids, positions, blocks, offsets, places, lengths = self._rows[:, :rows]
-        tables = self._tables[:rows]
+        """The Step of the first 4 * `rows` of `numbers`; `slot_tables` is [slots, max_blocks of each pool]."""
+        steps = [self._prepared(rows, pool, slot_tables, last_token) for pool in range(len(self._tables))]
+        return replace(steps[0], local=steps[1]) if len(steps) > 1 else steps[0]
+
+    def _prepared(self, rows: int, pool: int, slot_tables: Tensor, last_token: Tensor) -> Step:
+        token_ids, positions, blocks, offsets, places, lengths = self._rows[pool, :, :rows]
+        tables = self._tables[pool, :rows]
         made = (token_ids, positions, blocks, offsets, places, lengths, tables)
         width = tables.shape[1]
-        prepare_kernel[(rows,)](
-            self.numbers, slot_tables, last_token, *made, rows, width, self._block_size, COPIED, num_warps=1
-        )
+        mine = slot_tables[:, pool * width :], last_token, *made, rows, slot_tables.stride(0)
+        prepare_kernel[(rows,)](self.numbers, *mine, width, self._block_size, COPIED, num_warps=1)
         longest = np.full(rows, width * self._block_size)
         starts = self._starts[: rows + 1]
         return Step(
@@ -117,6 +122,7 @@ class DecodeBuffers:
             row_starts=starts,
             host_lengths=longest,
             host_row_starts=np.arange(rows + 1),
+            adapters=self.numbers[3 * rows : 4 * rows],
         )
 
     def pick(self, logits: Tensor, last_token: Tensor) -> None:
