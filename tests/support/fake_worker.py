@@ -96,12 +96,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         self.cancelled: list[str] = []
         self.sequences: dict[tuple[FakeSession, str], FakeSequence] = {}
         self.sessions: list[FakeSession] = []
-        self.address, self.registrations = "", 0  # times that a Fleet answered
+        self.address, self.registrations, self._steps = "", 0, 0  # times that a Fleet answered
         self._drop_after: int | None = None
         self.changed = asyncio.Event()
         self._server: Any = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._steps = 0
 
     async def __aenter__(self) -> "FakeWorker":
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -177,6 +176,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
         """Relay this session's events until the gateway leaves or the session is dropped."""
         session = FakeSession()
         self.sessions.append(session)
+        session.events.put_nowait(self._event(session, []))
         reader = asyncio.create_task(self._read_commands(session, requests))
         try:
             while not reader.done():

@@ -55,12 +55,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
 
     def _event(self, session: GatewaySession, deltas: list[pb.SequenceDelta]) -> pb.SessionEvent:
         status = self._worker.status()
-        reported, news = session.reported_starts, session.prefixes.news()
-        return pb.SessionEvent(deltas=deltas, status=status, reported_starts=reported, prefix_news=news)
+        return pb.SessionEvent(
+            deltas=deltas,
+            status=status,
+            reported_starts=session.reported_starts,
+            prefix_news=session.prefixes.news(),
+            read_commands=session.num_commands,
+        )
 
     async def _read_commands(self, session: GatewaySession, requests: AsyncIterator[pb.SessionCommand]) -> None:
         try:
             async for command in requests:
+                session.num_commands += 1
                 kind = command.WhichOneof("command")
                 if kind == "start":
                     await session.room()

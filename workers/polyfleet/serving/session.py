@@ -26,6 +26,7 @@ class GatewaySession:
         self.open: dict[str, str] = {}  # sequence id → the engine's name of it
         self.closed = False
         self.num_starts = 0
+        self.num_commands = 1  # that came, Hello among them
         self._uncounted: deque[tuple[int, Callable[[], bool]]] = deque()  # starts before each, whether it counts now
         self._deltas: deque[pb.SequenceDelta] = deque()
         self._last: dict[str, pb.SequenceDelta] = {}  # the waiting delta that a sequence's news joins

@@ -1,6 +1,6 @@
 """One `Worker.Session` with one worker: commands out, deltas in, for as long as the fleet knows the worker.
 
-The session redials for ever. What breaks it, or silence for 3 s, is a loss to every sequence on it.
+The session redials for ever. What breaks it, or silence for 3 s in either direction, is a loss to every sequence on it.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import grpc
 from polyfleet.convert.sequences import sequence_update, start_message
 from polyfleet.gateway.errors import Code
 from polyfleet.gateway.fleet.breaker import CircuitBreaker
+from polyfleet.gateway.fleet.delivery import Delivery
 from polyfleet.gateway.fleet.prefix_news import PrefixNewsReader
 from polyfleet.gateway.fleet.unreported import UnreportedStarts
 from polyfleet.gateway.listeners import Listeners
@@ -86,6 +87,7 @@ class Session:
         self._outbox: deque[worker_pb2.SessionCommand] = deque()
         self._outbox_filled = asyncio.Event()
         self._silence = 0
+        self._delivery = Delivery()
         self._worker: Worker | None = None
         self._touched = set[Session]() if touched is None else touched  # sessions whose worker() may be another one
         self._task: asyncio.Task[None] | None = None
@@ -191,6 +193,8 @@ class Session:
     async def _read(self, call: Any) -> str:
         try:
             while isinstance(event := await call.read(), worker_pb2.SessionEvent):
+                if not self.connected:  # it has read our Hello
+                    self._set_connected()
                 self._receive(event)
         except grpc.aio.AioRpcError as error:
             return str(error.details() or error.code().name)
@@ -198,10 +202,10 @@ class Session:
 
     async def _write(self, call: Any) -> str:
         try:
-            await call.write(worker_pb2.SessionCommand(hello=worker_pb2.Hello(gateway_id=self._gateway_id)))
-            self._set_connected()
+            self._send(worker_pb2.SessionCommand(hello=worker_pb2.Hello(gateway_id=self._gateway_id)))
             while True:
                 while self._outbox:
+                    self._delivery.sent()
                     await call.write(self._outbox.popleft())
                 self._outbox_filled.clear()
                 await self._outbox_filled.wait()
@@ -214,8 +218,11 @@ class Session:
         while self._silence < SILENT_TICKS:
             await asyncio.sleep(TICK_SECONDS)
             self._silence += 1
+            self._delivery.tick()
             if self.info.address != address:
                 return "the worker has a new address"
+            if self._delivery.silence >= SILENT_TICKS:
+                return f"the worker has read nothing that was sent to it for {SILENT_TICKS * TICK_SECONDS:g} s"
         return f"no news from the worker for {SILENT_TICKS * TICK_SECONDS:g} s"
 
     def _judge(self, news: Sequence[bool]) -> None:
@@ -241,6 +248,7 @@ class Session:
     def _receive(self, event: worker_pb2.SessionEvent) -> None:
         """One step's news."""
         self._silence = 0
+        self._delivery.heard(event)
         self._touch()
         before = (self._heard or self._reported).state
         if event.HasField("status"):
@@ -274,6 +282,7 @@ class Session:
         self._heard, self._sound, self._went_back = None, fleet_pb2.WorkerStatus(), ""
         self._touch()
         self._outbox.clear()
+        self._delivery = Delivery()
         self._unreported = UnreportedStarts()
         self._prefixes.lost()
         sinks, self._sinks = list(self._sinks.values()), {}
