@@ -37,7 +37,7 @@ BUILD_FLAGS = $(if $(BASE),--base=$(BASE)) $(if $(TOOLS_BASE),--tools-base=$(TOO
 	$(if $(filter command environment,$(firstword $(origin TORCH_INDEX))),--torch-index=$(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all check cheap-tests lint quick-lint types dashboards bench bench-serving soak lock proto images image-smoke sbom clean
+.PHONY: help serve test test-all check cheap-tests lint quick-lint types dashboards bench bench-serving soak chaos lock proto images image-smoke sbom clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -47,7 +47,7 @@ help: ## Show this list
 	@echo
 	@echo "Variables:"
 	@echo "  ONCE=1        serve: stop after the self-check"
-	@echo "  ARGS='…'      serve: more arguments of \`polyfleet serve\`; test: of pytest; bench, soak: of the benchmarks"
+	@echo "  ARGS='…'      serve: more arguments of \`polyfleet serve\`; test: of pytest; bench, soak, chaos: of these"
 	@echo "  TORCH_INDEX=  package index for torch; empty: pip's own. On Linux x86-64 PyPI's torch brings gigabytes of CUDA,"
 	@echo "                https://download.pytorch.org/whl/cpu has the CPU build, and images take it unless this is given"
 	@echo "  REGISTRY=     images: where they go; localhost: nowhere (now: $(REGISTRY)); PUSH=0 or 1 decides otherwise"
@@ -99,6 +99,9 @@ bench-serving: $(VENV)/.installed-dev ## Benchmark of the stack that runs at the
 
 soak: $(VENV)/.installed-dev ## Soak of a stack of its own, 8 minutes: every token compared; ARGS="--attack all"
 	$(BIN)/python bench/soak.py $(ARGS)
+
+chaos: $(VENV)/.installed-dev ## Every fault in a fleet of real processes under checked streams; ARGS="rolling --requests 20000"
+	$(BIN)/python -m bench.chaos $(or $(ARGS),storm)
 
 lock: $(VENV)/.installed-dev ## Write requirements.lock anew
 	@$(INSTALL) uv

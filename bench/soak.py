@@ -69,7 +69,7 @@ async def answers_alone(caller: Caller, cases: list[Case]) -> dict[Case, Answer]
     """Each case's undisturbed answer; HTTP must agree with gRPC. Raises StreamError."""
     right = {}
     for number, case in enumerate(cases, 1):
-        right[case], _ = await caller.over_grpc(case)
+        right[case] = (await caller.over_grpc(case)).answer
         say(f"answered alone: {number} of {len(cases)}")
     case = cases[0]
     if first_difference((await caller.over_http(case)).text, right[case].text, whole=True) is not None:
@@ -84,7 +84,7 @@ async def soak(options: argparse.Namespace, stack: OwnStack | None) -> tuple[lis
     async with Caller(grpc, http, key) as caller:
         right = await answers_alone(caller, make_cases(options.cases, options.max_tokens, options.seed))
         begin = stack.memory() if stack else {}
-        run = Soak(caller, right, options.cancel_share, options.seed)
+        run = Soak([caller], right, options.cancel_share, options.seed)
         killer = Killer(stack, options.seed) if stack and options.kill_seconds else None
         async with AsyncExitStack() as helpers:
             probe = await helpers.enter_async_context(Helper("probe.py", http))

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import msgspec
@@ -16,7 +16,14 @@ from polyfleet.client import NO_RETRIES, AsyncClient, PolyfleetError
 
 MAX_SECONDS = 600.0
 PAUSE_SECONDS = 0.5  # behind an error
-REFUSALS = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "503", "429")  # before the first token: nothing was promised
+HELD_UP_SECONDS = 0.5
+REFUSALS = (
+    "UNAVAILABLE",
+    "RESOURCE_EXHAUSTED",
+    "503",
+    "429",
+    "ConnectError",
+)  # before the first token: nothing was promised
 
 
 class StreamError(Exception):
@@ -33,6 +40,14 @@ class StreamError(Exception):
         return self.begun or self.status not in REFUSALS
 
 
+class Heard(NamedTuple):
+    """What came over gRPC: the answer, how often it moved, the longest pause, in seconds, up to any of its deltas."""
+
+    answer: Answer
+    moves: int
+    pause: float
+
+
 @dataclass
 class Tally:
     """What has happened so far."""
@@ -41,6 +56,8 @@ class Tally:
     cancelled: int = 0
     tokens: int = 0
     moved: int = 0
+    pauses: list[float] = field(default_factory=list)  # the longest one of each stream that moved or was held up
+    told: int = 0  # streams that ended with a status since their own gateway was killed
     statuses: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -50,6 +67,7 @@ class Caller:
     """Sends cases over both protocols. An async context manager."""
 
     def __init__(self, grpc_address: str, http_address: str, api_key: str = "") -> None:
+        self.forgiven = False  # whether this gateway may take its streams with it
         self._client = AsyncClient(grpc_address, api_key=api_key or None, timeout=MAX_SECONDS, retry=NO_RETRIES)
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx2.Limits(max_connections=None)
@@ -72,21 +90,23 @@ class Caller:
         except PolyfleetError:
             return 0
 
-    async def over_grpc(self, case: Case, leave_after: int | None = None) -> tuple[Answer, int]:
-        """The answer, or its beginning of `leave_after` deltas or more, and how often it moved. Raises StreamError."""
+    async def over_grpc(self, case: Case, leave_after: int | None = None) -> Heard:
+        """The answer, or its beginning of `leave_after` deltas or more. Raises StreamError."""
         ids: list[int] = []
-        text = ""
+        text, pause, last = "", 0.0, time.monotonic()
         stream = self._client.stream(case.prompt, **case.options)
         try:
             async with stream:
                 async for number, delta in _numbered(stream):
                     ids += delta.token_ids
                     text += delta.text
+                    now = time.monotonic()
+                    pause, last = max(pause, now - last), now
                     if leave_after is not None and number >= leave_after:
                         break
         except PolyfleetError as error:
             raise StreamError(error.status, str(error), begun=bool(ids)) from None
-        return Answer(tuple(ids), text), max(0, len(stream.transcript.worker_ids) - 1)
+        return Heard(Answer(tuple(ids), text), max(0, len(stream.transcript.worker_ids) - 1), pause)
 
     async def over_http(self, case: Case, leave_after: int | None = None) -> Answer:
         """The answer's text, or its beginning. Raises StreamError."""
@@ -124,11 +144,12 @@ def _text_of(event: dict[str, Any], *, begun: bool) -> str:
 
 
 class Soak:
-    """`clients` loops that ask `cases` at random until the time is over."""
+    """`clients` loops that ask `cases` at random, of any of the callers' gateways, until the time is over."""
 
-    def __init__(self, caller: Caller, right: Mapping[Case, Answer], cancel_share: float, seed: int) -> None:
+    def __init__(self, callers: Sequence[Caller], right: Mapping[Case, Answer], cancel_share: float, seed: int) -> None:
         self.tally = Tally()
-        self._caller = caller
+        self.over = False  # no stream starts any more
+        self._callers = callers
         self._right = right
         self._cases: Sequence[Case] = list(right)
         self._cancel_share = cancel_share
@@ -136,29 +157,38 @@ class Soak:
 
     async def run(self, clients: int, seconds: float) -> None:
         """Until `seconds` have passed and what then runs has ended."""
-        until = time.monotonic() + seconds
-        await asyncio.gather(*(self._client(number, until) for number in range(clients)))
+        timer = asyncio.get_running_loop().call_later(seconds, self.end)
+        await asyncio.gather(*(self._client(number) for number in range(clients)))
+        timer.cancel()
 
-    async def _client(self, number: int, until: float) -> None:
+    def end(self) -> None:
+        """Start no stream any more."""
+        self.over = True
+
+    async def _client(self, number: int) -> None:
         rng = random.Random(f"{self._seed}/{number}")
-        while time.monotonic() < until:
+        while not self.over:
+            caller = rng.choice(self._callers)
             case = rng.choice(self._cases)
             leave_after = rng.randint(1, 20) if rng.random() < self._cancel_share else None
             protocol = rng.choice(("grpc", "http"))
             try:
-                await self._once(case, protocol, leave_after)
+                await self._once(caller, case, protocol, leave_after)
             except StreamError as error:
                 self.tally.statuses[error.status] += 1
-                if error.lost:
+                if error.lost and caller.forgiven:
+                    self.tally.told += 1
+                elif error.lost:
                     self.tally.lost.append(f"{protocol} {case.name}: {error.status}: {error}")
                 await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _once(self, case: Case, protocol: str, leave_after: int | None) -> None:
+    async def _once(self, caller: Caller, case: Case, protocol: str, leave_after: int | None) -> None:
         tally, right, moves = self.tally, self._right[case], 0
         if protocol == "grpc":
-            got, moves = await self._caller.over_grpc(case, leave_after)
+            got, moves, pause = await caller.over_grpc(case, leave_after)
+            tally.pauses += [pause] if moves or pause > HELD_UP_SECONDS else []
         else:
-            got = await self._caller.over_http(case, leave_after)
+            got = await caller.over_http(case, leave_after)
         tally.tokens += len(got.ids)
         tally.moved += moves
         if leave_after is None:

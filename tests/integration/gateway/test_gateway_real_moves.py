@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-from tests.support.cut_relay import CutRelay
+from bench.chaos.link import Link
 from tests.support.gateway_rig import GatewayRig, until
 from tests.support.peft_folders import low_rank_tensors, write_adapter
 from tests.support.running_worker import REAL, RunningWorker
@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @asynccontextmanager
-async def stack(folder: Path) -> AsyncIterator[tuple[AsyncClient, list[CutRelay], list[str]]]:
+async def stack(folder: Path) -> AsyncIterator[tuple[AsyncClient, list[Link], list[str]]]:
     """A gateway's client, the relays before its two workers, and where these tell their metrics."""
     model = folder / "tiny.gguf"
     extra = byte_level_metadata() | {"tokenizer.chat_template": TEMPLATE}
@@ -75,7 +75,7 @@ async def stack(folder: Path) -> AsyncIterator[tuple[AsyncClient, list[CutRelay]
     adapter = write_adapter(folder / "small", low_rank_tensors(tensors, rank=4, size=0.3))
     given = [*OPTIONS, "--adapter", f"small={adapter}", "--speculation"]
     drafts = (["ngram"], ["draft", "--draft-model", str(model)])
-    relays, metrics = list[CutRelay](), list[str]()
+    relays, metrics = list[Link](), list[str]()
     async with AsyncExitStack() as entered:
         rig = await entered.enter_async_context(GatewayRig())
         assets = load_model(model).tokenizer
@@ -86,7 +86,7 @@ async def stack(folder: Path) -> AsyncIterator[tuple[AsyncClient, list[CutRelay]
             home.mkdir()
             running = RunningWorker(home, *given, *each, model=str(model), command=REAL)
             worker = await entered.enter_async_context(running)
-            relay = await entered.enter_async_context(CutRelay(worker.address))
+            relay = await entered.enter_async_context(Link(worker.address))
             answer = await worker.status()
             info = fleet_pb2.WorkerInfo()
             info.CopyFrom(answer.info)
@@ -134,7 +134,7 @@ async def test_each_kind_of_answer_is_the_undisturbed_one(tmp_path: Path) -> Non
                 assert float(figures["polyfleet_engine_accepted_drafts_total"]) > 0
 
 
-async def both(client: AsyncClient, relays: list[CutRelay], options: dict[str, Any]) -> Completion:
+async def both(client: AsyncClient, relays: list[Link], options: dict[str, Any]) -> Completion:
     """The answer, which is the same when the connection of each worker is lost midway."""
     asked = {"model": "fake", **options}
     alone = await client.generate(**asked)

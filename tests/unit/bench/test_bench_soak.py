@@ -63,13 +63,13 @@ async def test_streams_of_both_protocols_are_right_and_a_wrong_token_is_found() 
             right = {case: (await caller.over_grpc(case))[0] for case in CASES}
             assert [len(answer.ids) for answer in right.values()] == [40, 30]
             assert [(await caller.over_http(case)).text for case in CASES] == [each.text for each in right.values()]
-            good = Soak(caller, right, cancel_share=0.4, seed=1)
+            good = Soak([caller], right, cancel_share=0.4, seed=1)
             await good.run(clients=4, seconds=0.5)
             assert (good.tally.wrong, good.tally.lost, good.tally.statuses) == ([], [], {})
             assert set(good.tally.finished) == {"grpc", "http"}
             assert good.tally.cancelled
             wrong = {case: Answer((*each.ids[:-1], 0), each.text[:-1] + "\0") for case, each in right.items()}
-            bad = Soak(caller, wrong, cancel_share=0, seed=1)
+            bad = Soak([caller], wrong, cancel_share=0, seed=1)
             await bad.run(clients=2, seconds=0.3)
             assert len(bad.tally.wrong) == bad.tally.finished.total() > 0
 
@@ -79,7 +79,7 @@ async def test_a_stream_that_breaks_is_lost_and_a_refusal_is_not() -> None:
         worker = text_worker("w-1", token_seconds=0.005)
         await rig.add(worker)
         async with Caller(f"127.0.0.1:{rig.gateway.grpc.port}", rig.http.removeprefix("http://")) as caller:
-            run = Soak(caller, {case: Answer((), "") for case in CASES}, cancel_share=0, seed=1)
+            run = Soak([caller], {case: Answer((), "") for case in CASES}, cancel_share=0, seed=1)
             worker.refusal = (14, "draining")
             await run.run(clients=1, seconds=0.01)
             assert run.tally.statuses.total() == 1

@@ -149,3 +149,10 @@ def test_a_herd_whose_worker_can_not_run_ends() -> None:
     herd._running["cpu-0"][0].wait()
     with pytest.raises(CliError, match="cpu-0 ended with status 3 at once"):
         herd.look()
+
+
+@pytest.mark.parametrize("option", ["--listen=127.0.0.1:0", "--advertise-host=127.0.0.2"])
+def test_an_address_is_that_of_one_worker(option: str) -> None:
+    result = CliRunner().invoke(cli, ["simulate-workers", option])
+    problem = f"{option.partition('=')[0]} is for the one worker of --only"
+    assert (result.exit_code, problem in result.output) == (ExitCode.BAD_INPUT, True)

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,9 +33,13 @@ AT_ONCE_SECONDS = 2.0  # a worker that ended so soon by itself can't run at all
 @click.argument("fleet_file", metavar="[FILE]", type=FILE, required=False)
 @click.option("--only", type=TEXT, metavar="WORKER", help="One of the file's workers, such as fast-0, in this process.")
 @click.option("--model", type=TEXT, default="simulated", show_default=True, help="Served name.")
+@click.option("--listen", type=TEXT, metavar="HOST:PORT", help="Of the one of --only.  [default: 127.0.0.1:0]")
+@click.option(
+    "--advertise-host", type=TEXT, metavar="HOST", help="Where gateways reach that one.  [default: as --listen]"
+)
 @fleet_options
 def simulate_workers(
-    fleet_file: Path | None, only: str | None, model: str, fleet: str, fleet_token_file: Path | None
+    fleet_file: Path | None, only: str | None, model: str, fleet: str, fleet_token_file: Path | None, **own: str | None
 ) -> None:
     """Start a worker process for each one of a fleet's FILE (as `polyfleet simulate` reads it; default: 20 of three
     speeds), and register them with the scheduler, such as that of `polyfleet serve`. Until Ctrl-C.
@@ -49,7 +53,9 @@ def simulate_workers(
         wanted = read_fleet(path)
     token_file = fleet_token_file or known_token(fleet)
     if only is not None:
-        sys.exit(run_one(path, find(wanted, only), model, fleet, token_file))
+        sys.exit(run_one(path, find(wanted, only), model, fleet, token_file, own))
+    if given := [name for name, value in own.items() if value]:
+        raise CliError(f"--{given[0].replace('_', '-')} is for the one worker of --only.", ExitCode.BAD_INPUT)
     command = [sys.executable, "-m", "polyfleet.cli", "simulate-workers", str(path), "--model", model, "--fleet", fleet]
     command += ["--fleet-token-file", str(token_file)] if token_file else []
     if (count := len(wanted.each_worker())) > MAX_WORKERS:
@@ -76,8 +82,15 @@ def find(fleet: FleetFile, worker_id: str) -> SimulatedWorker:
     raise CliError(f"There is no worker {worker_id!r:.80}; there are: {known}.", ExitCode.BAD_INPUT)
 
 
-def run_one(path: Path, worker: SimulatedWorker, model: str, fleet: str, token_file: Path | None) -> int:
-    """Serve as this worker until told to end; the process's exit status. Raises CliError."""
+def run_one(
+    path: Path,
+    worker: SimulatedWorker,
+    model: str,
+    fleet: str,
+    token_file: Path | None,
+    own: Mapping[str, str | None],
+) -> int:
+    """Serve as this worker until told to end; the process's exit status. `own`: where it listens. Raises CliError."""
     import asyncio
 
     from polyfleet.process.logs import set_up_logging
@@ -89,6 +102,7 @@ def run_one(path: Path, worker: SimulatedWorker, model: str, fleet: str, token_f
     given = {"worker-id": worker.worker_id, "accelerator": worker.group.accelerator, "fleet": fleet}
     given |= {"model": f"{path}#{worker.worker_id}", "model-name": model}
     given |= {"fleet-token-file": str(token_file)} if token_file else {}
+    given |= {name.replace("_", "-"): value for name, value in own.items() if value}
     arguments = [f"--{name}={value}" for name, value in given.items()]
     options = worker_command.make_context("worker", arguments).params
     set_up_logging(options["log_level"], process="worker")

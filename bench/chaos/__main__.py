@@ -1,0 +1,93 @@
+"""Chaos: faults in every part of a fleet of real processes, while streams run whose every token is checked.
+
+    python -m bench.chaos storm                         # every fault in turn; --rounds, --together 2
+    python -m bench.chaos storm --faults stop-engine,half-open-worker --seed 7
+    python -m bench.chaos kills                         # pauses of streams whose worker or engine is killed
+    python -m bench.chaos hangs                         # … that hangs, or whose network does
+    python -m bench.chaos rolling --requests 20000      # every process restarted in turn, in good order
+
+Workers are simulated, their tokens a function of prompt and position. A storm with the same seed strikes in the same
+order. `clock-jump` needs the path of libfaketime. Ends with status 1 when a token was wrong or a stream was lost:
+ended other than with all its tokens or, before the first one, with a refusal. The real engine: bench/soak.py.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+from bench.chaos.faults import CLOCK_JUMP, FAULTS
+from bench.chaos.fleet import ChaosFleet
+from bench.chaos.runs import HANGS, KILLS, Disturb, disturbed, paused, rolling, say, storm, tally_rows
+from bench.report import publish
+from bench.soaking.stack import StackError
+from bench.soaking.streams import Tally
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line. Exits with a message for what can't be run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", choices=("storm", "kills", "hangs", "rolling"))
+    parser.add_argument("--faults", default="", help=f"storm: some of {','.join([*FAULTS, CLOCK_JUMP])} (default: all)")
+    parser.add_argument("--rounds", type=int, default=1, help="storm: times that each fault strikes (default 1)")
+    parser.add_argument("--together", type=int, default=1, help="storm: faults at once (default 1)")
+    parser.add_argument("--requests", type=int, default=20_000, help="rolling: finished streams (default 20000)")
+    parser.add_argument("--pauses", type=int, default=300, help="kills, hangs: streams that moved (default 300)")
+    parser.add_argument("--workers", type=int, default=4, help="simulated ones (default 4)")
+    parser.add_argument("--gateways", type=int, default=2, help="(default 2)")
+    parser.add_argument("--clients", type=int, default=24, help="streams at once (default 24)")
+    parser.add_argument("--tokens", type=int, default=200, help="of the longest stream, 20 ms apart (default 200)")
+    parser.add_argument("--faketime", default="", metavar="FILE", help="libfaketime.so.1, for clocks that jump")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="of faults and prompts; printed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+    options = parser.parse_args(arguments)
+    known = [*FAULTS, CLOCK_JUMP] if options.faketime else [*FAULTS]
+    options.names = [*filter(None, options.faults.split(","))] or known
+    if unknown := [name for name in options.names if name not in known]:
+        parser.error(f"--faults knows no {', '.join(unknown)}")
+    if min(options.rounds, options.together, options.clients, options.gateways, options.tokens) < 1:
+        parser.error("--rounds, --together, --clients, --gateways and --tokens must be 1 or more")
+    if options.workers < 2:
+        parser.error("--workers must be 2 or more: streams move to another one")
+    return options
+
+
+def disturb_of(options: argparse.Namespace, fleet: ChaosFleet) -> Disturb:
+    """What the command line asks for."""
+    if options.run == "storm":
+        return storm(fleet, options.names, options.rounds, options.seed, options.together)
+    if options.run == "rolling":
+        return rolling(fleet, options.requests)
+    return paused(fleet, KILLS if options.run == "kills" else HANGS, options.pauses, options.seed)
+
+
+async def run(options: argparse.Namespace) -> Tally:
+    """Run it."""
+    slots = -(-options.clients // (options.workers - 1))  # so few that all workers have streams
+    settings = {"max_sequences": slots, "faketime": options.faketime}
+    async with ChaosFleet(options.workers, options.gateways, **settings) as fleet:
+        say(f"seed {options.seed}, logs in {fleet.folder}")
+        load = {"clients": options.clients, "tokens": options.tokens, "seed": options.seed}
+        return await disturbed(fleet, disturb_of(options, fleet), **load)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, print, and say by the exit status whether every token was right and no stream was lost."""
+    options = parse(arguments)
+    try:
+        tally = asyncio.run(run(options))
+    except (StackError, OSError) as error:
+        say(f"chaos: {error}")
+        return 1
+    publish(tally_rows(options.run, tally), options.json)
+    for kind, examples in (("wrong", tally.wrong), ("lost", tally.lost)):
+        for example in examples[:10]:
+            say(f"{kind}: {example}")
+    return 1 if tally.wrong or tally.lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

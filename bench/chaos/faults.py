@@ -1,0 +1,125 @@
+"""Faults by name, each a context: the fault holds inside it, and what it broke is mended behind it.
+
+Several may hold at once: `async with FAULTS["kill-worker"](fleet, rng), FAULTS["cut-scheduler"](fleet, rng): …`.
+"""
+
+import random
+import resource
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+
+import psutil
+from bench.chaos.fleet import ChaosFleet
+from bench.chaos.link import DOWN, UP, Link
+from bench.chaos.parts import Part
+
+Fault = Callable[[ChaosFleet, random.Random], AbstractAsyncContextManager[None]]
+SLOW_BYTES_PER_SECOND = 20_000.0  # a worker's heartbeat takes about 10 ms
+CLOCK_JUMPS = ("+1d", "-1d", "+1h")
+
+
+@asynccontextmanager
+async def _killed(part: Part) -> AsyncIterator[None]:
+    part.kill()
+    yield
+    part.start()
+
+
+@asynccontextmanager
+async def _engine_killed(part: Part) -> AsyncIterator[None]:
+    with suppress(psutil.NoSuchProcess):  # it loads just now
+        part.engine.kill()
+    yield
+
+
+@asynccontextmanager
+async def _stopped(part: Part, *, engine: bool = False) -> AsyncIterator[None]:
+    """As with SIGSTOP, the process hangs; a worker's engine and the worker itself are two processes."""
+    with suppress(psutil.NoSuchProcess):
+        process = part.engine if engine else part.process
+        process.suspend()
+        try:
+            yield
+        finally:
+            with suppress(psutil.NoSuchProcess):  # who finds it hanging may end it
+                process.resume()
+        return
+    yield
+
+
+@asynccontextmanager
+async def _worsened(link: Link, worsen: Callable[[Link], None]) -> AsyncIterator[None]:
+    worsen(link)
+    try:
+        yield
+    finally:
+        link.heal()
+
+
+@asynccontextmanager
+async def _gateway_killed(fleet: ChaosFleet, rng: random.Random) -> AsyncIterator[None]:
+    """Its own streams are told that they broke; nobody else notices."""
+    number = rng.randrange(len(fleet.gateways))
+    fleet.callers[number].forgiven = True
+    async with _killed(fleet.gateways[number]):
+        yield
+    await fleet.whole()
+    fleet.callers[number].forgiven = False
+
+
+@asynccontextmanager
+async def _disk_full(part: Part) -> AsyncIterator[None]:
+    """No file of the process may grow."""
+    process = part.process
+    before = process.rlimit(resource.RLIMIT_FSIZE)
+    process.rlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        yield
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.rlimit(resource.RLIMIT_FSIZE, before)
+
+
+@asynccontextmanager
+async def clock_jumped(fleet: ChaosFleet, rng: random.Random) -> AsyncIterator[None]:
+    """Of all processes at once; needs libfaketime in them."""
+    fleet.set_clock(rng.choice(CLOCK_JUMPS))
+    try:
+        yield
+    finally:
+        fleet.set_clock("+0")
+
+
+NETWORKS: Mapping[str, Callable[[Link], None]] = {
+    "cut": Link.cut,
+    "slow": lambda link: link.slow(SLOW_BYTES_PER_SECOND),
+    "silent": Link.silence,
+    "deaf": lambda link: link.silence(UP),
+    "mute": lambda link: link.silence(DOWN),
+    "half-open": Link.half_open,
+}
+
+
+def _network(name: str, to: str) -> Fault:
+    worsen = NETWORKS[name]
+
+    def fault(fleet: ChaosFleet, rng: random.Random) -> AbstractAsyncContextManager[None]:
+        behind = rng.choice(fleet.workers).name if to == "worker" else to
+        return _worsened(fleet.links[behind], worsen)
+
+    return fault
+
+
+FAULTS: Mapping[str, Fault] = {
+    "kill-worker": lambda fleet, rng: _killed(rng.choice(fleet.workers)),
+    "kill-engine": lambda fleet, rng: _engine_killed(rng.choice(fleet.workers)),
+    "kill-scheduler": lambda fleet, _: _killed(fleet.scheduler),
+    "kill-gateway": _gateway_killed,
+    "stop-worker": lambda fleet, rng: _stopped(rng.choice(fleet.workers)),
+    "stop-engine": lambda fleet, rng: _stopped(rng.choice(fleet.workers), engine=True),
+    "stop-scheduler": lambda fleet, _: _stopped(fleet.scheduler),
+    "stop-gateway": lambda fleet, rng: _stopped(rng.choice(fleet.gateways)),
+    "disk-full": lambda fleet, _: _disk_full(fleet.scheduler),
+    **{f"{name}-{to}": _network(name, to) for name in NETWORKS for to in ("worker", "scheduler")},
+}
+CLOCK_JUMP = "clock-jump"  # for fleets with libfaketime

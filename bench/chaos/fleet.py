@@ -1,0 +1,117 @@
+"""A whole fleet of real processes on loopback, each reached over a link: scheduler, gateways, simulated workers."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+
+import yaml
+from bench.chaos.link import Link
+from bench.chaos.parts import Part
+from bench.soaking.stack import StackError
+from bench.soaking.streams import Caller
+
+from polyfleet.process.listening import free_addresses
+
+MODEL = "simulated"
+BEHIND_LINKS = "127.0.0.2"  # where gateways reach workers: the links listen there, on the workers' own ports
+STEPS = {"prefill_tokens_per_second": 1e6, "step_seconds": 0.02, "sequence_seconds": 1e-5}
+LIMITS = {"queue_timeout": 60.0, "drain_seconds": 60.0, "max_queued": 4096}
+PATIENCE_SECONDS = 120.0
+POLL_SECONDS = 0.1
+
+
+class ChaosFleet:
+    """`async with ChaosFleet(workers=3, gateways=2) as fleet`: all of it up and ready.
+
+    `links` are named after what they lead to: `worker-0` (from gateways), `scheduler` (from gateways and workers).
+    """
+
+    def __init__(
+        self,
+        workers: int = 3,
+        gateways: int = 2,
+        *,
+        max_sequences: int = 64,
+        faketime: str = "",
+        section: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """`section` is more of the gateways' configuration, `faketime` the path of libfaketime where clocks jump."""
+        self.folder = Path(tempfile.mkdtemp(prefix="polyfleet-chaos-"))
+        self.links: dict[str, Link] = {}
+        self.callers: list[Caller] = []
+        self._exits = AsyncExitStack()
+        fleet, metrics, known_as, *rest = free_addresses(3 + 4 * gateways + workers)
+        self.gateway_addresses = [
+            tuple(rest[4 * each : 4 * each + 3]) for each in range(gateways)
+        ]  # gRPC, HTTP, metrics
+        self._link_targets = {"scheduler": (fleet, known_as)}
+        self.scheduler = Part("scheduler", "bench.chaos.scheduler", [fleet, metrics, str(self.folder)], self.folder)
+        self.gateways = [self._gateway(each, known_as) for each in range(gateways)]
+        self.workers = [self._worker(each, rest[4 * gateways + each], known_as) for each in range(workers)]
+        group = {"name": "worker", "accelerator": "cuda", "workers": workers, "steps": STEPS}
+        group |= {"max_sequences": max_sequences, "kv_tokens": 400_000}
+        (self.folder / "fleet.yaml").write_text(yaml.safe_dump({"groups": [group]}))
+        (self.folder / "gateway.yaml").write_text(
+            yaml.safe_dump({"gateway": {"limits": LIMITS, "log_level": "warning"}})
+        )
+
+    def _gateway(self, number: int, fleet: str) -> Part:
+        grpc, http, metrics = self.gateway_addresses[number]
+        flags = {"grpc-listen": grpc, "http-listen": http, "metrics-listen": metrics, "fleet": fleet}
+        arguments = [f"--{name}={value}" for name, value in flags.items()]
+        arguments.append(f"--config={self.folder}/gateway.yaml")
+        return Part(f"gateway-{number}", "polyfleet.gateway", arguments, self.folder)
+
+    def _worker(self, number: int, address: str, fleet: str) -> Part:
+        name = f"worker-{number}"
+        self._link_targets[name] = (address, f"{BEHIND_LINKS}:{address.rpartition(':')[2]}")
+        flags = {"only": name, "listen": address, "advertise-host": BEHIND_LINKS, "fleet": fleet}
+        arguments = [f"--{key}={value}" for key, value in flags.items()]
+        return Part(
+            name, "polyfleet.cli", ["simulate-workers", str(self.folder / "fleet.yaml"), *arguments], self.folder
+        )
+
+    def set_clock(self, offset: str) -> None:
+        """What the clocks of all processes are off by, as libfaketime has it: `+1d`."""
+        (self.folder / "clock").write_text(offset)
+
+    @property
+    def parts(self) -> list[Part]:
+        """All of them."""
+        return [self.scheduler, *self.workers, *self.gateways]
+
+    async def __aenter__(self) -> "ChaosFleet":
+        for name, (target, listen) in self._link_targets.items():
+            self.links[name] = await self._exits.enter_async_context(Link(target, listen))
+        for part in self.parts:
+            part.start()
+            self._exits.callback(part.kill)
+        for grpc, http, _ in self.gateway_addresses:
+            self.callers.append(await self._exits.enter_async_context(Caller(grpc, http)))
+        try:
+            await self.whole()
+        except BaseException:
+            await self._exits.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._exits.aclose()
+
+    async def whole(self) -> None:
+        """Everything runs, and every gateway has every worker. Raises StackError when that does not come."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for part in self.parts:
+            part.start()
+        for caller in self.callers:
+            while (ready := await caller.ready_workers()) < len(self.workers):
+                if time.monotonic() > deadline:
+                    ends = "\n".join(f"{each.name} {each.runs}: {each.said()}" for each in self.parts)
+                    raise StackError(f"only {ready} workers are ready again: {ends}")
+                await asyncio.sleep(POLL_SECONDS)
