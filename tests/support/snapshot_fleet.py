@@ -20,7 +20,7 @@ class SnapshotFleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.port = 0
-        self.epoch = "e-1"
+        self.epoch, self.generation = "e-1", 0
         self.workers: dict[str, pb.FleetWorker] = {}
         self.deployments: list[pb.ModelDeployment] = []
         self.assets: dict[str, bytes] = {}
@@ -67,6 +67,7 @@ class SnapshotFleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
         return pb.FleetSnapshot(
             scheduler_epoch=self.epoch,
             version=self._version,
+            generation=self.generation,
             workers=list(self.workers.values()),
             deployments=self.deployments,
         )

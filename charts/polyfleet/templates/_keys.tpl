@@ -29,7 +29,7 @@ fleet-keys.yaml: {{ dict "keys" (concat $new $before) | toYaml | b64enc }}
   secret:
     secretName: {{ include "polyfleet.fleetSecret" .ctx | quote }}
     {{- if .ctx.Values.fleetKeys.enabled }}
-    items: [{key: {{ .role }}-token, path: fleet-token}{{ if ne .role "gateway" }}, {key: fleet-keys.yaml, path: fleet-keys.yaml}{{ end }}]
+    items: [{key: {{ .role }}-token, path: fleet-token}, {key: fleet-keys.yaml, path: fleet-keys.yaml}]
     {{- else }}
     items: [{key: fleet-token, path: fleet-token}]
     {{- end }}

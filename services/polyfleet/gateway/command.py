@@ -38,6 +38,16 @@ SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it en
     "--fleet-tls-dir",
     help="Folder with tls.crt, tls.key, ca.crt of role gateway, where the fleet's parts speak TLS to each other.",
 )
+@click.option("--fleet-keys-file", help="Hashes of the keys that the fleet's parts show, where each has its own.")
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    metavar="HOST:PORT",
+    callback=lambda _context, _option, given: given or None,
+    help="Another gateway's --peer-listen, asked while the scheduler is away; all of a name's addresses; repeatable.",
+)
+@click.option("--peer-listen", metavar="HOST:PORT", help="Where other gateways ask this one.  [default: nowhere]")
 @click.option("--keys-file", help="Keys of callers, as `polyfleet keys create` writes it.")
 @click.option("--insecure-no-keys", is_flag=True, default=None, help="Let anybody in, beyond loopback too.")
 @click.option("--tls-cert", help="PEM certificate chain, for gRPC and the OpenAI API.")

@@ -62,10 +62,18 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     metrics_listen: Annotated[str, Meta(description="host:port of /metrics, which asks for no key")] = "127.0.0.1:9101"
     fleet: Annotated[str, Meta(description="host:port of the scheduler's Fleet service")] = "127.0.0.1:50052"
     fleet_token_file: Annotated[str, Meta(description="first line: the token that Fleet and workers ask for")] = ""
+    fleet_keys_file: Annotated[
+        str, Meta(description="hashes of the keys that the fleet's parts show; empty: they show the fleet token")
+    ] = ""
     fleet_tls_dir: Annotated[
         str,
         Meta(description="folder with tls.crt, tls.key, ca.crt, of role gateway; for a fleet whose parts speak TLS"),
     ] = ""
+    peers: Annotated[
+        tuple[str, ...],
+        Meta(description="host:port of other gateways' peer_listen, asked while the scheduler is away"),
+    ] = ()
+    peer_listen: Annotated[str, Meta(description="host:port at which other gateways ask; empty: none can")] = ""
     keys_file: Annotated[str, Meta(description="YAML file with the callers' keys; empty: none are asked for")] = ""
     insecure_no_keys: Annotated[bool, Meta(description="allow callers without keys beyond loopback")] = False
     tls_cert: Annotated[str, Meta(description="PEM certificate chain, for gRPC and the OpenAI API")] = ""

@@ -13,6 +13,8 @@ from polyfleet.gateway.errors import Unavailable
 from polyfleet.gateway.fetching.fetcher import ImageFetcher
 from polyfleet.gateway.fetching.hosts import ImageHost
 from polyfleet.gateway.fleet.models import Models
+from polyfleet.gateway.fleet.peer_server import PeerServer
+from polyfleet.gateway.fleet.peers import Peers, PeerService
 from polyfleet.gateway.fleet.scheduler_link import SchedulerLink
 from polyfleet.gateway.fleet.tokenizers import Tokenizers
 from polyfleet.gateway.fleet.view import FleetView
@@ -35,7 +37,8 @@ from polyfleet.gateway.tenants.quotas import Quotas
 from polyfleet.gateway.tenants.reporter import UsageReporter
 from polyfleet.gateway.tenants.usage import UsageBook
 from polyfleet.placement.place import place
-from polyfleet.process.channels import fleet_access
+from polyfleet.process.channels import FleetAccess, fleet_access
+from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.listening import parse_address
 from polyfleet.process.servers import connection_share, raise_descriptor_limit
 from polyfleet.wire.ids import new_id
@@ -58,11 +61,11 @@ class Gateway:
         self._certificate = ServedCertificate(config.tls_cert, config.tls_key) if config.tls_cert else None
         limits = config.limits
         gateway_id, access = new_id("gw"), fleet_access(config.fleet_token_file, config.fleet_tls_dir)
-        self.ledger = Ledger()
-        self.metrics = Metrics()
+        self.ledger, self.metrics = Ledger(), Metrics()
         self.view = FleetView(gateway_id, access, self.metrics, config.placement)
         self._fleet = SchedulerLink(config.fleet, gateway_id, access)
-        self._tokenizers = Tokenizers(self._fleet.tokenizer, self.view.changed, _prompts_maker(config, self.metrics))
+        self._peers = Peers(config.peers, access)
+        self._tokenizers = Tokenizers(self._tokenizer, self.view.changed, _prompts_maker(config, self.metrics))
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         fair = FairOrder(lambda: authenticator.tenants, lambda: authenticator.num_tenants)
         queue = RequestQueue(self.view, partial(place, policy=config.placement), limits, self.metrics, fair)
@@ -88,10 +91,14 @@ class Gateway:
         doors = Doors(MONITORS, MONITORS, partial(self.metrics.refused, "metrics"))
         monitoring = create_metrics_app(self._health, self.metrics)
         self.monitoring = HttpServer(monitoring, config.metrics_listen, "--metrics-listen", limits, doors)
-        if self._certificate:
-            self.metrics.watch_certificate(self._certificate)
+        self.peers = self._peer_server(config, access) if config.peer_listen else None
         self._drain_seconds = limits.drain_seconds
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _peer_server(self, config: GatewayConfig, access: FleetAccess) -> PeerServer:
+        keys = FleetKeys(Path(config.fleet_keys_file)) if config.fleet_keys_file else None
+        service = PeerService(self.view.told, self._tokenizers.document)
+        return PeerServer(service, config.peer_listen, access, keys)
 
     async def start(self) -> None:
         """Watch the fleet and serve."""
@@ -99,11 +106,14 @@ class Gateway:
         self.metrics.watch_connections("http", lambda: len(self.http.doors))
         self.metrics.watch_connections("grpc", lambda: len(self.grpc.connections))
         self.metrics.watch_connections("metrics", lambda: len(self.monitoring.doors))
+        if self._certificate:
+            self.metrics.watch_certificate(self._certificate)
         self.metrics.watch_scheduler(lambda: self._fleet.connected)
         self.metrics.watch_sessions("connected", lambda: self.view.num_sessions(connected=True))
         self.metrics.watch_sessions("connecting", lambda: self.view.num_sessions(connected=False))
         jobs = (
             self._fleet.watch(self.view.apply),
+            self._peers.follow(lambda: not self._fleet.connected, self.view.offer),
             self._follow_health(),
             self._follow_certificate(),
             self.metrics.process.watch_loop(),
@@ -112,10 +122,17 @@ class Gateway:
         )
         self._tasks = [asyncio.create_task(job) for job in jobs]
         await self.monitoring.start()
+        if self.peers:
+            await self.peers.start()
         await self.grpc.start()
         await self.http.start()
         ports = {"grpc_port": self.grpc.port, "http_port": self.http.port, "metrics_port": self.monitoring.port}
         log.info("Gateway listens.", extra=ports)
+
+    async def _tokenizer(self, content_hash: str) -> bytes:
+        """Assets of another gateway while the scheduler is away. Raises AssetError or grpc.aio.AioRpcError."""
+        document = None if self._fleet.connected else await self._peers.tokenizer(content_hash)
+        return document or await self._fleet.tokenizer(content_hash)
 
     async def _follow_health(self) -> None:
         """Keep gRPC's health service true."""
@@ -147,6 +164,8 @@ class Gateway:
         self._generation.close()
         self._generation.abort(Unavailable("The gateway is shutting down.", retry_after=RETRY_SECONDS))
         await self._generation.wait_until_idle(STOP_SECONDS)
+        if self.peers:
+            await self.peers.stop()
         await asyncio.gather(self.grpc.stop(STOP_SECONDS), self.http.stop(), self.monitoring.stop())
         for task in self._tasks:
             task.cancel()
@@ -168,6 +187,10 @@ def _prompts_maker(config: GatewayConfig, metrics: Metrics) -> Callable[[bytes],
 
 def _check(config: GatewayConfig) -> None:
     parse_address(config.metrics_listen, "--metrics-listen")
+    if config.peer_listen:
+        parse_address(config.peer_listen, "--peer-listen")
+    for peer in config.peers:
+        parse_address(peer, "--peer")
     keys_file = Path(config.keys_file) if config.keys_file else None
     for address, flag in ((config.grpc_listen, "--grpc-listen"), (config.http_listen, "--http-listen")):
         parse_address(address, flag)

@@ -11,12 +11,13 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
+from polyfleet.convert.assets import asset_chunks
 from polyfleet.process.channels import FleetAccess
 from polyfleet.scheduler.aborts import abort_invalid, abort_unwritten
 from polyfleet.scheduler.deployments.adapter_calls import AdapterCalls
 from polyfleet.scheduler.deployments.adapters import AdapterDesk
 from polyfleet.scheduler.deployments.validate import check_deployment, check_info, check_status
-from polyfleet.scheduler.fleet.assets import Uploads, chunks
+from polyfleet.scheduler.fleet.assets import Uploads
 from polyfleet.scheduler.fleet.registry import MAX_WORKERS, FullError, Registry, TakenError
 from polyfleet.scheduler.fleet.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.operations.calls import OperationsCalls
@@ -199,7 +200,7 @@ class FleetService(AdapterCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):
             problem = f"There are no tokenizer assets with hash {request.hash!r:.80}."
             await context.abort(grpc.StatusCode.NOT_FOUND, problem)
             return
-        for chunk in chunks(request.hash, data):
+        for chunk in asset_chunks(request.hash, data):
             yield chunk
 
     async def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.FleetSnapshot:

@@ -48,7 +48,7 @@ class Scheduler:
         fleet_keys = FleetKeys(Path(config.fleet_keys_file)) if config.fleet_keys_file else None
         check_bind(config.listen, token, keys=fleet_keys is not None)
         self._store = Store(config.state_path / STATE_NAME)
-        self._registry = Registry(secrets.token_hex(8), pool_wishes(config))
+        self._registry = Registry(secrets.token_hex(8), pool_wishes(config), self._store.begin_life())
         self._registry.set_deployments(self._store.deployments())
         self._feed = SnapshotFeed(self._registry)
         self._controller = Controller(config, self._store, self._registry, self._feed, cluster, access)

@@ -4,6 +4,7 @@ Every change is durable when its method returns; a process killed at any moment 
 Store is used by one thread.
 """
 
+import logging
 import shutil
 import sqlite3
 import time
@@ -16,6 +17,8 @@ import msgspec
 from polyfleet.scheduler.launcher.launch import LaunchSpec
 from polyfleet.scheduler.tenants.usage_table import USAGE_TABLES, UsageTable
 from polyfleet.v1 import fleet_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 STATE_NAME = "fleet.sqlite"
 SCHEMA_VERSION = 1
@@ -31,6 +34,7 @@ CREATE TABLE workers (worker_id TEXT PRIMARY KEY);
 """
 _ADDED = (
     "CREATE TABLE IF NOT EXISTS launches (worker_id TEXT PRIMARY KEY, spec BLOB NOT NULL)",  # older versions: unused
+    "CREATE TABLE IF NOT EXISTS lives (generation INTEGER PRIMARY KEY)",  # of one row: the scheduler's last life
     *USAGE_TABLES,
 )
 
@@ -91,6 +95,23 @@ class Store:
             if _disk_is_full(error, self._path):
                 raise _full(self._path) from None
             raise StoreError(f"The state file {self._path} can't be written: {error}.") from None
+
+    def begin_life(self) -> int:
+        """Another life of the scheduler: its number, above that of each one before it, on a state that was lost too."""
+        number = max(self.generation + 1, int(time.time()))
+        try:
+            with self.writing():
+                self._db.execute("DELETE FROM lives")
+                self._db.execute("INSERT INTO lives VALUES (?)", (number,))
+        except StoreError as error:
+            log.error("Another scheduler on this state would not be noticed: %s", error)
+        return number
+
+    @property
+    def generation(self) -> int:
+        """The number of the last life that began; 0: none has."""
+        row = self._db.execute("SELECT generation FROM lives").fetchone()
+        return int(row[0]) if row else 0
 
     def deployments(self) -> tuple[pb.ModelDeployment, ...]:
         """All deployments, by name."""

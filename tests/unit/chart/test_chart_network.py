@@ -13,7 +13,7 @@ NEIGHBOUR: Labels = {"app": "a neighbour"}  # in the release's namespace
 PROMETHEUS: Labels = {"app": "prometheus"}
 ELSEWHERE = {"somebody": "default", "prometheus": "monitoring"}
 METRICS = {"gateway": 9101, "scheduler": 9102, "worker": 9100}
-OPEN = {50051, 8000, 50052, 50061, *METRICS.values()}  # what the processes listen on, beside Ray's
+OPEN = {50051, 8000, 50052, 50053, 50061, *METRICS.values()}  # what the processes listen on, beside Ray's
 RAY = [6379, 6380, 6385, 6400, 6499]
 OTHER_RAY = [8265, 10001, 44217]
 
@@ -78,6 +78,7 @@ def test_requests_find_their_way(network: Network) -> None:
         (OUTSIDER, GATEWAY, 50051),
         (OUTSIDER, GATEWAY, 8000),
         (TEST, GATEWAY, 50051),
+        (GATEWAY, GATEWAY, 50053),
         (GATEWAY, WORKER, 50061),
         (GATEWAY, SCHEDULER, 50052),
         (WORKER, SCHEDULER, 50052),
@@ -107,6 +108,7 @@ def test_the_rest_is_denied(network: Network) -> None:
         (OUTSIDER, SCHEDULER, 50052),
         (WORKER, WORKER, 50061),
         (WORKER, GATEWAY, 50051),
+        (WORKER, GATEWAY, 50053),
         (SCHEDULER, GATEWAY, 8000),
         (GATEWAY, OUTSIDER, 443),
         (WORKER, OUTSIDER, 443),

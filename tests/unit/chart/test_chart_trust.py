@@ -102,8 +102,7 @@ def test_each_part_shows_its_own_key_and_servers_have_the_hashes(tmp_path: Path)
         items: list[Any] = secret_at(pod, name, FLEET)["items"]
         by_path = {each["path"]: each["key"] for each in items}
         role = "scheduler" if part == "launcher" else part
-        expected = {"fleet-token": f"{role}-token", "fleet-keys.yaml": "fleet-keys.yaml"}
-        assert by_path == (expected if part != "gateway" else {"fleet-token": "gateway-token"})
+        assert by_path == {"fleet-token": f"{role}-token", "fleet-keys.yaml": "fleet-keys.yaml"}
     config = tmp_path / "scheduler.yaml"
     config.write_text(find(objects, "ConfigMap", "polyfleet-scheduler")["data"]["scheduler.yaml"])
     assert load_config(config, {}).fleet_keys_file == f"{FLEET}/fleet-keys.yaml"

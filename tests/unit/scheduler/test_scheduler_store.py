@@ -8,6 +8,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,30 @@ def test_deployments_come_back_as_they_were_by_name(path: Path) -> None:
     store.put_deployment(other)
     store.close()
     assert Store(path).deployments() == (other, WISH)
+
+
+def test_each_life_has_a_higher_number_and_the_one_before_can_see_it(path: Path) -> None:
+    first = Store(path)
+    begun = first.begin_life()
+    assert first.generation == begun
+    assert Store(path).begin_life() > begun
+    assert first.generation > begun
+
+
+def test_a_life_on_a_lost_state_has_a_higher_number_than_those_before(path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("polyfleet.scheduler.store.time.time", lambda: 5000.0)
+    before = [Store(path).begin_life() for _ in range(3)]
+    path.unlink()
+    monkeypatch.setattr("polyfleet.scheduler.store.time.time", lambda: 5010.0)
+    assert before == [5000, 5001, 5002]
+    assert Store(path).begin_life() == 5010
+
+
+def test_a_life_begins_where_nothing_can_be_written(path: Path) -> None:
+    store = Store(path)
+    store._db.execute("PRAGMA query_only = ON")
+    assert store.begin_life() > 0
+    assert store.generation == 0
 
 
 def test_putting_again_replaces(path: Path) -> None:

@@ -7,9 +7,10 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from polyfleet.convert.assets import asset_chunks
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.keys import Role
 from polyfleet.serving.device_report import device_report
@@ -17,7 +18,7 @@ from polyfleet.serving.health.device_watch import DeviceState
 from polyfleet.serving.worker import Worker
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import fleet_pb2_grpc
-from polyfleet.wire.limits import ASSET_CHUNK_BYTES, GRPC_MAX_MESSAGE_BYTES
+from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -129,9 +130,3 @@ class Registration:
             if answer.stop:
                 log.info("The Fleet does not want this worker any more.")
                 self._worker.drain(leave=True)
-
-
-def asset_chunks(digest: str, document: bytes) -> Iterator[pb.AssetChunk]:
-    """A tokenizer document in pieces that fit a message."""
-    for start in range(0, len(document), ASSET_CHUNK_BYTES):
-        yield pb.AssetChunk(hash=digest, total_bytes=len(document), data=document[start : start + ASSET_CHUNK_BYTES])

@@ -1,13 +1,14 @@
 """The gateway's line to the scheduler: snapshots as they come, tokenizers by hash. The gateway lives on without it."""
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 
+from polyfleet.gateway.fleet.asset_fetch import fetch_asset
+from polyfleet.gateway.fleet.lives import Lives
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.keys import Role
 from polyfleet.v1 import fleet_pb2, fleet_pb2_grpc
@@ -15,14 +16,8 @@ from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES, MAX_SNAPSHOT_BYTES
 
 SILENCE_SECONDS = 10.0  # the scheduler sends a snapshot every 2 s
 REDIAL_SECONDS = (0.1, 1.0)  # first and longest pause
-MAX_ASSET_BYTES = 256 * 1024 * 1024
-ASSET_SECONDS = 60.0
 REPORT_TIMEOUT_SECONDS = 5.0
 log = logging.getLogger(__name__)
-
-
-class AssetError(RuntimeError):
-    """Tokenizer assets did not arrive whole."""
 
 
 class SchedulerLink:
@@ -34,6 +29,7 @@ class SchedulerLink:
         self._access = access or FleetAccess()
         self._metadata = self._access.metadata
         self.connected = False  # whether snapshots come now
+        self._lives = Lives()
 
     def _channel(self) -> Any:
         options = [
@@ -44,13 +40,19 @@ class SchedulerLink:
         return self._access.channel(self._address, Role.SCHEDULER, options)
 
     async def watch(self, apply: Callable[[fleet_pb2.FleetSnapshotParts], None]) -> None:
-        """Give every snapshot to `apply`; dial again, for ever, when the stream breaks. Runs until cancelled."""
+        """Give every snapshot to `apply`; dial again, for ever, when the stream breaks. Runs until cancelled.
+
+        Of two schedulers on one state, as a partition leaves them, the one that began later is listened to.
+        """
         pause, longest = REDIAL_SECONDS
         heard = True
         while True:
             problem = "it ended the stream"
             try:
                 async for snapshot in self._snapshots():
+                    if not self._lives.admits(snapshot.generation, asyncio.get_running_loop().time()):
+                        problem = "another scheduler has replaced it"
+                        break
                     if not heard:
                         log.info("The scheduler is back.", extra={"fleet": self._address})
                     pause, heard, self.connected = REDIAL_SECONDS[0], True, True
@@ -94,14 +96,5 @@ class SchedulerLink:
 
     async def tokenizer(self, content_hash: str) -> bytes:
         """The assets document of this sha256. Raises AssetError or grpc.aio.AioRpcError."""
-        document = bytearray()
         async with self._channel() as channel:
-            stub = fleet_pb2_grpc.FleetStub(channel)
-            request = fleet_pb2.GetTokenizerRequest(hash=content_hash)
-            async for chunk in stub.GetTokenizer(request, metadata=self._metadata, timeout=ASSET_SECONDS):
-                document += chunk.data
-                if len(document) > MAX_ASSET_BYTES:
-                    raise AssetError(f"Tokenizer {content_hash} is larger than {MAX_ASSET_BYTES} bytes.")
-        if hashlib.sha256(document).hexdigest() != content_hash:
-            raise AssetError(f"Tokenizer {content_hash} arrived with other content.")
-        return bytes(document)
+            return await fetch_asset(channel, self._metadata, content_hash)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from polyfleet.gateway.errors import ApiError
-from polyfleet.gateway.fleet.scheduler_link import AssetError
+from polyfleet.gateway.fleet.asset_fetch import AssetError
 from polyfleet.gateway.listeners import Listeners
 from polyfleet.gateway.request.prompts import Prompts
 from polyfleet.text.errors import TextAssetsError
@@ -26,6 +26,7 @@ class Tokenizer:
 
     prompts: Prompts
     answers: ModelText
+    document: bytes  # both are made of it
 
 
 class Tokenizers:
@@ -63,13 +64,18 @@ class Tokenizers:
             raise TextAssetsError(self._problems[content_hash])
         return self._ready.get(content_hash)
 
+    def document(self, content_hash: str) -> bytes | None:
+        """The assets of this hash, None while they are not here."""
+        found = self._ready.get(content_hash)
+        return found.document if found else None
+
     async def _load(self, content_hash: str) -> None:
         pause, longest = RETRY_SECONDS
         while True:
             try:
                 document = await self._fetch(content_hash)
                 answers = await asyncio.to_thread(ModelText, document)
-                tokenizer = self._ready[content_hash] = Tokenizer(self._make_prompts(document), answers)
+                tokenizer = self._ready[content_hash] = Tokenizer(self._make_prompts(document), answers, document)
                 self._do(_prepare(content_hash, tokenizer.prompts))
                 break
             except TextAssetsError as error:

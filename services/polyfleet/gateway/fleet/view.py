@@ -57,7 +57,7 @@ class FleetView:
         self._gateway_id = gateway_id
         self._access = access
         self._metrics = metrics or Metrics()
-        self._epoch, self._version = "", 0
+        self._epoch, self._generation, self._version = "", 0, 0
         self._heard = Snapshot()  # the last one
         self._resting: frozenset[str] = frozenset()  # models whose deployments want no worker now
         self._listed: set[str] = set()  # workers of the last snapshot
@@ -85,10 +85,24 @@ class FleetView:
         self._listed.difference_update(each.info.worker_id for each in gone)
         self._listed.update(each.info.worker_id for each in came if each.info.address)
         was_known, self.known, self._heard = self.known, True, heard
-        self._epoch, self._version = message.scheduler_epoch, message.version
+        self._epoch, self._generation, self._version = message.scheduler_epoch, message.generation, message.version
         self.fleet()
         if self._moved or not was_known or before.wishes != heard.wishes or _outline(gone) != _outline(came):
             self.changed.call()
+
+    def offer(self, snapshot: fleet_pb2.FleetSnapshot) -> bool:
+        """Take another gateway's picture where it is later than this one's; whether it was."""
+        later = (snapshot.generation, snapshot.version) > (self._generation, self._version)
+        if later or not self.known:
+            self.apply(snapshot)
+        return later
+
+    def told(self) -> fleet_pb2.FleetSnapshot | None:
+        """What the scheduler said last, be it through another gateway; None before it did."""
+        heard, named = self._heard, {"scheduler_epoch": self._epoch, "generation": self._generation}
+        wishes = {"deployments": heard.deployments, "pools": heard.pools}
+        whole = fleet_pb2.FleetSnapshot(version=self._version, workers=heard.workers, **named, **wishes)  # type: ignore[arg-type]
+        return whole if self.known else None
 
     def _report(self, info: fleet_pb2.WorkerInfo, status: fleet_pb2.WorkerStatus) -> None:
         session = self.sessions.get(info.worker_id)

@@ -104,8 +104,6 @@ class Controller:
             return "Ray does not answer."
         return self._failure
 
-    # The loop.
-
     async def run(self) -> None:
         """Follow the wish for ever, once the cluster could be opened, which is tried until it can."""
         sweeper = asyncio.create_task(self._sweep())
@@ -134,7 +132,9 @@ class Controller:
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def tick(self) -> None:
-        """One look and one step. Raises ClusterError when the cluster does not answer."""
+        """One look and one step. Raises ClusterError when the cluster is away or another scheduler's by now."""
+        if self._store.generation > self._registry.generation > 0:
+            raise ClusterError("Another scheduler has taken over this one's state.")
         reports = self._reports()
         self._registry.observe(reports)
         if not self._feed.is_open and self._has_settled(reports):

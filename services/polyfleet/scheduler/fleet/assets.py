@@ -1,10 +1,9 @@
-"""Receiving a worker's tokenizer assets in chunks, and handing them on in chunks. Pure."""
+"""Receiving a worker's tokenizer assets in chunks. Pure."""
 
-from collections.abc import Iterator
 from hashlib import sha256
 
 from polyfleet.v1 import fleet_pb2 as pb
-from polyfleet.wire.limits import ASSET_CHUNK_BYTES, FieldError
+from polyfleet.wire.limits import FieldError
 
 MAX_ASSET_BYTES = 128 * 1024 * 1024  # far above the largest vocabularies in use; bounds what one worker can send
 MAX_UPLOADS = 4  # received at a time, in memory
@@ -33,13 +32,6 @@ class AssetUpload:
         if found != self.wanted:
             raise FieldError("asset.data", f"has sha256 {found}, not {self.wanted}")
         return bytes(self._data)
-
-
-def chunks(content_hash: str, data: bytes) -> Iterator[pb.AssetChunk]:
-    """`data` as messages; one empty message for empty data."""
-    for start in range(0, len(data) or 1, ASSET_CHUNK_BYTES):
-        part = data[start : start + ASSET_CHUNK_BYTES]
-        yield pb.AssetChunk(hash=content_hash, total_bytes=len(data), data=part)
 
 
 class Uploads:

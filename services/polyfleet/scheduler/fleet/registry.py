@@ -39,15 +39,15 @@ class FullError(RuntimeError):
 class Registry:
     """All workers and deployments of one life (`epoch`) of the scheduler; `revision` counts the visible changes."""
 
-    def __init__(self, epoch: str, pools: Iterable[pb.ModelDeployment] = ()) -> None:
-        self.epoch = epoch
+    def __init__(self, epoch: str, pools: Iterable[pb.ModelDeployment] = (), generation: int = 0) -> None:
+        self.epoch, self.generation = epoch, generation
         self.revision = Revision()
         self._records: dict[str, Record] = {}
         self._deployments: tuple[pb.ModelDeployment, ...] = ()
         self._pools = tuple(pools)
         self._crash_loops = CrashLoops()
         self._swept: float | None = None
-        self._snapshot = pb.FleetSnapshot(scheduler_epoch=epoch, pools=self._pools)
+        self._snapshot = pb.FleetSnapshot(scheduler_epoch=epoch, pools=self._pools, generation=generation)
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -214,6 +214,7 @@ class Registry:
                 workers=workers,
                 deployments=self._deployments,
                 pools=self._pools,
+                generation=self.generation,
             )
         return self._snapshot
 

@@ -30,6 +30,7 @@ class Changes:
             pools=snapshot.pools,
             partial=True,
             gone=before.keys() - workers.keys(),
+            generation=snapshot.generation,
         )
 
 

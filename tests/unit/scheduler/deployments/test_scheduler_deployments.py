@@ -1,6 +1,7 @@
 """Deployments through the Fleet service on a real port, with the controller on a cluster without Ray."""
 
 import grpc
+import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from tests.support.running_scheduler import Running, refusal, states
@@ -56,6 +57,20 @@ async def test_unknown_names_are_not_found_with_the_list(running: Running) -> No
     )
     error = await refusal(running.fleet.Drain(pb.DrainRequest(worker_id="x")))
     assert error.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_scheduler_that_another_one_has_replaced_starts_nothing_and_says_so(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyfleet.scheduler.fleet_service.PATIENCE_SECONDS", 0.1)
+    store = running.scheduler._store
+    assert running.scheduler._registry.snapshot().generation == store.generation > 0
+    store.begin_life()
+    await running.until(lambda _: "Another scheduler" in running.scheduler._controller._failure)
+    error = await refusal(running.fleet.Deploy(pb.DeployRequest(deployment=WISH)))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "Another scheduler has taken over this one's state" in error.details()
+    assert running.cluster.launched == []
 
 
 async def test_a_deployment_that_finds_no_place_says_so(running: Running) -> None:

@@ -4,8 +4,9 @@ from hashlib import sha256
 
 import pytest
 
+from polyfleet.convert.assets import asset_chunks
 from polyfleet.scheduler.deployments.validate import check_deployment
-from polyfleet.scheduler.fleet.assets import MAX_ASSET_BYTES, AssetUpload, chunks
+from polyfleet.scheduler.fleet.assets import MAX_ASSET_BYTES, AssetUpload
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.limits import ASSET_CHUNK_BYTES, FieldError
 
@@ -58,7 +59,7 @@ def test_bad_deployments_are_refused_by_field(bad: pb.ModelDeployment, field: st
 def test_assets_travel_in_chunks(size: int) -> None:
     data = bytes(i % 251 for i in range(size))
     digest = sha256(data).hexdigest()
-    parts = list(chunks(digest, data))
+    parts = list(asset_chunks(digest, data))
     assert all(len(part.data) <= ASSET_CHUNK_BYTES for part in parts)
     upload = AssetUpload(digest)
     assert [upload.add(part) for part in parts] == [None] * (len(parts) - 1) + [data]

@@ -11,9 +11,9 @@ from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_worker import FakeWorker
 from tests.support.running_scheduler import Running, refusal, start, states, stop
 
+from polyfleet.convert.assets import asset_chunks
 from polyfleet.scheduler import fleet_service
 from polyfleet.scheduler.config import fleet_id
-from polyfleet.scheduler.fleet.assets import chunks
 from polyfleet.v1 import fleet_pb2 as pb
 
 WISH = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
@@ -200,7 +200,7 @@ async def test_a_full_disk_is_said_to_who_deploys_and_tokenizers_come_all_the_sa
     worker = running.fleet.Register()
     await worker.write(pb.RegisterRequest(info=pb.WorkerInfo(worker_id="w-1", model=model)))
     assert (await worker.read()).want_asset == model.tokenizer_hash
-    for chunk in chunks(model.tokenizer_hash, assets):
+    for chunk in asset_chunks(model.tokenizer_hash, assets):
         await worker.write(pb.RegisterRequest(asset=chunk))
     while not running.scheduler._store.has_asset(model.tokenizer_hash):
         await asyncio.sleep(0.02)
