@@ -42,6 +42,10 @@ _CALLERS = {
         "TailLog": {Role.SCHEDULER, Role.OPERATOR},
         "Drain": {Role.SCHEDULER},
     },
+    "Agents": {
+        "Join": {Role.WORKER},
+        "Carry": {Role.WORKER},
+    },
 }
 CALLERS = {
     f"/polyfleet.v1.{service}/{name}": frozenset(roles)

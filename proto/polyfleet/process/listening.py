@@ -3,7 +3,7 @@
 import errno
 import re
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from polyfleet.process.config import ConfigError
 from polyfleet.wire.auth import join_host_port, split_host_port
@@ -81,6 +81,14 @@ def free_addresses(count: int, address: str = "127.0.0.1:0") -> list[str]:
     with ExitStack() as sockets:
         ports = [sockets.enter_context(_listener(host, 0)).getsockname()[1] for _ in range(count)]
     return [join_host_port(host, found) for found in ports]
+
+
+def own_address() -> str:
+    """This machine's address on the way out, or its name when it has no way out. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # RFC 5737: an address of nobody's
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -7,6 +7,7 @@ import sys
 import click
 
 from polyfleet.cli.commands.adapters import adapters
+from polyfleet.cli.commands.agent import agent
 from polyfleet.cli.commands.backends import backends, conformance
 from polyfleet.cli.commands.benchmark import benchmark
 from polyfleet.cli.commands.chat import chat
@@ -64,6 +65,7 @@ for command in (
     scale,
     undeploy,
     drain,
+    agent,
     adapters,
     keys,
     usage,

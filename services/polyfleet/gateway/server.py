@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from polyfleet.gateway.agents.relay import AgentRelay
 from polyfleet.gateway.auth import Authenticator, check_listen
 from polyfleet.gateway.config import GatewayConfig
 from polyfleet.gateway.errors import Unavailable
@@ -41,6 +42,7 @@ from polyfleet.process.channels import FleetAccess, fleet_access
 from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.listening import parse_address
 from polyfleet.process.servers import connection_share, raise_descriptor_limit
+from polyfleet.wire.auth import fleet_objection
 from polyfleet.wire.ids import new_id
 
 HEALTH_SECONDS = 1.0  # between looks at what no change of the fleet tells
@@ -87,7 +89,10 @@ class Gateway:
         doors = Doors(share, limits.max_connections_per_address, partial(self.metrics.refused, "http"))
         app = create_app(parts, config.cors_origins)
         self.http = HttpServer(app, config.http_listen, "--http-listen", limits, doors, self._certificate)
-        self.grpc = GrpcServer(parts, config, self._certificate, share)
+        self.relay = AgentRelay(config.fleet)
+        keys = FleetKeys(Path(config.fleet_keys_file)) if config.fleet_keys_file else None
+        objection = keys.objection if keys else partial(fleet_objection, config.grpc_listen, access.token)
+        self.grpc = GrpcServer(parts, config, self._certificate, share, self.relay, objection)
         doors = Doors(MONITORS, MONITORS, partial(self.metrics.refused, "metrics"))
         monitoring = create_metrics_app(self._health, self.metrics)
         self.monitoring = HttpServer(monitoring, config.metrics_listen, "--metrics-listen", limits, doors)
@@ -166,6 +171,7 @@ class Gateway:
         await self._generation.wait_until_idle(STOP_SECONDS)
         if self.peers:
             await self.peers.stop()
+        self.relay.close()
         await asyncio.gather(self.grpc.stop(STOP_SECONDS), self.http.stop(), self.monitoring.stop())
         for task in self._tasks:
             task.cancel()

@@ -14,6 +14,7 @@ from polyfleet.process.config_file import read_config
 from polyfleet.process.flags import FiniteRange, adapter_flag, option_flags, take_options
 from polyfleet.process.listening import MAX_PORT, is_address
 from polyfleet.process.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
+from polyfleet.serving.agent.config import JoinConfig
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.log_tail import TAIL
 from polyfleet.serving.process import StartError, WorkerProcess
@@ -163,6 +164,9 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
     show_envvar=True,
     default="info",
 )
+@click.option("--join", type=Address(), hidden=True, help="A gateway's gRPC port, dialled in place of --fleet.")
+@click.option("--join-tls", is_flag=True, hidden=True, help="It speaks TLS, with the system's roots.")
+@click.option("--join-ca-file", type=click.Path(path_type=Path), hidden=True, help="It speaks TLS, with these roots.")
 @click.option("--launched", is_flag=True, hidden=True, help="A launcher started it, and may stop it.")
 @click.option("--fleet-id", default="", envvar="POLYFLEET_FLEET_ID", hidden=True, help="Whose worker it is.")
 def main(**options: Any) -> None:
@@ -200,6 +204,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         deployment=options["deployment"] or "",
         lock_file=options["lock_file"],
         launched=options["launched"],
+        join=join_of(options),
         fleet_id=options["fleet_id"],
         load=load_of(options, given) if options["model"] else None,
         fleet_token_file=options["fleet_token_file"],
@@ -213,6 +218,11 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         telemetry_interval=options["telemetry_interval"],
         log_level=options["log_level"],
     )
+
+
+def join_of(options: dict[str, Any]) -> JoinConfig | None:
+    """Where an agent joins; `polyfleet agent` gives these."""
+    return JoinConfig(options["join"], options["join_tls"], options["join_ca_file"]) if options["join"] else None
 
 
 def load_of(options: dict[str, Any], given: dict[str, OptionValue]) -> LoadSpec:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyfleet.serving.agent.config import JoinConfig
 from polyfleet.serving.worker import LoadSpec
 
 
@@ -32,4 +33,5 @@ class WorkerConfig:
     telemetry_interval: float
     log_level: str
     launched: bool = False  # by a launcher, which may stop it
+    join: JoinConfig | None = None  # at a gateway, which leads to Fleet too, in place of `fleet`
     fleet_id: str = ""  # of the scheduler whose launcher started it; no other may have it

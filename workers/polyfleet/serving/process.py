@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 
 from polyfleet.backends import BackendRegistry, BackendUnavailable
@@ -18,27 +18,30 @@ from polyfleet.backends.protocol import accelerator_name, split_device
 from polyfleet.process.channels import FleetAccess, fleet_access
 from polyfleet.process.config import ConfigError
 from polyfleet.process.fleet_keys import FleetKeys
-from polyfleet.process.listening import ListenError
+from polyfleet.process.listening import ListenError, own_address
 from polyfleet.process.metrics import MetricsServer
 from polyfleet.process.signals import ignore_hangups, stopping
+from polyfleet.serving.agent.tunnel import Tunnel
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.engine_client import LoadError
-from polyfleet.serving.health.device_watch import DeviceWatch
+from polyfleet.serving.health.device_watch import DeviceState, DeviceWatch
 from polyfleet.serving.health.watchdog import WatchdogLimits
 from polyfleet.serving.lock import LockedError, LockFile
 from polyfleet.serving.metrics import serve_metrics
-from polyfleet.serving.registration import Registration
+from polyfleet.serving.registration import LAST_REDIAL_SECONDS, Registration
 from polyfleet.serving.router import UNAVAILABLE
 from polyfleet.serving.server import WorkerServer
 from polyfleet.serving.worker import Worker, WorkerRefusal
 from polyfleet.tuning.choice import get_backend
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import ANY_HOST, AuthSetupError, check_bind, join_host_port, split_host_port
+from polyfleet.wire.ids import new_id
 
 log = logging.getLogger(__name__)
 
 DEVICE = "device"  # a source of trouble
 ENGINE_ENDED, CANNOT_LOAD, SIGNALLED = 1, 3, 128  # exit statuses
+TUNNEL_REDIAL_SECONDS = 0.5  # through a tunnel that may be back
 FLUSH_SECONDS = 2.0  # for the last news to reach gateways and Fleet
 CLOSE_SECONDS = 1.0
 
@@ -73,6 +76,7 @@ class WorkerProcess:
         self._signals: list[int] = []
         self._second_signal = asyncio.Event()
         self._registration: Registration | None = None
+        self._tunnel: Tunnel | None = None
 
     async def run(self) -> int:
         """Until told to end; the exit status. Raises StartError."""
@@ -84,6 +88,9 @@ class WorkerProcess:
             check_bind(config.listen, access.token, keys=keys is not None)
             if lock is not None:
                 lock.check()
+            if config.join:
+                name, process = config.worker_id, self._worker.info().process
+                self._tunnel = Tunnel(config.join, access.token, name, process, self._reached_at)
             server = WorkerServer(self._worker, config.listen, access, keys)
             metrics = serve_metrics(self._worker, config.metrics_listen, self._devices)
             lag = asyncio.create_task(metrics.process.watch_loop())
@@ -108,8 +115,14 @@ class WorkerProcess:
         config = self._config
         address = reachable(config.listen, server.port, config.advertise_host)
         metrics_address = reachable(config.metrics_listen, metrics.port, config.advertise_host)
-        self._worker.set_addresses(address, metrics_address)
+        if not config.join:
+            self._worker.set_addresses(address, metrics_address)
         log.info("Worker %s listens on %s.", config.worker_id, address, extra={"metrics_address": metrics_address})
+
+    def _reached_at(self, address: str) -> None:
+        """The fleet reaches the worker there from now on; its metrics nobody does."""
+        self._worker.set_addresses(address, "")
+        self._worker.revision.advance()
 
     async def _serve(self, server: WorkerServer, access: FleetAccess) -> None:
         """Serve until the end is due and drained; leaves the server stopped."""
@@ -118,11 +131,13 @@ class WorkerProcess:
         if self._devices is not None:
             self._devices.start(self._judged_from_thread(asyncio.get_running_loop()))
         tasks = [asyncio.create_task(server.follow_health())]
-        if config.fleet:
-            devices = self._devices
-            self._registration = Registration(
-                self._worker, config.fleet, access, (lambda: devices.states) if devices else lambda: ()
-            )
+        if self._tunnel:
+            await self._tunnel.open(reachable(config.listen, server.port, ""))
+            tasks.append(asyncio.create_task(self._tunnel.run()))
+        if fleet_address := self._tunnel.fleet_address if self._tunnel else config.fleet:
+            devices, pause = self._devices, TUNNEL_REDIAL_SECONDS if self._tunnel else LAST_REDIAL_SECONDS
+            states: Callable[[], Sequence[DeviceState]] = (lambda: devices.states) if devices else lambda: ()
+            self._registration = Registration(self._worker, fleet_address, access, states, pause)
             tasks.append(asyncio.create_task(self._registration.run()))
         if config.load is not None:
             tasks.append(asyncio.create_task(self._load()))
@@ -222,6 +237,8 @@ def describe(config: WorkerConfig, simulated: str = "") -> fleet.WorkerInfo:
         version=version("polyfleet"),
         own_model=config.load is not None and not config.launched,
         fleet_id=config.fleet_id,
+        process=new_id("p"),
+        joined=config.join is not None,
         intended_model=config.load.model_name if config.load else "",
     )
 
@@ -255,11 +272,3 @@ def reachable(listen: str, port: int, advertise_host: str) -> str:
     """host:port under which others reach what is bound to `listen`."""
     host = advertise_host or split_host_port(listen)[0]
     return join_host_port(own_address() if host in ANY_HOST else host, port)
-
-
-def own_address() -> str:
-    """This machine's address on the way out, or its name when it has no way out. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # RFC 5737: an address of nobody's
-        return str(probe.getsockname()[0])
-    return socket.gethostname()

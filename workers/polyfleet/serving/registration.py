@@ -43,12 +43,14 @@ class Registration:
         fleet: str,
         access: FleetAccess,
         devices: Callable[[], Sequence[DeviceState]] = lambda: (),
+        longest_pause: float = LAST_REDIAL_SECONDS,
     ) -> None:
-        """`devices`: the worker's own, as they were last read."""
+        """`devices`: the worker's own, as they were last read. `longest_pause`: seconds between two dials."""
         self._worker = worker
         self._devices = devices
         self._fleet = fleet
         self._access = access
+        self._longest_pause = longest_pause
         self._assets: asyncio.Queue[pb.AssetChunk] = asyncio.Queue()
         self._heard = False  # by this stream's Fleet
         self._leaving = False
@@ -68,7 +70,7 @@ class Registration:
             log.log(level, "The Fleet at %s left: %s", self._fleet, reason)
             known = reason
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, LAST_REDIAL_SECONDS)
+            pause = min(pause * 2, self._longest_pause)
 
     async def leave(self, timeout: float, *, dial: bool) -> None:
         """Report the present state a last time and close the stream well; at most `timeout` seconds.

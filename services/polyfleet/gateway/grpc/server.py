@@ -1,4 +1,4 @@
-"""The gRPC port: Inference, health, reflection; message sizes, keepalive, TLS."""
+"""The gRPC port: Inference, agents, health, reflection; message sizes, keepalive, TLS."""
 
 from functools import partial
 from typing import Any
@@ -7,6 +7,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from polyfleet.gateway.agents.relay import AgentRelay
+from polyfleet.gateway.agents.service import AgentsService, agent_objection
 from polyfleet.gateway.auth import Authenticator
 from polyfleet.gateway.config import GatewayConfig, Limits
 from polyfleet.gateway.errors import Unauthenticated
@@ -16,9 +18,9 @@ from polyfleet.gateway.parts import GatewayParts
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.process.decoding import DecodeInterceptor
 from polyfleet.process.listening import ListenError, check_free
-from polyfleet.process.refusing import RefusingInterceptor
+from polyfleet.process.refusing import Objection, RefusingInterceptor
 from polyfleet.process.servers import server_options
-from polyfleet.v1 import inference_pb2_grpc
+from polyfleet.v1 import agents_pb2_grpc, inference_pb2_grpc
 from polyfleet.wire.auth import AUTHORIZATION, Metadata
 
 REFLECTION = "grpc.reflection.v1.ServerReflection"
@@ -54,7 +56,7 @@ def key_objection(auth: Authenticator, method: str, metadata: Metadata | None) -
 
 
 class GrpcServer:
-    """Binds when made: raises ListenError when the port can't be had."""
+    """Binds when made: raises ListenError when the port can't be had. `agents` objects to calls of theirs."""
 
     def __init__(
         self,
@@ -62,6 +64,8 @@ class GrpcServer:
         config: GatewayConfig,
         certificate: ServedCertificate | None,
         max_connections: int,
+        relay: AgentRelay,
+        agents: Objection,
     ) -> None:
         self._parts = parts
         limits = config.limits
@@ -69,8 +73,14 @@ class GrpcServer:
         without_key = RefusingInterceptor(partial(key_objection, parts.auth), service.refuse)  # which counts the call
         self._server = grpc.aio.server(
             options=channel_arguments(limits, max_connections),
-            interceptors=[without_key, DecodeInterceptor(service.refuse, limits.body_seconds)],
+            interceptors=[
+                without_key,
+                RefusingInterceptor(partial(agent_objection, agents)),
+                DecodeInterceptor(service.refuse, limits.body_seconds),
+            ],
         )
+        hosts = AgentsService(relay, lambda peer: self.connections.heard(peer), lambda: parts.health.draining)
+        agents_pb2_grpc.add_AgentsServicer_to_server(hosts, self._server)
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

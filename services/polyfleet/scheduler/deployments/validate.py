@@ -62,6 +62,7 @@ def check_info(info: pb.WorkerInfo, *, loopback: bool) -> None:
         info.device_name,
         info.host,
         info.version,
+        info.process,
         info.model.name,
     )
     if not all(text.isprintable() for text in texts):

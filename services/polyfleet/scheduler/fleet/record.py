@@ -8,6 +8,7 @@ from polyfleet.scheduler.operations.devices import WorkerDevices
 from polyfleet.v1 import fleet_pb2 as pb
 
 LOST_AFTER_SECONDS = 3.0
+AGENT_LOST_AFTER_SECONDS = 15.0  # its way here is a long one
 _SERVING = (pb.WORKER_STATE_READY, pb.WORKER_STATE_DRAINING)
 
 
@@ -33,6 +34,11 @@ class Record:
     devices: WorkerDevices | None = None
 
     @property
+    def lost_after(self) -> float:
+        """Seconds without a report."""
+        return AGENT_LOST_AFTER_SECONDS if self.info.joined else LOST_AFTER_SECONDS
+
+    @property
     def announced(self) -> pb.WorkerInfo:
         """What it is, without a model that it was never READY with."""
         if self.proven or not self.info.HasField("model"):
@@ -47,7 +53,9 @@ class Record:
         launched = self.launcher.pid if self.launcher and self.launcher.phase is Phase.WATCHING else 0
         if launched and launched != info.pid:
             return f"its launcher runs it as process {launched}"
-        silent = self.lost or now - self.heard > LOST_AFTER_SECONDS
+        if info.process and info.process == self.info.process:
+            return ""
+        silent = self.lost or now - self.heard > self.lost_after
         if not self.is_open or stream == self.stream or silent or (launched and launched != self.info.pid):
             return ""
         return f"process {self.info.pid} on {self.info.host or 'an unnamed host'} reports under it"
@@ -63,7 +71,7 @@ class Record:
         if report and not failed and (self.stream < 0 or (report.pid and report.pid != self.info.pid)):
             return pb.WorkerStatus(state=pb.WORKER_STATE_STARTING, reason=report.reason)
         if self.lost:
-            silence = f"no report for {LOST_AFTER_SECONDS:.0f} s"
+            silence = f"no report for {self.lost_after:.0f} s"
             if self.status.state == pb.WORKER_STATE_UNHEALTHY and self.status.reason:
                 silence += f"; before that: {self.status.reason}"
             return pb.WorkerStatus(state=pb.WORKER_STATE_LOST, reason=silence, step=self.status.step)

@@ -1,8 +1,9 @@
 """Who is in the fleet and how they are: registrations, reports, silence, launchers' news. Pure; times are given.
 
-A worker is LOST after 3 s without a report and forgotten a minute later, unless a launcher still looks after it. Its
-own reports say how it is, except where only its launcher can know: not started yet, crashed, could not load. What it
-says of its model counts once it is READY with it. One open stream speaks for an id, until it falls silent.
+A worker is LOST after 3 s without a report (an agent's, after 15 s) and forgotten a minute later, unless a launcher
+still looks after it. Its own reports say how it is, except where only its launcher can know: not started yet, crashed,
+could not load. What it says of its model counts once it is READY with it. One open stream speaks for an id, until it
+falls silent or its process opens another.
 """
 
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from polyfleet.placement.proto import ReportCheck, same_model
 from polyfleet.process.revision import Revision
 from polyfleet.scheduler.fleet.crash_loops import CrashLoops
-from polyfleet.scheduler.fleet.record import LOST_AFTER_SECONDS, Record, starting
+from polyfleet.scheduler.fleet.record import Record, starting
 from polyfleet.scheduler.launcher.launch import LauncherReport, Phase
 from polyfleet.scheduler.operations.devices import WorkerDevices
 from polyfleet.v1 import fleet_pb2 as pb
@@ -132,7 +133,7 @@ class Registry:
                 record.heard = min(now, record.heard + deaf)
         for worker_id, record in list(self._records.items()):
             silence = now - record.heard
-            if record.stream >= 0 and not record.lost and silence > LOST_AFTER_SECONDS:
+            if record.stream >= 0 and not record.lost and silence > record.lost_after:
                 record.lost = True
                 self._note_end(record, now)
                 self._changed()

@@ -1,0 +1,141 @@
+"""Agents: worker processes that dial the gateway and are dialled through it, with a real scheduler."""
+
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from tests.support.cut_relay import CutRelay
+from tests.support.fake_tokens import fake_tokens
+from tests.support.gateway_rig import GatewayRig, Stream, until
+from tests.support.running_scheduler import Running, start, stop
+from tests.support.running_worker import RunningWorker
+
+from polyfleet.gateway.agents.service import agent_problem
+from polyfleet.v1 import inference_pb2 as pb
+from polyfleet.v1.agents_pb2 import Agent
+from polyfleet.v1.operations_pb2 import TailLogRequest
+from polyfleet.wire.auth import bearer_metadata
+
+MODEL = "fake:step_seconds=0.02,hash=0"
+TOKEN = "a-fleet-token"
+
+
+class AgentRig:
+    """A scheduler and a gateway with a fleet token, and a way to the gateway that can be cut."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.stack = folder, AsyncExitStack()
+        self.token_file = folder / "token"
+        self.scheduler: Running
+        self.rig: GatewayRig
+        self.way: CutRelay
+
+    async def __aenter__(self) -> "AgentRig":
+        self.token_file.write_text(TOKEN)
+        files = {"fleet_token_file": str(self.token_file)}
+        self.scheduler = await start(self.folder / "state", settle_seconds=0.0, **files)
+        self.stack.push_async_callback(stop, self.scheduler)
+        config = {"fleet": self.scheduler.address, **files}
+        self.rig = await self.stack.enter_async_context(GatewayRig(config=config))
+        target = f"127.0.0.1:{self.rig.gateway.grpc.port}"
+        self.way = await self.stack.enter_async_context(CutRelay(target))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stack.aclose()
+
+    async def worker(self, name: str, *options: str) -> RunningWorker:
+        """A process of that name; it need not be ready yet."""
+        (folder := self.folder / f"{name}-{len(list(self.folder.iterdir()))}").mkdir()
+        options = ("--worker-id", name, "--fleet-token-file", str(self.token_file), *options)
+        return await self.stack.enter_async_context(RunningWorker(folder, *options, model=MODEL, wait_ready=False))
+
+    async def agent(self, name: str) -> RunningWorker:
+        """One that joins over the way."""
+        return await self.worker(name, "--join", self.way.address)
+
+    def ready(self, *names: str) -> bool:
+        """Whether the gateway can use these and no others."""
+        sessions = self.rig.gateway.view.sessions
+        return {each for each, session in sessions.items() if session.connected and session.says_ready} == set(names)
+
+
+async def test_an_agent_serves_over_its_own_connection_until_it_is_told_to_go(tmp_path: Path) -> None:
+    async with AgentRig(tmp_path) as rig:
+        agent = await rig.agent("mac")
+        await until(lambda: rig.ready("mac"))
+        request = pb.GenerateRequest(token_ids=[1, 2], ignore_eos=True, max_tokens=20)
+        stream = await Stream.read(rig.rig.stub.Generate(request))
+        assert stream.ids() == fake_tokens([1, 2], 20)
+        assert stream.workers() == ["mac"]
+        info = rig.rig.gateway.view.sessions["mac"].info
+        assert info.joined
+        assert not info.metrics_address
+        asked = TailLogRequest(worker_id="mac", lines=100)
+        lines = await rig.scheduler.fleet.TailLog(asked, metadata=bearer_metadata(TOKEN))
+        assert any("Joined at" in line for line in lines.lines)
+        agent.signal(signal.SIGTERM)
+        assert await agent.exit_status() == 0
+        await until(lambda: not rig.rig.gateway.view.sessions)
+        await until(lambda: len(rig.rig.gateway.relay) == 0)
+
+
+async def test_streams_of_an_agent_whose_network_goes_resume_elsewhere_and_it_comes_back(tmp_path: Path) -> None:
+    async with AgentRig(tmp_path) as rig:
+        await rig.agent("mac")
+        await until(lambda: rig.ready("mac"))
+        await rig.worker("here", "--fleet", rig.scheduler.address)
+        request = pb.GenerateRequest(token_ids=[3], max_tokens=200, ignore_eos=True)
+        ids, workers = list[int](), list[str]()
+        async for message in rig.rig.stub.Generate(request):
+            ids += message.token_ids
+            workers += [message.worker_id] if message.worker_id else []
+            if len(ids) > 5 and rig.ready("mac", "here"):
+                rig.way.passing.clear()
+        assert ids == fake_tokens([3], 200)
+        assert workers == ["mac", "here"]
+        await until(lambda: rig.ready("here"))
+        rig.way.passing.set()
+        await until(lambda: rig.ready("mac", "here"))
+        assert len(rig.rig.gateway.relay) == 1, "its old joining is over"
+
+
+async def test_two_agents_of_one_name_and_one_without_the_token_are_refused_with_the_reason(tmp_path: Path) -> None:
+    async with AgentRig(tmp_path) as rig:
+        first = await rig.agent("mac")
+        await until(lambda: rig.ready("mac"))
+        second = await rig.agent("mac")
+        await said(second, "The name 'mac' is taken: another agent has joined under it.")
+        rig.token_file.write_text("another-token")
+        stranger = await rig.agent("stranger")
+        await said(stranger, "This call needs the fleet token")
+        first.signal(signal.SIGKILL)
+        await first.exit_status()
+        await said(second, "Joined at")
+        await until(lambda: rig.ready("mac"))
+
+
+async def test_agents_join_again_when_their_gateway_comes_again(tmp_path: Path) -> None:
+    async with AgentRig(tmp_path) as rig:
+        await rig.agent("mac")
+        await until(lambda: rig.ready("mac"))
+        session = next(iter(rig.rig.gateway.view.sessions.values()))
+        before = session.info.address
+        rig.rig.gateway.relay.close()
+        await until(lambda: session.info.address != before)
+        await until(lambda: rig.ready("mac"))
+
+
+async def said(worker: RunningWorker, words: str) -> None:
+    """Read its log until it says so; the words are part of a line."""
+    assert worker.process.stderr is not None
+    while words not in (line := (await worker.process.stderr.readline()).decode()):
+        assert line, f"it ended without {words!r}"
+
+
+@pytest.mark.parametrize(("ahead", "words"), [(3600.0, "3600 s ahead of"), (-90.0, "90 s behind"), (30.0, "")])
+def test_the_clock_of_an_agent_may_be_a_minute_wrong(ahead: float, words: str) -> None:
+    problem = agent_problem(Agent(name="mac", unix_seconds=1e9 + ahead), 1e9)
+    assert words in problem
+    assert bool(problem) == bool(words)

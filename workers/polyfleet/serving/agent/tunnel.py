@@ -1,0 +1,172 @@
+"""An agent's side of `Agents`: it joins at a gateway for ever, and carries connections to its worker and to Fleet.
+
+Whoever dials the fleet on this host dials `fleet_address`, which leads there while the agent has joined.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
+from typing import Any
+
+import grpc
+
+from polyfleet.process.carrying import BEAT_SECONDS, Silence, carry, first_of
+from polyfleet.process.channels import FLEET_CHANNEL
+from polyfleet.process.config import ConfigError
+from polyfleet.serving.agent.config import JoinConfig
+from polyfleet.v1 import agents_pb2 as pb
+from polyfleet.v1 import agents_pb2_grpc
+from polyfleet.wire.auth import bearer_metadata, split_host_port
+
+SILENT_SECONDS = 5.0  # a gateway sends something every second
+DIAL_SECONDS = 2.0  # for the connection, or another one is tried: a packet that was lost is not waited for
+FIRST_REDIAL_SECONDS, LAST_REDIAL_SECONDS = 0.2, 1.0
+Code = grpc.StatusCode
+log = logging.getLogger(__name__)
+
+
+class Tunnel:
+    """Joins as `name`; `process` names this life. `joined` is told the worker's address in the
+    fleet. Raises ConfigError when the roots can't be read.
+    """
+
+    def __init__(
+        self, join: JoinConfig, token: str | None, name: str, process: str, joined: Callable[[str], None]
+    ) -> None:
+        self._join, self._metadata = join, bearer_metadata(token)
+        self._credentials = _credentials(join)
+        self._name, self._process, self._joined = name, process, joined
+        self._worker: tuple[str, int] | None = None
+        self._stub: Any = None  # of the gateway that was joined
+        self._session = ""
+        self._stale = asyncio.Event()  # the gateway does not know the session any more
+        self._carried: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.fleet_address = ""
+
+    async def open(self, worker_address: str) -> None:
+        """Listen for those who dial the fleet. `worker_address` is the worker's, on this host."""
+        host, port = split_host_port(worker_address)
+        self._worker = host, int(port)
+        self._server = await asyncio.start_server(self._dialled, "127.0.0.1", 0)
+        self.fleet_address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def run(self) -> None:
+        """Join, carry, join again; until cancelled."""
+        pause, known = FIRST_REDIAL_SECONDS, ""
+        try:
+            while True:
+                reason = await self._stay()
+                was_joined, self._session = bool(self._session), ""
+                pause = FIRST_REDIAL_SECONDS if was_joined else pause
+                level = logging.WARNING if was_joined or reason != known else logging.DEBUG
+                log.log(level, "Not joined at %s: %s", self._join.address, reason)
+                known = reason
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, LAST_REDIAL_SECONDS)
+        finally:
+            if self._server is not None:
+                self._server.close()
+
+    async def _stay(self) -> str:
+        """Join once and carry until that ends; why it ended."""
+        self._stale.clear()
+        async with self._channel() as channel:
+            try:
+                await asyncio.wait_for(channel.channel_ready(), DIAL_SECONDS)
+            except asyncio.TimeoutError:
+                return "it does not answer, or not as this agent expects (TLS?)"
+            self._stub = agents_pb2_grpc.AgentsStub(channel)
+            call, silence = self._stub.Join(metadata=self._metadata), Silence(SILENT_SECONDS)
+            jobs = self._beat(call), self._hear(call, silence), silence.lasts(), self._until_stale()
+            try:
+                await first_of(*map(asyncio.ensure_future, jobs))
+                return (
+                    f"{await call.details()}" if call.done() else "the gateway is silent, or knows this agent no more"
+                )
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return f"{await call.details() or (await call.code()).name}"
+            finally:
+                await self._drop_all()
+
+    def _channel(self) -> Any:
+        """Each dial is a new connection, which gRPC does not make again by itself."""
+        options = (*FLEET_CHANNEL, ("grpc.enable_retries", 0), ("grpc.max_receive_message_length", 1 << 20))
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._join.address, options=options)
+        return grpc.aio.secure_channel(self._join.address, self._credentials, options=options)
+
+    async def _beat(self, call: Any) -> None:
+        named = {"name": self._name, "process": self._process, "version": version("polyfleet")}
+        await call.write(pb.JoinRequest(agent=pb.Agent(unix_seconds=time.time(), **named)))
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            await call.write(pb.JoinRequest())
+
+    async def _hear(self, call: Any, silence: Silence) -> None:
+        async for message in call:
+            silence.broken()
+            if message.session:
+                log.info("Joined at %s.", self._join.address, extra={"worker_address": message.worker_address})
+                self._session = message.session
+                self._joined(message.worker_address)
+            if message.connection:
+                self._start(self._take(message.connection))
+
+    async def _until_stale(self) -> None:
+        await self._stale.wait()
+
+    async def _take(self, number: int) -> None:
+        """Carry what somebody dialled at the gateway to the worker."""
+        assert self._worker is not None
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(*self._worker)
+            await self._carry(number, reader, writer)
+
+    async def _dialled(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry what somebody dialled here to Fleet."""
+        if not self._session:
+            writer.transport.abort()
+            return
+        self._start(self._carry(0, reader, writer))
+
+    async def _carry(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        call = self._stub.Carry(metadata=self._metadata)
+        try:
+            await call.write(pb.CarriedBytes(session=self._session, connection=number))
+            await carry(reader, writer, _messages(call), call.write)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            if await call.code() is Code.FAILED_PRECONDITION:
+                self._stale.set()
+        finally:
+            call.cancel()
+            writer.close()
+
+    def _start(self, job: Any) -> None:
+        task = asyncio.ensure_future(job)
+        self._carried.add(task)
+        task.add_done_callback(self._carried.discard)
+
+    async def _drop_all(self) -> None:
+        """End what is carried: the connections to the worker, and those to Fleet."""
+        for task in self._carried:
+            task.cancel()
+        await asyncio.gather(*self._carried, return_exceptions=True)
+
+
+async def _messages(call: Any) -> AsyncIterator[pb.CarriedBytes]:
+    async for message in call:
+        yield message
+
+
+def _credentials(join: JoinConfig) -> grpc.ChannelCredentials | None:
+    if not join.tls and join.ca_file is None:
+        return None
+    try:
+        return grpc.ssl_channel_credentials(join.ca_file.read_bytes() if join.ca_file else None)
+    except OSError as error:
+        raise ConfigError(f"The file {join.ca_file} can't be read: {error.strerror}.") from None
