@@ -21,7 +21,6 @@ USERS = (*OURS, "bench", "tools", "docker", "charts")
 # "path:name", or a pattern of them -> why it stays though nothing but tests uses it.
 ALLOWED: dict[str, str] = {
     "services/polyfleet/gateway/http/openai/replies.py:*": "fields of the JSON that clients read",
-    "services/polyfleet/gateway/ports/acceptor.py:Acceptor.wait_closed": "uvicorn calls it, as of asyncio's server",
     "services/polyfleet/text/prompt_text.py:PromptText.render_chat": "what tests compare with other templates' texts",
     "workers/polyfleet/backends/protocol.py:DeviceInfo.total_memory_gb": "scripts that ask for devices read it",
     "workers/polyfleet/backends/protocol.py:KernelCapabilities.supports_flash_attention": "likewise",

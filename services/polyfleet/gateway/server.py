@@ -41,6 +41,7 @@ from polyfleet.placement.place import place
 from polyfleet.process.channels import FleetAccess, fleet_access
 from polyfleet.process.fleet_keys import FleetKeys
 from polyfleet.process.listening import parse_address
+from polyfleet.process.refusing import Objection
 from polyfleet.process.servers import connection_share, raise_descriptor_limit
 from polyfleet.wire.auth import fleet_objection
 from polyfleet.wire.ids import new_id
@@ -71,11 +72,9 @@ class Gateway:
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         fair = FairOrder(lambda: authenticator.tenants, lambda: authenticator.num_tenants)
         queue = RequestQueue(self.view, partial(place, policy=config.placement), limits, self.metrics, fair)
-        quotas, usage, recent = Quotas(lambda: authenticator.tenants), UsageBook(), RecentRequests()
-        self._reporter = UsageReporter(self._fleet.report_usage, quotas, usage, recent)
-        accounts = Accounts(
-            self.ledger, self.metrics, limits.max_request_seconds, config.objectives, quotas, usage, recent
-        )
+        books = Quotas(lambda: authenticator.tenants), UsageBook(), RecentRequests()
+        self._reporter = UsageReporter(self._fleet.report_usage, *books)
+        accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives, *books)
         self._generation = Generation(
             Models(self.view, self._tokenizers, queue, limits, own_defaults=config.generation_config == "auto"),
             queue,
@@ -90,9 +89,8 @@ class Gateway:
         app = create_app(parts, config.cors_origins)
         self.http = HttpServer(app, config.http_listen, "--http-listen", limits, doors, self._certificate)
         self.relay = AgentRelay(config.fleet)
-        keys = FleetKeys(Path(config.fleet_keys_file)) if config.fleet_keys_file else None
-        objection = keys.objection if keys else partial(fleet_objection, config.grpc_listen, access.token)
-        self.grpc = GrpcServer(parts, config, self._certificate, share, self.relay, objection)
+        to_agents = self.relay, _to_agents(config, access.token)
+        self.grpc = GrpcServer(parts, config, self._certificate, share, *to_agents)
         doors = Doors(MONITORS, MONITORS, partial(self.metrics.refused, "metrics"))
         monitoring = create_metrics_app(self._health, self.metrics)
         self.monitoring = HttpServer(monitoring, config.metrics_listen, "--metrics-listen", limits, doors)
@@ -189,6 +187,13 @@ def _prompts_maker(config: GatewayConfig, metrics: Metrics) -> Callable[[bytes],
     images = ImageFetcher(hosts, limits.max_image_bytes, limits.image_seconds, metrics.image_fetches)
     special = config.allow_special_tokens_in_content
     return partial(Prompts, limits=limits, fetch=images.fetch, open_contents=special)
+
+
+def _to_agents(config: GatewayConfig, token: str | None) -> Objection:
+    """What is said against calls of agents. Raises ConfigError."""
+    if config.fleet_keys_file:
+        return FleetKeys(Path(config.fleet_keys_file)).objection
+    return partial(fleet_objection, config.grpc_listen, token)
 
 
 def _check(config: GatewayConfig) -> None:

@@ -35,10 +35,10 @@ class AgentRig:
 
     async def __aenter__(self) -> "AgentRig":
         self.token_file.write_text(TOKEN)
-        files = {"fleet_token_file": str(self.token_file)}
-        self.scheduler = await start(self.folder / "state", settle_seconds=0.0, **files)
+        token_file = str(self.token_file)
+        self.scheduler = await start(self.folder / "state", settle_seconds=0.0, fleet_token_file=token_file)
         self.stack.push_async_callback(stop, self.scheduler)
-        config = {"fleet": self.scheduler.address, **files}
+        config = {"fleet": self.scheduler.address, "fleet_token_file": token_file}
         self.rig = await self.stack.enter_async_context(GatewayRig(config=config))
         target = f"127.0.0.1:{self.rig.gateway.grpc.port}"
         self.way = await self.stack.enter_async_context(CutRelay(target))

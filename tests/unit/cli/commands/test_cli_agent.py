@@ -3,6 +3,7 @@
 import configparser
 import plistlib
 import shlex
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,11 @@ def test_what_it_can_not_take_is_named(arguments: list[str], problem: str) -> No
 def test_what_is_given_reaches_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[list[str]]()
     monkeypatch.setattr(command, "check_memory", lambda *_: None)
-    monkeypatch.setattr(command, "run", lambda arguments: seen.append(arguments) or 0)
+    monkeypatch.setattr(command, "run", seen.append)
     (token := tmp_path / "token").write_text("secret")
     arguments = ["--join", "host:1", "--token-file", str(token), "--name", "mac", "--deployment", "small", "--tls"]
     result = run(*arguments, "--context-length", "64", "--prefix-cache", "false", "--adapter", f"a={tmp_path}")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code in (None, 0), result.output
     config = config_of(worker_command.make_context("worker", seen[0]).params)
     assert config.join is not None
     assert (config.join.address, config.join.tls) == ("host:1", True)
@@ -89,5 +90,5 @@ def test_what_is_given_reaches_its_worker(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_hosts_name_becomes_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command.socket, "gethostname", lambda: "Jane's Mac.local")
+    monkeypatch.setattr(socket, "gethostname", lambda: "Jane's Mac.local")
     assert command.host_name() == "Jane-s-Mac.local"
