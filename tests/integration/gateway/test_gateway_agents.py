@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.support.cut_relay import CutRelay
+from bench.chaos.link import Link
 from tests.support.fake_tokens import fake_tokens
 from tests.support.gateway_rig import GatewayRig, Stream, failure_of, until
 from tests.support.running_scheduler import Running, start, stop
@@ -31,7 +31,7 @@ class AgentRig:
         self.token_file = folder / "token"
         self.scheduler: Running
         self.rig: GatewayRig
-        self.way: CutRelay
+        self.way: Link
 
     async def __aenter__(self) -> "AgentRig":
         self.token_file.write_text(TOKEN)
@@ -41,7 +41,7 @@ class AgentRig:
         config = {"fleet": self.scheduler.address, "fleet_token_file": token_file}
         self.rig = await self.stack.enter_async_context(GatewayRig(config=config))
         target = f"127.0.0.1:{self.rig.gateway.grpc.port}"
-        self.way = await self.stack.enter_async_context(CutRelay(target))
+        self.way = await self.stack.enter_async_context(Link(target))
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -97,11 +97,11 @@ async def test_streams_of_an_agent_whose_network_goes_resume_elsewhere_and_it_co
             ids += message.token_ids
             workers += [message.worker_id] if message.worker_id else []
             if len(ids) > 5 and rig.ready("mac", "here"):
-                rig.way.passing.clear()
+                rig.way.silence()
         assert ids == fake_tokens([3], 200)
         assert workers == ["mac", "here"]
         await until(lambda: rig.ready("here"))
-        rig.way.passing.set()
+        rig.way.heal()
         await until(lambda: rig.ready("mac", "here"))
         assert len(rig.rig.gateway.relay) == 1, "its old joining is over"
 
