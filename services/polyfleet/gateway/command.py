@@ -13,7 +13,7 @@ from polyfleet.process.config import CANNOT_START, ConfigError
 from polyfleet.process.logs import LEVEL_VARIABLE, LEVELS, set_up_logging
 from polyfleet.process.signals import ignore_hangups, stopping
 from polyfleet.text.answer.formats import FORMATS
-from polyfleet.wire.auth import FLEET_KEYS_FILE, FLEET_TOKEN_FILE, AuthSetupError
+from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
 
 EPILOG = """\b
 Examples:
@@ -34,12 +34,6 @@ SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it en
 @click.option("--metrics-listen", metavar="HOST:PORT", help="Of /metrics, without keys.  [default: 127.0.0.1:9101]")
 @click.option("--fleet", metavar="HOST:PORT", help="The scheduler's Fleet service.  [default: 127.0.0.1:50052]")
 @click.option("--fleet-token-file", help=f"First line: the fleet's token.  [default: ${FLEET_TOKEN_FILE}]")
-@click.option(
-    "--fleet-keys-file",
-    envvar=FLEET_KEYS_FILE,
-    show_envvar=True,
-    help="Hashes of the keys that agents of hosts show: then the token is not asked of them.",
-)
 @click.option(
     "--fleet-tls-dir",
     help="Folder with tls.crt, tls.key, ca.crt of role gateway, where the fleet's parts speak TLS to each other.",
