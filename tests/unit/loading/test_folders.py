@@ -215,6 +215,8 @@ def test_pickles_are_never_read(folder: Path) -> None:
 
 def test_adapters_are_not_left_out_in_silence(folder: Path) -> None:
     edit(folder / "adapter_config.json", {"peft_type": "LORA"})
+    assert "holds an adapter" in refused(folder)
+    (folder / "config.json").unlink()
     assert "holds an adapter (adapter_config.json): serve the model that it adapts" in refused(folder)
 
 

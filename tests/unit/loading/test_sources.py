@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import pytest
 
 from polyfleet.loading.sources import PATTERNS, find_model, hub_cache, local_model, model_name
@@ -38,7 +39,9 @@ def cached(cache: Path, *revisions: str, main: str = "") -> Path:
 
 
 def test_files_and_folders(tmp_path: Path) -> None:
-    touch(tmp_path / "folder" / "config.json", tmp_path / "folder" / "extra.gguf", tmp_path / "one" / "m.Q4_0.gguf")
+    whole, alone = tmp_path / "folder", tmp_path / "one"
+    touch(whole / "config.json", whole / "model.safetensors", whole / "extra.gguf")
+    touch(alone / "config.json", alone / "m.Q4_0.gguf")  # as repositories of GGUF files have it
     assert find_model("folder") == str(tmp_path / "folder")
     assert find_model("one") == find_model("one/m.Q4_0.gguf") == str(tmp_path / "one" / "m.Q4_0.gguf")
     assert find_model("missing.gguf") == str(tmp_path / "missing.gguf")  # whose absence its reader tells
@@ -54,6 +57,26 @@ def test_a_folder_with_a_split_model(tmp_path: Path) -> None:
     touch(tmp_path / "split" / "other.gguf")
     with pytest.raises(ModelFileError, match=r"holds 2 GGUF models \(big-00001-of-00002.gguf, other.gguf\): name one"):
         find_model("split")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"), [("clip", "mmproj"), ("clip", ""), ("llama", "imatrix"), ("llama", "adapter")]
+)
+def test_what_belongs_to_a_model_may_lie_beside_it(tmp_path: Path, architecture: str, kind: str) -> None:
+    touch(tmp_path / "m-Q4_0.gguf")
+    for name in ("beside.gguf", "mmproj.gguf"):
+        writer = gguf.GGUFWriter(tmp_path / name, architecture)
+        if kind:
+            writer.add_type(kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+    assert local_model(tmp_path) == tmp_path / "m-Q4_0.gguf"
+
+
+def test_what_can_not_be_a_path(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"x…: can't be a path \(File name too long\)"):
+        find_model("x" * 5000)
 
 
 def test_a_cache(cache: Path) -> None:

@@ -1,24 +1,26 @@
 """Which files of a Hugging Face folder are the model. No torch is imported here, and no weight is read."""
 
+import re
 from pathlib import Path
 
+from polyfleet.loading.other_kinds import instead
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.fields import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+PART = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 
 
 def check_is_model(folder: Path) -> None:
     """Raise ModelFileError unless the folder is a whole model's."""
-    if not (folder / "config.json").is_file():
-        raise ModelFileError(f"{folder}: the folder has no config.json, so it is no model folder")
     if (folder / ADAPTER).is_file():
         raise ModelFileError(
             f"{folder}: holds an adapter ({ADAPTER}): serve the model that it adapts, and add it to that"
         )
+    if not (folder / "config.json").is_file():
+        raise _nothing(folder, "the folder has no config.json, so it is no model folder")
 
 
 def check_is_adapter(folder: Path) -> None:
@@ -42,9 +44,28 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
-    pickles = sorted(each.name for pattern in PICKLES for each in folder.glob(pattern))
-    if pickles:
-        raise ModelFileError(
-            f"{folder}: the weights are in pickle files ({pickles[0]}), which could run code; use safetensors"
-        )
-    raise ModelFileError(f"{folder}: the folder has neither {SINGLE} nor {INDEX}")
+    if found := sorted(folder.glob("*.safetensors")):
+        return _without_index(folder, found)
+    raise _nothing(folder, f"the folder has neither {SINGLE} nor {INDEX}")
+
+
+def _without_index(folder: Path, found: list[Path]) -> list[Path]:
+    """A single file, or all parts of one model."""
+    if gone := [each for each in found if not each.exists()]:
+        raise ModelFileError(f"{gone[0]}: is a link to a file that is gone: fetch the model again")
+    parts = [part for each in found if (part := PART.fullmatch(each.name))]
+    if len(parts) == len(found) and len({(part[1], part[3]) for part in parts}) == 1:
+        stem, _, count = parts[0].groups()
+        names = [f"{stem}-{number:0{len(count)}}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+        missing = next((name for name in names if not (folder / name).is_file()), "")
+        if not missing:
+            return found
+        raise ModelFileError(f"{folder}: the file {missing} of {int(count)} is missing, and so is {INDEX}")
+    if len(found) == 1:
+        return found
+    shown = ", ".join(each.name for each in found[:3])
+    raise ModelFileError(f"{folder}: holds {len(found)} safetensors files ({shown}) and no {INDEX} that tells of them")
+
+
+def _nothing(folder: Path, otherwise: str) -> ModelFileError:
+    return ModelFileError(f"{folder}: {instead(folder) or otherwise}")

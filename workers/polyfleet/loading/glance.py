@@ -27,7 +27,8 @@ def glance(path: str | Path) -> None:
             for file in weight_files(path):
                 _glance_at_weights(file)
         elif path.is_file():
-            _glance_at_file(path)
+            check_is_gguf(path)
+            read_files(str(path))
         elif path.exists():
             raise ModelFileError(f"{path}: is neither a file nor a folder")
         else:
@@ -38,9 +39,9 @@ def glance(path: str | Path) -> None:
         raise ModelFileError(f"{path}: can't be read ({getattr(error, 'strerror', None) or error})") from None
 
 
-def _glance_at_file(path: Path) -> None:
+def check_is_gguf(path: Path) -> None:
+    """Raise ModelFileError for a file of another kind, which is named where it is known."""
     if _beginning(path).startswith(GGUF_MAGIC):
-        read_files(str(path))
         return
     if path.suffix in (".safetensors", ".json"):
         raise ModelFileError(f"{path}: is one file of a Hugging Face folder; name the folder")
@@ -65,8 +66,11 @@ def _glance_at_weights(path: Path) -> None:
 
 
 def _beginning(path: Path) -> bytes:
-    with path.open("rb") as file:
-        beginning = file.read(len(LFS_POINTER))
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(len(LFS_POINTER))
+    except OSError as error:
+        raise ModelFileError(f"{path}: can't be read ({error.strerror})") from None
     if not beginning:
         raise ModelFileError(f"{path}: the file is empty")
     if beginning == LFS_POINTER:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from polyfleet.loading.folder_model import load_folder
 from polyfleet.loading.gguf_model import load_gguf
+from polyfleet.loading.glance import check_is_gguf
 from polyfleet.loading.model import LoadedModel, ModelFileError
 from polyfleet.loading.placing import Keep
 from polyfleet.loading.progress import Progress, halves, silent
@@ -37,6 +38,7 @@ def load_model(
 
 def _load(path: Path, progress: Progress, keeping: Callable[[ModelConfig], Keep] | None) -> LoadedModel:
     if path.is_file():
+        check_is_gguf(path)
         return load_gguf(str(path), progress, keeping)
     if path.is_dir():
         return load_folder(str(path), progress, keeping)

@@ -14,9 +14,10 @@ from torch import Tensor
 from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.weights import Weight
 from polyfleet.loading.folder_config import read_config
-from polyfleet.loading.folder_files import INDEX, PICKLES, check_is_model, weight_files
+from polyfleet.loading.folder_files import INDEX, check_is_model, weight_files
 from polyfleet.loading.folder_tensors import FORMATS, Tensors, open_tensors
 from polyfleet.loading.model import ModelFileError
+from polyfleet.loading.other_kinds import PICKLES
 from polyfleet.loading.placing import PART, place
 from polyfleet.loading.progress import Progress
 from polyfleet.models.architecture import Architecture
@@ -31,7 +32,14 @@ SHRINKS = {
     8: (1.0,),
 }  # of a group's range, of which the one with the least error is taken
 ROWS_AT_ONCE = 1 << 22  # weights
-LEFT_OUT = (*PICKLES, "*.safetensors", "*.safetensors.index.json", "*.py", "*.gguf", "config.json")
+LEFT_OUT = (
+    *(f"*{suffix}" for suffix in PICKLES),
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.py",
+    "*.gguf",
+    "config.json",
+)
 HEADS = {"embedding", "lm_head"}
 
 

@@ -33,20 +33,20 @@ ACTIVATIONS = ("activation_scheme", "activation_scale_ub", "scale_fmt", "kv_cach
 
 def read_scheme(fields: Fields) -> Scheme | None:
     """Of a config.json; None where nothing is quantised. Raises ModelFileError for what is not understood."""
+    if fields.has("quantization"):
+        raise fields.error("the weights are quantised by MLX, which is not read: use the folder that it was made from")
     if not fields.has("quantization_config"):
         return None
     section = fields.section("quantization_config")
-    method = section.text("quant_method", "compressed-tensors" if section.has("config_groups") else "unnamed")
+    method = section.text("quant_method", "compressed-tensors" if section.has("config_groups") else "")
     if method == "bitsandbytes":
         reason = "bitsandbytes quantises with tables of its own while it loads"
         raise fields.error(
             f"{reason}, which is not supported: use the model's own folder, or another quantisation of it"
         )
     if method not in METHODS:
-        names = ", ".join(METHODS)
-        raise fields.error(
-            f"the quantisation {method!r} is not supported in folders (supported: {names}; or a GGUF file)"
-        )
+        named, names = repr(method) if method else "without a quant_method", ", ".join(METHODS)
+        raise fields.error(f"the quantisation {named} is not supported in folders (supported: {names}; or a GGUF file)")
     return METHODS[method](section)
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from polyfleet.loading.gguf_file import read_gguf
 from polyfleet.models.errors import ModelFileError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # owner/name
@@ -30,7 +31,7 @@ def find_model(source: str) -> str:
     A name is looked up in the hub's cache on this machine, then fetched. Raises ModelFileError, one sentence.
     """
     path = Path(source).expanduser()
-    if path.exists() or not NAME.fullmatch(source):
+    if _exists(path) or not NAME.fullmatch(source):
         return str(local_model(path).absolute())
     cached = hub_cache() / (CACHE_FOLDER + source.replace("/", "--"))
     return str(local_model(cached if cached.is_dir() else Path(_fetched(source))).absolute())
@@ -39,16 +40,18 @@ def find_model(source: str) -> str:
 def local_model(path: Path) -> Path:
     """The model file or folder that a path means: itself, but for a cache's folder, and one that holds a single GGUF.
 
-    Raises ModelFileError.
+    What belongs to a GGUF model (a projector, an importance matrix) may lie beside it. Raises ModelFileError.
     """
-    if not path.is_dir():
-        return path
-    if (path / "config.json").is_file():
+    if not _exists(path) or not path.is_dir():
         return path
     if (path / "snapshots").is_dir():
         return local_model(_snapshot(path))
     files = sorted(path.glob("*.gguf"))
+    if (path / "config.json").is_file() and (not files or any(path.glob("*.safetensors"))):
+        return path
     models = [file for file in files if _is_first(file)]
+    if len(models) > 1:
+        models = [file for file in models if _is_model(file)] or models
     if len(models) == 1:
         return models[0]
     if models:
@@ -90,6 +93,23 @@ def _snapshot(path: Path) -> Path:
         raise ModelFileError(f"{path}: holds no snapshot: what was fetched is not whole")
     names = ", ".join(each.name for each in found[:SHOWN_FILES])
     raise ModelFileError(f"{path}: holds {len(found)} snapshots and no refs/main ({names}): name one of them")
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is something; raises ModelFileError for what can't be a path."""
+    try:
+        return path.exists()
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{str(path)[:80]}…: can't be a path ({getattr(error, 'strerror', error)})") from None
+
+
+def _is_model(file: Path) -> bool:
+    """Whether its header says that it is one, and no projector, matrix or adapter; so does one that can't be read."""
+    try:
+        metadata = read_gguf(str(file)).metadata
+    except ModelFileError:
+        return True
+    return metadata.get("general.type", "model") == "model" and metadata.get("general.architecture") != "clip"
 
 
 def _is_first(file: Path) -> bool:
