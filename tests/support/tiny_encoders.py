@@ -120,6 +120,8 @@ _GGUF = {
     "embeddings.position_embeddings": "position_embd",
     "embeddings.token_type_embeddings": "token_types",
     "embeddings.LayerNorm": "token_embd_norm",
+    "classifier.dense": "cls",
+    "classifier.out_proj": "cls.output",
 }
 _GGUF_LAYER = {
     "attention.self.query": "attn_q",
@@ -140,7 +142,7 @@ _GGUF_LAYER = {
 
 
 def write_gguf(tiny: TinyEncoder, model: Any, path: Path, *, pooling: int = 1) -> None:
-    """As llama.cpp's converter would."""
+    """As llama.cpp's converter would; of a cross encoder of RoBERTa's kind, too."""
     writer, prefix = gguf.GGUFWriter(str(path), tiny.gguf), tiny.gguf
     numbers = {"context_length": CONTEXT, "embedding_length": 64, "block_count": LAYERS, "pooling_type": pooling}
     numbers |= {"feed_forward_length": 96, "attention.head_count": 4}
@@ -151,7 +153,9 @@ def write_gguf(tiny: TinyEncoder, model: Any, path: Path, *, pooling: int = 1) -
     if tiny.gguf == "nomic-bert":
         writer.add_float32(f"{prefix}.rope.freq_base", 1000.0)
     _write_tokenizer(writer)
-    for name, tensor in _tensors(model.state_dict()):
+    first = model.config.pad_token_id + 1 if model.config.model_type == "xlm-roberta" else 0
+    state = {name.removeprefix("roberta."): tensor for name, tensor in model.state_dict().items()}
+    for name, tensor in _tensors(state, first):
         writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -173,12 +177,12 @@ def _write_tokenizer(writer: Any) -> None:
         writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token_id)
 
 
-def _tensors(state: Mapping[str, torch.Tensor]) -> Any:
+def _tensors(state: Mapping[str, torch.Tensor], first_position: int) -> Any:
     fused: dict[str, list[torch.Tensor]] = {}
     for name, tensor in state.items():
         stem, _, kind = name.rpartition(".")
         if stem in _GGUF:
-            yield f"{_GGUF[stem]}.{kind}", tensor
+            yield f"{_GGUF[stem]}.{kind}", tensor[first_position if "position" in stem else 0 :]
         elif stem.startswith(("encoder.layer.", "layers.")):
             layer, _, rest = stem.removeprefix("encoder.layer.").removeprefix("layers.").partition(".")
             if rest.startswith("self_attn.") and rest[10:] in ("q_proj", "k_proj", "v_proj"):

@@ -50,13 +50,17 @@ class PromptText:
     def __init__(self, document: bytes) -> None:
         assets = parse_assets(document)
         sources: list[str] = [assets.get(name) or "" for name in ("chat_template", "tool_template")]
+        pair_template: str = assets.get("pair_template") or ""
         special = _special(assets)
         ends = assets.get("end_token_ids") or ()
-        self._control = ControlTokens(assets["tokenizer"], "".join(sources), set(special.values()), ends)
+        self._control = ControlTokens(
+            assets["tokenizer"], "".join((*sources, pair_template)), set(special.values()), ends
+        )
         self.images = ImageSettings.of(assets)
         self._shield = Shield(self._control.spellings)
         self._chats = ChatRenderer(sources, special, self._shield)
         self._tokenizer = make_tokenizer(self._control.declare(assets["tokenizer"]))
+        self._pair_template = pair_template
         self._max_token_bytes = max_token_bytes(assets["tokenizer"])
         self._mark = f"\ufdd0{secrets.token_hex(16)}"  # nobody can know it, so no text holds it
         self._tokenizer.add_tokens([AddedToken(self._mark, normalized=False)])
@@ -93,14 +97,26 @@ class PromptText:
         check_unicode("document", document)
         self._check_length("query", query, max_tokens)
         first = self._plain(query, first=True)
-        head = [*self._first(first), *first, *(self._between if query else ())]
-        room = max_tokens - len(head) - len(self._behind)
+        if self._pair_template and query:
+            head, ids, behind = self._templated_pair(query, document)
+        else:
+            head, behind = [*self._first(first), *first, *(self._between if query else ())], self._behind
+            ids = self._plain(document, first=True)
+        room = max_tokens - len(head) - len(behind)
         if room < 1:
             problem = f"is {len(first)} tokens long, which leaves no room for a document"
             limit = f"this model's maximum context length is {max_tokens} tokens"
             raise FieldError("query", f"{problem}: {limit}", CONTEXT_LENGTH_EXCEEDED)
-        ids = self._plain(document, first=True)[: min(room, max_text or room)]
-        return Pair([*head, *ids, *self._behind], len(head) if query else 0)
+        return Pair([*head, *ids[: min(room, max_text or room)], *behind], len(head) if query else 0)
+
+    def _templated_pair(self, query: str, document: str) -> tuple[list[int], list[int], list[int]]:
+        """Ids before a document, of it, and behind it, as one text spells them: their borders lie between tokens."""
+        before, _, behind = self._pair_template.partition("{document}")
+        head = before.replace("{query}", self._shield.hide(query))
+        whole, alone = self._prompt(head + self._shield.hide(document)), self._prompt(head)
+        differing = (at for at, (one, other) in enumerate(zip(whole, alone, strict=False)) if one != other)
+        length = next(differing, min(len(whole), len(alone)))
+        return whole[:length], whole[length:], self._prompt(behind)
 
     def _first(self, ids: Sequence[int]) -> list[int]:
         """What stands before a text of these ids."""
@@ -125,17 +141,17 @@ class PromptText:
         prompt = self._chats.render(messages, tools, arguments, hide)
         rendered = self._with_images(prompt.text, grids) if grids else prompt.text
         self._check_length("messages", self._shield.show(rendered), max_tokens)
-        ids: list[int] = []
-        if open_contents:
-            ids = self._encode(rendered, plain=False)
-        else:
-            done = 0
-            for found in self._control.find(rendered):
-                ids += self._plain(self._shield.show(rendered[done : found.start]), first=done == 0)
-                ids.append(found.token_id)
-                done = found.end
-            ids += self._plain(self._shield.show(rendered[done:]), first=done == 0)
+        ids = self._encode(rendered, plain=False) if open_contents else self._prompt(rendered)
         return ChatPrompt(ids, self._end_of_turn, prompt.thinking)
+
+    def _prompt(self, rendered: str) -> list[int]:
+        """Ids of a prompt whose contents are hidden, so that control tokens are those of its template alone."""
+        ids, done = list[int](), 0
+        for found in self._control.find(rendered):
+            ids += self._plain(self._shield.show(rendered[done : found.start]), first=done == 0)
+            ids.append(found.token_id)
+            done = found.end
+        return ids + self._plain(self._shield.show(rendered[done:]), first=done == 0)
 
     def _with_images(self, rendered: str, grids: Sequence[Grid]) -> str:
         """The prompt with every image spelled out where the template has left room for it. Raises FieldError."""

@@ -1,12 +1,13 @@
 """Cross encoders against transformers, in float32: scores of pairs, as the model's own tokenizer puts them together."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.support.tiny_encoders import CROSS_ENCODERS, make_cross_encoder
+from tests.support.tiny_encoders import CROSS_ENCODERS, make_cross_encoder, write_gguf
 
 from polyfleet.engine import Embedder
 from polyfleet.engine.engine import Engine
@@ -66,6 +67,30 @@ def test_scores_equal_transformers(name: str, tmp_path: Path) -> None:
         Embedder(str(tmp_path), device="cpu", threads=1)
 
 
+def test_gguf_files_of_cross_encoders(tmp_path: Path) -> None:
+    """The same model as its folder, and the same pairs of texts; llama.cpp's converter leaves out BERT's pooler."""
+    tiny = replace(CROSS_ENCODERS["roberta_cross_encoder"], gguf="bert")
+    folder, file = tmp_path / "folder", tmp_path / "model.gguf"
+    made = make_cross_encoder(tiny, folder)
+    write_gguf(tiny, made, file, pooling=4)
+    one, other = load_model(folder), load_model(file)
+    assert other.config.cross_encoder
+    assert one.weights.keys() - other.weights.keys() == set()
+    for name in one.weights.keys() - {"positions"}:
+        torch.testing.assert_close(one.weights[name].data, other.weights[name].data)
+    assert torch.equal(other.weights["positions"].data, one.weights["positions"].data[2:])
+    assert one.tokenizer is not None
+    assert other.tokenizer is not None
+    texts = [PromptText(each.document) for each in (one.tokenizer, other.tokenizer)]
+    mine, theirs = (each.encode_document("bad", 64, query=QUERY).token_ids for each in texts)
+    assert len(mine) == len(theirs) + 1, "of two ends WordPiece, which this file has, writes one"
+    state = {name: tensor for name, tensor in made.state_dict().items() if ".dense" not in name or "roberta" in name}
+    made.state_dict = lambda: state
+    write_gguf(tiny, made, file, pooling=4)
+    with pytest.raises(ModelFileError, match=r"its converter left out what its head reads \(cls.weight\)"):
+        load_model(file)
+
+
 @pytest.mark.parametrize(
     ("labels", "config", "reason"),
     [
@@ -83,7 +108,7 @@ def test_heads_that_are_not_supported(tmp_path: Path, labels: int, config: dict[
 def test_scores_without_bounds_and_pairs_that_nobody_describes(tmp_path: Path) -> None:
     activation = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "4.1.0"}
     make_cross_encoder(CROSS_ENCODERS["bert_cross_encoder"], tmp_path, sentence_transformers=activation)
-    assert load_model(tmp_path).config.bounded is False  # type: ignore[attr-defined]
+    assert load_model(tmp_path).config.bounded is False
     document = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(document | {"post_processor": None}))
     with pytest.raises(ModelFileError, match="does not say how two texts are put together"):

@@ -133,6 +133,10 @@ def test_empty_file(tmp_path: Path) -> None:
 
 def test_another_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "is Git's note of a large file, not the file: fetch it with `git lfs pull`" in refused(
+        tmp_path / "model.gguf"
+    )
+    (tmp_path / "model.gguf").write_text("PK")
     assert "is not a GGUF file" in refused(tmp_path / "model.gguf")
 
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from polyfleet.kernels.adapters import LowRank, Parts
 from polyfleet.kernels.weights import Weight, WeightFormat
-from polyfleet.loading.folder_files import ADAPTER, PICKLES, check_is_adapter
+from polyfleet.loading.folder_files import ADAPTER, check_is_adapter
 from polyfleet.loading.model import ModelFileError
+from polyfleet.loading.other_kinds import PICKLES
 from polyfleet.loading.placing import place
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields, read_json
@@ -102,7 +103,7 @@ def _read_config(folder: Path) -> Fields:
 def _weights_file(folder: Path) -> Path:
     if (folder / WEIGHTS).is_file():
         return folder / WEIGHTS
-    pickles = sorted(each.name for pattern in PICKLES for each in folder.glob(pattern))
+    pickles = sorted(each.name for each in folder.iterdir() if each.suffix in PICKLES)
     if pickles:
         raise ModelFileError(
             f"{folder}: the matrices are in a pickle file ({pickles[0]}), which could run code; use safetensors"

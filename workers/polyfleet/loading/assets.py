@@ -20,6 +20,7 @@ def make_assets(
     sampling_defaults: Mapping[str, float],
     tool_template: str | None = None,
     images: ImageSettings | None = None,
+    pair_template: str = "",
 ) -> TokenizerAssets:
     """Write the document of docs/models.md: JSON with sorted keys and no spaces, so that equal assets hash alike."""
     bos_token = special_tokens.get("bos_token")
@@ -35,6 +36,8 @@ def make_assets(
     }
     if tool_template is not None:
         content["tool_template"] = tool_template
+    if pair_template:
+        content["pair_template"] = pair_template
     if images is not None:
         content["images"] = images
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

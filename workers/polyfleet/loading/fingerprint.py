@@ -1,6 +1,7 @@
 """A model's fingerprint: two loaded models with the same one give the same tokens, wherever their files lie."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any
@@ -12,7 +13,15 @@ from polyfleet.loading.model import LoadedModel
 
 WHOLE_BYTES = 1 << 14  # a tensor up to this size counts with all its bytes
 # Those that count only where they are set, as they once were not there.
-UNSTATED = {"embeds_only": False, "pooling": None, "normalized": False, "cross_encoder": False, "segments": 1}
+UNSTATED: Mapping[str, Any] = {
+    "embeds_only": False,
+    "pooling": None,
+    "normalized": False,
+    "cross_encoder": False,
+    "segments": 1,
+    "score_tokens": (),
+    "bounded": True,
+}
 SAMPLES, SAMPLE_BYTES = 32, 256  # a larger one with so many pieces of that size, from its first to its last byte
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from polyfleet.loading.end_tokens import union
 from polyfleet.loading.folder_fields import check_fields
-from polyfleet.loading.folder_pooling import read_pooling
+from polyfleet.loading.folder_pooling import read_pooling, read_score_tokens
 from polyfleet.loading.quantised_methods import read_scheme
 from polyfleet.loading.quantised_scheme import Scheme
+from polyfleet.loading.ranking import ranking, ranking_by_name
 from polyfleet.loading.text_part import text_names, text_part
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.cross_encoder import read_bounded
 from polyfleet.models.fields import Fields, read_json, read_optional_json
 from polyfleet.models.registry import UnknownArchitecture, of_folder
 
@@ -36,12 +38,21 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig, Scheme | None]
             embeds_only=config.embeds_only or _headless(fields),
             **read_pooling(folder, config.context_length),
         )
+        config = _ranking(folder, fields, config)
         check_fields(fields, config)
     if fields.has("auto_map"):
         log.warning("%s: %s", fields.path, NO_CODE)
     if fields is not whole:
         architecture = replace(architecture, folder_names=text_names(architecture.folder_names))
     return architecture, config, scheme
+
+
+def _ranking(folder: Path, fields: Fields, config: ModelConfig) -> ModelConfig:
+    """As sentence-transformers' modules say, or the folder's name."""
+    if tokens := read_score_tokens(folder):
+        stated = read_optional_json(folder / "config_sentence_transformers.json")
+        return ranking(config, tokens, str(folder), bounded=read_bounded(stated))
+    return ranking_by_name(folder, config)
 
 
 def _architecture(fields: Fields) -> Architecture:

@@ -12,6 +12,7 @@ from polyfleet.loading.folder_tokenizer import folder_tokenizer
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.placing import Keep, place_all
 from polyfleet.loading.progress import Progress
+from polyfleet.loading.ranking import score_names, scoring
 from polyfleet.loading.shapes import check_config, check_weights
 from polyfleet.loading.vision import load_vision, read_vision
 from polyfleet.models.config import ModelConfig
@@ -24,12 +25,13 @@ def load_folder(path: str, progress: Progress, keeping: Callable[[ModelConfig], 
     architecture, config, scheme = read_config(folder)
     vision = read_vision(folder, config.hidden_size)
     with open_tensors(weight_files(folder)) as tensors:
-        names = architecture.folder_names
+        names = score_names(architecture.folder_names) if config.score_tokens else architecture.folder_names
         vision = vision and load_vision(vision, tensors)
         tensors = replace(tensors, places={each: at for each, at in tensors.places.items() if not names.ignores(each)})
         check_config(path, config, len(tensors.places))
         keep = _alone(keeping(config)) if keeping else None
-        weights = place_all(read_weights(tensors, scheme, progress), names, config, keep)
+        read = read_weights(tensors, scheme, progress)
+        weights = place_all(scoring(read, names, config) if config.score_tokens else read, names, config, keep)
     if keeping is None:
         check_weights(path, config, weights)
     tokenizer, end_token_ids = folder_tokenizer(folder, config, vision.settings if vision else None)

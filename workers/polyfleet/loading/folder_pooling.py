@@ -8,6 +8,7 @@ from polyfleet.models.fields import Fields, read_json, read_optional_json
 from polyfleet.wire.requests import Pooling
 
 MODULES, SENTENCES = "modules.json", "sentence_bert_config.json"
+SCORE = "LogitScore"
 MODES = {
     "pooling_mode_mean_tokens": Pooling.MEAN,
     "pooling_mode_cls_token": Pooling.CLS,
@@ -27,6 +28,8 @@ def read_pooling(folder: Path, context_length: int) -> dict[str, Any]:
             found["pooling"] = _pooling(read_json(folder / place / "config.json"))
         elif kind == "Normalize":
             found["normalized"] = True
+        elif kind == SCORE:
+            continue  # see read_score_tokens
         elif kind != "Transformer" or place not in ("", "."):
             raise ModelFileError(f"{path}: the module {kind} in {place!r} is not supported")
     sentences = read_optional_json(folder / SENTENCES)
@@ -34,6 +37,17 @@ def read_pooling(folder: Path, context_length: int) -> dict[str, Any]:
         raise sentences.error("do_lower_case = true is not supported: the tokenizer must do it")
     found["context_length"] = min(context_length, sentences.count("max_seq_length", context_length))
     return found
+
+
+def read_score_tokens(folder: Path) -> tuple[int, ...]:
+    """By whose logits a decoder ranks, that of yes first; none: it doesn't. Raises ModelFileError."""
+    path = folder / MODULES
+    for kind, place in _modules(path) if path.is_file() else ():
+        if kind == SCORE:
+            stated = read_json(folder / place / "config.json")
+            names = [name for name in ("true_token_id", "false_token_id") if stated.has(name)]
+            return tuple(stated.count(name, minimum=0) for name in names)
+    return ()
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from polyfleet.loading.end_tokens import spelled_end_tokens, union
 from polyfleet.loading.folder_special import added_tokens, special_tokens, texts
 from polyfleet.loading.model import ImageSettings, ModelFileError, TokenizerAssets
 from polyfleet.loading.post_processor import Frame, post_processor, read_frame
+from polyfleet.loading.ranking import template_of
 from polyfleet.loading.sampling_defaults import SamplingDefaults, folder_defaults, published_defaults
 from polyfleet.loading.tokenizer_parts import check_added, check_parts, read_added, read_vocabulary
 from polyfleet.models.config import ModelConfig
@@ -27,7 +28,7 @@ def folder_tokenizer(
         return None, config.end_token_ids
     tokenizer, settings = read_json(path), read_optional_json(folder / "tokenizer_config.json")
     check_parts(tokenizer)
-    frame = _read_frame(tokenizer, pairs=config.cross_encoder)
+    frame = _read_frame(tokenizer, pairs=config.cross_encoder and not config.score_tokens)
     special = special_tokens(settings, read_optional_json(folder / "special_tokens_map.json"))
     vocabulary = read_vocabulary(tokenizer)
     added = added_tokens(read_added(tokenizer), settings, special, vocabulary)
@@ -55,6 +56,7 @@ def folder_tokenizer(
         end_token_ids=ends,
         sampling_defaults=_sampling_defaults(folder, config, template is not None),
         images=images,
+        pair_template=template_of(config, vocabulary, str(folder)),
     ), ends
 
 

@@ -1,6 +1,6 @@
 """From a GGUF file to configuration, weights and tokenizer assets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +17,16 @@ from polyfleet.loading.gguf_vocabulary import gguf_end_tokens
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.placing import Keep, place_all
 from polyfleet.loading.progress import Progress
+from polyfleet.loading.ranking import gguf_ranking, score_names, scoring
 from polyfleet.loading.shapes import check_config, check_weights
-from polyfleet.models.architecture import Architecture
+from polyfleet.models.architecture import Architecture, TensorNames
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
 from polyfleet.models.gguf_keys import GgufKeys
 from polyfleet.models.registry import UnknownArchitecture, of_gguf
 from polyfleet.wire.requests import Pooling
 
+CLASSES = "cls.output.weight"  # of files that rank
 POOLINGS = (Pooling.MEAN, Pooling.CLS, Pooling.LAST)  # pooling_type 1, 2, 3
 
 
@@ -35,14 +37,18 @@ def load_gguf(path: str, progress: Progress, keeping: Callable[[ModelConfig], Ke
     architecture, config = read_config(file, fields)
     check_config(path, config, len(file.tensors))
     check_model_metadata(fields, config)
-    tensors: list[Weight] = []
+    tensors = list[Weight]()
     for number, info in enumerate(file.tensors.values()):
         tensors.append(Weight(info.name, info.format, info.rows, info.columns, _tensor(info)))
         progress((number + 1) / len(file.tensors))
-    weights = place_all(tensors, architecture.gguf_names, config, keeping(config) if keeping else None)
+    names: TensorNames = architecture.gguf_names
+    weights: Iterable[Weight] = tensors
+    if config.score_tokens:
+        names, weights = score_names(names), scoring(tensors, names, config, CLASSES)
+    placed = place_all(weights, names, config, keeping(config) if keeping else None)
     if keeping is None:
-        check_weights(path, config, weights)
-    return LoadedModel(path, config, weights, gguf_tokenizer(fields, config.vocabulary_size))
+        check_weights(path, config, placed)
+    return LoadedModel(path, config, placed, gguf_tokenizer(fields, config))
 
 
 def read_config(file: GgufFile, fields: Fields) -> tuple[Architecture, ModelConfig]:
@@ -50,7 +56,8 @@ def read_config(file: GgufFile, fields: Fields) -> tuple[Architecture, ModelConf
     check_file_metadata(fields)
     name = fields.text("general.architecture")
     try:
-        architecture = of_gguf(name, sparse=bool(fields.values.get(f"{name}.expert_count")))
+        sparse, ranks = bool(fields.values.get(f"{name}.expert_count")), CLASSES in file.tensors
+        architecture = of_gguf(name, sparse=sparse, ranks=ranks)
     except UnknownArchitecture as error:
         raise fields.error(str(error)) from None
     embedding = file.tensors.get("token_embd.weight")
@@ -65,15 +72,18 @@ def read_config(file: GgufFile, fields: Fields) -> tuple[Architecture, ModelConf
     with fields.in_range():
         config = architecture.read_gguf(keys)
     config = replace(config, architecture=architecture.name, name=title, end_token_ids=gguf_end_tokens(fields))
-    config = replace(config, pooling=_pooling(keys.fields))
+    config = replace(config, pooling=_pooling(keys.fields, ranks=ranks))
+    if config.causal:
+        config = gguf_ranking(fields, keys.rows(CLASSES), config)
     return architecture, config
 
 
-def _pooling(fields: Fields) -> Pooling | None:
+def _pooling(fields: Fields, *, ranks: bool) -> Pooling | None:
+    """Cross encoders' is CLS; decoders that rank take another."""
     kind = fields.count("pooling_type", 0, minimum=-1)
-    if kind > len(POOLINGS):
-        raise fields.error(f"pooling_type = {kind} is not supported: 1 is mean, 2 cls, 3 last")
-    return POOLINGS[kind - 1] if kind > 0 else None
+    if kind > len(POOLINGS) and not ranks:
+        raise fields.error(f"pooling_type = {kind} is not supported: 1 is mean, 2 cls, 3 last; 4 needs {CLASSES}")
+    return Pooling.CLS if ranks else POOLINGS[kind - 1] if kind > 0 else None
 
 
 def _tensor(info: TensorInfo) -> torch.Tensor:

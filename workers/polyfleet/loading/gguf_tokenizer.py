@@ -1,5 +1,6 @@
 """From a GGUF file's tokenizer metadata to TokenizerAssets."""
 
+from dataclasses import replace
 from typing import Any
 
 from polyfleet.loading.assets import make_assets
@@ -17,17 +18,20 @@ from polyfleet.loading.gguf_vocabulary import (
 from polyfleet.loading.model import TokenizerAssets
 from polyfleet.loading.post_processor import Frame, post_processor
 from polyfleet.loading.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from polyfleet.loading.ranking import gguf_template
 from polyfleet.loading.sampling_defaults import SamplingDefaults, gguf_defaults, published_defaults
+from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
 
 SPACE = "▁"  # how SentencePiece writes a space
 
 ENCODERS = {"bert": wordpiece, "t5": unigram}
 MODELS = ("gpt2", "llama", *ENCODERS)
+SEPARATORS = {"bert": 1, "t5": 2}  # ends between two texts: BERT's, and XLM-RoBERTa's
 TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
 
 
-def gguf_tokenizer(fields: Fields, vocabulary_size: int) -> TokenizerAssets | None:
+def gguf_tokenizer(fields: Fields, config: ModelConfig) -> TokenizerAssets | None:
     """The tokenizer, or None for a file without one; raises ModelFileError for one that is broken or unknown."""
     model = fields.text(PREFIX + "model", "none")
     if model in ("none", "no_vocab"):
@@ -35,8 +39,10 @@ def gguf_tokenizer(fields: Fields, vocabulary_size: int) -> TokenizerAssets | No
     if model not in MODELS:
         raise fields.error(f"the tokenizer model {model!r} is not supported (supported: {', '.join(MODELS)})")
     check_tokenizer_metadata(fields, model)
-    vocabulary = read_vocabulary(fields, vocabulary_size)
+    vocabulary = read_vocabulary(fields, config.vocabulary_size)
     tokenizer, add_bos, frame = _read(fields, vocabulary, model)
+    if config.cross_encoder and model in ENCODERS:
+        frame = replace(frame, between=frame.after * SEPARATORS[model])
     template = fields.text("tokenizer.chat_template") if fields.has("tokenizer.chat_template") else None
     return make_assets(
         tokenizer=tokenizer | {"post_processor": post_processor(frame, vocabulary.tokens.__getitem__)},
@@ -45,7 +51,8 @@ def gguf_tokenizer(fields: Fields, vocabulary_size: int) -> TokenizerAssets | No
         special_tokens=vocabulary.special_texts,
         add_bos=add_bos,
         end_token_ids=gguf_end_tokens(fields),
-        sampling_defaults=_sampling_defaults(fields, vocabulary_size, template is not None),
+        sampling_defaults=_sampling_defaults(fields, config.vocabulary_size, template is not None),
+        pair_template=gguf_template(fields, config),
     )
 
 

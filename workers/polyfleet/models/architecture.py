@@ -97,5 +97,6 @@ class Architecture:
     record: Callable[[Any, Recorder], KernelGraph]
     folder_names: TensorNames
     gguf_names: TensorNames
+    ranks: bool = False  # whether it is a cross encoder, which a GGUF file's tensors tell
     sparse: bool = False  # whether it is a mixture of experts, which a GGUF file's architecture may not say
     notes: str = ""  # for its users

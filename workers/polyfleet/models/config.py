@@ -40,6 +40,8 @@ class ModelConfig:
     pooling: Pooling | None = None  # how its own files want hidden states pooled
     normalized: bool = False  # whether they want vectors of length 1
     cross_encoder: bool = False  # whether it gives one number for a query and a document, in place of hidden states
+    score_tokens: tuple[int, ...] = ()  # of a decoder that ranks: those of yes and no, or of yes, whose logits tell
+    bounded: bool = True  # whether scores of what ranks are taken to 0 … 1 by a sigmoid
     segments: int = 1  # that tokens may stand in; ids of the second are those of the first + vocabulary_size
 
     def window(self, layer: int) -> int:

@@ -1,7 +1,7 @@
 """Cross encoders: encoders that read a query and a document together and give one number, by which documents rank."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from polyfleet.graph.kernel_graph import KernelGraph
@@ -10,14 +10,17 @@ from polyfleet.models.architecture import Architecture, TensorNames
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.encoder import (
     BERT,
+    GGUF_NAMES,
     ROBERTA,
     EncoderConfig,
     folder_names,
     read_bert,
+    read_gguf,
     read_roberta,
     record_layers,
 )
 from polyfleet.models.fields import Fields
+from polyfleet.models.gguf_keys import GgufKeys
 from polyfleet.models.recorder import Recorder
 from polyfleet.wire.requests import Pooling
 
@@ -26,14 +29,7 @@ ACTIVATIONS = {"Sigmoid": True, "Identity": False}  # of what the head gives, by
 POSITION_IDS = r".*position_ids"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrossEncoderConfig(EncoderConfig):
-    """`bounded`: whether scores are taken to 0 … 1 by a sigmoid."""
-
-    bounded: bool = True
-
-
-def record(config: CrossEncoderConfig, model: Recorder) -> KernelGraph:
+def record(config: EncoderConfig, model: Recorder) -> KernelGraph:
     """The head is computed for all rows, of which the first one's result is wanted."""
     graph, x = model.graph, record_layers(config, model)
     x = graph.soft_cap(model.linear(x, "pooler", config.hidden_size, bias=True), TANH)
@@ -49,9 +45,20 @@ def _reader(read: Callable[[Fields], EncoderConfig]) -> Callable[[Fields], Model
         known: dict[str, Any] = {name: getattr(config, name) for name in EncoderConfig.__dataclass_fields__}
         # What tells segments apart lies in the embedding: a row for each token in each of them.
         known |= {"cross_encoder": True, "pooling": Pooling.CLS, "segments": max(1, config.types)}
-        return CrossEncoderConfig(**known, bounded=_bounded(fields))
+        return EncoderConfig(**known | {"bounded": read_bounded(fields)})
 
     return read_folder
+
+
+def _read_gguf(keys: GgufKeys) -> ModelConfig:
+    """llama.cpp's converter leaves out BERT's pooler, without which its head means nothing; RoBERTa's is there."""
+    labels = keys.fields.items("classifier.output_labels") if keys.fields.has("classifier.output_labels") else []
+    if (found := keys.rows("cls.output.weight")) != 1:
+        raise keys.fields.error(f"its head tells {found} labels apart {labels}; supported are heads with one")
+    if not keys.has("cls.weight"):
+        raise keys.fields.error("its converter left out what its head reads (cls.weight): use the model's folder")
+    config = read_gguf(keys)
+    return replace(config, cross_encoder=True, segments=max(1, config.types))
 
 
 def _check_labels(fields: Fields) -> None:
@@ -61,9 +68,10 @@ def _check_labels(fields: Fields) -> None:
         raise fields.error(f"its head tells {labels} labels apart; supported are heads with one, which rank documents")
 
 
-def _bounded(fields: Fields) -> bool:
+def read_bounded(fields: Fields) -> bool:
     """As sentence-transformers writes it, in one of two places; a sigmoid where nothing is said."""
     stated = fields.text("sbert_ce_default_activation_function", "Sigmoid")
+    stated = fields.text("activation_fn", stated)
     if fields.has("sentence_transformers"):
         stated = fields.section("sentence_transformers").text("activation_fn", stated)
     name = stated.rpartition(".")[2]
@@ -84,9 +92,11 @@ BERT_CROSS_ENCODER = replace(
     title="BERT, cross encoders",
     classes=("BertForSequenceClassification",),
     model_types=(),
-    gguf=(),
     read_folder=_reader(read_bert),
+    read_gguf=_read_gguf,
     record=record,
+    gguf_names=replace(GGUF_NAMES, names={**GGUF_NAMES.names, "cls": "pooler", "cls.output": "score"}, ignored=()),
+    ranks=True,
     folder_names=_names("bert.", "bert.pooler.dense", "classifier"),
     notes=f"{NOTES}, as MS MARCO's MiniLM and TinyBERT",
 )
@@ -102,6 +112,7 @@ ROBERTA_CROSS_ENCODER: Architecture = replace(
     model_types=(),
     read_folder=_reader(read_roberta),
     record=record,
+    ranks=True,
     folder_names=_names("roberta.", "classifier.dense", "classifier.out_proj"),
     notes=f"{NOTES}, as BGE-Reranker and others",
 )

@@ -177,7 +177,7 @@ def _check_nomic(fields: Fields) -> None:
     fields.positive("rotary_scaling_factor", 1.0)
 
 
-def _read_gguf(keys: GgufKeys) -> ModelConfig:
+def read_gguf(keys: GgufKeys) -> EncoderConfig:
     fields = keys.fields
     if fields.flag("attention.causal", False):
         raise fields.error("attention.causal = true is not supported: the architecture is read as an encoder")
@@ -258,7 +258,7 @@ def folder_names(prefix: str) -> TensorNames:
     return TensorNames(names, f"{prefix}encoder.layer.", _LAYER, _HEADS, optional=prefix)
 
 
-_GGUF_NAMES = TensorNames(_GGUF, "blk.", _GGUF_LAYER, (r"cls\..*",))
+GGUF_NAMES = TensorNames(_GGUF, "blk.", _GGUF_LAYER, (r"cls\..*",))
 
 BERT = Architecture(
     name="bert",
@@ -267,10 +267,10 @@ BERT = Architecture(
     model_types=("bert",),
     gguf=("bert",),
     read_folder=read_bert,
-    read_gguf=_read_gguf,
+    read_gguf=read_gguf,
     record=record,
     folder_names=folder_names("bert."),
-    gguf_names=_GGUF_NAMES,
+    gguf_names=GGUF_NAMES,
     notes="embeddings: MiniLM, BGE, E5, GTE and others whose layers are BERT's",
 )
 ROBERTA = replace(

@@ -156,6 +156,10 @@ class Recorder:
     def finish(self, x: int, *, scale: float = 1.0, soft_cap: float = 0.0) -> KernelGraph:
         """Final norm and logits; `scale` is of what enters the head, `soft_cap` of what leaves it."""
         config, hidden = self._config, self.norm(x, "norm")
+        if config.score_tokens:
+            score = self.linear(self.graph.scale(hidden, scale), "score", 1)
+            score = self.graph.unary(OpKind.SIGMOID, score) if config.bounded else score
+            return self.graph.finish(score, self.graph.select_rows(score))
         if config.embeds_only:
             return self.graph.finish(hidden, self.graph.select_rows(hidden))
         selected = self.graph.scale(self.graph.select_rows(hidden), scale)

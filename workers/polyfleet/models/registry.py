@@ -51,12 +51,13 @@ def of_folder(classes: Iterable[str], model_type: str) -> Architecture:
     raise UnknownArchitecture(_unknown(", ".join(names) or model_type, supported))
 
 
-def of_gguf(name: str, *, sparse: bool = False) -> Architecture:
-    """By the `general.architecture` of a GGUF file; `sparse`: whether it states experts."""
+def of_gguf(name: str, *, sparse: bool = False, ranks: bool = False) -> Architecture:
+    """By the `general.architecture` of a GGUF file; whether it states experts, and has a head that ranks."""
     found = [each for each in ARCHITECTURES.values() if name in each.gguf]
     if found:
-        return next((each for each in found if each.sparse == sparse), found[0])
-    raise UnknownArchitecture(_unknown(repr(name), [name for each in ARCHITECTURES.values() for name in each.gguf]))
+        return next((each for each in found if (each.sparse, each.ranks) == (sparse, ranks)), found[0])
+    supported = dict.fromkeys(name for each in ARCHITECTURES.values() for name in each.gguf)
+    raise UnknownArchitecture(_unknown(repr(name), list(supported)))
 
 
 def record(config: ModelConfig, weights: Weights) -> KernelGraph:
