@@ -64,5 +64,5 @@ def test_weights_of_mlx_are_named(folder: Path) -> None:
     for field in ({"quantization": {"bits": 4}}, {"quantization": {"bits": 4}, "quantization_config": {"bits": 4}}):
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | field))
-        with pytest.raises(ModelFileError, match="the weights are quantised by MLX, which is not read"):
+        with pytest.raises(ModelFileError, match="quantization = … is MLX's way, which is not read"):
             load_model(folder)

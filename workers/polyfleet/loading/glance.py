@@ -41,7 +41,7 @@ def glance(path: str | Path) -> None:
 
 def check_is_gguf(path: Path) -> None:
     """Raise ModelFileError for a file of another kind, which is named where it is known."""
-    if _beginning(path).startswith(GGUF_MAGIC):
+    if _beginning(path)[: len(GGUF_MAGIC)] in GGUF_MAGIC:  # one that ends within it is truncated
         return
     if path.suffix in (".safetensors", ".json"):
         raise ModelFileError(f"{path}: is one file of a Hugging Face folder; name the folder")

@@ -34,7 +34,7 @@ ACTIVATIONS = ("activation_scheme", "activation_scale_ub", "scale_fmt", "kv_cach
 def read_scheme(fields: Fields) -> Scheme | None:
     """Of a config.json; None where nothing is quantised. Raises ModelFileError for what is not understood."""
     if fields.has("quantization"):
-        raise fields.error("the weights are quantised by MLX, which is not read: use the folder that it was made from")
+        raise fields.error("quantization = … is MLX's way, which is not read: use the folder that it was made from")
     if not fields.has("quantization_config"):
         return None
     section = fields.section("quantization_config")
