@@ -22,14 +22,16 @@ from urllib.parse import urlsplit
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 import psutil
-from bench.load.figures import CpuClock, added_rows, load_rows, num_tokens
-from bench.load.loops import Plan, Result, run_pairs, run_rounds, warm_up
-from bench.load.targets import GrpcTarget, HttpTarget, Target
-from bench.load.work import PROMPT_KINDS, Job, make_jobs
+from bench.load.cpu import CpuClock
+from bench.load.targets import HttpTarget
 from bench.load.worker import WorkerTarget
 from bench.report import Row, publish
 
 from polyfleet.client import PolyfleetError
+from polyfleet.client.benchmark.figures import added_rows, load_rows, num_tokens
+from polyfleet.client.benchmark.loops import Plan, Result, run_pairs, run_rounds, warm_up
+from polyfleet.client.benchmark.target import GrpcTarget, Target
+from polyfleet.client.benchmark.work import PROMPT_KINDS, Job, make_jobs
 from polyfleet.wire.auth import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"

@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack
 
 from bench.chaos.faults import CLOCK_JUMP, FAULTS, clock_jumped
 from bench.chaos.fleet import ChaosFleet
-from bench.load.work import percentile
 from bench.report import Row
 from bench.soaking.cases import Answer, Case
 from bench.soaking.streams import Soak, Tally
 
+from polyfleet.client.benchmark.work import percentile
 from polyfleet.simulator.tokens import answer
 
 HANGS = ("stop-worker", "stop-engine", "silent-worker", "deaf-worker", "mute-worker", "half-open-worker")

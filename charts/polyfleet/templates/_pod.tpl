@@ -128,7 +128,7 @@ resources}. It ends with its volumeMounts, so that whoever includes it can add t
 {{- define "polyfleet.keysVolume" -}}
 - name: keys
   secret:
-    secretName: {{ include "polyfleet.keysSecret" . | quote }}
-    items: [{key: keys.yaml, path: keys.yaml}]
+    secretName: {{ include "polyfleet.keysSecret" .ctx | quote }}
+    items: [{key: keys.yaml, path: keys.yaml}{{ with .more }}, {key: {{ . }}, path: {{ . }}}{{ end }}]
     defaultMode: 0440
 {{- end -}}

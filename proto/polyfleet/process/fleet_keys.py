@@ -32,6 +32,10 @@ _CALLERS = {
         "RevokeKey": {Role.OPERATOR},
         "LimitTenant": {Role.OPERATOR},
         "DescribeOptions": {Role.OPERATOR},
+        "StartBenchmark": {Role.OPERATOR},
+        "GetBenchmark": {Role.OPERATOR},
+        "ListBenchmarks": {Role.OPERATOR},
+        "CancelBenchmark": {Role.OPERATOR},
     },
     "Worker": {
         "Session": {Role.GATEWAY},

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -71,6 +72,28 @@ class FleetClient:
             request, timeout=TIMEOUT_SECONDS, metadata=self._metadata
         )
         return answer
+
+    def start_benchmark(self, plan: operations_pb2.BenchmarkPlan) -> operations_pb2.Benchmark:
+        """Begin one; with everything said that the plan leaves out."""
+        request = operations_pb2.StartBenchmarkRequest(plan=plan)
+        return self._benchmark(self._stub.StartBenchmark, request)
+
+    def benchmark(self, benchmark_id: str) -> operations_pb2.Benchmark:
+        """One that is kept."""
+        return self._benchmark(self._stub.GetBenchmark, operations_pb2.GetBenchmarkRequest(id=benchmark_id))
+
+    def cancel_benchmark(self, benchmark_id: str) -> operations_pb2.Benchmark:
+        """End one that runs."""
+        return self._benchmark(self._stub.CancelBenchmark, operations_pb2.CancelBenchmarkRequest(id=benchmark_id))
+
+    def _benchmark(self, call: Any, request: Any) -> operations_pb2.Benchmark:
+        found: operations_pb2.Benchmark = call(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata).benchmark
+        return found
+
+    def benchmarks(self) -> list[operations_pb2.Benchmark]:
+        """Those that are kept, the latest first."""
+        request = operations_pb2.ListBenchmarksRequest()
+        return list(self._stub.ListBenchmarks(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata).benchmarks)
 
     def add_adapter(self, deployment: str, name: str, source: str) -> pb.Adapter:
         """Load an adapter into a deployment's workers; as the first one has it."""

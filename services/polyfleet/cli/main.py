@@ -9,6 +9,7 @@ import click
 from polyfleet.cli.commands.adapters import adapters
 from polyfleet.cli.commands.agent import agent
 from polyfleet.cli.commands.backends import backends, conformance
+from polyfleet.cli.commands.bench import bench
 from polyfleet.cli.commands.benchmark import benchmark
 from polyfleet.cli.commands.chat import chat
 from polyfleet.cli.commands.config import config
@@ -69,6 +70,7 @@ for command in (
     adapters,
     keys,
     usage,
+    bench,
     config,
     backends,
     conformance,

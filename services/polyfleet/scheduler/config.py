@@ -49,6 +49,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fleet_tls_dir: str = ""  # tls.crt, tls.key and ca.crt, of role scheduler: all parts then speak TLS to each other
     worker_tls_dir: str = ""  # the same of role worker, for workers that it starts
     keys_file: str = ""  # the gateway's; operators' keys in it may deploy, undeploy and drain
+    gateway: str = ""  # host:port of a gateway's gRPC API, through which benchmarks run; empty: none can
+    gateway_key_file: str = ""  # first line: the caller's key that benchmarks show there
+    gateway_ca_file: str = ""  # PEM roots of that gateway's certificate; empty: without TLS
     # A returning scheduler listens this long before it starts anything: workers dial it at most 5 s apart.
     settle_seconds: float = 7.0
     drain_seconds: float = 600.0  # a worker that is to go may take this long to finish what it runs

@@ -23,6 +23,7 @@ from polyfleet.scheduler.fleet.registry import Registry
 from polyfleet.scheduler.fleet.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.fleet_service import FleetService
 from polyfleet.scheduler.metrics import SchedulerMetrics, SchedulerState, serve_metrics
+from polyfleet.scheduler.operations.benchmarks import BenchmarkDesk
 from polyfleet.scheduler.store import STATE_NAME, Store
 from polyfleet.v1 import fleet_pb2_grpc
 from polyfleet.wire.auth import check_bind, split_host_port
@@ -56,6 +57,7 @@ class Scheduler:
         auth = FleetAuth(config.listen, token, keys_file, fleet_keys)
         self._server = self._make_server(auth)
         self._health = _HEALTH.aio.HealthServicer()
+        self._benchmarks = BenchmarkDesk(config)
         service = FleetService(
             self._store,
             self._registry,
@@ -67,6 +69,7 @@ class Scheduler:
             keys_file=keys_file,
             access=access,
         )
+        service.benchmarks = self._benchmarks
         self._controller.told_apart = service.adapters.busy
         fleet_pb2_grpc.add_FleetServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -152,6 +155,7 @@ class Scheduler:
     async def stop(self) -> None:
         """Stop serving and close the state."""
         await self._end_loop()
+        await self._benchmarks.close()
         await self._health.enter_graceful_shutdown()
         for task in (self._opening, self._lag):
             if task:

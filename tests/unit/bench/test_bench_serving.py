@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from bench.load.figures import CpuClock, added_rows, load_rows
-from bench.load.loops import Plan, Result, run_pairs, run_rounds, warm_up
+from bench.load.cpu import CpuClock
 from bench.load.targets import EventReader
-from bench.load.work import Job, Outcome, make_jobs, percentile
 from bench.report import Row, compare, publish
 from bench.serving import parse
+
+from polyfleet.client.benchmark.figures import added_rows, load_rows
+from polyfleet.client.benchmark.loops import Plan, Result, run_pairs, run_rounds, warm_up
+from polyfleet.client.benchmark.work import Job, Outcome, make_jobs, percentile
 
 
 class FakeTarget:

@@ -78,6 +78,7 @@ def test_requests_find_their_way(network: Network) -> None:
         (OUTSIDER, GATEWAY, 50051),
         (OUTSIDER, GATEWAY, 8000),
         (TEST, GATEWAY, 50051),
+        (SCHEDULER, GATEWAY, 50051),
         (GATEWAY, GATEWAY, 50053),
         (GATEWAY, WORKER, 50061),
         (GATEWAY, SCHEDULER, 50052),

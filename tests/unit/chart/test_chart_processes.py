@@ -113,6 +113,9 @@ def test_the_gateway_takes_its_configuration(name: str, tmp_path: Path) -> None:
 def test_the_scheduler_takes_its_configuration(name: str, tmp_path: Path) -> None:
     config = scheduler_config(name, tmp_path)
     pod = dict(pods(release(name)))["polyfleet-scheduler"]
+    assert config.gateway == "polyfleet-gateway.llm.svc:50051"
+    assert bool(config.gateway_ca_file) is (name in ("air-gapped", "high-availability"))
+    assert {config.gateway_key_file, config.gateway_ca_file} - {""} <= mounted_files(pod, "scheduler")
     assert {config.fleet_token_file, config.keys_file} <= mounted_files(pod, "scheduler")
     state = {mount["mountPath"] for mount in container(pod, "scheduler")["volumeMounts"]}
     assert config.state_dir in state

@@ -88,7 +88,8 @@ def serve(
     with claimed(settings.state_dir):
         token_file = settings.fleet_token_file or made_token(settings.state_dir)
         with published(settings.fleet_address, token_file):
-            run(settings.with_fleet_token(token_file), once, api_key_file, ca_file)
+            settings = settings.with_fleet_token(token_file).with_benchmarks(api_key_file, ca_file)
+            run(settings, once, api_key_file, ca_file)
 
 
 def with_users_choice(settings: ServeSettings) -> ServeSettings:

@@ -105,6 +105,16 @@ class ServeSettings:
         )
         return replace(self, config=overlaid(self.config, gateway=gateway, scheduler=scheduler))
 
+    def with_benchmarks(self, key_file: Path | None, ca_file: Path | None) -> "ServeSettings":
+        """The same, with the scheduler told how it reaches the gateway where it was told of none."""
+        scheduler = self.config.scheduler
+        if scheduler.gateway:
+            return self
+        files = {"gateway_key_file": key_file, "gateway_ca_file": ca_file}
+        named = {name: str(file.absolute()) for name, file in files.items() if file}
+        scheduler = overlaid(scheduler, gateway=dialable(self.config.gateway.grpc_listen), **named)
+        return replace(self, config=overlaid(self.config, scheduler=scheduler))
+
 
 def resolve(flags: Flags) -> ServeSettings:
     """Apply the flags to the configuration file. Raises CliError for anything that can't be started."""

@@ -1,4 +1,4 @@
-"""The calls of `Fleet` about devices, logs, requests, keys and options."""
+"""The calls of `Fleet` about devices, logs, requests, keys, options and, in a file of their own, benchmarks."""
 
 import json
 import logging
@@ -17,8 +17,8 @@ from polyfleet.process.config import ConfigError
 from polyfleet.process.key_changes import KeyAbsent, KeyTaken, create_key, limit_tenant, revoke_key
 from polyfleet.process.keys import Key, KeysFile, Role, Tenant, read_keys
 from polyfleet.scheduler.aborts import abort_invalid
-from polyfleet.scheduler.fleet.registry import Registry
 from polyfleet.scheduler.launcher.worker_client import WorkerClient
+from polyfleet.scheduler.operations.benchmark_calls import BenchmarkCalls
 from polyfleet.scheduler.operations.devices import fleet_devices
 from polyfleet.scheduler.operations.request_log import MAX_ENDED, RequestLog
 from polyfleet.v1 import operations_pb2 as pb
@@ -30,10 +30,9 @@ GIVEN_ROLES = {"": Role.TENANT, "tenant": Role.TENANT, "operator": Role.OPERATOR
 log = logging.getLogger(__name__)
 
 
-class OperationsCalls:
+class OperationsCalls(BenchmarkCalls):
     """A part of FleetService."""
 
-    _registry: Registry
     _clock: Callable[[], float]
     _access: FleetAccess
     _keys_file: Path | None

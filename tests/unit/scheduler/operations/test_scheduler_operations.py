@@ -242,6 +242,10 @@ async def test_tenants_and_strangers_hear_nothing(tmp_path: Path) -> None:
         "RevokeKey",
         "LimitTenant",
         "DescribeOptions",
+        "StartBenchmark",
+        "GetBenchmark",
+        "ListBenchmarks",
+        "CancelBenchmark",
     )
     for name in (*calls, "DescribeOptions"):
         call, request = getattr(one.fleet, name), getattr(operations_pb2, f"{name}Request")()

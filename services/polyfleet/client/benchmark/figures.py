@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import psutil
-from bench.load.loops import Result
-from bench.load.work import Outcome, percentile
-from bench.report import Row, compare
+from polyfleet.client.benchmark.loops import Result
+from polyfleet.client.benchmark.rows import Row, compare
+from polyfleet.client.benchmark.work import Outcome, percentile
 
 TIMES: Mapping[str, Callable[[Outcome], float | None]] = {
     "ttft": lambda outcome: outcome.ttft,
@@ -37,24 +36,6 @@ def added_rows(gateway: Result, worker: Result) -> list[Row]:
         _row("serving_gateway_added_ttft_paired_p50", _paired_difference(gateway, worker), "ms"),
         _errors_row(gateway, worker),
     ]
-
-
-class CpuClock:
-    """CPU seconds (user and system) that named processes, without their children, use from construction on."""
-
-    def __init__(self, pids: Mapping[str, int]) -> None:
-        self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
-        self._begin = {name: _cpu_seconds(process) for name, process in self._processes.items()}
-
-    def rows(self, tokens: int) -> list[Row]:
-        """Per process: CPU seconds, and microseconds for each of the run's generated tokens."""
-        rows = []
-        for name, process in self._processes.items():
-            used = _cpu_seconds(process) - self._begin[name]
-            rows.append(_row(f"serving_cpu_{name}", used, "s"))
-            if tokens:
-                rows.append(_row(f"serving_cpu_{name}_per_token", used / tokens * 1e6, "us"))
-        return rows
 
 
 def num_tokens(results: Sequence[Result]) -> int:
@@ -98,8 +79,3 @@ def _throughput(result: Result) -> float:
 
 def _request_rate(result: Result) -> float:
     return len(result.good) / result.seconds if result.seconds else 0.0
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bench.load.targets import Target
-from bench.load.work import Job, Outcome
+from polyfleet.client.benchmark.target import Target
+from polyfleet.client.benchmark.work import Job, Outcome
 
 
 @dataclass(slots=True)
@@ -37,8 +37,8 @@ class Plan:
     `requests` and `seconds` bound what is started for each target, all rounds together; what runs then is waited for.
     """
 
-    requests: int
-    seconds: float
+    requests: int = 32
+    seconds: float = 60.0
     concurrency: int = 1
     rate: float = 0.0
     warmup: int = 1

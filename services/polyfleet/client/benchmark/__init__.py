@@ -1,0 +1,1 @@
+"""Load on a gateway, bounded, and what is measured of it."""
