@@ -33,11 +33,31 @@ GOOD: dict[str, list[Any]] = {
     "ListWorkers": [pb.ListWorkersRequest()],
     "Drain": [pb.DrainRequest(worker_id="w-1")],
     "Deploy": [pb.DeployRequest(deployment=WISH)],
+    "UndoRollout": [pb.UndoRolloutRequest(name="d")],
     "Undeploy": [pb.UndeployRequest(name="d")],
     "WatchFleet": [pb.WatchFleetRequest(gateway_id="g-1")],
 }
-TURNS = ("Register", "Deploy", "Register", "Drain", "Register", "GetTokenizer", "Undeploy", "WatchFleet", "ListWorkers")
-ALLOWED = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "FAILED_PRECONDITION"}
+TURNS = (
+    "Register",
+    "Deploy",
+    "UndoRollout",
+    "Register",
+    "Drain",
+    "Register",
+    "GetTokenizer",
+    "Undeploy",
+    "WatchFleet",
+    "ListWorkers",
+)
+ALLOWED = {
+    "OK",
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+}
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.slow)])

@@ -70,7 +70,7 @@ def exported() -> dict[str, set[str]]:
     gateway.show_objectives(Objectives())
     declared: list[Any] = list(gateway.registry._collector_to_names)
     labels = {sample: set(each._labelnames) for each in declared for sample in _samples(each)}
-    odd = fleet.FleetWorker(quarantine="free blocks: 9 of 8")
+    odd = fleet.FleetWorker(info=fleet.WorkerInfo(revision=1), quarantine="free blocks: 9 of 8")
     snapshot = fleet.FleetSnapshot(workers=[odd], deployments=[fleet.ModelDeployment()])
     collected: list[Any] = list(SchedulerMetrics(lambda: SchedulerState(snapshot, 0, (), 0)).collect())
     info = fleet.WorkerInfo(model=fleet.ModelInfo(num_blocks=1))

@@ -54,6 +54,33 @@ WORKERS = Row(
             ),
             width=12,
         ),
+        Panel(
+            "Revisions",
+            "Ready workers of each revision of a deployment: several while it goes from one to another, or shares "
+            "requests out among them.",
+            "short",
+            (
+                Query(
+                    "sum by (deployment, revision) (polyfleet_revision_workers_ready{<scope>})",
+                    "{{deployment}} {{revision}}",
+                ),
+            ),
+            width=12,
+        ),
+        Panel(
+            "Sequences by revision",
+            "Sequences a second that workers of each revision ended well, or failed by no fault of their callers. A "
+            "new revision that fails more than the one before is taken back.",
+            "ops",
+            (
+                Query(
+                    "sum by (deployment, revision, result) "
+                    "(rate(polyfleet_revision_sequences_total{<scope>}[$__rate_interval]))",
+                    "{{deployment}} {{revision}} {{result}}",
+                ),
+            ),
+            width=12,
+        ),
     ),
 )
 KV = Row(

@@ -21,6 +21,7 @@ _CALLERS = {
         "Drain": {Role.OPERATOR},
         "Deploy": {Role.OPERATOR},
         "Undeploy": {Role.OPERATOR},
+        "UndoRollout": {Role.OPERATOR},
         "AddAdapter": {Role.OPERATOR},
         "DropAdapter": {Role.OPERATOR},
         "Usage": {Role.OPERATOR},

@@ -40,6 +40,14 @@ class FleetClient:
         answer: pb.DeployResponse = self._stub.Deploy(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata)
         return answer.deployment
 
+    def undo_rollout(self, name: str, revision: int = 0) -> pb.ModelDeployment:
+        """Go back to an earlier revision, 0: to the one before; gives the deployment back as stored."""
+        request = pb.UndoRolloutRequest(name=name, revision=revision)
+        answer: pb.UndoRolloutResponse = self._stub.UndoRollout(
+            request, timeout=TIMEOUT_SECONDS, metadata=self._metadata
+        )
+        return answer.deployment
+
     def undeploy(self, name: str) -> None:
         """Drain and stop a deployment's workers."""
         self._stub.Undeploy(pb.UndeployRequest(name=name), timeout=TIMEOUT_SECONDS, metadata=self._metadata)

@@ -25,6 +25,7 @@ from polyfleet.cli.commands.models import models
 from polyfleet.cli.commands.operations import devices, logs, requests
 from polyfleet.cli.commands.quantize import quantize
 from polyfleet.cli.commands.rerank import rerank
+from polyfleet.cli.commands.rollout import deployments, rollout
 from polyfleet.cli.commands.serve import serve
 from polyfleet.cli.commands.simulate import simulate
 from polyfleet.cli.commands.simulate_workers import simulate_workers
@@ -59,11 +60,13 @@ for command in (
     info,
     inspect,
     workers,
+    deployments,
     devices,
     requests,
     logs,
     deploy,
     scale,
+    rollout,
     undeploy,
     drain,
     agent,

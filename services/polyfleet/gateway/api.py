@@ -11,6 +11,8 @@ from polyfleet.wire.limits import MAX_PRIORITY
 from polyfleet.wire.requests import DetokenizeRequest, EmbedRequest, GenerateRequest, RerankRequest, TokenizeRequest
 from polyfleet.wire.tracing import TraceContext
 
+SESSION = "x-session-id"  # the header, or key of gRPC's metadata, with a call's session
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -29,6 +31,7 @@ class Call:
     tenant: str = ""
     trace: TraceContext | None = None
     max_priority: int = MAX_PRIORITY
+    session: str = ""
     explained: Callable[[dict[str, Any]], None] | None = field(default=None, compare=False, repr=False)
     admitted: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 

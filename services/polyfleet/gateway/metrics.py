@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.ports.certificate import ServedCertificate
+from polyfleet.gateway.request.demand import Demand
 from polyfleet.gateway.request.ledger import Ledger
 from polyfleet.process.metrics import ProcessMetrics
 
@@ -150,6 +151,7 @@ class Metrics:
             "polyfleet_image_fetch_seconds", "Images by their URLs.", ("result",), buckets=SECONDS, registry=registry
         )
         self.keys = KeyMetrics(registry)
+        self.demand = Demand(registry)
         self._refused = Counter(
             "polyfleet_connections_refused_total",
             "Connections that the gateway ended or did not take, by why.",

@@ -73,7 +73,7 @@ class Gateway:
         fair = FairOrder(lambda: authenticator.tenants, lambda: authenticator.num_tenants)
         queue = RequestQueue(self.view, partial(place, policy=config.placement), limits, self.metrics, fair)
         books = Quotas(lambda: authenticator.tenants), UsageBook(), RecentRequests()
-        self._reporter = UsageReporter(self._fleet.report_usage, *books)
+        self._reporter = UsageReporter(self._fleet.report_usage, *books, self.metrics.demand)
         accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives, *books)
         self._generation = Generation(
             Models(self.view, self._tokenizers, queue, limits, own_defaults=config.generation_config == "auto"),
@@ -106,6 +106,7 @@ class Gateway:
     async def start(self) -> None:
         """Watch the fleet and serve."""
         self.view.changed.add(lambda: self.metrics.keep_workers(self.view.sessions))
+        self.view.changed.add(lambda: self.metrics.demand.keep(self.view.revisions()))
         self.metrics.watch_connections("http", lambda: len(self.http.doors))
         self.metrics.watch_connections("grpc", lambda: len(self.grpc.connections))
         self.metrics.watch_connections("metrics", lambda: len(self.monitoring.doors))

@@ -15,6 +15,7 @@ NOT_READY = {
     WorkerState.UNKNOWN: "in a state that this version does not know",
 }
 OTHER_FINGERPRINT = "has other weights or another tokenizer of this name"
+OTHER_REVISION = "is of another revision than the one that the request was given to"
 CIRCUIT_OPEN = "refused or lost all its last sequences"
 
 
@@ -36,6 +37,11 @@ def obstacle(request: PlacementRequest, worker: Worker, rule: TenantRule | None 
     if missing := request.features - worker.features:
         return f"has no {', '.join(sorted(missing))}"
     return (forbidden(worker, rule) if rule else "") or too_small(request, worker)
+
+
+def spared(request: PlacementRequest, worker: Worker) -> str:
+    """Why a worker that could serve the request gets it only where there is no other."""
+    return CIRCUIT_OPEN if request.revision in (None, worker.revision) else OTHER_REVISION
 
 
 def too_small(request: PlacementRequest, worker: Worker) -> str:
@@ -102,10 +108,14 @@ def prevailing_fingerprint(workers: Iterable[Worker]) -> str | None:
 
 
 def outvoted(workers: Iterable[Worker]) -> frozenset[str]:
-    """Ids of ready workers that get no new requests, since another fingerprint prevails among those of their model."""
+    """Ids of ready workers that get no new requests, since another fingerprint prevails among those of their model.
+
+    Where all have revisions, each gets its share.
+    """
     ready: dict[str, list[Worker]] = {}
     for worker in workers:
         if worker.state is WorkerState.READY:
             ready.setdefault(worker.model, []).append(worker)
+    ready = {model: alike for model, alike in ready.items() if not all(each.revision for each in alike)}
     chosen = {model: prevailing_fingerprint(alike) for model, alike in ready.items()}
     return frozenset(w.worker_id for alike in ready.values() for w in alike if w.fingerprint != chosen[w.model])

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, unique
+from typing import NamedTuple
 
 from polyfleet.wire.features import FIRST_FEATURES
 
@@ -18,6 +19,13 @@ class WorkerState(str, Enum):
     UNHEALTHY = "unhealthy"
     LOST = "lost"
     UNKNOWN = "unknown"  # not told, or by a name that this version does not know
+
+
+class Revision(NamedTuple):
+    """One of a deployment's revisions."""
+
+    deployment: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,7 @@ class Worker:
     step_seconds_per_token: float = 0.0
     device_name: str = ""
     deployment: str = ""
+    revision: Revision | None = None  # None: none that is known
     dtype: str = ""
     features: frozenset[str] = FIRST_FEATURES
     nonsense: str = ""  # what of its last report can't be; such a worker gets nothing until it reports sense
@@ -72,6 +81,7 @@ class PlacementRequest:
     `max_tokens` is what must fit behind the prompt: the client's wish, or the least it takes (min_tokens, 1).
     `key` (the request id, say) decides between workers that are equally good; requests without one all go the same way.
     `fingerprint` names the weights and tokenizer of the request; None: any worker of `model` will do.
+    `revision` is the one that it was given to: others take it where none of that one can.
     `cached_tokens` holds, by worker id, how many prompt tokens that worker is known to have in its prefix cache.
     `output_tokens` is the most that it generates, 0 where it does not say.
     `first_token_seconds` and `token_seconds` are what its answer should keep; 0: no such objective.
@@ -91,6 +101,7 @@ class PlacementRequest:
     first_token_seconds: float = 0.0
     token_seconds: float = 0.0
     serial: int = 0
+    revision: Revision | None = None
 
 
 @dataclass(frozen=True, slots=True)

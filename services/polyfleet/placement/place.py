@@ -8,7 +8,7 @@ Filter, score, pick. Of the ready workers of the request's model, those that can
 from dataclasses import dataclass
 
 from polyfleet.placement.candidate import Candidate, Judgement, best_of, expected_output
-from polyfleet.placement.filters import CIRCUIT_OPEN, obstacle
+from polyfleet.placement.filters import obstacle, spared
 from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Verdict, Worker
 from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
@@ -62,6 +62,8 @@ def able(request: PlacementRequest, index: FleetIndex) -> list[Candidate]:
     rule = index.policy.rule_of(request.tenant)
     if rule or request.excluded or request.features:
         kept = [each for each in kept if not obstacle(request, each.worker, rule)]
+    if request.revision:
+        kept = [each for each in kept if each.worker.revision == request.revision] or kept
     return (pool.has_spared and [each for each in kept if not each.worker.circuit_open]) or kept
 
 
@@ -101,7 +103,7 @@ def explain(request: PlacementRequest, fleet: tuple[Worker, ...] | FleetIndex, p
     verdicts = []
     for worker in index.workers:
         if (note := judged.get(worker.worker_id)) is None:
-            verdicts.append(Verdict(worker.worker_id, obstacle(request, worker, rule) or CIRCUIT_OPEN))
+            verdicts.append(Verdict(worker.worker_id, obstacle(request, worker, rule) or spared(request, worker)))
         else:
             cached = request.cached_tokens.get(worker.worker_id, 0)
             score, first, token = note

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polyfleet.placement.filters import nonsense_in
-from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
+from polyfleet.placement.fleet import FleetSnapshot, Revision, Worker, WorkerState
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.features import FIRST_FEATURES, adapter_feature
 
@@ -93,6 +93,7 @@ def worker_from_proto(info: pb.WorkerInfo, status: pb.WorkerStatus) -> Worker:
         step_seconds_per_token=status.decode_step_seconds_per_token,
         device_name=info.device_name,
         deployment=info.deployment,
+        revision=Revision(info.deployment, info.revision) if info.revision else None,
         dtype=model.dtype,
         features=(frozenset(model.features) or FIRST_FEATURES)
         | {adapter_feature(each.fingerprint) for each in model.adapters if each.fingerprint},

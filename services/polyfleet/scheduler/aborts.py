@@ -31,3 +31,10 @@ async def abort_unwritten(context: Any, error: StoreError) -> NoReturn:
     full = isinstance(error, StoreFullError)
     await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.INTERNAL, str(error))
     raise AssertionError("abort() raises")
+
+
+async def abort_not_found(context: Any, kind: str, name: str, known: list[str]) -> NoReturn:
+    """End the call with NOT_FOUND and the names that there are."""
+    listed = ", ".join(known[:50]) or "none"
+    await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no {kind} {name!r:.80}; there are: {listed}.")
+    raise AssertionError("abort() raises")

@@ -7,17 +7,19 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 import grpc
 
 from polyfleet.convert.assets import asset_chunks
 from polyfleet.process.channels import FleetAccess
-from polyfleet.scheduler.aborts import abort_invalid, abort_unwritten
+from polyfleet.scheduler.aborts import abort_invalid, abort_not_found, abort_unwritten
 from polyfleet.scheduler.deployments.adapter_calls import AdapterCalls
 from polyfleet.scheduler.deployments.adapters import AdapterDesk
-from polyfleet.scheduler.deployments.validate import check_deployment, check_info, check_status
+from polyfleet.scheduler.deployments.deployment_calls import DeploymentCalls, Steering
+from polyfleet.scheduler.deployments.validate import check_info, check_status
 from polyfleet.scheduler.fleet.assets import Uploads
+from polyfleet.scheduler.fleet.demand import Demand, check_demand
 from polyfleet.scheduler.fleet.registry import MAX_WORKERS, FullError, Registry, TakenError
 from polyfleet.scheduler.fleet.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.operations.calls import OperationsCalls
@@ -33,7 +35,6 @@ from polyfleet.wire.limits import FieldError
 ForeignWorker = Callable[[Metadata, pb.WorkerInfo, str], str]
 MAX_STREAMS = 2 * MAX_WORKERS  # of Register; a worker that dials again may have an old one
 FIRST_SECONDS, SILENT_SECONDS = 10.0, 60.0  # without the first message, without another one: the stream is ended
-PATIENCE_SECONDS = 5.0  # with a cluster that does not answer, before a call is ended
 log = logging.getLogger(__name__)
 
 
@@ -41,20 +42,7 @@ class ForeignError(Exception):
     """A worker belongs to another fleet, or its key to another deployment. The message is one sentence."""
 
 
-class Steering(Protocol):
-    """What the service asks of the controller."""
-
-    def poke(self) -> None:
-        """The wish has changed."""
-
-    def drain(self, worker_id: str) -> None:
-        """Let this worker finish and stop; at once, in the background."""
-
-    async def absence(self, patience: float) -> str:
-        """Why nothing can be started or stopped; empty as soon as it can, `patience` seconds given."""
-
-
-class FleetService(AdapterCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
+class FleetService(AdapterCalls, DeploymentCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
     """See `polyfleet/v1/fleet.proto` for what each call promises."""
 
     def __init__(
@@ -70,6 +58,7 @@ class FleetService(AdapterCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):
         keys_file: Path | None = None,
         foreign_worker: ForeignWorker = lambda _, __, ___: "",
         access: FleetAccess | None = None,
+        demand: Demand | None = None,
     ) -> None:
         """`loopback`: workers of this machine alone may register. Workers of another `fleet_id` may not.
 
@@ -83,6 +72,7 @@ class FleetService(AdapterCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):
         self._uploads = Uploads()
         self.requests = RequestLog()
         self._tenants = TenantCalls(store.usage, keys_file, clock, self.requests)
+        self._demand = demand or Demand()
         self._keys_file, self._access = keys_file, access or FleetAccess()
         self._foreign_worker = foreign_worker
         self.adapters = AdapterDesk(store, registry, self._access, self._wish_changed)
@@ -211,64 +201,24 @@ class FleetService(AdapterCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):
         """Begin to drain one worker."""
         if (worker := self._registry.record(request.worker_id)) is None:
             ids = [record.info.worker_id for record in self._registry.records]
-            await _abort_not_found(context, "worker", request.worker_id, ids)
+            await abort_not_found(context, "worker", request.worker_id, ids)
         if worker and worker.launcher:
             await self._be_able(context)
         log.info("A worker is to drain.", extra={"worker_id": request.worker_id})
         self._steering.drain(request.worker_id)
         return pb.DrainResponse()
 
-    async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
-        """Store the wish; the controller follows it."""
-        wish = pb.ModelDeployment()
-        wish.CopyFrom(request.deployment)
-        try:
-            check_deployment(wish)
-        except FieldError as error:
-            await abort_invalid(context, error)
-        await self._be_able(context)
-        known = {each.name: each for each in self._store.deployments()}
-        before = known.get(wish.name)
-        wish.created_unix_seconds = before.created_unix_seconds if before else int(time.time())
-        wish.problem = ""
-        if before and not wish.adapters:
-            wish.adapters.extend(before.adapters)
-        try:
-            self._store.put_deployment(wish)
-        except StoreError as error:
-            await abort_unwritten(context, error)
-        log.info("A deployment was stored.", extra={"deployment": wish.name, "workers": wish.workers})
-        self._wish_changed()
-        return pb.DeployResponse(deployment=wish)
-
-    async def Undeploy(self, request: pb.UndeployRequest, context: Any) -> pb.UndeployResponse:
-        """Remove the wish; the controller drains its workers."""
-        await self._be_able(context)
-        try:
-            removed = self._store.remove_deployment(request.name)
-        except StoreError as error:
-            await abort_unwritten(context, error)
-        if not removed:
-            names = [deployment.name for deployment in self._store.deployments()]
-            await _abort_not_found(context, "deployment", request.name, names)
-        log.info("A deployment was removed.", extra={"deployment": request.name})
-        self._wish_changed()
-        return pb.UndeployResponse()
-
-    async def _be_able(self, context: Any) -> None:
-        """End the call with UNAVAILABLE when its wish could not be followed now."""
-        if reason := await self._steering.absence(PATIENCE_SECONDS):
-            problem = f"{reason.rstrip('.')}: nothing was changed, since nothing can be started or stopped now."
-            await context.abort(grpc.StatusCode.UNAVAILABLE, problem)
-
     async def ReportUsage(self, request: pb.ReportUsageRequest, context: Any) -> pb.ReportUsageResponse:
-        """One gateway's; see TenantCalls."""
+        """One gateway's; see TenantCalls and Demand."""
         try:
-            return self._tenants.report(request)
+            check_demand(request)
+            answer = self._tenants.report(request)
         except FieldError as error:
             await abort_invalid(context, error)
         except StoreError as error:
             await abort_unwritten(context, error)
+        self._demand.report(request, self._clock())
+        return answer
 
     async def Usage(self, request: pb.UsageRequest, context: Any) -> pb.UsageResponse:
         """What was used; see TenantCalls."""
@@ -277,10 +227,6 @@ class FleetService(AdapterCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):
         except FieldError as error:
             await abort_invalid(context, error)
 
-    def _wish_changed(self) -> None:
-        self._registry.set_deployments(self._store.deployments())
-        self._steering.poke()
-
 
 async def _patiently(requests: AsyncIterator[pb.RegisterRequest]) -> AsyncIterator[pb.RegisterRequest]:
     """The requests. Raises TimeoutError when the next one is too long in coming."""
@@ -288,9 +234,3 @@ async def _patiently(requests: AsyncIterator[pb.RegisterRequest]) -> AsyncIterat
     while (request := await asyncio.wait_for(anext(source, None), seconds)) is not None:
         yield request
         seconds = SILENT_SECONDS
-
-
-async def _abort_not_found(context: Any, kind: str, name: str, known: list[str]) -> NoReturn:
-    listed = ", ".join(known[:50]) or "none"
-    await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no {kind} {name!r:.80}; there are: {listed}.")
-    raise AssertionError("abort() raises")

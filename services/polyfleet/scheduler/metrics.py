@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from polyfleet.placement.proto import state_from_proto
 from polyfleet.process.metrics import MetricsServer
+from polyfleet.scheduler.deployments.revisions import newest_problem
 from polyfleet.scheduler.launcher.launch import LauncherReport
 from polyfleet.v1 import fleet_pb2 as pb
 
@@ -42,6 +43,7 @@ class SchedulerMetrics:
         yield _workers(state.snapshot)
         yield _quarantined(state.snapshot)
         yield from _deployments(state.snapshot)
+        yield from _revisions(state.snapshot)
         yield from _models(state.snapshot)
         yield self._restart_counts(state.reports)
         version = "Version of the fleet snapshot, within one epoch"
@@ -109,6 +111,29 @@ def _deployments(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:
         have.add_metric([deployment.name], ready[deployment.name])
     yield desired
     yield have
+
+
+def _revisions(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:
+    """Those that have workers; and of each deployment, whether its newest one was taken back."""
+    ready = Counter[tuple[str, str]]()
+    for worker in snapshot.workers:
+        if worker.info.revision:
+            is_ready = worker.status.state == pb.WORKER_STATE_READY
+            ready[worker.info.deployment, str(worker.info.revision)] += is_ready
+    have = GaugeMetricFamily(
+        "polyfleet_revision_workers_ready",
+        "Workers of a deployment's revision that are ready",
+        labels=["deployment", "revision"],
+    )
+    for labels, count in sorted(ready.items()):
+        have.add_metric(labels, count)
+    yield have
+    back = GaugeMetricFamily(
+        "polyfleet_rollout_taken_back", "1 where the newest revision was taken back", labels=["deployment"]
+    )
+    for deployment in snapshot.deployments:
+        back.add_metric([deployment.name], bool(newest_problem(deployment)))
+    yield back
 
 
 def _models(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:

@@ -19,6 +19,7 @@ from polyfleet.scheduler.auth import FleetAuth
 from polyfleet.scheduler.cluster.cluster import Cluster
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id, pool_wishes
 from polyfleet.scheduler.deployments.controller import Controller
+from polyfleet.scheduler.fleet.demand import Demand
 from polyfleet.scheduler.fleet.registry import Registry
 from polyfleet.scheduler.fleet.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.fleet_service import FleetService
@@ -52,7 +53,8 @@ class Scheduler:
         self._registry = Registry(secrets.token_hex(8), pool_wishes(config), self._store.begin_life())
         self._registry.set_deployments(self._store.deployments())
         self._feed = SnapshotFeed(self._registry)
-        self._controller = Controller(config, self._store, self._registry, self._feed, cluster, access)
+        demand = Demand()
+        self._controller = Controller(config, self._store, self._registry, self._feed, cluster, access, demand)
         keys_file = Path(config.keys_file) if config.keys_file else None
         auth = FleetAuth(config.listen, token, keys_file, fleet_keys)
         self._server = self._make_server(auth)
@@ -68,6 +70,7 @@ class Scheduler:
             fleet_id=fleet_id(config.state_path),
             keys_file=keys_file,
             access=access,
+            demand=demand,
         )
         service.benchmarks = self._benchmarks
         self._controller.told_apart = service.adapters.busy

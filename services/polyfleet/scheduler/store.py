@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from polyfleet.scheduler.deployments.revisions import numbered
 from polyfleet.scheduler.launcher.launch import LaunchSpec
 from polyfleet.scheduler.tenants.usage_table import USAGE_TABLES, UsageTable
 from polyfleet.v1 import fleet_pb2 as pb
@@ -116,7 +117,7 @@ class Store:
     def deployments(self) -> tuple[pb.ModelDeployment, ...]:
         """All deployments, by name."""
         rows = self._db.execute("SELECT message FROM deployments ORDER BY name")
-        return tuple(pb.ModelDeployment.FromString(message) for (message,) in rows)
+        return tuple(numbered(pb.ModelDeployment.FromString(message)) for (message,) in rows)
 
     def put_deployment(self, deployment: pb.ModelDeployment) -> None:
         """Create or replace the deployment of that name."""

@@ -31,6 +31,7 @@ def blocks(used: int, running: int, waiting: int) -> Labels:
 
 FAULT = f'polyfleet_device_faults_total{{{{{DEVICE}, code="{{}}"}}}}'
 CIRCUIT = 'polyfleet_circuit_open{{instance="{}", worker_id="w-1"}}'
+TAKEN_BACK = 'polyfleet_rollout_taken_back{instance="s", deployment="d"}'
 QUARANTINED = 'polyfleet_worker_quarantined{instance="s", worker_id="w-1", reason="free blocks"}'
 WORKERS = (
     Case(
@@ -71,6 +72,20 @@ WORKERS = (
         ),
     ),
     Case("PolyfleetWorkerQuarantined", "one odd report", {QUARANTINED: "_ 1 stale stale 1 stale stale"}, 6),
+    Case(
+        "PolyfleetRolloutTakenBack",
+        "a revision that did not come up",
+        {TAKEN_BACK: "0 1x9"},
+        2,
+        (
+            Firing(
+                "warning",
+                "The newest revision of d failed and was taken back; the one before serves.",
+                {"deployment": "d"},
+            ),
+        ),
+    ),
+    Case("PolyfleetRolloutTakenBack", "the next revision", {TAKEN_BACK: "0 1 1 0x9"}, 5),
     Case(
         "PolyfleetCanaryFailed",
         "a wrong answer",

@@ -63,6 +63,7 @@ async def test_without_the_token_nobody_does_anything_on_loopback_either(guarded
         "ListWorkers": lambda: fleet.ListWorkers(pb.ListWorkersRequest(), metadata=metadata),
         "Drain": lambda: fleet.Drain(pb.DrainRequest(worker_id="w-1"), metadata=metadata),
         "Deploy": lambda: fleet.Deploy(pb.DeployRequest(deployment=WISH), metadata=metadata),
+        "UndoRollout": lambda: fleet.UndoRollout(pb.UndoRolloutRequest(name="d"), metadata=metadata),
         "Undeploy": lambda: fleet.Undeploy(pb.UndeployRequest(name="d"), metadata=metadata),
     }
     async with FakeWorker("w-1", fleet=guarded.address, fleet_token="right"):

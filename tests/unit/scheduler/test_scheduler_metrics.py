@@ -61,6 +61,20 @@ def test_a_quarantined_worker_has_a_series_whose_reason_has_no_value() -> None:
     assert found["polyfleet_worker_quarantined reason=free blocks worker_id=w-1"] == 1
 
 
+def test_each_revision_with_workers_has_a_series_and_one_that_was_taken_back_shows() -> None:
+    workers = [worker("m", state) for state in ("READY", "LOADING", "READY", "READY")]
+    for each, revision in zip(workers, (2, 3, 2, 0), strict=True):
+        each.info.revision = revision
+    wish = pb.ModelDeployment(name="d", revision=2, revisions=[pb.Revision(number=3, problem="It is bad.")])
+    snapshot = pb.FleetSnapshot(workers=workers, deployments=[wish])
+    found = values(SchedulerMetrics(lambda: SchedulerState(snapshot, 0, (), 1)))
+    assert {name: value for name, value in found.items() if "revision" in name or "rollout" in name} == {
+        "polyfleet_revision_workers_ready deployment=d revision=2": 2,
+        "polyfleet_revision_workers_ready deployment=d revision=3": 0,
+        "polyfleet_rollout_taken_back deployment=d": 1,
+    }
+
+
 def test_every_series_has_its_value(state: SchedulerState) -> None:
     assert values(SchedulerMetrics(lambda: state)) == {
         "polyfleet_workers accelerator=cpu model=m state=ready": 2,
@@ -76,6 +90,8 @@ def test_every_series_has_its_value(state: SchedulerState) -> None:
         "polyfleet_deployment_workers_desired deployment=idle": 0,
         "polyfleet_deployment_workers_ready deployment=d": 1,
         "polyfleet_deployment_workers_ready deployment=idle": 0,
+        "polyfleet_rollout_taken_back deployment=d": 0,
+        "polyfleet_rollout_taken_back deployment=idle": 0,
         "polyfleet_worker_restarts_total deployment=d": 2,
         "polyfleet_snapshot_version": 7,
         "polyfleet_snapshot_watchers": 2,

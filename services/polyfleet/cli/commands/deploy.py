@@ -13,7 +13,6 @@ from polyfleet.process.flags import option_flags, take_options
 from polyfleet.wire.options import OptionValue
 
 if TYPE_CHECKING:
-    from polyfleet.cli.fleet_client import FleetClient
     from polyfleet.v1 import fleet_pb2 as pb
 
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q4_1.gguf --context-length 4096",
         "polyfleet deploy smollm2 --workers 3",
+        "polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q8_0.gguf --canary 10",
     )
 )
 @click.argument("name", type=TEXT)
@@ -34,6 +34,23 @@ if TYPE_CHECKING:
     multiple=True,
     help="Where it may run, in order of preference; repeat it.",
 )
+@click.option(
+    "--canary",
+    type=click.IntRange(1, 99),
+    metavar="PERCENT",
+    help="Give what changes so many of the new requests; `polyfleet rollout traffic` changes that.",
+)
+@click.option("--max-surge", type=click.IntRange(1, 1000), help="Workers more while they are replaced.  [default: 1]")
+@click.option(
+    "--progress-seconds",
+    type=click.FloatRange(1, 86_400),
+    help="Go back when no other worker became ready for so long.  [default: 600]",
+)
+@click.option(
+    "--max-error-ratio",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Go back when so much more of its sequences fail than before.  [default: 0.05]",
+)
 @option_flags()
 @fleet_options
 @json_option
@@ -43,7 +60,10 @@ def deploy(
     """Serve the model in SOURCE as NAME; without SOURCE, change the deployment of that name.
 
     SOURCE is a GGUF file or a Hugging Face folder, as the worker's host sees it. What no option says is chosen by the
-    worker, or stays as it was. Other options than --workers replace the deployment's workers one by one.
+    worker, or stays as it was.
+
+    Another SOURCE, --model-name or worker's option is another revision: its workers come up one by one, and old ones go
+    as they are ready. One that does not come up, or fails requests, is taken back: see `polyfleet rollout status`.
     """
     from polyfleet.cli.fleet_client import open_fleet
     from polyfleet.cli.stack.settings import check_model
@@ -57,8 +77,12 @@ def deploy(
         stated, options = options, choice.options_beside(options, changes["accelerators"])
         say_chosen(stated, options)
     with open_fleet(fleet, fleet_token_file) as client:
-        wanted = new_deployment(name, source) if source else known_deployment(client, name)
-        stored = client.deploy(changed(wanted, changes, options))
+        known = client.snapshot()
+        wanted = new_deployment(name, source, known) if source else known_deployment(known, name)
+        wanted = changed(wanted, changes, options)
+        if changes["canary"]:
+            share_out(wanted, changes["canary"])
+        stored = client.deploy(wanted)
     if as_json:
         print_json({"name": stored.name, "model": stored.model_name or stored.name, "workers": stored.workers})
     else:
@@ -78,24 +102,40 @@ def scale(name: str, workers: int, fleet: str, fleet_token_file: Path | None) ->
     from polyfleet.cli.fleet_client import open_fleet
 
     with open_fleet(fleet, fleet_token_file) as client:
-        wanted = known_deployment(client, name)
+        wanted = known_deployment(client.snapshot(), name)
         before, wanted.workers = wanted.workers, workers
         client.deploy(wanted)
     out.print(f"{name}: {workers} worker(s) wanted, {before} before.", markup=False)
 
 
-def new_deployment(name: str, source: str) -> "pb.ModelDeployment":
-    """One worker that chooses everything itself."""
+def new_deployment(name: str, source: str, known: "pb.FleetSnapshot") -> "pb.ModelDeployment":
+    """One worker that chooses everything itself; of a deployment that there is, all else as it was."""
     from polyfleet.v1 import fleet_pb2 as pb
 
     path = Path(source).expanduser()
     seen = str(path.resolve()) if path.exists() else source  # else it lies on the worker's host alone
-    return pb.ModelDeployment(name=name, source=seen, workers=1, options=pb.WorkerOptions(dtype="auto"))
+    before = next((each for each in known.deployments if each.name == name), None)
+    wanted = before or pb.ModelDeployment(name=name, workers=1, options=pb.WorkerOptions(dtype="auto"))
+    wanted.source = seen
+    return wanted
 
 
-def known_deployment(client: "FleetClient", name: str) -> "pb.ModelDeployment":
+def share_out(wanted: "pb.ModelDeployment", percent: int) -> None:
+    """Give the revision that `wanted` describes a part of the requests, and the present one the rest.
+
+    Raises CliError where there is none yet.
+    """
+    if not wanted.revision:
+        text = f"There is no deployment {wanted.name!r} yet whose requests --canary could share."
+        raise CliError(text, ExitCode.BAD_INPUT)
+    del wanted.traffic[:]
+    wanted.traffic.add(revision=0, percent=percent)
+    wanted.traffic.add(revision=wanted.stable_revision or wanted.revision, percent=100 - percent)
+
+
+def known_deployment(snapshot: "pb.FleetSnapshot", name: str) -> "pb.ModelDeployment":
     """The deployment as the scheduler holds it. Raises CliError when there is none of that name."""
-    known = {each.name: each for each in client.snapshot().deployments}
+    known = {each.name: each for each in snapshot.deployments}
     if name not in known:
         message = f"There is no deployment {name!r} to change: name its SOURCE, or one of {', '.join(known) or 'none'}."
         raise CliError(message, ExitCode.BAD_INPUT)
@@ -111,6 +151,9 @@ def changed(
             setattr(deployment, key, changes[key])
     if changes["accelerators"]:
         deployment.accelerators[:] = changes["accelerators"]
+    for key in ("max_surge", "progress_seconds", "max_error_ratio"):
+        if changes[key] is not None:
+            setattr(deployment.rollout, key, changes[key])
     for key, value in options.items():
         setattr(deployment.options, key, value)
     return deployment

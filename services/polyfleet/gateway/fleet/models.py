@@ -10,6 +10,7 @@ from polyfleet.gateway.fleet.tokenizers import Tokenizers
 from polyfleet.gateway.fleet.view import FleetView, ModelFacts
 from polyfleet.gateway.request.prompts import Prompts
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
+from polyfleet.placement.fleet import Revision
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.model_text import ModelText
 from polyfleet.v1 import inference_pb2
@@ -31,6 +32,7 @@ class ServedModel:
     text: ModelText | None
     prompts: Prompts | None = None
     fingerprint: str = ""
+    revision: Revision | None = None  # that the request goes to; None: any with this fingerprint
     tokenizer_hash: str = ""
     pooling: Pooling | None = None  # of embeddings, as its own files want it
     normalized: bool = False  # whether embeddings always have length 1
@@ -87,20 +89,22 @@ class Models:
             return known[0].model.name
         return name if name and self._view.model(name) else ""
 
-    async def resolve(self, name: str, seconds_left: float) -> ServedModel:
+    async def resolve(self, name: str, seconds_left: float, key: str = "") -> ServedModel:
         """The model of that name (empty: the only one), waiting up to `queue_timeout` for what is on its way.
+
+        Where several revisions serve it, `key` decides.
 
         Raises NotFound, InvalidArgument, FailedPrecondition (its tokenizer can't be used), ResourceExhausted (too many
         wait already), Unavailable (not in time), DeadlineExceeded (not in the request's own time).
         """
-        served = self._look(name)
+        served = self._look(name, key)
         if isinstance(served, ServedModel):
             return served
         with self._queue.seat(self.known_name(name) if name else ""):
             try:
-                return await asyncio.wait_for(self._wait(name), min(seconds_left, self._limits.queue_timeout))
+                return await asyncio.wait_for(self._wait(name, key), min(seconds_left, self._limits.queue_timeout))
             except asyncio.TimeoutError:
-                reason = self._look(name)
+                reason = self._look(name, key)
         if isinstance(reason, ServedModel):
             return reason
         if seconds_left <= self._limits.queue_timeout:
@@ -108,12 +112,12 @@ class Models:
         waited = f"It did not change within {self._limits.queue_timeout:g} s."
         raise Unavailable(f"{reason} {waited}", retry_after=RETRY_SECONDS)
 
-    async def _wait(self, name: str) -> ServedModel:
-        while not isinstance(served := self._look(name), ServedModel):
+    async def _wait(self, name: str, key: str) -> ServedModel:
+        while not isinstance(served := self._look(name, key), ServedModel):
             await self._view.changed.wait()
         return served
 
-    def _look(self, name: str) -> ServedModel | str:
+    def _look(self, name: str, key: str) -> ServedModel | str:
         """The model, or why it has to be waited for."""
         if not self._view.known:
             return "The gateway has not heard of the fleet yet."
@@ -133,11 +137,13 @@ class Models:
                     f"Adapter {adapter.name} of model {adapter.model} can't be served: {adapter.problem}"
                 )
             return f"Adapter {adapter.name} of model {adapter.model} is being loaded."
+        facts, revision = self._view.chosen(facts, key)
+        assert facts.info is not None
         fingerprint, tokenizer_hash = facts.info.fingerprint, facts.info.tokenizer_hash
         vectors = POOLINGS.get(facts.info.pooling), facts.info.normalized, facts.info.hidden_size
         adapted = adapter.fingerprint if adapter else ""
         if not tokenizer_hash:
-            return ServedModel(facts.model, None, None, fingerprint, "", *vectors, adapted)
+            return ServedModel(facts.model, None, None, fingerprint, revision, "", *vectors, adapted)
         try:
             text = self._tokenizers.get(tokenizer_hash)
         except TextAssetsError as error:
@@ -145,7 +151,8 @@ class Models:
         if text is None:
             return f"The tokenizer of model {facts.model.name} is on its way."
         described = self._described(facts)
-        return ServedModel(described, text.answers, text.prompts, fingerprint, tokenizer_hash, *vectors, adapted)
+        of_weights = fingerprint, revision, tokenizer_hash
+        return ServedModel(described, text.answers, text.prompts, *of_weights, *vectors, adapted)
 
     def _facts(self, name: str) -> ModelFacts:
         if name:

@@ -3,23 +3,25 @@
 A worker whose session lives stays, whatever a snapshot says: a scheduler that comes back does not know it yet.
 
 Workers of one model name may differ in weights or tokenizer, while a deployment rolls over to another revision say.
-New requests are for the fingerprint that most ready workers have; what
-workers say that are not ready counts for nothing.
+New requests are for the fingerprint that most ready workers have, or shared out among a deployment's revisions
+(`traffic.py`); what workers say that are not ready counts for nothing.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polyfleet.gateway.fleet.adapters import ServedAdapter, adapters_of, by_served_name
+from polyfleet.gateway.fleet.changes import Mixtures, outline, standing
 from polyfleet.gateway.fleet.outlook import Outlook, intended_models, outlook, served_name
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.snapshot import Snapshot
+from polyfleet.gateway.fleet.traffic import Target, choose, targets_of
 from polyfleet.gateway.listeners import Listeners
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.placement.filters import prevailing_fingerprint, room
-from polyfleet.placement.fleet import FleetSnapshot, Worker, WorkerState
+from polyfleet.placement.fleet import FleetSnapshot, Revision, WorkerState
 from polyfleet.placement.policy import Policy
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import PrefixMap
@@ -66,7 +68,9 @@ class FleetView:
         self._moved = False  # whether the index heard of more than loads since models were last looked through
         self._facts: dict[str, ModelFacts] = {}  # those of models with ready workers that were asked for since then
         self._infos: dict[str, fleet_pb2.ModelInfo] = {}  # model name -> what prevails, or did when last one was ready
-        self._mixed: dict[str, frozenset[str]] = {}  # model name -> fingerprints of its ready workers, where several
+        self._targets: dict[str, tuple[Target, ...]] = {}  # of models with several revisions at work
+        self._facts_of_prints: dict[tuple[str, str], ModelFacts] = {}  # those of their fingerprints, by model
+        self._mixtures = Mixtures()
         self.adapters: tuple[ServedAdapter, ...] = ()  # of all models
         self.adapter_names: Mapping[str, ServedAdapter] = {}  # by every name that requests may call them
         self._closing: set[asyncio.Task[None]] = set()
@@ -87,7 +91,7 @@ class FleetView:
         was_known, self.known, self._heard = self.known, True, heard
         self._epoch, self._generation, self._version = message.scheduler_epoch, message.generation, message.version
         self.fleet()
-        if self._moved or not was_known or before.wishes != heard.wishes or _outline(gone) != _outline(came):
+        if self._moved or not was_known or before.wishes != heard.wishes or outline(gone) != outline(came):
             self.changed.call()
 
     def offer(self, snapshot: fleet_pb2.FleetSnapshot) -> bool:
@@ -118,6 +122,8 @@ class FleetView:
         self.fleet()
         self._moved = False
         self._facts.clear()
+        self._targets.clear()
+        self._facts_of_prints.clear()
         wishes = self._heard.wishes
         self._deployed = {served_name(each): each.created_unix_seconds for each in wishes if each.workers}
         self._resting = frozenset(served_name(each) for each in wishes if not each.workers)
@@ -132,7 +138,12 @@ class FleetView:
                 if session.info.model.fingerprint == fingerprint:
                     self._infos[name] = session.info.model
                     break
-            self._warn_of_mixture(name, ready)
+            if targets := targets_of(name, wishes, [session.worker() for session in ready]):
+                self._targets[name] = targets
+                found = {session.info.model.fingerprint: session.info.model for session in reversed(ready)}
+                self._facts_of_prints |= {(name, it): self._work_out(name, found[it]) for _, it, _ in targets}
+            else:
+                self._mixtures.look(name, ready, self._infos)
             infos = [session.info.model for session in ready if session.info.model.fingerprint == fingerprint]
             adapters += adapters_of(name, infos, [each for each in wishes if served_name(each) == name])
         self.adapters = tuple(adapters)
@@ -147,20 +158,6 @@ class FleetView:
         ]
         reached = [session for session in sessions if session.worker().state is WorkerState.READY]
         return reached or [session for session in sessions if session.says_ready]
-
-    def _warn_of_mixture(self, name: str, ready: list[Session]) -> None:
-        """Log once when ready workers of one name differ."""
-        prints = frozenset(session.info.model.fingerprint for session in ready)
-        if len(prints) < 2:
-            self._mixed.pop(name, None)
-        elif self._mixed.get(name) != prints:
-            self._mixed[name] = prints
-            chosen = self._infos[name].fingerprint
-            others = [each.worker_id for each in ready if each.info.model.fingerprint != chosen]
-            log.warning(
-                "Workers have other weights or another tokenizer than most of their model's; they get no new requests.",
-                extra={"model": name, "workers": others, "fingerprint": chosen},
-            )
 
     def successor(self, name: str, fingerprint: str, tokenizer_hash: str) -> str:
         """The fingerprint for a request that has not begun, whose own was `fingerprint`.
@@ -208,7 +205,7 @@ class FleetView:
             worker = session.worker()
             before = self._index.worker(worker.worker_id)
             self._index.put(worker)
-            self._moved = self._moved or before is None or _standing(before) != _standing(worker)
+            self._moved = self._moved or before is None or standing(before) != standing(worker)
             if worker.nonsense and not (before and before.nonsense):
                 fields = {"worker_id": worker.worker_id, "reason": worker.nonsense}
                 log.warning("A worker reports nonsense; it gets no requests.", extra=fields)
@@ -230,6 +227,14 @@ class FleetView:
         """The model of that name, None when the fleet has none."""
         return self._facts_of(name) if name in self._names or name in self._resting else None
 
+    def chosen(self, facts: ModelFacts, key: str) -> tuple[ModelFacts, Revision | None]:
+        """What a request with this key is for: where several revisions of its model serve, one of them."""
+        name = facts.model.name
+        if (targets := self._targets.get(name)) is None:
+            return facts, None
+        target = choose(targets, f"{name}/{key}")
+        return self._facts_of_prints[name, target.fingerprint], target.revision
+
     def outlook(self, name: str) -> Outlook:
         """Why a model of the fleet has no ready worker, and whether waiting may help."""
         return outlook(name, self._heard)
@@ -247,14 +252,13 @@ class FleetView:
         """Worked out once, until a worker is more or less than it was; as long as none is ready, each time."""
         self.fleet()
         if self._moved or name not in self._facts:
-            facts = self._work_out(name)
+            facts = self._work_out(name, self._infos.get(name))
             if self._moved or not facts.model.ready_workers:  # its reason tells how far a worker has loaded
                 return facts
             self._facts[name] = facts
         return self._facts[name]
 
-    def _work_out(self, name: str) -> ModelFacts:
-        info = self._infos.get(name)
+    def _work_out(self, name: str, info: fleet_pb2.ModelInfo | None) -> ModelFacts:
         workers = [each.worker() for each in self._ready(name)]
         workers = [each for each in workers if info and each.fingerprint == info.fingerprint]
         ready = [worker for worker in workers if worker.state is WorkerState.READY]
@@ -274,16 +278,11 @@ class FleetView:
             info,
         )
 
+    def revisions(self) -> set[Revision]:
+        """That any worker is of."""
+        return {worker.revision for worker in self.fleet().workers if worker.revision}
+
     def tokenizer_hashes(self) -> frozenset[str]:
         """Content hashes of all tokenizers in use."""
-        return frozenset(info.tokenizer_hash for info in self._infos.values()) - {""}
-
-
-def _standing(worker: Worker) -> tuple[str, str, WorkerState, bool]:
-    """What of a worker decides which models the fleet serves: all but its load."""
-    return worker.model, worker.fingerprint, worker.state, bool(worker.nonsense)
-
-
-def _outline(workers: Iterable[fleet_pb2.FleetWorker]) -> list[object]:
-    """What of workers in a snapshot counts as a change: who they are and how they are, not their load."""
-    return [(each.info, each.status.state, each.status.reason) for each in workers]
+        infos = [*self._infos.values(), *(facts.info for facts in self._facts_of_prints.values())]
+        return frozenset(info.tokenizer_hash for info in infos if info) - {""}

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from polyfleet.convert import inference as convert
-from polyfleet.gateway.api import Call
+from polyfleet.gateway.api import SESSION, Call
 from polyfleet.gateway.errors import ApiError, Code, DeadlineExceeded, Internal, InvalidArgument
 from polyfleet.gateway.grpc.errors import abort
 from polyfleet.gateway.parts import GatewayParts
@@ -116,7 +116,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
             placements = list[dict[str, Any]]()
             tell = placements.append if ASK in metadata else None
             trace, seconds = _trace(metadata), context.time_remaining()
-            yield Call(method, caller.key_id, seconds, caller.tenant, trace, caller.max_priority, tell)
+            session = dict(metadata).get(SESSION, "")
+            yield Call(method, caller.key_id, seconds, caller.tenant, trace, caller.max_priority, session, tell)
             if placements:
                 context.set_trailing_metadata(((TRAILER, told(placements)),))
         except (grpc.aio.InternalError, grpc.aio.UsageError):  # of a write

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from polyfleet.gateway.api import Call
+from polyfleet.gateway.api import SESSION, Call
 from polyfleet.gateway.errors import ApiError, Code
 from polyfleet.gateway.http.decoding import BodyT, decode
 from polyfleet.gateway.http.errors import BodyTooLarge, UnsupportedMediaType, invalid_field
+from polyfleet.gateway.http.openai.bodies import NOTHING
 from polyfleet.gateway.http.pace import Pace
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.wire.limits import FieldError
@@ -45,6 +47,7 @@ class Door:
                 tenant=caller.tenant,
                 trace=trace,
                 max_priority=caller.max_priority,
+                session=request.headers.get(SESSION, ""),
                 explained=explained,
             )
 
@@ -84,6 +87,13 @@ class Door:
         """The name that a reply tells: the one asked for, or that of the only model there is."""
         models = [] if asked else [each for each in self._generation.models() if not each.parent]
         return models[0].name if len(models) == 1 else asked or ""
+
+
+def in_session(call: Call, body: object) -> Call:
+    """The call, in the session that its header names, or else the user or session in its body."""
+    said = (getattr(body, name, NOTHING) for name in ("user", "safety_identifier", "prompt_cache_key"))
+    texts = (msgspec.json.decode(each) for each in said if bytes(each).startswith(b'"'))
+    return replace(call, session=call.session or next(texts, ""))
 
 
 def json_reply(body: object) -> Response:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import ApiError
-from polyfleet.gateway.http.door import Door, json_reply
+from polyfleet.gateway.http.door import Door, in_session, json_reply
 from polyfleet.gateway.http.errors import error_response
 from polyfleet.gateway.http.messages.body import CountBody, MessagesBody, count_request, messages_request
 from polyfleet.gateway.http.messages.reply import MessageWriter, messages_error
@@ -49,7 +49,7 @@ class MoreEndpoints(Door):
             body = await self._read(request, ResponsesBody)
             wanted = responses_request(body, request.scope["request_id"])
         writer = ResponseWriter(body, wanted.request_id, self._model_name(body.model))
-        return self._answer(wanted, writer, call, stream=bool(body.stream))
+        return self._answer(wanted, writer, in_session(call, body), stream=bool(body.stream))
 
     async def messages(self, request: Request) -> ASGIApp:
         """POST /v1/messages."""

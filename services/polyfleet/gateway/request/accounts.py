@@ -129,15 +129,23 @@ class Record:
         """The request is for this model of the fleet (empty: not known yet); from now on it is in flight there."""
         if model != self.model:
             if self.model:
-                self._accounts.metrics.of(self.model).inflight.dec()
+                self._leave()
             self.model = model
             self._accounts.metrics.of(model).inflight.inc()
+            demand = self._accounts.metrics.demand.of(model)
+            demand.inflight += 1
+            demand.requests += 1
+
+    def _leave(self) -> None:
+        self._accounts.metrics.of(self.model).inflight.dec()
+        self._accounts.metrics.demand.of(self.model).inflight -= 1
 
     def placed(self, worker_id: str, queue_seconds: float) -> None:
         """The first news came, from this worker, which had it in its queue for so long."""
         self.worker_id = worker_id
         self.queue_seconds = queue_seconds
         self._accounts.metrics.of(self.model).queue_time.observe(queue_seconds)
+        self._accounts.metrics.demand.of(self.model).waited(queue_seconds)
 
     def prompt(self, num_tokens: int, num_cached: int) -> None:
         """The prompt was computed, so much of it from a cache."""
@@ -190,7 +198,7 @@ class Record:
         metrics.keys.count(self.call.key_id, code.name, usage.prompt_tokens, usage.completion_tokens)
         of_model = metrics.of(self.model)
         if self.model:
-            of_model.inflight.dec()
+            self._leave()
         if self._account:
             self._accounts.quotas.release(self._account)
             self._accounts.usage.add(self.call.tenant, self.model, usage)

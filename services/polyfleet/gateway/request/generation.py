@@ -222,12 +222,13 @@ class Generation:
         if self._closed:
             raise Unavailable("The gateway is shutting down.", retry_after=RETRY_SECONDS)
         record.name_model(self._models.known_name(name))
-        served = await self._models.resolve(name, record.seconds_left)
+        served = await self._models.resolve(name, record.seconds_left, record.call.session or record.request_id)
         record.name_model(served.model.name)
         return served
 
     def _sequences(self, wanted: Sequence[SequenceRequest], served: ServedModel, record: Record) -> Sequences:
-        turn = Turn(served.model.name, wanted[0].priority, served.fingerprint, served.tokenizer_hash)
+        weights = served.fingerprint, served.revision, served.tokenizer_hash
+        turn = Turn(served.model.name, wanted[0].priority, *weights)
         turn.tenant, turn.objectives, turn.explained = record.tenant, self._accounts.objectives, record.explained
         turn.seconds_left = (lambda: record.seconds_left) if record.has_deadline else None
         turn.worker_ids = record.worker_ids

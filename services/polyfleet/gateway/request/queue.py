@@ -261,7 +261,9 @@ class RequestQueue:
             )
         self._num_queued += 1
         self._metrics.of(model).queued.inc()
+        self._metrics.demand.enter(model)
 
     def _leave(self, model: str) -> None:
         self._num_queued -= 1
         self._metrics.of(model).queued.dec()
+        self._metrics.demand.of(model).leave()

@@ -16,14 +16,14 @@ from typing import Any
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ApiError, Code, DataLoss, Unavailable, error_of
-from polyfleet.gateway.fleet.session import Session
+from polyfleet.gateway.fleet.session import CALLERS_OWN, Session
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.gateway.request.turn import Turn
 from polyfleet.placement.filters import room
-from polyfleet.placement.fleet import PlacementRequest
+from polyfleet.placement.fleet import PlacementRequest, WorkerState
 from polyfleet.wire.answers import FinishReason, SequenceUpdate
 from polyfleet.wire.features import needed_features
 from polyfleet.wire.hashing import adapter_salt, grain_numbers, seen_by
@@ -32,6 +32,7 @@ from polyfleet.wire.requests import SequenceRequest
 
 EXCLUDED_SECONDS = 1.0  # a worker that failed a sequence is not tried for it again so soon
 MOVES_ON = frozenset({Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED})  # refusals that another worker may not share
+NO_FAULT = CALLERS_OWN | {Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION}  # nor is a model that was just unloaded
 _serial = itertools.count(1)
 _placements = itertools.count()
 USUAL_TOKENS = 256  # of an answer, where its limit is higher or none: what it is taken for before it is known
@@ -139,6 +140,7 @@ class SequenceRelay:
             first_token_seconds=objectives.time_to_first_token if objectives else 0.0,
             token_seconds=objectives.time_per_output_token if objectives else 0.0,
             serial=next(_placements),
+            revision=turn.revision,
         )
 
     def _prompt_grains(self) -> tuple[int, ...]:
@@ -198,6 +200,7 @@ class SequenceRelay:
         self._inbox.num_tokens += len(tokens)
         if update.finish_reason is not None:
             parcel.finish_reason = update.finish_reason
+            self._count(well=True)
             self._end()
         elif self._inbox.num_tokens > self._limits.max_pending_tokens:
             self._park()
@@ -205,16 +208,24 @@ class SequenceRelay:
     def lost(self, reason: str) -> None:
         """The worker is gone: find another one."""
         if self._state is State.RUNNING:
+            self._count(well=False)
             self._move(Unavailable(f"The worker was lost: {reason}.", retry_after=RETRY_SECONDS))
 
     def _refused(self, update: SequenceUpdate) -> None:
         # A worker that has just unloaded its model has nothing to say about the request.
         code = Code.UNAVAILABLE if update.code == Code.FAILED_PRECONDITION else update.code
         refusal = error_of(code, update.error, retry_after=RETRY_SECONDS)
+        if update.code not in NO_FAULT:
+            self._count(well=False)
         if refusal.code in MOVES_ON:
             self._move(refusal, refused=True)
         else:
             self._fail(refusal)
+
+    def _count(self, *, well: bool) -> None:
+        """Note how it fared with its worker's revision; one that goes away as it was told to has not failed it."""
+        if self._session is not None and (worker := self._session.worker()).state is not WorkerState.DRAINING:
+            self._metrics.demand.ended(worker.revision, well=well)
 
     def _move(self, cause: ApiError, *, refused: bool = False) -> None:
         if 0 < self._max_tokens <= len(self._generated):

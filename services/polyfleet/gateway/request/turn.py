@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.fleet.session import Session
-from polyfleet.placement.fleet import PlacementRequest
+from polyfleet.placement.fleet import PlacementRequest, Revision
 
 TellPlacement = Callable[[dict[str, Any]], None]
 
@@ -22,6 +22,7 @@ class Turn:
     model: str
     priority: int = 0
     fingerprint: str | None = None  # None: any
+    revision: Revision | None = None  # that it was given to; None: any of those weights
     tokenizer_hash: str = ""
     tenant: str = ""
     objectives: Objectives | None = None

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Set
+from collections.abc import Callable, Coroutine, Set
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,13 @@ from polyfleet.scheduler.cluster.cluster import Cluster, ClusterError, Node
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id
 from polyfleet.scheduler.deployments.adapters import AdapterChange, adapter_changes, tell
 from polyfleet.scheduler.deployments.reconcile import Action, DrainWorker, Forget, Launch, Relaunch, Retire, reconcile
+from polyfleet.scheduler.deployments.upkeep import Upkeep
+from polyfleet.scheduler.fleet.demand import Demand
 from polyfleet.scheduler.fleet.registry import Registry
 from polyfleet.scheduler.fleet.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec, Phase, load_request
 from polyfleet.scheduler.launcher.worker_client import WorkerClient
 from polyfleet.scheduler.store import Store, StoreError
-from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.auth import is_loopback
 from polyfleet.wire.ids import new_id
 
@@ -43,15 +44,6 @@ def worker_host(fleet_address: str, node_address: str) -> str:
     return "0.0.0.0" if is_loopback(node_address) else node_address
 
 
-def _log_problem(deployment: pb.ModelDeployment) -> None:
-    """Say that a deployment can't have all its workers, and why, or that it can again."""
-    fields = {"deployment": deployment.name, "workers": deployment.workers}
-    if deployment.problem:
-        log.warning("A deployment can't have all its workers: %s", deployment.problem, extra=fields)
-    else:
-        log.info("Nothing hinders a deployment's workers any more.", extra=fields)
-
-
 class Controller:
     """Drives the fleet towards the store's deployments, from `run` until `shutdown`."""
 
@@ -63,6 +55,7 @@ class Controller:
         feed: SnapshotFeed,
         cluster: Cluster,
         access: FleetAccess | None = None,
+        demand: Demand | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._store, self._registry, self._feed = config, store, registry, feed
@@ -75,7 +68,7 @@ class Controller:
         self._poked = asyncio.Event()
         self.opened = asyncio.Event()  # the cluster's launchers have been found
         self._began = clock()
-        self._problems: dict[str, str] = {}  # as last shown
+        self._upkeep = Upkeep(store, registry, demand or Demand(), clock)
         self.told_apart: Set[str] = frozenset()  # workers that somebody else tells of adapters
         self._failure = "Ray has not answered yet."  # of the last look; empty when it succeeded
 
@@ -148,7 +141,7 @@ class Controller:
             plan = reconcile(
                 self._store.deployments(), reports, records, await self._known_nodes(), removed, attach, self._launches
             )
-            self._show_problems(plan.problems)
+            self._upkeep.follow(reports, records, plan.problems)
             for change in adapter_changes(self._store.deployments(), records):
                 if change.worker_id not in self.told_apart:
                     self._begin(f"adapters {change.worker_id}", self._tell(change))
@@ -201,16 +194,6 @@ class Controller:
             self._store.set_launches(launches.values())
         except StoreError as error:  # the fleet runs on; a returning scheduler waits for the wrong workers a while
             log.error("The fleet's workers are not noted: %s", error)
-
-    def _show_problems(self, problems: Mapping[str, str]) -> None:
-        shown = []
-        for deployment in self._store.deployments():
-            deployment.problem = problems.get(deployment.name, "")
-            if deployment.problem != self._problems.get(deployment.name, ""):
-                _log_problem(deployment)
-            shown.append(deployment)
-        self._problems = dict(problems)
-        self._registry.set_deployments(shown)
 
     def _spec(self, action: Launch) -> LaunchSpec:
         config = self._config

@@ -5,19 +5,19 @@ before it stops what they replace, unless there is no room for both. A worker th
 belongs to whoever did that: it fulfils no deployment's wish, and no plan touches it.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from polyfleet.scheduler.cluster.cluster import Node
 from polyfleet.scheduler.config import ACCELERATORS
+from polyfleet.scheduler.deployments.revisions import at_revision, shares
+from polyfleet.scheduler.deployments.room import Room
 from polyfleet.scheduler.fleet.record import Record
 from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec, Phase, generation_of
 from polyfleet.v1 import fleet_pb2 as pb
 
 _LEAVING = (pb.WORKER_STATE_DRAINING, pb.WORKER_STATE_LOST)
-_SHARED = ("cpu",)  # accelerators whose one device the ranks of a worker share
 _COUNTED = (pb.WORKER_STATE_READY, pb.WORKER_STATE_LOADING)
 
 
@@ -70,72 +70,6 @@ class Plan:
     problems: dict[str, str] = field(default_factory=dict)
 
 
-class _Room:
-    """Free places for workers, per node and accelerator: one for each device, so that a group takes neighbours."""
-
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        launchers: Iterable[LauncherReport],
-        others: Iterable[pb.WorkerInfo],
-        attach: Collection[str],
-    ) -> None:
-        self._nodes = nodes
-        self._attach = attach
-        self._used = defaultdict[tuple[str, str], list[int]](list)  # places by node and accelerator
-        for report in launchers:
-            spec = report.spec
-            count = self._count(spec.accelerator, spec.load_request.options)
-            self._used[spec.node_id, spec.accelerator] += range(spec.place, spec.place + count)
-        for info in others:  # workers without launcher
-            for node in nodes:
-                if info.host in node.hosts:
-                    end = info.device_index + max(1, info.num_devices)
-                    self._used[node.node_id, info.accelerator] += range(info.device_index, end)
-
-    @property
-    def third_parties(self) -> list[str]:
-        """Accelerators that nodes have and this version does not know, by name."""
-        return sorted({accelerator for node in self._nodes for accelerator in node.capacity} - set(ACCELERATORS))
-
-    def take(self, accelerators: Sequence[str], options: pb.WorkerOptions) -> tuple[str, Node, int] | None:
-        """Use places of the first of these accelerators that has some, on the node with the most of it; the first."""
-        for accelerator in accelerators:
-            count = self._count(accelerator, options)
-            for node in sorted(self._nodes, key=lambda n: (self._free(n, accelerator), n.node_id), reverse=True):
-                place = self._neighbours(node, accelerator, count)
-                if place is not None:
-                    self._used[node.node_id, accelerator] += range(place, place + count)
-                    return accelerator, node, place
-        return None
-
-    def problem(self, accelerators: Sequence[str], options: pb.WorkerOptions) -> str:
-        """Why there is no place."""
-        here = [each for each in accelerators if any(node.capacity.get(each) for node in self._nodes)]
-        if not here:
-            return f"No node of the cluster has {' or '.join(accelerators)}."
-        count = max(self._count(each, options) for each in here)
-        if count > 1:
-            return f"No node of the cluster has {count} {' or '.join(here)} devices side by side that are free."
-        return f"All places for {' and '.join(here)} workers are taken."
-
-    def _count(self, accelerator: str, options: pb.WorkerOptions) -> int:
-        """How many a worker takes; the container that it is attached to has the devices of its whole group."""
-        alone = accelerator in _SHARED or accelerator in self._attach
-        return 1 if alone else max(1, options.tensor_parallel)
-
-    def _free(self, node: Node, accelerator: str) -> int:
-        return node.capacity.get(accelerator, 0) - len(self._used[node.node_id, accelerator])
-
-    def _neighbours(self, node: Node, accelerator: str, count: int) -> int | None:
-        """The first of so many free places in a row."""
-        used = set(self._used[node.node_id, accelerator])
-        if self._free(node, accelerator) < count:
-            return None
-        last = len(used) if count == 1 else node.capacity.get(accelerator, 0) - count
-        return next((first for first in range(last + 1) if used.isdisjoint(range(first, first + count))), None)
-
-
 def reconcile(
     deployments: Iterable[pb.ModelDeployment],
     launchers: Sequence[LauncherReport],
@@ -169,7 +103,7 @@ def reconcile(
     plan.actions.extend(DrainWorker(info.worker_id) for info in orphans if info.deployment in removed)
     plan.actions.extend(_relaunches([o for o in orphans if o.deployment in names], nodes, known))
     owned = [r.info for r in records if r.info.own_model and r.info.accelerator in attach]
-    room = _Room(nodes, launchers, orphans + owned, attach)
+    room = Room(nodes, launchers, orphans + owned, attach)
     for wish in wishes:
         mine = [report for report in launchers if report.spec.deployment == wish.name]
         staying = [r for r in mine if r in present and states.get(r.watched_id) != pb.WORKER_STATE_DRAINING]
@@ -195,21 +129,25 @@ class _Have:
     def _serves(self, worker_id: str) -> bool:
         return self.states.get(worker_id) == pb.WORKER_STATE_READY
 
-    def num_ready(self, reports: Sequence[LauncherReport]) -> int:
-        """How many of these workers serve, with those that have no launcher."""
-        return sum(map(self.is_ready, reports)) + sum(map(self._serves, self.orphans))
+    def num_ready(self, reports: Sequence[LauncherReport], orphans: Sequence[str]) -> int:
+        """How many of these workers serve."""
+        return sum(map(self.is_ready, reports)) + sum(map(self._serves, orphans))
 
-    def least_useful(self, reports: Sequence[LauncherReport]) -> list[LauncherReport]:
-        """Those that are not ready first."""
-        return sorted(reports, key=lambda report: (self.is_ready(report), report.spec.worker_id))
+    def endings(self, reports: Sequence[LauncherReport], orphans: Sequence[str] = ()) -> "list[_Ending]":
+        """How each of these workers would end: first those that are not ready, then those without launcher."""
+        ways = [_Ending(self._serves(worker_id), False, worker_id, DrainWorker(worker_id)) for worker_id in orphans]
+        ways += [_Ending(self.is_ready(r), True, r.spec.worker_id, Retire(r.spec.worker_id)) for r in reports]
+        return sorted(ways)
 
-    def endings(self, reports: Sequence[LauncherReport]) -> list[Action]:
-        """How each of these workers and of those without launcher would end: first those that are not ready."""
-        ways: list[tuple[bool, bool, str, Action]] = [
-            (self._serves(worker_id), False, worker_id, DrainWorker(worker_id)) for worker_id in self.orphans
-        ]
-        ways += [(self.is_ready(r), True, r.spec.worker_id, Retire(r.spec.worker_id)) for r in reports]
-        return [action for *_, action in sorted(ways, key=lambda way: way[:3])]
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Ending:
+    """A worker that may go; the least useful one sorts first."""
+
+    serves: bool
+    launched: bool
+    worker_id: str
+    action: Action = field(compare=False)
 
 
 def _orphans(launchers: Iterable[LauncherReport], records: Iterable[Record]) -> list[pb.WorkerInfo]:
@@ -240,30 +178,66 @@ def _relaunches(
             yield Relaunch(replace(spec, node_id=node.node_id))
 
 
-def _reconcile_one(have: _Have, room: _Room, plan: Plan) -> None:
-    """Plan for one deployment."""
-    wish, orphans = have.wish, have.orphans
-    accelerators = tuple(wish.accelerators) or (*ACCELERATORS, *room.third_parties)
-    generation = generation_of(wish)
-    current = [r for r in have.staying if r.spec.generation == generation and r.spec.accelerator in accelerators]
-    outdated = [r for r in have.staying if r not in current]
-    missing = wish.workers - len(current) - len(orphans)
-    for _ in range(missing):
-        place = room.take(accelerators, wish.options)
-        if place is None:
-            plan.problems[wish.name] = room.problem(accelerators, wish.options)
-            break
-        plan.actions.append(Launch(wish, *place))
-    ready = have.num_ready(current)
-    spare = have.least_useful(outdated)[: max(0, len(outdated) - max(0, wish.workers - ready))]
-    all_ready = ready == len(current) + len(orphans)
-    if not spare and wish.name in plan.problems and all_ready and not have.some_leave:
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What of a deployment's workers one of its revisions has, and how many it is to have."""
+
+    wish: pb.ModelDeployment  # as that revision describes it
+    wanted: int
+    members: Sequence[LauncherReport]
+    orphans: Sequence[str]
+
+    @property
+    def surplus(self) -> int:
+        """Workers beyond those wanted; below 0: missing ones."""
+        return len(self.members) + len(self.orphans) - self.wanted
+
+
+def _groups(have: _Have, accelerators: Collection[str]) -> list[_Group]:
+    """The revisions that have workers; those without launcher count for the one that is wished for."""
+    groups = []
+    for number, wanted in shares(have.wish).items():
+        wish = at_revision(have.wish, number)
+        generation = generation_of(wish)
+        members = [r for r in have.staying if r.spec.generation == generation and r.spec.accelerator in accelerators]
+        orphans = have.orphans if number == have.wish.revision else ()
+        groups.append(_Group(wish, wanted, members, orphans))
+    return groups
+
+
+def _reconcile_one(have: _Have, room: Room, plan: Plan) -> None:
+    """Plan for one deployment: as many workers as wished for stay ready, and few are there beyond them meanwhile."""
+    wish, accelerators = have.wish, tuple(have.wish.accelerators) or (*ACCELERATORS, *room.third_parties)
+    groups = _groups(have, accelerators)
+    total = sum(group.wanted for group in groups)
+    ready = sum(min(group.wanted, have.num_ready(group.members, group.orphans)) for group in groups)
+    outdated = [r for r in have.staying if not any(r in group.members for group in groups)]
+    surplus = [end for group in groups for end in have.endings(group.members, group.orphans)[: max(0, group.surplus)]]
+    moving = bool(outdated or surplus)
+    surge = total + max(1, wish.rollout.max_surge) - len(have.staying) - len(have.orphans)
+    _launch_missing(groups, max(0, surge) if moving else total, accelerators, room, plan)
+    leaving = sorted([*have.endings(outdated), *(end for end in surplus if end.serves)])
+    spare = leaving[: max(0, len(leaving) - max(0, total - ready))]
+    waits = any(not have.is_ready(report) for group in groups for report in group.members)
+    if not spare and wish.name in plan.problems and not waits and not have.some_leave:
         # No room for both: one old worker has to make way for the next new one, where its place is of use.
-        spare = have.least_useful([r for r in outdated if r.spec.accelerator in accelerators])[:1]
-    plan.actions.extend(Retire(report.spec.worker_id) for report in spare)
-    plan.actions.extend(have.endings(current)[: max(0, -missing)])
+        of_use = {r.spec.worker_id for r in have.staying if r.spec.accelerator in accelerators}
+        spare = [end for end in leaving if end.worker_id in of_use][:1]
+    plan.actions.extend(end.action for end in (*spare, *(end for end in surplus if not end.serves)))
     if have.some_leave:
         plan.problems.pop(wish.name, None)  # their places come free in a moment
-    waiting = [r.reason for r in current if r.phase is Phase.STARTING and r.reason]
+    waiting = [r.reason for group in groups for r in group.members if r.phase is Phase.STARTING and r.reason]
     if waiting:
         plan.problems.setdefault(wish.name, waiting[0])
+
+
+def _launch_missing(groups: Iterable[_Group], most: int, accelerators: Sequence[str], room: Room, plan: Plan) -> None:
+    """Start what groups lack, `most` workers at most."""
+    for group in groups:
+        for _ in range(min(most, -group.surplus)):
+            place = room.take(accelerators, group.wish.options)
+            if place is None:
+                plan.problems[group.wish.name] = room.problem(accelerators, group.wish.options)
+                return
+            most -= 1
+            plan.actions.append(Launch(group.wish, *place))

@@ -13,6 +13,7 @@ MAX_WORKERS = 1000
 MAX_INFO_BYTES = MAX_STATUS_BYTES = 16 * 1024  # of a worker's messages; one takes less than 1 KiB
 MAX_ADAPTER_BYTES = 8 * 1024  # of each adapter in them
 MAX_MODEL_NAME = 256
+MAX_SECONDS = 86_400.0
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.%]{2,64}")
 _HASH = re.compile(r"[0-9a-f]{64}|")
@@ -31,10 +32,24 @@ def check_deployment(deployment: pb.ModelDeployment) -> None:
     if deployment.workers > MAX_WORKERS:
         raise FieldError("deployment.workers", f"must be at most {MAX_WORKERS}, not {deployment.workers}")
     check_adapters(deployment.adapters, "deployment.adapters")
+    _check_rollout(deployment.rollout)
     try:
         options_in(deployment.options)
     except FieldError as error:
         raise error.on(f"deployment.options.{error.field}") from None
+
+
+def _check_rollout(rollout: pb.Rollout) -> None:
+    field = "deployment.rollout"
+    if rollout.max_surge > MAX_WORKERS:
+        raise FieldError(f"{field}.max_surge", f"must be at most {MAX_WORKERS}, not {rollout.max_surge}")
+    _check_between(f"{field}.progress_seconds", rollout.progress_seconds, 0, MAX_SECONDS)
+    _check_between(f"{field}.max_error_ratio", rollout.max_error_ratio, 0, 1)
+
+
+def _check_between(field: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:  # nor NaN
+        raise FieldError(field, f"must be from {least:g} to {most:g}, not {value:g}")
 
 
 def check_info(info: pb.WorkerInfo, *, loopback: bool) -> None:

@@ -30,6 +30,7 @@ class Record:
     was_ready: bool = False  # with any, in this life of its process
     launcher: LauncherReport | None = None
     check: ReportCheck = field(default_factory=ReportCheck)
+    revision: int = 0  # of its deployment, as its launcher was told; 0: of none that is known
     quarantine: str = ""  # what of its last report can't be
     devices: WorkerDevices | None = None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from polyfleet.placement.proto import ReportCheck, same_model
 from polyfleet.process.revision import Revision
+from polyfleet.scheduler.deployments.revisions import generations
 from polyfleet.scheduler.fleet.crash_loops import CrashLoops
 from polyfleet.scheduler.fleet.record import Record, starting
 from polyfleet.scheduler.launcher.launch import LauncherReport, Phase
@@ -45,6 +46,7 @@ class Registry:
         self.revision = Revision()
         self._records: dict[str, Record] = {}
         self._deployments: tuple[pb.ModelDeployment, ...] = ()
+        self._generations: dict[tuple[str, str], int] = {}  # revisions, by deployment and what their workers load
         self._pools = tuple(pools)
         self._crash_loops = CrashLoops()
         self._swept: float | None = None
@@ -175,10 +177,19 @@ class Registry:
         for worker_id, record in list(self._records.items()):
             before = record.shown
             record.launcher = by_worker.get(worker_id)
+            self._number(record)
             if record.launcher is None and record.stream < 0:
                 self.forget(worker_id)
             elif _visible(before) != _visible(record.shown):
                 self._changed()
+
+    def _number(self, record: Record) -> None:
+        """Note which of its deployment's revisions a worker is of."""
+        spec = record.launcher.spec if record.launcher else None
+        number = self._generations.get((spec.deployment, spec.generation), 0) if spec else record.revision
+        if number != record.revision:
+            record.revision = number
+            self._changed()
 
     def forget(self, worker_id: str) -> None:
         """Drop the worker's record."""
@@ -190,6 +201,10 @@ class Registry:
         wanted = tuple(deployments)
         if wanted != self._deployments:
             self._deployments = wanted
+            numbers = {each.name: generations(each) for each in wanted}
+            self._generations = {(name, key): it for name, found in numbers.items() for key, it in found.items()}
+            for record in self._records.values():
+                self._number(record)
             self._changed()
 
     @property
@@ -209,6 +224,8 @@ class Registry:
                 pb.FleetWorker(info=each.announced, status=each.shown, quarantine=each.quarantine * (not each.lost))
                 for each in self.records
             ]
+            for worker, record in zip(workers, self.records, strict=True):
+                worker.info.revision = record.revision
             self._snapshot = pb.FleetSnapshot(
                 scheduler_epoch=self.epoch,
                 version=self.revision.number,

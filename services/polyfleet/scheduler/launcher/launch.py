@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum, unique
+from functools import lru_cache
 from hashlib import sha256
 
 from polyfleet.scheduler.config import LaunchConfig
@@ -44,7 +45,7 @@ class LaunchSpec:
     @property
     def generation(self) -> str:
         """Changes when a deployment changes in a way that needs other workers."""
-        return sha256(self.load).hexdigest()
+        return _digest(self.load)
 
 
 def load_request(deployment: fleet.ModelDeployment) -> pb.LoadRequest:
@@ -59,7 +60,12 @@ def load_request(deployment: fleet.ModelDeployment) -> pb.LoadRequest:
 
 def generation_of(deployment: fleet.ModelDeployment) -> str:
     """The `generation` of the deployment's present workers."""
-    return sha256(load_request(deployment).SerializeToString(deterministic=True)).hexdigest()
+    return _digest(load_request(deployment).SerializeToString(deterministic=True))
+
+
+@lru_cache(4096)
+def _digest(load: bytes) -> str:
+    return sha256(load).hexdigest()
 
 
 @unique

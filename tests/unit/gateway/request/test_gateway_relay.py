@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.errors import ApiError, DataLoss, Internal, Unavailable
+from polyfleet.gateway.errors import ApiError, Code, DataLoss, Internal, Unavailable
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.inbox import Inbox, Parcel
@@ -15,7 +16,7 @@ from polyfleet.gateway.request.queue import RequestQueue
 from polyfleet.gateway.request.relay import SequenceRelay
 from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.gateway.request.turn import Turn
-from polyfleet.placement.fleet import Worker, WorkerState
+from polyfleet.placement.fleet import Revision, Worker, WorkerState
 from polyfleet.placement.prefixes import PrefixMap
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.requests import Pooling, SequenceRequest
@@ -213,3 +214,31 @@ async def test_what_can_not_go_on_fails_with_what_it_means() -> None:
     faulty.give(7)
     faulty.relay.updated(SequenceUpdate("", error="the step failed", code=13))
     assert isinstance(await faulty.failure(), Internal)
+
+
+@pytest.mark.parametrize(
+    ("state", "update", "counted"),
+    [
+        (WorkerState.READY, SequenceUpdate("", (), FinishReason.STOP), (1, 0)),
+        (WorkerState.READY, SequenceUpdate("", (), error="boom", code=Code.INTERNAL), (1, 1)),
+        (WorkerState.READY, SequenceUpdate("", (), error="suspended", code=Code.UNAVAILABLE), (1, 1)),
+        (WorkerState.DRAINING, SequenceUpdate("", (), error="leaves", code=Code.UNAVAILABLE), (0, 0)),
+        (WorkerState.READY, SequenceUpdate("", (), error="full", code=Code.RESOURCE_EXHAUSTED), (0, 0)),
+        (WorkerState.READY, SequenceUpdate("", (), error="bad", code=Code.INVALID_ARGUMENT), (0, 0)),
+        (WorkerState.READY, None, (1, 1)),
+    ],
+)
+async def test_how_it_fared_counts_for_its_workers_revision(
+    state: WorkerState, update: SequenceUpdate | None, counted: tuple[int, int]
+) -> None:
+    rig = Rig()
+    session = rig.grant()
+    session._worker = replace(session.worker(), revision=Revision("d", 3), state=state)
+    if update is None:
+        rig.relay.lost("gone")
+    else:
+        rig.relay.updated(update)
+    totals = rig.metrics.demand.revisions()
+    assert [(each.revision, each.sequences, each.errors) for each in totals] == [(3, *counted)] * bool(counted[0])
+    rig.metrics.demand.keep(set())
+    assert rig.metrics.demand.revisions() == []

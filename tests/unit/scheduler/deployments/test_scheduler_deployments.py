@@ -62,7 +62,7 @@ async def test_unknown_names_are_not_found_with_the_list(running: Running) -> No
 async def test_a_scheduler_that_another_one_has_replaced_starts_nothing_and_says_so(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyfleet.scheduler.fleet_service.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("polyfleet.scheduler.deployments.deployment_calls.PATIENCE_SECONDS", 0.1)
     store = running.scheduler._store
     assert running.scheduler._registry.snapshot().generation == store.generation > 0
     store.begin_life()

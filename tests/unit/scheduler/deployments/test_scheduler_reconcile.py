@@ -130,10 +130,19 @@ def test_a_changed_model_is_rolled_over_new_ones_first() -> None:
     old = [launcher("w-1"), launcher("w-2")]
     both = [record("w-1"), record("w-2")]
     plan = reconcile([changed], old, both, [node(cpu=4)])
-    assert len(launches(plan.actions)) == len(plan.actions) == 2
+    assert len(launches(plan.actions)) == len(plan.actions) == 1
     new = [launcher("w-3", changed), launcher("w-4", changed)]
+    loading = [*both, record("w-3", "LOADING")]
+    assert reconcile([changed], [*old, new[0]], loading, [node(cpu=4)]).actions == []
     half = [*both, record("w-3"), record("w-4", "LOADING")]
     assert reconcile([changed], old + new, half, [node(cpu=4)]).actions == [Retire("w-1")]
+
+
+def test_as_many_come_up_at_once_as_the_rollout_says() -> None:
+    changed = pb.ModelDeployment(name="d", source="/other.gguf", workers=2, rollout=pb.Rollout(max_surge=2))
+    old = [launcher("w-1"), launcher("w-2")]
+    plan = reconcile([changed], old, [record("w-1"), record("w-2")], [node(cpu=4)])
+    assert len(launches(plan.actions)) == len(plan.actions) == 2
 
 
 def test_without_room_for_both_one_old_worker_makes_way() -> None:

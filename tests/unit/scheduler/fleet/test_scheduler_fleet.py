@@ -12,8 +12,8 @@ from tests.support.fake_worker import FakeWorker
 from tests.support.running_scheduler import Running, refusal, start, states, stop
 
 from polyfleet.convert.assets import asset_chunks
-from polyfleet.scheduler import fleet_service
 from polyfleet.scheduler.config import fleet_id
+from polyfleet.scheduler.deployments import deployment_calls
 from polyfleet.v1 import fleet_pb2 as pb
 
 WISH = pb.ModelDeployment(name="d", source="/m.gguf", workers=1)
@@ -165,7 +165,7 @@ async def test_nothing_happens_while_the_cluster_is_away_and_who_asks_is_told(
     other = pb.ModelDeployment(name="other", source="/m.gguf", workers=1)
     await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
     await running.until(lambda s: len(running.cluster.launched) == 1)
-    monkeypatch.setattr(fleet_service, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(deployment_calls, "PATIENCE_SECONDS", 0.1)
     running.cluster.away = True
     async with FakeWorker("w-1", fleet=running.address):
         await running.until(lambda s: states(s).get("w-1") == "READY")
@@ -182,7 +182,7 @@ async def test_nothing_happens_while_the_cluster_is_away_and_who_asks_is_told(
         assert len(running.cluster.launched) == 1
         running.cluster.away = False
         await running.until(lambda s: running.cluster.known)
-    monkeypatch.setattr(fleet_service, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(deployment_calls, "PATIENCE_SECONDS", 60.0)
     await running.fleet.Deploy(pb.DeployRequest(deployment=other))
     await running.until(lambda s: len(running.cluster.launched) == 2)
 

@@ -88,8 +88,7 @@ class GenerateBody(Strict, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    # Without effect.
-    user: Ignored = NOTHING
+    user: Ignored = NOTHING  # a session, where it is a text
 
 
 class ImageUrl(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import ApiError, Code
-from polyfleet.gateway.http.door import Door, json_reply
+from polyfleet.gateway.http.door import Door, in_session, json_reply
 from polyfleet.gateway.http.errors import error_response
 from polyfleet.gateway.http.openai import translate
 from polyfleet.gateway.http.openai.answer import Admission, Answer
@@ -60,7 +60,7 @@ class Endpoints(Door):
             wanted = translate.embed_request(body, request.scope["request_id"])
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
-            await until_disconnect(receive, self._embed(body, wanted, call, scope, receive, send))
+            await until_disconnect(receive, self._embed(body, wanted, in_session(call, body), scope, receive, send))
 
         return run
 
@@ -82,7 +82,7 @@ class Endpoints(Door):
         self, request: Request, body: GenerateBody, wanted: list[GenerateRequest], shape: Shape, call: Call
     ) -> Answer:
         admission, options = Admission(len(wanted)), body.stream_options or StreamOptions()
-        call = replace(call, admitted=admission.one)
+        call = replace(in_session(call, body), admitted=admission.one)
         streams = [partial(self._generation.generate, one, call) for one in wanted]
         continuous = bool(options.continuous_usage_stats)
 

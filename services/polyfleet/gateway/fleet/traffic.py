@@ -1,0 +1,65 @@
+"""Which revision a request goes to, where the ready workers of its model have several. Pure.
+
+A deployment's shares say, or, while it changes from one to another, how many workers of each are ready. Who has a
+session keeps its revision while the shares stay, and the newest one's part only grows as its share does.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from polyfleet.gateway.fleet.outlook import served_name
+from polyfleet.placement.candidate import share_of
+from polyfleet.placement.filters import prevailing_fingerprint
+from polyfleet.placement.fleet import Revision, Worker
+from polyfleet.v1 import fleet_pb2 as pb
+
+
+class Target(NamedTuple):
+    """What requests may go to: weights and tokenizer by their fingerprint, and a revision (None: any that has those).
+
+    Among several, each gets its `weight`'s part of them.
+    """
+
+    weight: float
+    fingerprint: str
+    revision: Revision | None
+
+
+def targets_of(model: str, wishes: Iterable[pb.ModelDeployment], ready: Sequence[Worker]) -> tuple[Target, ...]:
+    """The newest revision's first; none where the ready workers of the model leave nothing to choose."""
+    shared = [each for each in wishes if served_name(each) == model and each.traffic]
+    targets, rest = list[Target](), list(ready)
+    for wish in shared:
+        mine = [each for each in ready if each.deployment == wish.name]
+        rest = [each for each in rest if each.deployment != wish.name]
+        for share in sorted(wish.traffic, key=lambda each: -each.revision):
+            revision = Revision(wish.name, share.revision)
+            print_ = prevailing_fingerprint(each for each in mine if each.revision == revision)
+            if print_ is not None and share.percent:
+                targets.append(Target(share.percent * len(mine) / 100, print_, revision))
+    if rest and all(each.revision for each in rest):
+        newest = {each.fingerprint: each.revision for each in sorted(rest, key=_number)}
+        counts = Counter(each.fingerprint for each in rest)
+        prints = sorted(counts, key=lambda each: (-(newest[each] or NO_REVISION).number, each))
+        targets += [Target(counts[each], each, None) for each in prints]
+    elif targets and (prevailing := prevailing_fingerprint(rest)) is not None:
+        targets.append(Target(len(rest), prevailing, None))
+    return tuple(targets) if len(targets) > 1 else ()
+
+
+NO_REVISION = Revision("", 0)
+
+
+def _number(worker: Worker) -> int:
+    return (worker.revision or NO_REVISION).number
+
+
+def choose(targets: Sequence[Target], key: str) -> Target:
+    """The one that this key falls to: always the same, each as often as its weight says."""
+    left = share_of(key) * sum(each.weight for each in targets)
+    for target in targets:
+        left -= target.weight
+        if left < 0:
+            return target
+    return targets[-1]

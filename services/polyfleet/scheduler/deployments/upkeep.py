@@ -1,0 +1,60 @@
+"""Keeps stored deployments up with what happens to them: revisions that are stable or taken back, problems shown."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from polyfleet.scheduler.deployments.revisions import newest_problem
+from polyfleet.scheduler.deployments.rollout import Rollouts
+from polyfleet.scheduler.fleet.demand import Demand
+from polyfleet.scheduler.fleet.record import Record
+from polyfleet.scheduler.fleet.registry import Registry
+from polyfleet.scheduler.launcher.launch import LauncherReport
+from polyfleet.scheduler.store import Store, StoreError
+from polyfleet.v1 import fleet_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+
+def _log_problem(deployment: pb.ModelDeployment) -> None:
+    """Say that a deployment can't have all its workers, and why, or that it can again."""
+    fields = {"deployment": deployment.name, "workers": deployment.workers}
+    if deployment.problem:
+        log.warning("A deployment can't have all its workers: %s", deployment.problem, extra=fields)
+    else:
+        log.info("Nothing hinders a deployment's workers any more.", extra=fields)
+
+
+class Upkeep:
+    """Called with each look at the fleet."""
+
+    def __init__(self, store: Store, registry: Registry, demand: Demand, clock: Callable[[], float]) -> None:
+        self._store, self._registry, self._demand, self._clock = store, registry, demand, clock
+        self._rollouts = Rollouts(demand.outcomes)
+        self._problems: dict[str, str] = {}  # as last shown
+
+    def follow(self, reports: Sequence[LauncherReport], records: Sequence[Record], problems: Mapping[str, str]) -> None:
+        """Change the wishes that the fleet's state changes; show `problems`, why deployments lack workers."""
+        wishes = self._store.deployments()
+        self._demand.keep({each.name for each in wishes}, {each.model_name or each.name for each in wishes})
+        before = {each.name: each.revision for each in wishes}
+        for wish in self._rollouts.step(wishes, reports, records, self._clock(), problems):
+            if (problem := newest_problem(wish)) and wish.revision < before[wish.name]:
+                log.error("A rollout failed. %s", problem, extra={"deployment": wish.name})
+            self._put(wish)
+        self._show(problems)
+
+    def _put(self, wish: pb.ModelDeployment) -> None:
+        try:
+            self._store.put_deployment(wish)
+        except StoreError as error:  # tried again at the next look
+            log.error("A deployment's new state is not stored: %s", error)
+
+    def _show(self, problems: Mapping[str, str]) -> None:
+        shown = []
+        for deployment in self._store.deployments():
+            deployment.problem = problems.get(deployment.name, "")
+            if deployment.problem != self._problems.get(deployment.name, ""):
+                _log_problem(deployment)
+            shown.append(deployment)
+        self._problems = dict(problems)
+        self._registry.set_deployments(shown)
