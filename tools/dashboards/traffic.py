@@ -57,10 +57,10 @@ LATENCY = Row(
             quantiles("polyfleet_tokenize_seconds", 0.5, 0.99, by="model"),
         ),
         Panel(
-            "Images fetched by their URLs",
-            "By result, with hosts that are not allowed as refused.",
-            "suffix: /s",
-            (Query("sum by (result) (rate(polyfleet_image_fetch_seconds_count[$__rate_interval]))", "{{result}}"),),
+            "Time to fetch images by result",
+            "Images by their URLs; those of hosts that are not allowed are refused.",
+            "s",
+            quantiles("polyfleet_image_fetch_seconds", 0.5, 0.99, by="result", matchers="<scope>"),
         ),
         Panel(
             "Tokens of a request",
