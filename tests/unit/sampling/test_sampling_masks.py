@@ -14,7 +14,8 @@ from tests.support.masking import dense, packed, sparse
 
 from polyfleet.sampling.device import DeviceSampler
 from polyfleet.sampling.host import CANDIDATES
-from polyfleet.sampling.masks import all_tokens, bar
+from polyfleet.sampling.host import sample as host_sample
+from polyfleet.sampling.masks import Masks, all_tokens, bar
 from polyfleet.wire.answers import SampledToken
 from polyfleet.wire.sampling import SamplingParams
 
@@ -54,6 +55,29 @@ def test_draws_equal_the_oracles_among_what_is_allowed(sampler: str, allowed: in
             assert token.token_id == np.flatnonzero(masks[row])[expected]
             compared += 1
     assert compared > 35
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_few_tokens_are_drawn_as_they_would_be_among_all(temperature: float) -> None:
+    """Beside rows with a bias, and where the likeliest of all may be taken, too."""
+    source, vocabulary = random.Random(1), 16_384
+    logits = torch.randn(12, vocabulary, generator=torch.Generator().manual_seed(1)).round(decimals=1)  # with ties
+    sizes = [1, 2, 7, 100, CANDIDATES, CANDIDATES + 1] * 2
+    allowed = np.zeros(logits.shape, dtype=bool)
+    for row, size in enumerate(sizes):
+        allowed[row, source.sample(range(vocabulary), size)] = True
+    allowed[6:, :4] |= np.eye(6, 4, dtype=bool)
+    logits[6:, :4] += 9 * torch.eye(6, 4)
+    params = [SamplingParams(temperature=temperature, seed=row, top_p=0.9 + 0.1 * (row % 2)) for row in range(12)]
+    draws = [Draw(each, position=9) for each in params]
+    masks = sparse(allowed)
+    biased = Masks(masks.rows, masks.bits, masks.rows, np.full(12, vocabulary - 1), np.zeros(12, dtype=np.float32))
+    likely, among_all = (
+        host_sample(logits, replace(columns(draws), masks=each)).token_ids.tolist() for each in (masks, biased)
+    )
+    assert likely == among_all
+    assert all(allowed[row, token_id] for row, token_id in enumerate(likely))
+    assert likely[6:10] == [0, 1, 2, 3]
 
 
 def test_rows_that_are_taken_keep_their_masks() -> None:

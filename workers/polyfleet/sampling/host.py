@@ -15,7 +15,7 @@ float64 on the host; rows that the candidates don't settle are ranked whole (see
 is bounded whatever its parameters.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from polyfleet.sampling.candidates import UNSETTLED, Filters, ranked
 from polyfleet.sampling.counts import TokenCounts
 from polyfleet.sampling.draw import Bools, Drawn, Draws, Floats, Ints, Logprobs, Start
-from polyfleet.sampling.masks import Masks
+from polyfleet.sampling.masks import Masks, allows, members
 from polyfleet.sampling.ranking import Ranking
 
 CANDIDATES = 256  # of a row, among which most draws fall
@@ -72,13 +72,54 @@ def sample(
         likeliest = Drawn(_argmax(logits) if draws.greedy.any() else np.zeros(len(draws), dtype=np.int64), finite)
     token_ids, finite = np.where(likeliest.finite, likeliest.token_ids, 0), likeliest.finite
     changed = draws.penalised | draws.masked
-    rows = np.flatnonzero(finite & changed)
+    left = finite & changed
+    if draws.masks is not None:
+        left &= ~_draw_allowed(logits, draws, draws.masks, token_ids, left)
+    rows = np.flatnonzero(left)
     if len(rows):
         token_ids[rows] = _choose_changed(_copied(logits, rows), draws.take(rows), counts)
     rows = np.flatnonzero(finite & ~changed & ~draws.greedy)
     if len(rows):
         token_ids[rows] = _draw(_rows(logits, rows), Filters.of(draws.take(rows), logits.shape[-1]))
     return Drawn(token_ids, finite, _logprobs(logits, token_ids, finite, draws))
+
+
+def _draw_allowed(logits: Tensor, draws: Draws, masks: Masks, token_ids: Ints, wanted: Bools) -> Bools:
+    """Draw those wanted rows that a set of tokens settles without a look at the others; which they are [S].
+
+    That is, where the likeliest token, which `token_ids` has of greedy rows, is in it, or few tokens are.
+    """
+    greedy, plain = draws.greedy, wanted & ~draws.penalised
+    plain[masks.biased_rows] = False
+    done, few = np.zeros(len(draws), dtype=bool), dict[int, Ints]()
+    sizes = masks.sizes()
+    for place, row in enumerate(masks.rows.tolist()):
+        if plain[row] and greedy[row] and allows(masks.bits[place], int(token_ids[row])):
+            done[row] = True
+        elif plain[row] and sizes[place] <= CANDIDATES:
+            few[row] = members(masks.bits[place], logits.shape[-1])
+    rows = np.array(list(few), dtype=np.int64)
+    if len(rows):
+        token_ids[rows] = _choose_few(logits, draws.take(rows), rows, list(few.values()))
+        done[rows] = True
+    return done
+
+
+def _choose_few(logits: Tensor, draws: Draws, rows: Ints, allowed: Sequence[Ints]) -> Ints:
+    """Token ids of `rows`, each of which may take these tokens: CANDIDATES at most, as each is drawn among so many."""
+    ids = np.zeros((len(rows), CANDIDATES), dtype=np.int64)
+    values = np.full((len(rows), CANDIDATES), -np.inf, dtype=np.float32)
+    known = logits.numpy() if logits.device.type == "cpu" else _copied(logits, rows)
+    at = rows.tolist() if logits.device.type == "cpu" else range(len(rows))
+    for index, (row, of_row) in enumerate(zip(at, allowed, strict=True)):
+        ids[index, : len(of_row)], values[index, : len(of_row)] = of_row, known[row, of_row]
+    places = values.argmax(-1)
+    if not draws.greedy.all():
+        sizes = np.array([len(of_row) for of_row in allowed])
+        drawn = _draw(torch.from_numpy(values), Filters.of(draws, logits.shape[-1], sizes))
+        places = np.where(draws.greedy, places, drawn)
+    chosen: Ints = np.take_along_axis(ids, places[:, None], -1)[:, 0]
+    return chosen
 
 
 def _rows(logits: Tensor, rows: Ints) -> Tensor:
@@ -107,7 +148,7 @@ def _choose_changed(logits: Logits, draws: Draws, counts: Mapping[int, TokenCoun
         return likeliest
     num_allowed = np.array([np.count_nonzero(row > -np.inf) for row in logits])
     drawn = _draw(torch.from_numpy(logits), Filters.of(draws, logits.shape[-1], num_allowed))
-    return np.where(draws.greedy, logits.argmax(-1), drawn)
+    return np.where(draws.greedy, logits.argmax(-1), drawn) if draws.greedy.any() else drawn
 
 
 def _follows(draws: Draws, row: int) -> bool:

@@ -19,6 +19,7 @@ BARRED = -np.inf
 WORD_BITS = 32
 BIT_OF_WORD = (np.uint32(1) << np.arange(WORD_BITS, dtype=np.uint32)).view(np.int32)  # each alone
 OCTETS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")  # the bits of each
+OCTET_SIZES = OCTETS.sum(axis=1, dtype=np.uint8)
 CEILINGS = np.where(OCTETS, np.float32(np.inf), np.float32(BARRED))  # by eight bits of a set: of their tokens' logits
 NO_BITS = np.zeros((0, 0), dtype=np.int32)
 
@@ -60,6 +61,11 @@ class Masks:
         biased_places, biased = _places(self.biased_rows, rows)
         return Masks(places, self.bits[kept], biased_places, self.biased_ids[biased], self.biases[biased])
 
+    def sizes(self) -> Ints:
+        """[M] how many tokens each of `rows` may take at most: bits behind the last token count, too."""
+        sizes: Ints = OCTET_SIZES[self.bits.view(np.uint8)].sum(axis=1, dtype=np.int64)
+        return sizes
+
     def ceilings(self, vocabulary: int) -> Iterator[Float32s]:
         """Of each of `rows` [V]: infinity where a token may be drawn, else minus infinity."""
         for octets in self.bits.astype("<i4", copy=False).view(np.uint8):
@@ -93,6 +99,13 @@ def allow(bits: Int32s, token_ids: Iterable[int]) -> None:
 def allows(bits: Int32s, token_id: int) -> bool:
     """Whether a token is in a set."""
     return bool(bits.view(np.uint32)[token_id // WORD_BITS] >> np.uint32(token_id % WORD_BITS) & np.uint32(1))
+
+
+def members(bits: Int32s, vocabulary: int) -> Ints:
+    """The ids in a set, in ascending order."""
+    octets = bits.astype("<i4", copy=False).view(np.uint8)
+    found: Ints = np.flatnonzero(np.unpackbits(octets, bitorder="little", count=vocabulary))
+    return found
 
 
 def _places(of: Ints, rows: Ints) -> tuple[Ints, Bools]:
