@@ -25,7 +25,7 @@ from torch import Tensor
 from polyfleet.sampling.candidates import UNSETTLED, Filters, ranked
 from polyfleet.sampling.counts import TokenCounts
 from polyfleet.sampling.draw import Bools, Drawn, Draws, Floats, Ints, Logprobs, Start
-from polyfleet.sampling.masks import Masks, allows, members
+from polyfleet.sampling.masks import Masks, members, size
 from polyfleet.sampling.ranking import Ranking
 
 CANDIDATES = 256  # of a row, among which most draws fall
@@ -92,12 +92,10 @@ def _draw_allowed(logits: Tensor, draws: Draws, masks: Masks, token_ids: Ints, w
     greedy, plain = draws.greedy, wanted & ~draws.penalised
     plain[masks.biased_rows] = False
     done, few = np.zeros(len(draws), dtype=bool), dict[int, Ints]()
-    sizes = masks.sizes()
-    for place, row in enumerate(masks.rows.tolist()):
-        if plain[row] and greedy[row] and allows(masks.bits[place], int(token_ids[row])):
-            done[row] = True
-        elif plain[row] and sizes[place] <= CANDIDATES:
-            few[row] = members(masks.bits[place], logits.shape[-1])
+    done[masks.rows] = (plain & greedy)[masks.rows] & masks.allow(token_ids)
+    for place in np.flatnonzero((plain & ~done)[masks.rows]):
+        if size(masks.bits[place]) <= CANDIDATES:
+            few[int(masks.rows[place])] = members(masks.bits[place], logits.shape[-1])
     rows = np.array(list(few), dtype=np.int64)
     if len(rows):
         token_ids[rows] = _choose_few(logits, draws.take(rows), rows, list(few.values()))

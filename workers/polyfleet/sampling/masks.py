@@ -61,10 +61,11 @@ class Masks:
         biased_places, biased = _places(self.biased_rows, rows)
         return Masks(places, self.bits[kept], biased_places, self.biased_ids[biased], self.biases[biased])
 
-    def sizes(self) -> Ints:
-        """[M] how many tokens each of `rows` may take at most: bits behind the last token count, too."""
-        sizes: Ints = OCTET_SIZES[self.bits.view(np.uint8)].sum(axis=1, dtype=np.int64)
-        return sizes
+    def allow(self, token_ids: Ints) -> Bools:
+        """[M] whether each of `rows` may take the token that it has among all rows' [S]."""
+        words, bits = np.divmod(token_ids[self.rows], WORD_BITS)
+        allowed: Bools = (self.bits[np.arange(len(self.rows)), words] >> bits & 1).astype(bool)
+        return allowed
 
     def ceilings(self, vocabulary: int) -> Iterator[Float32s]:
         """Of each of `rows` [V]: infinity where a token may be drawn, else minus infinity."""
@@ -99,6 +100,11 @@ def allow(bits: Int32s, token_ids: Iterable[int]) -> None:
 def allows(bits: Int32s, token_id: int) -> bool:
     """Whether a token is in a set."""
     return bool(bits.view(np.uint32)[token_id // WORD_BITS] >> np.uint32(token_id % WORD_BITS) & np.uint32(1))
+
+
+def size(bits: Int32s) -> int:
+    """How many tokens a set has at most: bits behind the last token count, too."""
+    return int(OCTET_SIZES[bits.view(np.uint8)].sum(dtype=np.int64))
 
 
 def members(bits: Int32s, vocabulary: int) -> Ints:
