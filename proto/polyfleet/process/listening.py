@@ -24,20 +24,34 @@ class ListenError(ConfigError):
         super().__init__(f"{address} {reason}: free it, or choose another address with {flag}.")
 
 
-def open_socket(address: str, flag: str) -> socket.socket:
-    """A listening TCP socket at host:port, whose connections send small writes at once.
+def open_socket(address: str, flag: str, *, shared: bool = False) -> socket.socket:
+    """A listening TCP socket at host:port, whose connections send small writes at once. `shared`: with other processes.
 
     Raises ListenError, and ConfigError for what is no address.
     """
     host, port = parse_address(address, flag)
     try:
-        listener = _listener(host, port)
+        listener = _listener(host, port, shared=shared)
         # Inherited by connections. asyncio sets it only where proto is IPPROTO_TCP, which create_server leaves 0;
         # without it each token of a kept-alive connection waits 40 ms for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
         raise ListenError(address, flag, error) from None
+
+
+def shared_socket(address: str, flag: str) -> socket.socket:
+    """A socket that keeps host:port for those that share it, and does not listen itself. Raises ListenError."""
+    host, port = parse_address(address, flag)
+    kept = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind((host, port))
+    except OSError as error:
+        kept.close()
+        raise ListenError(address, flag, error) from None
+    return kept
 
 
 def check_free(address: str, flag: str, lowest_port: int = 0) -> None:
@@ -91,9 +105,9 @@ def own_address() -> str:
     return socket.gethostname()
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _listener(host: str, port: int, *, shared: bool = False) -> socket.socket:
     try:
         family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except UnicodeError:
         raise OSError(errno.EINVAL, "its host is no name of a host") from None
-    return socket.create_server(target[:2], family=family, backlog=BACKLOG)
+    return socket.create_server(target[:2], family=family, backlog=BACKLOG, reuse_port=shared)

@@ -20,6 +20,7 @@ def server_options(
     max_streams: int = MAX_STREAMS,
     handshake_seconds: float = HANDSHAKE_SECONDS,
     idle_seconds: float = IDLE_SECONDS,
+    shared_port: bool = False,
 ) -> list[tuple[str, int]]:
     """Channel arguments of a server that no caller can fill: sizes in bytes, times in seconds.
 
@@ -27,7 +28,7 @@ def server_options(
     that pings more often than each `min_ping_seconds` too; a peer that is gone is noticed within 50 s.
     """
     return [
-        ("grpc.so_reuseport", 0),  # a port in use must be an error, not a share
+        ("grpc.so_reuseport", int(shared_port)),  # a port in use must be an error, unless its processes share it
         ("grpc.max_receive_message_length", max_receive_bytes),
         ("grpc.max_send_message_length", max_send_bytes),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),

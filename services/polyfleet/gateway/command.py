@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import os
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from polyfleet.process.signals import ignore_hangups, stopping
 from polyfleet.text.answer.formats import FORMATS
 from polyfleet.wire.auth import FLEET_TOKEN_FILE, AuthSetupError
 
+STDIN = 0
 EPILOG = """\b
 Examples:
   python -m polyfleet.gateway
@@ -23,6 +27,7 @@ Examples:
   python -m polyfleet.gateway --grpc-listen 0.0.0.0:50051 --http-listen 0.0.0.0:8000 --fleet scheduler:50052 \\
       --keys-file keys.yaml --tls-cert tls.crt --tls-key tls.key
 
+With --processes, SIGUSR2 to the first one puts new processes in the place of the others, one after another.
 SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it ends. Exit status: 0 well, 2 can't start.
 """
 
@@ -32,6 +37,7 @@ SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it en
 @click.option("--grpc-listen", metavar="HOST:PORT", help="Of the gRPC API.  [default: 127.0.0.1:50051]")
 @click.option("--http-listen", metavar="HOST:PORT", help="Of the OpenAI API.  [default: 127.0.0.1:8000]")
 @click.option("--metrics-listen", metavar="HOST:PORT", help="Of /metrics, without keys.  [default: 127.0.0.1:9101]")
+@click.option("--processes", type=click.IntRange(1, 64), help="That serve side by side behind the ports.  [default: 1]")
 @click.option("--fleet", metavar="HOST:PORT", help="The scheduler's Fleet service.  [default: 127.0.0.1:50052]")
 @click.option("--fleet-token-file", help=f"First line: the fleet's token.  [default: ${FLEET_TOKEN_FILE}]")
 @click.option(
@@ -98,27 +104,43 @@ SIGTERM, SIGHUP or Ctrl-C drains: not ready, running requests finish, then it en
     show_envvar=True,
     help="[default: info]",
 )
-def main(config: Path | None, **overrides: Any) -> None:
+@click.option(
+    "--ready-fd", type=int, hidden=True, help="One of several processes: told the metrics port when it listens."
+)
+def main(config: Path | None, ready_fd: int | None, **overrides: Any) -> None:
     """Run the gateway: the front door of a fleet."""
     try:
         settings = load_config(config, overrides)
         set_up_logging(settings.log_level, process="gateway")
-        asyncio.run(serve(settings))
+        if settings.processes > 1 and ready_fd is None:
+            from polyfleet.gateway.processes.run import run
+
+            asyncio.run(run(settings, sys.argv[1:]))
+        else:
+            asyncio.run(serve(settings, ready_fd))
     except (ConfigError, AuthSetupError) as error:
         click.echo(error, err=True)
         sys.exit(CANNOT_START)
 
 
-async def serve(config: GatewayConfig) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP, then drain; a second one of the first two cuts the draining short."""
+async def serve(config: GatewayConfig, ready_fd: int | None = None) -> None:
+    """Serve until SIGTERM, SIGINT or SIGHUP, then drain; a second one of the first two cuts the draining short.
+
+    One of several processes tells `ready_fd` its metrics port, and at the end its metrics; it drains when its standard
+    input ends, too.
+    """
+    from polyfleet.gateway.http.monitoring import metrics_text
     from polyfleet.gateway.server import Gateway
 
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in stopping():
         loop.add_signal_handler(number, told.set)
-    gateway = Gateway(config)
+    gateway = Gateway(config, shared=ready_fd is not None)
     await gateway.start()
+    if ready_fd is not None:
+        os.write(ready_fd, f"{config.metrics_listen.rpartition(':')[0]}:{gateway.monitoring.port}\n".encode())
+        loop.add_reader(STDIN, _when_it_ends, loop, told.set)
     gc.freeze()  # what is there now stays: to look through it each time would hold the event loop for 40 ms
     await told.wait()
     told.clear()
@@ -129,3 +151,13 @@ async def serve(config: GatewayConfig) -> None:
     again.cancel()
     await asyncio.gather(draining, again, return_exceptions=True)
     await gateway.stop()
+    if ready_fd is not None:
+        with suppress(OSError), open(ready_fd, "wb") as first:
+            first.write(metrics_text(gateway.metrics))
+
+
+def _when_it_ends(loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
+    """Standard input can be read: nothing is ever written there."""
+    if not os.read(STDIN, 1):
+        loop.remove_reader(STDIN)
+        tell()

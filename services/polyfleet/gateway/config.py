@@ -60,6 +60,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     grpc_listen: Annotated[str, Meta(description="host:port of the gRPC API")] = "127.0.0.1:50051"
     http_listen: Annotated[str, Meta(description="host:port of the OpenAI-compatible API")] = "127.0.0.1:8000"
     metrics_listen: Annotated[str, Meta(description="host:port of /metrics, which asks for no key")] = "127.0.0.1:9101"
+    processes: Annotated[
+        int, Meta(ge=1, le=64, description="that serve side by side behind the two ports; limits are each one's")
+    ] = 1
     fleet: Annotated[str, Meta(description="host:port of the scheduler's Fleet service")] = "127.0.0.1:50052"
     fleet_token_file: Annotated[str, Meta(description="first line: the token that Fleet and workers ask for")] = ""
     fleet_keys_file: Annotated[

@@ -49,6 +49,7 @@ from polyfleet.wire.ids import new_id
 HEALTH_SECONDS = 1.0  # between looks at what no change of the fleet tells
 MONITORS = 64  # connections of the metrics port
 CERTIFICATE_SECONDS = 10.0  # between looks at its files
+LEAVE_SECONDS = 0.5  # for requests that are on their way over connections that are there
 STOP_SECONDS = 1.0  # for calls whose end is on its way to the client
 log = logging.getLogger(__name__)
 
@@ -56,11 +57,13 @@ log = logging.getLogger(__name__)
 class Gateway:
     """Make it inside the event loop that it will live in: that opens its ports.
 
-    Raises ConfigError or AuthSetupError, each one sentence for the operator.
+    `shared`: other processes listen at the same ports. Raises ConfigError or AuthSetupError, each one sentence for the
+    operator.
     """
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, *, shared: bool = False) -> None:
         _check(config)
+        self._shared = shared
         self._certificate = ServedCertificate(config.tls_cert, config.tls_key) if config.tls_cert else None
         limits = config.limits
         gateway_id, access = new_id("gw"), fleet_access(config.fleet_token_file, config.fleet_tls_dir)
@@ -72,7 +75,7 @@ class Gateway:
         authenticator = Authenticator(Path(config.keys_file) if config.keys_file else None)
         fair = FairOrder(lambda: authenticator.tenants, lambda: authenticator.num_tenants)
         queue = RequestQueue(self.view, partial(place, policy=config.placement), limits, self.metrics, fair)
-        books = Quotas(lambda: authenticator.tenants), UsageBook(), RecentRequests()
+        books = Quotas(lambda: authenticator.tenants, config.processes), UsageBook(), RecentRequests()
         self._reporter = UsageReporter(self._fleet.report_usage, *books, self.metrics.demand)
         accounts = Accounts(self.ledger, self.metrics, limits.max_request_seconds, config.objectives, *books)
         self._generation = Generation(
@@ -87,10 +90,10 @@ class Gateway:
         share = connection_share(raise_descriptor_limit(), limits.max_connections, ports=2)
         doors = Doors(share, limits.max_connections_per_address, partial(self.metrics.refused, "http"))
         app = create_app(parts, config.cors_origins)
-        self.http = HttpServer(app, config.http_listen, "--http-listen", limits, doors, self._certificate)
+        self.http = HttpServer(app, config.http_listen, "--http-listen", limits, doors, self._certificate, shared)
         self.relay = AgentRelay(config.fleet)
         to_agents = self.relay, _to_agents(config, access.token)
-        self.grpc = GrpcServer(parts, config, self._certificate, share, *to_agents)
+        self.grpc = GrpcServer(parts, config, self._certificate, share, *to_agents, shared=shared)
         doors = Doors(MONITORS, MONITORS, partial(self.metrics.refused, "metrics"))
         monitoring = create_metrics_app(self._health, self.metrics)
         self.monitoring = HttpServer(monitoring, config.metrics_listen, "--metrics-listen", limits, doors)
@@ -101,7 +104,7 @@ class Gateway:
     def _peer_server(self, config: GatewayConfig, access: FleetAccess) -> PeerServer:
         keys = FleetKeys(Path(config.fleet_keys_file)) if config.fleet_keys_file else None
         service = PeerService(self.view.told, self._tokenizers.document)
-        return PeerServer(service, config.peer_listen, access, keys)
+        return PeerServer(service, config.peer_listen, access, keys, shared=self._shared)
 
     async def start(self) -> None:
         """Watch the fleet and serve."""
@@ -158,6 +161,11 @@ class Gateway:
         """Not ready any more; new requests are turned away, running ones get `drain_seconds`."""
         self._health.draining = True
         await self.grpc.show_health()
+        if self._shared:  # whoever comes now goes to another process
+            await self.http.leave()
+            self.grpc.leave(self._drain_seconds + STOP_SECONDS)
+            await asyncio.sleep(LEAVE_SECONDS)
+            self.http.let_go()
         self._generation.close()
         log.info("Gateway drains.", extra={"running": self.ledger.running})
         if not await self._generation.wait_until_idle(self._drain_seconds):

@@ -51,6 +51,9 @@ WATCH_SECONDS = 0.5
 @click.option("--grpc-listen", metavar="HOST:PORT", help="gRPC of the gateway; default: 127.0.0.1:50051.")
 @click.option("--http-listen", metavar="HOST:PORT", help="HTTP of the gateway; default: 127.0.0.1:8000.")
 @click.option("--gateway-metrics-listen", metavar="HOST:PORT", help="Metrics of the gateway; default: 127.0.0.1:9101.")
+@click.option(
+    "--gateway-processes", type=click.IntRange(1, 64), help="Gateways side by side behind its ports; default: 1."
+)
 @click.option("--fleet-listen", metavar="HOST:PORT", help="Fleet of the scheduler; default: 127.0.0.1:50052.")
 @click.option("--metrics-listen", metavar="HOST:PORT", help="Metrics of the scheduler; default: 127.0.0.1:9102.")
 @click.option(

@@ -37,6 +37,7 @@ class Flags:
     http_listen: str | None = None
     fleet_listen: str | None = None
     gateway_metrics_listen: str | None = None
+    gateway_processes: int | None = None
     generation_config: str | None = None
     placement: tuple[str, ...] = ()
     metrics_listen: str | None = None
@@ -124,6 +125,7 @@ def resolve(flags: Flags) -> ServeSettings:
         grpc_listen=flags.grpc_listen,
         http_listen=flags.http_listen,
         metrics_listen=flags.gateway_metrics_listen,
+        processes=flags.gateway_processes,
         generation_config=flags.generation_config,
         placement=placement(config, flags),
     )

@@ -116,7 +116,7 @@ class Stack:
             command += ["--config", str(self._settings.config_file)]
         command += ["--grpc-listen", gateway.grpc_listen, "--http-listen", gateway.http_listen]
         command += ["--metrics-listen", gateway.metrics_listen, "--fleet", gateway.fleet]
-        command += ["--generation-config", gateway.generation_config]
+        command += ["--generation-config", gateway.generation_config, "--processes", str(gateway.processes)]
         for name, value in msgspec.structs.asdict(gateway.placement).items():
             text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
             command += ["--placement", f"{name}={text}"]

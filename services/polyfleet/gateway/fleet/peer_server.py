@@ -23,10 +23,16 @@ CLOSE_SECONDS = 1.0
 class PeerServer:
     """Binds when made: raises ListenError when the port can't be had, AuthSetupError where anybody could ask."""
 
-    def __init__(self, service: PeerService, listen: str, access: FleetAccess, keys: FleetKeys | None) -> None:
-        """`keys` are those of the fleet's parts; without them a call is welcome for the token of `access`."""
+    def __init__(
+        self, service: PeerService, listen: str, access: FleetAccess, keys: FleetKeys | None, *, shared: bool = False
+    ) -> None:
+        """`keys` are those of the fleet's parts; without them a call is welcome for the token of `access`.
+
+        `shared`: other processes listen there, too.
+        """
         check_bind(listen, access.token, keys=keys is not None)
-        check_free(listen, FLAG)
+        if not shared:
+            check_free(listen, FLAG)
 
         def objection(method: str, metadata: Metadata | None) -> str:
             return keys.objection(method, metadata) if keys else fleet_objection(listen, access.token, method, metadata)
@@ -38,6 +44,7 @@ class PeerServer:
                 max_send_bytes=MAX_SNAPSHOT_BYTES,
                 min_ping_seconds=10,
                 max_connections=MAX_CONNECTIONS,
+                shared_port=shared,
             ),
             interceptors=[RefusingInterceptor(objection), DecodeInterceptor(admit=admit)],
         )

@@ -1,5 +1,6 @@
 """The gRPC port: Inference, agents, health, reflection; message sizes, keepalive, TLS."""
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 MAX_CONNECTION_AGE_SECONDS = 3600
 
 
-def channel_arguments(limits: Limits, max_connections: int) -> list[tuple[str, int]]:
+def channel_arguments(limits: Limits, max_connections: int, *, shared: bool = False) -> list[tuple[str, int]]:
     """A connection that is too old gets GOAWAY, and its streams the longest request's time."""
     return [
         *server_options(
@@ -38,6 +39,7 @@ def channel_arguments(limits: Limits, max_connections: int) -> list[tuple[str, i
             max_connections=max_connections,
             handshake_seconds=limits.header_seconds,
             idle_seconds=limits.idle_seconds,
+            shared_port=shared,
         ),
         ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_SECONDS * 1000),
         ("grpc.max_connection_age_grace_ms", int(limits.max_request_seconds * 1000)),
@@ -56,7 +58,10 @@ def key_objection(auth: Authenticator, method: str, metadata: Metadata | None) -
 
 
 class GrpcServer:
-    """Binds when made: raises ListenError when the port can't be had. `agents` objects to calls of theirs."""
+    """Binds when made: raises ListenError when the port can't be had. `agents` objects to calls of theirs.
+
+    `shared`: other processes listen there, too.
+    """
 
     def __init__(
         self,
@@ -66,13 +71,15 @@ class GrpcServer:
         max_connections: int,
         relay: AgentRelay,
         agents: Objection,
+        *,
+        shared: bool = False,
     ) -> None:
         self._parts = parts
         limits = config.limits
         service = InferenceService(parts, lambda peer: self.connections.heard(peer))
         without_key = RefusingInterceptor(partial(key_objection, parts.auth), service.refuse)  # which counts the call
         self._server = grpc.aio.server(
-            options=channel_arguments(limits, max_connections),
+            options=channel_arguments(limits, max_connections, shared=shared),
             interceptors=[
                 without_key,
                 RefusingInterceptor(partial(agent_objection, agents)),
@@ -86,13 +93,15 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._serving: bool | None = None
         _add_reflection(self._server)
-        self.port = self._bind(config, certificate)
+        self._leaving: asyncio.Task[None] | None = None
+        self.port = self._bind(config, certificate, shared=shared)
         refused = partial(parts.metrics.refused, "grpc")
         self.connections = GrpcConnections(self.port, max_connections, limits.max_connections_per_address, refused)
 
-    def _bind(self, config: GatewayConfig, certificate: ServedCertificate | None) -> int:
+    def _bind(self, config: GatewayConfig, certificate: ServedCertificate | None, *, shared: bool) -> int:
         address, flag = config.grpc_listen, "--grpc-listen"
-        check_free(address, flag)  # gRPC itself does not say why it can't bind
+        if not shared:
+            check_free(address, flag)  # gRPC itself does not say why it can't bind
         try:
             if certificate is None:
                 return int(self._server.add_insecure_port(address))
@@ -115,9 +124,15 @@ class GrpcServer:
         for name in ("", INFERENCE):
             await self._health.set(name, status)
 
+    def leave(self, seconds: float) -> None:
+        """Take no connections, let callers make new ones elsewhere; calls that run get so many seconds."""
+        self._leaving = asyncio.create_task(self._server.stop(seconds))
+
     async def stop(self, grace: float) -> None:
         """Take no calls; those that run get `grace` seconds."""
         await self._server.stop(grace)
+        if self._leaving is not None:
+            await self._leaving
 
 
 def _add_reflection(server: Any) -> None:

@@ -48,13 +48,23 @@ class Account:
         return self.saved
 
 
+def part(limits: Tenant, processes: int) -> Lease:
+    """One process's of a tenant's quotas; each may have one request."""
+    most = -(-limits.max_concurrent // processes)
+    return Lease(limits.tokens_per_minute / processes, most if limits.max_concurrent else None)
+
+
 class Quotas:
     """Every tenant's account. `tenants` gives those that have quotas, by id, as of now."""
 
     def __init__(
-        self, tenants: Callable[[], Mapping[str, Tenant]], clock: Callable[[], float] = time.monotonic
+        self,
+        tenants: Callable[[], Mapping[str, Tenant]],
+        processes: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tenants, self._clock = tenants, clock
+        """`processes`: of this gateway, which have the quotas in equal parts while there are no leases."""
+        self._tenants, self._clock, self._processes = tenants, clock, processes
         self._accounts: dict[str, Account] = {}
         self._leases: dict[str, Lease] = {}
 
@@ -87,10 +97,10 @@ class Quotas:
             )
 
     def _held(self, tenant: str) -> Lease:
-        """What it may use here: the lease, and never more than the file allows; without a lease all of that."""
+        """What it may use here: the lease, and never more than the file allows; without one a process's part."""
         if (limits := self._tenants().get(tenant)) is None:
             return FREE
-        lease = self._leases.get(tenant, FREE)
+        lease = self._leases.get(tenant) or part(limits, self._processes)
         rates = [rate for rate in (limits.tokens_per_minute, lease.tokens_per_minute) if rate > 0]
         counts = [each for each in (limits.max_concurrent or None, lease.max_concurrent) if each is not None]
         limited = limits.tokens_per_minute > 0, limits.max_concurrent > 0

@@ -12,7 +12,7 @@ class Rig:
 
     def __init__(self, *tenants: Tenant) -> None:
         self.tenants, self.now = {each.id: each for each in tenants}, 0.0
-        self.quotas = Quotas(lambda: self.tenants, lambda: self.now)
+        self.quotas = Quotas(lambda: self.tenants, clock=lambda: self.now)
 
     def refusal(self, tenant: str) -> ResourceExhausted:
         with pytest.raises(ResourceExhausted) as caught:
@@ -29,6 +29,23 @@ def test_so_many_requests_at_once() -> None:
         rig.quotas.claim("b")  # without quotas
     rig.quotas.release(first)
     rig.quotas.claim("a")
+
+
+def test_without_leases_the_processes_of_a_gateway_share_the_quotas() -> None:
+    tenants = {"a": Tenant("a", max_concurrent=3, tokens_per_minute=600), "b": Tenant("b", max_concurrent=1)}
+    quotas = Quotas(lambda: tenants, 2, clock=lambda: 0.0)
+    account = quotas.claim("a")
+    quotas.claim("b")
+    account.spend(300)
+    with pytest.raises(ResourceExhausted) as caught:
+        quotas.claim("a")
+    assert caught.value.quota == "tokens_per_minute"
+    quotas.grant({"a": Lease(600.0, 3)})
+    for _ in range(2):
+        account.saved = 1.0
+        quotas.claim("a")
+    with pytest.raises(ResourceExhausted):
+        quotas.claim("a")
 
 
 def test_who_owes_tokens_waits_until_time_has_paid_them() -> None:

@@ -47,6 +47,17 @@ class _Server(uvicorn.Server):
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._told_to_exit.wait(), DATE_SECONDS)
 
+    async def leave(self) -> None:
+        """Take no more connections."""
+        for acceptor in self.servers:
+            acceptor.close()
+            await acceptor.wait_closed()
+
+    def let_go(self) -> None:
+        """End connections that wait for a request, and each other one behind the answer that it waits for."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
     def exit(self) -> None:
         """End `serve`, at once."""
         self.should_exit = True
@@ -72,6 +83,7 @@ class HttpServer:
         limits: Limits,
         doors: Doors,
         certificate: ServedCertificate | None = None,
+        shared: bool = False,
     ) -> None:
         def tls_context(*_: object) -> ssl.SSLContext:
             assert certificate is not None
@@ -79,7 +91,7 @@ class HttpServer:
             certificate.use_in(context)
             return context
 
-        self._socket = open_socket(address, flag)
+        self._socket = open_socket(address, flag, shared=shared)
         self.port: int = self._socket.getsockname()[1]
         self.doors = doors
         settings = uvicorn.Config(
@@ -103,6 +115,15 @@ class HttpServer:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0.01)
+
+    async def leave(self) -> None:
+        """Close the port; connections that are there may send requests."""
+        await self._server.leave()
+        self._socket.close()
+
+    def let_go(self) -> None:
+        """No more requests over the connections that are there."""
+        self._server.let_go()
 
     async def stop(self) -> None:
         """Take no requests; those that run get a second."""

@@ -1,0 +1,63 @@
+"""The life of a gateway of several processes, from its ports to its end."""
+
+import asyncio
+import logging
+import signal
+from contextlib import ExitStack
+
+from polyfleet.gateway.config import GatewayConfig
+from polyfleet.gateway.http.connection.server import HttpServer
+from polyfleet.gateway.http.monitoring import metrics_app
+from polyfleet.gateway.ports.doors import Doors
+from polyfleet.gateway.processes.front import Front
+from polyfleet.process.listening import check_free, shared_socket
+from polyfleet.process.signals import ignore_hangups, stopping
+from polyfleet.wire.auth import join_host_port, split_host_port
+
+MONITORS = 64  # connections of the metrics port
+RESTART = signal.SIGUSR2
+log = logging.getLogger(__name__)
+
+
+async def run(config: GatewayConfig, given: list[str]) -> None:
+    """Serve until SIGTERM, SIGINT or SIGHUP, then drain all; a second one cuts that short. `given` is the command line.
+
+    Raises ConfigError.
+    """
+    told, loop = asyncio.Queue[int](), asyncio.get_running_loop()
+    for number in (*stopping(), RESTART):
+        loop.add_signal_handler(number, told.put_nowait, number)
+    with ExitStack() as held:
+        listens = {"--grpc-listen": config.grpc_listen, "--http-listen": config.http_listen}
+        if config.peer_listen:
+            listens["--peer-listen"] = config.peer_listen
+        ports = [word for flag, address in listens.items() for word in (flag, _reserved(address, flag, held))]
+        front = Front(config.processes, [*given, *ports, "--metrics-listen", "127.0.0.1:0"])
+        doors = Doors(MONITORS, MONITORS, lambda _: None)
+        app = metrics_app(front, front.metrics)
+        monitoring = HttpServer(app, config.metrics_listen, "--metrics-listen", config.limits, doors)
+        await front.start()
+        await monitoring.start()
+        said = {"grpc_port": int(ports[1].rpartition(":")[2]), "http_port": int(ports[3].rpartition(":")[2])}
+        log.info("The gateway's processes listen.", extra={**said, "metrics_port": monitoring.port})
+        restarts = set[asyncio.Task[None]]()
+        while (await told.get()) == RESTART:
+            restarts.add(restart := asyncio.create_task(front.restart()))
+            restart.add_done_callback(restarts.discard)
+        ignore_hangups()
+        ending = asyncio.create_task(front.stop())
+        while not ending.done():
+            another = asyncio.create_task(told.get())
+            await asyncio.wait({ending, another}, return_when=asyncio.FIRST_COMPLETED)
+            if another.done():
+                front.leave()
+            another.cancel()
+        await ending
+        await monitoring.stop()
+
+
+def _reserved(address: str, flag: str, held: ExitStack) -> str:
+    """The address, with a real port, which nobody but the processes gets while it is held. Raises ConfigError."""
+    check_free(address, flag)
+    found = held.enter_context(shared_socket(address, flag))
+    return join_host_port(split_host_port(address)[0], found.getsockname()[1])

@@ -1,0 +1,151 @@
+"""`python -m polyfleet.gateway --processes 2`: one port, one fleet, one /metrics."""
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+from urllib.request import urlopen
+
+import grpc
+import psutil
+import pytest
+from tests.support.fake_worker import fake_tokens
+from tests.support.gateway_rig import VOCABULARY, Stream, text_worker, until
+from tests.support.snapshot_fleet import SnapshotFleet
+
+from polyfleet.gateway.processes.sums import parsed
+from polyfleet.v1 import fleet_pb2, inference_pb2_grpc
+from polyfleet.v1 import inference_pb2 as pb
+
+ANY_PORTS = tuple(word for port in ("grpc", "http", "metrics") for word in (f"--{port}-listen", "127.0.0.1:0"))
+TOKENS = 150
+REQUEST = pb.GenerateRequest(token_ids=[4, 5], max_tokens=TOKENS)
+
+
+class RunningFront:
+    """The one process and, by their pids, those that it has started."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process, self.children, self.ports = process, list[int](), dict[str, int]()
+
+    async def read(self) -> None:
+        """Its log, to the end."""
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            said = json.loads(line)
+            if said["message"] == "A gateway process listens.":
+                self.children.append(said["child"])
+            elif said["message"] == "The gateway's processes listen.":
+                self.ports = said
+
+    def connections(self, child: int) -> int:
+        """Of callers, that this child has."""
+        found = psutil.Process(child).net_connections("tcp")
+        return sum(
+            each.status == psutil.CONN_ESTABLISHED and each.laddr.port == self.ports["grpc_port"] for each in found
+        )
+
+    def counted(self) -> float:
+        """Requests that ended well, as /metrics of all has them."""
+        text = urlopen(f"http://127.0.0.1:{self.ports['metrics_port']}/metrics", timeout=60).read().decode()
+        values = parsed(text)["polyfleet_requests"].values
+        return sum(number for (_, labels), number in values.items() if dict(labels).get("code") == "OK")
+
+
+class Streams:
+    """Streams of connections of their own, so many that each process has one."""
+
+    def __init__(self, stack: AsyncExitStack, front: RunningFront) -> None:
+        self._stack, self._front, self.calls = stack, front, list[asyncio.Task[Stream]]()
+
+    def more(self) -> "Streams":
+        """Others."""
+        return Streams(self._stack, self._front)
+
+    async def open(self, children: list[int]) -> None:
+        while not all(self._front.connections(each) for each in children):
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            address = f"127.0.0.1:{self._front.ports['grpc_port']}"
+            channel = await self._stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
+            call = inference_pb2_grpc.InferenceStub(channel).Generate(REQUEST, wait_for_ready=True)
+            self.calls.append(asyncio.create_task(Stream.read(call)))
+            await channel.channel_ready()
+
+    async def ends(self) -> list[Any]:
+        """What came of each: its stream, or the error."""
+        return await asyncio.gather(*self.calls, return_exceptions=True)
+
+
+@asynccontextmanager
+async def running(token_seconds: float) -> AsyncIterator[tuple[RunningFront, Streams]]:
+    worker = text_worker("w-1", token_seconds=token_seconds)
+    async with SnapshotFleet() as fleet, worker, AsyncExitStack() as stack:
+        fleet.add_assets(worker.assets)
+        fleet.publish([fleet_pb2.FleetWorker(info=worker.info(), status=worker.status())])
+        command = [sys.executable, "-m", "polyfleet.gateway", "--processes", "2", *ANY_PORTS, "--fleet", fleet.address]
+        process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
+        front = RunningFront(process)
+        reading = asyncio.create_task(front.read())
+        try:
+            await until(lambda: bool(front.ports) or reading.done())
+            await until(lambda: ready(front))
+            yield front, Streams(stack, front)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await reading
+            await process.wait()
+
+
+def ready(front: RunningFront) -> bool:
+    try:
+        return bool(urlopen(f"http://127.0.0.1:{front.ports['metrics_port']}/readyz", timeout=60).status == 200)
+    except OSError:
+        return False
+
+
+async def test_a_process_that_dies_is_replaced_and_the_streams_of_the_other_run_on() -> None:
+    async with running(0.02) as (front, streams):
+        first, second = front.children
+        await streams.open([first, second])
+        expected = front.connections(second)
+        psutil.Process(first).kill()
+        ends = await streams.ends()
+        whole = [each.ids() for each in ends if isinstance(each, Stream)]
+        assert whole == [fake_tokens([4, 5], TOKENS, 0, VOCABULARY)] * expected
+        assert 0 < expected < len(ends)
+        assert {each.code() for each in ends if not isinstance(each, Stream)} == {grpc.StatusCode.UNAVAILABLE}
+        await until(lambda: len(front.children) == 3)
+        assert await asyncio.to_thread(front.counted) == expected
+        front.process.send_signal(signal.SIGTERM)
+        assert await front.process.wait() == 0
+        assert not any(psutil.pid_exists(each) for each in front.children)
+
+
+@pytest.mark.slow
+async def test_a_rolling_restart_cuts_no_stream_and_loses_no_count() -> None:
+    async with running(0.02) as (front, streams):
+        await streams.open(front.children)
+        front.process.send_signal(signal.SIGUSR2)
+        ends = await streams.ends()
+        assert [each.ids() for each in ends] == [fake_tokens([4, 5], TOKENS, 0, VOCABULARY)] * len(ends)
+        await until(lambda: len(front.children) == 4)
+        await until(lambda: not any(map(psutil.pid_exists, front.children[:2])))
+        assert await asyncio.to_thread(front.counted) == len(ends)
+        again = streams.more()
+        await again.open(front.children[2:])
+        assert all(isinstance(each, Stream) for each in await again.ends())
+
+
+async def test_two_of_them_do_not_share_a_port_and_one_that_can_not_start_says_why() -> None:
+    async with running(0.0) as (front, _):
+        taken = f"127.0.0.1:{front.ports['grpc_port']}"
+        command = [sys.executable, "-m", "polyfleet.gateway", "--processes", "2", *ANY_PORTS, "--grpc-listen", taken]
+        process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
+        _, said = await process.communicate()
+        assert process.returncode == 2
+        assert said.decode() == f"{taken} is in use: free it, or choose another address with --grpc-listen.\n"
