@@ -1,0 +1,1 @@
+"""What the console answers: a module a page, each with the routes of its page."""

@@ -1,0 +1,209 @@
+"""The fleet: devices by brand and model, workers, load and latencies, live; and each device and worker."""
+
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from polyfleet.console.fleet.devices import device_id, health_word, readings
+from polyfleet.console.fleet.link import FleetProblem
+from polyfleet.console.fleet.view import FleetView, state_word
+from polyfleet.console.pages.guard import Guard
+from polyfleet.console.pages.look import Look, language_of
+from polyfleet.v1 import fleet_pb2, operations_pb2
+
+LOG_LINES = 200
+MAX_WORKERS = 200  # that a page lists; the search finds the others
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A device in the heat map."""
+
+    id: str
+    name: str
+    health: str
+    reason: str
+    use: float | None
+    memory: float | None
+    celsius: float | None
+    watts: float | None
+
+    @property
+    def level(self) -> str:
+        """How its cell is coloured: by tenths of use, or by what is wrong."""
+        if self.health == "unhealthy":
+            return "bad"
+        return "unknown" if self.use is None else f"use-{min(10, max(0, round(self.use * 10)))}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices of one accelerator and product."""
+
+    accelerator: str
+    product: str
+    cells: tuple[Cell, ...]
+    memory_bytes: int
+
+    @property
+    def mean_use(self) -> float | None:
+        """Of those that tell."""
+        told = [cell.use for cell in self.cells if cell.use is not None]
+        return sum(told) / len(told) if told else None
+
+    @property
+    def unhealthy(self) -> int:
+        """How many are."""
+        return sum(cell.health == "unhealthy" for cell in self.cells)
+
+
+def groups_of(devices: Iterable[operations_pb2.FleetDevice], find: str = "") -> list[Group]:
+    """Devices by accelerator and product; those alone whose host, product or worker has `find` in its name."""
+    found: defaultdict[tuple[str, str], list[operations_pb2.FleetDevice]] = defaultdict(list)
+    for device in devices:
+        text = " ".join((device.host, device.state.accelerator, device.state.name, *device.worker_ids))
+        if find.lower() in text.lower():
+            found[device.state.accelerator, device.state.name].append(device)
+    return [
+        Group(*key, tuple(map(cell_of, each)), sum(device.state.memory_total_bytes for device in each))
+        for key, each in sorted(found.items())
+    ]
+
+
+def cell_of(device: operations_pb2.FleetDevice) -> Cell:
+    """A device as the map shows it."""
+    state = device.state
+    name = f"{device.host} {state.accelerator} {state.index}"
+    return Cell(device_id(device), name, health_word(state.health), state.reason, **readings(state))
+
+
+def workers_of(snapshot: fleet_pb2.FleetSnapshot, find: str = "") -> list[fleet_pb2.FleetWorker]:
+    """Those whose id, host, model or accelerator has `find` in it: those that are not ready first."""
+    found = [
+        each
+        for each in snapshot.workers
+        if find.lower()
+        in f"{each.info.worker_id} {each.info.host} {each.info.model.name} {each.info.accelerator}".lower()
+    ]
+    return sorted(found, key=lambda each: (state_word(each.status.state) == "ready", each.info.worker_id))
+
+
+class FleetPages:
+    """Routes of its own."""
+
+    def __init__(self, guard: Guard, look: Look, view: FleetView) -> None:
+        self._guard, self._look, self._view = guard, look, view
+        self._rendered: tuple[int, dict[tuple[str, str, str], str]] = (-1, {})
+
+    def routes(self) -> list[Route]:
+        """Where it answers."""
+        operators = self._guard.operators
+        return [
+            Route("/fleet", operators(self._fleet)),
+            Route("/live/fleet", operators(self._live)),
+            Route("/history.json", operators(self._history)),
+            Route("/devices/{id:path}/history.json", operators(self._device_history)),
+            Route("/devices/{id:path}", operators(self._device)),
+            Route("/workers/{id}/log", operators(self._log)),
+            Route("/workers/{id}/drain", operators(self._drain), methods=["POST"]),
+            Route("/workers/{id}", operators(self._worker)),
+        ]
+
+    async def _fleet(self, request: Request) -> Response:
+        find = request.query_params.get("find", "")
+        await self._view.fresh()
+        return self._look.page(request, "fleet.html", find=find, part=self._part(request, find))
+
+    def _part(self, request: Request, find: str) -> str:
+        """What changes on the fleet's page; made once for all who look at the same."""
+        key, number = (language_of(request), request.scope.get("root_path", ""), find), self._view.changed.number
+        if self._rendered[0] != number:
+            self._rendered = (number, {})
+        made = self._rendered[1]
+        if key not in made:
+            workers = workers_of(self._view.snapshot, find)
+            facts: dict[str, Any] = {"groups": groups_of(self._view.devices, find), "more": workers[MAX_WORKERS:]}
+            made[key] = self._look.part(
+                "fleet_part.html", *key[:2], workers=workers[:MAX_WORKERS], state_word=state_word, **facts
+            )
+        return made[key]
+
+    async def _live(self, request: Request) -> Response:
+        find = request.query_params.get("find", "")
+
+        async def events() -> AsyncIterator[str]:
+            seen, shown = -1, ""
+            with self._view.watched():
+                while True:
+                    seen = await self._view.changed.wait(seen)
+                    part = self._part(request, find)
+                    data = "".join(f"data: {line}\n" for line in part.splitlines())
+                    yield f"event: part\nid: {seen}\n{data}\n" if part != shown else ":\n\n"
+                    shown = part
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def _history(self, request: Request) -> Response:
+        return JSONResponse(self._view.history.told())
+
+    async def _device(self, request: Request) -> Response:
+        wanted = request.path_params["id"]
+        await self._view.fresh()
+        device = next((each for each in self._view.devices if device_id(each) == wanted), None)
+        if device is None:
+            return self._look.page(request, "absent.html", 404, what=wanted)
+        history = self._view.device_histories[wanted]
+        return self._look.page(
+            request, "device.html", device=device, cell=cell_of(device), changes=[*history.changes][::-1]
+        )
+
+    async def _device_history(self, request: Request) -> Response:
+        history = self._view.device_histories.get(request.path_params["id"])
+        return JSONResponse(history.readings.told() if history else {}, 200 if history else 404)
+
+    async def _worker(self, request: Request) -> Response:
+        wanted = request.path_params["id"]
+        await self._view.fresh()
+        worker = next((each for each in self._view.snapshot.workers if each.info.worker_id == wanted), None)
+        if worker is None:
+            return self._look.page(request, "absent.html", 404, what=wanted)
+        devices = [cell_of(each) for each in self._view.devices if wanted in each.worker_ids]
+        return self._look.page(request, "worker.html", worker=worker, devices=devices, state_word=state_word)
+
+    async def _log(self, request: Request) -> Response:
+        asked = operations_pb2.TailLogRequest(worker_id=request.path_params["id"], lines=LOG_LINES)
+        try:
+            lines = list((await self._view.link.call("TailLog", asked, operations_pb2.TailLogResponse)).lines)
+        except FleetProblem as error:
+            lines = [json.dumps({"level": "error", "message": str(error)})]
+        root, language = request.scope.get("root_path", ""), language_of(request)
+        return Response(
+            self._look.part("log_part.html", language, root, lines=[read_line(line) for line in lines]),
+            media_type="text/html",
+        )
+
+    async def _drain(self, request: Request) -> Response:
+        wanted = request.path_params["id"]
+        try:
+            await self._view.link.call("Drain", fleet_pb2.DrainRequest(worker_id=wanted), fleet_pb2.DrainResponse)
+        except FleetProblem as error:
+            return self._look.page(request, "refused.html", 409, problem=str(error))
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/workers/{wanted}", 303)
+
+
+def read_line(line: str) -> dict[str, str]:
+    """A line of a log: its time, level, message, and what else it says; one that is no JSON is all message."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        return {"time": "", "level": "", "message": line, "more": ""}
+    words = {name: str(found.pop(name, "")) for name in ("time", "level", "message")}
+    return words | {"more": json.dumps(found, ensure_ascii=False) if found else ""}
