@@ -2,9 +2,10 @@
 
 Names are those of functions, classes, constants, methods and fields. One is used where code outside tests/ reads it,
 beyond its own body and beyond what is unused itself; where a string is it, or says `module:name`; where a .proto has an
-rpc of that name; where README or docs/ show it in code. What a framework calls is used: decorated functions, and what
-lies in a class that extends another package's. Names count, not what they belong to: of two methods `close` the use of
-one is that of both, so that all that this finds is unused, but not all that is unused is found.
+rpc of that name; where README or docs/ show it in code, or a page's template reads it. What a framework calls is used:
+decorated functions, and what lies in a class that extends another package's. Names count, not what they belong to: of
+two methods `close` the use of one is that of both, so that all that this finds is unused, but not all that is unused is
+found.
 """
 
 import ast
@@ -37,6 +38,7 @@ PLAIN_DECORATORS |= {"dataclass", "unique", "wraps", "runtime_checkable", "total
 ENTRY_POINT = re.compile(r"[\w.]+:(\w+)")
 RPC = re.compile(r"^\s*rpc (\w+)", re.M)
 CODE_IN_TEXT = re.compile(r"```.*?```|^ {4}.*?$|`[^`\n]+`", re.M | re.S)
+CODE_IN_TEMPLATE = re.compile(r"\{[{%].*?[%}]\}")
 WORD = re.compile(r"\w+")
 
 Functions = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -215,6 +217,9 @@ def said_elsewhere(root: Path) -> Iterator[str]:
     """Names that texts, .proto files and the package's metadata say."""
     for path in (root / "README.md", *(root / "docs").rglob("*.md")):
         for code in CODE_IN_TEXT.findall(path.read_text(encoding="utf-8")):
+            yield from WORD.findall(code)
+    for path in (root / "services").rglob("*.html"):
+        for code in CODE_IN_TEMPLATE.findall(path.read_text(encoding="utf-8")):
             yield from WORD.findall(code)
     for path in (root / "proto").rglob("*.proto"):
         yield from RPC.findall(path.read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.console.config import ConsoleConfig
 from polyfleet.gateway.config import GatewayConfig
 from polyfleet.process.config import ConfigError
 from polyfleet.process.config_file import read_config
@@ -47,6 +48,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     gateway: GatewayConfig = GatewayConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    console: ConsoleConfig = ConsoleConfig()
     deployments: Annotated[tuple[Deployment, ...], Meta(description="empty: the small model that comes along")] = ()
 
 

@@ -13,6 +13,7 @@ from polyfleet.cli.commands.bench import bench
 from polyfleet.cli.commands.benchmark import benchmark
 from polyfleet.cli.commands.chat import chat
 from polyfleet.cli.commands.config import config
+from polyfleet.cli.commands.console import console
 from polyfleet.cli.commands.deploy import deploy, scale
 from polyfleet.cli.commands.embed import embed
 from polyfleet.cli.commands.explain import explain
@@ -50,6 +51,7 @@ def cli() -> None:
 
 for command in (
     serve,
+    console,
     chat,
     generate,
     embed,

@@ -53,6 +53,11 @@ SIGTERM, SIGHUP or Ctrl-C ends it. Exit status: 0 well, 2 can't start.
 )
 def main(config: Path | None, **overrides: Any) -> None:
     """Run the console: the fleet in a browser."""
+    run(config, overrides)
+
+
+def run(config: Path | None, overrides: dict[str, Any]) -> None:
+    """Serve as the file says, with `overrides` that are not None, until a signal; ends this process if it can't."""
     try:
         settings = load_config(config, overrides)
         set_up_logging(settings.log_level, process="console")

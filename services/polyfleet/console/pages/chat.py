@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -99,7 +99,7 @@ class ChatPages:
         return client
 
 
-async def told(stream: AsyncCompletionStream) -> AsyncIterator[bytes]:
+async def told(stream: AsyncCompletionStream) -> AsyncGenerator[bytes, None]:
     """An answer as events of JSON: text as it comes, then what it took, or why it broke off. Left: it is cancelled."""
     begun, first = time.monotonic(), None
     try:

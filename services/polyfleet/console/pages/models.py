@@ -100,8 +100,8 @@ class ModelPages:
             Route("/models", operators(self._list), methods=["GET"]),
             Route("/models", operators(self._deploy), methods=["POST"]),
             Route("/models/new", operators(self._new)),
-            Route("/models/{name:path}/scale", operators(self._scale), methods=["POST"]),
-            Route("/models/{name:path}/undeploy", operators(self._undeploy), methods=["POST"]),
+            Route("/models/{name}/scale", operators(self._scale), methods=["POST"]),
+            Route("/models/{name}/undeploy", operators(self._undeploy), methods=["POST"]),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -131,7 +131,7 @@ class ModelPages:
         form = await form_of(request)
         try:
             wish = deployment_of(form)
-            if any(each.name == wish.name for each in self._view.snapshot.deployments) and not form.get("again"):
+            if any(each.name == wish.name for each in self._view.snapshot.deployments):
                 raise ValueError(f"name: there is a model {wish.name} already.")
             asked = fleet_pb2.DeployRequest(deployment=wish)
             await self._view.link.call("Deploy", asked, fleet_pb2.DeployResponse)

@@ -1,0 +1,66 @@
+"""A console in the test's own event loop, and a browser for it that runs no scripts."""
+
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx2
+
+from polyfleet.console.access.sessions import Sessions
+from polyfleet.console.config import ConsoleConfig
+from polyfleet.console.fleet.link import FleetLink
+from polyfleet.console.fleet.view import FleetView
+from polyfleet.console.server import create_app
+from polyfleet.gateway.auth import Authenticator
+
+CSRF = re.compile(r'name="csrf" (?:content|value)="([^"]*)"')
+
+
+class ConsoleRig:
+    """`async with ConsoleRig(fleet=address) as rig`: keyword arguments are ConsoleConfig's.
+
+    The view asks when pages make it, and not by itself.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.config = ConsoleConfig(**settings)
+        keys_file = Path(self.config.keys_file) if self.config.keys_file else None
+        self.view = FleetView(FleetLink(self.config))
+        self.sessions = Sessions(Authenticator(keys_file), self.config.session_seconds)
+        self.app = create_app(self.config, self.sessions, self.view)
+        self._browsers: list[httpx2.AsyncClient] = []
+
+    async def __aenter__(self) -> "ConsoleRig":
+        return self
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        for each in self._browsers:
+            await each.aclose()
+        await self.view.link.close()
+
+    def browser(self, host: str = "127.0.0.1:8080", **headers: str) -> httpx2.AsyncClient:
+        """A visitor with cookies of their own."""
+        transport = httpx2.ASGITransport(app=self.app)
+        made = httpx2.AsyncClient(transport=transport, base_url=f"http://{host}", headers=headers)
+        self._browsers.append(made)
+        return made
+
+    async def signed_in(self, key: str) -> httpx2.AsyncClient:
+        """A visitor who has presented this key."""
+        made = self.browser()
+        answer = await made.post("/sign-in", data={"key": key})
+        assert answer.status_code == 303, answer.text
+        return made
+
+
+async def csrf_of(browser: httpx2.AsyncClient, path: str = "/chat") -> str:
+    """What this visitor's forms carry."""
+    found = CSRF.search((await browser.get(path)).text)
+    assert found
+    return found[1]
+
+
+async def submit(browser: httpx2.AsyncClient, path: str, **fields: str) -> httpx2.Response:
+    """Send a form of ours."""
+    return await browser.post(path, data={"csrf": await csrf_of(browser), **fields})
