@@ -68,7 +68,7 @@ def test_generate_prints_json() -> None:
         "token_ids": [1, 2, 3],
         "text": "Hello",
         "finish_reason": "stop",
-        "usage": {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 3},
+        "usage": {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 3, "reasoning_tokens": 0},
         "request_id": "req-1",
         "worker_ids": ["w-1"],
     }
