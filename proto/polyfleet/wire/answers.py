@@ -115,6 +115,7 @@ class Delta(NamedTuple):
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # in the first delta of each choice, when asked for
+    stop_string: str = ""  # that ended the choice, if one did
 
 
 Vector = tuple[float, ...]

@@ -17,6 +17,7 @@ class GatheredChoice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_string: str = ""
 
     def add(self, delta: Delta) -> None:
         """Take one."""
@@ -28,6 +29,7 @@ class GatheredChoice:
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.finish_reason = delta.finish_reason or self.finish_reason
+        self.stop_string = delta.stop_string or self.stop_string
 
     @property
     def text(self) -> str:

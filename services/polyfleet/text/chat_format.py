@@ -9,7 +9,7 @@ from polyfleet.text.errors import TextAssetsError
 from polyfleet.wire.limits import FieldError
 
 MARK = "80719254361"  # a content that no template holds, and that stays as it is in whatever case it is put
-CALL_ID = "abcdefghi"  # as Mistral's templates want them
+CALL_ID, USUAL_ID = "abcdefghi", "call_0123456789abcdef"  # as Mistral's templates want them, and as others write them
 ARGUMENTS: tuple[Any, ...] = ({"a": MARK}, f'{{"a": "{MARK}"}}')  # of a call, as an object and as text
 PROBE = {  # a tool that no template knows
     "type": "function",
@@ -30,7 +30,8 @@ class ChatFormat:
 
     `behind_answer`: what it writes behind an assistant's content. `tools`: it tells the model of tools. `call_texts`:
     it takes the arguments of calls as JSON text, not as objects. `no_content`: what it takes as a content of nothing
-    beside calls. `thoughts`: the key of a message's thoughts.
+    beside calls. `thoughts`: the key of a message's thoughts. `short_ids`: it refuses ids of calls of other than nine
+    letters and digits. `system_tools`: a system's message has the definitions, as text under the key `tools`.
     """
 
     parts: bool
@@ -40,6 +41,8 @@ class ChatFormat:
     call_texts: bool = False
     no_content: str | None = None
     thoughts: str = THOUGHTS[0]
+    short_ids: bool = False
+    system_tools: bool = False
 
     def content(self, content: str | Sequence[str]) -> Any:
         """A content, one text or several, in the form that the template wants; texts are joined by line breaks."""
@@ -79,6 +82,9 @@ def find_format(template: ChatTemplate) -> ChatFormat:
         call_texts=texts and not objects,
         no_content=no_content,
         thoughts=next(kept, THOUGHTS[0]),
+        system_tools=MARK in (_render(template, _system_with_tools(parts), True) or ""),
+        short_ids=any(called)
+        and not any(_with_call(template, parts, each, no_content, USUAL_ID) for each in ARGUMENTS),
     )
 
 
@@ -93,12 +99,19 @@ def _messages(layout: Sequence[str], role: str, parts: bool, content: str = MARK
     return [{"role": each, "content": form.content(content if i == marked else "a")} for i, each in enumerate(layout)]
 
 
-def _with_call(template: ChatTemplate, parts: bool, arguments: Any, content: str | None, **more: str) -> str | None:
+def _system_with_tools(parts: bool) -> list[dict[str, Any]]:
+    system, user = _messages(LAYOUTS["system"][0], "system", parts, "a")
+    return [system | {"tools": MARK}, user]
+
+
+def _with_call(
+    template: ChatTemplate, parts: bool, arguments: Any, content: str | None, call_id: str = CALL_ID, **more: str
+) -> str | None:
     """A chat in which the assistant calls a tool with these arguments; `more` stands in its message."""
     user, assistant, tool = _messages(LAYOUTS["tool"][0], "tool", parts, "a")
-    call = {"id": CALL_ID, "type": "function", "function": {"name": "a", "arguments": arguments}}
+    call = {"id": call_id, "type": "function", "function": {"name": "a", "arguments": arguments}}
     assistant |= {"content": content, "tool_calls": [call], **more}
-    return _render(template, [user, assistant, tool | {"tool_call_id": CALL_ID}], True)
+    return _render(template, [user, assistant, tool | {"tool_call_id": call_id}], True)
 
 
 def _render(

@@ -1,15 +1,18 @@
 """From a chat to its prompt as text, by the template of its model."""
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 from polyfleet.text.answer.parser import find_reasoning_tags
 from polyfleet.text.chat_format import THOUGHTS, ChatFormat, find_format
 from polyfleet.text.chat_template import ChatTemplate
 from polyfleet.text.errors import TextAssetsError, check_unicode
-from polyfleet.text.plain_tools import plain_chat
+from polyfleet.text.plain_tools import phi_chat, plain_chat
 from polyfleet.text.shield import Shield
 from polyfleet.wire.images import Image
 from polyfleet.wire.json_text import read_object
@@ -18,6 +21,7 @@ from polyfleet.wire.requests import Message
 from polyfleet.wire.tools import ToolCall
 
 Hide = Callable[[str], str]
+_SHORT_ID = re.compile(r"[0-9A-Za-z]{9}")
 RESERVED = ("messages", "tools")  # of a template's variables
 
 
@@ -74,9 +78,16 @@ class ChatRenderer:
             template, form = self._tool_chat if tools else self._chat
         except TextAssetsError as error:
             raise FieldError("messages", str(error).rstrip(".")) from None
+        in_system = tools if form.system_tools and not form.tools else ()
         if not form.tools and (tools or any(message.tool_calls for message in messages)):
-            messages, tools = plain_chat(messages, tools, form.left_out), ()
+            messages = phi_chat(messages) if form.system_tools else plain_chat(messages, tools, form.left_out)
+            tools = ()
         values = [_message(message, f"messages[{index}]", form, hide) for index, message in enumerate(messages)]
+        if in_system:
+            functions = [read_object(text, f"tools[{i}]")["function"] for i, text in enumerate(in_system)]
+            system = [] if messages[0].role == "system" else [{"role": "system", "content": form.content("")}]
+            values = [*system, *values]
+            values[0]["tools"] = hide(json.dumps(functions, ensure_ascii=False))
         definitions = [_hidden(read_object(text, f"tools[{i}]"), f"tools[{i}]", hide) for i, text in enumerate(tools)]
         text = template.render(values, tools=definitions or None, **self._arguments(arguments, hide))
         tags = find_reasoning_tags(self._sources[0])
@@ -96,13 +107,13 @@ def _message(message: Message, path: str, form: ChatFormat, hide: Hide) -> dict[
         raise FieldError(f"{path}.role", f"the model's chat template leaves out messages of role {message.role}")
     content = form.no_content if message.content is None else _content(message, path, form, hide)
     value = {"role": message.role, "content": content}
-    more = {"name": message.name, "tool_call_id": message.tool_call_id}
+    more = {"name": message.name, "tool_call_id": _id(message.tool_call_id, short=form.short_ids)}
     if form.thoughts == THOUGHTS[0] or not (message.tool_calls and content):  # others refuse both beside calls
         more[form.thoughts] = message.reasoning
     value |= {key: _hidden(text, path, hide) for key, text in more.items() if text}
     if message.tool_calls:
         value["tool_calls"] = [
-            _hidden(_call(call, text=form.call_texts), f"{path}.tool_calls[{index}]", hide)
+            _hidden(_call(call, form), f"{path}.tool_calls[{index}]", hide)
             for index, call in enumerate(message.tool_calls)
         ]
     return value
@@ -117,15 +128,23 @@ def _content(message: Message, path: str, form: ChatFormat, hide: Hide) -> Any:
     return form.content(plain[0] if isinstance(message.content, str) else plain)
 
 
-def _call(call: ToolCall, *, text: bool) -> dict[str, Any]:
+def _id(call_id: str, *, short: bool) -> str:
+    """A call's id, as other models or clients made it; nine letters and digits where the template takes no other."""
+    if not call_id or not short or _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return blake2b(call_id.encode("utf-8", "replace"), digest_size=8).hexdigest()[:9]
+
+
+def _call(call: ToolCall, form: ChatFormat) -> dict[str, Any]:
     """A call with its arguments as an object, unless the template takes text, or they are none."""
     arguments: Any = call.arguments
-    if not text:
+    if not form.call_texts:
         try:
             arguments = read_object(arguments or "{}", "")
         except FieldError:
             arguments = call.arguments
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    call_id = _id(call.id, short=form.short_ids)
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _hidden(value: Any, path: str, hide: Hide) -> Any:

@@ -1,4 +1,4 @@
-"""Tools for models whose chat template knows of none: told, called and answered in plain text."""
+"""Tools for models whose chat template knows of none, or of definitions alone: called and answered in plain text."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -34,6 +34,20 @@ def plain_chat(messages: Sequence[Message], tools: Sequence[str], left_out: Coll
     return _introduced(plain, tools, left_out) if tools else plain
 
 
+def phi_chat(messages: Sequence[Message]) -> list[Message]:
+    """The chat with calls as text, as Phi writes them."""
+    return [
+        replace(
+            each,
+            content=f"{_text(each)}<|tool_call|>[{', '.join(map(_object, each.tool_calls))}]<|/tool_call|>",
+            tool_calls=(),
+        )
+        if each.tool_calls
+        else each
+        for each in messages
+    ]
+
+
 def _introduced(messages: list[Message], tools: Sequence[str], left_out: Collection[str]) -> list[Message]:
     """The chat with what the model has to know of the tools before everything else."""
     introduction = _INTRODUCTION.format(tools="\n".join(json.dumps(json.loads(each)["function"]) for each in tools))
@@ -50,5 +64,8 @@ def _text(message: Message) -> str:
 
 
 def _spelled(call: ToolCall) -> str:
-    name = json.dumps(call.name, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {name}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
+    return f"<tool_call>\n{_object(call)}\n</tool_call>"
+
+
+def _object(call: ToolCall) -> str:
+    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments or "{}"}}}'

@@ -80,7 +80,7 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Watches one text. `matched` is True once a stop string was completed; nothing comes out after that.
+    """Watches one text. `matched` is the stop string that was completed, once one was; nothing comes out after that.
 
     Parts of the text may be invisible (special tokens): they are matched like the others and never come out.
     """
@@ -91,7 +91,7 @@ class StopMatcher:
         self._held = ""
         self._visible: list[bool] = []  # parallel to the characters held
         self._uncounted = stops.min_tokens  # tokens to come whose matches don't count
-        self.matched = False
+        self.matched = ""
 
     def add_token(self, special: str, shown: str) -> str:
         """The same for one token, of which `special` is matched and `shown` is matched and visible."""
@@ -109,7 +109,7 @@ class StopMatcher:
         for end, character in enumerate(piece, start + 1):
             self._state = self._stops.step(self._state, character)
             if not self._uncounted and (length := self._stops.match(self._state)):
-                self.matched = True
+                self.matched = self._held[end - length : end]
                 return self._release(end - length)
         return self._release(len(self._held) - self._stops.depth(self._state))
 

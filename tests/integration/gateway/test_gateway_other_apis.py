@@ -120,6 +120,10 @@ async def test_messages_whole_and_streamed() -> None:
         assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
         assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 3
         assert events[-2]["delta"]["stop_reason"] == "tool_use"
+        short = (await http.post("/v1/messages", json=body | {"stop_sequences": ["never", "me see"]})).json()
+        assert (short["stop_reason"], short["stop_sequence"]) == ("stop_sequence", "me see")
+        stopped = (await http.post("/v1/messages", json=body | {"stop_sequences": ["me see"], "stream": True})).text
+        assert '"stop_reason":"stop_sequence","stop_sequence":"me see"' in stopped
         choice = {"type": "tool", "name": "weather"}
         await http.post("/v1/messages", json=body | {"tool_choice": choice, "stop_sequences": ["x"]})
         assert "weather" in fake.started[-1].grammar

@@ -99,6 +99,8 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
     ),
     ("mistral", f"[TOOL_CALLS]weather{PARIS}", "", [("weather", PARIS)]),
     ("phi", f'<|tool_call|>[{{"name": "weather", "arguments": {PARIS}}}]<|/tool_call|>', "", [("weather", PARIS)]),
+    ("phi", f'Hm. functools[{{"name": "time", "arguments": {PARIS}}}]', "Hm.", [("time", PARIS)]),
+    ("phi", "Use functools.partial, or functools[1].", "Use functools.partial, or functools[1].", []),
     (
         "deepseek",
         "Look:<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
@@ -191,6 +193,8 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
             '<tool_call>{"name": "weather", "arguments": ' + '{"a":' * 100,
             "<tool_call>",
             "<tool_call>print(1)</tool_call>",
+            "Look: \n<tool_call>print(1)</tool_call>",
+            ' {"answer": 42}',
             "a <tool_cal b",
             " a  ",
             "",

@@ -1,6 +1,7 @@
 """Chats with tools, rendered for each family as `transformers` renders its template; and its calls are found again."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -141,3 +142,46 @@ def test_chats_are_rendered_as_transformers_does(family: str) -> None:
             )
             given = [json.dumps(each) for each in tools or ()]
             assert text.render_chat(messages_of(chat), tools=given) == expected
+
+
+def test_ids_of_other_models_are_shortened_where_the_template_wants_that() -> None:
+    """Each to one of its own, which calls and their results share."""
+    call = CALLED[1]["tool_calls"][0]
+    ids = ["call_0123456789abcdef", "call_0123456789abcdee", "abcdefghi"]
+    chat = [
+        CALLED[0],
+        {"role": "assistant", "content": None, "tool_calls": [call | {"id": each} for each in ids]},
+        *({"role": "tool", "content": "3", "tool_call_id": each} for each in ids),
+    ]
+    rendered = PromptText(assets_document(chat_template=FAMILIES["mistral"][1])).render_chat(messages_of(chat))
+    written = re.findall(r'"id": "([0-9A-Za-z]{9})"', rendered)
+    assert len(set(written)) == len(ids)
+    assert written[2] == ids[2]
+    assert re.findall(r'"call_id": "([^"]*)"', rendered) == written
+    kept = PromptText(assets_document(chat_template=FAMILIES["kimi"][1])).render_chat(messages_of(chat))
+    assert all(each in kept for each in ids)
+
+
+PHI = (
+    "{% for m in messages %}{% if m['role'] == 'system' and 'tools' in m and m['tools'] is not none %}{{ '<|' + "
+    "m['role'] + '|>' + m['content'] + '<|tool|>' + m['tools'] + '<|/tool|><|end|>' }}{% else %}"
+    "{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endif %}{% endfor %}{{ '<|assistant|>' }}"
+)
+
+
+@pytest.mark.parametrize("told", ["", "Be brief."])
+def test_definitions_in_a_systems_message(told: str) -> None:
+    """As Phi 4 mini has them: the functions alone, as JSON; calls are text."""
+    assert find_tool_format(PHI).name == "phi"
+    system = [{"role": "system", "content": told}] if told else []
+    text, chat = PromptText(assets_document(chat_template=PHI)), [*system, *CALLED[:3]]
+    rendered = text.render_chat(messages_of(chat), tools=[json.dumps(each) for each in TOOLS])
+    functions = json.dumps([each["function"] for each in TOOLS], ensure_ascii=False)
+    call = CALLED[1]["tool_calls"][0]["function"]
+    written = json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
+    assert rendered == (
+        f"<|system|>{told}<|tool|>{functions}<|/tool|><|end|><|user|>How is it?<|end|>"
+        f"<|assistant|><|tool_call|>[{written}, {written}]<|/tool_call|><|end|>"
+        f'<|tool|>{{"degrees": 3}}<|end|><|assistant|>'
+    )
+    assert "<|tool|>" not in text.render_chat(messages_of([*system, CALLED[0]]))

@@ -15,7 +15,7 @@ LETTERS = "ab€"
 def run(stops: Sequence[str], pieces: Sequence[str]) -> tuple[str, bool]:
     matcher = StopMatcher(StopStrings(stops))
     text = "".join(matcher.add(piece) for piece in pieces)
-    return text + matcher.finish(), matcher.matched
+    return text + matcher.finish(), bool(matcher.matched)
 
 
 def oracle(stops: Sequence[str], text: str) -> tuple[str, bool]:
@@ -88,4 +88,5 @@ def test_invisible_parts_are_matched_and_never_come_out(stops: list[str], parts:
     shown = "".join(matcher.add(part, visible) for part, visible in parts) + matcher.finish()
     kept, matched = oracle(stops, "".join(part for part, _ in parts))
     visible = [flag for part, flag in parts for _ in part]
-    assert (shown, matcher.matched) == ("".join(c for c, flag in zip(kept, visible, strict=False) if flag), matched)
+    assert shown == "".join(c for c, flag in zip(kept, visible, strict=False) if flag)
+    assert bool(matcher.matched) is matched

@@ -51,6 +51,8 @@ class ChoiceOutput:
         delta = Delta(self._choice, text, tuple(token_ids[:num_used]), logprobs, reason, worker_id=parcel.worker_id)
         if self._num_scored < len(self._scored_ids):
             delta = delta._replace(prompt_logprobs=tuple(self._scores(parcel.prompt_logprobs)))
+        if self._matcher is not None and self._matcher.matched:
+            delta = delta._replace(stop_string=self._matcher.matched)
         return delta if self._parser is None else self._parsed(delta, texts, tail, self._parser)
 
     def _parsed(self, delta: Delta, texts: Sequence[str], tail: str, parser: AnswerParser) -> Delta:

@@ -158,7 +158,8 @@ def _ignore(piece: str) -> None:
 class ToolFormat:
     """A family's way. `openings` begin calls, `closing` ends them, where there is one.
 
-    `bare`: an answer may begin with a call, without an opening. `inner`: what else may be written in special tokens.
+    `known_by`: what else templates of the family spell. `bare`: an answer may begin with a call, without an opening.
+    `inner`: what else may be written in special tokens.
     `spellings` of a call between opening and closing, for grammars: $N its name, $J that as JSON, $A its arguments,
     $D a number; none where no grammar tells them.
     """
@@ -169,6 +170,7 @@ class ToolFormat:
     bare: bool = False
     short_ids: bool = False
     inner: tuple[str, ...] = ()
+    known_by: tuple[str, ...] = ()
     body: Body = written
     spellings: tuple[str, ...] = ()
 
@@ -212,7 +214,13 @@ FORMATS: Mapping[str, ToolFormat] = {
             inner=("[ARGS]", "[CALL_ID]"),
             spellings=(f" [{_OBJECT}]", f"[{_OBJECT}]", "$N[ARGS]$A", "$N$A"),
         ),
-        ToolFormat("phi", ("<|tool_call|>",), "<|/tool_call|>", spellings=(f"[{_OBJECT}]",)),
+        ToolFormat(
+            "phi",
+            ("<|tool_call|>", "functools"),  # the latter as Phi 4 mini writes a list of calls, too
+            "<|/tool_call|>",
+            known_by=("<|/tool|>",),
+            spellings=(f"[{_OBJECT}]",),
+        ),
         ToolFormat("minicpm", ("<|tool_call_start|>",), "<|tool_call_end|>", body=python_calls),
         HERMES,
         ToolFormat("pythonic", ("<|python_start|>",), "<|python_end|>", bare=True),
@@ -224,4 +232,5 @@ FORMATS: Mapping[str, ToolFormat] = {
 
 def find_tool_format(template: str) -> ToolFormat:
     """The format whose opening the chat template spells, in the order of FORMATS; hermes where it spells none."""
-    return next((each for each in FORMATS.values() if any(o in template for o in each.openings)), HERMES)
+    known = ((each, (*each.openings, *each.known_by)) for each in FORMATS.values())
+    return next((each for each, marks in known if any(mark in template for mark in marks)), HERMES)

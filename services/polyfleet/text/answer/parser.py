@@ -70,6 +70,7 @@ class AnswerParser:
         self._thought: list[str] = []
         self._truncated = False
         self._calling = False
+        self._space = ""  # before calls: not told, unless they are none
         self._reader: Generator[None, None, None] = self._read()
         next(self._reader)
 
@@ -166,7 +167,10 @@ class AnswerParser:
         while True:
             found = [at for opening in openings if (at := source.held.find(opening)) >= 0]
             if found:
-                self._said.append(source.take(min(found)).rstrip())
+                text = source.take(min(found))
+                said = text.rstrip()
+                self._said.append(said)
+                self._space = text[len(said) :]
                 return True
             if source.ended:
                 self._said.append(source.take(len(source.held)))
@@ -184,6 +188,7 @@ class AnswerParser:
             for call in (f"{name}\n", f"[{name}("):
                 begins = begins or (yield from self._source.begins(call))
         if begins:
+            self._space = "".join(space)
             yield from self._call(opened=False)
         else:
             self._said += space
@@ -216,6 +221,7 @@ class AnswerParser:
                 source.take(len(source.held))
             else:
                 calls.withdraw()
-                self._said.append("".join(source.taken))
+                self._said.append("".join((self._space, *source.taken)))
+        self._space = ""
         calls.attempt()
         self._calling = False

@@ -100,6 +100,7 @@ def test_output_does_not_depend_on_how_tokens_are_parcelled(size: int) -> None:
     ids = [i for delta in deltas for i in delta.token_ids]
     assert "".join(delta.text for delta in deltas) == whole[: whole.index(stop)]
     assert deltas[-1].finish_reason is FinishReason.STOP
+    assert [delta.stop_string for delta in deltas if delta.stop_string] == [stop]
     assert ids == IDS[: len(ids)]
     assert stop in TEXT.decode(ids)
     assert stop not in TEXT.decode(ids[:-1])

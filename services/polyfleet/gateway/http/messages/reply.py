@@ -43,26 +43,29 @@ class MessageWriter:
         self._model = model
         self._blocks = Blocks()
         self._reason: FinishReason | None = None
+        self._stop_string = ""
 
     def whole(self, choices: Mapping[int, GatheredChoice], usage: Usage) -> bytes:
         """The body of a whole answer."""
         said = choices[0]
         content = [_content(block) for block in blocks_of(said)]
-        return msgspec.json.encode(self._message(content, _stop_reason(said.finish_reason), _usage(usage)))
+        stopped = _stopped(said.finish_reason, said.stop_string)
+        return msgspec.json.encode(self._message(content, _usage(usage)) | stopped)
 
     def begin(self) -> bytes:
         """The event before all others."""
-        message = self._message([], None, {"input_tokens": 0, "output_tokens": 0})
+        message = self._message([], {"input_tokens": 0, "output_tokens": 0})
         return _event("message_start", message=message)
 
     def events(self, delta: Delta) -> bytes:
         """What a delta comes to."""
         self._reason = delta.finish_reason or self._reason
+        self._stop_string = delta.stop_string or self._stop_string
         return b"".join(map(_block_event, self._blocks.take(delta)))
 
     def end(self, usage: Usage) -> bytes:
         """The events behind all others."""
-        stopped = {"stop_reason": _stop_reason(self._reason), "stop_sequence": None}
+        stopped = _stopped(self._reason, self._stop_string)
         closing = b"".join(map(_block_event, self._blocks.end()))
         return closing + _event("message_delta", delta=stopped, usage=_usage(usage)) + _event("message_stop")
 
@@ -74,14 +77,14 @@ class MessageWriter:
         """The reply of an error before anything was said."""
         return messages_error(error, self._request_id)
 
-    def _message(self, content: list[dict[str, Any]], reason: str | None, usage: dict[str, int]) -> dict[str, Any]:
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
             "content": content,
-            "stop_reason": reason,
+            "stop_reason": None,
             "stop_sequence": None,
             "usage": usage,
         }
@@ -101,8 +104,12 @@ def _error(error: ApiError, request_id: str) -> dict[str, Any]:
     }
 
 
-def _stop_reason(reason: FinishReason | None) -> str:
-    return _STOP_REASONS.get(reason, "end_turn") if reason else "end_turn"
+def _stopped(reason: FinishReason | None, stop_string: str) -> dict[str, str | None]:
+    """Why it ended; behind a stop sequence there may be calls, which count more."""
+    found = _STOP_REASONS.get(reason) if reason else None
+    if found is None and stop_string:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
+    return {"stop_reason": found or "end_turn", "stop_sequence": None}
 
 
 def _usage(usage: Usage) -> dict[str, int]:
