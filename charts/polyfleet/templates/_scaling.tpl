@@ -18,6 +18,22 @@ How many workers a pool is to have at least: an autoscaler's or DaemonSet's own 
 {{- if eq .kind "DaemonSet" }}1{{ else if eq .autoscaling.owner "none" }}{{ .replicas }}{{ else }}{{ .autoscaling.minReplicas }}{{ end -}}
 {{- end -}}
 
+{{/* The pools whose number of workers the scheduler sets, by name, as YAML. Takes the root context. */}}
+{{- define "polyfleet.scaledPools" -}}
+{{- $scaled := dict -}}
+{{- range $name, $pool := include "polyfleet.pools" . | fromYaml -}}
+{{- if eq $pool.autoscaling.owner "scheduler" }}{{ $_ := set $scaled $name (include "polyfleet.name" (dict "ctx" $ "component" (printf "worker-%s" $name))) }}{{ end -}}
+{{- end -}}
+{{- toYaml $scaled -}}
+{{- end -}}
+
+{{/* What the scheduler is told of the number of a pool's workers: {deployment, pool}. */}}
+{{- define "polyfleet.poolAims" -}}
+{{- with .pool.autoscaling -}}
+kubernetes_deployment: {{ $.deployment }}, autoscaling: {min_workers: {{ .minReplicas }}, max_workers: {{ .maxReplicas }}, queue_seconds: {{ .queueSeconds }}, kv_use: {{ .kvUse }}, idle_seconds: {{ .idleSeconds }}, down_seconds: {{ .downSeconds }}}
+{{- end -}}
+{{- end -}}
+
 {{/* How many workers the pool's Deployment in the cluster wants; empty where there is none, or no cluster. */}}
 {{- define "polyfleet.liveWorkers" -}}
 {{- $name := include "polyfleet.name" (dict "ctx" .ctx "component" (printf "worker-%s" .name)) -}}
@@ -38,6 +54,9 @@ How many workers a pool is to have at least: an autoscaler's or DaemonSet's own 
 {{- end -}}
 {{- if and (ne .owner "none") (ne $.pool.kind "Deployment") -}}
 {{- fail (printf "workers.%s: a %s has one worker per node, so autoscaling.owner must be none." $.name $.pool.kind) -}}
+{{- end -}}
+{{- if and (lt (int .minReplicas) 1) (has .owner (list "hpa" "keda")) -}}
+{{- fail (printf "workers.%s.autoscaling: minReplicas must be 1 or more with %s: without a worker nothing is measured that could wake one. The scheduler (owner) can." $.name .owner) -}}
 {{- end -}}
 {{- if gt (int .minReplicas) (int .maxReplicas) -}}
 {{- fail (printf "workers.%s.autoscaling: minReplicas is more than maxReplicas." $.name) -}}

@@ -30,6 +30,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_concurrent: Annotated[Positive, Meta(description="requests that have a worker at once")] = 1024
     max_queued: Annotated[int, Meta(ge=0, description="requests that wait for one")] = 1024
     queue_timeout: Annotated[Seconds, Meta(description="seconds to wait for a worker before UNAVAILABLE")] = 30.0
+    cold_start_timeout: Annotated[
+        Seconds, Meta(description="the same where no worker of the model runs until somebody asks for it")
+    ] = 900.0
     max_request_seconds: Annotated[Seconds, Meta(description="the longest that any request may take")] = 3600.0
     max_moves: Annotated[int, Meta(ge=0, description="times that one sequence may move to another worker")] = 3
     max_pending_tokens: Annotated[Positive, Meta(description="held for a client that does not read")] = 2048

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,12 +29,25 @@ class LaunchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str = ""  # attach: host:port where the worker beside the launcher listens
 
 
+class AutoscalingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many workers a pool has, by what they have to do: as Autoscaling in fleet.proto says."""
+
+    min_workers: int = 1
+    max_workers: int = 1
+    queue_seconds: float = 0.0
+    kv_use: float = 0.0
+    idle_seconds: float = 0.0
+    down_seconds: float = 0.0
+
+
 class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Workers that others start with a model of their own: a pool of the chart."""
 
     model: str  # the name it is served under
     accelerator: str
     workers: int = 1  # that there should be at least
+    autoscaling: AutoscalingConfig | None = None  # the scheduler sets the replicas of `kubernetes_deployment`
+    kubernetes_deployment: str = ""  # in the scheduler's own namespace
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,6 +123,8 @@ def check_config(config: SchedulerConfig) -> None:
         _check_accelerator(f"pools.{name}.accelerator", pool.accelerator)
         if not pool.model or not 0 <= pool.workers < 2**32:
             raise ConfigError(f"pools.{name}: needs the name of a model, and 0 workers or more.")
+        if pool.autoscaling:
+            _check_autoscaling(f"pools.{name}", pool, pool.autoscaling)
 
 
 def _check_accelerator(key: str, name: str) -> None:
@@ -118,9 +134,30 @@ def _check_accelerator(key: str, name: str) -> None:
         raise ConfigError(f"{error}.") from None
 
 
+def _check_autoscaling(key: str, pool: PoolConfig, aims: AutoscalingConfig) -> None:
+    if not pool.kubernetes_deployment:
+        raise ConfigError(f"{key}.kubernetes_deployment: must name the Deployment whose replicas are set.")
+    if not 0 <= aims.min_workers <= aims.max_workers or not 1 <= aims.max_workers < 2**31:
+        raise ConfigError(f"{key}.autoscaling: needs 0 min_workers or more, and max_workers of at least 1 and as many.")
+    for name in ("queue_seconds", "kv_use", "idle_seconds", "down_seconds"):
+        if not 0 <= getattr(aims, name) < inf:
+            raise ConfigError(f"{key}.autoscaling.{name}: must be 0 or more.")
+
+
+def autoscaling_of(pool: PoolConfig) -> pb.Autoscaling | None:
+    """What the pool's number of workers is to aim at; None: the scheduler doesn't set it."""
+    return pb.Autoscaling(**msgspec.structs.asdict(pool.autoscaling)) if pool.autoscaling else None
+
+
 def pool_wishes(config: SchedulerConfig) -> tuple[pb.ModelDeployment, ...]:
     """The pools as wishes, by name."""
     return tuple(
-        pb.ModelDeployment(name=name, model_name=pool.model, accelerators=[pool.accelerator], workers=pool.workers)
+        pb.ModelDeployment(
+            name=name,
+            model_name=pool.model,
+            accelerators=[pool.accelerator],
+            workers=pool.workers,
+            autoscaling=autoscaling_of(pool),
+        )
         for name, pool in sorted(config.pools.items())
     )

@@ -17,8 +17,10 @@ from polyfleet.process.refusing import RefusingInterceptor
 from polyfleet.process.servers import connection_share, raise_descriptor_limit, server_options
 from polyfleet.scheduler.auth import FleetAuth
 from polyfleet.scheduler.cluster.cluster import Cluster
+from polyfleet.scheduler.cluster.kubernetes import Replicas
 from polyfleet.scheduler.config import SchedulerConfig, fleet_id, pool_wishes
 from polyfleet.scheduler.deployments.controller import Controller
+from polyfleet.scheduler.deployments.pools import PoolScaler
 from polyfleet.scheduler.fleet.demand import Demand
 from polyfleet.scheduler.fleet.registry import Registry
 from polyfleet.scheduler.fleet.snapshot_feed import SnapshotFeed
@@ -77,9 +79,9 @@ class Scheduler:
         fleet_pb2_grpc.add_FleetServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._metrics: MetricsServer | None = None
+        self._pools = PoolScaler(config.pools, Replicas(), self._registry, demand)
         self._loop: asyncio.Task[None] | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._lag: asyncio.Task[None] | None = None  # measures how late the event loop is
+        self._background: list[asyncio.Task[None]] = []
 
     def _make_server(self, auth: FleetAuth) -> Any:
         admit = self._tls.admit if self._tls else None
@@ -105,7 +107,7 @@ class Scheduler:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
         self._loop = asyncio.create_task(self._controller.run())
-        self._opening = asyncio.create_task(self._serve_once_open())
+        self._background += [asyncio.create_task(self._pools.run()), asyncio.create_task(self._serve_once_open())]
         log.info("The scheduler listens on %s.", self._config.listen, extra={"epoch": self.epoch})
 
     async def _serve_once_open(self) -> None:
@@ -130,7 +132,7 @@ class Scheduler:
         host, port = split_host_port(self._config.metrics_listen)
         loop = asyncio.get_running_loop()
         self._metrics = serve_metrics(host, int(port), metrics, lambda: self._serves(loop))
-        self._lag = asyncio.create_task(self._metrics.process.watch_loop())
+        self._background.append(asyncio.create_task(self._metrics.process.watch_loop()))
 
     def _serves(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether Ray has answered and this event loop does; for other threads."""
@@ -160,9 +162,8 @@ class Scheduler:
         await self._end_loop()
         await self._benchmarks.close()
         await self._health.enter_graceful_shutdown()
-        for task in (self._opening, self._lag):
-            if task:
-                task.cancel()
+        for task in self._background:
+            task.cancel()
         closing = [self._server.stop(CLOSE_SECONDS)]
         if self._metrics:
             closing.append(asyncio.to_thread(self._metrics.stop))

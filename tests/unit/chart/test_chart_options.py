@@ -1,9 +1,11 @@
 """What can be switched on, and what is given for images, names and security."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from tests.support.helm_chart import (
@@ -19,6 +21,9 @@ from tests.support.helm_chart import (
     release,
     rendered,
 )
+
+from polyfleet.scheduler.config import PoolConfig, autoscaling_of
+from polyfleet.v1 import fleet_pb2 as pb
 
 pytestmark = needs_helm
 APIS = [word for api in OPERATOR_APIS for word in ("--api-versions", api)]
@@ -39,6 +44,36 @@ def test_an_hpa_follows_kv_use_and_queue_time() -> None:
         "model": "smollm2-1.7b-instruct",
     }
     assert queue["external"]["target"] == {"type": "Value", "value": "1000m"}
+
+
+def test_the_scheduler_may_set_the_replicas_of_the_pools_that_it_owns_and_do_nothing_else() -> None:
+    image = {"name": "m", "image": {"path": "/m"}}
+    aims = {"owner": "scheduler", "minReplicas": 0, "maxReplicas": 3, "idleSeconds": 600}
+    mine = {"accelerator": "cpu", "model": image, "autoscaling": aims}
+    objects = rendered(values={"workers": {"a": mine, "b": {"accelerator": "cpu", "model": image}}})
+    (rule,) = find(objects, "Role", "polyfleet-scheduler")["rules"]
+    assert rule == {
+        "apiGroups": ["apps"],
+        "resources": ["deployments/scale"],
+        "resourceNames": ["polyfleet-worker-a"],
+        "verbs": ["get", "patch"],
+    }
+    binding = find(objects, "RoleBinding", "polyfleet-scheduler")
+    with_tokens = [
+        pod["serviceAccountName"] for _, pod in pods(objects) if "serviceAccountToken" in json.dumps(pod["volumes"])
+    ]
+    assert with_tokens == [binding["subjects"][0]["name"]]
+    text = find(objects, "ConfigMap", "polyfleet-scheduler")["data"]["scheduler.yaml"]
+    pools = yaml.safe_load(text)["scheduler"]["pools"]
+    assert "autoscaling" not in pools["b"]
+    wishes = msgspec.convert(pools, dict[str, PoolConfig])
+    assert autoscaling_of(wishes["a"]) == pb.Autoscaling(
+        min_workers=0, max_workers=3, queue_seconds=1, kv_use=0.8, idle_seconds=600, down_seconds=300
+    )
+    assert wishes["a"].kubernetes_deployment == find(objects, "Deployment", "polyfleet-worker-a")["metadata"]["name"]
+    policy = find(objects, "NetworkPolicy", "polyfleet-scheduler")["spec"]["egress"]
+    assert {"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]} in policy
+    assert not of_kind(rendered(), "Role")
 
 
 def test_keda_asks_prometheus_for_the_same() -> None:

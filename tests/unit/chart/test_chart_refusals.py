@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "digest": ({"image": {"digests": {"gateway": "sha256:12"}}}, "/image/digests/gateway"),
     "digest of no image": ({"image": {"digests": {"worker-mps": DIGEST}}}, "'worker-mps'"),
     "quantity": (pool(resources={"requests": {"memory": "lots"}}), "/workers/p/resources/requests/memory"),
-    "owner": (pool(autoscaling={"owner": "me"}), "value must be one of 'none', 'hpa', 'keda'"),
+    "owner": (pool(autoscaling={"owner": "me"}), "value must be one of 'none', 'scheduler', 'hpa', 'keda'"),
     "replicas and an owner": (
         pool(replicas=3, autoscaling={"owner": "hpa"}),
         "workers.p.replicas would do nothing, because hpa sets the number of workers: leave it out.",
@@ -101,6 +101,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a model that no hpa finds": (
         pool(autoscaling={"owner": "hpa"}, model={**IMAGE, "name": "meta/m"}),
         "workers.p.model.name: an hpa finds the metrics of no model named meta/m, since the name is no value",
+    ),
+    "none with an hpa": (
+        pool(autoscaling={"owner": "hpa", "minReplicas": 0}),
+        "workers.p.autoscaling: minReplicas must be 1 or more with hpa",
+    ),
+    "scheduler's bounds": (
+        pool(autoscaling={"owner": "scheduler", "minReplicas": 5}),
+        "minReplicas is more than maxReplicas",
     ),
     "scaled DaemonSet": (pool(kind="DaemonSet", autoscaling={"owner": "hpa"}), "a DaemonSet has one worker per node"),
     "keda without Prometheus": (pool(autoscaling={"owner": "keda"}), "keda needs prometheus"),

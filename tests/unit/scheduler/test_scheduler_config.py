@@ -32,6 +32,9 @@ def test_a_file_gives_the_section_and_flags_override_it(tmp_path: Path) -> None:
     assert config.launch_config("rocm").mode == "spawn"
 
 
+SCALED = "scheduler: {{pools: {{a: {{model: m, accelerator: cpu, kubernetes_deployment: {}, autoscaling: {}}}}}}}"
+
+
 def test_pools_are_wishes_that_snapshots_carry() -> None:
     pools = {"b": PoolConfig("m", "cuda", 3), "a": PoolConfig("n", "cpu")}
     wishes = pool_wishes(SchedulerConfig(pools=pools))
@@ -58,6 +61,11 @@ def test_advertise_is_where_workers_dial() -> None:
         ("scheduler: {pools: {a: {model: m, accelerator: auto}}}", "pools.a.accelerator: auto is no accelerator"),
         ("scheduler: {pools: {a: {model: m, accelerator: cpu, workers: -1}}}", "pools.a: needs the name of a model"),
         ("scheduler: {pools: {a: {accelerator: cpu}}}", "missing required field `model`"),
+        (SCALED.format("d", "{min_workers: 3, max_workers: 2}"), "pools.a.autoscaling: needs 0 min_workers or more"),
+        (SCALED.format("d", "{max_workers: 0}"), "pools.a.autoscaling: needs 0 min_workers or more"),
+        (SCALED.format("d", "{kv_use: -1}"), "pools.a.autoscaling.kv_use: must be 0 or more"),
+        (SCALED.format("d", "{idle_seconds: .nan}"), "pools.a.autoscaling.idle_seconds: must be 0 or more"),
+        (SCALED.format("''", "{}"), "pools.a.kubernetes_deployment: must name the Deployment"),
         ("scheduler: {accelerators: {cuda: {mode: attach}}}", "accelerators.cuda.address: attach needs"),
         ("scheduler: [1]", "Expected `object`, got `array` - at `$.scheduler`"),
         ("scheduler: {a: [", "is not valid"),

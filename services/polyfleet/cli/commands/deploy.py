@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         "polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q4_1.gguf --context-length 4096",
         "polyfleet deploy smollm2 --workers 3",
         "polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q8_0.gguf --canary 10",
+        "polyfleet deploy smollm2 --min-workers 0 --max-workers 4 --idle-seconds 900",
     )
 )
 @click.argument("name", type=TEXT)
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
     type=ACCELERATOR_NAME,
     multiple=True,
     help="Where it may run, in order of preference; repeat it.",
+)
+@click.option("--min-workers", type=click.IntRange(0, 1000), help="At least; 0: none while nobody asks.  [default: 1]")
+@click.option("--max-workers", type=click.IntRange(1, 1000), help="At most: their number follows what they have to do.")
+@click.option("--queue-seconds", type=click.FloatRange(0, 86_400, min_open=True), help="Aim: requests wait less.")
+@click.option("--kv-use", type=click.FloatRange(0, 1, min_open=True), help="Aim: KV cache or slots in use.")
+@click.option(
+    "--idle-seconds", type=click.FloatRange(0, 86_400, min_open=True), help="Without requests, until there is none."
+)
+@click.option(
+    "--down-seconds", type=click.FloatRange(0, 86_400, min_open=True), help="Of less to do, until there are fewer."
 )
 @click.option(
     "--canary",
@@ -61,6 +72,8 @@ def deploy(
 
     SOURCE is a GGUF file or a Hugging Face folder, as the worker's host sees it. What no option says is chosen by the
     worker, or stays as it was.
+
+    With --max-workers, their number follows what they have to do, until --workers or `polyfleet scale` says how many.
 
     Another SOURCE, --model-name or worker's option is another revision: its workers come up one by one, and old ones go
     as they are ready. One that does not come up, or fails requests, is taken back: see `polyfleet rollout status`.
@@ -104,8 +117,11 @@ def scale(name: str, workers: int, fleet: str, fleet_token_file: Path | None) ->
     with open_fleet(fleet, fleet_token_file) as client:
         wanted = known_deployment(client.snapshot(), name)
         before, wanted.workers = wanted.workers, workers
+        by_load = wanted.HasField("autoscaling")
+        wanted.ClearField("autoscaling")
         client.deploy(wanted)
-    out.print(f"{name}: {workers} worker(s) wanted, {before} before.", markup=False)
+    fixed = " Their number does not follow what they have to do any more." if by_load else ""
+    out.print(f"{name}: {workers} worker(s) wanted, {before} before.{fixed}", markup=False)
 
 
 def new_deployment(name: str, source: str, known: "pb.FleetSnapshot") -> "pb.ModelDeployment":
@@ -118,6 +134,26 @@ def new_deployment(name: str, source: str, known: "pb.FleetSnapshot") -> "pb.Mod
     wanted = before or pb.ModelDeployment(name=name, workers=1, options=pb.WorkerOptions(dtype="auto"))
     wanted.source = seen
     return wanted
+
+
+AIMS = ("min_workers", "max_workers", "queue_seconds", "kv_use", "idle_seconds", "down_seconds")
+
+
+def scale_by_load(deployment: "pb.ModelDeployment", changes: dict[str, Any]) -> None:
+    """Take over the aims that were given, or end autoscaling for a number. Raises CliError for both at once."""
+    aims = {key: changes[key] for key in AIMS if changes[key] is not None}
+    if changes["workers"] is not None:
+        if aims:
+            text = f"--workers sets the number itself: leave out --{next(iter(aims)).replace('_', '-')}, or --workers."
+            raise CliError(text, ExitCode.BAD_INPUT)
+        deployment.ClearField("autoscaling")
+    elif aims:
+        if not deployment.HasField("autoscaling"):
+            if "max_workers" not in aims:
+                raise CliError("How many workers at most? Say --max-workers, too.", ExitCode.BAD_INPUT)
+            deployment.autoscaling.min_workers = 1
+        for key, value in aims.items():
+            setattr(deployment.autoscaling, key, value)
 
 
 def share_out(wanted: "pb.ModelDeployment", percent: int) -> None:
@@ -151,6 +187,7 @@ def changed(
             setattr(deployment, key, changes[key])
     if changes["accelerators"]:
         deployment.accelerators[:] = changes["accelerators"]
+    scale_by_load(deployment, changes)
     for key in ("max_surge", "progress_seconds", "max_error_ratio"):
         if changes[key] is not None:
             setattr(deployment.rollout, key, changes[key])

@@ -42,6 +42,14 @@ def rollout_state(wish: "pb.ModelDeployment") -> str:
     return " ".join(filter(None, (f"{state}.", newest_problem(wish))))
 
 
+def _aims(wish: "pb.ModelDeployment") -> dict[str, Any] | None:
+    """The bounds and aims of the number of workers, without those left to the scheduler; None: it is fixed."""
+    if not wish.HasField("autoscaling"):
+        return None
+    bounds = {"min_workers": wish.autoscaling.min_workers}
+    return bounds | {field.name: value for field, value in wish.autoscaling.ListFields()}
+
+
 def deployment_record(snapshot: "pb.FleetSnapshot", wish: "pb.ModelDeployment") -> dict[str, Any]:
     """One deployment for `--json`."""
     return {
@@ -49,6 +57,7 @@ def deployment_record(snapshot: "pb.FleetSnapshot", wish: "pb.ModelDeployment") 
         "model": wish.model_name or wish.name,
         "source": wish.source,
         "workers": wish.workers,
+        "autoscaling": _aims(wish),
         "ready_workers": ready_of(snapshot, wish.name),
         "revision": wish.revision,
         "stable_revision": wish.stable_revision,
@@ -74,11 +83,13 @@ def deployments(fleet: str, fleet_token_file: Path | None, as_json: bool) -> Non
     if not found:
         out.print(f"No deployments. `{command_name()} deploy NAME PATH` makes one.", markup=False)
         return
-    rows = [
-        (each["name"], each["model"], f"{each['ready_workers']} of {each['workers']}", each["rollout"], each["problem"])
-        for each in found
-    ]
+    rows = [(each["name"], each["model"], _ready(each), each["rollout"], each["problem"]) for each in found]
     print_table(("DEPLOYMENT", "MODEL", "READY", "ROLLOUT", "PROBLEM"), [(*row[:4], row[4] or "-") for row in rows])
+
+
+def _ready(record: dict[str, Any]) -> str:
+    text, aims = f"{record['ready_workers']} of {record['workers']}", record["autoscaling"]
+    return f"{text} ({aims['min_workers']} to {aims['max_workers']})" if aims else text
 
 
 @click.group()

@@ -90,7 +90,7 @@ class Models:
         return name if name and self._view.model(name) else ""
 
     async def resolve(self, name: str, seconds_left: float, key: str = "") -> ServedModel:
-        """The model of that name (empty: the only one), waiting up to `queue_timeout` for what is on its way.
+        """The model of that name (empty: the only one), waiting for what is on its way as long as the queue lets it.
 
         Where several revisions serve it, `key` decides.
 
@@ -100,16 +100,18 @@ class Models:
         served = self._look(name, key)
         if isinstance(served, ServedModel):
             return served
-        with self._queue.seat(self.known_name(name) if name else ""):
+        model = self.known_name(name)
+        patience = self._queue.patience(model)
+        with self._queue.seat(model):
             try:
-                return await asyncio.wait_for(self._wait(name, key), min(seconds_left, self._limits.queue_timeout))
+                return await asyncio.wait_for(self._wait(name, key), min(seconds_left, patience))
             except asyncio.TimeoutError:
                 reason = self._look(name, key)
         if isinstance(reason, ServedModel):
             return reason
-        if seconds_left <= self._limits.queue_timeout:
+        if seconds_left <= patience:
             raise DeadlineExceeded(f"The request's deadline has passed. {reason}")
-        waited = f"It did not change within {self._limits.queue_timeout:g} s."
+        waited = f"It did not change within {patience:g} s."
         raise Unavailable(f"{reason} {waited}", retry_after=RETRY_SECONDS)
 
     async def _wait(self, name: str, key: str) -> ServedModel:

@@ -53,6 +53,8 @@ def outlook(model: str, snapshot: Snapshot | pb.FleetSnapshot) -> Outlook:
         return Outlook(f"Model {model} has no worker. {told}", hopeless=True)
     wanted = sum(wish.workers for wish in wishes)
     if wishes and not wanted:
+        if any(wish.HasField("autoscaling") for wish in wishes):
+            return Outlook(f"Model {model} has no worker while nobody asks for it: one is about to start.")
         return Outlook(f"Model {model} has no worker: none is wanted now.", hopeless=bool(deployments))
     return Outlook(f"Model {model} has none of its workers now: {wanted} wanted, 0 there.")
 

@@ -62,6 +62,7 @@ class FleetView:
         self._epoch, self._generation, self._version = "", 0, 0
         self._heard = Snapshot()  # the last one
         self._resting: frozenset[str] = frozenset()  # models whose deployments want no worker now
+        self._sleepers: frozenset[str] = frozenset()  # models that may have no worker until somebody asks for them
         self._listed: set[str] = set()  # workers of the last snapshot
         self._deployed: dict[str, int] = {}  # model name -> creation time
         self._names: frozenset[str] = frozenset()  # models that are deployed, or that a worker has or is to have
@@ -125,8 +126,11 @@ class FleetView:
         self._targets.clear()
         self._facts_of_prints.clear()
         wishes = self._heard.wishes
-        self._deployed = {served_name(each): each.created_unix_seconds for each in wishes if each.workers}
+        wakes = [each for each in wishes if each.workers or each.HasField("autoscaling")]
+        self._deployed = {served_name(each): each.created_unix_seconds for each in wakes}
         self._resting = frozenset(served_name(each) for each in wishes if not each.workers)
+        asleep = (each for each in wishes if each.HasField("autoscaling") and not each.autoscaling.min_workers)
+        self._sleepers = frozenset(map(served_name, asleep))
         loaded = (session.info.model.name for session in self.sessions.values())
         self._names = frozenset({*self._deployed, *intended_models(self._heard), *loaded} - {""})
         self._infos = {name: info for name, info in self._infos.items() if name in self._names}
@@ -234,6 +238,10 @@ class FleetView:
             return facts, None
         target = choose(targets, f"{name}/{key}")
         return self._facts_of_prints[name, target.fingerprint], target.revision
+
+    def is_cold(self, name: str) -> bool:
+        """Whether a model has no ready worker, and somebody who asks for it makes one start."""
+        return name in self._sleepers and not self._ready(name)
 
     def outlook(self, name: str) -> Outlook:
         """Why a model of the fleet has no ready worker, and whether waiting may help."""

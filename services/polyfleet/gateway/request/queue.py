@@ -81,7 +81,7 @@ class RequestQueue:
             self._enter(turn.model)
         turn.waiting += 1
         self._by_model[turn.model] += 1
-        expiry = asyncio.get_running_loop().call_later(self._limits.queue_timeout, self._expire, candidate)
+        expiry = asyncio.get_running_loop().call_later(self.patience(turn.model), self._expire, candidate)
         insort(self._waiting, _Waiting(order, candidate, expiry), key=lambda each: each.order)
         self._poke()
 
@@ -95,6 +95,11 @@ class RequestQueue:
     def fits(self, request: PlacementRequest) -> bool:
         """Whether a worker could take it now."""
         return self._choose(request).worker is not None
+
+    def patience(self, model: str) -> float:
+        """Seconds that a request for the model may wait, which begins to now."""
+        limits = self._limits
+        return max(limits.queue_timeout, limits.cold_start_timeout * self._view.is_cold(model))
 
     @property
     def prefixes(self) -> PrefixMap | None:

@@ -2,6 +2,7 @@
 
 import grpc
 
+from polyfleet.scheduler.deployments.bounds import within
 from polyfleet.scheduler.launcher.launch import generation_of
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.limits import FieldError
@@ -45,6 +46,8 @@ def deployed(before: pb.ModelDeployment | None, wanted: pb.ModelDeployment, now:
     wish.created_unix_seconds = before.created_unix_seconds if before else now
     if before and not wish.adapters:
         wish.adapters.extend(before.adapters)
+    if wish.HasField("autoscaling"):
+        wish.workers = within(wish.autoscaling, before.workers if before else wish.workers)
     if before and wanted.revision not in (0, before.revision):
         text = (
             f"Deployment {wish.name} has changed meanwhile: it is at revision {before.revision}, not {wish.revision}."

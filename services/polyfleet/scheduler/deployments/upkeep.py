@@ -1,8 +1,9 @@
-"""Keeps stored deployments up with what happens to them: revisions that are stable or taken back, problems shown."""
+"""Keeps stored deployments up with what happens to them: revisions, numbers of workers, problems shown."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from polyfleet.scheduler.deployments.autoscaling import Scaling, worker_load
 from polyfleet.scheduler.deployments.revisions import newest_problem
 from polyfleet.scheduler.deployments.rollout import Rollouts
 from polyfleet.scheduler.fleet.demand import Demand
@@ -30,18 +31,34 @@ class Upkeep:
     def __init__(self, store: Store, registry: Registry, demand: Demand, clock: Callable[[], float]) -> None:
         self._store, self._registry, self._demand, self._clock = store, registry, demand, clock
         self._rollouts = Rollouts(demand.outcomes)
+        self._scalings: dict[str, Scaling] = {}
         self._problems: dict[str, str] = {}  # as last shown
 
     def follow(self, reports: Sequence[LauncherReport], records: Sequence[Record], problems: Mapping[str, str]) -> None:
         """Change the wishes that the fleet's state changes; show `problems`, why deployments lack workers."""
-        wishes = self._store.deployments()
-        self._demand.keep({each.name for each in wishes}, {each.model_name or each.name for each in wishes})
-        before = {each.name: each.revision for each in wishes}
-        for wish in self._rollouts.step(wishes, reports, records, self._clock(), problems):
-            if (problem := newest_problem(wish)) and wish.revision < before[wish.name]:
+        wishes, now = {each.name: each for each in self._store.deployments()}, self._clock()
+        models = {each.model_name or each.name for each in (*wishes.values(), *self._registry.pools)}
+        self._demand.keep(wishes, models)
+        for wish in self._rollouts.step(wishes.values(), reports, records, now, problems):
+            if (problem := newest_problem(wish)) and wish.revision < wishes[wish.name].revision:
                 log.error("A rollout failed. %s", problem, extra={"deployment": wish.name})
+            wishes[wish.name] = wish
             self._put(wish)
+        self._scalings = {name: it for name, it in self._scalings.items() if name in wishes}
+        for wish in wishes.values():
+            if wish.HasField("autoscaling"):
+                self._scale(wish, records, now)
         self._show(problems)
+
+    def _scale(self, wish: pb.ModelDeployment, records: Sequence[Record], now: float) -> None:
+        scaling = self._scalings.setdefault(wish.name, Scaling())
+        demand = self._demand.load(wish.model_name or wish.name, now)
+        workers = scaling.step(wish.autoscaling, wish.workers, worker_load(records, wish.name), demand, now)
+        if workers != wish.workers:
+            fields = {"deployment": wish.name, "workers": workers, "before": wish.workers}
+            log.info("A deployment is scaled.", extra=fields)
+            wish.workers = workers
+            self._put(wish)
 
     def _put(self, wish: pb.ModelDeployment) -> None:
         try:

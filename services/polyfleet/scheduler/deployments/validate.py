@@ -33,6 +33,8 @@ def check_deployment(deployment: pb.ModelDeployment) -> None:
         raise FieldError("deployment.workers", f"must be at most {MAX_WORKERS}, not {deployment.workers}")
     check_adapters(deployment.adapters, "deployment.adapters")
     _check_rollout(deployment.rollout)
+    if deployment.HasField("autoscaling"):
+        _check_autoscaling(deployment.autoscaling)
     try:
         options_in(deployment.options)
     except FieldError as error:
@@ -45,6 +47,19 @@ def _check_rollout(rollout: pb.Rollout) -> None:
         raise FieldError(f"{field}.max_surge", f"must be at most {MAX_WORKERS}, not {rollout.max_surge}")
     _check_between(f"{field}.progress_seconds", rollout.progress_seconds, 0, MAX_SECONDS)
     _check_between(f"{field}.max_error_ratio", rollout.max_error_ratio, 0, 1)
+
+
+def _check_autoscaling(aims: pb.Autoscaling) -> None:
+    field = "deployment.autoscaling"
+    if not 1 <= aims.max_workers <= MAX_WORKERS:
+        raise FieldError(f"{field}.max_workers", f"must be from 1 to {MAX_WORKERS}, not {aims.max_workers}")
+    if aims.min_workers > aims.max_workers:
+        raise FieldError(
+            f"{field}.min_workers", f"must be at most max_workers {aims.max_workers}, not {aims.min_workers}"
+        )
+    for name in ("queue_seconds", "idle_seconds", "down_seconds"):
+        _check_between(f"{field}.{name}", getattr(aims, name), 0, MAX_SECONDS)
+    _check_between(f"{field}.kv_use", aims.kv_use, 0, 1)
 
 
 def _check_between(field: str, value: float, least: float, most: float) -> None:

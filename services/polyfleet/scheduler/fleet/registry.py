@@ -48,6 +48,7 @@ class Registry:
         self._deployments: tuple[pb.ModelDeployment, ...] = ()
         self._generations: dict[tuple[str, str], int] = {}  # revisions, by deployment and what their workers load
         self._pools = tuple(pools)
+        self._scaling_problems: dict[str, str] = {}
         self._crash_loops = CrashLoops()
         self._swept: float | None = None
         self._snapshot = pb.FleetSnapshot(scheduler_epoch=epoch, pools=self._pools, generation=generation)
@@ -143,13 +144,31 @@ class Registry:
                 self.forget(worker_id)
         self._show_crash_loops(now)
 
+    @property
+    def pools(self) -> tuple[pb.ModelDeployment, ...]:
+        """The pools that snapshots show."""
+        return self._pools
+
+    def show_pool(self, name: str, workers: int | None, problem: str) -> None:
+        """How many workers a pool is to have now (None: as before), and why that can't be changed."""
+        self._scaling_problems[name] = problem
+        for pool in self._pools:
+            if pool.name == name and workers not in (None, pool.workers):
+                changed = pb.ModelDeployment()
+                changed.CopyFrom(pool)
+                changed.workers = workers or 0
+                self._pools = tuple(changed if each is pool else each for each in self._pools)
+                self._changed()
+
     def _note_end(self, record: Record, now: float) -> None:
         if record.launcher is None and record.status.state != pb.WORKER_STATE_DRAINING:
             self._crash_loops.ended(record.info, record.status.reason, now, ready=record.was_ready)
 
     def _show_crash_loops(self, now: float) -> None:
         """Tell of each pool that can't keep its workers."""
-        problems = self._crash_loops.problems(self._pools, now)
+        loops = self._crash_loops.problems(self._pools, now)
+        scaling = (self._scaling_problems.get(pool.name, "") for pool in self._pools)
+        problems = [loop or problem for loop, problem in zip(loops, scaling, strict=True)]
         if problems == [pool.problem for pool in self._pools]:
             return
         shown = []

@@ -123,3 +123,20 @@ def test_status_and_deployments_for_people_and_programs(fleet: tuple[Fleet, str]
     assert "3 of 2" in run(address, "deployments").stdout
     missing = run(address, "rollout", "status", "smal")
     assert (missing.exit_code, "There is no deployment 'smal'" in missing.stderr) == (2, True)
+
+
+def test_a_number_that_follows_the_load_until_one_is_given(fleet: tuple[Fleet, str]) -> None:
+    service, address = fleet
+    unbounded = run(address, "deploy", "small", "/one.gguf", "--min-workers", "0")
+    assert (unbounded.exit_code, "Say --max-workers" in unbounded.stderr) == (2, True)
+    both = run(address, "deploy", "small", "/one.gguf", "--workers", "2", "--max-workers", "3")
+    assert (both.exit_code, "leave out --max-workers" in both.stderr) == (2, True)
+    run(address, "deploy", "small", "/one.gguf", "--max-workers", "3", "--kv-use", "0.5")
+    run(address, "deploy", "small", "--min-workers", "0", "--idle-seconds", "60")
+    assert service.wish is not None
+    assert service.wish.autoscaling == pb.Autoscaling(max_workers=3, kv_use=0.5, idle_seconds=60)
+    assert (service.wish.workers, service.wish.revision) == (1, 1)
+    assert "3 of 1 (0 to 3)" in run(address, "deployments").stdout
+    told = run(address, "scale", "small", "2").stdout
+    assert told.endswith("1 before. Their number does not follow what they have to do any more.\n")
+    assert (service.wish.workers, service.wish.HasField("autoscaling")) == (2, False)

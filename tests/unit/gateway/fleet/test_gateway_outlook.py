@@ -110,6 +110,26 @@ async def test_a_deployment_at_rest_is_no_unknown_name() -> None:
     assert models.all() == ()
 
 
+async def test_a_model_that_sleeps_is_listed_and_who_asks_for_it_waits_longer() -> None:
+    asleep = deployed(wanted=0)
+    asleep.deployments[0].autoscaling.max_workers = 1
+    view, limits = FleetView("gw"), Limits(queue_timeout=0.0, cold_start_timeout=86_400)
+    view.apply(asleep)
+    queue = RequestQueue(view, place, limits, Metrics())
+    models = Models(view, NoTexts(), queue, limits)  # type: ignore[arg-type]
+    assert [(each.name, each.reason) for each in models.all()] == [
+        ("m", "Model m has no worker while nobody asks for it: one is about to start.")
+    ]
+    assert (queue.patience("m"), queue.patience("other")) == (86_400, 0.0)
+    waiting = asyncio.create_task(models.resolve("", 86_400))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+    asleep.version, asleep.deployments[0].autoscaling.min_workers = 2, 1
+    view.apply(asleep)
+    assert queue.patience("m") == 0.0
+
+
 async def test_a_wait_ends_when_it_becomes_hopeless() -> None:
     view, limits = FleetView("gw"), Limits(queue_timeout=86_400)
     view.apply(deployed(worker(STARTING, deployment="d")))

@@ -4,6 +4,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from tests.support.fake_worker import FakeWorker
 from tests.support.running_scheduler import Running, refusal, states
 
 from polyfleet.scheduler.launcher.launch import Phase
@@ -46,6 +47,49 @@ async def test_a_bad_deployment_names_field_and_limit(running: Running) -> None:
     assert rpc_status.from_call(error).details[0].Unpack(detail)
     assert detail.field_violations[0].field == "deployment.workers"
     assert not (await running.snapshot()).deployments
+
+
+async def test_a_deployment_sleeps_until_a_gateway_tells_of_who_waits(running: Running) -> None:
+    aims = pb.Autoscaling(min_workers=0, max_workers=2, idle_seconds=0.01)
+    wish = pb.ModelDeployment(name="d", source="/m.gguf", workers=1, autoscaling=aims)
+    await running.fleet.Deploy(pb.DeployRequest(deployment=wish))
+    await running.until(lambda s: s.deployments and not s.deployments[0].workers and not s.workers)
+    waiting = pb.ModelDemand(model="d", queued=1)
+    report = pb.ReportUsageRequest(gateway_id="gw", models=[waiting])
+    await running.fleet.ReportUsage(report)
+    snapshot = await running.until(lambda s: s.workers)
+    assert (snapshot.deployments[0].workers, snapshot.workers[0].info.revision) == (1, 1)
+
+
+async def test_undo_goes_back_and_refuses_without_a_revision_before(running: Running) -> None:
+    error = await refusal(running.fleet.UndoRollout(pb.UndoRolloutRequest(name="d")))
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+    await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    error = await refusal(running.fleet.UndoRollout(pb.UndoRolloutRequest(name="d")))
+    assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+    changed = pb.ModelDeployment(name="d", source="/other.gguf", workers=1)
+    await running.fleet.Deploy(pb.DeployRequest(deployment=changed))
+    stale = pb.ModelDeployment(name="d", source="/third.gguf", workers=1, revision=1)
+    error = await refusal(running.fleet.Deploy(pb.DeployRequest(deployment=stale)))
+    assert error.code() == grpc.StatusCode.ABORTED
+    back = (await running.fleet.UndoRollout(pb.UndoRolloutRequest(name="d"))).deployment
+    assert (back.revision, back.source) == (1, "/m.gguf")
+
+
+async def test_a_revision_that_does_not_come_up_is_taken_back_by_itself(running: Running) -> None:
+    await running.fleet.Deploy(pb.DeployRequest(deployment=WISH))
+    await running.until(lambda s: s.workers)
+    async with FakeWorker(running.cluster.launched[0].worker_id, "d", fleet=running.address, deployment="d"):
+        await running.until(lambda s: s.deployments[0].stable_revision == 1)
+        changed = pb.ModelDeployment(name="d", source="/other.gguf", workers=1)
+        await running.fleet.Deploy(pb.DeployRequest(deployment=changed))
+        await running.until(lambda s: len(running.cluster.launched) == 2)
+        bad = running.cluster.launched[1].worker_id
+        running.cluster.report(bad, phase=Phase.FAILED, reason="/other.gguf is truncated.", restarts=2)
+        snapshot = await running.until(lambda s: s.deployments[0].revision == 1)
+        assert snapshot.deployments[0].revisions[0].problem == "None of its workers came up. /other.gguf is truncated."
+        await running.until(lambda s: len(s.workers) == 1)
+        assert [launcher for launcher, _ in running.cluster.stopped] == [bad]
 
 
 async def test_unknown_names_are_not_found_with_the_list(running: Running) -> None:

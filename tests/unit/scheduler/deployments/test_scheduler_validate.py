@@ -1,6 +1,7 @@
 """Which deployments are refused, by field; and uploads of tokenizer assets."""
 
 from hashlib import sha256
+from math import inf, nan
 
 import pytest
 
@@ -24,6 +25,7 @@ def wish(**changes: object) -> pb.ModelDeployment:
         wish(accelerators=["metax", "a-b_c9", "x" * 63]),
         wish(accelerators=["cuda", "cpu"], model_name="org/Model-1 (chat)"),
         wish(options=pb.WorkerOptions(dtype="bfloat16", context_length=4096)),
+        wish(autoscaling=pb.Autoscaling(max_workers=1), rollout=pb.Rollout(max_surge=3, max_error_ratio=1)),
     ],
 )
 def test_good_deployments_pass(good: pb.ModelDeployment) -> None:
@@ -34,6 +36,15 @@ def test_good_deployments_pass(good: pb.ModelDeployment) -> None:
     ("bad", "field"),
     [
         (wish(name=""), "deployment.name"),
+        (wish(autoscaling=pb.Autoscaling()), "deployment.autoscaling.max_workers"),
+        (wish(autoscaling=pb.Autoscaling(max_workers=1001)), "deployment.autoscaling.max_workers"),
+        (wish(autoscaling=pb.Autoscaling(min_workers=3, max_workers=2)), "deployment.autoscaling.min_workers"),
+        (wish(autoscaling=pb.Autoscaling(max_workers=2, kv_use=1.1)), "deployment.autoscaling.kv_use"),
+        (wish(autoscaling=pb.Autoscaling(max_workers=2, idle_seconds=-1)), "deployment.autoscaling.idle_seconds"),
+        (wish(autoscaling=pb.Autoscaling(max_workers=2, queue_seconds=nan)), "deployment.autoscaling.queue_seconds"),
+        (wish(rollout=pb.Rollout(max_surge=1001)), "deployment.rollout.max_surge"),
+        (wish(rollout=pb.Rollout(progress_seconds=inf)), "deployment.rollout.progress_seconds"),
+        (wish(rollout=pb.Rollout(max_error_ratio=2)), "deployment.rollout.max_error_ratio"),
         (wish(name="a" * 64), "deployment.name"),
         (wish(name="Smol"), "deployment.name"),
         (wish(name="a/b"), "deployment.name"),
