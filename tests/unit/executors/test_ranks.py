@@ -1,15 +1,13 @@
 """What several ranks compute equals what one does, for every architecture and every way to share its heads."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.support.eager_models import CAPABILITIES
 from tests.support.quantised_folders import WAYS, write_quantised
+from tests.support.shared_models import CPU, STATED, TOLERANCE, compute, workload
 from tests.support.thread_ranks import ThreadRanks, on_ranks
 from tests.support.tiny_architectures import TINY, make
 from torch import Tensor
@@ -18,80 +16,16 @@ from polyfleet.engine.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.executors.group import GroupKind
 from polyfleet.executors.rank_parts import keeping, of_rank, weights_of
-from polyfleet.graph.lowering import fuse
 from polyfleet.graph.ops import OpKind
 from polyfleet.graph.shard import NotSharded, shard
-from polyfleet.kernels.context import KernelContext
-from polyfleet.kernels.dispatch import Target, choose
-from polyfleet.kernels.program import Program
-from polyfleet.kernels.step import make_step
-from polyfleet.kernels.table import implementations
-from polyfleet.kernels.weights import Weight, WeightFormat
-from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.load import load_model
 from polyfleet.loading.progress import silent
 from polyfleet.loading.quantise import quantise_folder
-from polyfleet.models.fields import Fields
-from polyfleet.models.registry import ARCHITECTURES, record, recorded, weight_shapes
+from polyfleet.models.registry import ARCHITECTURES, recorded
 from polyfleet.sampling.device import DeviceSampler
 from polyfleet.sampling.draw import PARAMETERS, Draws, parameters
 from polyfleet.sampling.group import GroupSampler
-from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.sampling import SamplingParams
-
-CPU = torch.device("cpu")
-BLOCK = 4
-TOLERANCE = 2e-5  # of logits near 1, in float32: sums over ranks round otherwise
-STATED: Mapping[str, Any] = {
-    "num_labels": 1,  # of the classes that rank
-    **{"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 40, "max_position_embeddings": 64},
-    **{"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
-    **{"full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
-    **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
-    **{
-        "shared_expert_intermediate_size": 16,
-        "rms_norm_eps": 1e-5,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "sliding_window": 6,
-    },
-}
-
-
-def workload(name: str, **changes: Any) -> Workload:
-    """A tiny random model of an architecture."""
-    architecture = ARCHITECTURES[name]
-    stated = {**STATED, **changes}
-    config = replace(architecture.read_folder(Fields("config.json", stated)), architecture=name)
-    random = torch.Generator().manual_seed(len(name))
-    weights = {}
-    for weight, (rows, columns) in weight_shapes(config).items():
-        data = torch.randn(rows, columns, generator=random)
-        data = 1 + data / 8 if rows == 1 else data / columns**0.5
-        weights[weight] = Weight(weight, WeightFormat.F32, rows, columns, data)
-    graph = record(config, weights)
-    return Workload(graph, weights, EngineOptions(), "cpu", "float32", CAPABILITIES)
-
-
-def compute(work: Workload) -> tuple[Tensor, ...]:
-    """Hidden states and logits of two sequences over three steps: a prompt, its rest and a prompt, two decodes."""
-    chosen = choose(implementations(), Target("cpu", torch.float32))
-    storage = KvStorage.allocate(work.graph.caches, 8, BLOCK, torch.float32, CPU, states=work.graph.states, slots=2)
-    context = KernelContext(
-        work.weights, CPU, torch.float32, storage.caches, BLOCK, states=storage.states, ranks=work.ranks
-    )
-    program = Program(fuse(work.graph), chosen, context, lambda share: None)
-    one, two = (0, 2, 4), (5, 1)
-    found: list[Tensor] = []
-    for parts in (
-        [((3, 7, 11, 4, 9), 0, one)],
-        [((5, 6, 8), 5, one), ((12, 13, 14, 15), 0, two)],
-        [((21,), 8, one), ((22,), 4, two)],
-    ):
-        with torch.inference_mode():
-            found += program.run(make_step(parts, BLOCK, CPU))
-    return tuple(found)
 
 
 def check_equal(work: Workload, size: int) -> None:
