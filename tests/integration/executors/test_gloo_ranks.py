@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from tests.support.shared_models import CPU, TOLERANCE, compute, compute_all, workload
 
 from polyfleet.backends.cpu import usable_cores
