@@ -1,7 +1,7 @@
 """What is asked: requests of the public API, and the sequences that the gateway makes of them for its workers.
 
-Meanings and limits of the fields stand in `polyfleet/v1/inference.proto` and `worker.proto`, whose messages have the
-same ones; `polyfleet.convert` goes between. None means absent.
+Meanings and limits of the fields stand in `inference.proto` and `worker.proto`, whose messages have the same ones.
+`polyfleet.convert` goes between. None means absent.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from polyfleet.wire.limits import (
 )
 from polyfleet.wire.sampling import GREEDY, SamplingParams
 from polyfleet.wire.structure import Structure
+from polyfleet.wire.tickets import PrefixSource
 from polyfleet.wire.tools import ToolCall
 
 
@@ -237,6 +238,7 @@ class SequenceRequest(Continuation):
     adapter: str = ""  # fingerprint of the adapter that it is computed with; empty: none
     segment_start: int = 0  # where the prompt's second segment begins, a cross encoder's document; 0: it has none
     images: tuple[SequenceImage, ...] = ()  # in the order in which the prompt's tokens stand for them
+    prefix_source: PrefixSource | None = None  # where the beginning of its prompt may be fetched
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Batcher:
         self.counters = BatchCounters()
         self._executor = executor
         self._limits = limits
-        self._clock = clock
+        self.clock = clock
         self._arrivals = count()
         self._holdings = Holdings(capacity, limits.prefix_cache, limits.horizon, limits.window)
         self._assembler = self._holdings.assembler
@@ -113,16 +113,17 @@ class Batcher:
         mask: TokenMask | None = None,
         adapter: int = NO_ADAPTER,
         images: SequenceImages | None = None,
-    ) -> None:
-        """Queue a sequence for the executor's `adapter`. Raises FieldError for an id that is taken, or for no room."""
+    ) -> Sequence:
+        """Queue a sequence for the executor's `adapter`; raises FieldError for an id that is taken, or for no room."""
         if request.sequence_id in self.ledger:
             raise FieldError("sequence_id", "is in use by a sequence that has not ended")
         check_lengths(request, self._limits.context_length)
         root = prefix_root(self._limits.fingerprint, request.cache_salt, request.adapter)
         ends = (self._limits.context_length, self._limits.end_token_ids, self._limits.vocabulary_size)
-        sequence = Sequence(request, next(self._arrivals), self._clock(), *ends, root=root, mask=mask, adapter=adapter)
+        sequence = Sequence(request, next(self._arrivals), self.clock(), *ends, root=root, mask=mask, adapter=adapter)
         sequence.images = images
         self.ledger.admit(sequence)
+        return sequence
 
     def cancel(self, sequence_id: str) -> bool:
         """End a sequence now and free its blocks; no update follows. False when there is none of that id.
@@ -172,7 +173,7 @@ class Batcher:
         drawn = None if self._flights else decodes.drawn
         plan = self._assembler.assemble(shares, decodes, drawn)
         pooled: list[int] = plan.pooled.tolist() if shares else []
-        now = self._clock()
+        now = self.clock()
         pending: Pending | None = None
         error: Exception | None = None
         try:
@@ -205,7 +206,7 @@ class Batcher:
         """A sequence runs for the first time, or again."""
         if sequence.queue_seconds is not None:
             return
-        sequence.queue_seconds = self._clock() - sequence.arrival_seconds
+        sequence.queue_seconds = self.clock() - sequence.arrival_seconds
         num_prompt = len(sequence.request.prompt_ids)
         sequence.cached_tokens = min(sequence.num_computed, num_prompt)
         self.counters.prompt_tokens += num_prompt
@@ -228,7 +229,7 @@ class Batcher:
             except Exception as error:
                 flight.error = error
         self._flights.popleft()
-        now = self._clock()
+        now = self.clock()
         seconds = now - max(self._collected_seconds, flight.launched_seconds)
         self._collected_seconds = now
         if flight.error is not None or output is None:

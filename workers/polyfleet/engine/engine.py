@@ -21,8 +21,10 @@ from polyfleet.engine.sequence import Sequence, TokenMask
 from polyfleet.engine.served import facts_of, limits_of
 from polyfleet.engine.sizing import capacity_of, window_of
 from polyfleet.engine.speculation import shown, speculator_of
+from polyfleet.engine.travel import Travel
 from polyfleet.engine.vision import VisionTower
 from polyfleet.kvcache.portable import Buffer
+from polyfleet.kvcache.travelling import PrefixRoom
 from polyfleet.models.config import ModelConfig
 from polyfleet.sampling.grammar import Grammars
 from polyfleet.wire.answers import SequenceUpdate
@@ -80,6 +82,7 @@ class Engine:
         self._batcher = Batcher(executor, capacity, limits_of(options, config, fingerprint), clock, speculator)
         self._pool = self._batcher.pool
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
+        self._travel: Travel | None = None
         self._adapters = Adapters(executor, config, options, adaptable)
         ends = config.end_token_ids
         self._second_segment = config.vocabulary_size if config.segments > 1 else 0
@@ -120,7 +123,12 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would compute something."""
-        return self._batcher.has_work
+        return self._batcher.has_work or (self._travel is not None and self._travel.has_work)
+
+    def attend(self, room: PrefixRoom) -> None:
+        """From now on give prefixes to the peers that ask there, and fetch those of theirs that requests name."""
+        rate, clock = (lambda: self._rates.prefill.per_second), self._batcher.clock
+        self._travel = Travel(self._exchange, room, self.facts.block_size, rate, clock)
 
     @property
     def alarm(self) -> int | None:
@@ -145,7 +153,9 @@ class Engine:
                 raise FieldError("grammar", "needs a tokenizer, which this model has not")
             mask = self._grammars.mask(request.grammar, request.stop_token_ids)
         images = self._images_of(request) if request.images else None
-        self._batcher.add(in_segments(request, self._second_segment), mask, adapter, images)
+        sequence = self._batcher.add(in_segments(request, self._second_segment), mask, adapter, images)
+        if self._travel is not None and request.prefix_source is not None:
+            self._travel.begin(sequence, request.prefix_source)
 
     def _images_of(self, request: SequenceRequest) -> SequenceImages:
         if self._encoder is None:
@@ -182,6 +192,8 @@ class Engine:
         An error inside the step ends the sequences that took part in it, each with an update that says why. Raises
         DeviceTimeout where the device hangs: the engine is of no use any more, its sequences can go on in another.
         """
+        if self._travel is not None:
+            self._travel.advance()
         present, waiting = self._batcher.ledger.sequences, self._batcher.ledger.waiting
         canary_alone = len(present) == 1 and CANARY_ID in present
         unseen = self._see() if self._encoder is not None and waiting else []
@@ -261,6 +273,7 @@ class Engine:
                 counters.drafts,
                 counters.accepted_drafts,
                 *rates.decode_step.seconds,
+                *(self._travel.counts if self._travel is not None else ()),
             ),
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from polyfleet.engine.executor import Executor
 from polyfleet.engine.holdings import Holdings
-from polyfleet.kvcache.portable import BLOCK_TOKENS, Buffer, KvLayout, KvPrefix, pack, unpack
+from polyfleet.kvcache.portable import BLOCK_TOKENS, Array, Buffer, KvLayout, KvPrefix, pack, unpack
 from polyfleet.wire.hashing import ROOT_HASH, chain_hashes, prefix_root
 
 
@@ -19,21 +19,15 @@ class Exchange:
         self._holdings = holdings
         self._executor = executor
         self._fingerprint = fingerprint
+        self._layout: KvLayout | None = None
 
     def export_prefix(self, token_ids: Sequence[int], salt: bytes = b"") -> bytes:
         """The document of the longest cached beginning, perhaps of no token at all."""
-        block_size = self._holdings.block_size
-        found = self._holdings.known(self._chain(token_ids, salt))
-        num_tokens = len(found[0]) * block_size // BLOCK_TOKENS * BLOCK_TOKENS
-        blocks = [each[: -(-num_tokens // block_size)] for each in found]
-        self._share(blocks)
-        try:
-            caches = self._executor.export_blocks(*blocks)
-        finally:
-            self._release(blocks)
+        hashes = self.chain(token_ids, salt)
+        num_tokens = self.known_tokens(hashes) // BLOCK_TOKENS * BLOCK_TOKENS
+        caches = self.read(hashes, 0, num_tokens)
         layout = KvLayout.of(self._fingerprint, caches)
-        prefix = KvPrefix(tuple(token_ids[:num_tokens]), tuple(each[:, :num_tokens] for each in caches))
-        return pack(layout, prefix, salt)
+        return pack(layout, KvPrefix(tuple(token_ids[:num_tokens]), caches), salt)
 
     def import_prefix(self, data: Buffer, salt: bytes = b"") -> int:
         """Cache the beginning that a document holds, as much of it as there are free blocks for.
@@ -41,30 +35,62 @@ class Exchange:
         Returns how many of its tokens are cached then, those that were before included. Raises ValueError, and takes
         nothing, for a document that is damaged, or of another model, tenant or layout.
         """
-        prefix = unpack(data, KvLayout.of(self._fingerprint, self._executor.export_blocks(())), salt)
+        prefix = unpack(data, self.layout, salt)
         if not self._holdings.prefix_cache:
             return 0
-        hashes = self._chain(prefix.token_ids, salt)
+        return self.add(self.chain(prefix.token_ids, salt), 0, prefix.caches)
+
+    @property
+    def layout(self) -> KvLayout:
+        """Whose keys and values these are, and how they are stored here."""
+        if self._layout is None:
+            self._layout = KvLayout.of(self._fingerprint, self._executor.export_blocks(()))
+        return self._layout
+
+    def known_tokens(self, hashes: list[bytes]) -> int:
+        """How many tokens of a chain's beginning are cached."""
+        return len(self._holdings.known(hashes)[0]) * self._holdings.block_size
+
+    def read(self, hashes: list[bytes], first: int, end: int) -> tuple[Array, ...]:
+        """Keys and values of a chain's positions `first` to `end`, which must be cached: [2, end - first, …]."""
+        block_size = self._holdings.block_size
+        start = first // block_size
+        blocks = [each[: -(-end // block_size)] for each in self._holdings.known(hashes)]
+        self._share(blocks)  # from the chain's first on, so that none becomes younger than what it hangs on
+        try:
+            caches = self._executor.export_blocks(*(each[start:] for each in blocks))
+        finally:
+            self._release(blocks)
+        return tuple(each[:, first - start * block_size : end - start * block_size] for each in caches)
+
+    def add(self, hashes: list[bytes], start: int, caches: Sequence[Array]) -> int:
+        """Cache what stands behind a chain's first `start` tokens, which `caches` begin with, as far as there is room.
+
+        Returns how many tokens of the chain are cached then; no more than before where some before these are not.
+        """
+        if caches:
+            hashes = hashes[: (start + caches[0].shape[1]) // self._holdings.block_size]
         held = self._holdings.known(hashes)
         self._share(held)  # lest making room for the others evicts them
         try:
-            taken = self._taken(prefix, hashes, len(held[0]))
-            held = [each + more for each, more in zip(held, taken, strict=True)]
+            if len(held[0]) * self._holdings.block_size >= start:
+                taken = self._taken(caches, start, hashes, len(held[0]))
+                held = [each + more for each, more in zip(held, taken, strict=True)]
         finally:
             self._release(held)
         return len(held[0]) * self._holdings.block_size
 
-    def _taken(self, prefix: KvPrefix, hashes: list[bytes], first: int) -> list[list[int]]:
-        """Of each lane the blocks `first` … of a prefix, written and published; the caller holds them."""
+    def _taken(self, caches: Sequence[Array], start: int, hashes: list[bytes], first: int) -> list[list[int]]:
+        """Of each lane the blocks `first` … of a chain, written and published; the caller holds them."""
         lanes, block_size = self._holdings.lanes, self._holdings.block_size
         count = min(len(hashes) - first, *(lane.pool.num_free for lane in lanes))
         blocks = [lane.pool.allocate(count) or [] for lane in lanes]
         if not count:
             return blocks
-        start, end = first * block_size, (first + count) * block_size
+        begin, end = first * block_size - start, (first + count) * block_size - start
         try:
-            caches = [each[:, start:end].copy() for each in prefix.caches]
-            self._executor.import_blocks(blocks[0], caches, *blocks[1:])
+            contents = [each[:, begin:end].copy() for each in caches]
+            self._executor.import_blocks(blocks[0], contents, *blocks[1:])
         except Exception:
             for lane, each in zip(lanes, blocks, strict=True):
                 lane.clear(each)  # whatever was written
@@ -86,5 +112,6 @@ class Exchange:
         for lane, each in zip(self._holdings.lanes, blocks, strict=True):
             lane.pool.release(each)
 
-    def _chain(self, token_ids: Sequence[int], salt: bytes) -> list[bytes]:
+    def chain(self, token_ids: Sequence[int], salt: bytes) -> list[bytes]:
+        """The hashes that name a prompt's beginnings here."""
         return list(chain_hashes(token_ids, self._holdings.block_size, prefix_root(self._fingerprint, salt)))

@@ -103,6 +103,7 @@ class Sequence:
     mask: TokenMask | None = None
     adapter: int = NO_ADAPTER  # the executor's number of it
     images: "SequenceImages | None" = None  # that its prompt shows
+    arriving: bool = False  # whether the beginning of its prompt is being fetched
     needs: int = 0  # `plan.Need` of its draws
     pooling: Pooling | None = None  # how its hidden states are pooled, where an embedding is wanted
     reported: bool = False  # whether its first update has left
@@ -213,8 +214,9 @@ class Sequence:
 
     @property
     def ready(self) -> bool:
-        """Whether it may start: its grammar is compiled, and its images are seen."""
-        return (self.mask is None or self.mask.ready) and (self.images is None or self.images.ready)
+        """Whether it may start: its grammar is compiled, its images are seen, and what is fetched for it has come."""
+        seen = self.images is None or self.images.ready
+        return seen and not self.arriving and (self.mask is None or self.mask.ready)
 
     @property
     def masked(self) -> bool:

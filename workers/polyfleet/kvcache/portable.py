@@ -24,7 +24,7 @@ _MAGIC = b"PFKV\r\n\x1a\n"
 _PREAMBLE = Struct("<8sII16s")  # magic, version, bytes of the header, checksum of all that follows
 _HEADER_BYTES = 1 << 16  # at most
 _HASH_BYTES = 16
-_DTYPES: Mapping[str, np.dtype[Any]] = {
+DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
@@ -46,7 +46,7 @@ class KvLayout:
     @classmethod
     def of(cls, model: str, caches: Sequence[Array]) -> "KvLayout":
         """Of arrays [2, tokens, kv heads, width] as `Executor.export_blocks` gives them. ValueError for others."""
-        names = {name for name, dtype in _DTYPES.items() for each in caches if each.dtype == dtype}
+        names = {name for name, dtype in DTYPES.items() for each in caches if each.dtype == dtype}
         if len(names) != 1 or any(each.ndim != 4 or each.dtype != caches[0].dtype for each in caches):
             raise ValueError(
                 "caches must be arrays [2, tokens, kv heads, width] of one dtype: float32, float16, uint16"
@@ -76,7 +76,7 @@ def pack(layout: KvLayout, prefix: KvPrefix, salt: bytes = b"") -> bytes:
     header += b" " * (-len(header) % 16)  # so that all arrays are aligned
     if len(header) > _HEADER_BYTES:
         raise ValueError(f"a header of {len(header)} bytes is longer than {_HEADER_BYTES}")
-    dtype = _DTYPES[layout.dtype]
+    dtype = DTYPES[layout.dtype]
     body: list[Any] = [header, np.array(prefix.token_ids, dtype="<u4"), _hashes(layout, prefix.token_ids, salt)]
     body += [np.ascontiguousarray(each, dtype=dtype).reshape(-1) for each in prefix.caches]
     digest = blake2b(digest_size=_HASH_BYTES)
@@ -98,7 +98,7 @@ def unpack(data: Buffer, layout: KvLayout, salt: bytes = b"") -> KvPrefix:
     if theirs.caches != layout.caches:
         raise ValueError("the KV document has caches of other shapes than this model's")
     sizes = [each.sides * num_tokens * each.heads * each.width for each in theirs.caches]
-    dtype = _DTYPES[theirs.dtype]
+    dtype = DTYPES[theirs.dtype]
     hashes_at = start + num_tokens * 4
     at = hashes_at + num_tokens // BLOCK_TOKENS * _HASH_BYTES
     end = at + sum(sizes) * dtype.itemsize
@@ -114,7 +114,7 @@ def unpack(data: Buffer, layout: KvLayout, salt: bytes = b"") -> KvPrefix:
         numbers = np.frombuffer(view, dtype=dtype, count=size, offset=at)
         at += size * dtype.itemsize
         shape = (spec.sides, num_tokens, spec.heads, spec.width)
-        caches.append(_converted(numbers, theirs.dtype, layout.dtype).reshape(shape))
+        caches.append(converted(numbers, theirs.dtype, layout.dtype).reshape(shape))
     return KvPrefix(token_ids, tuple(caches))
 
 
@@ -150,8 +150,8 @@ def _facts(header: Any) -> tuple[KvLayout, int]:
     model, dtype, num_tokens, caches = (header[key] for key in ("model", "dtype", "tokens", "caches"))
     if not isinstance(model, str) or not isinstance(caches, list):
         raise ValueError("the KV document's model must be a string and its caches a list")
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise ValueError(f"the KV document's dtype must be one of {', '.join(_DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"the KV document's dtype must be one of {', '.join(DTYPES)}")
     if not _is_count(num_tokens) or num_tokens % BLOCK_TOKENS:
         raise ValueError(f"the KV document's tokens must be whole blocks of {BLOCK_TOKENS}")
     for each in caches:
@@ -174,7 +174,7 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _converted(numbers: Array, dtype: str, wanted: str) -> Array:
+def converted(numbers: Array, dtype: str, wanted: str) -> Array:
     """The same numbers in another dtype, rounded to the nearest, ties to even. ValueError unless all are finite."""
     if not _finite(numbers, dtype):
         raise ValueError("the KV document has numbers that are not finite")
@@ -187,7 +187,7 @@ def _converted(numbers: Array, dtype: str, wanted: str) -> Array:
         result = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
     else:
         with np.errstate(over="ignore"):
-            result = wide.view("<f4").astype(_DTYPES[wanted])
+            result = wide.view("<f4").astype(DTYPES[wanted])
     if not _finite(result, wanted):
         raise ValueError(f"the KV document has numbers that are too large for {wanted}")
     return result

@@ -21,7 +21,7 @@ from polyfleet.serving.process import StartError, WorkerProcess
 from polyfleet.serving.worker import LoadSpec
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.adapters import check_adapters, with_room
-from polyfleet.wire.auth import FLEET_KEYS_FILE, FLEET_TOKEN_FILE
+from polyfleet.wire.auth import FLEET_KEYS_FILE, FLEET_TOKEN_FILE, join_host_port, split_host_port
 from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import OPTIONS, OptionValue
@@ -74,6 +74,11 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
     ctx.default_map = given
 
 
+def transfer_address(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    """auto, off, or an address."""
+    return value if value in ("auto", "off") else str(Address().convert(value, parameter, ctx))
+
+
 @click.command(epilog=EPILOG, context_settings={"show_default": True, "max_content_width": 110})
 @click.option(
     "--config",
@@ -85,6 +90,13 @@ def apply_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
 )
 @click.option("--listen", type=Address(), default="127.0.0.1:0", help="Of the Worker service; port 0: any free one.")
 @click.option("--metrics-listen", type=Address(), default="127.0.0.1:0", help="Of /metrics.")
+@click.option(
+    "--transfer-listen",
+    default="auto",
+    callback=transfer_address,
+    help="Where other workers fetch prefixes that this one has computed; auto: --listen's host, any free port; off: "
+    "nowhere, and it fetches none.",
+)
 @click.option("--advertise-host", help="Host that others reach this worker at. [default: as --listen]")
 @click.option("--fleet", type=Address(), help="The scheduler's Fleet service to register at. [default: none]")
 @click.option("--worker-id", help="Unique in the fleet. [default: made up]")
@@ -196,6 +208,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         worker_id=options["worker_id"] or new_id("w"),
         listen=options["listen"],
         metrics_listen=options["metrics_listen"],
+        transfer_listen=transfer_listen(options["transfer_listen"], options["listen"]),
         advertise_host=options["advertise_host"] or "",
         fleet=options["fleet"] or "",
         accelerator=options["accelerator"],
@@ -223,6 +236,13 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
 def join_of(options: dict[str, Any]) -> JoinConfig | None:
     """Where an agent joins; `polyfleet agent` gives these."""
     return JoinConfig(options["join"], options["join_tls"], options["join_ca_file"]) if options["join"] else None
+
+
+def transfer_listen(given: str, listen: str) -> str:
+    """host:port of what the option says; empty for off."""
+    if given == "auto":
+        return join_host_port(split_host_port(listen)[0], 0)
+    return "" if given == "off" else given
 
 
 def load_of(options: dict[str, Any], given: dict[str, OptionValue]) -> LoadSpec:

@@ -14,6 +14,7 @@ class WorkerConfig:
     worker_id: str
     listen: str
     metrics_listen: str
+    transfer_listen: str  # empty: nowhere
     advertise_host: str  # empty: the listening host, or this machine's own when that is a wildcard
     fleet: str  # empty: no registration
     accelerator: str

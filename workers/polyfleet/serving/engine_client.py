@@ -25,6 +25,7 @@ from polyfleet.serving.messages import (
     Loading,
     StepNews,
 )
+from polyfleet.transfer.room import TransferSettings
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
@@ -77,13 +78,14 @@ class EngineClient:
         adapters: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         canary_interval: float = 0.0,
+        transfer: TransferSettings | None = None,
         log_level: str = "info",
         module: str = "",
     ) -> "EngineClient":
         """Start a process and load a model in it; cancelling ends the process.
 
         `environment` adds variables to its own; `module` is what it runs instead of MODULE; `adapters` are folders that
-        must be loaded too.
+        must be loaded too; `transfer` is where it gives prefixes to other workers.
         """
         (mine, its), (my_urgent, its_urgent) = socket.socketpair(), socket.socketpair()
         lines = EngineLines()
@@ -102,7 +104,7 @@ class EngineClient:
         self = cls(process, reader, writer, urgent)
         self._lines = lines
         try:
-            self._send(writer, Load(path, options, canary_interval, list(adapters)))
+            self._send(writer, Load(path, options, canary_interval, list(adapters), transfer))
             await self._loaded(on_progress)
         except BaseException:
             await self.stop()

@@ -19,7 +19,7 @@ from polyfleet.engine.facts import EngineStatus
 from polyfleet.process import signals
 from polyfleet.process.logs import LEVELS, set_up_logging
 from polyfleet.serving import messages
-from polyfleet.serving.engine_protocol import EngineFactory, Progress, ServedEngine
+from polyfleet.serving.engine_protocol import EngineFactory, Progress, ServedEngine, TravellingPrefixes
 from polyfleet.serving.health.canary_rounds import CanaryRounds
 from polyfleet.serving.log_tail import copy_lines
 from polyfleet.serving.messages import (
@@ -36,6 +36,7 @@ from polyfleet.serving.messages import (
     Refusal,
     StepNews,
 )
+from polyfleet.transfer.room import TransferRoom, TransferSettings
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import EngineOptions
 
@@ -204,9 +205,26 @@ def load(factory: EngineFactory, worker: WorkerSocket) -> tuple[ServedEngine, Ca
     while engine.has_work:
         worker.send(Loading(1.0, "answering the canary"))
         rounds.take(engine.step())
+    room = open_room(engine, command.transfer)
+    if room is not None:
+        worker.watch(room.descriptor)
+    door = room.door if room is not None else None
     digest, document = (engine.tokenizer.hash, engine.tokenizer.document) if engine.tokenizer else ("", b"")
-    worker.send(Loaded(engine.facts, digest, document, engine.status(), rounds.verdict(), adapters))
+    worker.send(Loaded(engine.facts, digest, document, engine.status(), rounds.verdict(), adapters, door))
     return engine, rounds
+
+
+def open_room(engine: ServedEngine, settings: TransferSettings | None) -> TransferRoom | None:
+    """Where the engine gives prefixes to other workers; None where it is not to."""
+    if settings is None or not isinstance(engine, TravellingPrefixes):
+        return None
+    try:
+        room = TransferRoom(settings)
+    except OSError as error:
+        log.error("No prefixes are exchanged with other workers: %s: %s.", settings.listen, error.strerror or error)
+        return None
+    engine.attend(room)
+    return room
 
 
 def sentence(error: Exception, lead: str) -> str:

@@ -1,10 +1,11 @@
 """What the engine's own process needs of an engine, whose module imports torch."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from polyfleet.engine.canary import Canary
 from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
+from polyfleet.kvcache.travelling import PrefixRoom
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
@@ -80,6 +81,15 @@ class ServedEngine(Protocol):
 
     def check(self) -> None:
         """Raise AssertionError unless blocks and ledger balance."""
+        ...
+
+
+@runtime_checkable
+class TravellingPrefixes(Protocol):
+    """An engine whose keys and values other workers may have."""
+
+    def attend(self, room: PrefixRoom) -> None:
+        """Give prefixes to the peers that ask there, and fetch theirs."""
         ...
 
 

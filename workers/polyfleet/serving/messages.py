@@ -13,6 +13,7 @@ import msgspec
 
 from polyfleet.engine.canary import CanaryVerdict
 from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
+from polyfleet.transfer.room import TransferDoor, TransferSettings
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
@@ -31,6 +32,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
     options: EngineOptions
     canary_interval: float = 0.0
     adapters: list[str] = []  # folders that it must be able to load, in the order of Loaded's
+    transfer: TransferSettings | None = None  # where it gives prefixes to other workers; None: nowhere
 
 
 class Add(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -89,6 +91,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     status: EngineStatus
     canary: CanaryVerdict | None = None
     adapters: list[LoadedAdapter] = []
+    transfer: TransferDoor | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -32,6 +32,7 @@ from polyfleet.serving.registration import LAST_REDIAL_SECONDS, Registration
 from polyfleet.serving.router import UNAVAILABLE
 from polyfleet.serving.server import WorkerServer
 from polyfleet.serving.worker import Worker, WorkerRefusal
+from polyfleet.transfer.room import TransferSettings
 from polyfleet.tuning.choice import get_backend
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import ANY_HOST, AuthSetupError, check_bind, join_host_port, split_host_port
@@ -86,6 +87,10 @@ class WorkerProcess:
             access = fleet_access(config.fleet_token_file, config.fleet_tls_dir)
             keys = FleetKeys(config.fleet_keys_file) if config.fleet_keys_file else None
             check_bind(config.listen, access.token, keys=keys is not None)
+            if config.transfer_listen:
+                tls = access.tls.member.name if access.tls else ""
+                folder = str(config.fleet_tls_dir) if access.tls else ""
+                self._worker.transfers.settings = TransferSettings(config.transfer_listen, folder, tls)
             if lock is not None:
                 lock.check()
             if config.join:

@@ -55,12 +55,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
 
     def _event(self, session: GatewaySession, deltas: list[pb.SequenceDelta]) -> pb.SessionEvent:
         status = self._worker.status()
+        offer = self._worker.transfers.offer
+        told = None
+        if offer != session.offer:
+            session.offer = offer
+            told = pb.TransferOffer(address=offer.address, local=offer.local, key=offer.key)
         return pb.SessionEvent(
             deltas=deltas,
             status=status,
             reported_starts=session.reported_starts,
             prefix_news=session.prefixes.news(),
             read_commands=session.num_commands,
+            transfer=told,
         )
 
     async def _read_commands(self, session: GatewaySession, requests: AsyncIterator[pb.SessionCommand]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from polyfleet.serving.prefix_log import PrefixLog, PrefixTeller
 from polyfleet.v1 import worker_pb2 as pb
+from polyfleet.wire.tickets import TransferOffer
 
 MAX_DELTA_TOKENS = 2048  # with 20 logprobs beside each token about 400 KB
 EVENT_BYTES = 1 << 20  # one event stays far below gRPC's message limit
@@ -25,6 +26,7 @@ class GatewaySession:
         self.prefixes = PrefixTeller(prefixes or PrefixLog())
         self.open: dict[str, str] = {}  # sequence id → the engine's name of it
         self.closed = False
+        self.offer = TransferOffer("")  # of prefixes, that the gateway was told of
         self.num_starts = 0
         self.num_commands = 1  # that came, Hello among them
         self._uncounted: deque[tuple[int, Callable[[], bool]]] = deque()  # starts before each, whether it counts now

@@ -30,6 +30,7 @@ from polyfleet.serving.health.watchdog import EngineWatchdog, WatchdogLimits
 from polyfleet.serving.histograms import EngineHistograms
 from polyfleet.serving.peak_rate import PeakRate
 from polyfleet.serving.router import UNAVAILABLE, SequenceRouter
+from polyfleet.serving.transfers import Transfers
 from polyfleet.v1 import fleet_pb2 as fleet
 
 log = logging.getLogger(__name__)
@@ -69,9 +70,7 @@ class Worker:
         engine_module: str = "",
     ) -> None:
         """`engine_module`: what its engine process runs, where that is no real engine."""
-        self._info = info
-        self._device = device
-        self._limits = limits
+        self._info, self._device, self._limits = info, device, limits
         self._log_level, self._engine_module = log_level, engine_module
         self._engine: EngineClient | None = None
         self._spec: LoadSpec | None = None  # of what is loaded
@@ -85,6 +84,7 @@ class Worker:
         self.revision = Revision()
         self.ending = asyncio.Event()
         self.load_progress, self.tokenizer = 0.0, b""
+        self.transfers = Transfers(info, lambda: self._engine)
         self.peak = PeakRate()  # generated tokens per second of steps, of the model that is loaded
         self.histograms = EngineHistograms()  # of that model
         self.adapters = ServedAdapters(info, self.revision, lambda: self._engine)
@@ -198,6 +198,7 @@ class Worker:
             adapters=() if again else [each.source for each in spec.adapters],
             environment=variables,
             canary_interval=self._limits.canary_interval,
+            transfer=self.transfers.settings,
             log_level=self._log_level,
             module=self._engine_module,
         )
@@ -209,8 +210,7 @@ class Worker:
             self.drain(leave=False)
             await self.close()
             self._info.ClearField("model")
-            self._info.num_devices, self._info.own_model = 0, False
-            self.load_progress = 0.0
+            self._info.num_devices, self._info.own_model, self.load_progress = 0, False, 0.0
             if self.state == fleet.WORKER_STATE_DRAINING and not self.ending.is_set():
                 self._lifecycle.enter(fleet.WORKER_STATE_STARTING)
 

@@ -28,6 +28,7 @@ from polyfleet.process.keys import Role
 from polyfleet.v1 import fleet_pb2, worker_pb2, worker_pb2_grpc
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.requests import SequenceRequest
+from polyfleet.wire.tickets import TransferOffer
 
 TICK_SECONDS = 0.5
 SILENT_TICKS = 6  # a worker sends something every 0.5 s; after 3 s without it is lost
@@ -74,6 +75,7 @@ class Session:
         self.breaker = CircuitBreaker()
         self._metrics = (metrics or Metrics()).of_worker(info.worker_id)
         self.connected = False
+        self.offer = TransferOffer("")  # of prefixes, to other workers
         self._reported = fleet_pb2.WorkerStatus()  # by the fleet
         self._heard: fleet_pb2.WorkerStatus | None = None  # on this session, so fresher
         self._sound = fleet_pb2.WorkerStatus()  # the last one on it whose time did not go back
@@ -260,6 +262,8 @@ class Session:
             self._unreported.strike(event)
         if event.HasField("prefix_news") and not self._prefixes.hear(event.prefix_news):
             self._send(worker_pb2.SessionCommand(resync_prefixes=worker_pb2.ResyncPrefixes()))
+        if event.HasField("transfer"):
+            self.offer = TransferOffer(event.transfer.address, event.transfer.local, event.transfer.key)
         if event.deltas:
             self._judge([self._pass_on(sequence_update(delta)) for delta in event.deltas])
         if (self._heard or self._reported).state != before:
@@ -278,7 +282,7 @@ class Session:
 
     def _lose(self, reason: str) -> None:
         """Forget the worker's sequences and tell each of them."""
-        was_connected, self.connected = self.connected, False
+        was_connected, self.connected, self.offer = self.connected, False, TransferOffer("")
         self._heard, self._sound, self._went_back = None, fleet_pb2.WorkerStatus(), ""
         self._touch()
         self._outbox.clear()

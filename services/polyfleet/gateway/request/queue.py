@@ -13,12 +13,14 @@ import logging
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ResourceExhausted, Unavailable
+from polyfleet.gateway.fleet.prefix_sources import prefix_source
+from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.room import Room, has_enough
@@ -29,6 +31,8 @@ from polyfleet.placement.fleet import PlacementRequest, Worker
 from polyfleet.placement.place import Placement, late_by
 from polyfleet.placement.pool import FleetIndex
 from polyfleet.placement.prefixes import PrefixMap
+from polyfleet.wire.requests import SequenceRequest
+from polyfleet.wire.tickets import PrefixSource
 
 RETRY_SECONDS = 1.0  # hint to callers that were turned away
 MAX_HELD = 8  # of a model's requests that found no such room: then the others are not tried
@@ -105,6 +109,12 @@ class RequestQueue:
     def prefixes(self) -> PrefixMap | None:
         """Who has which prompts cached, where workers are chosen by it."""
         return self._view.prefixes if self._view.policy.looks_at_prefixes else None
+
+    def prefix_source(self, request: SequenceRequest, grains: Sequence[int], session: Session) -> PrefixSource | None:
+        """Where a sequence that starts there may fetch the beginning of its prompt, which has these grains."""
+        cached = self._view.prefixes.cached_tokens(grains)
+        holders = [self._view.sessions[each] for each in cached if each in self._view.sessions]
+        return prefix_source(request, cached, session, holders)
 
     def give_back(self, turn: Turn) -> None:
         """The request has ended; call once, when none of its sequences waits."""

@@ -162,6 +162,8 @@ class SequenceRelay:
         self._session = session
         self._sequence_id = f"{sequence_id(request.request_id, request.choice)}/{next(_serial)}"
         started: dict[str, Any] = {"sequence_id": self._sequence_id, "max_tokens": self._max_tokens}
+        if self._grains:
+            started["prefix_source"] = self._queue.prefix_source(request, self._grains, session)
         if request.prompt_logprobs is not None and self._num_scores >= len(request.prompt_ids) - 1:
             started["prompt_logprobs"] = None
         self._scores_again = self._num_scores

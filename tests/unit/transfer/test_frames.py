@@ -1,0 +1,111 @@
+"""Frames: what was sent comes back, and nothing else is taken for a frame."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyfleet.graph.kernel_graph import PerToken
+from polyfleet.kvcache.portable import KvLayout
+from polyfleet.kvcache.travelling import token_bytes
+from polyfleet.transfer import frames
+from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, Blocks, End, Hello, Message
+
+LAYOUT = KvLayout("model", (PerToken(2, 4), PerToken(1, 6, latent=True)), "float16")
+MESSAGES: list[Message] = [
+    Hello(b"t" * 16, b"r" * 16, b"c" * 16),
+    frames.Welcome(b"c" * 16, b"p" * 32),
+    frames.Ask(b"p" * 32, "model", "", b"salt", 32, 16),
+    frames.layout_message(LAYOUT, 4, 1 << 20),
+    Blocks(32, 16, 3),
+    frames.Release(2),
+    End("busy"),
+]
+
+
+def read(data: bytes) -> tuple[Message, bytes]:
+    """As a channel reads it."""
+    head = frames.head_of(data[:HEADER_BYTES])
+    body, payload = data[HEADER_BYTES : HEADER_BYTES + head.message_bytes], data[HEADER_BYTES + head.message_bytes :]
+    if len(payload) != head.payload_bytes:
+        raise BadFrame("truncated")
+    return frames.message_of(head, body, payload), payload
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(MESSAGES), st.binary(max_size=20_000))
+def test_come_back(message: Message, payload: bytes) -> None:
+    assert read(frames.frame(message, payload) + payload) == (message, payload)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(MESSAGES), st.integers(0, 9000), st.data())
+def test_damage_shows_wherever_it_is(message: Message, size: int, data: st.DataObject) -> None:
+    payload = bytes(each % 251 for each in range(size))
+    whole = bytearray(frames.frame(message, payload) + payload)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(BadFrame):
+        read(bytes(whole))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(MESSAGES), st.data())
+def test_a_truncated_frame_is_none(message: Message, data: st.DataObject) -> None:
+    whole = frames.frame(message, b"p" * 5000) + b"p" * 5000
+    end = data.draw(st.integers(HEADER_BYTES, len(whole) - 1))
+    with pytest.raises(BadFrame):
+        read(whole[:end])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(min_size=HEADER_BYTES, max_size=200))
+def test_other_bytes_are_no_frame(data: bytes) -> None:
+    with pytest.raises(BadFrame):
+        read(data)
+
+
+def test_rows_that_change_places_are_damage() -> None:
+    payload = np.arange(4096, dtype="<u8")
+    moved = np.concatenate([payload[2048:], payload[:2048]])
+    assert frames.checksum(b"", payload.tobytes()) != frames.checksum(b"", moved.tobytes())
+
+
+def test_sizes_are_bounded_before_anything_is_allocated() -> None:
+    for message, payload in ((frames.MAX_MESSAGE_BYTES + 1, 0), (0, frames.MAX_PAYLOAD_BYTES + 1)):
+        with pytest.raises(BadFrame, match="can't have"):
+            frames.head_of(frames._HEADER.pack(b"PFT1", message, payload, b""))
+
+
+def test_an_unknown_message_is_refused() -> None:
+    body = msgspec.msgpack.encode(["Later", 1])
+    header = frames._HEADER.pack(b"PFT1", len(body), 0, frames.checksum(body))
+    with pytest.raises(BadFrame, match="no message that is known"):
+        read(header + body)
+
+
+def test_arrays_of_a_chunk_are_views_of_its_payload() -> None:
+    arrays = (np.arange(2 * 16 * 2 * 4).reshape(2, 16, 2, 4), np.arange(16 * 6).reshape(1, 16, 1, 6))
+    halves = tuple(each.astype("<f2") for each in arrays)
+    memory = memoryview(bytearray(16 * token_bytes(LAYOUT) + 100))
+    payload = frames.write_arrays(halves, memory)
+    assert payload.nbytes == 16 * token_bytes(LAYOUT)
+    back = frames.chunk_arrays(LAYOUT, 16, payload)
+    assert all(np.array_equal(*pair) for pair in zip(back, halves, strict=True))
+    memory[0] ^= 1
+    assert back[0][0, 0, 0, 0] != halves[0][0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(16, 700), (8, 352), (-16, 0), (32, 704)])
+def test_a_chunk_of_another_size_is_refused(tokens: int, size: int) -> None:
+    with pytest.raises(BadFrame, match="can't be"):
+        frames.chunk_arrays(LAYOUT, tokens, memoryview(bytes(size)))
+
+
+def test_a_layout_comes_back() -> None:
+    assert frames.layout_of(frames.layout_message(LAYOUT)) == LAYOUT
+    with pytest.raises(BadFrame):
+        frames.layout_of(frames.Layout("model", "int3", []))
+    with pytest.raises(BadFrame):
+        frames.layout_of(frames.Layout("model", "float16", [(-1, 4, False)]))

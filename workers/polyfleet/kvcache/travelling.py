@@ -1,0 +1,115 @@
+"""Keys and values on their way between workers, in chunks: what engine and channel tell each other. Pure."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from polyfleet.kvcache.portable import DTYPES, Array, KvLayout
+from polyfleet.wire.tickets import PrefixSource
+
+CHUNK_BYTES = 4 << 20  # about
+
+
+class Chunk(NamedTuple):
+    """Keys and values of a prefix's positions from `first` on: of each cache [2, tokens, kv heads, width]."""
+
+    first: int
+    caches: tuple[Array, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Positions."""
+        return self.caches[0].shape[1] if self.caches else 0
+
+
+class Wanted(NamedTuple):
+    """The beginning of a prompt that is to be fetched: the tokens from `first` on, in multiples of `grain`."""
+
+    layout: KvLayout  # of the engine that wants it
+    token_ids: tuple[int, ...]
+    salt: bytes
+    adapter: str
+    first: int
+    grain: int
+
+
+def token_bytes(layout: KvLayout) -> int:
+    """Of all caches."""
+    return sum(each.sides * each.heads * each.width for each in layout.caches) * DTYPES[layout.dtype].itemsize
+
+
+def chunk_tokens(layout: KvLayout, grain: int) -> int:
+    """Tokens of a chunk at most: of about CHUNK_BYTES, a multiple of the grain."""
+    return max(1, CHUNK_BYTES // (max(1, token_bytes(layout)) * grain)) * grain
+
+
+class PrefixFetch(Protocol):
+    """A beginning that is being fetched: `take` chunks until `over`."""
+
+    over: bool  # no more chunks come than can be taken now
+    reason: str  # why not all has come: one of FAILURES, or empty
+    bytes: int  # that have come
+
+    def take(self) -> tuple[Chunk, int] | None:
+        """The next chunk and the number to `release` when it has been read; None: nothing yet."""
+        ...
+
+    def release(self, number: int) -> None:
+        """A chunk has been read: what it lies in is written again."""
+        ...
+
+
+class PrefixInquiry(Protocol):
+    """A beginning that a peer asks for, in the engine's words: `salt` is the tenant's and the adapter's together."""
+
+    model: str
+    token_ids: tuple[int, ...]
+    salt: bytes
+    first: int  # tokens that the peer has, those that were given included
+    grain: int  # tokens of a chunk are multiples of it
+    gone: bool  # the peer is not served any more
+
+    @property
+    def room(self) -> bool:
+        """Whether another chunk may be put out."""
+        ...
+
+    def state(self, layout: KvLayout) -> None:
+        """First of all: how the chunks' numbers are stored."""
+        ...
+
+    def give(self, first: int, caches: Sequence[Array]) -> None:
+        """The next chunk."""
+        ...
+
+    def end(self, reason: str = "") -> None:
+        """Nothing follows; `reason` says why that is not all."""
+        ...
+
+
+class PrefixRoom(Protocol):
+    """Where peers ask, and whence prefixes come. What it does it does on threads of its own."""
+
+    def fetch(self, source: PrefixSource, wanted: Wanted, seconds: float) -> PrefixFetch | None:
+        """Begin to fetch; None while too much is under way."""
+        ...
+
+    def done(self, fetch: PrefixFetch) -> None:
+        """A fetch is over, or not wanted any more."""
+        ...
+
+    def new_inquiries(self) -> Sequence[PrefixInquiry]:
+        """That have come since the last time."""
+        ...
+
+    @property
+    def asked(self) -> bool:
+        """Whether there are new inquiries."""
+        ...
+
+    def clear(self) -> None:
+        """The news have been seen that its descriptor tells of."""
+        ...
+
+
+FAILURES = ("unreachable", "refused", "stalled", "damaged", "lost", "busy", "slower")
+"""Why a beginning was computed that a peer was said to have."""

@@ -1,0 +1,152 @@
+"""Channel: frames over one connected socket, none of which is waited for longer than a deadline allows."""
+
+import os
+import socket
+import ssl
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from polyfleet.transfer import frames
+from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, End, Message
+
+MessageT = TypeVar("MessageT")
+
+
+class Stalled(OSError):
+    """The peer took, or sent, nothing for too long."""
+
+
+class Refused(ValueError):
+    """The peer does not do what it was asked for, and says why."""
+
+
+class Certificates(NamedTuple):
+    """By which the workers of one fleet know each other: tls.crt, tls.key and ca.crt, and the name that all have."""
+
+    folder: str
+    name: str
+
+    def wrap(self, end: socket.socket, *, server: bool) -> socket.socket:
+        """Shake hands over a connected socket. Raises OSError unless the peer has a certificate of that name.
+
+        Files are read each time, so renewed ones count at once.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        folder = Path(self.folder)
+        context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        context.load_verify_locations(folder / "ca.crt")
+        context.verify_mode = ssl.CERT_REQUIRED
+        wrapped = context.wrap_socket(end, server_side=server, server_hostname=None if server else self.name)
+        names = dict(wrapped.getpeercert() or {}).get("subjectAltName", ())
+        if server and ("DNS", self.name) not in names:
+            wrapped.close()
+            raise OSError(f"the caller's certificate is not {self.name}'s")
+        return wrapped
+
+
+class Channel:
+    """One end. `shared`: descriptors of memory can travel with frames.
+
+    Sending and receiving may each be one thread's; `close` is anybody's, and ends both.
+    """
+
+    def __init__(self, end: socket.socket, *, shared: bool = False) -> None:
+        self.shared = shared
+        self.deadline = time.monotonic()  # of whatever is sent or received; move it before
+        self.descriptor = -1  # of memory, that came with the last frame
+        self._socket = end
+
+    def allow(self, seconds: float) -> None:
+        """What comes next may take so long."""
+        self.deadline = time.monotonic() + seconds
+
+    def send(self, message: Message, payload: memoryview | bytes = b"", descriptor: int = -1) -> None:
+        """Send a frame, all of it. Raises Stalled and OSError."""
+        head = frames.frame(message, payload)
+        try:
+            self._in_time()
+            if descriptor >= 0:
+                socket.send_fds(self._socket, [head], [descriptor])
+            else:
+                self._socket.sendall(head)
+            if memoryview(payload).nbytes:
+                self._in_time()
+                self._socket.sendall(payload)
+        except TimeoutError:
+            raise Stalled("the peer does not read what it is sent") from None
+
+    def receive(self, into: memoryview | None = None, *, most: int = 0) -> tuple[Message, memoryview]:
+        """The next frame and its payload of `most` bytes, in `into` where it is given and large enough.
+
+        Raises BadFrame, Stalled, EOFError where the peer has closed, and OSError.
+        """
+        head = frames.head_of(self._read(memoryview(bytearray(HEADER_BYTES)), carries=True))
+        if head.payload_bytes > most:
+            raise BadFrame(f"{head.payload_bytes} bytes came with a frame that may have {most}")
+        body = self._read(memoryview(bytearray(head.message_bytes)))
+        if into is None or into.nbytes < head.payload_bytes:
+            into = memoryview(bytearray(head.payload_bytes))
+        payload = self._read(into[: head.payload_bytes])
+        return frames.message_of(head, body, payload), payload
+
+    def expect(self, kind: type[MessageT], *, most: int = 0) -> tuple[MessageT, memoryview]:
+        """The same where it must be one of this kind. Raises BadFrame for others, Refused for an End that came."""
+        message, payload = self.receive(most=most)
+        if isinstance(message, kind):
+            return message, payload
+        if isinstance(message, End):
+            raise Refused(message.reason or "the peer has nothing to give")
+        raise BadFrame(f"{type(message).__name__} came where {kind.__name__} was expected")
+
+    def closed_by_peer(self) -> bool:
+        """Whether the peer is known to have gone; over TLS that shows only when something is sent."""
+        if isinstance(self._socket, ssl.SSLSocket):
+            return False
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """End the connection: whoever sends or receives gets an OSError or EOFError."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._keep(-1)
+
+    def _keep(self, descriptor: int) -> None:
+        """Of those that come, the last one."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = descriptor
+
+    def _read(self, buffer: memoryview, *, carries: bool = False) -> memoryview:
+        """Fill the buffer."""
+        done = 0
+        try:
+            while done < buffer.nbytes:
+                self._in_time()
+                if carries and self.shared:
+                    data, descriptors, _, _ = socket.recv_fds(self._socket, buffer.nbytes - done, 1)
+                    buffer[done : done + len(data)] = data
+                    for descriptor in descriptors:
+                        self._keep(descriptor)
+                    count = len(data)
+                else:
+                    count = self._socket.recv_into(buffer[done:])
+                if not count:
+                    raise EOFError("the peer has closed the connection")
+                done += count
+        except TimeoutError:
+            raise Stalled("the peer sends nothing") from None
+        return buffer
+
+    def _in_time(self) -> None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise Stalled("the peer takes too long")
+        self._socket.settimeout(left)

@@ -1,0 +1,206 @@
+"""Fetch: the fetching side of one transfer, on a thread of its own. The engine takes chunks as they come."""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, Full, Queue
+
+import numpy as np
+
+from polyfleet.kvcache.portable import KvLayout, converted
+from polyfleet.kvcache.travelling import Chunk, Wanted, token_bytes
+from polyfleet.transfer.channel import Certificates, Channel, Refused, Stalled
+from polyfleet.transfer.frames import (
+    MAX_PAYLOAD_BYTES,
+    Ask,
+    BadFrame,
+    Blocks,
+    End,
+    Hello,
+    Layout,
+    Release,
+    Welcome,
+    chunk_arrays,
+    layout_of,
+)
+from polyfleet.transfer.inquiry import CHUNKS_AHEAD
+from polyfleet.transfer.memory import SharedSlots
+from polyfleet.transfer.transports import connect
+from polyfleet.wire.hashing import adapter_salt, prefix_root
+from polyfleet.wire.tickets import CHALLENGE_BYTES, PrefixSource, proof, proves
+
+log = logging.getLogger(__name__)
+STALL_SECONDS = 3.0  # between two frames, where the peer has what is wanted
+
+
+class Fetch:
+    """`take` chunks until `over`; `reason` then says why not all has come: a word of engine/travel.py, or empty."""
+
+    def __init__(
+        self,
+        source: PrefixSource,
+        wanted: Wanted,
+        seconds: float,
+        certificates: Certificates | None,
+        arrived: Callable[[], None],
+    ) -> None:
+        """It may take so many seconds in all; `arrived` is called from its thread whenever there is news."""
+        self.reason, self.over, self.bytes = "", False, 0
+        self._source, self._wanted, self._certificates = source, wanted, certificates
+        self._until = time.monotonic() + seconds
+        self._arrived = arrived
+        self._chunks: Queue[tuple[Chunk, int]] = Queue(CHUNKS_AHEAD)  # with the buffer that it lies in
+        self._free: Queue[int] = Queue()
+        self._buffers: list[memoryview] = []
+        self._slots: SharedSlots | None = None
+        self._channel: Channel | None = None
+        self._abandoned = threading.Event()
+
+    def start(self) -> None:
+        """On a thread of its own."""
+        threading.Thread(target=self._run, name="fetch", daemon=True).start()
+
+    def take(self) -> tuple[Chunk, int] | None:
+        """The next chunk and the number to `release` when it has been read; None: nothing yet."""
+        try:
+            return self._chunks.get_nowait()
+        except Empty:
+            return None
+
+    def release(self, number: int) -> None:
+        """A chunk has been read: what it lies in is written again."""
+        self._free.put(number)
+        channel = self._channel
+        if channel is not None and channel.shared:
+            try:
+                channel.send(Release(number))
+            except OSError:
+                channel.close()
+
+    def abandon(self) -> None:
+        """Nobody wants it any more."""
+        self._abandoned.set()
+        if self._channel is not None:
+            self._channel.close()
+
+    def _run(self) -> None:
+        try:
+            self._channel = channel = connect(self._source, self._left(), self._certificates)
+            try:
+                self._fetch(channel)
+            finally:
+                channel.close()
+        except Stalled:
+            self.reason = "stalled"
+        except Refused as error:
+            self.reason = "refused"
+            log.info("A prefix is not fetched from %s: %s.", self._source.address, error)
+        except ValueError as error:  # frames that are none, or that were damaged
+            self.reason = "damaged"
+            log.warning("A prefix that %s sent can't be used: %s.", self._source.address, error)
+        except (EOFError, OSError) as error:
+            self.reason = "unreachable" if self._channel is None else "lost"
+            log.info("A prefix is not fetched from %s: %s.", self._source.address, error)
+        except Exception:
+            self.reason = "lost"
+            log.exception("Fetching a prefix failed.")
+        finally:
+            if self._slots is not None:
+                self._slots.close()
+            self.over = True
+            self._arrived()
+
+    def _fetch(self, channel: Channel) -> None:
+        self._introduce(channel)
+        layout = self._learn(channel)
+        expected = self._wanted.first
+        while True:
+            self._allow(channel)
+            number, buffer = self._buffer()
+            message, payload = channel.receive(buffer, most=MAX_PAYLOAD_BYTES)
+            if isinstance(message, End):
+                if message.reason:
+                    raise Refused(message.reason)
+                return
+            if not isinstance(message, Blocks) or message.first != expected or message.tokens % self._wanted.grain:
+                raise BadFrame("a chunk came that does not follow the one before")
+            if self._slots is not None:
+                number = message.slot
+                payload = self._slots.slot(number, message.tokens * token_bytes(layout))
+            elif buffer is None or buffer.nbytes < payload.nbytes:
+                self._buffers[number] = payload
+            arrays = chunk_arrays(layout, message.tokens, payload)
+            dtypes = layout.dtype, self._wanted.layout.dtype
+            chunk = Chunk(expected, tuple(converted(each, *dtypes) for each in arrays))
+            expected += message.tokens
+            self.bytes += payload.nbytes
+            self._put(chunk, number)
+
+    def _introduce(self, channel: Channel) -> None:
+        """Show the ticket, see that the peer knows it, and ask."""
+        wanted, source = self._wanted, self._source
+        root = prefix_root(wanted.layout.model, adapter_salt(wanted.salt, wanted.adapter))
+        challenge = secrets.token_bytes(CHALLENGE_BYTES)
+        self._allow(channel)
+        channel.send(Hello(source.ticket, root, challenge))
+        welcome, _ = channel.expect(Welcome)
+        challenges = challenge + welcome.challenge
+        if len(challenges) != 2 * CHALLENGE_BYTES or not proves(welcome.proof, source.secret, "serve", challenges):
+            raise Refused("the peer does not know the ticket")
+        mine = proof(source.secret, "fetch", challenges)
+        model, first, grain = wanted.layout.model, wanted.first, wanted.grain
+        ask = Ask(mine, model, wanted.adapter, wanted.salt, first, grain)
+        channel.send(ask, np.array(wanted.token_ids, "<u4").tobytes())
+
+    def _learn(self, channel: Channel) -> KvLayout:
+        """What its numbers are like."""
+        self._allow(channel)
+        message, _ = channel.expect(Layout)
+        layout, mine = layout_of(message), self._wanted.layout
+        if (layout.model, layout.caches) != (mine.model, mine.caches):
+            raise Refused("the peer's model, or the shapes of its caches, are others than this worker's")
+        if message.slots:
+            descriptor, channel.descriptor = channel.descriptor, -1
+            if not channel.shared or descriptor < 0 or message.slots > 64:
+                raise BadFrame("the peer says that memory is shared which is not")
+            self._slots = SharedSlots(descriptor, message.slots, message.slot_bytes, writable=False)
+        return layout
+
+    def _buffer(self) -> tuple[int, memoryview | None]:
+        """Where the next payload may lie: one that was read, or a new one while there are few."""
+        if self._slots is not None:
+            return -1, None
+        if len(self._buffers) <= CHUNKS_AHEAD and self._free.empty():
+            self._buffers.append(memoryview(b""))
+            return len(self._buffers) - 1, None
+        while True:
+            try:
+                number = self._free.get(timeout=min(0.1, self._left()))
+                return number, self._buffers[number] or None
+            except Empty:
+                self._go_on()
+
+    def _put(self, chunk: Chunk, number: int) -> None:
+        while True:
+            try:
+                self._chunks.put((chunk, number), timeout=min(0.1, self._left()))
+                self._arrived()
+                return
+            except Full:
+                self._go_on()
+
+    def _go_on(self) -> None:
+        if self._abandoned.is_set():
+            raise EOFError("it is not wanted any more")
+
+    def _allow(self, channel: Channel) -> None:
+        self._go_on()
+        channel.allow(min(self._left(), STALL_SECONDS))
+
+    def _left(self) -> float:
+        left = self._until - time.monotonic()
+        if left <= 0 or self._abandoned.is_set():
+            raise Stalled("it takes longer than computing")
+        return left

@@ -1,0 +1,179 @@
+"""Frames: what two workers say to each other on a transfer channel, as bytes. Pure.
+
+A frame is a header, a message (msgpack) and perhaps a payload, which lies behind it or in shared memory. Its checksum
+is of all that travels in the frame. docs/kv-transfer.md has the format.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from math import prod
+from struct import Struct
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from polyfleet.graph.kernel_graph import PerToken
+from polyfleet.kvcache.portable import BLOCK_TOKENS, DTYPES, Array, KvLayout
+
+HEADER_BYTES = 32
+MAX_MESSAGE_BYTES = 1 << 16
+MAX_PAYLOAD_BYTES = 1 << 30
+MAX_TOKENS = 1 << 20  # of a prompt
+_HEADER = Struct("<4sIQ16s")  # magic, bytes of the message, bytes of the payload, checksum
+_MAGIC = b"PFT1"
+_ROW = 512  # numbers of 64 bits that a checksum adds up
+
+
+class BadFrame(ValueError):
+    """What came is no frame, or was damaged on its way. The message is one sentence."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The fetching side's first word: its ticket's number, the prefix's root, and a challenge."""
+
+    ticket: bytes
+    root: bytes
+    challenge: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The serving side has the ticket's secret; now it wants to know whether the other one has it."""
+
+    challenge: bytes
+    proof: bytes
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Which beginning is wanted: its payload are the token ids, as uint32.
+
+    `first`: tokens that are not wanted, since they are there; `grain`: tokens come in multiples of so many.
+    """
+
+    proof: bytes
+    model: str
+    adapter: str
+    salt: bytes
+    first: int
+    grain: int
+
+
+class Layout(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """How the numbers are stored that follow. `slots`, each of `slot_bytes`, are shared memory whose descriptor comes
+    with the frame; without any, payloads come behind their frames."""
+
+    model: str
+    dtype: str
+    caches: list[tuple[int, int, bool]]  # of each KV heads, width, whether it is latent
+    slots: int = 0
+    slot_bytes: int = 0
+
+
+class Blocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Keys and values of `tokens` positions from `first` on, cache after cache, each [2, tokens, heads, width]."""
+
+    first: int
+    tokens: int
+    slot: int = -1  # of shared memory
+
+
+class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The fetching side has read a slot of shared memory."""
+
+    slot: int
+
+
+class End(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Nothing follows; `reason` says why that is not all that was asked for, else it is empty."""
+
+    reason: str = ""
+
+
+Message = Hello | Welcome | Ask | Layout | Blocks | Release | End
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+class Head(NamedTuple):
+    """What a header says."""
+
+    message_bytes: int
+    payload_bytes: int
+    checksum: bytes
+
+
+def frame(message: Message, payload: memoryview | bytes = b"") -> bytes:
+    """Header and message of a frame; the payload follows as it is."""
+    body = _encoder.encode(message)
+    size = memoryview(payload).nbytes
+    return _HEADER.pack(_MAGIC, len(body), size, checksum(body, payload)) + body
+
+
+def head_of(header: bytes | bytearray | memoryview) -> Head:
+    """Of HEADER_BYTES. Raises BadFrame for what no frame begins with."""
+    magic, message, payload, digest = _HEADER.unpack(header)
+    if magic != _MAGIC:
+        raise BadFrame("what came is no transfer frame")
+    if message > MAX_MESSAGE_BYTES or payload > MAX_PAYLOAD_BYTES:
+        raise BadFrame(f"a transfer frame can't have {message} and {payload} bytes")
+    return Head(message, payload, digest)
+
+
+def message_of(head: Head, body: bytes | bytearray | memoryview, payload: memoryview | bytes = b"") -> Message:
+    """The message of a whole frame. Raises BadFrame where checksum or message are wrong."""
+    if checksum(body, payload) != head.checksum:
+        raise BadFrame("a transfer frame's checksum is wrong: it was damaged on its way")
+    try:
+        return _decoder.decode(body)
+    except msgspec.DecodeError:
+        raise BadFrame("a transfer frame has no message that is known") from None
+
+
+def checksum(body: bytes | bytearray | memoryview, payload: memoryview | bytes = b"") -> bytes:
+    """16 bytes of a message and its payload.
+
+    Against damage, not forgery, at memory's speed: of the payload's rows of 512 numbers of 64 bits their sums count,
+    modulo 2^64, and what is left at its end as it is.
+    """
+    digest = blake2b(body, digest_size=16)
+    view = memoryview(payload).cast("B")
+    whole = len(view) // (8 * _ROW) * 8 * _ROW
+    if whole:
+        digest.update(np.frombuffer(view[:whole], "<u8").reshape(-1, _ROW).sum(axis=1, dtype="<u8").tobytes())
+    digest.update(view[whole:])
+    return digest.digest()
+
+
+def layout_message(layout: KvLayout, slots: int = 0, slot_bytes: int = 0) -> Layout:
+    """As it travels."""
+    caches = [(each.heads, each.width, each.latent) for each in layout.caches]
+    return Layout(layout.model, layout.dtype, caches, slots, slot_bytes)
+
+
+def layout_of(message: Layout) -> KvLayout:
+    """As it came. Raises BadFrame for one that can't be."""
+    if message.dtype not in DTYPES or any(heads < 0 or width < 0 for heads, width, _ in message.caches):
+        raise BadFrame("the sender's caches are of a kind that is not known")
+    return KvLayout(message.model, tuple(PerToken(*each) for each in message.caches), message.dtype)
+
+
+def chunk_arrays(layout: KvLayout, num_tokens: int, payload: memoryview) -> tuple[Array, ...]:
+    """A payload's caches, without a copy. Raises BadFrame unless they fill it exactly."""
+    shapes = [(each.sides, num_tokens, each.heads, each.width) for each in layout.caches]
+    dtype = DTYPES[layout.dtype]
+    if num_tokens < 0 or num_tokens % BLOCK_TOKENS or sum(map(prod, shapes)) * dtype.itemsize != payload.nbytes:
+        raise BadFrame(f"{payload.nbytes} bytes can't be the keys and values of {num_tokens} tokens")
+    arrays, at = list[Array](), 0
+    for shape in shapes:
+        arrays.append(np.frombuffer(payload, dtype, prod(shape), at).reshape(shape))
+        at += arrays[-1].nbytes
+    return tuple(arrays)
+
+
+def write_arrays(arrays: Sequence[Array], into: memoryview) -> memoryview:
+    """Copy caches into memory, one behind the other; the part that they fill."""
+    at = 0
+    for each in arrays:
+        np.frombuffer(into, each.dtype, each.size, at).reshape(each.shape)[...] = each
+        at += each.nbytes
+    return into[:at]

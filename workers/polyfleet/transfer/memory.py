@@ -1,0 +1,68 @@
+"""Shared memory of two processes of one host: a few slots, written by one of them and read by the other."""
+
+import fcntl
+import mmap
+import os
+from contextlib import suppress
+
+SEALS = getattr(fcntl, "F_SEAL_SHRINK", 2) | getattr(fcntl, "F_SEAL_GROW", 4) | getattr(fcntl, "F_SEAL_SEAL", 1)
+_ADD_SEALS, _GET_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033), getattr(fcntl, "F_GET_SEALS", 1034)
+
+
+class SharedSlots:
+    """`count` slots of `size` bytes. Its size is sealed, so that neither side can take the memory from the other."""
+
+    def __init__(self, descriptor: int, count: int, size: int, *, writable: bool) -> None:
+        """Takes the descriptor over. Raises OSError for memory that is not of that size, or not sealed."""
+        self.descriptor, self.count, self.size = descriptor, count, size
+        try:
+            if os.fstat(descriptor).st_size < count * size or fcntl.fcntl(descriptor, _GET_SEALS) & SEALS != SEALS:
+                raise OSError("the peer's shared memory is not as large as it says, or may shrink")
+            access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            self._map = mmap.mmap(descriptor, count * size, mmap.MAP_SHARED, access)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._view = memoryview(self._map)
+        self._free = list(range(count))
+
+    @classmethod
+    def create(cls, count: int, size: int) -> "SharedSlots":
+        """New memory, for the side that writes."""
+        descriptor = os.memfd_create("polyfleet-transfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, count * size)
+            fcntl.fcntl(descriptor, _ADD_SEALS, SEALS)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(descriptor, count, size, writable=True)
+
+    def take(self) -> int | None:
+        """A slot that nobody reads; None while there is none."""
+        return self._free.pop() if self._free else None
+
+    def release(self, slot: int) -> None:
+        """It has been read. Raises ValueError for one that was not taken."""
+        if not 0 <= slot < self.count or slot in self._free:
+            raise ValueError(f"slot {slot} was not taken")
+        self._free.append(slot)
+
+    def slot(self, number: int, size: int | None = None) -> memoryview:
+        """Its memory, or the first bytes of it. Raises ValueError for what there is not."""
+        if not 0 <= number < self.count or not 0 <= (size or 0) <= self.size:
+            raise ValueError(f"there is no slot {number} of {size} bytes")
+        start = number * self.size
+        return self._view[start : start + (self.size if size is None else size)]
+
+    def close(self) -> None:
+        """Give the memory back, once nobody looks at it any more."""
+        os.close(self.descriptor)
+        with suppress(BufferError):  # a view is left: the memory goes with that
+            self._view.release()
+            self._map.close()
+
+
+def available() -> bool:
+    """Whether this system has such memory."""
+    return hasattr(os, "memfd_create")
