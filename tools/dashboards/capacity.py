@@ -222,6 +222,31 @@ SPEED = Row(
             (rate("polyfleet_kv_evictions_total", "accelerator", matchers="<pool>"),),
         ),
         Panel(
+            "Prefixes from other workers",
+            "Prompt tokens whose keys and values came from another worker, and went to one.",
+            "suffix: tok/s",
+            (
+                rate(
+                    "polyfleet_prefix_fetched_tokens_total",
+                    "accelerator",
+                    matchers="<pool>",
+                    legend="{{accelerator}} fetched",
+                ),
+                rate(
+                    "polyfleet_prefix_given_tokens_total",
+                    "accelerator",
+                    matchers="<pool>",
+                    legend="{{accelerator}} given",
+                ),
+            ),
+        ),
+        Panel(
+            "Fetches of prefixes",
+            "How fetches from other workers ended; what is not fetched is computed.",
+            "suffix: /s",
+            (rate("polyfleet_prefix_fetches_total", "outcome", matchers=""),),
+        ),
+        Panel(
             "Sequences",
             "Sequences in the engines' batches, those that wait for a place there, and those that a full KV cache "
             "put back.",

@@ -33,6 +33,7 @@ volumes:
   ports:
     - {name: worker, containerPort: 50061}
     - {name: metrics, containerPort: 9100}
+    - {name: transfer, containerPort: 50062}
   {{- include "polyfleet.workerProbes" (dict "seconds" .pool.startupSeconds "tls" .ctx.Values.tls.internal.enabled) | nindent 2 }}
   resources:
     {{- $device := dict }}
@@ -95,6 +96,7 @@ volumes:
 {{- define "polyfleet.workerArgs" -}}
 - --listen=0.0.0.0:50061
 - --metrics-listen=0.0.0.0:9100
+- --transfer-listen=0.0.0.0:50062
 - --advertise-host=$(POD_IP)
 {{ include "polyfleet.arg" (include "polyfleet.fleetAddress" .ctx | printf "--fleet=%s") }}
 - --fleet-token-file=/etc/polyfleet/fleet/fleet-token

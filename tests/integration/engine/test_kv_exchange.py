@@ -1,10 +1,12 @@
 """Prefixes between executors: computed on one, continued on another, as if computed there."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from tests.support.giver import Giver
 from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_models import TinyShape, write_folder
 
@@ -21,9 +23,12 @@ from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import silent
 from polyfleet.models.registry import record
+from polyfleet.transfer.room import TransferRoom, TransferSettings
 from polyfleet.wire.answers import SampledToken, SequenceUpdate
+from polyfleet.wire.hashing import prefix_root
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
+from polyfleet.wire.tickets import PrefixSource, source_of
 
 VOCABULARY = 20  # all of whose logprobs may be asked for
 PROMPT = tuple(np.random.default_rng(5).integers(3, VOCABULARY, size=70).tolist())
@@ -92,9 +97,10 @@ def over(executor: Executor, workload: Workload, model: LoadedModel) -> Engine:
     return Engine(executor, model.config, workload.options, fingerprint=fingerprint(model))
 
 
-def add(target: Engine, name: str, prompt: tuple[int, ...] = PROMPT) -> None:
+def add(target: Engine, name: str, prompt: tuple[int, ...] = PROMPT, prefix_source: PrefixSource | None = None) -> None:
     """Eight greedy tokens with all logprobs."""
-    target.add(SequenceRequest(name, prompt, max_tokens=8, ignore_eos=True, logprobs=VOCABULARY, cache_salt=TENANT))
+    request = SequenceRequest(name, prompt, max_tokens=8, ignore_eos=True, logprobs=VOCABULARY, cache_salt=TENANT)
+    target.add(replace(request, prefix_source=prefix_source))
 
 
 def drained(target: Engine) -> list[SequenceUpdate]:
@@ -106,9 +112,9 @@ def drained(target: Engine) -> list[SequenceUpdate]:
     return updates
 
 
-def answer(target: Engine) -> tuple[list[SampledToken], int]:
+def answer(target: Engine, prefix_source: PrefixSource | None = None) -> tuple[list[SampledToken], int]:
     """The tokens behind PROMPT, and how many tokens of it were cached."""
-    add(target, "one")
+    add(target, "one", prefix_source=prefix_source)
     updates = drained(target)
     return [token for update in updates for token in update.tokens], updates[0].cached_tokens or 0
 
@@ -156,6 +162,30 @@ def test_a_continuation_elsewhere_is_the_one_computed_in_place(model: LoadedMode
     for mine, reference in zip(actual, expected, strict=True):
         assert logprobs(mine) == pytest.approx(logprobs(reference), abs=tolerance)
         assert mine.token_id == reference.token_id
+    for each in (there, here, alone):
+        each.close()
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["tcp", "memory"])
+@pytest.mark.parametrize(("source", "target"), [("cpu", "eager"), ("eager", "cpu"), ("eager_bfloat16", "cpu")])
+def test_what_is_fetched_from_another_worker_is_what_was_computed_in_place(
+    model: LoadedModel, source: str, target: str, local: bool
+) -> None:
+    there, here, alone = engine(model, source), engine(model, target), engine(model, target)
+    answer(there)
+    giver, room = Giver(there), TransferRoom(TransferSettings("127.0.0.1:0"))
+    here.attend(room)
+    offer = giver.offer if local else replace(giver.offer, local="")
+    ticket = source_of(offer, prefix_root(fingerprint(model), TENANT), 4096)
+    expected, _ = answer(alone)
+    actual, cached = answer(here, ticket)
+    assert (cached, here.status().fetched_tokens) == (64, 64)
+    tolerance = max(TOLERANCE[KINDS[name].stores] for name in (source, target))
+    for mine, reference in zip(actual, expected, strict=True):
+        assert logprobs(mine) == pytest.approx(logprobs(reference), abs=tolerance)
+        assert mine.token_id == reference.token_id
+    giver.close()
+    room.close()
     for each in (there, here, alone):
         each.close()
 

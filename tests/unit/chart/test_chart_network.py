@@ -13,7 +13,7 @@ NEIGHBOUR: Labels = {"app": "a neighbour"}  # in the release's namespace
 PROMETHEUS: Labels = {"app": "prometheus"}
 ELSEWHERE = {"somebody": "default", "prometheus": "monitoring"}
 METRICS = {"gateway": 9101, "scheduler": 9102, "worker": 9100}
-OPEN = {50051, 8000, 50052, 50053, 50061, *METRICS.values()}  # what the processes listen on, beside Ray's
+OPEN = {50051, 8000, 50052, 50053, 50061, 50062, *METRICS.values()}  # what the processes listen on, beside Ray's
 RAY = [6379, 6380, 6385, 6400, 6499]
 OTHER_RAY = [8265, 10001, 44217]
 
@@ -84,6 +84,7 @@ def test_requests_find_their_way(network: Network) -> None:
         (GATEWAY, SCHEDULER, 50052),
         (WORKER, SCHEDULER, 50052),
         (SCHEDULER, WORKER, 50061),
+        (WORKER, WORKER, 50062),
     ):
         assert network.reaches(source, target, port)
 
@@ -106,6 +107,7 @@ def test_what_else_ray_listens_on_is_open_to_nobody(network: Network, port: int)
 def test_the_rest_is_denied(network: Network) -> None:
     for source, target, port in (
         (OUTSIDER, WORKER, 50061),
+        (GATEWAY, WORKER, 50062),
         (OUTSIDER, SCHEDULER, 50052),
         (WORKER, WORKER, 50061),
         (WORKER, GATEWAY, 50051),

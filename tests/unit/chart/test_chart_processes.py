@@ -78,7 +78,11 @@ def test_workers_take_their_arguments(name: str, tmp_path: Path) -> None:
         config = config_of(parsed(serving, worker["args"]))
         assert (config.listen, config.metrics_listen, config.fleet) == ("0.0.0.0:50061", "0.0.0.0:9100", fleet)
         assert (config.advertise_host, config.load and config.load.deployment) == ("10.0.0.7", config.deployment)
-        assert {port["name"]: port["containerPort"] for port in worker["ports"]} == {"worker": 50061, "metrics": 9100}
+        assert {port["name"]: port["containerPort"] for port in worker["ports"]} == {
+            "worker": 50061,
+            "metrics": 9100,
+            "transfer": 50062,
+        }
 
 
 @needs_helm

@@ -1,10 +1,11 @@
 """Prefixes between engines that run: what is fetched, what is computed instead, and that all is balanced throughout."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
+from tests.support.giver import Giver
 from tests.support.tiny_models import TinyShape, poisoned_model
 from tests.unit.engine.test_exchange import PROMPT, Faulty, engine, run, tokens_of
 
@@ -15,7 +16,7 @@ from polyfleet.transfer.room import TransferRoom, TransferSettings
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.hashing import prefix_root
 from polyfleet.wire.requests import SequenceRequest
-from polyfleet.wire.tickets import PrefixSource, TransferOffer, source_of
+from polyfleet.wire.tickets import PrefixSource, source_of
 
 LONG = PROMPT + tuple(reversed(PROMPT[:40]))
 
@@ -25,38 +26,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return poisoned_model(tmp_path_factory.mktemp("travel"), TinyShape(), 95)
 
 
-class Peer:
-    """An engine that has answered LONG, on a thread of its own, and its offer."""
+class Peer(NamedTuple):
+    """One that gives prefixes, and what its engine has answered to LONG."""
 
-    def __init__(self, target: Engine) -> None:
-        self.engine = target
-        self.expected = tokens_of(run(target, LONG, salt=b"tenant"))
-        self.room = TransferRoom(TransferSettings("127.0.0.1:0"))
-        target.attend(self.room)
-        self.offer = TransferOffer(f"127.0.0.1:{self.room.port}", self.room.local, self.room.key)
-        self.stop, self.paused = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
+    giver: Giver
+    expected: list[int]
 
-    def _run(self) -> None:
-        while not self.stop.wait(0.001):
-            if self.engine.has_work and not self.paused.is_set():
-                self.engine.step()
+    @property
+    def engine(self) -> Engine:
+        """The engine that gives."""
+        return self.giver.engine
 
     def source(self, name: str = "a model", salt: bytes = b"tenant", tokens: int = 4096) -> PrefixSource:
-        return source_of(self.offer, prefix_root(name, salt), tokens)
-
-    def close(self) -> None:
-        self.stop.set()
-        self.thread.join()
-        self.room.close()
-        self.engine.check()
+        """A ticket for its prefixes."""
+        return source_of(self.giver.offer, prefix_root(name, salt), tokens)
 
 
 @pytest.fixture
 def peer(model: LoadedModel) -> Iterator[Peer]:
-    there = Peer(engine(model))
-    yield there
+    target = engine(model)
+    expected = tokens_of(run(target, LONG, salt=b"tenant"))
+    there = Giver(target)
+    yield Peer(there, expected)
     there.close()
 
 
@@ -148,7 +139,7 @@ def test_a_peer_that_stalls_delays_its_sequence_alone(
     model: LoadedModel, peer: Peer, room: TransferRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("polyfleet.transfer.fetching.STALL_SECONDS", 0.5)
-    peer.paused.set()
+    peer.giver.paused.set()
     here = engine(model)
     here.attend(room)
     here.add(SequenceRequest("late", LONG, max_tokens=4, ignore_eos=True, prefix_source=peer.source(salt=b"")))
@@ -162,7 +153,7 @@ def test_a_peer_that_stalls_delays_its_sequence_alone(
 
 
 def test_one_that_is_cancelled_meanwhile_waits_for_nothing(model: LoadedModel, peer: Peer, room: TransferRoom) -> None:
-    peer.paused.set()
+    peer.giver.paused.set()
     here = engine(model)
     here.attend(room)
     here.add(SequenceRequest("one", LONG, max_tokens=4, prefix_source=peer.source(salt=b"")))

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 LEAST_TOKENS = 64  # fewer are computed
 FETCH_SECONDS = (0.5, 30.0)  # that a fetch may take, whatever computing takes
 UNKNOWN_SECONDS = 10.0  # where it is not known what computing takes
+UNREACHABLE_SECONDS = 10.0  # after which a peer that could not be reached is tried again
+MOST_UNREACHABLE = 1000  # peers that are remembered so
 FORGETTING = 0.9  # of a pace that was too slow to fetch: so it is tried again some time
 
 
@@ -39,6 +41,7 @@ class _Arrival:
     fetch: PrefixFetch
     hashes: list[bytes]
     began: float
+    address: str
     tokens: int = 0  # that were taken in
 
 
@@ -61,6 +64,7 @@ class Travel:
         self._block_size, self._prefill_rate, self._clock = block_size, prefill_rate, clock
         self._arrivals: list[_Arrival] = []
         self._inquiries: list[tuple[PrefixInquiry, list[bytes]]] = []
+        self._unreachable: dict[str, float] = {}  # addresses that led nowhere, and until when they are not tried
         self._seconds_per_token = 0.0  # of fetches so far; 0: not known
 
     @property
@@ -83,11 +87,9 @@ class Travel:
         count = len(tokens) - first
         if count < LEAST_TOKENS:
             return
-        rate = self._prefill_rate()
-        if rate and self._seconds_per_token * rate > 1.0:
-            self._seconds_per_token *= FORGETTING
-            self.failures["slower"] += 1
+        if self._avoided(source):
             return
+        rate = self._prefill_rate()
         least, most = FETCH_SECONDS
         seconds = min(max(least, count / rate), most) if rate else UNKNOWN_SECONDS
         request = sequence.request
@@ -98,7 +100,18 @@ class Travel:
             self.failures["busy"] += 1
             return
         sequence.arriving = True
-        self._arrivals.append(_Arrival(sequence, fetch, hashes, self._clock()))
+        self._arrivals.append(_Arrival(sequence, fetch, hashes, self._clock(), source.address))
+
+    def _avoided(self, source: PrefixSource) -> bool:
+        """Whether fetching has lately been slower than computing, or led nowhere: then it is counted as that."""
+        if self._seconds_per_token * self._prefill_rate() > 1.0:
+            self._seconds_per_token *= FORGETTING
+            self.failures["slower"] += 1
+        elif self._clock() < self._unreachable.get(source.address, 0.0):
+            self.failures["unreachable"] += 1
+        else:
+            return False
+        return True
 
     def advance(self) -> None:
         """Take in what has come, and put out a chunk for each peer that has room for it."""
@@ -177,7 +190,11 @@ class Travel:
         if arrival.tokens:
             pace = (self._clock() - arrival.began) / arrival.tokens
             self._seconds_per_token = (self._seconds_per_token + pace) / 2 if self._seconds_per_token else pace
-        if arrival.fetch.reason:
-            self.failures[arrival.fetch.reason] += 1
+        if (reason := arrival.fetch.reason) in ("unreachable", "stalled"):
+            self._unreachable[arrival.address] = self._clock() + UNREACHABLE_SECONDS
+            for address in list(self._unreachable)[:-MOST_UNREACHABLE]:
+                del self._unreachable[address]
+        if reason:
+            self.failures[reason] += 1
         elif arrival.tokens:
             self.fetches += 1

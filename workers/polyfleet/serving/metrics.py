@@ -4,6 +4,7 @@ Series carry the model that is loaded now; those of an unloaded one are gone wit
 """
 
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import Any
 
 from prometheus_client import ProcessCollector
@@ -12,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from polyfleet.engine.canary import CanaryResult
 from polyfleet.engine.facts import EngineStatus
+from polyfleet.kvcache.travelling import FAILURES
 from polyfleet.process.listening import ListenError, parse_address
 from polyfleet.process.metrics import MetricsServer
 from polyfleet.serving.device_metrics import device_families
@@ -45,6 +47,8 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
     ("polyfleet_kv_evictions", "Cached KV blocks that made way for others.", lambda s, _: s.evictions),
     ("polyfleet_engine_dropped_rows", "Rows computed ahead for ended sequences.", lambda s, _: s.dropped_rows),
     ("polyfleet_engine_drafts", "Tokens guessed and computed to be verified.", lambda s, _: s.drafts),
+    ("polyfleet_prefix_fetched_tokens", "Prompt tokens fetched from other workers.", lambda s, _: s.fetched_tokens),
+    ("polyfleet_prefix_given_tokens", "Prompt tokens given to other workers.", lambda s, _: s.given_tokens),
     ("polyfleet_engine_accepted_drafts", "Drafts that were drawn.", lambda s, _: s.accepted_drafts),
 )
 LEDGER_STATES = ("admitted", "finished", "failed", "cancelled", "running", "waiting")
@@ -68,6 +72,7 @@ class WorkerCollector(Collector):
             yield from self._of_the_model(info.model, status, labels)
             yield from self._worker.histograms.families(LABELS, labels)
             yield _ledger(status)
+            yield _fetches(status)
 
     def _of_the_worker(self, labels: tuple[str, str]) -> Iterator[Any]:
         ready = GaugeMetricFamily("polyfleet_worker_ready", "1 when it takes requests.", labels=LABELS)
@@ -106,6 +111,15 @@ def _ledger(status: EngineStatus) -> GaugeMetricFamily:
         count = getattr(status, f"{state}_sequences", None)
         ledger.add_metric((state,), getattr(status, state) if count is None else count)
     return ledger
+
+
+def _fetches(status: EngineStatus) -> CounterMetricFamily:
+    text = "Prefixes that another worker was said to hold: fetched, or why they were computed."
+    fetches = CounterMetricFamily("polyfleet_prefix_fetches", text, labels=("outcome",))
+    fetches.add_metric(("fetched",), status.fetches)
+    for reason, count in zip_longest(FAILURES, status.failed_fetches, fillvalue=0):
+        fetches.add_metric((str(reason),), count)
+    return fetches
 
 
 def _health(worker: Worker) -> dict[str, Callable[[], bool]]:

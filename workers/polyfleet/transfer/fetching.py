@@ -32,6 +32,7 @@ from polyfleet.wire.hashing import adapter_salt, prefix_root
 from polyfleet.wire.tickets import CHALLENGE_BYTES, PrefixSource, proof, proves
 
 log = logging.getLogger(__name__)
+CONNECT_SECONDS = 2.0
 STALL_SECONDS = 3.0  # between two frames, where the peer has what is wanted
 
 
@@ -87,7 +88,7 @@ class Fetch:
 
     def _run(self) -> None:
         try:
-            self._channel = channel = connect(self._source, self._left(), self._certificates)
+            self._channel = channel = connect(self._source, min(self._left(), CONNECT_SECONDS), self._certificates)
             try:
                 self._fetch(channel)
             finally:

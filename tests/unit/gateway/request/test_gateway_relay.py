@@ -39,6 +39,9 @@ class FakeQueue:
     def fleet_changed(self) -> None:
         pass
 
+    def prefix_source(self, *_: object) -> None:
+        """Nobody else holds anything."""
+
 
 class FakeSession:
     """Notes what it is told."""
