@@ -244,7 +244,7 @@ SPEED = Row(
             "Fetches of prefixes",
             "How fetches from other workers ended; what is not fetched is computed.",
             "suffix: /s",
-            (rate("polyfleet_prefix_fetches_total", "outcome", matchers=""),),
+            (rate("polyfleet_prefix_fetches_total", "outcome", matchers="<scope>"),),
         ),
         Panel(
             "Sequences",

@@ -36,8 +36,7 @@ volumes:
     - {name: transfer, containerPort: 50062}
   {{- include "polyfleet.workerProbes" (dict "seconds" .pool.startupSeconds "tls" .ctx.Values.tls.internal.enabled) | nindent 2 }}
   resources:
-    {{- $device := dict }}
-    {{- with .pool.resource }}{{ $_ := set $device . (include "polyfleet.ranks" $.pool | int) }}{{ end }}
+    {{- $device := dict }}{{ with .pool.resource }}{{ $_ := set $device . (include "polyfleet.ranks" $.pool | int) }}{{ end }}
     requests:
       {{- toYaml (merge (dict) $device (.pool.resources.requests | default dict)) | nindent 6 }}
     limits:

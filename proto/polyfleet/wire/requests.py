@@ -1,7 +1,6 @@
 """What is asked: requests of the public API, and the sequences that the gateway makes of them for its workers.
 
-Meanings and limits of the fields stand in `inference.proto` and `worker.proto`, whose messages have the same ones.
-`polyfleet.convert` goes between. None means absent.
+Fields mean what those of `inference.proto` and `worker.proto` do; `polyfleet.convert` goes between. None means absent.
 """
 
 from __future__ import annotations

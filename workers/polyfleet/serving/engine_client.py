@@ -91,13 +91,10 @@ class EngineClient:
         lines = EngineLines()
         command = [sys.executable, "-m", module or MODULE, "--log-level", log_level]
         command += ["--socket", str(its.fileno()), "--urgent", str(its_urgent.fileno())]
+        variables = {**os.environ, **(environment or {}), DESCRIPTOR_VARIABLE: str(lines.descriptor)}
+        inherited = its.fileno(), its_urgent.fileno(), lines.descriptor
         with its, its_urgent, signals.held():
-            process = subprocess.Popen(
-                command,
-                pass_fds=(its.fileno(), its_urgent.fileno(), lines.descriptor),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **(environment or {}), DESCRIPTOR_VARIABLE: str(lines.descriptor)},
-            )
+            process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, env=variables)
         lines.listen()
         reader, writer = await asyncio.open_connection(sock=mine)
         _, urgent = await asyncio.open_connection(sock=my_urgent)
