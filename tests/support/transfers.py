@@ -28,13 +28,16 @@ def caches_of(first: int, tokens: int) -> tuple[Array, ...]:
 
 
 class PlayedEngine:
-    """Gives `tokens` of whatever is asked for, `step` at a time, once `gate` is set."""
+    """Gives `tokens` of whatever is asked for, `step` at a time, once `gate` is set; it hangs at `hangs_at` tokens."""
 
-    def __init__(self, room: TransferRoom, tokens: int, step: int = GRAIN, layout: KvLayout = LAYOUT) -> None:
+    def __init__(
+        self, room: TransferRoom, tokens: int, step: int = GRAIN, layout: KvLayout = LAYOUT, hangs_at: int = -1
+    ) -> None:
         self.inquiries: list[Inquiry] = []
         self.gate, self.stop = threading.Event(), threading.Event()
         self.gate.set()
         self._room, self._tokens, self._step, self._layout = room, tokens, step, layout
+        self._hangs_at = hangs_at
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -53,7 +56,7 @@ class PlayedEngine:
                     break
 
     def _advance(self, inquiry: Inquiry) -> bool:
-        if inquiry.ended or inquiry.gone or not inquiry.room:
+        if inquiry.ended or inquiry.gone or not inquiry.room or inquiry.first == self._hangs_at:
             return False
         if inquiry.first >= self._tokens:
             inquiry.end()

@@ -154,15 +154,14 @@ def test_more_than_it_serves_at_a_time_are_told_so(room: TransferRoom) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_peer_that_dies_in_the_midst_is_a_loss(way: str, room: TransferRoom) -> None:
-    with played(40 * GRAIN) as (_, engine, offer):
+    with played(40 * GRAIN, hangs_at=GRAIN) as (_, _, offer):
         fetch = room.fetch(by(way, ticket(offer)), wanted_of(40 * GRAIN), WAIT_SECONDS)
         assert fetch is not None
         while (found := fetch.take()) is None:
             threading.Event().wait(0.01)
-        engine.inquiries[0].gone = True  # its connection's thread is cut off
         channel = fetch._channel
         assert channel is not None
-        channel._socket.shutdown(socket.SHUT_RDWR)
+        channel._socket.shutdown(socket.SHUT_RDWR)  # as the peer's end would
         fetch.release(found[1])
         assert found[0].first == 0
         collect(room, fetch)
