@@ -118,6 +118,7 @@ def worker_arguments(
     """The command line of the worker that an agent is."""
     wanted = {"worker-id": name, "model": source, "model-name": served, "accelerator": flags["accelerator"]}
     wanted |= {"fleet-token-file": token_file, "listen": "127.0.0.1:0"}
+    wanted["transfer-listen"] = "off"  # no other worker can dial it
     wanted |= {each.replace("_", "-"): flags[each] for each in PASSED_ON if each in flags}
     options = [f"{OPTIONS[each].flag}={str(value).lower()}" for each, value in given.items()]
     adapters = [f"--adapter={each}={path}" for each, path in flags["adapter"]]
