@@ -222,10 +222,16 @@ SPEED = Row(
             (rate("polyfleet_kv_evictions_total", "accelerator", matchers="<pool>"),),
         ),
         Panel(
-            "Prefixes from other workers",
-            "Prompt tokens whose keys and values came from another worker, and went to one.",
+            "Prefixes that travel",
+            "Prompt tokens whose keys and values came from another worker, went to one, or came back from host memory.",
             "suffix: tok/s",
             (
+                rate(
+                    "polyfleet_prefix_restored_tokens_total",
+                    "accelerator",
+                    matchers="<pool>",
+                    legend="{{accelerator}} restored",
+                ),
                 rate(
                     "polyfleet_prefix_fetched_tokens_total",
                     "accelerator",
@@ -239,6 +245,12 @@ SPEED = Row(
                     legend="{{accelerator}} given",
                 ),
             ),
+        ),
+        Panel(
+            "Blocks in host memory",
+            "Evicted KV blocks that host memory keeps, where host_cache_tokens says so.",
+            "short",
+            (Query("sum by (accelerator) (polyfleet_kv_host_blocks{<pool>})", "{{accelerator}}"),),
         ),
         Panel(
             "Fetches of prefixes",

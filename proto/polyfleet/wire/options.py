@@ -147,6 +147,9 @@ class EngineOptions:
     )
     kv_cache_tokens: int = _option(0, "memory", "Tokens in the KV pool of all sequences; 0: by the free memory.")
     block_size: int = _option(0, "memory", "Tokens of a KV block; 0: 16, or what is next to it on the device.")
+    host_cache_tokens: int = _option(
+        0, "memory", "Tokens whose KV blocks host memory keeps when the pool needs their place for others; 0: none."
+    )
     prefix_cache: bool = _option(True, "memory", "Keep prompts' KV blocks for others that begin alike, as is usual.")
     max_sequences: int = _option(0, "steps", "Sequences that run at once; 0: by device and pool.")
     step_tokens: int = _option(

@@ -177,6 +177,7 @@ class Batcher:
         pending: Pending | None = None
         error: Exception | None = None
         try:
+            self._holdings.before_write()
             pending = self._executor.launch(plan)
         except StepTooLarge as large:
             if self._budget.too_large(plan.num_rows):

@@ -19,6 +19,7 @@ from polyfleet.engine.images import ImageEncoder
 from polyfleet.engine.plan import NO_ADAPTER
 from polyfleet.engine.sequence import Sequence, TokenMask
 from polyfleet.engine.served import facts_of, limits_of
+from polyfleet.engine.shelf import shelf_of
 from polyfleet.engine.sizing import capacity_of, window_of
 from polyfleet.engine.speculation import shown, speculator_of
 from polyfleet.engine.travel import Travel
@@ -82,6 +83,7 @@ class Engine:
         self._batcher = Batcher(executor, capacity, limits_of(options, config, fingerprint), clock, speculator)
         self._pool = self._batcher.pool
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
+        self._shelf = shelf_of(self._batcher.holdings, self._exchange, options.host_cache_tokens)
         self._travel: Travel | None = None
         self._adapters = Adapters(executor, config, options, adaptable)
         ends = config.end_token_ids
@@ -272,6 +274,7 @@ class Engine:
                 counters.drafts,
                 counters.accepted_drafts,
                 *rates.decode_step.seconds,
+                *((self._shelf.restored_tokens, self._shelf.num_blocks) if self._shelf is not None else (0, 0)),
                 *(self._travel.counts if self._travel is not None else ()),
             ),
         )

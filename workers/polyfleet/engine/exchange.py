@@ -63,6 +63,10 @@ class Exchange:
             self._release(blocks)
         return tuple(each[:, first - start * block_size : end - start * block_size] for each in caches)
 
+    def contents(self, blocks: Sequence[int]) -> tuple[Array, ...]:
+        """Of each cache what blocks hold, whoever they belong to: [2, len(blocks) * block_size, kv heads, width]."""
+        return self._executor.export_blocks(blocks)
+
     def add(self, hashes: list[bytes], start: int, caches: Sequence[Array]) -> int:
         """Cache what stands behind a chain's first `start` tokens, which `caches` begin with, as far as there is room.
 
@@ -90,6 +94,7 @@ class Exchange:
         begin, end = first * block_size - start, (first + count) * block_size - start
         try:
             contents = [each[:, begin:end].copy() for each in caches]
+            self._holdings.before_write()
             self._executor.import_blocks(blocks[0], contents, *blocks[1:])
         except Exception:
             for lane, each in zip(lanes, blocks, strict=True):

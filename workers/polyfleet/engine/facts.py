@@ -68,6 +68,8 @@ class EngineStatus(NamedTuple):
     decode_step_seconds: float = 0.0
     decode_step_seconds_per_sequence: float = 0.0
     decode_step_seconds_per_token: float = 0.0
+    restored_tokens: int = 0  # of prompts, from host memory
+    host_blocks: int = 0  # KV blocks that are there
     fetched_tokens: int = 0  # of prompts, from other workers
     given_tokens: int = 0  # to other workers
     fetches: int = 0  # that brought what was wanted

@@ -1,6 +1,6 @@
 """Holdings: the slots and the KV blocks that running sequences hold, and what ended ones hold a little longer."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from polyfleet.engine.executor import Capacity
@@ -53,6 +53,8 @@ class Holdings:
             self.lanes.append(Lane(capacity.local_blocks, *shared, held, column=column, first=first))
         self.block_size = capacity.block_size
         self.prefix_cache = prefix_cache
+        self.before_write: Callable[[], None] = lambda: None  # called before anything is written to blocks
+        self.before_start: Callable[[Sequence], None] = lambda sequence: None  # before its blocks are looked for
         self._generations = [0] * capacity.max_sequences
         self._free_slots = list(range(capacity.max_sequences - 1, -1, -1))
         self._left: dict[Place, tuple[int, list[list[int]]]] = {}  # the last step under way, and blocks kept until then
@@ -83,6 +85,8 @@ class Holdings:
 
         False, and nothing given, where that would leave fewer than `reserved` blocks, or there is no slot.
         """
+        if self._free_slots:
+            self.before_start(sequence)
         found, hits = self._find_prefix(sequence)
         needed = [lane.needed(sequence, found) for lane in self.lanes]
         if not self._free_slots or not all(

@@ -1,6 +1,6 @@
 """PrefixIndex: which full blocks hold which tokens, by chained hashes, so that equal beginnings are computed once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from polyfleet.kvcache.pool import BlockPool
@@ -31,6 +31,7 @@ class PrefixIndex:
         self._entries: dict[bytes, _Entry] = {}
         self._hashes: dict[int, bytes] = {}
         pool.on_evict = self._forget
+        self.on_forget: Callable[[bytes, int], None] = lambda chain_hash, block: None  # hears of evictions
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -106,7 +107,9 @@ class PrefixIndex:
             )
 
     def _forget(self, block: int) -> None:
-        entry = self._entries.pop(self._hashes.pop(block))
+        chain_hash = self._hashes.pop(block)
+        entry = self._entries.pop(chain_hash)
+        self.on_forget(chain_hash, block)
         assert not entry.num_children, f"block {block} was evicted before its children"
         if entry.parent != ROOT_HASH:
             self._entries[entry.parent].num_children -= 1

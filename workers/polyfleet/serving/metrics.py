@@ -30,6 +30,7 @@ GAUGES: tuple[tuple[str, str, Reading], ...] = (
     ("polyfleet_sequences_waiting", "Sequences admitted, not in the batch.", lambda s, _: s.waiting_sequences),
     ("polyfleet_kv_blocks_used", "KV blocks that running sequences hold.", lambda s, n: n - s.free_blocks),
     ("polyfleet_kv_blocks_free", "KV blocks free or evictable.", lambda s, _: s.free_blocks),
+    ("polyfleet_kv_host_blocks", "Evicted KV blocks kept in host memory.", lambda s, _: s.host_blocks),
     (
         "polyfleet_kv_cache_usage_ratio",
         "Used share of the KV blocks.",
@@ -47,6 +48,7 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
     ("polyfleet_kv_evictions", "Cached KV blocks that made way for others.", lambda s, _: s.evictions),
     ("polyfleet_engine_dropped_rows", "Rows computed ahead for ended sequences.", lambda s, _: s.dropped_rows),
     ("polyfleet_engine_drafts", "Tokens guessed and computed to be verified.", lambda s, _: s.drafts),
+    ("polyfleet_prefix_restored_tokens", "Prompt tokens put back from host memory.", lambda s, _: s.restored_tokens),
     ("polyfleet_prefix_fetched_tokens", "Prompt tokens fetched from other workers.", lambda s, _: s.fetched_tokens),
     ("polyfleet_prefix_given_tokens", "Prompt tokens given to other workers.", lambda s, _: s.given_tokens),
     ("polyfleet_engine_accepted_drafts", "Drafts that were drawn.", lambda s, _: s.accepted_drafts),

@@ -1,0 +1,108 @@
+"""Evicted prefixes come back from host memory, as they were, and whatever fails is computed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.tiny_models import TinyShape, poisoned_model
+from tests.unit.engine.test_exchange import Faulty, drained, engine, run, tokens_of
+
+from polyfleet.engine.engine import Engine
+from polyfleet.loading.model import LoadedModel
+from polyfleet.wire.limits import FieldError
+from polyfleet.wire.requests import SequenceRequest
+
+PROMPTS = [tuple(np.random.default_rng(seed).integers(3, 90, size=70).tolist()) for seed in range(4)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return poisoned_model(tmp_path_factory.mktemp("shelf"), TinyShape(), 95)
+
+
+def made(model: LoadedModel, host: int = 1024, **given: Any) -> Engine:
+    """With a pool for two of the prompts."""
+    return engine(model, tokens=160, host_cache_tokens=host, **given)
+
+
+def ask(target: Engine, prompt: Sequence[int], salt: bytes = b"") -> tuple[list[int], int]:
+    """The tokens that follow, and how many of the prompt's were cached."""
+    updates = run(target, prompt, salt=salt)
+    target.check()
+    return tokens_of(updates), updates[0].cached_tokens or 0
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_what_was_evicted_comes_back(block_size: int, model: LoadedModel) -> None:
+    target = made(model, block_size=block_size)
+    first = [ask(target, prompt) for prompt in PROMPTS]
+    assert [cached for _, cached in first] == [0] * 4
+    again = [ask(target, prompt) for prompt in PROMPTS]
+    assert [tokens for tokens, _ in again] == [tokens for tokens, _ in first]
+    assert min(cached for _, cached in again) >= 64
+    status = target.status()
+    assert status.restored_tokens > 64
+    assert 0 < status.host_blocks <= 1024 // block_size
+
+
+def test_without_it_they_are_computed_again(model: LoadedModel) -> None:
+    target = made(model, host=0)
+    for prompt in PROMPTS:
+        ask(target, prompt)
+    assert ask(target, PROMPTS[0])[1] == 0
+    assert target.status().host_blocks == target.status().restored_tokens == 0
+
+
+def test_a_full_tier_keeps_the_last(model: LoadedModel) -> None:
+    target = made(model, host=64)
+    for prompt in PROMPTS:
+        ask(target, prompt)
+    assert target.status().host_blocks == 4
+    assert ask(target, PROMPTS[0])[1] == 0
+    assert target.status().host_blocks == 4
+
+
+def test_more_than_the_host_has_is_refused(model: LoadedModel) -> None:
+    with pytest.raises(FieldError, match=r"host_cache_tokens: needs \d+ MiB of host memory"):
+        made(model, host=2**31 - 1)
+
+
+def test_tenants_find_their_own_alone(model: LoadedModel) -> None:
+    target = made(model)
+    expected = ask(target, PROMPTS[0], salt=b"one")
+    for prompt in PROMPTS[1:]:
+        ask(target, prompt)
+    assert ask(target, PROMPTS[0], salt=b"another")[1] == 0
+    for prompt in PROMPTS[1:]:
+        ask(target, prompt)
+    tokens, cached = ask(target, PROMPTS[0], salt=b"one")
+    assert tokens == expected[0]
+    assert cached >= 64
+
+
+def test_sequences_side_by_side_get_what_is_theirs(model: LoadedModel) -> None:
+    expected = [ask(made(model, host=0), prompt)[0] for prompt in PROMPTS]
+    target = made(model)
+    for _ in range(3):
+        for number, prompt in enumerate(PROMPTS):
+            target.add(SequenceRequest(str(number), prompt, max_tokens=4, ignore_eos=True))
+        found: dict[str, list[int]] = {}
+        for update in drained(target):
+            found.setdefault(update.sequence_id, []).extend(token.token_id for token in update.tokens)
+        assert [found[str(number)] for number in range(len(PROMPTS))] == expected
+    assert target.status().restored_tokens
+
+
+def test_an_executor_that_can_not_read_or_write_computes(model: LoadedModel) -> None:
+    target = made(model)
+    expected = [ask(target, prompt)[0] for prompt in PROMPTS]
+    executor = target._executor
+    assert isinstance(executor, Faulty)
+    kept = target.status().host_blocks
+    executor.fails = True
+    assert [ask(target, prompt)[0] for prompt in PROMPTS] == expected
+    executor.fails = False
+    assert target.status().host_blocks == kept
+    assert target.status().restored_tokens == 0
+    assert [ask(target, prompt)[0] for prompt in PROMPTS] == expected
