@@ -90,8 +90,7 @@ class Engine:
         self._second_segment = config.vocabulary_size if config.segments > 1 else 0
         self._grammars = Grammars(tokenizer.document, config.vocabulary_size, ends) if tokenizer else None
         self._rates = Rates()
-        self._steps = self._step_rows = 0
-        self._step_seconds = 0.0
+        self._steps, self._step_rows, self._step_seconds = 0, 0, 0.0
 
     @classmethod
     def load(cls, path: str, options: EngineOptions | None = None, progress: Progress | None = None) -> "Engine":
