@@ -149,3 +149,10 @@ async def test_two_of_them_do_not_share_a_port_and_one_that_can_not_start_says_w
         _, said = await process.communicate()
         assert process.returncode == 2
         assert said.decode() == f"{taken} is in use: free it, or choose another address with --grpc-listen.\n"
+        front.process.kill()  # what it has started ends with it
+        await until(lambda: not any(map(alive, front.children)))
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; one that nobody has waited for yet does not."""
+    return bool(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)

@@ -85,13 +85,11 @@ class Tunnel:
             jobs = self._beat(call), self._hear(call, silence), silence.lasts(), self._until_stale()
             try:
                 await first_of(*map(asyncio.ensure_future, jobs))
-                return (
-                    f"{await call.details()}" if call.done() else "the gateway is silent, or knows this agent no more"
-                )
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return f"{await call.details() or (await call.code()).name}"
+                pass  # the call tells why
             finally:
                 await self._drop_all()
+            return await _end_of(call) if call.done() else "the gateway is silent, or knows this agent no more"
 
     def _channel(self) -> Any:
         """Each dial is a new connection, which gRPC does not make again by itself."""
@@ -156,6 +154,14 @@ class Tunnel:
         for task in self._carried:
             task.cancel()
         await asyncio.gather(*self._carried, return_exceptions=True)
+
+
+async def _end_of(call: Any) -> str:
+    """Why a call has ended, in one sentence."""
+    code = await call.code()
+    if code is Code.UNIMPLEMENTED:
+        return "it is no gateway: --join wants the gRPC port of one"
+    return str(await call.details() or code.name)
 
 
 async def _messages(call: Any) -> AsyncIterator[pb.CarriedBytes]:
