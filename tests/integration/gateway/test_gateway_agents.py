@@ -91,14 +91,17 @@ async def test_streams_of_an_agent_whose_network_goes_resume_elsewhere_and_it_co
         await rig.agent("mac")
         await until(lambda: rig.ready("mac"))
         await rig.worker("here", "--fleet", rig.scheduler.address)
-        request = pb.GenerateRequest(token_ids=[3], max_tokens=200, ignore_eos=True)
-        ids, workers = list[int](), list[str]()
+        request = pb.GenerateRequest(token_ids=[3], max_tokens=15_000, ignore_eos=True)
+        ids, workers, moved = list[int](), list[str](), 0
         async for message in rig.rig.stub.Generate(request):
             ids += message.token_ids
             workers += [message.worker_id] if message.worker_id else []
             if len(ids) > 5 and rig.ready("mac", "here"):
                 rig.way.silence()
-        assert ids == fake_tokens([3], 200)
+            moved += len(workers) > 1
+            if moved > 20:
+                break
+        assert ids == fake_tokens([3], len(ids))
         assert workers == ["mac", "here"]
         await until(lambda: rig.ready("here"))
         rig.way.heal()
