@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import grpc
 import psutil
 import pytest
-from tests.support.fake_worker import fake_tokens
+from tests.support.fake_worker import FakeWorker, fake_tokens
 from tests.support.gateway_rig import VOCABULARY, Stream, text_worker, until
 from tests.support.snapshot_fleet import SnapshotFleet
 
@@ -23,6 +23,7 @@ from polyfleet.v1 import inference_pb2 as pb
 
 ANY_PORTS = tuple(word for port in ("grpc", "http", "metrics") for word in (f"--{port}-listen", "127.0.0.1:0"))
 TOKENS = 150
+HURRIED_SECONDS = 0.01
 REQUEST = pb.GenerateRequest(token_ids=[4, 5], max_tokens=TOKENS)
 
 
@@ -81,8 +82,9 @@ class Streams:
 
 
 @asynccontextmanager
-async def running(token_seconds: float) -> AsyncIterator[tuple[RunningFront, Streams]]:
-    worker = text_worker("w-1", token_seconds=token_seconds)
+async def running() -> AsyncIterator[tuple[RunningFront, Streams, FakeWorker]]:
+    """With a worker so slow that no stream ends before the test has it hurry."""
+    worker = text_worker("w-1", token_seconds=1.0)
     async with SnapshotFleet() as fleet, worker, AsyncExitStack() as stack:
         fleet.add_assets(worker.assets)
         fleet.publish([fleet_pb2.FleetWorker(info=worker.info(), status=worker.status())])
@@ -93,7 +95,7 @@ async def running(token_seconds: float) -> AsyncIterator[tuple[RunningFront, Str
         try:
             await until(lambda: bool(front.ports) or reading.done())
             await until(lambda: ready(front))
-            yield front, Streams(stack, front)
+            yield front, Streams(stack, front), worker
         finally:
             if process.returncode is None:
                 process.kill()
@@ -109,11 +111,12 @@ def ready(front: RunningFront) -> bool:
 
 
 async def test_a_process_that_dies_is_replaced_and_the_streams_of_the_other_run_on() -> None:
-    async with running(0.02) as (front, streams):
+    async with running() as (front, streams, worker):
         first, second = front.children
         await streams.open([first, second])
         expected = front.connections(second)
         psutil.Process(first).kill()
+        worker.token_seconds = HURRIED_SECONDS
         ends = await streams.ends()
         whole = [each.ids() for each in ends if isinstance(each, Stream)]
         assert whole == [fake_tokens([4, 5], TOKENS, 0, VOCABULARY)] * expected
@@ -128,9 +131,10 @@ async def test_a_process_that_dies_is_replaced_and_the_streams_of_the_other_run_
 
 @pytest.mark.slow
 async def test_a_rolling_restart_cuts_no_stream_and_loses_no_count() -> None:
-    async with running(0.02) as (front, streams):
+    async with running() as (front, streams, worker):
         await streams.open(front.children)
         front.process.send_signal(signal.SIGUSR2)
+        worker.token_seconds = HURRIED_SECONDS
         ends = await streams.ends()
         assert [each.ids() for each in ends] == [fake_tokens([4, 5], TOKENS, 0, VOCABULARY)] * len(ends)
         await until(lambda: len(front.children) == 4)
@@ -142,7 +146,7 @@ async def test_a_rolling_restart_cuts_no_stream_and_loses_no_count() -> None:
 
 
 async def test_two_of_them_do_not_share_a_port_and_one_that_can_not_start_says_why() -> None:
-    async with running(0.0) as (front, _):
+    async with running() as (front, _, _):
         taken = f"127.0.0.1:{front.ports['grpc_port']}"
         command = [sys.executable, "-m", "polyfleet.gateway", "--processes", "2", *ANY_PORTS, "--grpc-listen", taken]
         process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
