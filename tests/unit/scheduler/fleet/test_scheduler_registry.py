@@ -119,29 +119,6 @@ def test_silence_makes_a_worker_lost_and_a_report_brings_it_back(registry: Regis
     assert shown(registry)[0] == "READY"
 
 
-def test_an_agents_worker_is_lost_after_a_longer_silence(registry: Registry) -> None:
-    joined = info()
-    joined.joined = True
-    registry.register(joined, stream=1, now=0.0)
-    registry.report("w-1", READY, stream=1, now=0.0)
-    sweep(registry, 0.0, 15.0)
-    assert shown(registry) == ("READY", "")
-    sweep(registry, 15.25, 15.5)
-    assert shown(registry) == ("LOST", "no report for 15 s")
-
-
-def test_a_process_may_register_again_while_its_old_stream_seems_open(registry: Registry) -> None:
-    mine, another = info(), info()
-    mine.process, another.process = "p-1", "p-2"
-    registry.register(mine, stream=1, now=0.0)
-    registry.report("w-1", READY, stream=1, now=0.1)
-    with pytest.raises(TakenError, match="reports under it"):
-        registry.register(another, stream=2, now=0.2)
-    registry.register(mine, stream=3, now=0.3)
-    registry.report("w-1", pb.WorkerStatus(state=pb.WORKER_STATE_DRAINING), stream=1, now=0.4)
-    assert shown(registry) == ("READY", "")
-
-
 def test_silence_while_the_scheduler_itself_stood_still_does_not_count(registry: Registry) -> None:
     registry.register(info(), stream=1, now=0.0)
     sweep(registry, 0.0, 1.0)
