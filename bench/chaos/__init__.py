@@ -1,1 +1,1 @@
-"""Faults of every kind under streams whose every token is checked: processes, networks, disks and clocks."""
+"""Faults of every kind under streams whose every token is checked: processes, networks and disks."""

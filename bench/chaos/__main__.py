@@ -5,24 +5,30 @@
     python -m bench.chaos kills                         # pauses of streams whose worker or engine is killed
     python -m bench.chaos hangs                         # … that hangs, or whose network does
     python -m bench.chaos rolling --requests 20000      # every process restarted in turn, in good order
+    python -m bench.chaos tenants                       # a tenant beside one with 20 times its load, and alone
+    python -m bench.chaos cancels --streams 100000      # streams that are left; what is held of them afterwards
 
 Workers are simulated, their tokens a function of prompt and position. A storm with the same seed strikes in the same
-order. `clock-jump` needs the path of libfaketime. Ends with status 1 when a token was wrong or a stream was lost:
-ended other than with all its tokens or, before the first one, with a refusal. The real engine: bench/soak.py.
+order. Ends with status 1 when a token was wrong or a stream was lost (ended other than with all its tokens or, before
+the first one, with a refusal), or something is held when all have left. The real engine: bench/soak.py.
 """
 
 import argparse
 import asyncio
 import random
 import sys
+import tempfile
 from pathlib import Path
 
-from bench.chaos.faults import CLOCK_JUMP, FAULTS
+from bench.chaos.crowds import HELD, cancels, tenants
+from bench.chaos.faults import FAULTS
 from bench.chaos.fleet import ChaosFleet
 from bench.chaos.runs import HANGS, KILLS, Disturb, disturbed, paused, rolling, say, storm, tally_rows
-from bench.report import publish
+from bench.report import Row, publish
 from bench.soaking.stack import StackError
 from bench.soaking.streams import Tally
+
+CROWDS = ("tenants", "cancels")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -30,23 +36,23 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", choices=("storm", "kills", "hangs", "rolling"))
-    parser.add_argument("--faults", default="", help=f"storm: some of {','.join([*FAULTS, CLOCK_JUMP])} (default: all)")
+    parser.add_argument("run", choices=("storm", "kills", "hangs", "rolling", *CROWDS))
+    parser.add_argument("--faults", default="", help=f"storm: some of {','.join(FAULTS)} (default: all)")
     parser.add_argument("--rounds", type=int, default=1, help="storm: times that each fault strikes (default 1)")
     parser.add_argument("--together", type=int, default=1, help="storm: faults at once (default 1)")
     parser.add_argument("--requests", type=int, default=20_000, help="rolling: finished streams (default 20000)")
     parser.add_argument("--pauses", type=int, default=300, help="kills, hangs: streams that moved (default 300)")
+    parser.add_argument("--streams", type=int, default=100_000, help="cancels: that are left (default 100000)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="tenants: of each turn (default 20)")
     parser.add_argument("--workers", type=int, default=4, help="simulated ones (default 4)")
     parser.add_argument("--gateways", type=int, default=2, help="(default 2)")
     parser.add_argument("--clients", type=int, default=24, help="streams at once (default 24)")
     parser.add_argument("--tokens", type=int, default=200, help="of the longest stream, 20 ms apart (default 200)")
-    parser.add_argument("--faketime", default="", metavar="FILE", help="libfaketime.so.1, for clocks that jump")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="of faults and prompts; printed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     options = parser.parse_args(arguments)
-    known = [*FAULTS, CLOCK_JUMP] if options.faketime else [*FAULTS]
-    options.names = [*filter(None, options.faults.split(","))] or known
-    if unknown := [name for name in options.names if name not in known]:
+    options.names = [*filter(None, options.faults.split(","))] or [*FAULTS]
+    if unknown := [name for name in options.names if name not in FAULTS]:
         parser.error(f"--faults knows no {', '.join(unknown)}")
     if min(options.rounds, options.together, options.clients, options.gateways, options.tokens) < 1:
         parser.error("--rounds, --together, --clients, --gateways and --tokens must be 1 or more")
@@ -64,11 +70,19 @@ def disturb_of(options: argparse.Namespace, fleet: ChaosFleet) -> Disturb:
     return paused(fleet, KILLS if options.run == "kills" else HANGS, options.pauses, options.seed)
 
 
+async def crowd(options: argparse.Namespace) -> list[Row]:
+    """A run without faults."""
+    if options.run == "cancels":
+        return await cancels(options.streams, workers=options.workers, seed=options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        load = {"workers": options.workers, "clients": 2, "seconds": options.seconds, "rounds": 1 + options.rounds}
+        return await tenants(Path(folder), **load)
+
+
 async def run(options: argparse.Namespace) -> Tally:
     """Run it."""
     slots = -(-options.clients // (options.workers - 1))  # so few that all workers have streams
-    settings = {"max_sequences": slots, "faketime": options.faketime}
-    async with ChaosFleet(options.workers, options.gateways, **settings) as fleet:
+    async with ChaosFleet(options.workers, options.gateways, max_sequences=slots) as fleet:
         say(f"seed {options.seed}, logs in {fleet.folder}")
         load = {"clients": options.clients, "tokens": options.tokens, "seed": options.seed}
         return await disturbed(fleet, disturb_of(options, fleet), **load)
@@ -78,6 +92,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run, print, and say by the exit status whether every token was right and no stream was lost."""
     options = parse(arguments)
     try:
+        if options.run in CROWDS:
+            rows = publish(asyncio.run(crowd(options)), options.json)
+            return 1 if any(row.value for row in rows if row.unit == HELD) else 0
         tally = asyncio.run(run(options))
     except (StackError, OSError) as error:
         say(f"chaos: {error}")

@@ -15,7 +15,6 @@ from bench.chaos.parts import Part
 
 Fault = Callable[[ChaosFleet, random.Random], AbstractAsyncContextManager[None]]
 SLOW_BYTES_PER_SECOND = 20_000.0  # a worker's heartbeat takes about 10 ms
-CLOCK_JUMPS = ("+1d", "-1d", "+1h")
 
 
 @asynccontextmanager
@@ -80,16 +79,6 @@ async def _disk_full(part: Part) -> AsyncIterator[None]:
             process.rlimit(resource.RLIMIT_FSIZE, before)
 
 
-@asynccontextmanager
-async def clock_jumped(fleet: ChaosFleet, rng: random.Random) -> AsyncIterator[None]:
-    """Of all processes at once; needs libfaketime in them."""
-    fleet.set_clock(rng.choice(CLOCK_JUMPS))
-    try:
-        yield
-    finally:
-        fleet.set_clock("+0")
-
-
 NETWORKS: Mapping[str, Callable[[Link], None]] = {
     "cut": Link.cut,
     "slow": lambda link: link.slow(SLOW_BYTES_PER_SECOND),
@@ -122,4 +111,3 @@ FAULTS: Mapping[str, Fault] = {
     "disk-full": lambda fleet, _: _disk_full(fleet.scheduler),
     **{f"{name}-{to}": _network(name, to) for name in NETWORKS for to in ("worker", "scheduler")},
 }
-CLOCK_JUMP = "clock-jump"  # for fleets with libfaketime

@@ -18,7 +18,8 @@ from polyfleet.process.listening import free_addresses
 
 MODEL = "simulated"
 BEHIND_LINKS = "127.0.0.2"  # where gateways reach workers: the links listen there, on the workers' own ports
-STEPS = {"prefill_tokens_per_second": 1e6, "step_seconds": 0.02, "sequence_seconds": 1e-5}
+STEP_SECONDS = 0.02
+STEPS = {"prefill_tokens_per_second": 1e6, "sequence_seconds": 1e-5}
 LIMITS = {"queue_timeout": 60.0, "drain_seconds": 60.0, "max_queued": 4096}
 PATIENCE_SECONDS = 120.0
 POLL_SECONDS = 0.1
@@ -35,14 +36,16 @@ class ChaosFleet:
         workers: int = 3,
         gateways: int = 2,
         *,
+        step_seconds: float = STEP_SECONDS,
         max_sequences: int = 64,
-        faketime: str = "",
         section: Mapping[str, object] = MappingProxyType({}),
+        api_key: str = "",
     ) -> None:
-        """`section` is more of the gateways' configuration, `faketime` the path of libfaketime where clocks jump."""
+        """`section` is more of the gateways' configuration, `api_key` what `callers` show."""
         self.folder = Path(tempfile.mkdtemp(prefix="polyfleet-chaos-"))
         self.links: dict[str, Link] = {}
         self.callers: list[Caller] = []
+        self._api_key = api_key
         self._exits = AsyncExitStack()
         fleet, metrics, known_as, *rest = free_addresses(3 + 4 * gateways + workers)
         self.gateway_addresses = [
@@ -51,13 +54,13 @@ class ChaosFleet:
         self._link_targets = {"scheduler": (fleet, known_as)}
         self.scheduler = Part("scheduler", "bench.chaos.scheduler", [fleet, metrics, str(self.folder)], self.folder)
         self.gateways = [self._gateway(each, known_as) for each in range(gateways)]
-        self.workers = [self._worker(each, rest[4 * gateways + each], known_as) for each in range(workers)]
-        group = {"name": "worker", "accelerator": "cuda", "workers": workers, "steps": STEPS}
-        group |= {"max_sequences": max_sequences, "kv_tokens": 400_000}
+        self.worker_addresses = rest[4 * gateways :]  # behind their links
+        self.workers = [self._worker(*each, known_as) for each in enumerate(self.worker_addresses)]
+        group = {"name": "worker", "accelerator": "cuda", "workers": workers, "max_sequences": max_sequences}
+        group |= {"steps": STEPS | {"step_seconds": step_seconds}, "kv_tokens": 400_000}
         (self.folder / "fleet.yaml").write_text(yaml.safe_dump({"groups": [group]}))
-        (self.folder / "gateway.yaml").write_text(
-            yaml.safe_dump({"gateway": {"limits": LIMITS, "log_level": "warning"}})
-        )
+        settings = {"limits": LIMITS, "log_level": "warning", **section}
+        (self.folder / "gateway.yaml").write_text(yaml.safe_dump({"gateway": settings}))
 
     def _gateway(self, number: int, fleet: str) -> Part:
         grpc, http, metrics = self.gateway_addresses[number]
@@ -75,10 +78,6 @@ class ChaosFleet:
             name, "polyfleet.cli", ["simulate-workers", str(self.folder / "fleet.yaml"), *arguments], self.folder
         )
 
-    def set_clock(self, offset: str) -> None:
-        """What the clocks of all processes are off by, as libfaketime has it: `+1d`."""
-        (self.folder / "clock").write_text(offset)
-
     @property
     def parts(self) -> list[Part]:
         """All of them."""
@@ -91,7 +90,7 @@ class ChaosFleet:
             part.start()
             self._exits.callback(part.kill)
         for grpc, http, _ in self.gateway_addresses:
-            self.callers.append(await self._exits.enter_async_context(Caller(grpc, http)))
+            self.callers.append(await self._exits.enter_async_context(Caller(grpc, http, self._api_key)))
         try:
             await self.whole()
         except BaseException:

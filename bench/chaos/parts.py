@@ -1,6 +1,5 @@
 """Processes of a fleet, any of which may be killed, stopped, ended or started again at any moment."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ class Part:
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], folder: Path) -> None:
         self.name = name
-        self.environment: dict[str, str] = {}  # added to this process's
         self._command = [sys.executable, "-m", module, *arguments]
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -26,11 +24,8 @@ class Part:
     def start(self) -> None:
         """Unless it runs."""
         if not self.runs:
-            environment = {**os.environ, **self.environment}
             with self._log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
-                )
+                self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     @property
     def runs(self) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
-from bench.chaos.faults import CLOCK_JUMP, FAULTS, clock_jumped
+from bench.chaos.faults import FAULTS
 from bench.chaos.fleet import ChaosFleet
 from bench.report import Row
 from bench.soaking.cases import Answer, Case
@@ -58,8 +58,7 @@ async def strike(fleet: ChaosFleet, names: Sequence[str], rng: random.Random, ho
     """These faults together, for as long as `hold` takes; then all is mended."""
     async with AsyncExitStack() as faults:
         for name in names:
-            fault = clock_jumped if name == CLOCK_JUMP else FAULTS[name]
-            await faults.enter_async_context(fault(fleet, rng))
+            await faults.enter_async_context(FAULTS[name](fleet, rng))
         await hold
     await fleet.whole()
 

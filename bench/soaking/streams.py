@@ -68,7 +68,7 @@ class Caller:
 
     def __init__(self, grpc_address: str, http_address: str, api_key: str = "") -> None:
         self.forgiven = False  # whether this gateway may take its streams with it
-        self._client = AsyncClient(grpc_address, api_key=api_key or None, timeout=MAX_SECONDS, retry=NO_RETRIES)
+        self.client = AsyncClient(grpc_address, api_key=api_key or None, timeout=MAX_SECONDS, retry=NO_RETRIES)
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx2.Limits(max_connections=None)
         url = f"http://{http_address}/v1/"
@@ -80,13 +80,13 @@ class Caller:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
+        await self.client.close()
         await self._http.aclose()
 
     async def ready_workers(self) -> int:
         """Of all models; 0 while the gateway does not answer."""
         try:
-            return sum(model.ready_workers for model in await self._client.models())
+            return sum(model.ready_workers for model in await self.client.models())
         except PolyfleetError:
             return 0
 
@@ -94,7 +94,7 @@ class Caller:
         """The answer, or its beginning of `leave_after` deltas or more. Raises StreamError."""
         ids: list[int] = []
         text, pause, last = "", 0.0, time.monotonic()
-        stream = self._client.stream(case.prompt, **case.options)
+        stream = self.client.stream(case.prompt, **case.options)
         try:
             async with stream:
                 async for number, delta in _numbered(stream):

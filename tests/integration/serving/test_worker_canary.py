@@ -167,6 +167,31 @@ async def test_a_stopped_engine_loses_its_streams_and_is_replaced(tmp_path: Path
         assert tokens_of((await session.run_to_end())["b"]) == fake_tokens([1], 5)
 
 
+async def test_a_stopped_engine_is_noticed_long_before_a_step_that_may_be_a_long_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(engine_client, "MODULE", FAKE_ENGINE)
+    worker = Worker(fleet.WorkerInfo(), "cpu", limits=WatchdogLimits(0.0, stall_timeout=3600.0))
+    try:
+        await worker.load(LoadSpec("fake:step_seconds=0.01", "m", "", fleet.WorkerOptions()), lambda *_: None)
+        session = worker.admission.open_session()
+        worker.admission.start(session, pb.StartSequence(sequence_id="a", prompt_ids=[1], max_tokens=50_000))
+        assert worker.engine_pid is not None
+        os.kill(worker.engine_pid, signal.SIGSTOP)
+        while worker.state != fleet.WORKER_STATE_UNHEALTHY:
+            await asyncio.sleep(0.02)
+        reason = "The engine process is stopped, by SIGSTOP or a debugger."
+        assert worker.status().reason == reason
+        errors = [delta.error for delta in await session.take(1.0) if delta.HasField("error")]
+        assert [(error.code, error.message) for error in errors] == [(UNAVAILABLE, reason)]
+        os.kill(worker.engine_pid, signal.SIGCONT)
+        while worker.state != fleet.WORKER_STATE_READY:
+            await asyncio.sleep(0.02)
+    finally:
+        await worker.close()
+
+
 async def test_a_worker_ends_when_a_new_engine_process_answers_as_wrongly(tmp_path: Path) -> None:
     flag = tmp_path / "wrong"
     async with FakeFleet() as scheduler:

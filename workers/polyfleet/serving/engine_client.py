@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 
 from polyfleet.engine.facts import EngineStatus, LoadedAdapter
 from polyfleet.process import signals
@@ -123,6 +124,15 @@ class EngineClient:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its process is stopped, as by SIGSTOP; False where the operating system does not tell (not Linux)."""
+        try:
+            status = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[0] in ("T", "t")
 
     def add(self, request: SequenceRequest) -> int:
         """Queue a sequence, its number from 1 on; a refusal comes with the news."""

@@ -16,6 +16,8 @@ from polyfleet.serving.health.lifecycle import Lifecycle
 CANARY, SILENCE = "canary", "silence"  # sources of trouble
 NO_REFERENCE = "canary: no reference"
 WATCH_SECONDS = 1.0
+STOPPED_SECONDS = 2.0  # a process that the operating system does not run is in no long step
+STOPPED = "The engine process is stopped, by SIGSTOP or a debugger."
 SILENT = "The engine does not answer: a step hangs, on the device or before it."
 
 
@@ -64,6 +66,11 @@ class Spoken(Protocol):
     @property
     def heard(self) -> float:
         """When it last said something, by the event loop's clock."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the operating system does not run it, until somebody continues it."""
         ...
 
 
@@ -117,18 +124,26 @@ class EngineWatchdog:
         self._worker.resume(SILENCE)
 
     async def watch(self, engine: Spoken) -> None:
-        """Suspend the worker while the engine says nothing although it has work or its canary is due; then give up.
+        """Suspend the worker while the engine is stopped, or owes a word (work, or a canary that is due); then give up.
 
         Silence is counted in looks, not by the clock: a worker that was stopped itself has missed what was said.
         """
         pause = min(WATCH_SECONDS, self._limits.stall_timeout / 4)
-        looks, spoke = 0, engine.heard
+        looks, stopped, spoke = 0, 0, engine.heard
         while True:
             await asyncio.sleep(pause)
+            if engine.stopped:
+                stopped += 1
+            elif stopped:
+                stopped = 0
+                self.heard()  # it goes on
+            if stopped * pause >= STOPPED_SECONDS:
+                self._silent = True
+                self._worker.suspend(SILENCE, STOPPED)
             looks = looks + 1 if engine.heard == spoke and self._owes_a_word(engine) else 0
             spoke = engine.heard
             stalls = looks * pause / self._limits.stall_timeout
-            if stalls >= 1:
+            if stalls >= 1 and not self._silent:
                 self._silent = True
                 self._worker.suspend(SILENCE, SILENT)
             if stalls >= self._limits.replace_after:
