@@ -97,7 +97,7 @@ def test_the_gateway_takes_its_configuration(name: str, tmp_path: Path) -> None:
     headless = find(objects, "Service", "polyfleet-gateway-headless")["spec"]
     assert config.peers == ("polyfleet-gateway-headless.llm.svc:50053",)
     assert config.peer_listen == "0.0.0.0:50053"
-    assert {"name": "peer", "port": 50053, "targetPort": "peer"} in headless["ports"]
+    assert ("peer", 50053) in {(port["targetPort"], port["port"]) for port in headless["ports"]}
     assert config.limits.drain_seconds == config.limits.max_request_seconds
     pod = dict(pods(objects))["polyfleet-gateway"]
     for file in (config.fleet_token_file, config.keys_file, config.tls_cert, config.tls_key):
