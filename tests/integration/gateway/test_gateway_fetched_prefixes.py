@@ -47,6 +47,6 @@ async def test_it_is_fetched_from_a_worker_that_drains(tmp_path: Path) -> None:
         second = await Stream.read(rig.stub.Generate(request))
         assert second.workers() == [second_id]
         assert second.ids() == first.ids()
-        assert second.usage.cached_tokens == 688
+        assert second.usage.cached_tokens == 640  # of which gateways know, in grains of 64
         third = await Stream.read(rig.stub.Generate(request))
         assert third.ids() == first.ids()
