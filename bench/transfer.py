@@ -21,8 +21,9 @@ import psutil
 
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.portable import KvLayout
-from polyfleet.kvcache.travelling import Wanted, chunk_tokens, token_bytes
-from polyfleet.transfer.room import TransferRoom, TransferSettings
+from polyfleet.kvcache.travelling import Wanted, chunk_tokens
+from polyfleet.transfer.room import TransferRoom
+from polyfleet.transfer.settings import TransferSettings
 from polyfleet.wire.hashing import prefix_root
 from polyfleet.wire.tickets import TransferOffer, source_of
 
@@ -76,7 +77,7 @@ def fetch(room: TransferRoom, offer: TransferOffer, tokens: int, peer: psutil.Pr
             wait(room)
     seconds = time.perf_counter() - began
     room.done(under_way)
-    if under_way.reason or under_way.bytes != tokens * token_bytes(LAYOUT):
+    if under_way.reason or under_way.bytes != tokens * LAYOUT.token_bytes:
         raise SystemExit(f"the transfer failed: {under_way.reason or under_way.bytes}")
     busier = max(time.process_time() - mine, cpu_seconds(peer) - its, 0.01)
     return Rate(under_way.bytes / seconds, under_way.bytes / busier)
@@ -90,7 +91,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 def copy(num_bytes: int) -> Rate:
     """What one thread copies from memory to memory, chunk by chunk as a transfer does."""
-    chunk = token_bytes(LAYOUT) * chunk_tokens(LAYOUT, GRAIN)
+    chunk = LAYOUT.token_bytes * chunk_tokens(LAYOUT, GRAIN)
     source, target = np.ones(chunk, np.uint8), [np.zeros(chunk, np.uint8) for _ in range(4)]
     count = num_bytes // chunk
     began, mine = time.perf_counter(), time.process_time()
@@ -115,10 +116,10 @@ def main() -> None:
         port, local, key = peer.stdout.readline().split()
         offer = TransferOffer(f"127.0.0.1:{port}", local, bytes.fromhex(key))
         process, whole = psutil.Process(peer.pid), chunk_tokens(LAYOUT, GRAIN)
-        tokens = max(1, (given.mebibytes << 20) // token_bytes(LAYOUT) // whole) * whole
+        tokens = max(1, (given.mebibytes << 20) // LAYOUT.token_bytes // whole) * whole
         rates: dict[str, list[Rate]] = {"copy": [], "shared memory": [], "tcp": []}
         for _ in range(given.repeats):
-            rates["copy"].append(copy(tokens * token_bytes(LAYOUT)))
+            rates["copy"].append(copy(tokens * LAYOUT.token_bytes))
             rates["shared memory"].append(fetch(room, offer, tokens, process))
             rates["tcp"].append(fetch(room, replace(offer, local=""), tokens, process))
         plain = Rate(*(median(each) for each in zip(*rates["copy"], strict=True)))

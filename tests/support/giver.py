@@ -3,7 +3,8 @@
 import threading
 
 from polyfleet.engine.engine import Engine
-from polyfleet.transfer.room import TransferRoom, TransferSettings
+from polyfleet.transfer.room import TransferRoom
+from polyfleet.transfer.settings import TransferSettings
 from polyfleet.wire.tickets import TransferOffer
 
 

@@ -12,7 +12,8 @@ from polyfleet.kvcache.portable import Array, KvLayout
 from polyfleet.kvcache.travelling import Chunk, Wanted
 from polyfleet.transfer.fetching import Fetch
 from polyfleet.transfer.inquiry import Inquiry
-from polyfleet.transfer.room import TransferRoom, TransferSettings
+from polyfleet.transfer.room import TransferRoom
+from polyfleet.transfer.settings import TransferSettings
 from polyfleet.wire.hashing import adapter_salt, prefix_root
 from polyfleet.wire.tickets import PrefixSource, TransferOffer, source_of
 

@@ -23,7 +23,8 @@ from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.progress import silent
 from polyfleet.models.registry import record
-from polyfleet.transfer.room import TransferRoom, TransferSettings
+from polyfleet.transfer.room import TransferRoom
+from polyfleet.transfer.settings import TransferSettings
 from polyfleet.wire.answers import SampledToken, SequenceUpdate
 from polyfleet.wire.hashing import prefix_root
 from polyfleet.wire.options import EngineOptions

@@ -12,7 +12,8 @@ from tests.unit.engine.test_exchange import PROMPT, Faulty, engine, run, tokens_
 from polyfleet.engine.engine import Engine
 from polyfleet.kvcache.travelling import FAILURES
 from polyfleet.loading.model import LoadedModel
-from polyfleet.transfer.room import TransferRoom, TransferSettings
+from polyfleet.transfer.room import TransferRoom
+from polyfleet.transfer.settings import TransferSettings
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.hashing import prefix_root
 from polyfleet.wire.requests import SequenceRequest

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.portable import KvLayout
-from polyfleet.kvcache.travelling import token_bytes
 from polyfleet.transfer import frames
 from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, Blocks, End, Hello, Message
 
@@ -88,9 +87,9 @@ def test_an_unknown_message_is_refused() -> None:
 def test_arrays_of_a_chunk_are_views_of_its_payload() -> None:
     arrays = (np.arange(2 * 16 * 2 * 4).reshape(2, 16, 2, 4), np.arange(16 * 6).reshape(1, 16, 1, 6))
     halves = tuple(each.astype("<f2") for each in arrays)
-    memory = memoryview(bytearray(16 * token_bytes(LAYOUT) + 100))
+    memory = memoryview(bytearray(16 * LAYOUT.token_bytes + 100))
     payload = frames.write_arrays(halves, memory)
-    assert payload.nbytes == 16 * token_bytes(LAYOUT)
+    assert payload.nbytes == 16 * LAYOUT.token_bytes
     back = frames.chunk_arrays(LAYOUT, 16, payload)
     assert all(np.array_equal(*pair) for pair in zip(back, halves, strict=True))
     memory[0] ^= 1

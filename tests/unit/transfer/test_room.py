@@ -16,7 +16,8 @@ from polyfleet.transfer import fetching
 from polyfleet.transfer.channel import Channel, Stalled
 from polyfleet.transfer.frames import Ask, Blocks, End, Hello, Release, Welcome
 from polyfleet.transfer.memory import SharedSlots, available
-from polyfleet.transfer.room import MOST_TRANSFERS, TransferRoom, TransferSettings
+from polyfleet.transfer.room import MOST_TRANSFERS, TransferRoom
+from polyfleet.transfer.settings import TransferSettings
 from polyfleet.transfer.transports import connect
 from polyfleet.wire.hashing import prefix_root
 from polyfleet.wire.tickets import PrefixSource, TransferOffer

@@ -43,6 +43,11 @@ class KvLayout:
     caches: tuple[PerToken, ...]
     dtype: str  # float32, float16 or bfloat16
 
+    @property
+    def token_bytes(self) -> int:
+        """Of all caches."""
+        return sum(each.sides * each.heads * each.width for each in self.caches) * DTYPES[self.dtype].itemsize
+
     @classmethod
     def of(cls, model: str, caches: Sequence[Array]) -> "KvLayout":
         """Of arrays [2, tokens, kv heads, width] as `Executor.export_blocks` gives them. ValueError for others."""

@@ -27,8 +27,7 @@ class HostTier:
     @staticmethod
     def bytes_of(layout: KvLayout, tokens: int) -> int:
         """Memory of so many tokens."""
-        each = sum(each.sides * each.heads * each.width for each in layout.caches) * DTYPES[layout.dtype].itemsize
-        return tokens * each
+        return tokens * layout.token_bytes
 
     def put(self, hashes: Sequence[bytes], caches: Sequence[Array]) -> None:
         """Keep blocks, of each cache [2, len(hashes) * block_size, kv heads, width]; of too many the first ones."""

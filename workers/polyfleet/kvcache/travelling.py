@@ -1,10 +1,14 @@
 """Keys and values on their way between workers, in chunks: what engine and channel tell each other. Pure."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from __future__ import annotations
 
-from polyfleet.kvcache.portable import DTYPES, Array, KvLayout
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
 from polyfleet.wire.tickets import PrefixSource
+
+if TYPE_CHECKING:
+    from polyfleet.kvcache.portable import Array, KvLayout  # they bring numpy, which who only waits needs not load
 
 CHUNK_BYTES = 4 << 20  # about
 
@@ -32,14 +36,9 @@ class Wanted(NamedTuple):
     grain: int
 
 
-def token_bytes(layout: KvLayout) -> int:
-    """Of all caches."""
-    return sum(each.sides * each.heads * each.width for each in layout.caches) * DTYPES[layout.dtype].itemsize
-
-
 def chunk_tokens(layout: KvLayout, grain: int) -> int:
     """Tokens of a chunk at most: of about CHUNK_BYTES, a multiple of the grain."""
-    return max(1, CHUNK_BYTES // (max(1, token_bytes(layout)) * grain)) * grain
+    return max(1, CHUNK_BYTES // (max(1, layout.token_bytes) * grain)) * grain
 
 
 class PrefixFetch(Protocol):

@@ -26,7 +26,7 @@ from polyfleet.serving.messages import (
     Loading,
     StepNews,
 )
-from polyfleet.transfer.room import TransferSettings
+from polyfleet.transfer.settings import TransferSettings
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 

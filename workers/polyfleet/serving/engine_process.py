@@ -36,7 +36,8 @@ from polyfleet.serving.messages import (
     Refusal,
     StepNews,
 )
-from polyfleet.transfer.room import TransferRoom, TransferSettings
+from polyfleet.transfer.room import TransferRoom
+from polyfleet.transfer.settings import TransferSettings
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import EngineOptions
 

@@ -13,7 +13,7 @@ import msgspec
 
 from polyfleet.engine.canary import CanaryVerdict
 from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
-from polyfleet.transfer.room import TransferDoor, TransferSettings
+from polyfleet.transfer.settings import TransferDoor, TransferSettings
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest

@@ -32,7 +32,7 @@ from polyfleet.serving.registration import LAST_REDIAL_SECONDS, Registration
 from polyfleet.serving.router import UNAVAILABLE
 from polyfleet.serving.server import WorkerServer
 from polyfleet.serving.worker import Worker, WorkerRefusal
-from polyfleet.transfer.room import TransferSettings
+from polyfleet.transfer.settings import TransferSettings
 from polyfleet.tuning.choice import get_backend
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import ANY_HOST, AuthSetupError, check_bind, join_host_port, split_host_port

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from polyfleet.serving.engine_client import EngineClient
-from polyfleet.transfer.room import TransferSettings
+from polyfleet.transfer.settings import TransferSettings
 from polyfleet.v1 import fleet_pb2 as fleet
 from polyfleet.wire.auth import join_host_port, split_host_port
 from polyfleet.wire.tickets import TransferOffer

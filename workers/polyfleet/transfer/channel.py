@@ -5,8 +5,7 @@ import socket
 import ssl
 import time
 from contextlib import suppress
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from polyfleet.transfer import frames
 from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, End, Message
@@ -20,30 +19,6 @@ class Stalled(OSError):
 
 class Refused(ValueError):
     """The peer does not do what it was asked for, and says why."""
-
-
-class Certificates(NamedTuple):
-    """By which the workers of one fleet know each other: tls.crt, tls.key and ca.crt, and the name that all have."""
-
-    folder: str
-    name: str
-
-    def wrap(self, end: socket.socket, *, server: bool) -> socket.socket:
-        """Shake hands over a connected socket. Raises OSError unless the peer has a certificate of that name.
-
-        Files are read each time, so renewed ones count at once.
-        """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-        folder = Path(self.folder)
-        context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-        context.load_verify_locations(folder / "ca.crt")
-        context.verify_mode = ssl.CERT_REQUIRED
-        wrapped = context.wrap_socket(end, server_side=server, server_hostname=None if server else self.name)
-        names = dict(wrapped.getpeercert() or {}).get("subjectAltName", ())
-        if server and ("DNS", self.name) not in names:
-            wrapped.close()
-            raise OSError(f"the caller's certificate is not {self.name}'s")
-        return wrapped
 
 
 class Channel:

@@ -10,8 +10,8 @@ from queue import Empty, Full, Queue
 import numpy as np
 
 from polyfleet.kvcache.portable import KvLayout, converted
-from polyfleet.kvcache.travelling import Chunk, Wanted, token_bytes
-from polyfleet.transfer.channel import Certificates, Channel, Refused, Stalled
+from polyfleet.kvcache.travelling import Chunk, Wanted
+from polyfleet.transfer.channel import Channel, Refused, Stalled
 from polyfleet.transfer.frames import (
     MAX_PAYLOAD_BYTES,
     Ask,
@@ -27,6 +27,7 @@ from polyfleet.transfer.frames import (
 )
 from polyfleet.transfer.inquiry import CHUNKS_AHEAD
 from polyfleet.transfer.memory import SharedSlots
+from polyfleet.transfer.settings import Certificates
 from polyfleet.transfer.transports import connect
 from polyfleet.wire.hashing import adapter_salt, prefix_root
 from polyfleet.wire.tickets import CHALLENGE_BYTES, PrefixSource, proof, proves
@@ -129,7 +130,7 @@ class Fetch:
                 raise BadFrame("a chunk came that does not follow the one before")
             if self._slots is not None:
                 number = message.slot
-                payload = self._slots.slot(number, message.tokens * token_bytes(layout))
+                payload = self._slots.slot(number, message.tokens * layout.token_bytes)
             elif buffer is None or buffer.nbytes < payload.nbytes:
                 self._buffers[number] = payload
             arrays = chunk_arrays(layout, message.tokens, payload)

@@ -7,15 +7,15 @@ import socket
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import NamedTuple
 
 from polyfleet.kvcache.travelling import PrefixFetch, Wanted
 from polyfleet.transfer import memory
-from polyfleet.transfer.channel import Certificates, Channel, Refused
+from polyfleet.transfer.channel import Channel, Refused
 from polyfleet.transfer.fetching import Fetch
 from polyfleet.transfer.frames import BadFrame
 from polyfleet.transfer.inquiry import Inquiry
 from polyfleet.transfer.serving import HANDSHAKE_SECONDS, Delivery, admit, refuse
+from polyfleet.transfer.settings import TransferDoor, TransferSettings
 from polyfleet.transfer.transports import tune
 from polyfleet.wire.auth import split_host_port
 from polyfleet.wire.tickets import PrefixSource, new_key
@@ -23,27 +23,6 @@ from polyfleet.wire.tickets import PrefixSource, new_key
 log = logging.getLogger(__name__)
 MOST_TRANSFERS = 8  # at a time, each way
 MOST_CONNECTIONS = 64  # of peers, those that have not shown a ticket yet included
-
-
-class TransferSettings(NamedTuple):
-    """Where a worker's room is: host:port to listen at (port 0: any free one), and certificates, where there are."""
-
-    listen: str
-    tls_folder: str = ""
-    tls_name: str = ""  # that every worker of the fleet has in its certificate
-
-    @property
-    def certificates(self) -> Certificates | None:
-        """By which peers know each other; None without any."""
-        return Certificates(self.tls_folder, self.tls_name) if self.tls_folder else None
-
-
-class TransferDoor(NamedTuple):
-    """Where a room is entered: its port, its name for processes of its host, and the key of its tickets."""
-
-    port: int
-    local: str
-    key: bytes
 
 
 class TransferRoom:

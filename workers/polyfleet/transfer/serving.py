@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 
 from polyfleet.kvcache.portable import BLOCK_TOKENS, KvLayout
-from polyfleet.kvcache.travelling import Chunk, chunk_tokens, token_bytes
+from polyfleet.kvcache.travelling import Chunk, chunk_tokens
 from polyfleet.transfer.channel import Channel, Refused, Stalled
 from polyfleet.transfer.frames import (
     MAX_TOKENS,
@@ -99,7 +99,7 @@ class Delivery:
         return item
 
     def _state(self, layout: KvLayout) -> None:
-        size = chunk_tokens(layout, self._inquiry.grain) * token_bytes(layout)
+        size = chunk_tokens(layout, self._inquiry.grain) * layout.token_bytes
         if not self._channel.shared:
             self._staging = memoryview(bytearray(size))
             self._channel.send(layout_message(layout))

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from polyfleet.transfer import memory
-from polyfleet.transfer.channel import Certificates, Channel
+from polyfleet.transfer.channel import Channel
+from polyfleet.transfer.settings import Certificates
 from polyfleet.wire.auth import split_host_port
 from polyfleet.wire.tickets import PrefixSource
 
