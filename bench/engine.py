@@ -3,6 +3,7 @@
     python bench/engine.py                                        # the model of `make serve`, on the CPU
     python bench/engine.py --peers transformers,llama.cpp,openvino --json engine.json
     python bench/engine.py --model DIR --device cuda --dtype bfloat16 --peers transformers
+    python bench/engine.py --device cuda --vllm PYTHONPATH        # without --model: the card's table (bench/card)
     python bench/engine.py --overhead                             # what a step costs beside the model, in ms
     python bench/engine.py --structured                           # what JSON schemas cost in decode of 16 sequences
 
@@ -35,6 +36,7 @@ from polyfleet.wire.options import EngineOptions
 UNIT = "tokens/s"
 NAMES = tuple(each.name for each in WORKLOADS)
 OURS = "polyfleet"
+CARD_SHAPES = ("llama3_8b", "smollm2_135m")
 Settings = dict[str, dict[str, Setting]]  # by contender and workload
 
 
@@ -70,7 +72,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--overhead", action="store_true", help="an executor that computes nothing instead of a model")
     parser.add_argument("--structured", action="store_true", help="ours alone: with a JSON schema beside free text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    _add_card(parser)
     chosen = parser.parse_args(arguments)
+    chosen.card = chosen.model is None and chosen.device != "cpu" and not (chosen.peers or chosen.structured)
+    chosen.shapes = _names(parser, "--shapes", chosen.shapes, (*CARD_SHAPES, "tiny"), ())
+    chosen.weights = _names(parser, "--weights", chosen.weights, ("fp8", "int4"), ())
     chosen.peers = _names(parser, "--peers", chosen.peers, tuple(PACKAGES), ())
     names = _names(
         parser, "--workloads", chosen.workloads, tuple(w.name for w in WORKLOADS), tuple(w.name for w in WORKLOADS)
@@ -78,7 +84,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     chosen.workloads = [each for each in WORKLOADS if each.name in names]
     if chosen.repeats < 1:
         parser.error("--repeats must be 1 or more")
-    if chosen.overhead:
+    if chosen.overhead or chosen.card:
         return chosen
     chosen.model = (chosen.model or default_model(parser)).resolve()
     chosen.threads = chosen.threads or usable_cores()
@@ -87,6 +93,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if chosen.threads < 1:
         parser.error("--threads must be 1 or more")
     return chosen
+
+
+def _add_card(parser: argparse.ArgumentParser) -> None:
+    card = parser.add_argument_group("an accelerator, without --model: shapes of known models with random weights")
+    card.add_argument("--shapes", default=",".join(CARD_SHAPES), help="comma-separated (default: all)")
+    card.add_argument("--weights", default="fp8,int4", help="beside dense ones, comma-separated (default fp8,int4)")
+    card.add_argument(
+        "--vllm", default="", metavar="PYTHONPATH", help="where vLLM is installed, to be measured in turn"
+    )
+    card.add_argument("--profile", action="store_true", help="account a step: the device's time by kernel, gaps, host")
 
 
 def default_model(parser: argparse.ArgumentParser) -> Path:
@@ -179,6 +195,11 @@ def main(arguments: list[str] | None = None) -> int:
     options, progress = parse(arguments), Progress()
     if options.overhead:
         publish(overhead.measure(options.repeats), options.json)
+        return 0
+    if options.card:
+        from bench.card.table import measure as measure_card  # brings torch
+
+        publish(measure_card(options), options.json)
         return 0
     if options.structured:
         engine = EngineOptions(

@@ -69,7 +69,7 @@ def run_batch(executor: Any, num_blocks: int = 12) -> Outcomes:
 def test_the_same_tokens_with_graphs_and_without(
     model: LoadedModel, depth: int, narrow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured, "tuning", lambda device: replace(tuning(device), narrow=narrow))
+    monkeypatch.setattr(captured, "tuning", lambda device: replace(tuning(device), narrow=4 if narrow else 0))
     expected = run_batch(EagerExecutor(workload(model), depth=1))
     replays = Replays()
     executor = CapturedExecutor(capturing(model), depth=depth, capture=replays)
@@ -85,7 +85,7 @@ def test_the_same_tokens_with_graphs_and_without(
 
 def test_windows_in_a_pool_of_their_own(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer sees 20 positions, the other all; blocks behind windows go back while graphs are replayed."""
-    monkeypatch.setattr(captured, "tuning", lambda device: replace(tuning(device), narrow=True))
+    monkeypatch.setattr(captured, "tuning", lambda device: replace(tuning(device), narrow=4))
     config = replace(model.config, architecture="mistral", windows=(20, 0))
     windowed = replace(model, config=config)
     limits = BatchLimits(2, 24, 96, window=config.local_window)

@@ -215,7 +215,8 @@ class CapturedExecutor(EagerExecutor):
     def _captured(self, size: int, adapted: bool) -> _Captured:
         """Over padding alone, which leaves no trace."""
         logits: list[Tensor] = []
-        few = size <= tuning(self._device).most_rows
+        tuned = tuning(self._device)
+        few = size <= (tuned.most_rows if self._context.packed else tuned.narrow)
         program = (few and self._narrow) or self._program
         if adapted and self._adapted is not None:
             program = self._adapted

@@ -12,6 +12,7 @@ triton = pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource, compile  # noqa: E402
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction  # noqa: E402
 
 from polyfleet.kernels.triton import (  # noqa: E402
     activation,
@@ -19,6 +20,7 @@ from polyfleet.kernels.triton import (  # noqa: E402
     all_reduce,
     codes,
     decode,
+    hopper,
     linear,
     norms,
     prefill,
@@ -66,6 +68,12 @@ def attentions(tuned: Tuning) -> Cases:
         constants = {**heads, "ROWS": launch.rows, "TILE": launch.tile, **limits}
         prompts = over | {"row_starts": "*i64", "tiles": "*i32"}
         cases.append((prefill.prefill_kernel, prompts, constants, launch.warps, launch.stages))
+    tiled = over | {"row_starts": "*i64", "tiles": "*i32"}
+    tiled |= dict.fromkeys(("keys", "values"), f"tensordesc<bf16[64,128],{hopper.LAYOUT!r}>")
+    shape = {"KV_HEADS": 8, "GROUP": 4, "WIDTH": 128, "TILE": hopper.BLOCK_SIZE}
+    for launch in tuned.hopper:
+        constants = {**shape, "ROWS": launch.rows, "STAGES": launch.stages}
+        cases.append((hopper.hopper_prefill_kernel, tiled, constants, launch.warps, 3))
     return cases
 
 
@@ -120,6 +128,7 @@ def products(tuned: Tuning) -> Cases:
         how = {"KIND": kind, "MINIMA": kind == 2, "STEP": min(size["SPAN"], cut.step), "BLOCK": cut.block, "ROWS": rows}
         around = {"SPLITS": 1 if silu else 2, "NORM": silu, "BIAS": False, "BEHIND": 1 if silu else 2}
         target = {"ASSEMBLY": tuned.assembly and kind > 0, "CHAINED": int(tuned.chained)}
+        target["LINES"] = 64 if tuned.ahead and kind == 0 else 0
         cases.append((linear.linear_kernel, types | packed, size | how | around | target, cut.warps, cut.stages))
     packing = {"N": 4096, "K": 4096, "KIND": 2, "GROUP": 32, "MINIMA": True, "SPAN": 32, "BLOCK": 32}
     whole = {"codes": "*i32", "groups": "*i32", "out": "*bf16"}
@@ -135,7 +144,9 @@ def test_every_kernel_compiles_ahead(name: str, tmp_path: Path, monkeypatch: pyt
         signature = {each: operands.get(each, "constexpr") for each in kernel.arg_names}
         places = {each: (place,) for place, each in enumerate(kernel.arg_names)}
         aligned = {places[each]: [["tt.divisibility", 16]] for each, kind in operands.items() if kind[0] == "*"}
-        source = ASTSource(kernel, signature, {places[each]: value for each, value in constants.items()}, aligned)
+        constexprs = {places[each]: value for each, value in constants.items()}
+        in_gluon = isinstance(kernel, GluonJITFunction)
+        source = (GluonASTSource if in_gluon else ASTSource)(kernel, signature, constexprs, aligned)
         compiled = compile(source, target=TARGETS[name], options={"num_warps": warps, "num_stages": stages})
         binary = "cubin" if name.startswith("sm") else "hsaco"
         assert compiled.asm[binary][:4] == b"\x7fELF"

@@ -18,6 +18,11 @@ from polyfleet.kernels.triton.decode import DecodePlan, decode, plan_decode
 from polyfleet.kernels.triton.prefill import PrefillPlan, plan_prefill, prefill
 from polyfleet.kernels.triton.tuning import tuning
 
+try:
+    from polyfleet.kernels.triton import hopper
+except ImportError:  # a Triton without Gluon, or with another
+    hopper = None  # type: ignore[assignment]
+
 SMALLEST_BLOCK = 16
 
 
@@ -40,7 +45,12 @@ def plan_attention(context: KernelContext, step: Step, attention: Any) -> Any:
         return batched.plan_attention(context, step, attention)
     tuned, single = tuning(context.device), step.num_single
     decodes = plan_decode(attention, step.tables, step.lengths, single, tuned) if single else None
-    return AttentionPlan(decodes, plan_prefill(step, tuned) if single < step.num_sequences else None)
+    launches = tuned.hopper if _by_hopper(context, attention) else (tuned.prefill, tuned.short_prefill)
+    return AttentionPlan(decodes, plan_prefill(step, *launches) if single < step.num_sequences else None)
+
+
+def _by_hopper(context: KernelContext, attention: Attention, *, sinks: bool = False) -> bool:
+    return bool(tuning(context.device).hopper) and hopper is not None and hopper.fits(attention, context, sinks=sinks)
 
 
 def bind_attention(op: Op, context: KernelContext) -> Kernel:
@@ -50,13 +60,16 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
         return batched.bind_attention(op, context)
     caches = context.keys[attention.cache], context.values[attention.cache]
     sinks = context.wide(*op.weights) if op.weights else None
+    tiled = tuple(map(hopper.described, caches)) if _by_hopper(context, attention, sinks=bool(op.weights)) else ()
 
     def kernel(plan: AttentionPlan, q: Tensor) -> Tensor:
         q = q.contiguous()
         out = torch.empty_like(q)
         if plan.decode is not None:
             decode(attention, tuned, plan.decode, q, caches, out, sinks=sinks)
-        if plan.prefill is not None:
+        if plan.prefill is not None and tiled:
+            hopper.hopper_prefill(attention, plan.prefill, q, tiled, out)
+        elif plan.prefill is not None:
             prefill(attention, plan.prefill, q, caches, out, sinks)
         return out
 

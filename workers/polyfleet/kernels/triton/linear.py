@@ -28,14 +28,15 @@ def linear_kernel(
     N: tl.constexpr, K: tl.constexpr, SQUARES: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     MINIMA: tl.constexpr, SPAN: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, BEHIND: tl.constexpr, ASSEMBLY: tl.constexpr,
-    CHAINED: tl.constexpr,
+    CHAINED: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """`out` [rows, N or N / 2] of x [rows, K] and weights [N, K], STEP words of a chunk at once.
 
     NORM: x is gained, not normed yet; `squares` [rows, SQUARES] are parts of the sum of its squares before.
     SILU_MUL: silu of the first N / 2 outputs times the others. ADD: out = y + residual, `gained` = out * gain, and
     `sums` [rows, N / BLOCK] the parts of out's squares. CHAINED: begins while the kernel before it
-    ends; 2: lets the one behind it begin at once, 1: when its products are made.
+    ends; 2: lets the one behind it begin at once, 1: when its products are made. LINES: so many lines of 64 columns of
+    each row of weights are fetched before it waits; 0: none.
     """
     tile, split = tl.program_id(0), tl.program_id(1)
     dtype = x.dtype.element_ty
@@ -57,6 +58,11 @@ def linear_kernel(
     share = STEPS // SPLITS + (1 if STEPS % SPLITS else 0)
     begin = split * share
     matrix = codes + output.to(tl.int64)[:, None] * (K // PACK) + column[None, :]
+    if LINES > 0:
+        line = tl.arange(0, LINES) * 64
+        lines = codes + output.to(tl.int64)[:, None] * K + tl.where(line < K, line, 0)[None, :]
+        fetch: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+        tl.inline_asm_elementwise(fetch, "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
     if CHAINED > 0:
         gdc_wait()
     if CHAINED == 2:
@@ -158,6 +164,7 @@ def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: b
     x = x.contiguous()
     behind = 2 if given.residual is not None else int(silu)
     halves, count = (2 if silu else 1), len(x)
+    small = matrix.rows * matrix.columns <= SMALL
     cut = tuned.cut(matrix.kind, count, silu=silu)
     tiles = triton.cdiv(matrix.rows // halves, cut.block // halves)
     step, splits = _steps(matrix, cut), cut.splits(tiles, matrix.columns)
@@ -167,13 +174,14 @@ def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: b
     parts = torch.empty(tiles * splits * cut.block * rows if splits > 1 else 0, dtype=torch.float32, device=x.device)
     squares = given.squares
     assembly = tuned.assembly and matrix.kind > 0 and x.dtype is torch.bfloat16
-    chained = 0 if not tuned.chained else 2 if matrix.rows * matrix.columns <= SMALL else 1
+    chained = 0 if not tuned.chained else 2 if small else 1
+    lines = triton.next_power_of_2(triton.cdiv(matrix.columns, 64)) if small and tuned.ahead and not matrix.kind else 0
     options = {"launch_pdl": True} if tuned.chained else {}
     linear_kernel[(tiles, splits)](
         *(x, squares, matrix.codes, matrix.groups, given.bias, given.residual, given.gain, out, gained, sums, parts),
         *(matrix.arrived, count, given.eps, matrix.rows, matrix.columns, 1 if squares is None else squares.shape[1]),
         *(matrix.kind, matrix.group, matrix.minima, matrix.span or step, step, cut.block, rows, splits),
-        *(squares is not None, given.bias is not None, behind, assembly, chained),
+        *(squares is not None, given.bias is not None, behind, assembly, chained, lines),
         num_warps=cut.warps,
         num_stages=cut.stages,
         **options,

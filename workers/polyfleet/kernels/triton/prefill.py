@@ -12,7 +12,7 @@ from torch import Tensor
 from polyfleet.graph.ops import Attention
 from polyfleet.kernels.step import Step, upload
 from polyfleet.kernels.triton.decode import LEAST_ROWS, LOG2E, capped
-from polyfleet.kernels.triton.tuning import SHORT_PREFILL, Launch, Tuning
+from polyfleet.kernels.triton.tuning import SHORT_PREFILL, Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ def prefill_kernel(
     tl.store(out + place, result.to(out.dtype.element_ty), mask=mine)
 
 
-def plan_prefill(step: Step, tuned: Tuning) -> PrefillPlan:
-    """For the sequences behind those with one row; counted on the host."""
+def plan_prefill(step: Step, long: Launch, short: Launch) -> PrefillPlan:
+    """For the sequences behind those with one row, with launches for many rows and for few; counted on the host."""
     single = step.num_single
     counts = np.diff(step.host_row_starts)[single:]
-    launch = tuned.prefill if counts.sum() >= SHORT_PREFILL else tuned.short_prefill
+    launch = long if counts.sum() >= SHORT_PREFILL else short
     numbers = -(-counts // launch.rows)
     sequences = np.repeat(np.arange(len(counts)), numbers)
     firsts = (np.arange(len(sequences)) - np.repeat(numbers.cumsum() - numbers, numbers)) * launch.rows

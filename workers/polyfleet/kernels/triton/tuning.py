@@ -44,9 +44,11 @@ class Tuning:
     short_prefill: Launch  # of steps with few rows
     products: tuple[tuple[Cut, ...], ...]  # by kind of weights: dense, fp8, int4; of each, those for fewer rows first
     halves: tuple[tuple[Cut, ...], ...] = ()  # likewise, of products with silu_mul behind; empty: as others
+    ahead: bool = False  # weights of small dense products are fetched while the kernel before goes on
     assembly: bool = False  # words of codes become bfloat16 by PTX
-    narrow: bool = False  # steps of few rows are narrowed (see `graph.narrow`): where that was found faster
+    narrow: int = 0  # rows up to which steps over dense weights are narrowed (see `graph.narrow`); 0: none is
     chained: bool = False  # a kernel may be launched before the one before it has ended
+    hopper: tuple[Launch, ...] = ()  # of prompts by `hopper`: of long steps, of short ones; empty: by `prefill`
 
     @property
     def most_rows(self) -> int:
@@ -69,20 +71,22 @@ TUNING = {
         products=((Cut(128, 64, 64, 4, 4),), CODES_80, CODES_80),
     ),
     "sm_90": Tuning(
-        *(200, 32, Launch(64, 4, 5), Launch(64, 4, 5, 64), Launch(64, 4, 5, 64)),
+        *(200, 32, Launch(128, 4, 2), Launch(64, 4, 5, 64), Launch(64, 4, 5, 64)),
         products=(
-            (Cut(64, 64, 128, 4, 5), Cut(128, 64, 64, 4, 8)),
+            (Cut(16, 64, 128, 4, 6, 128, 2048), Cut(64, 64, 128, 4, 5, 128, 2048), Cut(128, 64, 64, 4, 8)),
             (Cut(32, 32, 64, 2, 4, 256, 0), Cut(64, 128, 64, 8, 3, 256, 0), FP8_WIDE),
             INT4_90,
         ),
         halves=(
-            (Cut(16, 64, 128, 4, 5), Cut(64, 128, 128, 8, 3), Cut(128, 128, 64, 4, 6)),
+            (Cut(16, 64, 128, 4, 5), Cut(32, 64, 128, 4, 4), Cut(64, 128, 64, 8, 5), Cut(128, 128, 64, 4, 6)),
             (Cut(16, 64, 64, 2, 3, 256, 0), Cut(32, 128, 64, 4, 3, 256, 0), Cut(64, 128, 64, 8, 3, 256, 0), FP8_WIDE),
             INT4_90,
         ),
         assembly=True,
-        narrow=True,
+        narrow=64,
         chained=True,
+        ahead=True,
+        hopper=(Launch(64, 4, 2, 128), Launch(64, 4, 2, 64)),
     ),
     "gfx90a": Tuning(
         *(220, 32, Launch(32, 4, 1), Launch(32, 4, 1, 128), Launch(32, 4, 1, 64)),

@@ -1,0 +1,69 @@
+"""Models in the shapes of known ones, with random weights that are made where they are used."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.loading.model import LoadedModel
+from polyfleet.models.config import ModelConfig
+from polyfleet.models.registry import weight_shapes
+
+ROPE_BASE, CONTEXT, EPS, SCALE = 500000.0, 16384, 1e-5, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a dense Llama."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int  # of a head
+    intermediate: int
+
+    @property
+    def config(self) -> ModelConfig:
+        """As our loaders would read it."""
+        half = self.width // 2
+        frequencies = tuple(ROPE_BASE ** (-place / half) for place in range(half))
+        heads = self.heads, self.kv_heads, self.width
+        sizes = self.vocabulary, self.hidden, self.layers, *heads, self.intermediate
+        return ModelConfig("llama", "random", *sizes, EPS, frequencies, CONTEXT, False)
+
+    def write(self, folder: Path) -> Path:
+        """A Hugging Face folder that has the configuration alone."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"},
+            **{"vocab_size": self.vocabulary, "hidden_size": self.hidden, "num_hidden_layers": self.layers},
+            **{"num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.width},
+            **{"intermediate_size": self.intermediate, "max_position_embeddings": CONTEXT, "rms_norm_eps": EPS},
+            **{"rope_theta": ROPE_BASE, "hidden_act": "silu", "tie_word_embeddings": False},
+            **{"bos_token_id": 1, "eos_token_id": 2},
+        }
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return folder
+
+
+SHAPES: Mapping[str, Shape] = {
+    "llama3_8b": Shape(128256, 4096, 32, 32, 8, 128, 14336),
+    "smollm2_135m": Shape(49152, 576, 30, 9, 3, 64, 1536),
+    "tiny": Shape(512, 128, 2, 4, 2, 32, 256),
+}
+
+
+def random_model(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16) -> LoadedModel:
+    """On the device already, the same for every run; matrices about 0, norms about 1."""
+    generator = torch.Generator(device=device).manual_seed(0)
+    weight_format = WeightFormat.BF16 if dtype is torch.bfloat16 else WeightFormat.F32
+    weights = {}
+    for name, (rows, columns) in weight_shapes(shape.config).items():
+        data = torch.randn(rows, columns, generator=generator, device=device, dtype=dtype) * SCALE
+        weights[name] = Weight(name, weight_format, rows, columns, data + 1 if rows == 1 else data)
+    return LoadedModel("random", shape.config, weights, None)

@@ -1,0 +1,129 @@
+"""The table of one card: decode steps and prefill of each shape, ours and vLLM's in turn, and other weights."""
+
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Protocol
+
+from bench.card.account import account, table
+from bench.card.ours import BLOCK_SIZE, Ours, Prompts, random_prompts
+from bench.card.peer import Peer
+from bench.card.shapes import SHAPES, Shape
+from bench.report import Row, compare
+
+from polyfleet.engine.executor import Capacity
+from polyfleet.wire.options import EngineOptions
+
+PROMPT, TOKENS = 128, 256  # of decode: (all tokens - one token) / those between
+SIZES, PEER_SIZES = (1, 8, 32, 64, 128, 256), (1, 32, 256)
+PREFILLS = ((1, 2048), (1, 8192), (16, 2048))
+STEP_TOKENS = 8192  # of prefill, as vLLM's own
+PROFILED = (1, 32, 256)
+STEPS = 32  # that are accounted
+PEER_MEMORY = 0.6  # of the card's, what ours takes meanwhile counted in
+CONTEXT = 9216
+LARGE = ("llama3_8b",)  # shapes whose prefill and other weights are measured too
+OTHER_WEIGHTS = ("fp8", "int4")
+OTHER_SIZES = (1, 32, 64, 256)
+
+
+class Side(Protocol):
+    """Ours, or the peer."""
+
+    def seconds(self, prompts: Prompts, new_tokens: int) -> float:
+        """Until every prompt has its tokens."""
+        ...
+
+
+def say(text: str) -> None:
+    """What is not a row."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure(options: Namespace) -> Iterator[Row]:
+    """All rows, those of each shape as soon as they are there."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.shapes:
+            shape, peer = SHAPES[name], None
+            if options.vllm:
+                peer = Peer(shape.write(Path(folder) / name), options.vllm, PEER_MEMORY, CONTEXT)
+            try:
+                yield from _shape(name, shape, peer, options)
+            finally:
+                if peer is not None:
+                    peer.close()
+
+
+def _shape(name: str, shape: Shape, peer: Peer | None, options: Namespace) -> Iterator[Row]:
+    ours = _ours(shape, options, "dense", SIZES, prefill=True)
+    if peer is not None:
+        peer.ready()
+    for size in SIZES:
+        beside = peer if size in PEER_SIZES else None
+        yield from _rows(f"{name}.decode_{size}", ours, beside, size, PROMPT, TOKENS, options.repeats)
+    if name in LARGE:
+        for count, length in PREFILLS:
+            yield from _rows(f"{name}.prefill_{count}x{length}", ours, peer, count, length, 1, options.repeats)
+    if options.profile:
+        yield from _profiled(name, ours)
+    ours.close()
+    for weights in options.weights if name in LARGE else ():
+        other = _ours(shape, options, weights, OTHER_SIZES, prefill=False)
+        for size in OTHER_SIZES:
+            row = f"{name}.{weights}.decode_{size}"
+            yield from _rows(row, other, None, size, PROMPT, TOKENS, options.repeats)
+        if options.profile:
+            yield from _profiled(f"{name}.{weights}", other)
+        other.close()
+
+
+def _ours(shape: Shape, options: Namespace, weights: str, sizes: tuple[int, ...], *, prefill: bool) -> Ours:
+    most = max(sizes)
+    longest = max([PROMPT + TOKENS + 64, *(length + 64 for _, length in PREFILLS if prefill)])
+    each = -(-(PROMPT + TOKENS + 64) // BLOCK_SIZE)
+    blocks = max([most * each, *(count * (-(-length // BLOCK_SIZE) + 1) for count, length in PREFILLS)]) + 2
+    step_tokens = STEP_TOKENS if prefill else 2048
+    capacity = Capacity(blocks, BLOCK_SIZE, most, -(-longest // BLOCK_SIZE), step_tokens)
+    engine = EngineOptions(device=options.device, executor=options.executor, weights=weights)
+    ours = Ours(shape, engine, capacity)
+    built, allocated = ours.start_seconds
+    say(f"{ours.executor.name}, {weights}: built in {built:.1f} s, allocated and captured in {allocated:.1f} s")
+    return ours
+
+
+def _rows(
+    name: str, ours: Ours, peer: Peer | None, count: int, length: int, tokens: int, repeats: int
+) -> Iterator[Row]:
+    """Milliseconds of a step, or of a prefill where one token is wanted: medians of rounds in turn."""
+    sides: list[Side] = [ours] if peer is None else [ours, peer]
+    found: list[list[float]] = [[] for _ in sides]
+    for number in range(-1, repeats):
+        for each, values in zip(sides, found, strict=True):
+            whole = each.seconds(random_prompts(count, length, ours.shape.vocabulary, 2 * number), tokens)
+            if tokens > 1:
+                one = each.seconds(random_prompts(count, length, ours.shape.vocabulary, 2 * number + 1), 1)
+                whole = (whole - one) / (tokens - 1)
+            if number >= 0:  # the first only warms up
+                values.append(whole * 1e3)
+    medians = [median(values) for values in found]
+    theirs = None if peer is None else medians[1]
+    row = compare(name, medians[0], "ms", "" if peer is None else peer.name, theirs, lower_is_better=True)
+    say(f"{name}: {' / '.join(f'{each:.3f}' for each in medians)}" + (f", ratio {row.ratio:.3f}" if row.ratio else ""))
+    yield row
+
+
+def _profiled(name: str, ours: Ours) -> Iterator[Row]:
+    """Each printed; the host's share as rows."""
+    for size in PROFILED:
+        prompts = random_prompts(size, PROMPT, ours.shape.vocabulary, 7)
+        with ours.decoding(prompts, TOKENS) as batcher:
+            found = account(batcher.step, STEPS, ours.executor, ours.device)
+        say(table(f"{name}.decode_{size}", found))
+        yield Row(f"{name}.decode_{size}.host", found.host, "ms")
+        yield Row(f"{name}.decode_{size}.idle", found.idle, "ms")
+    if ours.capacity.step_tokens == STEP_TOKENS and ours.capacity.max_blocks * BLOCK_SIZE > STEP_TOKENS:
+        prompts, where = random_prompts(1, STEP_TOKENS, ours.shape.vocabulary, 8), (ours.executor, ours.device)
+        say(table(f"{name}.prefill_1x8192", account(lambda: ours.seconds(prompts, 1), 3, *where)))
