@@ -259,6 +259,18 @@ SPEED = Row(
             (rate("polyfleet_prefix_fetches_total", "outcome", matchers="<scope>"),),
         ),
         Panel(
+            "Memory shortages",
+            "Steps that found no memory on the device. Their sequences are computed again, in smaller steps.",
+            "short",
+            (
+                Query(
+                    "sum by (accelerator) "
+                    "(increase(polyfleet_engine_memory_shortages_total{<pool>}[$__rate_interval]))",
+                    "{{accelerator}}",
+                ),
+            ),
+        ),
+        Panel(
             "Sequences",
             "Sequences in the engines' batches, those that wait for a place there, and those that a full KV cache "
             "put back.",

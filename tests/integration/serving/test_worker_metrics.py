@@ -24,6 +24,7 @@ LABELLED = {
     "polyfleet_engine_dropped_rows_total", "polyfleet_kv_evictions_total",
     "polyfleet_prefix_fetched_tokens_total", "polyfleet_prefix_given_tokens_total",
     "polyfleet_prefix_restored_tokens_total", "polyfleet_kv_host_blocks",
+    "polyfleet_engine_memory_shortages_total",
     "polyfleet_engine_drafts_total", "polyfleet_engine_accepted_drafts_total",
 }  # fmt: skip
 OWN_LABEL = {

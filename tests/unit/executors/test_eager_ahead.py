@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.support.batching import Outcomes, run_all
 from tests.support.batching import request as make_request
 from tests.support.eager_models import POISON, poison, tiny_model, workload
@@ -17,6 +19,8 @@ from polyfleet.engine.executor import Capacity
 from polyfleet.engine.plan import StepPlan
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.model import LoadedModel
+from polyfleet.sampling.device import DeviceSampler
+from polyfleet.sampling.host import HostSampler
 from polyfleet.wire.sampling import SamplingParams
 
 
@@ -61,13 +65,15 @@ PARAMS = (
 )
 
 
-def run_batch(model: LoadedModel, depth: int, num_blocks: int = 40, ends: Sequence[int] = ()) -> tuple[Outcomes, Any]:
-    """Twelve sequences of mixed sampling through a Batcher."""
+def run_batch(
+    model: LoadedModel, depth: int, num_blocks: int = 40, ends: Sequence[int] = (), number: int = 12
+) -> tuple[Outcomes, Any]:
+    """Sequences of mixed sampling through a Batcher."""
     executor = Scribbled(EagerExecutor(workload(model), depth=depth))
     capacity = Capacity(num_blocks, 4, 6, 32, 24)
     executor.allocate(capacity)
     batcher = Batcher(executor, capacity, BatchLimits(6, 24, min(128, num_blocks * 4), frozenset(ends)))
-    for number in range(12):
+    for number in range(number):
         changes = {"logprobs": 2 if number % 3 == 0 else None, "sampling": PARAMS[number % 4]}
         batcher.add(make_request(number, 3 + 5 * (number % 5), 4 + 3 * (number % 4), **changes))
     return run_all(batcher), (batcher, executor)
@@ -87,6 +93,32 @@ def test_two_steps_at_once_come_to_the_same_tokens(model: LoadedModel, num_block
         assert any(token_id < 0 for ids in executor.launches for token_id in ids), "no step was planned ahead"
         assert (batcher.counters.preemptions > 0) == (num_blocks == 10)
         assert (batcher.counters.dropped_rows > 0) == bool(end_ids)
+
+
+@pytest.mark.parametrize(("depth", "stage"), [(1, "draw"), (2, "launch")])
+def test_steps_without_memory_lose_nobody(
+    model: LoadedModel, depth: int, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and then twice in a row: the smaller step is too large as well."""
+    expected, _ = run_batch(model, depth, number=3)
+    short = {2, 5, 6}
+    owner: Any = EagerExecutor if stage == "launch" else DeviceSampler if depth > 1 else HostSampler
+    name = "_launch" if stage == "launch" else "draw"
+    call, calls = getattr(owner, name), count(1)
+
+    def scripted(*given: Any) -> Any:
+        if next(calls) in short:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand more")
+        return call(*given)
+
+    monkeypatch.setattr(owner, name, scripted)
+    found, (batcher, _) = run_batch(model, depth, number=3)
+    assert batcher.counters.memory_shortages == len(short)
+    assert not any(each.error for each in found.values())
+    assert {name: each.token_ids for name, each in found.items()} == {
+        name: each.token_ids for name, each in expected.items()
+    }
+    assert batcher.ledger.finished == len(found) == 3
 
 
 def test_a_poisoned_block_is_clear_for_its_next_owner_while_steps_run_ahead(

@@ -35,6 +35,7 @@ class BatchCounters:
     dropped_rows: int = 0  # computed for sequences that had ended meanwhile
     drafts: int = 0  # tokens that were guessed, and computed to be verified
     accepted_drafts: int = 0  # of these, that were drawn
+    memory_shortages: int = 0  # steps that found no memory on the device
 
 
 class StepReport(NamedTuple):

@@ -253,6 +253,7 @@ class Batcher:
         error, num_rows = flight.error, sum(flight.rows)
         alive = [sequence for sequence, place in flight.members if sequence.place is place]
         flight.doubtful = tuple(place for _, place in flight.members)
+        self.counters.memory_shortages += isinstance(error, MemoryError)
         if isinstance(error, MemoryError) and self._budget.too_large(num_rows):
             log.warning("the device has no memory for a step of %d rows: smaller ones are tried", num_rows)
             for sequence in alive:

@@ -272,6 +272,7 @@ class Engine:
                 pool.evictions,
                 counters.drafts,
                 counters.accepted_drafts,
+                counters.memory_shortages,
                 *rates.decode_step.seconds,
                 *((self._shelf.restored_tokens, self._shelf.num_blocks) if self._shelf is not None else (0, 0)),
                 *(self._travel.counts if self._travel is not None else ()),

@@ -64,6 +64,7 @@ class EngineStatus(NamedTuple):
     evictions: int = 0  # of cached KV blocks, whose place others needed
     drafts: int = 0  # tokens that were guessed, and computed to be verified
     accepted_drafts: int = 0  # of these, that were drawn
+    memory_shortages: int = 0  # steps that found no memory on the device, and were computed again as smaller ones
     # What a decode step takes: + sequences x per_sequence + tokens that they hold x per_token. All 0: not known yet.
     decode_step_seconds: float = 0.0
     decode_step_seconds_per_sequence: float = 0.0

@@ -45,6 +45,7 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
     ("polyfleet_engine_steps", "Engine steps.", lambda s, _: s.steps),
     ("polyfleet_engine_step_seconds", "Time spent in engine steps.", lambda s, _: s.step_seconds),
     ("polyfleet_preemptions", "Sequences put back to wait for blocks.", lambda s, _: s.preemptions),
+    ("polyfleet_engine_memory_shortages", "Steps without memory on the device.", lambda s, _: s.memory_shortages),
     ("polyfleet_kv_evictions", "Cached KV blocks that made way for others.", lambda s, _: s.evictions),
     ("polyfleet_engine_dropped_rows", "Rows computed ahead for ended sequences.", lambda s, _: s.dropped_rows),
     ("polyfleet_engine_drafts", "Tokens guessed and computed to be verified.", lambda s, _: s.drafts),
