@@ -146,6 +146,12 @@ class EngineOptions:
         0, "memory", "Tokens of a sequence, prompt and output together; 0: the model's own, as far as the pool allows."
     )
     kv_cache_tokens: int = _option(0, "memory", "Tokens in the KV pool of all sequences; 0: by the free memory.")
+    kv_dtype: str = _option(
+        "auto",
+        "memory",
+        "How keys and values stay in memory: auto as they are computed, or in fp8 (e4m3), where twice as many fit.",
+        choices=("auto", "fp8"),
+    )
     block_size: int = _option(0, "memory", "Tokens of a KV block; 0: 16, or what is next to it on the device.")
     host_cache_tokens: int = _option(
         0, "memory", "Tokens whose KV blocks host memory keeps when the pool needs their place for others; 0: none."

@@ -1,8 +1,8 @@
 """Steps planned ahead of collected ones come to the same tokens, on tensors of the CPU."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -66,14 +66,14 @@ PARAMS = (
 
 
 def run_batch(
-    model: LoadedModel, depth: int, num_blocks: int = 40, ends: Sequence[int] = (), number: int = 12
+    model: LoadedModel, depth: int, num_blocks: int = 40, ends: Sequence[int] = (), count: int = 12
 ) -> tuple[Outcomes, Any]:
     """Sequences of mixed sampling through a Batcher."""
     executor = Scribbled(EagerExecutor(workload(model), depth=depth))
     capacity = Capacity(num_blocks, 4, 6, 32, 24)
     executor.allocate(capacity)
     batcher = Batcher(executor, capacity, BatchLimits(6, 24, min(128, num_blocks * 4), frozenset(ends)))
-    for number in range(number):
+    for number in range(count):
         changes = {"logprobs": 2 if number % 3 == 0 else None, "sampling": PARAMS[number % 4]}
         batcher.add(make_request(number, 3 + 5 * (number % 5), 4 + 3 * (number % 4), **changes))
     return run_all(batcher), (batcher, executor)
@@ -100,11 +100,11 @@ def test_steps_without_memory_lose_nobody(
     model: LoadedModel, depth: int, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, and then twice in a row: the smaller step is too large as well."""
-    expected, _ = run_batch(model, depth, number=3)
+    expected, _ = run_batch(model, depth, count=3)
     short = {2, 5, 6}
     owner: Any = EagerExecutor if stage == "launch" else DeviceSampler if depth > 1 else HostSampler
     name = "_launch" if stage == "launch" else "draw"
-    call, calls = getattr(owner, name), count(1)
+    call, calls = getattr(owner, name), itertools.count(1)
 
     def scripted(*given: Any) -> Any:
         if next(calls) in short:
@@ -112,7 +112,7 @@ def test_steps_without_memory_lose_nobody(
         return call(*given)
 
     monkeypatch.setattr(owner, name, scripted)
-    found, (batcher, _) = run_batch(model, depth, number=3)
+    found, (batcher, _) = run_batch(model, depth, count=3)
     assert batcher.counters.memory_shortages == len(short)
     assert not any(each.error for each in found.values())
     assert {name: each.token_ids for name, each in found.items()} == {

@@ -143,6 +143,8 @@ def refuse(kind: ExecutorKind, workload: Workload) -> None:
     reason = kind.refuses(workload)
     if not reason and workload.options.max_adapters and not hasattr(kind, "set_adapter"):
         reason = "it computes with no adapters (max_adapters)"
+    if not reason and workload.options.kv_dtype == "fp8" and not getattr(kind, "narrows_cache", False):
+        reason = "it keeps no keys and values in fp8 (kv_dtype)"
     if reason:
         raise ValueError(reason)
 

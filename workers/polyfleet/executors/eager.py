@@ -14,12 +14,20 @@ from polyfleet.engine.executor import Capacity, DeviceTimeout, Footprint, Pendin
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import NOTHING, Need, StepPlan
 from polyfleet.engine.pooling import pool
-from polyfleet.executors.torch_memory import estimate, memory_errors, profile_plan, statistics
+from polyfleet.executors.torch_memory import (
+    cache_dtype,
+    can_hold_bytes,
+    estimate,
+    memory_errors,
+    profile_plan,
+    statistics,
+)
 from polyfleet.executors.torch_pending import TorchPending, output_of
 from polyfleet.graph.adapt import adapted
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.adapters import AdapterTables, Parts
 from polyfleet.kernels.batched import prefer_steady_attention
+from polyfleet.kernels.cached import loaded, stored
 from polyfleet.kernels.context import DTYPES, KernelContext
 from polyfleet.kernels.dispatch import Target, choose
 from polyfleet.kernels.program import Program
@@ -45,11 +53,14 @@ class EagerExecutor:
 
     name = "eager"
     takes_rows = True
+    narrows_cache = True
     separates_windows = True
 
     @classmethod
     def refuses(cls, workload: Workload) -> str:
         """It runs everything, in the dtypes that it knows."""
+        if workload.options.kv_dtype == "fp8" and not can_hold_bytes(workload):
+            return f"{workload.device} knows no float8_e4m3fn, which kv_dtype fp8 means"
         return "" if workload.dtype in DTYPES else f"it computes in {', '.join(DTYPES)}, not in {workload.dtype}"
 
     @classmethod
@@ -167,11 +178,12 @@ class EagerExecutor:
     def export_blocks(self, blocks: Sequence[int], local: Sequence[int] = ()) -> tuple[NDArray[Any], ...]:
         """Waits for all steps under way, no longer than EXPORT_SECONDS: then it raises DeviceTimeout.
 
-        Arrays are of the cache's dtype; of bfloat16 they have the bits, as uint16.
+        Arrays are of the computing dtype; of bfloat16 they have the bits, as uint16.
         """
         with torch.inference_mode():
             found = self._storage.read(self._numbers(blocks), self._numbers(local))
-            bits = (each.view(torch.uint16) if each.dtype is torch.bfloat16 else each for each in found)
+            numbers = (loaded(each.contiguous(), self._dtype) for each in found)
+            bits = (each.view(torch.uint16) if each.dtype is torch.bfloat16 else each for each in numbers)
             copies = [self._to_host(each) for each in bits]
             self._wait(self._mark(), EXPORT_SECONDS, "an export")
             return tuple(each.numpy() for each in copies)
@@ -180,7 +192,8 @@ class EagerExecutor:
         """Takes what `export_blocks` gives, dtypes included."""
         with torch.inference_mode():
             contents = [upload(each, self._device).view(self._dtype) for each in caches]
-            self._storage.write(self._numbers(blocks), contents, self._numbers(local))
+            held = [stored(each, cache) for each, cache in zip(contents, self._storage.caches, strict=True)]
+            self._storage.write(self._numbers(blocks), held, self._numbers(local))
 
     def set_adapter(self, number: int, parts: Parts) -> None:
         """Behind every launch before. What an adapter's numbers are in memory, and what they cost, is always there."""
@@ -203,7 +216,7 @@ class EagerExecutor:
 
     def _allocated(self, num_blocks: int, block_size: int, slots: int, local_blocks: int = 0) -> KvStorage:
         graph, local, shape = self._graph, self._workload.graph.local_caches, (num_blocks, block_size)
-        placed = graph.caches, *shape, self._dtype, self._device
+        placed = graph.caches, *shape, cache_dtype(self._workload), self._device
         return KvStorage.allocate(*placed, states=graph.states, slots=slots, local=local, local_blocks=local_blocks)
 
     def _bind(self, storage: KvStorage, progress: Progress) -> None:

@@ -49,6 +49,7 @@ class GroupKind:
 
     def __init__(self, kind: ExecutorKind, path: str) -> None:
         self.name = kind.name
+        self.narrows_cache = getattr(kind, "narrows_cache", False)
         self._kind = kind
         self._path = path
         self._mine: Workload | None = None  # of rank 0, made once: parts of stacks are copies

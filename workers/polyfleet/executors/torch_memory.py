@@ -14,6 +14,7 @@ from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan, lay_out
 from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.adapters import table_numbers
+from polyfleet.kernels.cached import BYTES
 from polyfleet.kernels.context import DTYPES
 from polyfleet.kernels.packed import kept, packed_bytes
 from polyfleet.kvcache.storage import bytes_of, bytes_per_token
@@ -39,9 +40,19 @@ def estimate(workload: Workload) -> Footprint:
     vocabulary = graph.widths[graph.logits]
     widest = max(width for value, width in enumerate(graph.widths) if value != graph.logits)
     workspace = rows * LIVE_VALUES * widest * size + sequences * vocabulary * DRAW_BYTES
-    dtype, caches = DTYPES[workload.dtype], graph.caches
+    dtype, caches = cache_dtype(workload), graph.caches
     local = bytes_of(caches, graph.local_caches, dtype)
     return Footprint(weights, bytes_per_token(caches, dtype), workspace, graph.state_bytes, local)
+
+
+def cache_dtype(workload: Workload) -> torch.dtype:
+    """What keys and values are held as."""
+    return BYTES if workload.options.kv_dtype == "fp8" else DTYPES[workload.dtype]
+
+
+def can_hold_bytes(workload: Workload) -> bool:
+    """Whether numbers become e4m3 and come back there."""
+    return workload.device == "cpu" or "float8_e4m3fn" in workload.capabilities.dtypes
 
 
 def _weight_bytes(workload: Workload, size: int) -> int:

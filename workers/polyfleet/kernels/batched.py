@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfleet.graph.ops import Attention, Op, OpKind, RopeCache, of
+from polyfleet.kernels.cached import loaded, stored
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.norms import NORMS, rms_norm
@@ -156,7 +157,7 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
 
     def gathered(each: DecodeGroup | PrefillRun, count: int) -> tuple[Tensor, Tensor]:
         """Keys and values [count, K, length, D]."""
-        pairs = cache.index_select(0, each.gather)
+        pairs = loaded(cache.index_select(0, each.gather), context.dtype)
         head = pairs.numel() // (2 * count * kv_heads)  # numbers of one, up to the end of its last block
         shape, strides = (count, kv_heads, each.length, head_dim), (2 * kv_heads * head, head, head_dim, 1)
         return pairs.as_strided(shape, strides), pairs.as_strided(shape, strides, kv_heads * head)
@@ -242,8 +243,8 @@ def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
         straight = qkv.as_strided(*halves) * plan.straight
         torch.addcmul(straight, qkv.as_strided(*halves, first + half), plan.crossed, out=out)
         shape, tail = (count, kv_heads, head_dim), (head_dim, 1)
-        keys.index_put_(plan.places, out.as_strided(shape, (rotated * head_dim, *tail), width))
-        values.index_put_(plan.places, qkv.as_strided(shape, (row, *tail), first + rotated * head_dim))
+        keys.index_put_(plan.places, stored(out.as_strided(shape, (rotated * head_dim, *tail), width), keys))
+        values.index_put_(plan.places, stored(qkv.as_strided(shape, (row, *tail), first + rotated * head_dim), values))
         return out.as_strided((count, width), (rotated * head_dim, 1))
 
     return kernel

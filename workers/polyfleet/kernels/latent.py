@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polyfleet.graph.ops import Attention, CacheWrite, Heads, Op, OpKind, of
+from polyfleet.kernels.cached import loaded, stored
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
 from polyfleet.kernels.step import Step
@@ -31,7 +32,7 @@ def bind_latent_write(op: Op, context: KernelContext) -> Kernel:
 
     def kernel(step: Step, latent: Tensor, key: Tensor) -> tuple[()]:
         blocks, offsets = step.places // context.block_size, step.places % context.block_size
-        cache[blocks, 0, offsets] = torch.cat((latent, key), dim=-1)
+        cache[blocks, 0, offsets] = stored(torch.cat((latent, key), dim=-1), cache)
         return ()
 
     return kernel
@@ -58,7 +59,7 @@ def bind_latent_attention(op: Op, context: KernelContext) -> Kernel:
         starts, lengths = step.host_row_starts.tolist(), step.host_lengths.tolist()
         for table, first, end, length in zip(step.tables, starts, starts[1:], lengths, strict=False):
             blocks = cache.index_select(0, table[: -(-length // context.block_size)])
-            cached = blocks.flatten(0, 2)[:length]
+            cached = loaded(blocks.flatten(0, 2)[:length], query.dtype)
             rows = slice(first, end)
             out[rows] = attend_latent(queries[rows], rests[rows], cached, length - (end - first), attention)
         return out.flatten(1)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from polyfleet.graph.ops import Attention, CacheWrite, Factor, Norm, Op, OpKind, Rope, RopeAttention, RopeCache, of
 from polyfleet.kernels.adapters import ADAPTERS
+from polyfleet.kernels.cached import loaded, stored
 from polyfleet.kernels.collective import COLLECTIVE
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
@@ -69,8 +70,9 @@ def rotate(x: Tensor, positions: Tensor, inverse_frequencies: Tensor, amplitudes
 def write_cache(context: KernelContext, cache: int, step: Step, k: Tensor, v: Tensor) -> None:
     """Store keys and values [T, K, D] of the step's rows."""
     blocks, offsets = step.places // context.block_size, step.places % context.block_size
-    context.keys[cache][blocks, :, offsets] = k
-    context.values[cache][blocks, :, offsets] = v
+    keys, values = context.keys[cache], context.values[cache]
+    keys[blocks, :, offsets] = stored(k, keys)
+    values[blocks, :, offsets] = stored(v, values)
 
 
 def bind_rope(op: Op, context: KernelContext) -> Kernel:
@@ -169,7 +171,7 @@ def bind_paged_attention(op: Op, context: KernelContext) -> Kernel:
         starts, lengths = step.host_row_starts.tolist(), step.host_lengths.tolist()
         for table, first, end, length in zip(step.tables, starts, starts[1:], lengths, strict=False):
             queries = q[first:end].view(-1, attention.heads, attention.width)
-            k, v = gather(keys, table, length), gather(values, table, length)
+            k, v = (loaded(gather(each, table, length), q.dtype) for each in (keys, values))
             limits = attention.scale, attention.window, attention.soft_cap, sinks
             out[first:end] = attend(queries, k, v, length - (end - first), *limits, causal=attention.causal).flatten(1)
         return out

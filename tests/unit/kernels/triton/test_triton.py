@@ -49,6 +49,7 @@ def test_interpreted() -> None:
 
 
 Cases = list[tuple[Any, dict[str, str], dict[str, Any], int, int]]
+IN_BYTES = {"keys": "*fp8e4nv", "values": "*fp8e4nv"}
 
 
 def attentions(tuned: Tuning) -> Cases:
@@ -90,6 +91,9 @@ def kernels(name: str) -> Cases:
     turned |= {"keys": "*bf16", "values": "*bf16"}
     shape = {"Q_HEADS": 32, "KV_HEADS": 8, "HALF": 64, "PADDED": 64, "BLOCK_SIZE": 64, "HEADS": 8}
     cases.append((rope.rope_cache_kernel, turned, shape, 2, 3))
+    if name == "sm_90":  # which computes with caches in fp8
+        cases.append((rope.rope_cache_kernel, turned | IN_BYTES, shape, 2, 3))
+        cases += [(each[0], each[1] | IN_BYTES, *each[2:]) for each in attentions(TUNING[name])[1:3]]
     wholes = ("slot_tables", "last_token", "token_ids", "positions", "blocks", "offsets", "places", "lengths", "tables")
     numbers = {"numbers": "*i32", **dict.fromkeys(wholes, "*i64"), "rows": "i32", "stride": "i32"}
     cases.append((stepping.prepare_kernel, numbers, {"WIDTH": 128, "BLOCK_SIZE": 64, "COPIED": 128}, 1, 3))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyfleet.graph.ops import Attention, Op, of
 from polyfleet.kernels import batched
+from polyfleet.kernels.cached import pointed
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
@@ -58,7 +59,7 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
     attention, tuned = of(op, Attention), tuning(context.device)
     if not fits(context.block_size, attention):
         return batched.bind_attention(op, context)
-    caches = context.keys[attention.cache], context.values[attention.cache]
+    caches = pointed(context.keys[attention.cache]), pointed(context.values[attention.cache])
     sinks = context.wide(*op.weights) if op.weights else None
     tiled = tuple(map(hopper.described, caches)) if _by_hopper(context, attention, sinks=bool(op.weights)) else ()
 

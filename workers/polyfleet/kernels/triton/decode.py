@@ -48,6 +48,15 @@ class Turn:
 
 
 @triton.jit
+def fitted(numbers, cache):
+    """The numbers as a cache holds them."""
+    if cache.dtype.element_ty == tl.float8e4nv:
+        return tl.minimum(tl.maximum(numbers.to(tl.float32), -448.0), 448.0).to(tl.float8e4nv)  # its largest numbers
+    else:
+        return numbers
+
+
+@triton.jit
 def capped(scores, cap):
     """cap * tanh(scores / cap), all counted in powers of two as scores are."""
     return cap - 2 * cap / (tl.exp2(scores * (2.8853900817779268 / cap)) + 1)  # 2 / ln 2
@@ -123,8 +132,10 @@ def decode_kernel(
         new_key = turned(line + one * WIDTH, column[None, :], real, cos, sin, k_norm, eps, WIDTH, NORMED)
         new_value = tl.load(line + (one + KV_HEADS) * WIDTH + column[None, :], mask=real, other=0.0)
         into = ((at // BLOCK_SIZE * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE) * WIDTH + column[None, :]
-        tl.store(keys + into, new_key, mask=real & (at >= 0) & (split == 0))
-        tl.store(values + into, new_value, mask=real & (at >= 0) & (split == 0))
+        held_key, held_value = fitted(new_key, keys), fitted(new_value, values)
+        tl.store(keys + into, held_key, mask=real & (at >= 0) & (split == 0))
+        tl.store(values + into, held_value, mask=real & (at >= 0) & (split == 0))
+        new_key, new_value = held_key.to(query.dtype), held_value.to(query.dtype)
         if own:
             score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * scale
             if CAPPED:
@@ -147,7 +158,7 @@ def decode_kernel(
         key = tl.load(
             keys + cell[None, :] + column[:, None], mask=valid[None, :] & (column < WIDTH)[:, None], other=0.0
         )
-        scores = tl.dot(query, key, input_precision="ieee") * scale
+        scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scale
         if CAPPED:
             scores = capped(scores, cap)
         scores = tl.where(valid[None, :], scores, float("-inf"))
@@ -158,6 +169,7 @@ def decode_kernel(
         value = tl.load(
             values + cell[:, None] + column[None, :], mask=valid[:, None] & (column < WIDTH)[None, :], other=0.0
         )
+        value = value.to(query.dtype)
         sums = tl.dot(weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
         peak = highest
     count = tl.maximum(1, tl.cdiv(length - origin, tl.maximum(share, 1)))

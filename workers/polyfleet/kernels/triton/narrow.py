@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyfleet.graph.ops import Norm, Op, RopeAttention, of
 from polyfleet.kernels import batched
+from polyfleet.kernels.cached import pointed
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.packed import Kind
@@ -100,7 +101,7 @@ def bind_rope_attention(op: Op, context: KernelContext) -> Kernel:
     attention, rope = both.attention, both.rope
     if not fits(context.block_size, attention):
         raise ValueError(f"no kernel attends over blocks of {context.block_size} tokens")
-    caches = context.keys[attention.cache], context.values[attention.cache]
+    caches = pointed(context.keys[attention.cache]), pointed(context.values[attention.cache])
     norms = tuple(context.gain(name, wide=rope.wide) for name in op.weights)
 
     def kernel(plan: RopeAttentionPlan, qkv: Tensor) -> Tensor:

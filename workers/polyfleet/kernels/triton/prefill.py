@@ -71,7 +71,7 @@ def prefill_kernel(
         key = tl.load(
             keys + cell[None, :] + column[:, None], mask=valid[None, :] & (column < WIDTH)[:, None], other=0.0
         )
-        scores = tl.dot(query, key, input_precision="ieee")
+        scores = tl.dot(query, key.to(query.dtype), input_precision="ieee")
         unit = scale
         if CAPPED:
             scores, unit = capped(scores * scale, cap), 1.0
@@ -87,6 +87,7 @@ def prefill_kernel(
         value = tl.load(
             values + cell[:, None] + column[None, :], mask=valid[:, None] & (column < WIDTH)[None, :], other=0.0
         )
+        value = value.to(query.dtype)
         sums = tl.dot(weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
         peak = highest
     result = sums / tl.where(total > 0, total, 1.0)[:, None]

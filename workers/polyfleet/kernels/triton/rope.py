@@ -11,9 +11,11 @@ from torch import Tensor
 
 from polyfleet.graph.ops import Op, RopeCache, of
 from polyfleet.kernels import batched
+from polyfleet.kernels.cached import pointed
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
+from polyfleet.kernels.triton.decode import fitted
 
 HEADS = 8  # of a program
 
@@ -69,10 +71,10 @@ def rope_cache_kernel(
     kv_head = (head - Q_HEADS) % KV_HEADS
     block, offset = place // BLOCK_SIZE, place % BLOCK_SIZE
     cell = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + offset) * 2 * HALF + column
-    tl.store(keys + cell, turned, mask=key)
-    tl.store(keys + cell + HALF, turned_other, mask=key)
-    tl.store(values + cell, first, mask=value)
-    tl.store(values + cell + HALF, second, mask=value)
+    tl.store(keys + cell, fitted(turned, keys), mask=key)
+    tl.store(keys + cell + HALF, fitted(turned_other, keys), mask=key)
+    tl.store(values + cell, fitted(first, values), mask=value)
+    tl.store(values + cell + HALF, fitted(second, values), mask=value)
 
 
 def plan_rope(context: KernelContext, step: Step, both: Any) -> RopePlan:
@@ -93,7 +95,7 @@ def bind_rope_cache(op: Op, context: KernelContext) -> Kernel:
     """qkv -> q; k and v go to the cache."""
     both = of(op, RopeCache)
     heads, kv_heads, half = both.heads, both.kv_heads, both.rope.width // 2
-    keys, values = context.keys[both.cache], context.values[both.cache]
+    keys, values = pointed(context.keys[both.cache]), pointed(context.values[both.cache])
     shape = (heads, kv_heads, half, triton.next_power_of_2(half), context.block_size, HEADS)
     programs = triton.cdiv(heads + 2 * kv_heads, HEADS)
     normed = batched.bind_head_norms(op, context)
