@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.support.batching import run_engine
-from tests.support.tiny_models import TinyShape, write_folder
+from tests.support.peft_folders import low_rank_tensors, merged, write_adapter
+from tests.support.tiny_models import TinyShape, random_tensors, write_folder
 
 from polyfleet.backends.cpu import usable_cores
 from polyfleet.engine import Engine
@@ -27,6 +28,7 @@ from polyfleet.wire.sampling import SamplingParams
 
 VOCABULARY = 20  # all of whose logprobs may be asked for
 TOLERANCE = 1e-4  # of a logprob in float32
+SHAPE = TinyShape(vocabulary=VOCABULARY)
 COMMON = tuple(3 + number % 13 for number in range(21))
 needs_cores = pytest.mark.skipif(usable_cores() < 2, reason="ranks have a core each")
 pytestmark = needs_cores
@@ -44,7 +46,7 @@ def options(**changes: object) -> EngineOptions:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("group"), TinyShape(vocabulary=VOCABULARY), num_shards=2)
+    return write_folder(tmp_path_factory.mktemp("group"), SHAPE, num_shards=2)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +56,10 @@ def alone(folder: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def group(folder: Path) -> Iterator[Engine]:
-    engine = Engine.load(str(folder), options(tensor_parallel=2))
-    yield engine
+    with pytest.MonkeyPatch.context() as patient:
+        patient.setattr(members, "SILENCE_LOOKS", 10**6)  # a busy machine is no rank that hangs
+        engine = Engine.load(str(folder), options(tensor_parallel=2, max_adapters=1, max_rank=4))
+        yield engine
     pids = ranks(engine)
     engine.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -111,6 +115,19 @@ def test_a_group_gives_the_tokens_of_one_rank(group: Engine, alone: Engine) -> N
     assert group.facts.fingerprint == alone.facts.fingerprint
 
 
+def test_an_adapter_of_all_ranks(group: Engine, folder: Path, tmp_path: Path) -> None:
+    """Its part on each rank: the tokens of merged weights, beside a sequence without one."""
+    base = random_tensors(SHAPE)
+    tensors = low_rank_tensors(base, rank=4, seed=3, size=0.3)
+    whole = Engine.load(str(write_folder(tmp_path / "merged", SHAPE, merged(base, tensors, 2.0))), options(threads=1))
+    adapter = group.add_adapter(str(write_adapter(tmp_path / "adapter", tensors))).fingerprint
+    found = run_engine(group, [request("a", COMMON, adapter=adapter), request("b", COMMON)])
+    assert found["a"].token_ids == run_engine(whole, [request("a", COMMON)])["a"].token_ids
+    assert found["a"].token_ids != found["b"].token_ids
+    assert group.drop_adapter(adapter)
+    whole.close()
+
+
 def test_a_cached_beginning_is_used_by_all_ranks(group: Engine, alone: Engine) -> None:
     for engine in (group, alone):
         run_engine(engine, [request("first", (*COMMON, 9))])
@@ -164,8 +181,9 @@ def test_a_rank_that_dies_at_load_is_named(folder: Path, monkeypatch: pytest.Mon
     assert {each.pid for each in psutil.Process().children()} <= before
 
 
-def test_a_rank_that_hangs_takes_the_group_down(group: Engine) -> None:
+def test_a_rank_that_hangs_takes_the_group_down(group: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a step; the alarm wakes who is idle."""
+    monkeypatch.setattr(members, "SILENCE_LOOKS", 50)
     group.add(request("cut", COMMON, 30))
     group.step()
     os.kill(ranks(group)[0], signal.SIGSTOP)

@@ -31,6 +31,18 @@ FIRST = plan([[1, 2, 0, 0, 0], [0] * 5, [3, 0, 0, 0, 0]], [0, 2], [7, -3, 11, 12
 SECOND = plan([[1, 2, 4, 0, 0], [0] * 5, [3, 0, 0, 0, 0]], [0], [8, 9], [])
 
 
+def test_adapters_of_the_slots_that_run() -> None:
+    """A slot keeps its own from plan to plan; a plan that needs none brings none."""
+    adapted = plan([[0] * 5] * 3, [], [7, 8, 9], [])
+    adapted.needs, adapted.adapters = adapted.needs | Need.ADAPTERS, np.array([4, 9, -1], dtype=np.int32)
+    plans = Plans(3, 5)
+    found = plans.unpack(pack(adapted))
+    assert found.adapters.tolist() == [4, -1, -1], "slots 2 and 0 run"
+    assert (found.needs, found.cleared_blocks.tolist()) == (adapted.needs, [])
+    assert found.numbers.tolist() == adapted.numbers.tolist()
+    assert not plans.unpack(pack(SECOND)).needs & Need.ADAPTERS
+
+
 @pytest.fixture
 def boards() -> Iterator[tuple[Board, Board]]:
     """Rank 0's and rank 1's."""

@@ -1,7 +1,9 @@
 """What several ranks compute equals what one does, for every architecture and every way to share its heads."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from tests.support.thread_ranks import ThreadRanks, on_ranks
 from tests.support.tiny_architectures import TINY, make
 from torch import Tensor
 
+from polyfleet.engine.executor import Footprint
 from polyfleet.engine.executors import Workload
 from polyfleet.executors.eager import EagerExecutor
-from polyfleet.executors.group import GroupKind
+from polyfleet.executors.group import GroupExecutor, GroupKind
 from polyfleet.executors.rank_parts import keeping, of_rank, weights_of
 from polyfleet.graph.ops import OpKind
 from polyfleet.graph.shard import NotSharded, shard
@@ -157,3 +160,13 @@ def test_a_rank_keeps_its_part_of_a_quantised_folder(experts: bool, tmp_path: Pa
         assert len(blocks) * (2 / 3 if experts else 1) <= len(held)
         for name, each in held.items():
             assert each.data.untyped_storage().nbytes() * 2 == whole.weights[name.partition("[")[0]].data.nbytes
+
+
+def test_a_group_takes_what_its_greediest_rank_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of everything, recurrent states included: by these sizing knows that prefixes can't be reused."""
+    mine, theirs = Footprint(7, 3, 5, 11, 2), Footprint(6, 4, 9, 11, 0)
+    answer = {"footprint": asdict(theirs), "free_bytes": 0}
+    monkeypatch.setattr(GroupExecutor, "_together", lambda *_: (mine, [(answer, ())]))
+    group: Any = object.__new__(GroupExecutor)
+    group._executor, group._shared, group._free_bytes = SimpleNamespace(measure=None), True, 0
+    assert group.measure() == Footprint(7, 4, 9, 11, 2)

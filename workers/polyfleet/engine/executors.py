@@ -141,12 +141,17 @@ def first_that_works(
 def refuse(kind: ExecutorKind, workload: Workload) -> None:
     """Raise ValueError where the executor refuses the workload."""
     reason = kind.refuses(workload)
-    if not reason and workload.options.max_adapters and not hasattr(kind, "set_adapter"):
+    if not reason and workload.options.max_adapters and not takes_adapters(kind):
         reason = "it computes with no adapters (max_adapters)"
     if not reason and workload.options.kv_dtype == "fp8" and not getattr(kind, "narrows_cache", False):
         reason = "it keeps no keys and values in fp8 (kv_dtype)"
     if reason:
         raise ValueError(reason)
+
+
+def takes_adapters(kind: ExecutorKind) -> bool:
+    """Whether it says so, or has what puts them in their places."""
+    return bool(getattr(kind, "takes_adapters", hasattr(kind, "set_adapter")))
 
 
 def believable(name: str, footprint: Footprint) -> Footprint:

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfleet.engine.executor import Capacity
-from polyfleet.engine.plan import NOTHING, Int32s, Need, StepPlan
+from polyfleet.engine.plan import NO_ADAPTER, NOTHING, Int32s, Need, StepPlan
 from polyfleet.sampling.draw import PARAMETERS
 
 SLOTS = 4  # plans that may be posted and not yet taken
 WORDS_BYTES = 512  # of a rank's last words
 POLL_SECONDS = 2e-4
-_PARTS = 11  # arrays of StepPlan.numbers
+_NUMBERS = 11  # arrays of StepPlan.numbers
+_PARTS = _NUMBERS + 1  # and the adapters of its sequences, where some have one
 _HEAD = _PARTS + 3  # their lengths, the needs, how many slots changed, and the columns of their tables
 
 
@@ -79,7 +80,7 @@ def room_for(capacity: Capacity) -> int:
     """int32s of the largest plan: every slot's table has changed, and every block is to be cleared."""
     draws = 3 * capacity.max_draws
     numbers = (
-        2 * capacity.step_tokens + 6 * capacity.max_sequences + draws + 2 + capacity.num_blocks + capacity.local_blocks
+        2 * capacity.step_tokens + 7 * capacity.max_sequences + draws + 2 + capacity.num_blocks + capacity.local_blocks
     )
     return _HEAD + numbers + capacity.max_sequences * (1 + capacity.table_width)
 
@@ -89,6 +90,7 @@ def pack(plan: StepPlan) -> Int32s:
     parts = (
         *(plan.token_ids, plan.positions, plan.slots, plan.row_starts, plan.lengths, plan.draw_rows),
         *(plan.draw_slots, plan.draw_positions, plan.pooled, plan.pool_kinds, plan.cleared_blocks),
+        plan.adapters[plan.slots] if plan.needs & Need.ADAPTERS else NOTHING,
     )
     tables = plan.block_tables[plan.changed]
     head = np.array([*map(len, parts), int(plan.needs), *tables.shape], dtype=np.int32)
@@ -107,6 +109,7 @@ class Plans:
     def __init__(self, max_sequences: int, table_width: int) -> None:
         self._tables = np.zeros((max_sequences, table_width), dtype=np.int32)
         self._sampling = np.zeros(max_sequences, dtype=PARAMETERS)
+        self._adapters = np.full(max_sequences, NO_ADAPTER, dtype=np.int32)
 
     def unpack(self, packed: Int32s) -> StepPlan:
         """The plan, without the parameters of its draws."""
@@ -115,8 +118,13 @@ class Plans:
         changed, columns = packed[_PARTS + 1 : _HEAD].tolist()
         slots = packed[ends[-1] : ends[-1] + changed] if changed else NOTHING
         self._tables[slots] = packed[ends[-1] + changed :][: changed * columns].reshape(changed, columns)
-        ids, positions, mine, starts, lengths, draw_rows, draw_slots, draw_positions, pooled, last, cleared = views
+        *numbers, adapters = views
+        ids, positions, mine, starts, lengths, draw_rows, draw_slots, draw_positions, pooled, last, cleared = numbers
+        if len(adapters):
+            self._adapters[mine] = adapters
+        whole = packed[_HEAD : ends[_NUMBERS - 1]]
         return StepPlan(
-            *(packed[_HEAD : ends[-1]], ids, positions, mine, starts, lengths, draw_rows, draw_slots, draw_positions),
+            *(whole, ids, positions, mine, starts, lengths, draw_rows, draw_slots, draw_positions),
             *(pooled, last, cleared, Need(int(packed[_PARTS])), self._tables, slots, self._sampling, ()),
+            adapters=self._adapters,
         )

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,10 +32,11 @@ from polyfleet.engine.executors import EXACT, KNOWN, ExecutorKind, Workload
 from polyfleet.engine.plan import StepPlan
 from polyfleet.executors.board import room_for
 from polyfleet.executors.members import Answer, Members, RankLost
-from polyfleet.executors.rank_parts import of_rank
+from polyfleet.executors.rank_parts import adapter_of, of_rank
 from polyfleet.executors.rank_wire import Arrays, Message
 from polyfleet.executors.ranks import DistributedRanks
 from polyfleet.graph.shard import NotSharded, shard
+from polyfleet.kernels.adapters import Parts
 from polyfleet.loading.progress import Progress, halves
 from polyfleet.loading.shapes import check_numbers
 from polyfleet.sampling.masks import Masks
@@ -50,6 +51,7 @@ class GroupKind:
     def __init__(self, kind: ExecutorKind, path: str) -> None:
         self.name = kind.name
         self.narrows_cache = getattr(kind, "narrows_cache", False)
+        self.takes_adapters = hasattr(kind, "set_adapter")
         self._kind = kind
         self._path = path
         self._mine: Workload | None = None  # of rank 0, made once: parts of stacks are copies
@@ -91,7 +93,8 @@ class GroupExecutor:
     def __init__(self, kind: ExecutorKind, path: str, workload: Workload, mine: Workload, progress: Progress) -> None:
         """`mine` is rank 0's part of `workload`."""
         self.size = size = workload.options.tensor_parallel
-        self._copies = shard(workload.graph, 0, size).copies
+        self._shard = shard(workload.graph, 0, size)
+        self._copies = self._shard.copies
         self._folder = tempfile.mkdtemp(prefix="polyfleet-ranks-")
         self._members = Members(size)
         self._ranks: DistributedRanks | None = None
@@ -130,8 +133,9 @@ class GroupExecutor:
             theirs = Footprint(**answer["footprint"])
             held = 0 if self._shared else max(0, self._free_bytes - answer["free_bytes"])
             found.append(replace(theirs, weights=theirs.weights + held))
-        names = ("weights", "kv_per_token", "workspace", "local_per_token")
-        return Footprint(**{name: max(getattr(each, name) for each in found) for name in names})
+        return Footprint(
+            **{field.name: max(getattr(each, field.name) for each in found) for field in fields(Footprint)}
+        )
 
     def allocate(self, capacity: Capacity) -> None:
         """On each rank; then the board has room for plans."""
@@ -198,6 +202,14 @@ class GroupExecutor:
         parts = [[self._heads(each, at, rank) for at, each in enumerate(caches)] for rank in range(self.size)]
         message = {"do": "import", "blocks": list(blocks), "local": list(local)}
         self._apart(message, lambda: self._executor.import_blocks(blocks, parts[0], *filter(None, (local,))), parts[1:])
+
+    def set_adapter(self, number: int, parts: Parts) -> None:
+        """To each rank the whole of it, of which it takes its part."""
+        message = {"do": "adapter", "number": number, "names": list(parts)}
+        arrays = [matrix.numpy() for part in parts.values() for matrix in (part.down, part.up)]
+        mine = adapter_of(self._shard, parts)
+        executor: Any = self._executor
+        self._apart(message, lambda: executor.set_adapter(number, mine), [arrays] * (self.size - 1))
 
     def close(self) -> None:
         """End the other ranks; this one frees what it holds."""

@@ -22,6 +22,7 @@ from polyfleet.process.logs import LEVELS, set_up_logging
 
 if TYPE_CHECKING:
     from polyfleet.engine.executor import Executor
+    from polyfleet.graph.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +68,10 @@ def beat(board: Board, rank: int) -> None:
         time.sleep(BEAT_SECONDS)
 
 
-def prepare(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Executor", int]:
+def prepare(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Executor", int, "Shard"]:
     """Join the group and build what this rank computes with; what can't be is answered, and ends the process.
 
-    With it come the bytes that were free before.
+    With it come the bytes that were free before, and its part of the model.
     """
     try:
         found = build(end, start, rank)
@@ -84,7 +85,7 @@ def prepare(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["E
     return found
 
 
-def build(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Executor", int]:
+def build(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Executor", int, "Shard"]:
     """As rank 0 does."""
     import torch
 
@@ -114,16 +115,24 @@ def build(end: socket.socket, start: rank_wire.Message, rank: int) -> tuple["Exe
     weights = load_model(start["path"], numbers=False, keeping=keep_mine).weights
     workload = Workload(mine[0].graph, weights, options, machine.device, start["dtype"], capabilities, ranks=ranks)
     check_numbers(start["path"], weights)
-    return find("rank", start["target"]).build(workload, lambda share: None), machine.free_bytes
+    executor = find("rank", start["target"]).build(workload, lambda share: None)
+    return executor, machine.free_bytes, mine[0]
 
 
 class Rank:
     """Does what rank 0 says. What fails in it ends the process, and so the group, unless nobody waits for it."""
 
     def __init__(
-        self, end: socket.socket, board: Board, rank: int, size: int, executor: "Executor", free_bytes: int
+        self,
+        end: socket.socket,
+        board: Board,
+        rank: int,
+        size: int,
+        executor: "Executor",
+        free_bytes: int,
+        shard: "Shard",
     ) -> None:
-        self._end, self._board, self._rank, self._size = end, board, rank, size
+        self._end, self._board, self._rank, self._size, self._shard = end, board, rank, size, shard
         self._executor, self._free_bytes = executor, free_bytes
         self._plans = Plans(1, 1)
 
@@ -158,14 +167,28 @@ class Rank:
 
     def _exchange(self, message: rank_wire.Message, arrays: rank_wire.Arrays) -> None:
         try:
-            local = filter(None, (message["local"],))
-            if message["do"] == "export":
+            local = filter(None, (message.get("local"),))
+            if message["do"] == "adapter":
+                self._set_adapter(message, arrays)
+                rank_wire.send(self._end, {})
+            elif message["do"] == "export":
                 rank_wire.send(self._end, {}, self._executor.export_blocks(message["blocks"], *local))
             else:
                 self._executor.import_blocks(message["blocks"], arrays, *local)
                 rank_wire.send(self._end, {})
         except (ValueError, MemoryError) as error:
             rank_wire.send(self._end, {"error": str(error), "memory": isinstance(error, MemoryError)})
+
+    def _set_adapter(self, message: rank_wire.Message, arrays: rank_wire.Arrays) -> None:
+        import torch
+
+        from polyfleet.executors.rank_parts import adapter_of
+        from polyfleet.kernels.adapters import LowRank
+
+        matrices = [torch.from_numpy(each) for each in arrays]
+        pairs = map(LowRank, matrices[::2], matrices[1::2])
+        parts = dict(zip(message["names"], pairs, strict=True))
+        self._executor.set_adapter(message["number"], adapter_of(self._shard, parts))  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

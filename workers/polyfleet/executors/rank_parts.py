@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from polyfleet.engine.executors import Workload
+from polyfleet.graph.adapt import adaptable
 from polyfleet.graph.shard import Cut, Shard, StackCut, shard
+from polyfleet.kernels.adapters import LowRank, Parts
 from polyfleet.kernels.cutting import part_of
 from polyfleet.kernels.weights import Weight, Weights
 from polyfleet.loading.placing import PART, Keep
@@ -20,6 +22,20 @@ def weights_of(mine: Shard, weights: Weights) -> Weights:
     """The weights that a rank's graph reads."""
     keep = keeping(mine)
     return {part.name: part for weight in weights.values() for part in keep(weight)}
+
+
+def adapter_of(mine: Shard, parts: Parts) -> Parts:
+    """A rank's matrices of an adapter: the rows of `up` and the columns of `down` that it has of each weight."""
+    found = {}
+    for name in adaptable(mine.graph):
+        cut = mine.cuts.get(name)
+        part = parts.get(cut.source if cut else name)
+        if part is not None and isinstance(cut, Cut):
+            (first, end), (left, right) = ((start, stop or None) for start, stop in (cut.rows, cut.columns))
+            part = LowRank(part.down[:, left:right].contiguous(), part.up[first:end].contiguous())
+        if part is not None:
+            found[name] = part
+    return found
 
 
 def keeping(mine: Shard) -> Keep:
