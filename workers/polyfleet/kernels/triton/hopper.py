@@ -35,7 +35,8 @@ AVAILABLE = triton.__version__.startswith("3.6.")
 def fits(attention: Attention, context: KernelContext, *, sinks: bool) -> bool:
     """Whether this kernel computes such an attention over such caches; on what device is for tuning to say."""
     plain = attention.causal and not attention.window and not attention.soft_cap and not sinks
-    stored = context.dtype is torch.bfloat16 and context.block_size == BLOCK_SIZE
+    cache = context.keys[attention.cache]  # of another type than what is computed in, where bytes are kept
+    stored = context.dtype is cache.dtype is torch.bfloat16 and context.block_size == BLOCK_SIZE
     return AVAILABLE and plain and stored and attention.width in WIDTHS
 
 
