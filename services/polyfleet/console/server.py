@@ -18,6 +18,7 @@ from polyfleet.console.access.sessions import Sessions
 from polyfleet.console.config import ConsoleConfig
 from polyfleet.console.fleet.link import FleetLink
 from polyfleet.console.fleet.view import FleetView
+from polyfleet.console.pages.bench import BenchPages
 from polyfleet.console.pages.chat import ChatPages
 from polyfleet.console.pages.entrance import Entrance
 from polyfleet.console.pages.fleet import FleetPages
@@ -46,6 +47,7 @@ def create_app(config: ConsoleConfig, sessions: Sessions, view: FleetView) -> St
         ModelPages(guard, look, view),
         RequestPages(guard, look, view),
         KeyPages(guard, look, view),
+        BenchPages(guard, look, view),
         ChatPages(guard, look, config),
     )
     static = Mount("/static", StaticFiles(packages=[("polyfleet.console", "static")]))

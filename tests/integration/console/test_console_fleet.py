@@ -246,3 +246,39 @@ async def test_a_tenant_sees_their_own_usage_alone(running: Running, tmp_path: P
         team = await rig.signed_in("team")
         page = (await team.get("/usage?first=2026-01-01&tenant=b")).text
         assert ("m-a" in page, "m-b" in page) == (True, False)
+
+
+async def test_a_revision_is_shown_and_taken_back(running: Running, rig: ConsoleRig) -> None:
+    browser = rig.browser()
+    for source in ("fake:1", "fake:2"):
+        wish = fleet_pb2.ModelDeployment(name="small", source=source, workers=1)
+        await running.fleet.Deploy(fleet_pb2.DeployRequest(deployment=wish))
+    await rig.view.poll()
+    assert "Revision 2" in (await browser.get("/models")).text
+    assert (await submit(browser, "/models/small/undo")).status_code == 303
+    (found,) = (await running.snapshot()).deployments
+    assert found.source == "fake:1"
+    assert (await submit(browser, "/models/none/undo")).status_code == 409
+
+
+async def test_a_scale_ends_what_follows_the_load(running: Running, rig: ConsoleRig) -> None:
+    wish = fleet_pb2.ModelDeployment(name="small", source="fake:", workers=1)
+    wish.autoscaling.max_workers = 4
+    await running.fleet.Deploy(fleet_pb2.DeployRequest(deployment=wish))
+    await rig.view.poll()
+    browser = rig.browser()
+    assert "workers by load: 0 to 4" in (await browser.get("/models")).text
+    assert (await submit(browser, "/models/small/scale", workers="2")).status_code == 303
+    (found,) = (await running.snapshot()).deployments
+    assert (found.workers, found.HasField("autoscaling")) == (2, False)
+
+
+async def test_a_benchmark_that_can_not_run_says_why(running: Running, rig: ConsoleRig) -> None:
+    browser = rig.browser()
+    assert "None was run" in (await browser.get("/bench")).text
+    wrong = await submit(browser, "/bench", concurrency="many")
+    assert (wrong.status_code, "concurrency: must be" in wrong.text) == (400, True)
+    refused = await submit(browser, "/bench", model="m")  # this scheduler knows no gateway
+    assert (refused.status_code, 'role="alert"' in refused.text) == (400, True)
+    assert (await browser.get("/bench/none")).status_code == 404
+    assert (await submit(browser, "/bench/none/cancel")).status_code == 409

@@ -54,10 +54,10 @@ async def test_a_tenant_sees_neither_the_fleet_nor_what_operators_do(tmp_path: P
         team = await rig.signed_in("team")
         assert (await team.get("/")).headers["location"] == "/chat"
         pages = ("/fleet", "/live/fleet", "/history.json", "/devices/h/cuda/0", "/workers/w", "/workers/w/log")
-        for page in (*pages, "/models", "/models/new", "/requests", "/requests/r", "/keys"):
+        for page in (*pages, "/models", "/models/new", "/requests", "/requests/r", "/keys", "/bench", "/bench/b"):
             assert (await team.get(page)).status_code == 403, page
         forms = ("/workers/w/drain", "/models", "/models/m/scale", "/models/m/undeploy", "/keys", "/keys/k/revoke")
-        for form in (*forms, "/tenants/a/limits"):
+        for form in (*forms, "/tenants/a/limits", "/models/m/undo", "/bench", "/bench/b/cancel"):
             assert (await submit(team, form)).status_code == 403, form
         assert "/fleet" not in (await team.get("/chat")).text
 

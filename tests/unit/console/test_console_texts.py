@@ -20,7 +20,8 @@ def sentences() -> set[str]:
     found |= set(PROBLEM.findall((FILES / "pages" / "guard.py").read_text())) | set(THEMES)
     states = [name.removeprefix("WORKER_STATE_").lower() for name in fleet_pb2.WorkerState.keys()]  # noqa: SIM118
     health = [name.removeprefix("DEVICE_HEALTH_").lower() for name in operations_pb2.DeviceHealth.keys()]  # noqa: SIM118
-    return found | {each for each in (*states, *health) if each != "unspecified"}
+    jobs = [name.removeprefix("BENCHMARK_STATE_").lower() for name in operations_pb2.BenchmarkState.keys()]  # noqa: SIM118
+    return found | {each for each in (*states, *health, *jobs) if each != "unspecified"}
 
 
 def test_every_sentence_is_there_in_chinese_and_no_other() -> None:

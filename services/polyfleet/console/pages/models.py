@@ -101,6 +101,7 @@ class ModelPages:
             Route("/models", operators(self._deploy), methods=["POST"]),
             Route("/models/new", operators(self._new)),
             Route("/models/{name}/scale", operators(self._scale), methods=["POST"]),
+            Route("/models/{name}/undo", operators(self._undo), methods=["POST"]),
             Route("/models/{name}/undeploy", operators(self._undeploy), methods=["POST"]),
         ]
 
@@ -148,8 +149,17 @@ class ModelPages:
             wish = fleet_pb2.ModelDeployment()
             wish.CopyFrom(found)
             wish.workers = workers_of(await form_of(request))
+            wish.ClearField("autoscaling")  # the number has one owner
             await self._view.link.call("Deploy", fleet_pb2.DeployRequest(deployment=wish), fleet_pb2.DeployResponse)
         except (ValueError, FleetProblem) as error:
+            return self._look.page(request, "refused.html", 409, problem=str(error))
+        return await self._seen(request)
+
+    async def _undo(self, request: Request) -> Response:
+        asked = fleet_pb2.UndoRolloutRequest(name=request.path_params["name"])
+        try:
+            await self._view.link.call("UndoRollout", asked, fleet_pb2.UndoRolloutResponse)
+        except FleetProblem as error:
             return self._look.page(request, "refused.html", 409, problem=str(error))
         return await self._seen(request)
 
