@@ -25,8 +25,9 @@ BOARDS = sorted((ROOT / "charts" / "polyfleet" / "dashboards").glob("*.json"))
 INTERVAL_SECONDS = 15  # between the points of a panel
 RANGE_SECONDS = 6 * 3600
 SELECTOR = re.compile(r"polyfleet[_:][\w:]+(?:\{[^}]*\})?")
-# Queries that find nothing in a healthy stack, each with the reason. There is none: what counts events has had some.
-RIGHTLY_EMPTY: dict[str, str] = {}
+# Queries that find nothing in this stack, each with the reason. What counts events has had some.
+NO_EYES = "no model of this stack sees images, so none is fetched"
+RIGHTLY_EMPTY = {f"requests: Time to fetch images by result {query}": NO_EYES for query in "AB"}
 SERIES_SECONDS = 30.0  # for an alert's series to come, which have all been there before the tests begin
 # What stands about the fleet's worn device and its worker that lies. Those that must hold for minutes may be pending.
 CAUSED = {

@@ -13,11 +13,19 @@ from typing import Any
 import pytest
 
 from polyfleet.scheduler.config import LaunchConfig
+from polyfleet.scheduler.deployments.revisions import numbered
 from polyfleet.scheduler.launcher.launch import LaunchSpec
 from polyfleet.scheduler.store import DiskFullError, Store, StoreError, StoreFullError
 from polyfleet.v1 import fleet_pb2 as pb
 
 WISH = pb.ModelDeployment(name="a", source="/m.gguf", workers=2, accelerators=["cpu"], created_unix_seconds=7)
+
+
+def first(wish: pb.ModelDeployment) -> pb.ModelDeployment:
+    """As it is read where an older version wrote it, which knew no revisions."""
+    read = pb.ModelDeployment()
+    read.CopyFrom(wish)
+    return numbered(read)
 
 
 @pytest.fixture
@@ -31,7 +39,7 @@ def test_deployments_come_back_as_they_were_by_name(path: Path) -> None:
     store.put_deployment(WISH)
     store.put_deployment(other)
     store.close()
-    assert Store(path).deployments() == (other, WISH)
+    assert Store(path).deployments() == (first(other), first(WISH))
 
 
 def test_each_life_has_a_higher_number_and_the_one_before_can_see_it(path: Path) -> None:
@@ -63,7 +71,7 @@ def test_putting_again_replaces(path: Path) -> None:
     store.put_deployment(WISH)
     changed = pb.ModelDeployment(name="a", source="/other.gguf")
     store.put_deployment(changed)
-    assert store.deployments() == (changed,)
+    assert store.deployments() == (first(changed),)
 
 
 def test_a_removed_deployment_is_remembered_until_it_is_created_again(path: Path) -> None:
@@ -101,7 +109,7 @@ def test_a_full_disk_is_said_and_what_was_written_stays(path: Path) -> None:
     large = pb.ModelDeployment(name="large", source="/m" * 100_000)
     with pytest.raises(DiskFullError, match=r"The disk of the state file .*fleet\.sqlite is full: make room there"):
         store.put_deployment(large)
-    assert store.deployments() == (WISH,)
+    assert store.deployments() == (first(WISH),)
     fill(store, full=False)
     store.put_deployment(large)
     assert len(store.deployments()) == 2

@@ -114,5 +114,5 @@ def test_every_option_reaches_the_config(parse: Any) -> None:
     reported = set(WorkerConfig.__dataclass_fields__) | {
         "model", "model_name", *OPTIONS
     }  # fmt: skip
-    assert visible == reported - {"load"} | {"adapter"}  # which come with the load
+    assert visible == reported - {"load"} | {"adapter", "join_tls", "join_ca_file"}  # which come with load and join
     assert config_of.__annotations__["return"] is WorkerConfig
