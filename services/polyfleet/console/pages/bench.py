@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from polyfleet.console.fleet.link import FleetProblem
 from polyfleet.console.fleet.view import FleetView
+from polyfleet.console.pages.acts import act
 from polyfleet.console.pages.guard import Guard, form_of
 from polyfleet.console.pages.look import Look
 from polyfleet.console.pages.models import served_models
@@ -89,7 +90,7 @@ class BenchPages:
             answer = await self._view.link.call("StartBenchmark", asked, operations_pb2.StartBenchmarkResponse)
         except (ValueError, FleetProblem) as error:
             return await self._shown(request, form, str(error))
-        return self._to(request, answer.benchmark.id)
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/bench/{answer.benchmark.id}", 303)
 
     async def _one(self, request: Request) -> Response:
         wanted, beside = request.path_params["id"], request.query_params.get("beside", "")
@@ -106,13 +107,5 @@ class BenchPages:
 
     async def _cancel(self, request: Request) -> Response:
         wanted = request.path_params["id"]
-        asked = operations_pb2.CancelBenchmarkRequest(id=wanted)
-        try:
-            await self._view.link.call("CancelBenchmark", asked, operations_pb2.CancelBenchmarkResponse)
-        except FleetProblem as error:
-            return self._look.page(request, "refused.html", 409, problem=str(error))
-        return self._to(request, wanted)
-
-    @staticmethod
-    def _to(request: Request, benchmark_id: str) -> Response:
-        return RedirectResponse(f"{request.scope.get('root_path', '')}/bench/{benchmark_id}", 303)
+        asked, answer = operations_pb2.CancelBenchmarkRequest(id=wanted), operations_pb2.CancelBenchmarkResponse
+        return await act(self._look, self._view, request, "CancelBenchmark", asked, answer, f"/bench/{wanted}")

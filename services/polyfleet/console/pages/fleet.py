@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from polyfleet.console.fleet.devices import device_id, health_word, readings
 from polyfleet.console.fleet.link import FleetProblem
 from polyfleet.console.fleet.view import FleetView, state_word
+from polyfleet.console.pages.acts import act
 from polyfleet.console.pages.guard import Guard
 from polyfleet.console.pages.look import Look, language_of
 from polyfleet.v1 import fleet_pb2, operations_pb2
@@ -190,11 +191,8 @@ class FleetPages:
 
     async def _drain(self, request: Request) -> Response:
         wanted = request.path_params["id"]
-        try:
-            await self._view.link.call("Drain", fleet_pb2.DrainRequest(worker_id=wanted), fleet_pb2.DrainResponse)
-        except FleetProblem as error:
-            return self._look.page(request, "refused.html", 409, problem=str(error))
-        return RedirectResponse(f"{request.scope.get('root_path', '')}/workers/{wanted}", 303)
+        asked, answer = fleet_pb2.DrainRequest(worker_id=wanted), fleet_pb2.DrainResponse
+        return await act(self._look, self._view, request, "Drain", asked, answer, f"/workers/{wanted}")
 
 
 def read_line(line: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from polyfleet.console.fleet.link import FleetProblem
 from polyfleet.console.fleet.view import FleetView, state_word
+from polyfleet.console.pages.acts import act
 from polyfleet.console.pages.guard import Guard, form_of
 from polyfleet.console.pages.look import Look
 from polyfleet.v1 import fleet_pb2, operations_pb2
@@ -145,31 +146,23 @@ class ModelPages:
         found = next((each for each in self._view.snapshot.deployments if each.name == name), None)
         if found is None:
             return self._look.page(request, "absent.html", 404, what=name)
+        wish = fleet_pb2.ModelDeployment()
+        wish.CopyFrom(found)
+        wish.ClearField("autoscaling")  # the number has one owner
         try:
-            wish = fleet_pb2.ModelDeployment()
-            wish.CopyFrom(found)
             wish.workers = workers_of(await form_of(request))
-            wish.ClearField("autoscaling")  # the number has one owner
-            await self._view.link.call("Deploy", fleet_pb2.DeployRequest(deployment=wish), fleet_pb2.DeployResponse)
-        except (ValueError, FleetProblem) as error:
+        except ValueError as error:
             return self._look.page(request, "refused.html", 409, problem=str(error))
-        return await self._seen(request)
+        asked = fleet_pb2.DeployRequest(deployment=wish)
+        return await act(self._look, self._view, request, "Deploy", asked, fleet_pb2.DeployResponse, "/models")
 
     async def _undo(self, request: Request) -> Response:
-        asked = fleet_pb2.UndoRolloutRequest(name=request.path_params["name"])
-        try:
-            await self._view.link.call("UndoRollout", asked, fleet_pb2.UndoRolloutResponse)
-        except FleetProblem as error:
-            return self._look.page(request, "refused.html", 409, problem=str(error))
-        return await self._seen(request)
+        asked, answer = fleet_pb2.UndoRolloutRequest(name=request.path_params["name"]), fleet_pb2.UndoRolloutResponse
+        return await act(self._look, self._view, request, "UndoRollout", asked, answer, "/models")
 
     async def _undeploy(self, request: Request) -> Response:
-        asked = fleet_pb2.UndeployRequest(name=request.path_params["name"])
-        try:
-            await self._view.link.call("Undeploy", asked, fleet_pb2.UndeployResponse)
-        except FleetProblem as error:
-            return self._look.page(request, "refused.html", 409, problem=str(error))
-        return await self._seen(request)
+        asked, answer = fleet_pb2.UndeployRequest(name=request.path_params["name"]), fleet_pb2.UndeployResponse
+        return await act(self._look, self._view, request, "Undeploy", asked, answer, "/models")
 
     async def _seen(self, request: Request) -> Response:
         """Back to the list, which has the change already."""
