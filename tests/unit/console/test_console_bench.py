@@ -2,7 +2,8 @@
 
 import pytest
 
-from polyfleet.console.pages.bench import compared, plan_of, state_word
+from polyfleet.console.fleet.words import benchmark_word
+from polyfleet.console.pages.bench import compared, plan_of
 from polyfleet.v1 import operations_pb2 as pb
 
 
@@ -41,6 +42,6 @@ def test_figures_are_compared_where_both_runs_have_them() -> None:
 
 def test_states_of_newer_versions_are_unknown() -> None:
     known = (pb.BENCHMARK_STATE_RUNNING, pb.BENCHMARK_STATE_CANCELLED)
-    assert [state_word(pb.Benchmark(state=value)) for value in known] == ["running", "cancelled"]
+    assert [benchmark_word(pb.Benchmark(state=value).state) for value in known] == ["running", "cancelled"]
     newer = pb.Benchmark.FromString(b"\x18\x63")  # state 99
-    assert state_word(newer) == "unknown"
+    assert benchmark_word(newer.state) == "unknown"

@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfleet.console.fleet.devices import MAX_CHANGES, DeviceHistory, health_word, readings
+from polyfleet.console.fleet.devices import MAX_CHANGES, DeviceHistory, readings
 from polyfleet.console.fleet.history import RECENT_SECONDS, ROWS, STEP_SECONDS, Columns, latencies, quantiles
-from polyfleet.console.fleet.view import state_word
+from polyfleet.console.fleet.words import health_word, state_word
 from polyfleet.v1 import operations_pb2 as pb
 
 

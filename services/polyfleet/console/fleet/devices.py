@@ -4,6 +4,7 @@ from collections import deque
 from typing import NamedTuple
 
 from polyfleet.console.fleet.history import Columns
+from polyfleet.console.fleet.words import health_word
 from polyfleet.v1 import operations_pb2
 
 READINGS = ("use", "memory", "celsius", "watts")
@@ -48,10 +49,3 @@ def readings(state: operations_pb2.DeviceState) -> dict[str, float | None]:
     memory = used / total if total and used is not None else None
     use, celsius, watts = told("utilization_ratio"), told("temperature_celsius"), told("power_watts")
     return {"use": use, "memory": memory, "celsius": celsius, "watts": watts}
-
-
-def health_word(health: int) -> str:
-    """`healthy`, `unhealthy` or `unknown`; what this version does not know is unknown."""
-    names = {value: name for name, value in operations_pb2.DeviceHealth.items()}
-    word = names.get(health, "UNKNOWN").removeprefix("DEVICE_HEALTH_").lower()  # type: ignore[call-overload]
-    return "unknown" if word == "unspecified" else str(word)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from polyfleet.console.fleet.devices import DeviceHistory, device_id
 from polyfleet.console.fleet.history import Columns, latencies
 from polyfleet.console.fleet.link import FleetLink, FleetProblem
+from polyfleet.console.fleet.words import state_word
 from polyfleet.process.revision import Revision
 from polyfleet.v1 import fleet_pb2, operations_pb2
 
@@ -135,10 +136,3 @@ class FleetView:
             else:
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._looked.wait(), IDLE_SECONDS)
-
-
-def state_word(state: int) -> str:
-    """`ready`, `loading` …; what this version does not know is unknown."""
-    names = {value: name for name, value in fleet_pb2.WorkerState.items()}
-    word = names.get(state, "UNKNOWN").removeprefix("WORKER_STATE_").lower()  # type: ignore[call-overload]
-    return "unknown" if word == "unspecified" else str(word)

@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from polyfleet.console.fleet.link import FleetProblem
 from polyfleet.console.fleet.view import FleetView
+from polyfleet.console.fleet.words import benchmark_word
 from polyfleet.console.pages.acts import act
 from polyfleet.console.pages.guard import Guard, form_of
 from polyfleet.console.pages.look import Look
@@ -27,12 +28,6 @@ def plan_of(form: Mapping[str, str]) -> operations_pb2.BenchmarkPlan:
                 raise ValueError(f"{name}: must be a number from 1 to {most}, not {text!r:.20}.")
             setattr(plan, name, int(text))
     return plan
-
-
-def state_word(job: operations_pb2.Benchmark) -> str:
-    """`running`, `finished` …; what this version does not know is unknown."""
-    names = {value: name for name, value in operations_pb2.BenchmarkState.items()}
-    return str(names.get(job.state, "UNKNOWN")).removeprefix("BENCHMARK_STATE_").lower()
 
 
 def compared(
@@ -80,7 +75,13 @@ class BenchPages:
         except FleetProblem as error:
             jobs, problem = [], problem or str(error)
         names = [each.name for each in served_models(self._view.snapshot)]
-        facts: dict[str, Any] = {"jobs": jobs, "models": names, "form": form, "problem": problem, "state": state_word}
+        facts: dict[str, Any] = {
+            "jobs": jobs,
+            "models": names,
+            "form": form,
+            "problem": problem,
+            "state": benchmark_word,
+        }
         return self._look.page(request, "bench.html", 400 if problem and form else 200, **facts)
 
     async def _start(self, request: Request) -> Response:
@@ -101,7 +102,7 @@ class BenchPages:
         if wanted not in jobs:
             return self._look.page(request, "absent.html", 404, what=wanted)
         job, other = jobs[wanted], jobs.get(beside)
-        facts: dict[str, Any] = {"job": job, "other": other, "rows": compared(job, other), "state": state_word}
+        facts: dict[str, Any] = {"job": job, "other": other, "rows": compared(job, other), "state": benchmark_word}
         others = [each for each in jobs.values() if each.id != wanted and each.rows]
         return self._look.page(request, "benchmark.html", others=others, **facts)
 

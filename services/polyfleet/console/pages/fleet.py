@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from polyfleet.console.fleet.devices import device_id, health_word, readings
+from polyfleet.console.fleet.devices import device_id, readings
 from polyfleet.console.fleet.link import FleetProblem
-from polyfleet.console.fleet.view import FleetView, state_word
+from polyfleet.console.fleet.view import FleetView
+from polyfleet.console.fleet.words import health_word, state_word
 from polyfleet.console.pages.acts import act
 from polyfleet.console.pages.guard import Guard
 from polyfleet.console.pages.look import Look, language_of

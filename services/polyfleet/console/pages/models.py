@@ -10,7 +10,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from polyfleet.console.fleet.link import FleetProblem
-from polyfleet.console.fleet.view import FleetView, state_word
+from polyfleet.console.fleet.view import FleetView
+from polyfleet.console.fleet.words import state_word
 from polyfleet.console.pages.acts import act
 from polyfleet.console.pages.guard import Guard, form_of
 from polyfleet.console.pages.look import Look
