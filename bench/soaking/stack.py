@@ -39,7 +39,7 @@ class OwnStack:
         flags = [part for name, address in self._addresses.items() for part in (f"--{name}-listen", address)]
         config = self.folder / "polyfleet.yaml"
         config.write_text(json.dumps({"deployments": [_deployment(model or str(bundled_model()), workers)]}))
-        flags += ["--state-dir", str(self.folder / "state"), "--config", str(config)]
+        flags += ["--state-dir", str(self.folder / "state"), "--config", str(config), "--console-port", "0"]
         self._command = [sys.executable, "-m", "polyfleet.cli", "serve", *flags]
 
     def __enter__(self) -> "OwnStack":

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import httpx2
 import psutil
 import pytest
 from tests.support.serve_process import ServeProcess, command_line
@@ -28,6 +29,15 @@ def test_serve_prints_endpoints_and_calls(stack: ServeProcess) -> None:
     for call in printed_calls(stack).values():
         assert call in stack.output
     assert "\x1b" not in stack.output
+
+
+def test_the_printed_console_shows_the_fleet(stack: ServeProcess) -> None:
+    printed = re.search(r"^Console +(http://\S+)", stack.output, re.MULTILINE)
+    assert printed, stack.output
+    with httpx2.Client(base_url=printed[1], follow_redirects=True) as browser:
+        page = browser.get("/")
+    assert (page.status_code, page.url.path) == (200, "/fleet")
+    assert all(f'/workers/{worker["worker_id"]}"' in page.text for worker in stack.workers())
 
 
 def test_the_printed_python_answers(stack: ServeProcess) -> None:

@@ -35,7 +35,10 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_
 
 
 class ServeProcess:
-    """One `polyfleet serve`. `lines` collects what it prints, both streams, as it comes."""
+    """One `polyfleet serve`. `lines` collects what it prints, both streams, as it comes.
+
+    It starts no console unless a `--console-port` among `arguments` says so.
+    """
 
     def __init__(self, state_dir: Path, *arguments: str) -> None:
         self.grpc, self.http, self.fleet, self.metrics, self.gateway_metrics = free_addresses(5)
@@ -50,7 +53,7 @@ class ServeProcess:
     def flags(self) -> list[str]:
         """The flags that keep it apart from every other stack on this machine."""
         where = ["--grpc-listen", self.grpc, "--http-listen", self.http, "--fleet-listen", self.fleet]
-        where += ["--gateway-metrics-listen", self.gateway_metrics]
+        where += ["--gateway-metrics-listen", self.gateway_metrics, "--console-port", "0"]
         return [*where, "--metrics-listen", self.metrics, "--state-dir", str(self.state_dir)]
 
     @property

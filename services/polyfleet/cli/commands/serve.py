@@ -57,6 +57,11 @@ WATCH_SECONDS = 0.5
 @click.option("--fleet-listen", metavar="HOST:PORT", help="Fleet of the scheduler; default: 127.0.0.1:50052.")
 @click.option("--metrics-listen", metavar="HOST:PORT", help="Metrics of the scheduler; default: 127.0.0.1:9102.")
 @click.option(
+    "--console-port",
+    type=click.IntRange(0, 65535),
+    help="Of the console, the fleet in a browser; where it is taken, the next free one; 0: no console; default: 8080.",
+)
+@click.option(
     "--generation-config",
     type=click.Choice(["auto", "none"]),
     help="Whether a model's own sampling defaults hold for what requests leave out; default: auto.",
@@ -74,7 +79,7 @@ WATCH_SECONDS = 0.5
 def serve(
     source: str | None, model: str | None, once: bool, api_key_file: Path | None, ca_file: Path | None, **flags: Any
 ) -> None:
-    """Start Ray, scheduler, workers and gateway on this machine, check them, and keep them up until Ctrl-C.
+    """Start Ray, scheduler, workers, gateway and console on this machine, check them, keep them up until Ctrl-C.
 
     PATH_OR_NAME is a GGUF file, a folder with one, a Hugging Face folder, a folder of the hub's cache, or a name on
     the hub (owner/name), which is fetched. Without one, and without a configuration, it serves the small model that
@@ -117,7 +122,7 @@ def run(settings: ServeSettings, once: bool, api_key_file: Path | None, ca_file:
                 ready = True
                 out.print(f"[green]Ready[/] after {time.monotonic() - began:.1f} s.")
                 if not once:
-                    announce(settings, api_key_file, ca_file)
+                    announce(settings, api_key_file, ca_file, stack.start_console(ca_file))
                     stay(stack)
             finally:
                 with suppress(OSError):  # the terminal may have gone
@@ -140,9 +145,9 @@ def self_check_key(settings: ServeSettings, api_key_file: Path | None) -> str | 
     return read_secret(api_key_file, "API key")
 
 
-def announce(settings: ServeSettings, api_key_file: Path | None, ca_file: Path | None) -> None:
+def announce(settings: ServeSettings, api_key_file: Path | None, ca_file: Path | None, console: str) -> None:
     """Print endpoints and calls to copy."""
-    out.print(f"\n{hints.endpoints(settings)}")
+    out.print(f"\n{hints.endpoints(settings, console)}")
     for name, call in hints.calls(settings, api_key_file, ca_file).items():
         out.print(f"\n[bold]{name}[/]")
         out.print(call, markup=False)

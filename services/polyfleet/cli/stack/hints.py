@@ -23,16 +23,18 @@ curl -N {scheme}://{http}/v1/chat/completions{curl_access} -H 'Content-Type: app
 COMMAND = "{polyfleet} chat --gateway {grpc} --model {shell_model}{shell_access}"
 
 
-def endpoints(settings: ServeSettings) -> str:
-    """Where everything listens, one line each, and what it asks for."""
+def endpoints(settings: ServeSettings, console: str = "") -> str:
+    """Where everything listens, one line each, and what it asks for; `console` is its address, empty without one."""
     gateway_metrics, metrics = settings.metrics_addresses
     gateway = settings.config.gateway
     http = f"{scheme(settings)}://{settings.http_address}"
     asks = "".join((", with TLS" if gateway.tls_cert else "", ", with a key" if gateway.keys_file else ""))
     elsewhere = "" if settings.fleet_address == DEFAULT_FLEET else f" --fleet {settings.fleet_address}"
     fleet = f"for `{command_name()} workers{elsewhere}`, deploy, undeploy, drain"
+    pages = (f"Console  {console}   the fleet and a chat in a browser",) if console else ()
     return "\n".join(
         (
+            *pages,
             f"gRPC     {settings.grpc_address}   polyfleet.v1.Inference{asks}",
             f"HTTP     {http}/v1   OpenAI-compatible{asks}; / in a browser; /healthz /readyz",
             f"Fleet    {settings.fleet_address}   {fleet}",

