@@ -223,11 +223,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
 
     def _start(self, session: FakeSession, start: pb.StartSequence) -> None:
         self.started.append(start)
-        refusal = self.refusal
-        if refusal is None and self.state != fleet_state("READY"):
-            refusal = (grpc.StatusCode.UNAVAILABLE.value[0], "The worker is not ready.")
-        if refusal is not None:
-            error = pb.SequenceError(code=refusal[0], message=refusal[1])
+        unready = (grpc.StatusCode.UNAVAILABLE.value[0], "The worker is not ready.")
+        if refusal := self.refusal or (unready if self.state != fleet_state("READY") else None):
+            code, broken = refusal[0], refusal[0] == grpc.StatusCode.INTERNAL.value[0]  # as engines' failed steps
+            error = pb.SequenceError(code=code, message=refusal[1], broken=broken)
             delta = pb.SequenceDelta(sequence_id=start.sequence_id, error=error)
             session.events.put_nowait(self._event(session, [delta]))
             return

@@ -45,7 +45,8 @@ PLACEMENT = Row(
         ),
         Panel(
             "Sequences moved",
-            "Sequences that lost their worker: resumed on another one, or failed. Flat at nothing in quiet times.",
+            "Sequences that lost their worker: resumed on another one, failed, or moved too often. "
+            "Flat at nothing in quiet times.",
             "ops",
             (rate("polyfleet_migrations_total", "result", matchers="<scope>"),),
         ),

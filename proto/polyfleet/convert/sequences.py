@@ -40,6 +40,7 @@ def delta_message(update: SequenceUpdate, sequence_id: str, *, logprobs: bool) -
         delta.finish_reason = _REASONS[update.finish_reason]
     if update.error:
         delta.error.code, delta.error.message = update.code, update.error
+        delta.error.broken = update.broken
     if update.cached_tokens is not None:
         delta.cached_tokens = update.cached_tokens
     if update.queue_seconds is not None:
@@ -70,7 +71,7 @@ def sequence_update(delta: SequenceDelta) -> SequenceUpdate:
     return SequenceUpdate(
         *(delta.sequence_id, tokens, _NUMBERS.get(delta.finish_reason, FinishReason.STOP), error),
         *(delta.cached_tokens, delta.queue_seconds, () if tokens else tuple(delta.embedding), code),
-        tuple(_sampled(UNTOLD, logprobs) for logprobs in delta.prompt_logprobs),
+        *(tuple(_sampled(UNTOLD, logprobs) for logprobs in delta.prompt_logprobs), delta.error.broken),
     )
 
 

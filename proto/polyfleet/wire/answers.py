@@ -51,6 +51,7 @@ class SequenceUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     embedding: tuple[float, ...] = ()  # not normalised
     code: int = INTERNAL  # google.rpc code of `error`
     prompt_logprobs: tuple[SampledToken, ...] = ()  # with the first update, when asked for: of all tokens but the first
+    broken: bool = False  # with `error`: it ran, and its worker failed; another one can go on with it
 
 
 class _PlainTokens(dict[int, SampledToken]):

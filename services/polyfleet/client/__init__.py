@@ -4,6 +4,7 @@ import polyfleet.wire.grpc_log  # noqa: F401 - before grpc
 from polyfleet.client.aio import AsyncClient, AsyncCompletionStream
 from polyfleet.client.channel import Tls
 from polyfleet.client.errors import (
+    AbortedError,
     CallCancelledError,
     DataLossError,
     DeadlineExceededError,
@@ -26,6 +27,7 @@ from polyfleet.wire.tools import ToolCall, ToolCallDelta
 
 __all__ = [
     "NO_RETRIES",
+    "AbortedError",
     "AsyncClient",
     "AsyncCompletionStream",
     "CallCancelledError",

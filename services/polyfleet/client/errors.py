@@ -75,6 +75,10 @@ class CallCancelledError(PolyfleetError):
     """The call was cancelled on this side."""
 
 
+class AbortedError(PolyfleetError):
+    """The request lost more workers than it may, and may be what they fail of; what came before the error is right."""
+
+
 class DataLossError(PolyfleetError):
     """The stream broke and could not be resumed; what came before the error is right, but not all."""
 
@@ -88,6 +92,7 @@ _CLASSES: dict[str, type[PolyfleetError]] = {
     "UNAVAILABLE": UnavailableError,
     "DEADLINE_EXCEEDED": DeadlineExceededError,
     "CANCELLED": CallCancelledError,
+    "ABORTED": AbortedError,
     "DATA_LOSS": DataLossError,
 }
 

@@ -34,7 +34,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Seconds, Meta(description="the same where no worker of the model runs until somebody asks for it")
     ] = 900.0
     max_request_seconds: Annotated[Seconds, Meta(description="the longest that any request may take")] = 3600.0
-    max_moves: Annotated[int, Meta(ge=0, description="times that one sequence may move to another worker")] = 3
+    max_moves: Annotated[
+        int, Meta(ge=0, description="times that a sequence may move off workers that fail, before ABORTED")
+    ] = 3
     max_pending_tokens: Annotated[Positive, Meta(description="held for a client that does not read")] = 2048
     drain_seconds: Annotated[Seconds, Meta(description="for running requests after SIGTERM")] = 60.0
     max_connections: Annotated[Positive, Meta(description="open at once, of each port")] = 4096

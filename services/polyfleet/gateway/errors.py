@@ -19,6 +19,7 @@ class Code(IntEnum):
     PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
+    ABORTED = 10
     INTERNAL = 13
     UNAVAILABLE = 14
     DATA_LOSS = 15
@@ -113,6 +114,12 @@ class DeadlineExceeded(ApiError):
     """The caller's deadline has passed."""
 
     code = Code.DEADLINE_EXCEEDED
+
+
+class Aborted(ApiError):
+    """Lost more workers than one request may: it may be what they die of, so nobody should just send it again."""
+
+    code = Code.ABORTED
 
 
 class DataLoss(ApiError):

@@ -159,8 +159,23 @@ async def test_moves_are_bounded() -> None:
             await started(worker, generated)
             worker.drop_sessions()
         failure = await failing
-    assert failure.code is grpc.StatusCode.DATA_LOSS
+        assert rig.gateway.ledger.failed == 1
+        rig.gateway.ledger.check()
+    assert (failure.code, failure.retry_seconds) == (grpc.StatusCode.ABORTED, None)
+    assert "lost its worker 2 times, and may move 1 times (limits.max_moves)" in failure.message
     assert len(worker.started) == 2
+
+
+async def test_a_request_whose_steps_fail_on_each_device_ends_before_it_has_seen_all_workers() -> None:
+    workers = [text_worker(f"w-{number}") for number in range(6)]
+    for worker in workers:
+        worker.refusal = (grpc.StatusCode.INTERNAL.value[0], "the step failed")
+    async with GatewayRig(max_moves=2) as rig:
+        await rig.add(*workers)
+        failure = await failure_of(rig.stub.Generate(REQUEST))
+    assert failure.code is grpc.StatusCode.ABORTED
+    assert failure.message.endswith("The worker failed: the step failed.")
+    assert sum(len(worker.started) for worker in workers) == 3
 
 
 async def test_a_draining_worker_finishes_what_it_runs_and_gets_no_more() -> None:

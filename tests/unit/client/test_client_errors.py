@@ -19,6 +19,7 @@ from polyfleet.v1 import inference_pb2 as pb
         (code_pb2.PERMISSION_DENIED, pf.PermissionDeniedError),
         (code_pb2.NOT_FOUND, pf.NotFoundError),
         (code_pb2.RESOURCE_EXHAUSTED, pf.ResourceExhaustedError),
+        (code_pb2.ABORTED, pf.AbortedError),
         (code_pb2.DATA_LOSS, pf.DataLossError),
         (code_pb2.CANCELLED, pf.CallCancelledError),
         (code_pb2.INTERNAL, pf.PolyfleetError),

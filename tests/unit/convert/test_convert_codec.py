@@ -96,7 +96,9 @@ def test_news_of_a_sequence_arrive_as_they_were_told() -> None:
     assert sequence_update(delta_message(vector, "a", logprobs=False)).embedding == (1.0, -2.0)
     failed = SequenceUpdate("1:a", error="not finite")
     told = sequence_update(delta_message(failed, "a", logprobs=False))
-    assert (told.error, told.code, told.finish_reason) == ("not finite", 13, None)
+    assert (told.error, told.code, told.finish_reason, told.broken) == ("not finite", 13, None, False)
+    broken = SequenceUpdate("1:a", error="device lost", broken=True)
+    assert sequence_update(delta_message(broken, "a", logprobs=False)).broken
 
 
 def test_a_finish_reason_of_a_newer_version_ends_a_sequence_all_the_same() -> None:

@@ -78,6 +78,7 @@ class TestErrors:
         report = batcher.step()
         assert (report.num_decodes, report.num_prefill_tokens) == (0, 0)
         assert report.updates[0].error == "the engine could not compute a step: OSError"
+        assert report.updates[0].broken  # another worker can go on with it
         assert len(batcher.prefixes) == 0
 
     def test_a_slice_that_fails_fails_one_sequence(self) -> None:

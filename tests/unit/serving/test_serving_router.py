@@ -68,6 +68,9 @@ async def test_errors_and_refusals_end_a_sequence_with_their_code() -> None:
     router.fail_all(14, "The worker is stopping.")
     errors = [(each.sequence_id, each.error.code, each.error.message) for each in await session.take(0)]
     assert errors == [("f", 13, "not finite"), ("r", 3, "max_tokens: no"), ("c", 14, "The worker is stopping.")]
+    connect(router, session, "b")
+    router.fail_all(14, "The engine ended.", broken=True)
+    assert [each.error.broken for each in await session.take(0)] == [True]
     assert not session.open
     assert not len(router)
 

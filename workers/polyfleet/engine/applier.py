@@ -115,9 +115,9 @@ class Applier:
         return news
 
     def fail(self, sequence: Sequence, error: str) -> SequenceUpdate:
-        """End a sequence with an error; what its blocks hold is not to be trusted."""
+        """End a sequence that this engine can't compute; what its blocks hold is not to be trusted."""
         self.leave(sequence, SequenceState.FAILED, doubtful=True)
-        return sequence.news(error=error)
+        return sequence.news(error=error, broken=True)
 
     def preempt(self, sequence: Sequence, *, doubtful: bool = False) -> None:
         """Put a running sequence back to wait; it is computed again."""

@@ -89,9 +89,9 @@ class SequenceRouter:
                 log.info("Sequence refused: %s", refusal.reason, extra=route.fields)
                 route.session.fail(route.sequence_id, INVALID_ARGUMENT, refusal.reason)
 
-    def fail_all(self, code: int, message: str) -> list[str]:
-        """End every open sequence with a google.rpc code; the engine's names of them."""
+    def fail_all(self, code: int, message: str, *, broken: bool = False) -> list[str]:
+        """End every open sequence with a google.rpc code; the engine's names of them. `broken`: the worker failed."""
         routes, self._routes = self._routes, {}
         for route in routes.values():
-            route.session.fail(route.sequence_id, code, message)
+            route.session.fail(route.sequence_id, code, message, broken=broken)
         return list(routes)

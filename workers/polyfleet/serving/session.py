@@ -69,9 +69,10 @@ class GatewaySession:
             self._room.clear()
         self._wake()
 
-    def fail(self, sequence_id: str, code: int, message: str) -> None:
-        """End a sequence with a google.rpc code."""
-        self.push(pb.SequenceDelta(sequence_id=sequence_id, error=pb.SequenceError(code=code, message=message)))
+    def fail(self, sequence_id: str, code: int, message: str, *, broken: bool = False) -> None:
+        """End a sequence with a google.rpc code; `broken`: it ran, and the worker failed."""
+        error = pb.SequenceError(code=code, message=message, broken=broken)
+        self.push(pb.SequenceDelta(sequence_id=sequence_id, error=error))
 
     def forget(self, sequence_id: str) -> None:
         """The gateway cancelled: close the sequence and drop what waits of it."""

@@ -266,7 +266,7 @@ class Worker:
 
     def fail(self, reason: str) -> None:
         """The worker can't serve any more: end every sequence UNAVAILABLE, be UNHEALTHY, ask for the process's end."""
-        self.router.fail_all(UNAVAILABLE, reason)
+        self.router.fail_all(UNAVAILABLE, reason, broken=True)
         self._lifecycle.fail(reason)
         self.ending.set()
 
@@ -276,7 +276,7 @@ class Worker:
         `reason` is one sentence. Sources are independent; the worker is well again when each has called `resume`.
         """
         if self._lifecycle.trouble(source, reason):
-            for engine_id in self.router.fail_all(UNAVAILABLE, reason):
+            for engine_id in self.router.fail_all(UNAVAILABLE, reason, broken=True):
                 if self._engine is not None:
                     self._engine.cancel(engine_id)
 

@@ -23,6 +23,7 @@ _HTTP: Mapping[Code, tuple[int, str, str]] = {
     Code.NOT_FOUND: (404, "invalid_request_error", "model_not_found"),
     Code.RESOURCE_EXHAUSTED: (429, "rate_limit_error", "rate_limit_exceeded"),
     Code.INTERNAL: (500, "server_error", "internal"),
+    Code.ABORTED: (500, "server_error", "aborted"),
     Code.DATA_LOSS: (500, "server_error", "data_loss"),
     Code.UNAVAILABLE: (503, "server_error", "unavailable"),
     Code.DEADLINE_EXCEEDED: (504, "server_error", "deadline_exceeded"),
@@ -96,6 +97,8 @@ def error_headers(error: ApiError) -> dict[str, str]:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if error.code is Code.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
+    if error.code is Code.ABORTED:
+        headers["x-should-retry"] = "false"  # OpenAI's and Anthropic's clients would, behind any 500
     if isinstance(error, BodyTooLarge):
         headers["connection"] = "close"  # the rest of the body will not be read
     return headers

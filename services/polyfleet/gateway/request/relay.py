@@ -15,7 +15,7 @@ from enum import Enum, unique
 from typing import Any
 
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.errors import ApiError, Code, DataLoss, Unavailable, error_of
+from polyfleet.gateway.errors import Aborted, ApiError, Code, DataLoss, Unavailable, error_of
 from polyfleet.gateway.fleet.session import CALLERS_OWN, Session
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.inbox import Inbox
@@ -211,7 +211,7 @@ class SequenceRelay:
         """The worker is gone: find another one."""
         if self._state is State.RUNNING:
             self._count(well=False)
-            self._move(Unavailable(f"The worker was lost: {reason}.", retry_after=RETRY_SECONDS))
+            self._move(Unavailable(f"The worker was lost: {reason.rstrip('.')}.", retry_after=RETRY_SECONDS))
 
     def _refused(self, update: SequenceUpdate) -> None:
         # A worker that has just unloaded its model has nothing to say about the request.
@@ -219,31 +219,46 @@ class SequenceRelay:
         refusal = error_of(code, update.error, retry_after=RETRY_SECONDS)
         if update.code not in NO_FAULT:
             self._count(well=False)
-        if refusal.code in MOVES_ON:
+        if update.broken:
+            self._move(Unavailable(f"The worker failed: {update.error.rstrip('.')}.", retry_after=RETRY_SECONDS))
+        elif refusal.code in MOVES_ON:
             self._move(refusal, refused=True)
         else:
             self._fail(refusal)
 
     def _count(self, *, well: bool) -> None:
         """Note how it fared with its worker's revision; one that goes away as it was told to has not failed it."""
-        if self._session is not None and (worker := self._session.worker()).state is not WorkerState.DRAINING:
-            self._metrics.demand.ended(worker.revision, well=well)
+        if self._session is not None and not self._leaves:
+            self._metrics.demand.ended(self._session.worker().revision, well=well)
+
+    @property
+    def _leaves(self) -> bool:
+        """Whether its worker goes away as it was told to."""
+        return self._session is not None and self._session.worker().state is WorkerState.DRAINING
 
     def _move(self, cause: ApiError, *, refused: bool = False) -> None:
         if 0 < self._max_tokens <= len(self._generated):
             self._inbox.parcel(self._request.choice).finish_reason = FinishReason.LENGTH
             self._end()
             return
-        self._num_moves += 1
+        self._num_moves += not self._leaves
         self._moving = True
         if self._session is not None:
             loop = asyncio.get_running_loop()
             self._excluded[self._session.worker_id] = loop.time() + EXCLUDED_SECONDS
             loop.call_later(EXCLUDED_SECONDS, self._queue.fleet_changed)
         if self._num_moves > self._limits.max_moves and not (refused and self._untried()):
-            self._fail(cause)
+            self._fail(cause if refused else self._over_budget(cause))
             return
         self._wait_again()
+
+    def _over_budget(self, cause: ApiError) -> Aborted:
+        self._metrics.migrations.labels("over_budget").inc()
+        times = "once" if self._num_moves == 1 else f"{self._num_moves} times"
+        return Aborted(
+            f"The request lost its worker {times}, and may move {self._limits.max_moves} times (limits.max_moves): "
+            f"it is not tried again, as it may be what workers fail of. {cause}"
+        )
 
     def _untried(self) -> bool:
         """Whether a worker could take it that never had it: refusals cost nothing, so all are asked."""
@@ -262,7 +277,7 @@ class SequenceRelay:
         self._state, self._session = State.PARKED, None
 
     def _fail(self, error: ApiError) -> None:
-        if self._moving:
+        if self._moving and error.code is not Code.ABORTED:
             self._metrics.migrations.labels("failed").inc()
         if self._generated and error.code in MOVES_ON:
             error = DataLoss(f"The stream broke and can't be resumed. {error}", retry_after=error.retry_after)

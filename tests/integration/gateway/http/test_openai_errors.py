@@ -9,6 +9,7 @@ from tests.support.fake_generation import FakeGeneration, gateway_state
 from tests.support.http_server import serve_http
 
 from polyfleet.gateway.errors import (
+    Aborted,
     ApiError,
     DataLoss,
     DeadlineExceeded,
@@ -38,6 +39,7 @@ BAD_TOP_P = InvalidArgument("x", violations=(FieldViolation("sampling.top_p", "i
         (ResourceExhausted("x", retry_after=1.5), openai.RateLimitError, 429, "rate_limit_exceeded"),
         (Unavailable("x", retry_after=0.2), openai.InternalServerError, 503, "unavailable"),
         (DeadlineExceeded("x"), openai.InternalServerError, 504, "deadline_exceeded"),
+        (Aborted("x"), openai.InternalServerError, 500, "aborted"),
         (DataLoss("x"), openai.InternalServerError, 500, "data_loss"),
         (Internal("x"), openai.InternalServerError, 500, "internal"),
     ],

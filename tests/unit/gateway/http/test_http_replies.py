@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from polyfleet.gateway.errors import (
+    Aborted,
     ApiError,
     DataLoss,
     DeadlineExceeded,
@@ -176,6 +177,7 @@ def test_embeddings_in_both_encodings() -> None:
         (ResourceExhausted, 429, "rate_limit_error", "rate_limit_exceeded"),
         (Unavailable, 503, "server_error", "unavailable"),
         (DeadlineExceeded, 504, "server_error", "deadline_exceeded"),
+        (Aborted, 500, "server_error", "aborted"),
         (DataLoss, 500, "server_error", "data_loss"),
         (Internal, 500, "server_error", "internal"),
     ],
@@ -186,6 +188,7 @@ def test_each_error_has_its_status(kind: type[ApiError], status: int, error_type
     expected = {"message": "Because.", "type": error_type, "param": None, "code": code}
     assert msgspec.json.decode(response.body) == {"error": expected}
     assert "retry-after" not in response.headers
+    assert response.headers.get("x-should-retry") == ("false" if kind is Aborted else None)
     assert ("www-authenticate" in response.headers) is (status == 401)
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from polyfleet.gateway.config import Limits
-from polyfleet.gateway.errors import ApiError, Code, DataLoss, Internal, Unavailable
+from polyfleet.gateway.errors import Aborted, ApiError, Code, Internal
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.inbox import Inbox, Parcel
@@ -202,21 +202,60 @@ async def test_cancelling_works_in_every_state() -> None:
 
 
 async def test_what_can_not_go_on_fails_with_what_it_means() -> None:
-    fresh = Rig(Limits(max_moves=0))
-    fresh.grant()
-    fresh.relay.lost("gone")
-    assert isinstance(await fresh.failure(), Unavailable)
-    begun = Rig(Limits(max_moves=0))
-    begun.grant()
-    begun.give(7)
-    begun.relay.lost("gone")
-    assert isinstance(await begun.failure(), DataLoss)
-    assert begun.metrics.registry.get_sample_value("polyfleet_migrations_total", {"result": "failed"}) == 1
     faulty = Rig()
     faulty.grant()
     faulty.give(7)
     faulty.relay.updated(SequenceUpdate("", error="the step failed", code=13))
     assert isinstance(await faulty.failure(), Internal)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_sequence_that_lost_more_workers_than_it_may_is_not_tried_again(begun: bool, crash: bool) -> None:
+    rig = Rig(Limits(max_moves=2))
+    for worker_id in ("w-1", "w-2", "w-3"):
+        rig.grant(worker_id)
+        if begun:
+            rig.give(7)
+        if crash:  # of the engine, which the worker outlives
+            rig.relay.updated(SequenceUpdate("", error="Its engine ended.", code=Code.UNAVAILABLE, broken=True))
+        else:
+            rig.relay.lost("gone")
+    assert rig.queue.waiting == []
+    failure = await rig.failure()
+    assert isinstance(failure, Aborted)
+    assert failure.retry_after is None
+    assert failure.message.startswith("The request lost its worker 3 times, and may move 2 times (limits.max_moves)")
+    assert failure.message.endswith("The worker failed: Its engine ended." if crash else "The worker was lost: gone.")
+    value = rig.metrics.registry.get_sample_value
+    assert [value("polyfleet_migrations_total", {"result": each}) for each in ("over_budget", "resumed", "failed")] == [
+        *(1, 2, None)
+    ]
+
+
+async def test_a_step_that_failed_on_the_device_goes_on_elsewhere() -> None:
+    rig = Rig()
+    rig.grant("w-1")
+    rig.give(7, 8)
+    rig.relay.updated(SequenceUpdate("", error="the engine could not compute a step: device lost", broken=True))
+    assert rig.relay.needs().excluded == {"w-1"}
+    assert list(rig.grant("w-2").started[0].generated_ids) == [7, 8]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_workers_that_leave_as_they_were_told_to_cost_a_sequence_nothing(broken: bool) -> None:
+    rig = Rig(Limits(max_moves=0))
+    for number in range(5):
+        session = rig.grant(f"w-{number}")
+        session._worker = replace(session.worker(), state=WorkerState.DRAINING)
+        if broken:
+            rig.relay.lost("the worker ended the session")
+        else:
+            rig.relay.updated(SequenceUpdate("", error="The worker is stopping.", code=Code.UNAVAILABLE))
+    rig.grant("w-5")
+    rig.give(7, finish=FinishReason.STOP)
+    (parcel,) = await rig.inbox.take()
+    assert ids(parcel) == [7]
 
 
 @pytest.mark.parametrize(
