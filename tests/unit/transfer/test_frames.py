@@ -1,5 +1,7 @@
 """Frames: what was sent comes back, and nothing else is taken for a frame."""
 
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.portable import KvLayout
 from polyfleet.transfer import frames
-from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, Blocks, End, Hello, Message
+from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, Blocks, Checksum, End, Hello, Message
 
 LAYOUT = KvLayout("model", (PerToken(2, 4), PerToken(1, 6, latent=True)), "float16")
 MESSAGES: list[Message] = [
@@ -29,20 +31,34 @@ def read(data: bytes) -> tuple[Message, bytes]:
     body, payload = data[HEADER_BYTES : HEADER_BYTES + head.message_bytes], data[HEADER_BYTES + head.message_bytes :]
     if len(payload) != head.payload_bytes:
         raise BadFrame("truncated")
-    return frames.message_of(head, body, payload), payload
+    return frames.message_of(head, body, summed(body, payload)), payload
+
+
+def summed(body: bytes, *payload: bytes) -> Checksum:
+    checksum = Checksum(body)
+    for part in payload:
+        checksum.update(part)
+    return checksum
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(MESSAGES), st.binary(max_size=20_000))
 def test_come_back(message: Message, payload: bytes) -> None:
-    assert read(frames.frame(message, payload) + payload) == (message, payload)
+    assert read(frames.frame(message, [payload]) + payload) == (message, payload)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=20_000), st.lists(st.integers(0, 20_000), max_size=5))
+def test_a_payload_in_parts_has_the_checksum_of_the_whole(payload: bytes, cuts: list[int]) -> None:
+    parts = [payload[begin:end] for begin, end in pairwise([0, *sorted(cuts), len(payload) + 20_000])]
+    assert summed(b"body", *parts).digest() == summed(b"body", payload).digest()
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from(MESSAGES), st.integers(0, 9000), st.data())
 def test_damage_shows_wherever_it_is(message: Message, size: int, data: st.DataObject) -> None:
     payload = bytes(each % 251 for each in range(size))
-    whole = bytearray(frames.frame(message, payload) + payload)
+    whole = bytearray(frames.frame(message, [payload]) + payload)
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(BadFrame):
@@ -52,7 +68,7 @@ def test_damage_shows_wherever_it_is(message: Message, size: int, data: st.DataO
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(MESSAGES), st.data())
 def test_a_truncated_frame_is_none(message: Message, data: st.DataObject) -> None:
-    whole = frames.frame(message, b"p" * 5000) + b"p" * 5000
+    whole = frames.frame(message, [b"p" * 5000]) + b"p" * 5000
     end = data.draw(st.integers(HEADER_BYTES, len(whole) - 1))
     with pytest.raises(BadFrame):
         read(whole[:end])
@@ -68,7 +84,7 @@ def test_other_bytes_are_no_frame(data: bytes) -> None:
 def test_rows_that_change_places_are_damage() -> None:
     payload = np.arange(4096, dtype="<u8")
     moved = np.concatenate([payload[2048:], payload[:2048]])
-    assert frames.checksum(b"", payload.tobytes()) != frames.checksum(b"", moved.tobytes())
+    assert summed(b"", payload.tobytes()).digest() != summed(b"", moved.tobytes()).digest()
 
 
 def test_sizes_are_bounded_before_anything_is_allocated() -> None:
@@ -79,7 +95,7 @@ def test_sizes_are_bounded_before_anything_is_allocated() -> None:
 
 def test_an_unknown_message_is_refused() -> None:
     body = msgspec.msgpack.encode(["Later", 1])
-    header = frames._HEADER.pack(b"PFT1", len(body), 0, frames.checksum(body))
+    header = frames._HEADER.pack(b"PFT1", len(body), 0, summed(body).digest())
     with pytest.raises(BadFrame, match="no message that is known"):
         read(header + body)
 

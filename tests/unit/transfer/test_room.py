@@ -81,7 +81,7 @@ def test_who_knows_the_tenant_but_not_the_secret_gets_nothing(room: TransferRoom
         wanted = wanted_of(GRAIN)
         channel.send(Hello(source.ticket, prefix_root("model", b"tenant"), b"c" * 16))
         channel.expect(Welcome)
-        channel.send(Ask(b"guessed", "model", "", wanted.salt, 0, GRAIN), bytes(4 * GRAIN))
+        channel.send(Ask(b"guessed", "model", "", wanted.salt, 0, GRAIN), [bytes(4 * GRAIN)])
         message, _ = channel.receive()
         assert message == End("the ticket is not for this prefix")
         channel.close()
@@ -198,7 +198,7 @@ def test_a_channel_waits_no_longer_than_it_may() -> None:
         one.receive()
     one.allow(0.2)
     with pytest.raises(Stalled):
-        one.send(Blocks(0, 16), bytes(64 << 20))  # nobody reads
+        one.send(Blocks(0, 16), [bytes(64 << 20)])  # nobody reads
     one.close()
     other.close()
 

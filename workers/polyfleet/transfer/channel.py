@@ -4,11 +4,13 @@ import os
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from polyfleet.kvcache.portable import Buffer
 from polyfleet.transfer import frames
-from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, End, Message
+from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, Checksum, End, Message
 
 MessageT = TypeVar("MessageT")
 
@@ -37,8 +39,8 @@ class Channel:
         """What comes next may take so long."""
         self.deadline = time.monotonic() + seconds
 
-    def send(self, message: Message, payload: memoryview | bytes = b"", descriptor: int = -1) -> None:
-        """Send a frame, all of it. Raises Stalled and OSError."""
+    def send(self, message: Message, payload: Sequence[Buffer] = (), descriptor: int = -1) -> None:
+        """Send a frame and its payload's parts, all of it. Raises Stalled and OSError."""
         head = frames.frame(message, payload)
         try:
             self._in_time()
@@ -46,9 +48,9 @@ class Channel:
                 socket.send_fds(self._socket, [head], [descriptor])
             else:
                 self._socket.sendall(head)
-            if memoryview(payload).nbytes:
+            for part in payload:
                 self._in_time()
-                self._socket.sendall(payload)
+                self._socket.sendall(part)
         except TimeoutError:
             raise Stalled("the peer does not read what it is sent") from None
 
@@ -63,8 +65,9 @@ class Channel:
         body = self._read(memoryview(bytearray(head.message_bytes)))
         if into is None or into.nbytes < head.payload_bytes:
             into = memoryview(bytearray(head.payload_bytes))
-        payload = self._read(into[: head.payload_bytes])
-        return frames.message_of(head, body, payload), payload
+        payload, checksum = self._read(into[: head.payload_bytes]), Checksum(body)
+        checksum.update(payload)
+        return frames.message_of(head, body, checksum), payload
 
     def expect(self, kind: type[MessageT], *, most: int = 0) -> tuple[MessageT, memoryview]:
         """The same where it must be one of this kind. Raises BadFrame for others, Refused for an End that came."""

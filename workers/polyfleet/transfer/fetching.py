@@ -9,7 +9,7 @@ from queue import Empty, Full, Queue
 
 import numpy as np
 
-from polyfleet.kvcache.portable import KvLayout, converted
+from polyfleet.kvcache.portable import DTYPES, KvLayout, converted, require_finite
 from polyfleet.kvcache.travelling import Chunk, Wanted
 from polyfleet.transfer.channel import Channel, Refused, Stalled
 from polyfleet.transfer.frames import (
@@ -135,6 +135,7 @@ class Fetch:
                 self._buffers[number] = payload
             arrays = chunk_arrays(layout, message.tokens, payload)
             dtypes = layout.dtype, self._wanted.layout.dtype
+            require_finite(np.frombuffer(payload, DTYPES[layout.dtype]), layout.dtype)
             chunk = Chunk(expected, tuple(converted(each, *dtypes) for each in arrays))
             expected += message.tokens
             self.bytes += payload.nbytes
@@ -154,7 +155,7 @@ class Fetch:
         mine = proof(source.secret, "fetch", challenges)
         model, first, grain = wanted.layout.model, wanted.first, wanted.grain
         ask = Ask(mine, model, wanted.adapter, wanted.salt, first, grain)
-        channel.send(ask, np.array(wanted.token_ids, "<u4").tobytes())
+        channel.send(ask, [np.array(wanted.token_ids, "<u4").tobytes()])
 
     def _learn(self, channel: Channel) -> KvLayout:
         """What its numbers are like."""

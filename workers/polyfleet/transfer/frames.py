@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from polyfleet.graph.kernel_graph import PerToken
-from polyfleet.kvcache.portable import BLOCK_TOKENS, DTYPES, Array, KvLayout
+from polyfleet.kvcache.portable import BLOCK_TOKENS, DTYPES, Array, Buffer, KvLayout
 
 HEADER_BYTES = 32
 MAX_MESSAGE_BYTES = 1 << 16
@@ -22,7 +22,7 @@ MAX_PAYLOAD_BYTES = 1 << 30
 MAX_TOKENS = 1 << 20  # of a prompt
 _HEADER = Struct("<4sIQ16s")  # magic, bytes of the message, bytes of the payload, checksum
 _MAGIC = b"PFT1"
-_ROW = 512  # numbers of 64 bits that a checksum adds up
+_ROW_BYTES = 4096  # whose numbers of 64 bits a checksum adds up
 
 
 class BadFrame(ValueError):
@@ -102,14 +102,53 @@ class Head(NamedTuple):
     checksum: bytes
 
 
-def frame(message: Message, payload: memoryview | bytes = b"") -> bytes:
-    """Header and message of a frame; the payload follows as it is."""
+class Checksum:
+    """16 bytes of a message and its payload, which comes part by part.
+
+    Against damage, not forgery, at memory's speed: of each 4,096 bytes of the payload the sum of their numbers of 64
+    bits counts, modulo 2^64, and what is left at its end as it is.
+    """
+
+    def __init__(self, body: Buffer) -> None:
+        self._digest = blake2b(body, digest_size=16)
+        self._rest = bytearray()  # that fills no row yet
+
+    def update(self, part: Buffer) -> None:
+        """What comes next of the payload."""
+        view = memoryview(part).cast("B")
+        if self._rest:
+            missing = _ROW_BYTES - len(self._rest)
+            self._rest += view[:missing]
+            view = view[missing:]
+            if len(self._rest) < _ROW_BYTES:
+                return
+            self._add(self._rest)
+        whole = len(view) // _ROW_BYTES * _ROW_BYTES
+        if whole:
+            self._add(view[:whole])
+        self._rest = bytearray(view[whole:])
+
+    def digest(self) -> bytes:
+        """Once all has come."""
+        self._digest.update(self._rest)
+        return self._digest.digest()
+
+    def _add(self, rows: Buffer) -> None:
+        numbers = np.frombuffer(rows, "<u8").reshape(-1, _ROW_BYTES // 8)
+        self._digest.update(numbers.sum(axis=1, dtype="<u8").tobytes())
+
+
+def frame(message: Message, payload: Sequence[Buffer] = ()) -> bytes:
+    """Header and message of a frame; the payload follows as it is, part by part."""
     body = _encoder.encode(message)
-    size = memoryview(payload).nbytes
-    return _HEADER.pack(_MAGIC, len(body), size, checksum(body, payload)) + body
+    checksum, size = Checksum(body), 0
+    for part in payload:
+        checksum.update(part)
+        size += memoryview(part).nbytes
+    return _HEADER.pack(_MAGIC, len(body), size, checksum.digest()) + body
 
 
-def head_of(header: bytes | bytearray | memoryview) -> Head:
+def head_of(header: Buffer) -> Head:
     """Of HEADER_BYTES. Raises BadFrame for what no frame begins with."""
     magic, message, payload, digest = _HEADER.unpack(header)
     if magic != _MAGIC:
@@ -119,29 +158,14 @@ def head_of(header: bytes | bytearray | memoryview) -> Head:
     return Head(message, payload, digest)
 
 
-def message_of(head: Head, body: bytes | bytearray | memoryview, payload: memoryview | bytes = b"") -> Message:
-    """The message of a whole frame. Raises BadFrame where checksum or message are wrong."""
-    if checksum(body, payload) != head.checksum:
+def message_of(head: Head, body: Buffer, checksum: Checksum) -> Message:
+    """The message of a whole frame, of which `checksum` has seen all. Raises BadFrame where either is wrong."""
+    if checksum.digest() != head.checksum:
         raise BadFrame("a transfer frame's checksum is wrong: it was damaged on its way")
     try:
         return _decoder.decode(body)
     except msgspec.DecodeError:
         raise BadFrame("a transfer frame has no message that is known") from None
-
-
-def checksum(body: bytes | bytearray | memoryview, payload: memoryview | bytes = b"") -> bytes:
-    """16 bytes of a message and its payload.
-
-    Against damage, not forgery, at memory's speed: of the payload's rows of 512 numbers of 64 bits their sums count,
-    modulo 2^64, and what is left at its end as it is.
-    """
-    digest = blake2b(body, digest_size=16)
-    view = memoryview(payload).cast("B")
-    whole = len(view) // (8 * _ROW) * 8 * _ROW
-    if whole:
-        digest.update(np.frombuffer(view[:whole], "<u8").reshape(-1, _ROW).sum(axis=1, dtype="<u8").tobytes())
-    digest.update(view[whole:])
-    return digest.digest()
 
 
 def layout_message(layout: KvLayout, slots: int = 0, slot_bytes: int = 0) -> Layout:

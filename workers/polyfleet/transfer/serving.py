@@ -61,7 +61,6 @@ class Delivery:
     def __init__(self, channel: Channel, inquiry: Inquiry, took: Callable[[], None]) -> None:
         self._channel, self._inquiry, self._took = channel, inquiry, took
         self._slots: SharedSlots | None = None
-        self._staging = memoryview(bytearray())
 
     def run(self) -> None:
         """Until the end. Raises BadFrame, EOFError and OSError where the peer fails."""
@@ -99,19 +98,18 @@ class Delivery:
         return item
 
     def _state(self, layout: KvLayout) -> None:
-        size = chunk_tokens(layout, self._inquiry.grain) * layout.token_bytes
         if not self._channel.shared:
-            self._staging = memoryview(bytearray(size))
             self._channel.send(layout_message(layout))
             return
+        size = chunk_tokens(layout, self._inquiry.grain) * layout.token_bytes
         self._slots = SharedSlots.create(NUM_SLOTS, max(1, size))
         self._channel.send(layout_message(layout, NUM_SLOTS, self._slots.size), descriptor=self._slots.descriptor)
 
     def _send(self, chunk: Chunk) -> None:
         slots = self._slots
         if slots is None:
-            payload = write_arrays(chunk.caches, self._staging)
-            self._channel.send(Blocks(chunk.first, chunk.tokens), payload)
+            parts = [np.ascontiguousarray(each).data.cast("B") for each in chunk.caches if each.size]
+            self._channel.send(Blocks(chunk.first, chunk.tokens), parts)
             return
         while (slot := slots.take()) is None:
             release, _ = self._channel.expect(Release)
