@@ -14,7 +14,10 @@
 {{- fail "auth.enabled is false, so that auth.existingSecret and auth.keys would do nothing: leave them out." -}}
 {{- end -}}
 {{- include "polyfleet.checkTls" .Values.tls -}}
-{{- include "polyfleet.checkInternalTls" .Values.tls.internal -}}
+{{- include "polyfleet.checkInternalTls" . -}}
+{{- if and .Values.console.enabled (not .Values.auth.enabled) -}}
+{{- fail "console.enabled needs auth.enabled: without keys whoever reaches the console could deploy and undeploy." -}}
+{{- end -}}
 {{- if and .Values.gatewayApi.enabled (not .Values.gatewayApi.parentRefs) -}}
 {{- fail "gatewayApi.enabled needs gatewayApi.parentRefs, the Gateways that the routes belong to." -}}
 {{- end -}}

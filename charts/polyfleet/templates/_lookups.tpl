@@ -60,7 +60,7 @@
 {{- range $role, $name := .Values.tls.internal.existingSecrets }}{{ $wanted = append $wanted (list (printf "tls.internal.existingSecrets.%s" $role) $name "tls.crt" "tls.key" "ca.crt") }}{{ end -}}
 {{- if .Values.fleetKeys.enabled }}{{ with .Values.fleetSecret }}{{ $wanted = append $wanted (list "fleetSecret" . "gateway-token" "scheduler-token" "worker-token" "operator-token" "fleet-keys.yaml") }}{{ end }}{{ end -}}
 {{- with .Values.auth.existingSecret }}{{ $wanted = append $wanted (list "auth.existingSecret" . "keys.yaml" "api-key") }}{{ end -}}
-{{- with .Values.tls.existingSecret }}{{ $wanted = append $wanted (list "tls.existingSecret" . "tls.crt" "tls.key") }}{{ end -}}
+{{- with .Values.tls.existingSecret }}{{ $wanted = append $wanted (list "tls.existingSecret" . "tls.crt" "tls.key") }}{{ if $.Values.console.enabled }}{{ $wanted = append $wanted (list "tls.existingSecret" . "ca.crt") }}{{ end }}{{ end -}}
 {{- range .Values.global.imagePullSecrets }}{{ $wanted = append $wanted (list "global.imagePullSecrets" .) }}{{ end -}}
 {{- range $name, $pool := include "polyfleet.pools" . | fromYaml -}}
 {{- with ($pool.model.hub | default dict).tokenSecret }}{{ $wanted = append $wanted (list (printf "workers.%s.model.hub.tokenSecret" $name) . "token") }}{{ end -}}

@@ -55,9 +55,11 @@ livenessProbe: # not lost by loading or draining
 {{- end -}}
 {{- end -}}
 
-{{/* Takes tls.internal. */}}
+{{/* The console shows itself as an operator. */}}
 {{- define "polyfleet.checkInternalTls" -}}
 {{- $roles := list "gateway" "scheduler" "worker" -}}
+{{- if .Values.console.enabled }}{{ $roles = append $roles "operator" }}{{ end -}}
+{{- with .Values.tls.internal -}}
 {{- $given := keys .existingSecrets | len -}}
 {{- if and .enabled (or (and .certManager.enabled (gt $given 0)) (not (or .certManager.enabled (eq $given (len $roles))))) -}}
 {{- fail (printf "tls.internal.enabled needs either tls.internal.existingSecrets of %s, or tls.internal.certManager.enabled." (join ", " $roles)) -}}
@@ -67,5 +69,6 @@ livenessProbe: # not lost by loading or draining
 {{- end -}}
 {{- if and (not .enabled) (or (gt $given 0) .certManager.enabled) -}}
 {{- fail "tls.internal.enabled is false, so that tls.internal.existingSecrets and tls.internal.certManager would do nothing: leave them out." -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

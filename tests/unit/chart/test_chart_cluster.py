@@ -71,6 +71,10 @@ MISSING: dict[str, tuple[dict[str, Any], str]] = {
         {"workers": {"p": {"accelerator": "cpu", "model": {"s3": {"uri": "s3://b/m", "credentialsSecret": "gone"}}}}},
         "workers.p.model.s3.credentialsSecret names the Secret gone",
     ),
+    "roots for the console": (
+        {"console": {"enabled": True}, "tls": {"enabled": True, "existingSecret": "door"}},
+        "tls.existingSecret: the Secret door has no key ca.crt.",
+    ),
     "key of it": ({"fleetSecret": "half"}, "fleetSecret: the Secret half has no key ray-token."),
 }
 
@@ -78,7 +82,8 @@ MISSING: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", MISSING)
 def test_a_missing_secret_is_refused(case: str) -> None:
     values, sentence = MISSING[case]
-    with kube_api({"half": {"fleet-token": "x"}, "whole": TOKENS}) as server:
+    door = {"tls.crt": "x", "tls.key": "x"}
+    with kube_api({"half": {"fleet-token": "x"}, "whole": TOKENS, "door": door}) as server:
         assert sentence in refusal(values, *against(server))
 
 

@@ -28,6 +28,7 @@ def ours(component: str, pool: str = "") -> Labels:
 
 
 GATEWAY, SCHEDULER, WORKER, TEST = ours("gateway"), ours("scheduler"), ours("worker", "cpu"), ours("test")
+CONSOLE = ours("console")
 
 
 class Network:
@@ -124,6 +125,18 @@ def test_only_where_it_may_fetch_images_the_gateway_gets_out() -> None:
     assert Network(rendered(values=hosts)).reaches(GATEWAY, OUTSIDER, 443)
     shut = {**hosts, "networkPolicy": {"imageEgress": []}}
     assert not Network(rendered(values=shut)).reaches(GATEWAY, OUTSIDER, 443)
+
+
+def test_the_console_reaches_what_it_shows_and_nothing_else() -> None:
+    callers = {"networkPolicy": {"gatewayFrom": ONE, "consoleFrom": ONE}, "console": {"enabled": True}}
+    for values in ({"console": {"enabled": True}}, callers):
+        network = Network(rendered(values=values))
+        assert doors(network, CONSOLE) == {("gateway", 50051), ("scheduler", 50052)}
+        assert network.reaches(NEIGHBOUR, CONSOLE, 8080)
+        assert network.reaches(OUTSIDER, CONSOLE, 8080) is (values is not callers)
+        for source in (GATEWAY, SCHEDULER, WORKER):
+            assert not network.reaches(source, CONSOLE, 8080)
+        assert not network.reaches(CONSOLE, OUTSIDER, 443)
 
 
 def test_names_are_looked_up(network: Network) -> None:

@@ -143,6 +143,22 @@ def test_routes_lead_to_the_gateway() -> None:
     assert [each["path"]["value"] for each in http["matches"]] == ["/v1"]  # /metrics stays inside
 
 
+def test_a_route_leads_to_the_console_below_its_path() -> None:
+    route = find(release("high-availability"), "HTTPRoute", "polyfleet-console")["spec"]
+    assert route["hostnames"] == ["fleet.example.com"]
+    (rule,) = route["rules"]
+    assert rule["backendRefs"] == [{"name": "polyfleet-console", "port": 8080}]
+    assert (rule["matches"][0]["path"]["value"], "filters" in rule) == ("/", False)
+    gateway_api = {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}
+    below = {"console": {"enabled": True, "rootPath": "/console"}, "gatewayApi": gateway_api}
+    route = find(rendered(*APIS, values=below), "HTTPRoute", "polyfleet-console")["spec"]
+    (rule,) = route["rules"]
+    assert (route["hostnames"], rule["matches"][0]["path"]["value"]) == (["llm.example.com"], "/console")
+    assert rule["filters"][0]["urlRewrite"]["path"] == {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}
+    (port,) = find(release("high-availability"), "Service", "polyfleet-console")["spec"]["ports"]
+    assert (port["port"], port["appProtocol"]) == (8080, "https")
+
+
 def test_cert_manager_makes_the_certificate_that_the_gateway_mounts() -> None:
     objects = release("high-availability")
     certificate = find(objects, "Certificate", "polyfleet-gateway")["spec"]

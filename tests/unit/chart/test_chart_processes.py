@@ -28,6 +28,8 @@ from tests.support.helm_chart import (
 from tests.support.image_files import DOCKERFILE, stages
 
 from polyfleet.cli.commands.generate import generate
+from polyfleet.console.command import main as console
+from polyfleet.console.config import load_config as load_console_config
 from polyfleet.gateway.command import main as gateway
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.config import load_config as load_gateway_config
@@ -38,7 +40,9 @@ from polyfleet.serving.command import config_of
 from polyfleet.serving.command import main as serving
 
 COMMANDS = {"polyfleet.gateway": gateway, "polyfleet.scheduler": scheduler, "polyfleet.serving": serving}
+COMMANDS["polyfleet.console"] = console
 COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
+ROLES = ("gateway", "scheduler", "worker", "operator")
 INIT = ["dumb-init", "--single-child", "--"]
 every_release = pytest.mark.parametrize("name", RELEASES)
 
@@ -110,6 +114,42 @@ def test_the_gateway_takes_its_configuration(name: str, tmp_path: Path) -> None:
     scheme = "HTTPS" if config.tls_cert else "HTTP"
     ready = {"path": "/readyz", "port": "http", "scheme": scheme}
     assert container(pod, "gateway")["readinessProbe"]["httpGet"] == ready
+
+
+@needs_helm
+@pytest.mark.parametrize("keys", [False, True])
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_console_takes_its_configuration(tls: bool, keys: bool, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"console": {"enabled": True, "rootPath": "/fleet"}, "fleetKeys": {"enabled": keys}}
+    if tls:
+        internal = {"enabled": True, "existingSecrets": {each: each for each in ROLES}}
+        values["tls"] = {"enabled": True, "existingSecret": "door", "internal": internal}
+    objects = rendered(values=values)
+    path = tmp_path / "console.yaml"
+    path.write_text(find(objects, "ConfigMap", "polyfleet-console")["data"]["console.yaml"])
+    config = load_console_config(path)
+    assert (config.listen, config.root_path) == ("0.0.0.0:8080", "/fleet")
+    assert (config.fleet, config.gateway) == ("polyfleet-scheduler.llm.svc:50052", "polyfleet-gateway.llm.svc:50051")
+    pod = dict(pods(objects))["polyfleet-console"]
+    named = {config.fleet_token_file, config.keys_file, config.gateway_ca, config.tls_cert, config.tls_key}
+    assert named - {""} <= mounted_files(pod, "console")
+    assert config.gateway_tls is tls is bool(config.tls_cert) is bool(config.fleet_tls_dir)
+    secrets = {each["name"]: each["secret"] for each in pod["volumes"] if "secret" in each}
+    token = next(each["key"] for each in secrets["fleet"]["items"] if each["path"] == "fleet-token")
+    assert token == ("operator-token" if keys else "fleet-token")
+    if tls:
+        assert secrets["operator-tls"]["secretName"] == "operator"
+        assert f"{config.fleet_tls_dir}/tls.key" in mounted_files(pod, "console")
+    started = container(pod, "console")
+    assert started["command"] == [*INIT, "python", "-m", "polyfleet.console"]
+    assert parsed(console, started["args"])["config"] == Path("/etc/polyfleet/config/console.yaml")
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert started[probe]["httpGet"] == {"path": "/healthz", "port": "pages", "scheme": "HTTPS" if tls else "HTTP"}
+
+
+@needs_helm
+def test_there_is_no_console_unless_it_is_wanted() -> None:
+    assert not [each for each in release("defaults") if each["metadata"]["name"].endswith("-console")]
 
 
 @needs_helm

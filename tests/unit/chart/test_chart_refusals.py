@@ -129,6 +129,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "tls.internal.enabled is false",
     ),
     "no generation of keys": ({"fleetKeys": {"generation": 0}}, "/fleetKeys/generation"),
+    "TLS inside without the console's certificate": (
+        {
+            "console": {"enabled": True},
+            "tls": {
+                "internal": {"enabled": True, "existingSecrets": dict.fromkeys(("gateway", "scheduler", "worker"), "x")}
+            },
+        },
+        "tls.internal.existingSecrets of gateway, scheduler, worker, operator",
+    ),
+    "console without keys": (
+        {"console": {"enabled": True}, "auth": {"enabled": False}},
+        "console.enabled needs auth.enabled: without keys whoever reaches the console could deploy and undeploy.",
+    ),
+    "console below no path": ({"console": {"rootPath": "console"}}, "rootPath"),
+    "console of several pods": ({"console": {"replicas": 2}}, "replicas"),
     "certificate without TLS": ({"tls": {"existingSecret": "x"}}, "tls.enabled is false"),
     "keys twice": (
         {"auth": {"existingSecret": "x", "keys": [{"id": "a", "hash": "0" * 64}]}},

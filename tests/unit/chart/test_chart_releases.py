@@ -124,7 +124,7 @@ def test_pods_that_serve_get_more_time_than_the_longest_stream(name: str) -> Non
     for workload in of_kind(objects, "Deployment", "DaemonSet"):
         pod = pod_of(workload)
         hook = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        if workload["metadata"]["name"] != "polyfleet-scheduler":
+        if workload["metadata"]["name"] not in ("polyfleet-scheduler", "polyfleet-console"):
             assert pod["terminationGracePeriodSeconds"] >= longest + hook + 10
     for _, pod in _workers(objects):
         assert f"--drain-timeout={longest}" in pod["containers"][0]["args"]
