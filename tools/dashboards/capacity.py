@@ -254,9 +254,14 @@ SPEED = Row(
         ),
         Panel(
             "Fetches of prefixes",
-            "How fetches from other workers ended; what is not fetched is computed.",
+            "How fetches from other workers ended, of what they held and of what they were to compute apart; what is "
+            "not fetched is computed.",
             "suffix: /s",
-            (rate("polyfleet_prefix_fetches_total", "outcome", matchers="<scope>"),),
+            (
+                rate("polyfleet_prefix_fetches_total", "outcome", matchers="<scope>"),
+                rate("polyfleet_prefills_apart_total", "outcome", matchers="<scope>", legend="{{outcome}} apart"),
+                rate("polyfleet_prompts_for_others_total", "model", matchers="<scope>", legend="{{model}} begun"),
+            ),
         ),
         Panel(
             "Memory shortages",

@@ -4,6 +4,7 @@ Each worker draws a key when it starts and tells it to the gateways that it talk
 transfer: a number of its own, and the secret that the worker's key, that number and the prefix's root give. The number
 travels openly, the secret only to the worker that is to fetch; the other one works it out. Each proves to the other
 that it has it. The root names model, adapter and tenant (`hashing.prefix_root`), so a ticket for one opens no other.
+A number of one byte more lets the other worker compute what it does not hold.
 """
 
 import secrets
@@ -13,6 +14,7 @@ from hmac import compare_digest
 
 KEY_BYTES = 32
 NUMBER_BYTES = CHALLENGE_BYTES = 16
+_COMPUTES = b"\1"  # behind a ticket's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class PrefixSource:
     local: str = ""  # as in TransferOffer
     ticket: bytes = b""
     secret: bytes = field(default=b"", repr=False)
-    tokens: int = 0  # of the prompt, that the other worker is taken to hold
+    tokens: int = 0  # of the prompt, that the other worker is taken to hold, or that it is to compute
+    seconds: float = 0.0  # that it may take to compute them, all else included; 0: it only gives what it holds
 
 
 def new_key() -> bytes:
@@ -40,11 +43,16 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-def source_of(offer: TransferOffer, root: bytes, tokens: int) -> PrefixSource:
-    """A new ticket for the prefixes of one root."""
-    number = secrets.token_bytes(NUMBER_BYTES)
+def source_of(offer: TransferOffer, root: bytes, tokens: int, seconds: float = 0.0) -> PrefixSource:
+    """A new ticket for the prefixes of one root; with `seconds` the other worker may compute them."""
+    number = secrets.token_bytes(NUMBER_BYTES) + (_COMPUTES if seconds else b"")
     secret = ticket_secret(offer.key, number, root)
-    return PrefixSource(offer.address, offer.local, number, secret, tokens)
+    return PrefixSource(offer.address, offer.local, number, secret, tokens, seconds)
+
+
+def computes(number: bytes) -> bool:
+    """Whether a ticket of this number lets the worker compute what is asked for."""
+    return number[NUMBER_BYTES:] == _COMPUTES
 
 
 def ticket_secret(key: bytes, number: bytes, root: bytes) -> bytes:

@@ -41,12 +41,14 @@ class Kind(NamedTuple):
     dtype: str
     block_size: int
     stores: str  # the dtype of its cache
+    kv_dtype: str = "auto"
 
 
 KINDS = {
     "cpu": Kind("persistent", "float32", 16, "float16"),
     "eager": Kind("eager", "float32", 16, "float32"),
     "eager_bfloat16": Kind("eager", "bfloat16", 32, "bfloat16"),
+    "eager_fp8": Kind("eager", "float32", 16, "float32", "fp8"),
     "vulkan": Kind("vulkan", "float32", 16, "float32"),
 }
 # The most that a logprob may differ from one computed in place: what the coarser of both caches rounds.
@@ -81,6 +83,7 @@ def workload_of(model: LoadedModel, kind: Kind) -> Workload:
     options = EngineOptions(
         device="cpu",
         dtype=kind.dtype,
+        kv_dtype=kind.kv_dtype,
         context_length=128,
         kv_cache_tokens=256,
         max_sequences=4,
@@ -181,6 +184,31 @@ def test_what_is_fetched_from_another_worker_is_what_was_computed_in_place(
     expected, _ = answer(alone)
     actual, cached = answer(here, ticket)
     assert (cached, here.status().fetched_tokens) == (64, 64)
+    tolerance = max(TOLERANCE[KINDS[name].stores] for name in (source, target))
+    for mine, reference in zip(actual, expected, strict=True):
+        assert logprobs(mine) == pytest.approx(logprobs(reference), abs=tolerance)
+        assert mine.token_id == reference.token_id
+    giver.close()
+    room.close()
+    for each in (there, here, alone):
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "local"),
+    [*((*pair, True) for pair in PAIRS), ("cpu", "eager", False), ("eager_fp8", "eager_fp8", True)],
+)
+def test_a_prompt_that_another_worker_computes_goes_on_as_if_computed_in_place(
+    model: LoadedModel, source: str, target: str, local: bool
+) -> None:
+    there, here, alone = engine(model, source), engine(model, target), engine(model, target)
+    there._batcher._budget.most = 40  # two steps
+    giver, room = Giver(there), TransferRoom(TransferSettings("127.0.0.1:0"))
+    here.attend(room)
+    offer = giver.offer if local else replace(giver.offer, local="")
+    expected, _ = answer(alone)
+    actual, cached = answer(here, source_of(offer, prefix_root(fingerprint(model), TENANT), len(PROMPT), seconds=60))
+    assert (cached, here.status().prefills_apart, there.status().prompts_for_others) == (64, 1, 1)
     tolerance = max(TOLERANCE[KINDS[name].stores] for name in (source, target))
     for mine, reference in zip(actual, expected, strict=True):
         assert logprobs(mine) == pytest.approx(logprobs(reference), abs=tolerance)

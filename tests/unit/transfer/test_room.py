@@ -12,7 +12,7 @@ from tests.support.transfers import GRAIN, LAYOUT, WAIT_SECONDS, caches_of, coll
 
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.travelling import Chunk
-from polyfleet.transfer import fetching
+from polyfleet.transfer import fetching, serving
 from polyfleet.transfer.channel import Channel, Stalled
 from polyfleet.transfer.frames import Ask, Blocks, End, Hello, Release, Welcome
 from polyfleet.transfer.memory import SharedSlots, available
@@ -20,7 +20,7 @@ from polyfleet.transfer.room import MOST_TRANSFERS, TransferRoom
 from polyfleet.transfer.settings import TransferSettings
 from polyfleet.transfer.transports import connect
 from polyfleet.wire.hashing import prefix_root
-from polyfleet.wire.tickets import PrefixSource, TransferOffer
+from polyfleet.wire.tickets import PrefixSource, TransferOffer, source_of
 
 WAYS = ["tcp", *(["memory"] if available() else [])]
 
@@ -154,6 +154,24 @@ def test_more_than_it_serves_at_a_time_are_told_so(room: TransferRoom) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_one_that_computes_is_waited_for_while_it_says_so(
+    way: str, room: TransferRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "STALL_SECONDS", 0.4)
+    monkeypatch.setattr(serving, "TICK_SECONDS", 0.1)
+    root = prefix_root("model", b"tenant")
+    for seconds, outcome in [(0.0, "stalled"), (WAIT_SECONDS, "")]:
+        with played(4 * GRAIN) as (_, engine, offer):
+            engine.gate.clear()
+            fetch = room.fetch(by(way, source_of(offer, root, 4096, seconds)), wanted_of(4 * GRAIN), WAIT_SECONDS)
+            assert fetch is not None
+            threading.Event().wait(1.0)
+            engine.gate.set()
+            chunks = collect(room, fetch)
+            assert (fetch.reason, len(chunks)) == (outcome, 0 if outcome else 4)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_peer_that_dies_in_the_midst_is_a_loss(way: str, room: TransferRoom) -> None:
     with played(40 * GRAIN, hangs_at=GRAIN) as (_, _, offer):
         fetch = room.fetch(by(way, ticket(offer)), wanted_of(40 * GRAIN), WAIT_SECONDS)
@@ -201,6 +219,20 @@ def test_a_channel_waits_no_longer_than_it_may() -> None:
         one.send(Blocks(0, 16), [bytes(64 << 20)])  # nobody reads
     one.close()
     other.close()
+
+
+def test_a_look_at_whether_the_peer_has_gone_waits_for_nothing() -> None:
+    one, other = pair()
+    other.send(End("so"))
+    one.receive()  # which leaves the socket with a timeout
+    one.allow(WAIT_SECONDS)
+    assert not one.closed_by_peer()
+    other.send(End("unread"))
+    assert not one.closed_by_peer()
+    one.receive()
+    other.close()
+    assert one.closed_by_peer()
+    one.close()
 
 
 def test_a_frame_that_is_cut_off_is_an_end() -> None:

@@ -14,6 +14,7 @@ from polyfleet.engine.exchange import Exchange
 from polyfleet.engine.executor import DeviceTimeout, Executor
 from polyfleet.engine.facts import EngineStatus, LoadedAdapter
 from polyfleet.engine.flight import first_line
+from polyfleet.engine.giving import Giving
 from polyfleet.engine.image_rows import SequenceImages
 from polyfleet.engine.images import ImageEncoder
 from polyfleet.engine.plan import NO_ADAPTER
@@ -128,7 +129,8 @@ class Engine:
     def attend(self, room: PrefixRoom) -> None:
         """From now on give prefixes to the peers that ask there, and fetch those of theirs that requests name."""
         rate, clock = (lambda: self._rates.prefill.per_second), self._batcher.clock
-        self._travel = Travel(self._exchange, room, self.facts.block_size, rate, clock)
+        giving = Giving(self._exchange, room, self._admit, self.cancel)
+        self._travel = Travel(self._exchange, room, giving, self.facts.block_size, rate, clock)
 
     @property
     def alarm(self) -> int | None:
@@ -144,6 +146,11 @@ class Engine:
 
         Raises FieldError, and takes nothing, when a field is out of range.
         """
+        sequence = self._admit(request, mask)
+        if self._travel is not None and request.prefix_source is not None:
+            self._travel.begin(sequence, request.prefix_source)
+
+    def _admit(self, request: SequenceRequest, mask: TokenMask | None = None) -> Sequence:
         check_request(request, self.facts.vocabulary_size)
         if request.pooling is None and self.facts.embeds_only:
             raise FieldError("pooling", f"must be set: {self.facts.name} makes embeddings and draws no tokens")
@@ -153,9 +160,7 @@ class Engine:
                 raise FieldError("grammar", "needs a tokenizer, which this model has not")
             mask = self._grammars.mask(request.grammar, request.stop_token_ids)
         images = self._images_of(request) if request.images else None
-        sequence = self._batcher.add(in_segments(request, self._second_segment), mask, adapter, images)
-        if self._travel is not None and request.prefix_source is not None:
-            self._travel.begin(sequence, request.prefix_source)
+        return self._batcher.add(in_segments(request, self._second_segment), mask, adapter, images)
 
     def _images_of(self, request: SequenceRequest) -> SequenceImages:
         if self._encoder is None:
@@ -206,6 +211,8 @@ class Engine:
                 if num_accepted and not num_prefill_tokens:  # as if each token had had its part of it
                     seconds *= num_decodes / (num_decodes + num_accepted)
                 self._rates.add_step(num_decodes, num_prefill_tokens, seconds, self._held_tokens)
+        if self._travel is not None:
+            updates = self._travel.giving.kept(updates)
         return updates + unseen if unseen else updates
 
     def _see(self) -> list[SequenceUpdate]:
@@ -252,7 +259,7 @@ class Engine:
             (
                 len(ledger.running),
                 len(ledger.waiting),
-                batcher.uncomputed_tokens,
+                max(0, batcher.uncomputed_tokens - (self._travel.arriving_tokens if self._travel else 0)),
                 pool.num_free,
                 rates.prefill.per_second,
                 rates.decode.per_second,

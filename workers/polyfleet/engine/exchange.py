@@ -41,6 +41,11 @@ class Exchange:
         return self.add(self.chain(prefix.token_ids, salt), 0, prefix.caches)
 
     @property
+    def keeps(self) -> bool:
+        """Whether what is computed is cached, so that it can be read."""
+        return self._holdings.prefix_cache
+
+    @property
     def layout(self) -> KvLayout:
         """Whose keys and values these are, and how they are stored here."""
         if self._layout is None:

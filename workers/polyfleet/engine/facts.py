@@ -75,3 +75,7 @@ class EngineStatus(NamedTuple):
     given_tokens: int = 0  # to other workers
     fetches: int = 0  # that brought what was wanted
     failed_fetches: tuple[int, ...] = ()  # by why, as `kvcache.travelling.FAILURES`
+    prefills_apart: int = 0  # prompts that other workers computed for this one
+    failed_prefills_apart: tuple[int, ...] = ()  # that this one computed after all, by why
+    prompts_for_others: int = 0  # that this one began to compute for other workers
+    fetch_tokens_per_second: float = 0.0  # of prompts on their way; 0: not known

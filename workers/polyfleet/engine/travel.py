@@ -1,27 +1,21 @@
-"""Travel: the engine's part in giving prefixes to other workers, and in fetching theirs, beside its steps.
+"""Travel: the engine's part in exchanging prefixes with other workers, beside its steps.
 
 A sequence whose prompt another worker is said to have waits while it is fetched, if that is likely to be faster than
-computing it, and starts with what has come: then it is in the prefix cache. Whatever fails, it computes the rest.
+computing it, and starts with what has come: then it is in the prefix cache. Whatever fails, it computes the rest. The
+same where the other worker is to compute it: then whoever placed the sequence has found that it pays.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 
 from polyfleet.engine.exchange import Exchange
 from polyfleet.engine.executor import DeviceTimeout
+from polyfleet.engine.giving import Giving
 from polyfleet.engine.sequence import Sequence, SequenceState
 from polyfleet.kvcache.portable import BLOCK_TOKENS
-from polyfleet.kvcache.travelling import (
-    FAILURES,
-    Chunk,
-    PrefixFetch,
-    PrefixInquiry,
-    PrefixRoom,
-    Wanted,
-    chunk_tokens,
-)
+from polyfleet.kvcache.travelling import FAILURES, Chunk, PrefixFetch, PrefixRoom, Wanted
 from polyfleet.wire.tickets import PrefixSource
 
 log = logging.getLogger(__name__)
@@ -34,6 +28,14 @@ FORGETTING = 0.9  # of a pace that was too slow to fetch: so it is tried again s
 
 
 @dataclass(slots=True)
+class _Tally:
+    """How fetches of one kind ended."""
+
+    fetched: int = 0  # that brought what was wanted
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURES, 0))
+
+
+@dataclass(slots=True)
 class _Arrival:
     """A sequence that waits for a fetch."""
 
@@ -41,7 +43,9 @@ class _Arrival:
     fetch: PrefixFetch
     hashes: list[bytes]
     began: float
-    address: str
+    source: PrefixSource
+    wanted: int  # tokens
+    tally: _Tally
     tokens: int = 0  # that were taken in
 
 
@@ -52,30 +56,39 @@ class Travel:
         self,
         exchange: Exchange,
         room: PrefixRoom,
+        giving: Giving,
         block_size: int,
         prefill_rate: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
         """`prefill_rate`: tokens a second that this engine computes; 0: not known."""
-        self.fetches = 0  # that brought what was wanted, so far
-        self.failures = dict.fromkeys(FAILURES, 0)
-        self.fetched_tokens = self.given_tokens = 0
+        self.fetched_tokens = 0
+        self.giving = giving
+        self._held, self._apart = _Tally(), _Tally()  # of what peers held, and of what they were to compute
         self._exchange, self._room, self._grain = exchange, room, lcm(block_size, BLOCK_TOKENS)
         self._block_size, self._prefill_rate, self._clock = block_size, prefill_rate, clock
         self._arrivals: list[_Arrival] = []
-        self._inquiries: list[tuple[PrefixInquiry, list[bytes]]] = []
         self._unreachable: dict[str, float] = {}  # addresses that led nowhere, and until when they are not tried
-        self._seconds_per_token = 0.0  # of fetches so far; 0: not known
+        self._seconds_per_token = 0.0  # of fetches so far, all that they waited for included; 0: not known
+        self._moving_per_token = 0.0  # the same while something was on its way
 
     @property
     def has_work(self) -> bool:
         """Whether `advance` would do anything now."""
-        return bool(self._arrivals) or self._room.asked or any(each.room or each.gone for each, _ in self._inquiries)
+        return bool(self._arrivals) or self.giving.has_work
 
     @property
-    def counts(self) -> tuple[int, int, int, tuple[int, ...]]:
+    def arriving_tokens(self) -> int:
+        """Of prompts, that are on their way: they need not be computed unless that fails."""
+        return sum(each.wanted for each in self._arrivals)
+
+    @property
+    def counts(self) -> tuple[int, int, int, tuple[int, ...], int, tuple[int, ...], int, float]:
         """As the last fields of EngineStatus."""
-        return self.fetched_tokens, self.given_tokens, self.fetches, tuple(self.failures.values())
+        held, apart, giving = self._held, self._apart, self.giving
+        fetches = self.fetched_tokens, giving.given_tokens, held.fetched, tuple(held.failures.values())
+        prefills = apart.fetched, tuple(apart.failures.values()), giving.computed_prompts
+        return *fetches, *prefills, 1 / self._moving_per_token if self._moving_per_token else 0.0
 
     def begin(self, sequence: Sequence, source: PrefixSource) -> None:
         """Fetch a waiting sequence's beginning, where that is likely to pay."""
@@ -87,28 +100,32 @@ class Travel:
         count = len(tokens) - first
         if count < LEAST_TOKENS:
             return
-        if self._avoided(source):
+        tally = self._apart if source.seconds else self._held
+        if self._avoided(source, tally):
             return
-        rate = self._prefill_rate()
-        least, most = FETCH_SECONDS
-        seconds = min(max(least, count / rate), most) if rate else UNKNOWN_SECONDS
         request = sequence.request
         layout = self._exchange.layout
         wanted = Wanted(layout, tuple(tokens), request.cache_salt, request.adapter, first, self._grain)
-        fetch = self._room.fetch(source, wanted, seconds)
+        fetch = self._room.fetch(source, wanted, self._patience(source, count))
         if fetch is None:
-            self.failures["busy"] += 1
+            tally.failures["busy"] += 1
             return
         sequence.arriving = True
-        self._arrivals.append(_Arrival(sequence, fetch, hashes, self._clock(), source.address))
+        self._arrivals.append(_Arrival(sequence, fetch, hashes, self._clock(), source, count, tally))
 
-    def _avoided(self, source: PrefixSource) -> bool:
+    def _patience(self, source: PrefixSource, count: int) -> float:
+        """Seconds that so many tokens may take to come."""
+        (least, most), rate = FETCH_SECONDS, self._prefill_rate()
+        expected = source.seconds or (count / rate if rate else UNKNOWN_SECONDS)
+        return min(max(least, expected), most)
+
+    def _avoided(self, source: PrefixSource, tally: _Tally) -> bool:
         """Whether fetching has lately been slower than computing, or led nowhere: then it is counted as that."""
-        if self._seconds_per_token * self._prefill_rate() > 1.0:
+        if not source.seconds and self._seconds_per_token * self._prefill_rate() > 1.0:
             self._seconds_per_token *= FORGETTING
-            self.failures["slower"] += 1
+            tally.failures["slower"] += 1
         elif self._clock() < self._unreachable.get(source.address, 0.0):
-            self.failures["unreachable"] += 1
+            tally.failures["unreachable"] += 1
         else:
             return False
         return True
@@ -116,41 +133,8 @@ class Travel:
     def advance(self) -> None:
         """Take in what has come, and put out a chunk for each peer that has room for it."""
         self._room.clear()
-        for inquiry in self._room.new_inquiries():
-            self._meet(inquiry)
-        self._inquiries = [pair for pair in self._inquiries if self._give(*pair)]
+        self.giving.advance()
         self._arrivals = [each for each in self._arrivals if self._take(each)]
-
-    def _meet(self, inquiry: PrefixInquiry) -> None:
-        layout = self._exchange.layout
-        if inquiry.model != layout.model:
-            inquiry.end("this worker has another model, or another revision of it")
-            return
-        inquiry.state(layout)
-        self._inquiries.append((inquiry, self._exchange.chain(inquiry.token_ids, inquiry.salt)))
-
-    def _give(self, inquiry: PrefixInquiry, hashes: list[bytes]) -> bool:
-        """The next chunk, if there is room for it; False when that was all."""
-        if inquiry.gone:
-            return False
-        if not inquiry.room:
-            return True
-        first = inquiry.first
-        count = (self._exchange.known_tokens(hashes) - first) // inquiry.grain * inquiry.grain
-        count = min(count, chunk_tokens(self._exchange.layout, inquiry.grain))
-        if count <= 0:
-            inquiry.end()
-            return False
-        try:
-            inquiry.give(first, self._exchange.read(hashes, first, first + count))
-        except DeviceTimeout:
-            raise
-        except Exception:
-            log.exception("A prefix that another worker asks for could not be read.")
-            inquiry.end("this worker can't read it")
-            return False
-        self.given_tokens += count
-        return True
 
     def _take(self, arrival: _Arrival) -> bool:
         """What has come of one; False when it is over, and its sequence may start."""
@@ -187,14 +171,22 @@ class Travel:
         self.fetched_tokens += arrival.tokens
         if not wanted:
             return
+        tally, source = arrival.tally, arrival.source
         if arrival.tokens:
+            self._moving_per_token = mean(self._moving_per_token, arrival.fetch.seconds / arrival.tokens)
+        if arrival.tokens and not source.seconds:
             pace = (self._clock() - arrival.began) / arrival.tokens
-            self._seconds_per_token = (self._seconds_per_token + pace) / 2 if self._seconds_per_token else pace
+            self._seconds_per_token = mean(self._seconds_per_token, pace)
         if (reason := arrival.fetch.reason) in ("unreachable", "stalled"):
-            self._unreachable[arrival.address] = self._clock() + UNREACHABLE_SECONDS
+            self._unreachable[source.address] = self._clock() + UNREACHABLE_SECONDS
             for address in list(self._unreachable)[:-MOST_UNREACHABLE]:
                 del self._unreachable[address]
         if reason:
-            self.failures[reason] += 1
+            tally.failures[reason] += 1
         elif arrival.tokens:
-            self.fetches += 1
+            tally.fetched += 1
+
+
+def mean(before: float, now: float) -> float:
+    """Of what was before and what is now, in equal parts; what is now, where nothing was."""
+    return (before + now) / 2 if before else now

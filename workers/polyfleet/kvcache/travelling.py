@@ -47,6 +47,7 @@ class PrefixFetch(Protocol):
     over: bool  # no more chunks come than can be taken now
     reason: str  # why not all has come: one of FAILURES, or empty
     bytes: int  # that have come
+    seconds: float  # while chunks were on their way: each from its frame's begin until it was read
 
     def take(self) -> tuple[Chunk, int] | None:
         """The next chunk and the number to `release` when it has been read; None: nothing yet."""
@@ -58,13 +59,19 @@ class PrefixFetch(Protocol):
 
 
 class PrefixInquiry(Protocol):
-    """A beginning that a peer asks for, in the engine's words: `salt` is the tenant's and the adapter's together."""
+    """A beginning that a peer asks for, in the engine's words: `salt` is the tenant's and the adapter's together.
+
+    With `computes` the engine is to compute what it does not hold, for the tenant's `cache_salt` and that adapter.
+    """
 
     model: str
     token_ids: tuple[int, ...]
     salt: bytes
     first: int  # tokens that the peer has, those that were given included
     grain: int  # tokens of a chunk are multiples of it
+    computes: bool
+    cache_salt: bytes
+    adapter: str
     gone: bool  # the peer is not served any more
 
     @property

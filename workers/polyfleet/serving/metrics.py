@@ -3,7 +3,7 @@
 Series carry the model that is loaded now; those of an unloaded one are gone with the next scrape.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -52,8 +52,11 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
     ("polyfleet_prefix_restored_tokens", "Prompt tokens put back from host memory.", lambda s, _: s.restored_tokens),
     ("polyfleet_prefix_fetched_tokens", "Prompt tokens fetched from other workers.", lambda s, _: s.fetched_tokens),
     ("polyfleet_prefix_given_tokens", "Prompt tokens given to other workers.", lambda s, _: s.given_tokens),
+    ("polyfleet_prompts_for_others", "Prompts computed for other workers.", lambda s, _: s.prompts_for_others),
     ("polyfleet_engine_accepted_drafts", "Drafts that were drawn.", lambda s, _: s.accepted_drafts),
 )
+HELD = "Prefixes that another worker was said to hold: fetched, or why they were computed."
+APART = "Prompts that another worker was to compute: fetched, or why they were computed here."
 LEDGER_STATES = ("admitted", "finished", "failed", "cancelled", "running", "waiting")
 
 
@@ -75,7 +78,8 @@ class WorkerCollector(Collector):
             yield from self._of_the_model(info.model, status, labels)
             yield from self._worker.histograms.families(LABELS, labels)
             yield _ledger(status)
-            yield _fetches(status)
+            yield _fetches("polyfleet_prefix_fetches", HELD, status.fetches, status.failed_fetches)
+            yield _fetches("polyfleet_prefills_apart", APART, status.prefills_apart, status.failed_prefills_apart)
 
     def _of_the_worker(self, labels: tuple[str, str]) -> Iterator[Any]:
         ready = GaugeMetricFamily("polyfleet_worker_ready", "1 when it takes requests.", labels=LABELS)
@@ -116,11 +120,10 @@ def _ledger(status: EngineStatus) -> GaugeMetricFamily:
     return ledger
 
 
-def _fetches(status: EngineStatus) -> CounterMetricFamily:
-    text = "Prefixes that another worker was said to hold: fetched, or why they were computed."
-    fetches = CounterMetricFamily("polyfleet_prefix_fetches", text, labels=("outcome",))
-    fetches.add_metric(("fetched",), status.fetches)
-    for reason, count in zip_longest(FAILURES, status.failed_fetches, fillvalue=0):
+def _fetches(name: str, text: str, fetched: int, failed: Sequence[int]) -> CounterMetricFamily:
+    fetches = CounterMetricFamily(name, text, labels=("outcome",))
+    fetches.add_metric(("fetched",), fetched)
+    for reason, count in zip_longest(FAILURES, failed, fillvalue=0):
         fetches.add_metric((str(reason),), count)
     return fetches
 

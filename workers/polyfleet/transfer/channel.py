@@ -1,6 +1,7 @@
 """Channel: frames over one connected socket, none of which is waited for longer than a deadline allows."""
 
 import os
+import select
 import socket
 import ssl
 import time
@@ -32,6 +33,7 @@ class Channel:
     def __init__(self, end: socket.socket, *, shared: bool = False) -> None:
         self.shared = shared
         self.deadline = time.monotonic()  # of whatever is sent or received; move it before
+        self.heard = self.deadline  # when the last frame began to come
         self.descriptor = -1  # of memory, that came with the last frame
         self._socket = end
 
@@ -60,6 +62,7 @@ class Channel:
         Raises BadFrame, Stalled, EOFError where the peer has closed, and OSError.
         """
         head = frames.head_of(self._read(memoryview(bytearray(HEADER_BYTES)), carries=True))
+        self.heard = time.monotonic()
         if head.payload_bytes > most:
             raise BadFrame(f"{head.payload_bytes} bytes came with a frame that may have {most}")
         body = self._read(memoryview(bytearray(head.message_bytes)))
@@ -82,10 +85,10 @@ class Channel:
         """Whether the peer is known to have gone; over TLS that shows only when something is sent."""
         if isinstance(self._socket, ssl.SSLSocket):
             return False
+        poll = select.poll()  # for a socket with a timeout waits in spite of MSG_DONTWAIT
+        poll.register(self._socket, select.POLLIN)
         try:
-            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
+            return bool(poll.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
         except OSError:
             return True
 

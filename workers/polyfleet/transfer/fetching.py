@@ -4,6 +4,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, Full, Queue
 
@@ -21,6 +22,7 @@ from polyfleet.transfer.frames import (
     Hello,
     Layout,
     Release,
+    Wait,
     Welcome,
     chunk_arrays,
     layout_of,
@@ -49,11 +51,13 @@ class Fetch:
         arrived: Callable[[], None],
     ) -> None:
         """It may take so many seconds in all; `arrived` is called from its thread whenever there is news."""
-        self.reason, self.over, self.bytes = "", False, 0
+        self.reason, self.over, self.bytes, self.seconds = "", False, 0, 0.0
         self._source, self._wanted, self._certificates = source, wanted, certificates
         self._until = time.monotonic() + seconds
         self._arrived = arrived
         self._chunks: Queue[tuple[Chunk, int]] = Queue(CHUNKS_AHEAD)  # with the buffer that it lies in
+        self._begun: deque[float] = deque()  # when their frames began to come, of chunks that are not released
+        self._released = 0.0  # when the last one was
         self._free: Queue[int] = Queue()
         self._buffers: list[memoryview] = []
         self._slots: SharedSlots | None = None
@@ -73,6 +77,9 @@ class Fetch:
 
     def release(self, number: int) -> None:
         """A chunk has been read: what it lies in is written again."""
+        now = time.monotonic()
+        self.seconds += now - max(self._begun.popleft(), self._released)
+        self._released = now
         self._free.put(number)
         channel = self._channel
         if channel is not None and channel.shared:
@@ -122,6 +129,9 @@ class Fetch:
             self._allow(channel)
             number, buffer = self._buffer()
             message, payload = channel.receive(buffer, most=MAX_PAYLOAD_BYTES)
+            while isinstance(message, Wait):
+                self._allow(channel)
+                message, payload = channel.receive(buffer, most=MAX_PAYLOAD_BYTES)
             if isinstance(message, End):
                 if message.reason:
                     raise Refused(message.reason)
@@ -186,6 +196,8 @@ class Fetch:
                 self._go_on()
 
     def _put(self, chunk: Chunk, number: int) -> None:
+        if self._channel is not None:
+            self._begun.append(self._channel.heard)
         while True:
             try:
                 self._chunks.put((chunk, number), timeout=min(0.1, self._left()))

@@ -77,6 +77,10 @@ class Blocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
     slot: int = -1  # of shared memory
 
 
+class Wait(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The serving side computes what was asked for: more follows."""
+
+
 class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The fetching side has read a slot of shared memory."""
 
@@ -89,7 +93,7 @@ class End(msgspec.Struct, frozen=True, tag=True, array_like=True):
     reason: str = ""
 
 
-Message = Hello | Welcome | Ask | Layout | Blocks | Release | End
+Message = Hello | Welcome | Ask | Layout | Blocks | Wait | Release | End
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 

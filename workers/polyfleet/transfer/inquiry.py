@@ -14,6 +14,8 @@ CHUNKS_AHEAD = 2  # that the engine may put out before the first of them has lef
 class Inquiry:
     """Which beginning is wanted, in the engine's words: `salt` is the tenant's and the adapter's together.
 
+    With `computes` the engine is to compute what it does not hold, for the tenant's `cache_salt` and that adapter.
+
     The engine's thread puts chunks out while there is `room`, and ends it; the peer's thread takes them.
     """
 
@@ -22,6 +24,9 @@ class Inquiry:
     salt: bytes
     first: int  # tokens that the peer has
     grain: int  # tokens of a chunk are multiples of it
+    computes: bool = False
+    cache_salt: bytes = b""
+    adapter: str = ""
     gone: bool = False  # the peer is not served any more
     ended: bool = False
     _out: "Queue[KvLayout | Chunk | str]" = field(default_factory=lambda: Queue(CHUNKS_AHEAD + 2), repr=False)

@@ -18,6 +18,7 @@ from polyfleet.transfer.frames import (
     End,
     Hello,
     Release,
+    Wait,
     Welcome,
     layout_message,
     write_arrays,
@@ -25,7 +26,7 @@ from polyfleet.transfer.frames import (
 from polyfleet.transfer.inquiry import Inquiry
 from polyfleet.transfer.memory import SharedSlots
 from polyfleet.wire.hashing import adapter_salt, prefix_root
-from polyfleet.wire.tickets import CHALLENGE_BYTES, proof, proves, ticket_secret
+from polyfleet.wire.tickets import CHALLENGE_BYTES, computes, proof, proves, ticket_secret
 
 HANDSHAKE_SECONDS = 3.0
 SEND_SECONDS = 5.0  # for the peer to take a chunk
@@ -52,7 +53,7 @@ def admit(channel: Channel, key: bytes) -> Inquiry:
     if not 0 < ask.grain <= MAX_TOKENS or ask.grain % BLOCK_TOKENS or ask.first % ask.grain:
         raise BadFrame(f"an ask has a grain of {ask.grain} tokens, which is no multiple of {BLOCK_TOKENS}")
     ids = tuple(np.frombuffer(tokens, "<u4").tolist())
-    return Inquiry(ask.model, ids, salt, ask.first, ask.grain)
+    return Inquiry(ask.model, ids, salt, ask.first, ask.grain, computes(hello.ticket), ask.salt, ask.adapter)
 
 
 class Delivery:
@@ -61,6 +62,7 @@ class Delivery:
     def __init__(self, channel: Channel, inquiry: Inquiry, took: Callable[[], None]) -> None:
         self._channel, self._inquiry, self._took = channel, inquiry, took
         self._slots: SharedSlots | None = None
+        self._stated = False
 
     def run(self) -> None:
         """Until the end. Raises BadFrame, EOFError and OSError where the peer fails."""
@@ -95,9 +97,13 @@ class Delivery:
                 return "the engine puts nothing out"
             if self._channel.closed_by_peer():
                 raise EOFError("the peer has gone")
+            if inquiry.computes and self._stated:
+                self._channel.allow(SEND_SECONDS)
+                self._channel.send(Wait())
         return item
 
     def _state(self, layout: KvLayout) -> None:
+        self._stated = True
         if not self._channel.shared:
             self._channel.send(layout_message(layout))
             return

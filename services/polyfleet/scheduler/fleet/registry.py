@@ -27,6 +27,7 @@ _RATES = (
     "decode_step_seconds",
     "decode_step_seconds_per_sequence",
     "decode_step_seconds_per_token",
+    "fetch_tokens_per_second",
 )
 
 
