@@ -46,7 +46,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="tenants: of each turn (default 20)")
     parser.add_argument("--workers", type=int, default=4, help="simulated ones (default 4)")
     parser.add_argument("--gateways", type=int, default=2, help="(default 2)")
-    parser.add_argument("--clients", type=int, default=24, help="streams at once (default 24)")
+    parser.add_argument("--clients", type=int, help="streams at once (default 24; rolling: 96)")
     parser.add_argument("--tokens", type=int, default=200, help="of the longest stream, 20 ms apart (default 200)")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="of faults and prompts; printed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
@@ -54,6 +54,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options.names = [*filter(None, options.faults.split(","))] or [*FAULTS]
     if unknown := [name for name in options.names if name not in FAULTS]:
         parser.error(f"--faults knows no {', '.join(unknown)}")
+    if options.clients is None:
+        options.clients = 96 if options.run == "rolling" else 24
     if min(options.rounds, options.together, options.clients, options.gateways, options.tokens) < 1:
         parser.error("--rounds, --together, --clients, --gateways and --tokens must be 1 or more")
     if options.workers < 2:
@@ -79,10 +81,11 @@ async def crowd(options: argparse.Namespace) -> list[Row]:
         return await tenants(Path(folder), **load)
 
 
-async def run(options: argparse.Namespace) -> Tally:
+async def run(options: argparse.Namespace) -> tuple[Tally, list[Row]]:
     """Run it."""
     slots = -(-options.clients // (options.workers - 1))  # so few that all workers have streams
-    async with ChaosFleet(options.workers, options.gateways, max_sequences=slots) as fleet:
+    hosts = options.run == "storm"
+    async with ChaosFleet(options.workers, options.gateways, max_sequences=slots, host_faults=hosts) as fleet:
         say(f"seed {options.seed}, logs in {fleet.folder}")
         load = {"clients": options.clients, "tokens": options.tokens, "seed": options.seed}
         return await disturbed(fleet, disturb_of(options, fleet), **load)
@@ -95,11 +98,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.run in CROWDS:
             rows = publish(asyncio.run(crowd(options)), options.json)
             return 1 if any(row.value for row in rows if row.unit == HELD) else 0
-        tally = asyncio.run(run(options))
+        tally, rows = asyncio.run(run(options))
     except (StackError, OSError) as error:
         say(f"chaos: {error}")
         return 1
-    publish(tally_rows(options.run, tally), options.json)
+    publish([*tally_rows(options.run, tally), *rows], options.json)
     for kind, examples in (("wrong", tally.wrong), ("lost", tally.lost)):
         for example in examples[:10]:
             say(f"{kind}: {example}")

@@ -12,6 +12,7 @@ import psutil
 from bench.chaos.fleet import ChaosFleet
 from bench.chaos.link import DOWN, UP, Link
 from bench.chaos.parts import Part
+from bench.soaking.stack import StackError
 
 Fault = Callable[[ChaosFleet, random.Random], AbstractAsyncContextManager[None]]
 SLOW_BYTES_PER_SECOND = 20_000.0  # a worker's heartbeat takes about 10 ms
@@ -67,9 +68,37 @@ async def _gateway_killed(fleet: ChaosFleet, rng: random.Random) -> AsyncIterato
 
 
 @asynccontextmanager
-async def _disk_full(part: Part) -> AsyncIterator[None]:
-    """No file of the process may grow."""
-    process = part.process
+async def _gateway_born(fleet: ChaosFleet, rng: random.Random) -> AsyncIterator[None]:
+    """One starts anew while nobody hears the scheduler: it learns the fleet from a peer, where there is one."""
+    async with _worsened(fleet.links["scheduler"], Link.silence):
+        async with _gateway_killed(fleet, rng):
+            pass
+        yield
+
+
+@asynccontextmanager
+async def _clock_set(fleet: ChaosFleet, part: Part, seconds: int) -> AsyncIterator[None]:
+    """Its time of day jumps, and jumps back."""
+    if fleet.clocks is None:
+        raise StackError("A fleet without host_faults has no clocks to set.")
+    fleet.clocks.set(part.name, seconds)
+    try:
+        yield
+    finally:
+        fleet.clocks.set(part.name, 0)
+
+
+@asynccontextmanager
+async def _disk_full(fleet: ChaosFleet) -> AsyncIterator[None]:
+    """The scheduler's disk has no room, or, where it has no disk of its own, no file of its process may grow."""
+    if fleet.disk is not None:
+        fleet.disk.fill()
+        try:
+            yield
+        finally:
+            fleet.disk.clear()
+        return
+    process = fleet.scheduler.process
     before = process.rlimit(resource.RLIMIT_FSIZE)
     process.rlimit(resource.RLIMIT_FSIZE, (1, before[1]))
     try:
@@ -99,6 +128,17 @@ def _network(name: str, to: str) -> Fault:
     return fault
 
 
+CLOCKS: Mapping[str, int] = {"ahead": 7200, "back": -7200}  # seconds
+
+
+def _clock(name: str, to: str) -> Fault:
+    def fault(fleet: ChaosFleet, rng: random.Random) -> AbstractAsyncContextManager[None]:
+        parts = [part for part in fleet.parts if part.name.startswith(to)]
+        return _clock_set(fleet, rng.choice(parts), CLOCKS[name])
+
+    return fault
+
+
 FAULTS: Mapping[str, Fault] = {
     "kill-worker": lambda fleet, rng: _killed(rng.choice(fleet.workers)),
     "kill-engine": lambda fleet, rng: _engine_killed(rng.choice(fleet.workers)),
@@ -108,6 +148,8 @@ FAULTS: Mapping[str, Fault] = {
     "stop-engine": lambda fleet, rng: _stopped(rng.choice(fleet.workers), engine=True),
     "stop-scheduler": lambda fleet, _: _stopped(fleet.scheduler),
     "stop-gateway": lambda fleet, rng: _stopped(rng.choice(fleet.gateways)),
-    "disk-full": lambda fleet, _: _disk_full(fleet.scheduler),
+    "disk-full": lambda fleet, _: _disk_full(fleet),
+    "gateway-born": _gateway_born,
+    **{f"clock-{name}-{to}": _clock(name, to) for name in CLOCKS for to in ("scheduler", "gateway", "worker")},
     **{f"{name}-{to}": _network(name, to) for name in NETWORKS for to in ("worker", "scheduler")},
 }

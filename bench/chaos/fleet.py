@@ -4,11 +4,13 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
 import yaml
+from bench.chaos.clock import Clocks
+from bench.chaos.disk import SmallDisk
 from bench.chaos.link import Link
 from bench.chaos.parts import Part
 from bench.soaking.stack import StackError
@@ -29,6 +31,8 @@ class ChaosFleet:
     """`async with ChaosFleet(workers=3, gateways=2) as fleet`: all of it up and ready.
 
     `links` are named after what they lead to: `worker-0` (from gateways), `scheduler` (from gateways and workers).
+    With `host_faults` the processes' clocks can be set (`clocks`), and the scheduler's disk, where this user may mount
+    one, is small (`disk`).
     """
 
     def __init__(
@@ -40,19 +44,25 @@ class ChaosFleet:
         max_sequences: int = 64,
         section: Mapping[str, object] = MappingProxyType({}),
         api_key: str = "",
+        host_faults: bool = False,
     ) -> None:
         """`section` is more of the gateways' configuration, `api_key` what `callers` show."""
         self.folder = Path(tempfile.mkdtemp(prefix="polyfleet-chaos-"))
         self.links: dict[str, Link] = {}
         self.callers: list[Caller] = []
+        self.clocks: Clocks | None = None
+        self.disk: SmallDisk | None = None
+        self._host_faults = host_faults
         self._api_key = api_key
         self._exits = AsyncExitStack()
         fleet, metrics, known_as, *rest = free_addresses(3 + 4 * gateways + workers)
         self.gateway_addresses = [
             tuple(rest[4 * each : 4 * each + 3]) for each in range(gateways)
         ]  # gRPC, HTTP, metrics
+        self._peers = rest[3 : 4 * gateways : 4]
         self._link_targets = {"scheduler": (fleet, known_as)}
-        self.scheduler = Part("scheduler", "bench.chaos.scheduler", [fleet, metrics, str(self.folder)], self.folder)
+        self._state = self.folder / "state"
+        self.scheduler = Part("scheduler", "bench.chaos.scheduler", [fleet, metrics, str(self._state)], self.folder)
         self.gateways = [self._gateway(each, known_as) for each in range(gateways)]
         self.worker_addresses = rest[4 * gateways :]  # behind their links
         self.workers = [self._worker(*each, known_as) for each in enumerate(self.worker_addresses)]
@@ -67,6 +77,7 @@ class ChaosFleet:
         flags = {"grpc-listen": grpc, "http-listen": http, "metrics-listen": metrics, "fleet": fleet}
         arguments = [f"--{name}={value}" for name, value in flags.items()]
         arguments.append(f"--config={self.folder}/gateway.yaml")
+        arguments += [f"--peer-listen={self._peers[number]}", *(f"--peer={each}" for each in self._peers)]
         return Part(f"gateway-{number}", "polyfleet.gateway", arguments, self.folder)
 
     def _worker(self, number: int, address: str, fleet: str) -> Part:
@@ -86,6 +97,8 @@ class ChaosFleet:
     async def __aenter__(self) -> "ChaosFleet":
         for name, (target, listen) in self._link_targets.items():
             self.links[name] = await self._exits.enter_async_context(Link(target, listen))
+        if self._host_faults:
+            self._prepare_host()
         for part in self.parts:
             part.start()
             self._exits.callback(part.kill)
@@ -97,6 +110,14 @@ class ChaosFleet:
             await self._exits.aclose()
             raise
         return self
+
+    def _prepare_host(self) -> None:
+        self.clocks = Clocks(self.folder)
+        for part in self.parts:
+            part.environ = self.clocks.environ(part.name)
+        with suppress(OSError):
+            self.disk = self._exits.enter_context(SmallDisk(self._state))
+            self.scheduler.prefix = self.disk.command
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None

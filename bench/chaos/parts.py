@@ -1,9 +1,10 @@
 """Processes of a fleet, any of which may be killed, stopped, ended or started again at any moment."""
 
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,10 +14,15 @@ END_SECONDS = 90.0
 
 
 class Part:
-    """`python -m MODULE ARGUMENTS`, its log in `folder`. `start` starts it again with the same arguments."""
+    """`python -m MODULE ARGUMENTS`, its log in `folder`. `start` starts it again with the same arguments.
+
+    `environ` is added to what it inherits, `prefix` begins its command: a program that becomes it.
+    """
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], folder: Path) -> None:
         self.name = name
+        self.environ: Mapping[str, str] = {}
+        self.prefix: Sequence[str] = ()
         self._command = [sys.executable, "-m", module, *arguments]
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -25,7 +31,13 @@ class Part:
         """Unless it runs."""
         if not self.runs:
             with self._log.open("ab") as log:
-                self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                self._process = subprocess.Popen(
+                    [*self.prefix, *self._command],
+                    env={**os.environ, **self.environ},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
 
     @property
     def runs(self) -> bool:

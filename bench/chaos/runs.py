@@ -16,35 +16,42 @@ from bench.soaking.streams import Soak, Tally
 from polyfleet.client.benchmark.work import percentile
 from polyfleet.simulator.tokens import answer
 
-HANGS = ("stop-worker", "stop-engine", "silent-worker", "deaf-worker", "mute-worker", "half-open-worker")
+HANGS = (
+    *("stop-worker", "stop-engine", "silent-worker", "deaf-worker", "mute-worker", "half-open-worker"),
+    *("stop-scheduler", "silent-scheduler", "half-open-scheduler"),
+)
 KILLS = ("kill-worker", "kill-engine")
 HOLD_SECONDS = 6.0  # more than it takes to notice a hang
 POLL_SECONDS = 0.05
-Disturb = Callable[[Soak], Awaitable[None]]
+SHORT = 0.1  # of the longest request: the longest of the short ones
+Disturb = Callable[[Soak], Awaitable[list[Row]]]
 
 
 def simulated_cases(count: int, tokens: int, seed: int) -> dict[Case, Answer]:
-    """Requests of 1 to `tokens` tokens with the answers that simulated workers owe them."""
+    """Requests with the answers that simulated workers owe them: of 1 to `tokens` tokens, every other one short."""
     rng = random.Random(seed)
     right = {}
     for number in range(count):
-        case = Case(f"{number}", f"chaos {rng.getrandbits(32)}", rng.randint(1, tokens), None)
+        length = rng.randint(1, tokens if number % 2 else max(1, int(SHORT * tokens)))
+        case = Case(f"{number}", f"chaos {rng.getrandbits(32)}", length, None)
         ids = answer(list(case.prompt.encode()), case.max_tokens)
         right[case] = Answer(tuple(ids), bytes(ids).decode())
     return right
 
 
-async def disturbed(fleet: ChaosFleet, disturb: Disturb, *, clients: int, tokens: int, seed: int) -> Tally:
-    """Streams to all gateways for as long as `disturb` goes on; what became of them."""
+async def disturbed(
+    fleet: ChaosFleet, disturb: Disturb, *, clients: int, tokens: int, seed: int
+) -> tuple[Tally, list[Row]]:
+    """Streams to all gateways for as long as `disturb` goes on; what became of them, and what it measured itself."""
     run = Soak(fleet.callers, simulated_cases(200, tokens, seed), 0.1, seed)
     asking = asyncio.ensure_future(run.run(clients, 86_400))
     try:
         await more(run, 4)
-        await disturb(run)
+        rows = await disturb(run)
     finally:
         run.end()
         await asking
-    return run.tally
+    return run.tally, rows
 
 
 async def more(run: Soak, count: int) -> None:
@@ -67,35 +74,45 @@ def storm(fleet: ChaosFleet, names: Sequence[str], rounds: int, seed: int, toget
     """`rounds` times all of the faults, in an order drawn by the seed, so many `together`."""
     rng = random.Random(seed)
 
-    async def disturb(run: Soak) -> None:
+    async def disturb(run: Soak) -> list[Row]:
         for _ in range(rounds):
             drawn = rng.sample(names, len(names))
             for at in range(0, len(drawn), together):
                 await strike(fleet, drawn[at : at + together], rng, asyncio.sleep(HOLD_SECONDS))
                 say(f"{' and '.join(drawn[at : at + together])}: {told(run.tally)}")
+        return [Row("chaos_storm_faults", rounds * len(names), "faults")]
 
     return disturb
 
 
 def paused(fleet: ChaosFleet, names: Sequence[str], pauses: int, seed: int) -> Disturb:
-    """These faults in turn until so many streams have moved or were held up."""
+    """These faults in turn, each at least once, until so many streams have moved or were held up."""
     rng = random.Random(seed)
 
-    async def disturb(run: Soak) -> None:
-        at = 0
-        while len(run.tally.pauses) < pauses:
-            name = names[at % len(names)]
+    async def disturb(run: Soak) -> list[Row]:
+        at, by_fault = 0, {name: list[float]() for name in names}
+        while at < len(names) or len(run.tally.pauses) < pauses:
+            name, before = names[at % len(names)], len(run.tally.pauses)
             await strike(fleet, [name], rng, asyncio.sleep(HOLD_SECONDS))
+            by_fault[name] += run.tally.pauses[before:]
             say(f"{name}: {told(run.tally)}, longest pause {max(run.tally.pauses, default=0):.2f} s")
             at += 1
+        return [
+            row
+            for name, found in by_fault.items()
+            for row in (
+                Row(f"chaos_{name}_paused", len(found), "streams"),
+                Row(f"chaos_{name}_pause_p99", percentile(found, 0.99) if found else 0.0, "s"),
+            )
+        ]
 
     return disturb
 
 
 def rolling(fleet: ChaosFleet, requests: int) -> Disturb:
-    """Restarts of every process in turn, in good order, until so many streams have finished."""
+    """Restarts of every process in turn, in good order, round by round until so many streams have finished."""
 
-    async def disturb(run: Soak) -> None:
+    async def disturb(run: Soak) -> list[Row]:
         restarts = Counter[str]()
         while run.tally.finished.total() < requests:
             for part in (*fleet.workers, fleet.scheduler, *fleet.gateways):
@@ -103,9 +120,8 @@ def rolling(fleet: ChaosFleet, requests: int) -> Disturb:
                 part.start()
                 await fleet.whole()
                 restarts[part.name.partition("-")[0]] += 1
-                if run.tally.finished.total() >= requests:
-                    break
-            say(f"restarted {dict(restarts)}: {told(run.tally)}")
+                say(f"restarted {dict(restarts)}: {told(run.tally)}")
+        return [Row(f"chaos_rolling_restarts_{role}", count, "restarts") for role, count in restarts.items()]
 
     return disturb
 
