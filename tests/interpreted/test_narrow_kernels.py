@@ -30,7 +30,7 @@ def fresh_numbers() -> None:
 def cut(block: int, step: int, programs: int) -> Tuning:
     """Tuning of products alone; the columns of rows of any length are split."""
     base, cuts = tuning(CPU), (Cut(128, block, step, 4, 1, programs, 0),)
-    return Tuning(*(base.programs, base.most_splits, base.decode, base.prefill, base.short_prefill), (cuts, cuts, cuts))
+    return replace(base, products=(cuts, cuts, cuts))
 
 
 def matrix(kind: str, rows: int, columns: int) -> torch.Tensor | Packed:

@@ -203,7 +203,7 @@ class CapturedExecutor(EagerExecutor):
         self._narrow = None
         if narrowed is not None:
             context = replace(self._context, caches=storage.caches, block_size=storage.caches[0].shape[3])
-            context = replace(context, local=storage.local)
+            context = replace(context, local=storage.local, states=storage.states)
             with torch.inference_mode():
                 self._narrow = Program(narrowed, self._chosen, context, silent)
 

@@ -19,10 +19,11 @@ CHUNK = 64  # rows of a sequence whose delta rule is solved together
 TINY = 1e-6  # keeps vectors of zeros finite where they are normalised
 
 
-def runs(step: Step) -> Iterator[tuple[slice, slice, bool]]:
-    """Rows, the sequences that have equally many of them each, and whether these begin: one-row sequences together."""
+def runs(step: Step, *, alone: bool = True) -> Iterator[tuple[slice, slice, bool]]:
+    """Rows, the sequences that have equally many of them each, and whether these begin: one-row sequences together,
+    where those are wanted."""
     starts, lengths, single = step.host_row_starts.tolist(), step.host_lengths.tolist(), step.num_single
-    if single:
+    if single and alone:
         yield slice(0, single), slice(0, single), False
     for number in range(single, step.num_sequences):
         first, end = starts[number : number + 2]
@@ -41,8 +42,8 @@ def stored(state: Tensor, step: Step, sequences: slice, *, begins: bool) -> Tens
     return torch.where(old, found, 0)
 
 
-def bind_causal_conv(op: Op, context: KernelContext) -> Kernel:
-    """x[T, C] -> y[T, C]."""
+def bind_causal_conv(op: Op, context: KernelContext, *, single: bool = True) -> Kernel:
+    """x[T, C] -> y[T, C]; of sequences with one row only where it is for `single` ones too."""
     attributes = of(op, Convolution)
     taps = attributes.taps
     weight = context.wide(*op.weights).view(-1, taps)
@@ -50,7 +51,7 @@ def bind_causal_conv(op: Op, context: KernelContext) -> Kernel:
 
     def kernel(step: Step, x: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        for rows, sequences, begins in runs(step):
+        for rows, sequences, begins in runs(step, alone=single):
             past = stored(state, step, sequences, begins=begins)
             seen = torch.cat((past, x[rows].float().view(len(past), -1, len(weight))), dim=1)
             out[rows] = (seen.unfold(1, taps, 1) * weight).sum(-1).flatten(0, 1).to(x.dtype)
@@ -93,8 +94,8 @@ def normalised(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + TINY)
 
 
-def bind_delta_rule(op: Op, context: KernelContext) -> Kernel:
-    """qkv[T, .], gates[T, 2 V] -> y[T, V·B], in float32."""
+def bind_delta_rule(op: Op, context: KernelContext, *, single: bool = True) -> Kernel:
+    """qkv[T, .], gates[T, 2 V] -> y[T, V·B], in float32; of `single` rows as `bind_causal_conv`."""
     rule = of(op, DeltaRule)
     rates, bias = (context.wide(name) for name in op.weights)
     keys, values, group = rule.key_heads * rule.key_width, rule.value_heads * rule.value_width, rule.group
@@ -107,7 +108,7 @@ def bind_delta_rule(op: Op, context: KernelContext) -> Kernel:
         rate, fading = gates.float().chunk(2, dim=1)
         decay, rate = -rates.exp() * F.softplus(fading + bias), rate.sigmoid()
         out = torch.empty_like(v)
-        for rows, sequences, begins in runs(step):
+        for rows, sequences, begins in runs(step, alone=single):
             before = stored(state, step, sequences, begins=begins)
             parts = [each[rows] for each in (q, k, v, decay, rate)]
             if len(before) == len(parts[0]):

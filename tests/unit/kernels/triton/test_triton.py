@@ -20,12 +20,17 @@ from polyfleet.kernels.triton import (  # noqa: E402
     all_reduce,
     codes,
     decode,
+    experts,
     hopper,
+    latent,
     linear,
     norms,
     prefill,
+    recurrent,
     rope,
+    routes,
     stepping,
+    writes,
 )
 from polyfleet.kernels.triton.tuning import TUNING, Tuning  # noqa: E402
 
@@ -81,7 +86,8 @@ def attentions(tuned: Tuning) -> Cases:
 
 def kernels(name: str) -> Cases:
     """Each kernel with the types of its operands, its constants for Llama-3-8B's shape, warps and stages."""
-    cases = attentions(TUNING[name]) + products(TUNING[name]) + low_ranks()
+    cases = attentions(TUNING[name]) + products(TUNING[name]) + low_ranks() + mixtures(TUNING[name])
+    cases += states() + latents(TUNING[name], "*bf16")
     row = {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "out": "*bf16", "total": "*bf16", "eps": "fp32"}
     cases.append((norms.norm_kernel, row, {"WIDTH": 4096, "PADDED": 4096, "ADD": True}, 8, 3))
     wide = {"gate_up": "*bf16", "out": "*bf16"}
@@ -95,6 +101,7 @@ def kernels(name: str) -> Cases:
     if name == "sm_90":  # which computes with caches in fp8
         cases.append((rope.rope_cache_kernel, turned | IN_BYTES, shape, 2, 3))
         cases += [(each[0], each[1] | IN_BYTES, *each[2:]) for each in attentions(TUNING[name])[1:3]]
+        cases += latents(TUNING[name], "*fp8e4nv")
     wholes = ("slot_tables", "last_token", "token_ids", "positions", "blocks", "offsets", "places", "lengths", "tables")
     numbers = {"numbers": "*i32", **dict.fromkeys(wholes, "*i64"), "rows": "i32", "stride": "i32"}
     cases.append((stepping.prepare_kernel, numbers, {"WIDTH": 128, "BLOCK_SIZE": 64, "COPIED": 128}, 1, 3))
@@ -107,6 +114,58 @@ def kernels(name: str) -> Cases:
     ranks = {"RANK": 0, "SIZE": 2, "REGION": all_reduce.REGION, "TILE": all_reduce.TILE}
     cases.append((all_reduce.one_shot_kernel, summed | {"span": "i32"}, ranks, 4, 3))
     return cases
+
+
+def mixtures(tuned: Tuning) -> Cases:
+    """Qwen3-30B-A3B's shape by each cut, gpt-oss' with biases, and the routes of it and of DeepSeek-V3."""
+    size = {"EXPERTS": 128, "PADDED": 128, "TOP_K": 8}
+    listed = {"shares": "*fp32", "places": "*i64", "amounts": "*fp32", "rows": "i32"}
+    listed |= dict.fromkeys(("counts", "lists", "numbers"), "*i32")
+    cases: Cases = [(experts.list_kernel, listed, size | {"PLACED": True}, 1, 3)]
+    types = dict.fromkeys(("x", "matrices", "others", "biases", "other_biases", "out"), "*bf16")
+    types |= {"counts": "*i32", "lists": "*i32", "rows": "i32", "limit": "fp32"}
+    for cut in tuned.experts:
+        shape = {"EXPERTS": 128, "PADDED": 128, "STEP": cut.step, "ROWS": cut.rows, "LIMITED": False, "BIASED": False}
+        gated = shape | {"K": 2048, "N": 768, "PAIRS": 8, "BLOCK": cut.block // 2, "GATED": True}
+        back = shape | {"K": 768, "N": 2048, "PAIRS": 1, "BLOCK": cut.block, "GATED": False}
+        cases += [(experts.experts_kernel, types, each, cut.warps, cut.stages) for each in (gated, back)]
+    cut = tuned.experts[0]
+    odd = shape | {"K": 2880, "N": 2880, "PAIRS": 4, "BLOCK": cut.block // 2, "STEP": 64, "ROWS": cut.rows}
+    odd |= {"EXPERTS": 32, "PADDED": 32, "GATED": True, "BIASED": True, "LIMITED": True}
+    cases.append((experts.experts_kernel, types, odd, cut.warps, cut.stages))
+    summed = {"parts": "*bf16", "numbers": "*i32", "amounts": "*fp32", "out": "*bf16"}
+    cases.append((experts.sum_kernel, summed, {"WIDTH": 2048, "COLUMNS": experts.COLUMNS, "TOP_K": 8}, 4, 3))
+    routed = {"logits": "*bf16", "correction": "*fp32", "shares": "*fp32", "scale": "fp32"}
+    for groups, (corrected, count) in (((1, 1, 1), (False, 128)), ((8, 4, 2), (True, 256))):
+        constants: dict[str, Any] = dict(zip(("GROUPS", "TOP_GROUPS", "GROUP_BEST"), groups, strict=True))
+        constants |= {"EXPERTS": count, "TOP_K": 8, "HEIGHT": groups[0], "WIDTH": count // groups[0]}
+        constants |= {"SIGMOID": corrected, "RENORMALISE": True, "CORRECTED": corrected}
+        cases.append((routes.route_kernel, routed, constants, 1, 3))
+    return cases
+
+
+def states() -> Cases:
+    """Qwen3-Next's shape."""
+    over = {"x": "*bf16", "state": "*fp32", "slots": "*i32", "lengths": "*i64", "out": "*bf16", "weight": "*fp32"}
+    ruled = over | {"qkv": "*bf16", "gates": "*bf16", "rates": "*fp32", "shifts": "*fp32"}
+    shape = {"KEY_HEADS": 16, "HEADS": 32, "KEYS": 128, "VALUES": 128, "PADDED": 128, "BLOCK": 32}
+    conv = {"WIDTH": 8192, "TAPS": 4, "COLUMNS": recurrent.COLUMNS}
+    return [(recurrent.conv_kernel, over, conv, 2, 3), (recurrent.delta_kernel, ruled, shape, 4, 3)]
+
+
+def latents(tuned: Tuning, cache: str) -> Cases:
+    """DeepSeek-V3's shape: single rows, prompts, and what they write."""
+    over = dict.fromkeys(("q", "rest", "out"), "*bf16") | dict.fromkeys(("tables", "lengths", "row_starts"), "*i64")
+    over |= {"cache": cache, "tiles": "*i32", "arrived": "*i32", "table_stride": "i32", "scale": "fp32"}
+    over |= dict.fromkeys(("parts", "peaks"), "*fp32")
+    launch = tuned.latent
+    shape = {"HEADS": 128, "LATENT": 512, "REST": 64, "PADDED": 512, "REST_PADDED": 64, "BLOCK_SIZE": 64}
+    shape |= {"QUERIES": launch.rows, "TILE": launch.tile}
+    ways = ({"SPLITS": 16, "TILED": False}, {"SPLITS": 1, "TILED": True})
+    cases: Cases = [(latent.latent_kernel, over, shape | each, launch.warps, launch.stages) for each in ways]
+    written = dict.fromkeys(("first", "second"), "*bf16") | {"places": "*i64", "caches": cache, "others": cache}
+    sizes = {"HEADS": 1, "WIDTH": 512, "OTHER": 64, "BESIDE": True, "BLOCK_SIZE": 64, "PADDED": 512}
+    return [*cases, (writes.write_kernel, written, sizes, 1, 3)]
 
 
 def low_ranks() -> Cases:

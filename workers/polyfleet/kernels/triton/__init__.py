@@ -11,7 +11,19 @@ import triton
 from polyfleet.graph.ops import Op, OpKind
 from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Implementation, Kernel
-from polyfleet.kernels.triton import activation, adapters, attention, narrow, norms, rope
+from polyfleet.kernels.triton import (
+    activation,
+    adapters,
+    attention,
+    experts,
+    latent,
+    narrow,
+    norms,
+    recurrent,
+    rope,
+    routes,
+    writes,
+)
 
 WHERE = frozenset({"cuda", "cpu"} if triton.knobs.runtime.interpret else {"cuda"})  # torch calls ROCm "cuda" too
 NEEDS = frozenset({"triton"})
@@ -29,6 +41,13 @@ TRITON = (
     _implementation(OpKind.SILU_MUL, activation.bind_silu_mul),
     _implementation(OpKind.ROPE_CACHE, rope.bind_rope_cache, plan=rope.plan_rope),
     _implementation(OpKind.PAGED_ATTENTION, attention.bind_attention, plan=attention.plan_attention),
+    _implementation(OpKind.CACHE_WRITE, writes.bind_cache_write),
+    _implementation(OpKind.LATENT_WRITE, writes.bind_latent_write),
+    _implementation(OpKind.LATENT_ATTENTION, latent.bind_latent_attention, plan=latent.plan_latent),
+    _implementation(OpKind.ROUTE, routes.bind_route),
+    _implementation(OpKind.EXPERTS, experts.bind_experts),
+    _implementation(OpKind.CAUSAL_CONV, recurrent.bind_causal_conv),
+    _implementation(OpKind.DELTA_RULE, recurrent.bind_delta_rule),
     _implementation(OpKind.LINEAR, narrow.bind_linear, name="torch, or triton where quantised"),
     _implementation(OpKind.GAIN, narrow.bind_gain),
     _implementation(OpKind.LINEAR_ADD, narrow.bind_linear_add),

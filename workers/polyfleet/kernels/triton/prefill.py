@@ -95,17 +95,24 @@ def prefill_kernel(
 
 
 def plan_prefill(step: Step, long: Launch, short: Launch) -> PrefillPlan:
-    """For the sequences behind those with one row, with launches for many rows and for few; counted on the host."""
+    """For the sequences behind those with one row, with launches for many rows and for few."""
+    rows = step.num_rows - step.num_single
+    launch = long if rows >= SHORT_PREFILL else short
+    return PrefillPlan(step, launch, cut_prompts(step, launch.rows))
+
+
+def cut_prompts(step: Step, size: int, each: int = 1) -> Tensor:
+    """Tiles [programs, 2] of `size` neighbours, of which sequences behind those with one row have `each` a row; counted
+    on the host, those with the longest context first."""
     single = step.num_single
     counts = np.diff(step.host_row_starts)[single:]
-    launch = long if counts.sum() >= SHORT_PREFILL else short
-    numbers = -(-counts // launch.rows)
+    numbers = -(-counts * each // size)
     sequences = np.repeat(np.arange(len(counts)), numbers)
-    firsts = (np.arange(len(sequences)) - np.repeat(numbers.cumsum() - numbers, numbers)) * launch.rows
-    contexts = (step.host_lengths[single:] - counts)[sequences] + firsts
+    firsts = (np.arange(len(sequences)) - np.repeat(numbers.cumsum() - numbers, numbers)) * size
+    contexts = (step.host_lengths[single:] - counts)[sequences] + firsts // each
     order = np.argsort(-contexts, kind="stable")
     tiles = np.stack((sequences + single, firsts), axis=1)[order].astype(np.int32)
-    return PrefillPlan(step, launch, upload(tiles, step.tables.device))
+    return upload(tiles, step.tables.device)
 
 
 def prefill(

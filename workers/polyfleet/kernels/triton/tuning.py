@@ -43,6 +43,8 @@ class Tuning:
     prefill: Launch
     short_prefill: Launch  # of steps with few rows
     products: tuple[tuple[Cut, ...], ...]  # by kind of weights: dense, fp8, int4; of each, those for fewer rows first
+    experts: tuple[Cut, ...]  # by pairs of rows with each expert: for twice as many at most as there are in the mean
+    latent: Launch
     halves: tuple[tuple[Cut, ...], ...] = ()  # likewise, of products with silu_mul behind; empty: as others
     ahead: bool = False  # weights of small dense products are fetched while the kernel before goes on
     assembly: bool = False  # words of codes become bfloat16 by PTX
@@ -63,12 +65,17 @@ class Tuning:
 
 CODES_80 = (Cut(32, 32, 64, 2, 3, 256, 0), Cut(128, 32, 16, 2, 2, 256, 0))
 CODES_GFX = (Cut(32, 32, 16, 2, 1, 256, 0), Cut(128, 32, 16, 4, 1, 256, 0))
+EXPERTS_80 = (Cut(16, 64, 64, 4, 4), Cut(32, 64, 64, 4, 4), Cut(64, 128, 64, 8, 3), Cut(128, 128, 32, 8, 3))
+EXPERTS_90 = (Cut(16, 64, 128, 4, 4), Cut(32, 64, 128, 4, 4), Cut(64, 128, 64, 8, 4), Cut(128, 256, 64, 8, 3))
+EXPERTS_GFX = (Cut(16, 64, 64, 4, 1), Cut(32, 64, 64, 4, 1), Cut(64, 128, 32, 4, 1), Cut(128, 128, 32, 4, 1))
 FP8_WIDE = Cut(128, 64, 32, 4, 3, 256, 0)
 INT4_90 = (Cut(32, 64, 64, 2, 3, 256, 0), Cut(64, 128, 32, 4, 3, 256, 0), Cut(128, 128, 16, 8, 3, 256, 0))
 TUNING = {
     "sm_80": Tuning(
         *(200, 32, Launch(64, 4, 3), Launch(64, 4, 3, 128), Launch(64, 4, 3, 64)),
         products=((Cut(128, 64, 64, 4, 4),), CODES_80, CODES_80),
+        experts=EXPERTS_80,
+        latent=Launch(32, 8, 2, 32),
     ),
     "sm_90": Tuning(
         *(200, 32, Launch(128, 4, 2), Launch(64, 4, 5, 64), Launch(64, 4, 5, 64)),
@@ -77,6 +84,8 @@ TUNING = {
             (Cut(32, 32, 64, 2, 4, 256, 0), Cut(64, 128, 64, 8, 3, 256, 0), FP8_WIDE),
             INT4_90,
         ),
+        experts=EXPERTS_90,
+        latent=Launch(64, 8, 2, 64),
         halves=(
             (Cut(16, 64, 128, 4, 5), Cut(32, 64, 128, 4, 4), Cut(64, 128, 64, 8, 5), Cut(128, 128, 64, 4, 6)),
             (Cut(16, 64, 64, 2, 3, 256, 0), Cut(32, 128, 64, 4, 3, 256, 0), Cut(64, 128, 64, 8, 3, 256, 0), FP8_WIDE),
@@ -91,10 +100,14 @@ TUNING = {
     "gfx90a": Tuning(
         *(220, 32, Launch(32, 4, 1), Launch(32, 4, 1, 128), Launch(32, 4, 1, 64)),
         products=((Cut(128, 64, 64, 4, 1),), CODES_GFX, CODES_GFX),
+        experts=EXPERTS_GFX,
+        latent=Launch(16, 4, 1, 16),
     ),
     "gfx942": Tuning(
         *(304, 32, Launch(64, 4, 1), Launch(64, 4, 1, 128), Launch(64, 4, 1, 64)),
         products=((Cut(128, 64, 64, 4, 1),), CODES_GFX, CODES_GFX),
+        experts=EXPERTS_GFX,
+        latent=Launch(16, 4, 1, 16),
     ),
 }
 SHORT_PREFILL = 1024  # rows
