@@ -78,6 +78,7 @@ async def test_responses_with_the_openai_client() -> None:
         ({"input": HI, "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": HI, "text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"input": HI, "temprature": 1}, "temprature"),
+        ({"input": [*HI, {"role": "critic", "content": "Bad."}], "instructions": "Be brief."}, "input[1]"),
     ],
 )
 async def test_what_responses_can_not_do_is_named(body: dict[str, Any], param: str) -> None:
@@ -150,6 +151,18 @@ async def test_errors_of_messages_are_anthropics(changes: dict[str, Any], status
         assert (reply.status_code, error["type"], error["error"]["type"]) == (status, "error", kind)
         assert told in error["error"]["message"]
         assert error["request_id"] == reply.headers["x-request-id"]
+
+
+async def test_clients_whose_tool_runner_asks_for_a_thread_are_told_to_go_on_without() -> None:
+    """By the details that Anthropic's own client looks for."""
+    body = {"model": MODEL, "max_tokens": 9, "messages": HI, "thread": {"type": "create"}}
+    async with GatewayRig() as rig, httpx.AsyncClient(base_url=rig.http, trust_env=False, timeout=60) as http:
+        await rig.add(worker())
+        refused = await http.post("/v1/messages", json=body)
+        assert refused.status_code == 400
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        assert refused.json()["error"]["details"] == details
+        assert (await http.post("/v1/messages", json=body | {"thread": None})).status_code == 200
 
 
 async def test_a_text_may_be_repeated_before_its_answer() -> None:

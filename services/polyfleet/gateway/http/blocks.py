@@ -40,6 +40,11 @@ class Block:
         """All of it: of a call, its arguments' JSON."""
         return "".join(self.pieces)
 
+    @property
+    def stands(self) -> bool:
+        """Whether it is no call that was withdrawn."""
+        return self.kind is not Kind.CALL or bool(self.id)
+
 
 class Blocks:
     """Turns the deltas of one choice into changes of blocks, one of which is open at a time."""
@@ -52,7 +57,7 @@ class Blocks:
     @property
     def standing(self) -> list[Block]:
         """All blocks but calls that were withdrawn."""
-        return [block for block in self.all if block.kind is not Kind.CALL or block.id]
+        return [block for block in self.all if block.stands]
 
     def take(self, delta: Delta) -> Iterator[tuple[Change, Block, str]]:
         """What the delta changes; with MORE comes the piece."""

@@ -120,9 +120,15 @@ def _plain_body(status: int, message: str, code: str) -> bytes:
 
 
 def http_field(field: str, renames: Mapping[str, str]) -> str:
-    """The endpoint's name for a field of the core: `sampling.top_p` is `top_p`, `inputs[2].text` is `input[2]`."""
+    """The endpoint's name for a field of the core: `sampling.top_p` is `top_p`, `inputs[2].text` is `input[2]`.
+
+    An item that stands elsewhere there, as behind a system's message, has a name of its own in `renames`.
+    """
     name = field.removeprefix("sampling.")
-    root = name.split("[", 1)[0].split(".", 1)[0]
+    item = name.split(".", 1)[0]
+    if item in renames:
+        return renames[item]
+    root = item.split("[", 1)[0]
     if root not in renames:
         return name
     index = name[len(root) :].split(".", 1)[0]

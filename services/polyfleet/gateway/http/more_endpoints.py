@@ -60,7 +60,7 @@ class MoreEndpoints(Door):
                 wanted = messages_request(body, request.scope["request_id"])
         except ApiError as error:
             return messages_error(error, request.scope["request_id"])
-        writer = MessageWriter(wanted.request_id, self._model_name(body.model))
+        writer = MessageWriter(body, wanted.request_id, self._model_name(body.model))
         return self._answer(wanted, writer, call, stream=bool(body.stream))
 
     async def count_tokens(self, request: Request) -> Response:
@@ -68,10 +68,14 @@ class MoreEndpoints(Door):
         try:
             call = self._authenticate(request, "messages.count_tokens")
             with self._refusals(call):
-                wanted = count_request(await self._read(request, CountBody))
-            tokens = await self._generation.tokenize(wanted, call)
+                body = await self._read(request, CountBody)
+                wanted = count_request(body)
         except ApiError as error:
             return messages_error(error, request.scope["request_id"])
+        try:
+            tokens = await self._generation.tokenize(wanted, call)
+        except ApiError as error:
+            return messages_error(error, request.scope["request_id"], body)
         return json_reply({"input_tokens": len(tokens.token_ids)})
 
     async def rerank(self, request: Request) -> ASGIApp:

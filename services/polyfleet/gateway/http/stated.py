@@ -7,7 +7,15 @@ import msgspec
 
 from polyfleet.gateway.http.openai.bodies import NOTHING
 from polyfleet.wire.images import Image
+from polyfleet.wire.requests import Message
 from polyfleet.wire.sampling import DEFAULTABLE, SamplingParams
+
+Placed = list[tuple[str, Message]]  # messages of the core, each with the path of what it was made of
+
+
+def renames_of(placed: Placed) -> dict[str, str]:
+    """What the body calls `messages[0]` and so on."""
+    return {f"messages[{index}]": path for index, (path, _) in enumerate(placed)}
 
 
 def stated(body: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:

@@ -7,10 +7,14 @@ import pytest
 from tests.unit.gateway.http.test_http_translate import USER, chat
 
 from polyfleet.gateway.http.decoding import decode
+from polyfleet.gateway.http.errors import http_field
 from polyfleet.gateway.http.messages.body import MessagesBody, messages_request
+from polyfleet.gateway.http.messages.body import renames as names_of_messages
 from polyfleet.gateway.http.responses.body import ResponsesBody, responses_request
+from polyfleet.gateway.http.responses.body import renames as names_of_responses
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import GenerateRequest, Message
+from polyfleet.wire.structure import Structure
 
 
 @pytest.mark.parametrize(
@@ -73,9 +77,65 @@ def test_the_effort_to_think_with_reaches_the_template_in_its_own_words() -> Non
 def test_the_other_apis_say_the_same_of_thinking() -> None:
     item: dict[str, Any] = {"input": "hi", "reasoning": {"effort": "none", "summary": "auto"}}
     off = variables(chat(reasoning_effort="none"))
-    assert variables(responses_request(decode(msgspec.json.encode(item), ResponsesBody), "r")) == off
-    turn: dict[str, Any] = {"max_tokens": 1, "messages": [USER]}
+    assert variables(responses_request(response_body(**item), "r")) == off
     kinds = {None: None, "disabled": off, "enabled": None, "adaptive": None}
     for kind, wanted in kinds.items():
-        body = turn | ({"thinking": {"type": kind, "budget_tokens": 9}} if kind else {})
-        assert variables(messages_request(decode(msgspec.json.encode(body), MessagesBody), "r")) == wanted
+        thinking = {"thinking": {"type": kind, "budget_tokens": 9}} if kind else {}
+        assert variables(messages_request(message_body(**thinking), "r")) == wanted
+    efforts = {"low": variables(chat(reasoning_effort="low")), "max": variables(chat(reasoning_effort="xhigh"))}
+    for effort, wanted in efforts.items():
+        config: dict[str, Any] = {"effort": effort, "format": None}
+        assert variables(messages_request(message_body(output_config=config), "r")) == wanted
+        off_again = message_body(output_config=config, thinking={"type": "disabled"})
+        assert variables(messages_request(off_again, "r")) == off
+
+
+def response_body(**fields: Any) -> ResponsesBody:
+    return decode(msgspec.json.encode(fields), ResponsesBody)
+
+
+def message_body(**fields: Any) -> MessagesBody:
+    return decode(msgspec.json.encode({"max_tokens": 1, "messages": [USER], **fields}), MessagesBody)
+
+
+def test_a_message_has_to_be_what_its_output_config_says() -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    asked = messages_request(message_body(output_config={"format": form}), "r")
+    assert asked.structure == Structure(json_schema='{"type":"object"}')
+    assert messages_request(message_body(output_config={}), "r").structure is None
+    for bad, field in (({"type": "json_schema"}, ".schema"), ({"type": "xml"}, ".type")):
+        with pytest.raises(FieldError) as caught:
+            messages_request(message_body(output_config={"format": bad}), "r")
+        assert caught.value.field == f"output_config.format{field}"
+
+
+def test_errors_name_messages_where_the_body_has_them() -> None:
+    """A system's text before the chat, and one turn that becomes several messages, move those behind them."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "3"}
+    thought: dict[str, Any] = {"type": "reasoning", "summary": []}
+    names = names_of_responses(response_body(input=[USER, thought, call, call, output, USER], instructions="Be brief."))
+    found = [http_field(f"messages[{index}].content", names) for index in range(5)]
+    assert found == ["instructions", "input[0]", "input[2]", "input[4]", "input[5]"]
+    assert http_field("messages[0].content", names_of_responses(response_body(input="hi"))) == "input"
+    assert http_field("sampling.top_p", names) == "top_p"
+
+    results = [{"type": "tool_result", "tool_use_id": each, "content": "3"} for each in "ab"]
+    turns = [USER, {"role": "user", "content": [*results, {"type": "text", "text": "And?"}]}, USER]
+    found = [
+        http_field(f"messages[{index}].content[1]", names_of_messages(message_body(system="Be brief.", messages=turns)))
+        for index in range(6)
+    ]
+    assert found == ["system", "messages[0]", "messages[1]", "messages[1]", "messages[1]", "messages[2]"]
+    assert http_field("messages[0].content", names_of_messages(message_body())) == "messages[0]"
+
+
+def test_an_item_that_would_have_to_be_kept_here_is_refused_with_what_to_do() -> None:
+    with pytest.raises(FieldError, match="keeps no items; send the item itself: item_reference") as caught:
+        responses_request(response_body(input=[USER, {"type": "item_reference", "id": "msg_1"}]), "r")
+    assert caught.value.field == "input[1].type"
+
+
+def test_a_systems_turn_within_messages() -> None:
+    said = messages_request(message_body(messages=[USER, {"role": "system", "content": "Be brief."}]), "r").messages
+    assert [each.role for each in said] == ["user", "system"]

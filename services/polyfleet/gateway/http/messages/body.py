@@ -6,12 +6,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from polyfleet.gateway.http.openai.bodies import NOTHING, Ignored, Strict
+from polyfleet.gateway.http.openai import response_format
+from polyfleet.gateway.http.openai.bodies import NOTHING, Ignored, Strict, Unsupported
 from polyfleet.gateway.http.openai.translate import template_arguments
-from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
+from polyfleet.gateway.http.stated import Placed, function_json, one_or_all, renames_of, sampling_of, stated
 from polyfleet.wire.images import Image, image_of_base64, image_of_url
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message, TokenizeRequest
+from polyfleet.wire.structure import Structure
 from polyfleet.wire.tools import ToolCall
 
 
@@ -63,7 +65,7 @@ ContentBlock = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResul
 class Turn(msgspec.Struct):
     """A message."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[ContentBlock]
 
 
@@ -90,10 +92,19 @@ class ThinkingBody(msgspec.Struct):
 
     type: str
 
-    @property
-    def variables(self) -> str:
-        """The chat template's, as JSON."""
-        return template_arguments(NOTHING, "none") if self.type == "disabled" else ""
+
+class FormatBody(msgspec.Struct):
+    """What the text has to be."""
+
+    type: str
+    schema: msgspec.Raw = NOTHING
+
+
+class OutputBody(msgspec.Struct):
+    """What the text has to be, and how much to think."""
+
+    format: FormatBody | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class CountBody(Strict, frozen=True, kw_only=True):
@@ -105,6 +116,22 @@ class CountBody(Strict, frozen=True, kw_only=True):
     tools: list[ToolBody] | None = None
     tool_choice: ToolChoiceBody | None = None
     thinking: ThinkingBody | None = None
+    output_config: OutputBody | None = None
+    # Without effect.
+    cache_control: Ignored = NOTHING
+    speed: Ignored = NOTHING
+    # Not supported.
+    context_management: Unsupported = NOTHING
+    mcp_servers: Unsupported = NOTHING
+    thread: Unsupported = NOTHING
+
+    @property
+    def variables(self) -> str:
+        """The chat template's, as JSON: whether to think, and how much."""
+        if self.thinking is not None and self.thinking.type == "disabled":
+            return template_arguments(NOTHING, "none")
+        effort = self.output_config.effort if self.output_config else None
+        return template_arguments(NOTHING, "xhigh" if effort == "max" else effort)
 
 
 class MessagesBody(CountBody, frozen=True, kw_only=True):
@@ -117,14 +144,21 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     # Without effect.
+    diagnostics: Ignored = NOTHING
+    inference_geo: Ignored = NOTHING
     metadata: Ignored = NOTHING
     service_tier: Ignored = NOTHING
+    user_profile_id: Ignored = NOTHING
+    workspace_id: Ignored = NOTHING
+    # Not supported.
+    container: Unsupported = NOTHING
 
 
 RENAMES = {
     "stop": "stop_sequences",
     "tool_names": "tool_choice",
     "text": "messages",
+    "structure": "output_config.format",
 }
 
 
@@ -136,13 +170,14 @@ def messages_request(body: MessagesBody, request_id: str) -> GenerateRequest:
     return GenerateRequest(
         model=body.model or "",
         messages=chat_messages(body),
+        structure=_structure(body),
         **sampling_of(stated(body, ("temperature", "top_p", "top_k"))),
         max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
         tools=tool_definitions(body),
         tool_choice={"any": "required", "tool": "required"}.get(choice.type, choice.type),
         tool_names=(choice.name,) if choice.type == "tool" and choice.name else (),
-        template_arguments=body.thinking.variables if body.thinking else "",
+        template_arguments=body.variables,
         parallel_tool_calls=not choice.disable_parallel_tool_use,
         request_id=request_id,
     )
@@ -154,7 +189,7 @@ def count_request(body: CountBody) -> TokenizeRequest:
         body.model or "",
         messages=chat_messages(body),
         tools=tool_definitions(body),
-        template_arguments=body.thinking.variables if body.thinking else "",
+        template_arguments=body.variables,
     )
 
 
@@ -163,10 +198,27 @@ def chat_messages(body: CountBody) -> tuple[Message, ...]:
     check_count("messages", len(body.messages), MAX_MESSAGES)
     if not body.messages:
         raise FieldError("messages", "must hold at least one message")
-    messages = [Message("system", _texts(body.system))] if body.system else []
+    return tuple(message for _, message in _placed(body))
+
+
+def renames(body: CountBody) -> dict[str, str]:
+    """What the body calls the core's fields, its messages one by one."""
+    return RENAMES | renames_of(_placed(body))
+
+
+def _placed(body: CountBody) -> Placed:
+    messages = [("system", Message("system", _texts(body.system)))] if body.system else []
     for index, turn in enumerate(body.messages):
-        messages += _turn(turn, f"messages[{index}].content")
-    return tuple(messages)
+        place = f"messages[{index}]"
+        messages += [(place, message) for message in _turn(turn, f"{place}.content")]
+    return messages
+
+
+def _structure(body: MessagesBody) -> Structure | None:
+    form = body.output_config.format if body.output_config else None
+    if form is None:
+        return None
+    return response_format.of_type(form.type, form.schema, "output_config.format", "output_config.format.schema")
 
 
 def tool_definitions(body: CountBody) -> tuple[str, ...]:

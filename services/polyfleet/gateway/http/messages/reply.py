@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.blocks import Block, Blocks, Change, Kind, blocks_of
-from polyfleet.gateway.http.errors import error_headers, error_message, http_status
+from polyfleet.gateway.http.errors import NO_RENAMES, error_headers, error_message, http_status
 from polyfleet.gateway.http.events import named_event
-from polyfleet.gateway.http.messages.body import RENAMES
+from polyfleet.gateway.http.messages.body import CountBody, renames
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 from polyfleet.wire.gathered import GatheredChoice
 
@@ -27,6 +27,8 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+# By which Anthropic's clients, whose tool runner asks for a thread, know to send the whole conversation instead.
+_NO_THREADS = {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
 _DELTAS = {
     Kind.TEXT: ("text_delta", "text"),
     Kind.REASONING: ("thinking_delta", "thinking"),
@@ -37,7 +39,8 @@ _DELTAS = {
 class MessageWriter:
     """Writes one answer as Anthropic's API does."""
 
-    def __init__(self, request_id: str, model: str) -> None:
+    def __init__(self, body: CountBody, request_id: str, model: str) -> None:
+        self._body = body
         self._id = f"msg_{request_id}"
         self._request_id = request_id
         self._model = model
@@ -71,11 +74,11 @@ class MessageWriter:
 
     def failure(self, error: ApiError) -> bytes:
         """The event of an error in the midst of a stream."""
-        return _event("error", **_error(error, self._request_id))
+        return _event("error", **_error(error, self._request_id, self._body))
 
     def refusal(self, error: ApiError) -> Response:
         """The reply of an error before anything was said."""
-        return messages_error(error, self._request_id)
+        return messages_error(error, self._request_id, self._body)
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         return {
@@ -90,18 +93,16 @@ class MessageWriter:
         }
 
 
-def messages_error(error: ApiError, request_id: str) -> Response:
-    """An error's whole reply."""
-    body = {"type": "error", **_error(error, request_id)}
-    return Response(msgspec.json.encode(body), http_status(error), error_headers(error), "application/json")
+def messages_error(error: ApiError, request_id: str, body: CountBody | None = None) -> Response:
+    """An error's whole reply; fields are those of the body, where there is one."""
+    told = {"type": "error", **_error(error, request_id, body)}
+    return Response(msgspec.json.encode(told), http_status(error), error_headers(error), "application/json")
 
 
-def _error(error: ApiError, request_id: str) -> dict[str, Any]:
-    message, _ = error_message(error, RENAMES)
-    return {
-        "error": {"type": _TYPES.get(http_status(error), "api_error"), "message": message},
-        "request_id": request_id,
-    }
+def _error(error: ApiError, request_id: str, body: CountBody | None) -> dict[str, Any]:
+    message, field = error_message(error, NO_RENAMES if body is None else renames(body))
+    told = {"type": _TYPES.get(http_status(error), "api_error"), "message": message}
+    return {"error": told | (_NO_THREADS if field == "thread" else {}), "request_id": request_id}
 
 
 def _stopped(reason: FinishReason | None, stop_string: str) -> dict[str, str | None]:

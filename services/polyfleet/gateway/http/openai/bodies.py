@@ -28,6 +28,8 @@ NOTHING = msgspec.Raw(NULL)
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "background": (False,),
+    "container": (),
+    "context_management": ([], {}),
     "conversation": (),
     "dimensions": (),
     "function_call": ("auto", "none"),  # with functions refused, neither can have an effect
@@ -35,11 +37,13 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "images": ([],),
     "modalities": (["text"], []),
     "max_tool_calls": (),
+    "mcp_servers": ([],),
     "moderation": (),
     "previous_response_id": (),
     "prefix": (False,),
     "suffix": ("",),
     "verbosity": ("medium",),
+    "thread": (),
     "top_logprobs": (0,),
     "web_search_options": (),
 }

@@ -11,7 +11,7 @@ from polyfleet.gateway.http.decoding import decode_part
 from polyfleet.gateway.http.openai import response_format, tool_choice
 from polyfleet.gateway.http.openai.bodies import NOTHING, NULL, Effort, Ignored, StreamOptions, Strict, Unsupported
 from polyfleet.gateway.http.openai.translate import template_arguments
-from polyfleet.gateway.http.stated import function_json, one_or_all, sampling_of, stated
+from polyfleet.gateway.http.stated import Placed, function_json, one_or_all, renames_of, sampling_of, stated
 from polyfleet.wire.images import Image, image_of_url
 from polyfleet.wire.limits import MAX_MESSAGES, FieldError, check_count
 from polyfleet.wire.requests import GenerateRequest, Message
@@ -93,13 +93,17 @@ class ResponsesBody(Strict, frozen=True, kw_only=True):
     include: Ignored = NOTHING
     metadata: Ignored = NOTHING
     prompt_cache_key: Ignored = NOTHING
+    prompt_cache_options: Ignored = NOTHING
+    prompt_cache_retention: Ignored = NOTHING
     safety_identifier: Ignored = NOTHING
     service_tier: Ignored = NOTHING
     user: Ignored = NOTHING
     # Not supported.
     background: Unsupported = NOTHING
+    context_management: Unsupported = NOTHING
     conversation: Unsupported = NOTHING
     max_tool_calls: Unsupported = NOTHING
+    moderation: Unsupported = NOTHING
     previous_response_id: Unsupported = NOTHING
     top_logprobs: Unsupported = NOTHING
 
@@ -123,7 +127,7 @@ def responses_request(body: ResponsesBody, request_id: str) -> GenerateRequest:
     check_count("tools", len(body.tools or ()), MAX_TOOLS)
     return GenerateRequest(
         model=body.model or "",
-        messages=_messages(body),
+        messages=tuple(message for _, message in _placed(body)),
         **sampling_of(stated(body, ("temperature", "top_p"))),
         max_tokens=body.max_output_tokens,
         tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())),
@@ -149,10 +153,15 @@ def _tool(tool: FunctionBody, path: str) -> str:
     return function_json(tool.name, tool.description, tool.parameters, tool.strict)
 
 
-def _messages(body: ResponsesBody) -> tuple[Message, ...]:
-    messages = [Message("system", body.instructions)] if body.instructions else []
+def renames(body: ResponsesBody) -> dict[str, str]:
+    """What the body calls the core's fields, its messages one by one."""
+    return RENAMES | renames_of(_placed(body))
+
+
+def _placed(body: ResponsesBody) -> Placed:
+    messages = [("instructions", Message("system", body.instructions))] if body.instructions else []
     if isinstance(body.input, str):
-        return (*messages, Message("user", body.input))
+        return [*messages, ("input", Message("user", body.input))]
     check_count("input", len(body.input), MAX_MESSAGES)
     if not body.input:
         raise FieldError("input", "must hold at least one item")
@@ -162,16 +171,22 @@ def _messages(body: ResponsesBody) -> tuple[Message, ...]:
         if item.type == "reasoning":
             thought = "".join(part.text or "" for part in item.content or item.summary or () if isinstance(part, Part))
         elif item.type == "message":
-            messages.append(_message(item, path, thought))
+            messages.append((path, _message(item, path, thought)))
             thought = ""
         elif item.type == "function_call":
             _add_call(messages, item, path, thought)
             thought = ""
         elif item.type == "function_call_output":
-            messages.append(Message("tool", _text(item.output, f"{path}.output"), tool_call_id=item.call_id or ""))
+            output = _text(item.output, f"{path}.output")
+            messages.append((path, Message("tool", output, tool_call_id=item.call_id or "")))
         else:
-            raise FieldError(f"{path}.type", f"is not supported by this server: {item.type:.40}")
-    return tuple(messages)
+            raise FieldError(f"{path}.type", f"is not supported by this server{_why(item.type)}: {item.type:.40}")
+    return messages
+
+
+def _why(kind: str) -> str:
+    """What to do in place of an item that would have to be known here."""
+    return ", which keeps no items; send the item itself" if kind == "item_reference" else ""
 
 
 def _message(item: Item, path: str, thought: str) -> Message:
@@ -179,16 +194,16 @@ def _message(item: Item, path: str, thought: str) -> Message:
     return Message(role, _text(item.content, f"{path}.content"), reasoning=thought if role == "assistant" else "")
 
 
-def _add_call(messages: list[Message], item: Item, path: str, thought: str) -> None:
+def _add_call(messages: Placed, item: Item, path: str, thought: str) -> None:
     """A call joins the assistant's message before it, as chats have them."""
     if not item.name:
         raise FieldError(f"{path}.name", "is missing")
     call = ToolCall(item.call_id or item.id or "", item.name, item.arguments or "{}")
-    last = messages[-1] if messages else None
+    place, last = messages[-1] if messages else ("", None)
     if last is not None and last.role == "assistant":
-        messages[-1] = replace(last, tool_calls=(*last.tool_calls, call))
+        messages[-1] = place, replace(last, tool_calls=(*last.tool_calls, call))
     else:
-        messages.append(Message("assistant", None, tool_calls=(call,), reasoning=thought))
+        messages.append((path, Message("assistant", None, tool_calls=(call,), reasoning=thought)))
 
 
 def _text(content: str | list[Part] | None, path: str) -> str | tuple[str | Image, ...]:

@@ -11,7 +11,7 @@ from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.http.blocks import Block, Blocks, Change, Kind, blocks_of
 from polyfleet.gateway.http.errors import error_message, error_response, openai_code
 from polyfleet.gateway.http.events import named_event
-from polyfleet.gateway.http.responses.body import RENAMES, ResponsesBody
+from polyfleet.gateway.http.responses.body import ResponsesBody, renames
 from polyfleet.wire.answers import Delta, FinishReason, Usage
 from polyfleet.wire.gathered import GatheredChoice
 
@@ -48,22 +48,23 @@ class ResponseWriter:
 
     def end(self, usage: Usage) -> bytes:
         """The events behind all others."""
-        closing = self._all(self._blocks.end())
+        short = self._reason is FinishReason.LENGTH
+        closing = self._all(self._blocks.end(), "incomplete" if short else "completed")
         response = self._ended(self._blocks.standing, self._reason, usage)
         return closing + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
         """The event of an error in the midst of a stream."""
-        message, param = error_message(error, RENAMES)
+        message, param = error_message(error, renames(self._body))
         return self._event("error", code=openai_code(error), message=message, param=param)
 
     def refusal(self, error: ApiError) -> Response:
         """The reply of an error before anything was said."""
-        return error_response(error, RENAMES)
+        return error_response(error, renames(self._body))
 
     def _ended(self, blocks: list[Block], reason: FinishReason | None, usage: Usage) -> dict[str, Any]:
         short = reason is FinishReason.LENGTH
-        items = [self._item(block, "completed") for block in blocks]
+        items = [self._item(block, "incomplete" if short and block is blocks[-1] else "completed") for block in blocks]
         response = self._response("incomplete" if short else "completed", items)
         response["incomplete_details"] = {"reason": "max_output_tokens"} if short else None
         response["usage"] = {
@@ -103,16 +104,16 @@ class ResponseWriter:
         item: dict[str, Any] = {"id": f"{_PREFIXES[block.kind]}_{self._request_id}_{block.index}", "status": status}
         if block.kind is Kind.CALL:
             return item | {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": block.text}
-        parts = [_part(block)] if status == "completed" else []
+        parts = [] if status == "in_progress" else [_part(block)]
         if block.kind is Kind.REASONING:
             return item | {"type": "reasoning", "summary": [], "content": parts}
         return item | {"type": "message", "role": "assistant", "content": parts}
 
-    def _all(self, changes: Iterator[tuple[Change, Block, str]]) -> bytes:
-        return b"".join(self._change(*change) for change in changes)
+    def _all(self, changes: Iterator[tuple[Change, Block, str]], ended: str = "completed") -> bytes:
+        return b"".join(self._change(*change, ended) for change in changes)
 
-    def _change(self, what: Change, block: Block, piece: str) -> bytes:
-        """The events of one change; text and thoughts are the one part of their item."""
+    def _change(self, what: Change, block: Block, piece: str, ended: str) -> bytes:
+        """The events of one change; text and thoughts are the one part of their item, which ends as `ended` says."""
         part = {} if block.kind is Kind.CALL else {"content_index": 0}
         at = {"item_id": self._item(block, "")["id"], "output_index": block.index, **part}
         if what is Change.MORE:
@@ -124,7 +125,7 @@ class ResponseWriter:
         whole = {"text": block.text} if part else {"arguments": block.text, "name": block.name}
         done = self._event(f"response.{_KINDS[block.kind]}.done", **at, **whole, **_logprobs(block))
         done += self._event("response.content_part.done", **at, part=_part(block)) if part else b""
-        item = self._item(block, "completed")
+        item = self._item(block, ended if block.stands else "incomplete")
         return done + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
