@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import grpc
@@ -22,6 +24,10 @@ BASE64 = base64.b64encode(DATA).decode()
 URL = f"data:image/png;base64,{BASE64}"
 CROPS = 5
 PATH = "messages[0].content[0]"
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "clients.md").read_text(encoding="utf-8")
+EXAMPLE = dedent(
+    DOCUMENT.partition("## Images by their URLs\n")[2].partition("take it too.\n")[2].partition("\n## ")[0]
+)
 
 
 def seeing(worker_id: str, *features: str, assets: bytes = tiny_vision.document(), **options: Any) -> FakeWorker:
@@ -91,6 +97,8 @@ async def test_an_image_by_its_url_is_fetched_from_hosts_that_are_allowed() -> N
                     await client.chat([Message("user", (part, "What is it?"))], model=MODEL, max_tokens=2)
             for path, body in bodies(url, {"type": "url", "url": url}).items():
                 assert (await http.post(path, json=body)).status_code == 200
+            scope = {"BASE_URL": rig.http, "MODEL": MODEL, "IMAGE_URL": url}
+            await asyncio.to_thread(exec, EXAMPLE, scope)
             for gone, problem in (
                 (f"{there}/b", "could not be fetched: the host answered with status 404"),
                 ("https://169.254.169.254/a", "must be of a host that this server's operator allows"),
@@ -98,7 +106,7 @@ async def test_an_image_by_its_url_is_fetched_from_hosts_that_are_allowed() -> N
                 error = (await http.post("/v1/chat/completions", json=chat(gone))).json()["error"]
                 assert (error["param"], error["type"]) == (f"{PATH}.image_url", "invalid_request_error")
                 assert problem in error["message"]
-    assert len(worker.started) == 5
+    assert len(worker.started) == 6
     assert all(each.images == worker.started[0].images for each in worker.started)
 
 
