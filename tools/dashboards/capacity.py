@@ -1,6 +1,7 @@
 """Capacity: by accelerator, what there is, what is used, and when it is full."""
 
 from tools.dashboards.grafana import Dashboard, Panel, Query, Row
+from tools.dashboards.prefixes import PREFIXES
 from tools.dashboards.queries import quantiles, rate
 
 GENERATED = "sum by (accelerator) (rate(polyfleet_engine_generation_tokens_total{<pool>}[$__rate_interval]))"
@@ -215,54 +216,7 @@ SPEED = Row(
             "short",
             (Query("sum by (accelerator) (polyfleet_adapters{<pool>})", "{{accelerator}}"),),
         ),
-        Panel(
-            "Evictions",
-            "Cached KV blocks that made way for others: prompts that would have been found there are computed again.",
-            "suffix: blocks/s",
-            (rate("polyfleet_kv_evictions_total", "accelerator", matchers="<pool>"),),
-        ),
-        Panel(
-            "Prefixes that travel",
-            "Prompt tokens whose keys and values came from another worker, went to one, or came back from host memory.",
-            "suffix: tok/s",
-            (
-                rate(
-                    "polyfleet_prefix_restored_tokens_total",
-                    "accelerator",
-                    matchers="<pool>",
-                    legend="{{accelerator}} restored",
-                ),
-                rate(
-                    "polyfleet_prefix_fetched_tokens_total",
-                    "accelerator",
-                    matchers="<pool>",
-                    legend="{{accelerator}} fetched",
-                ),
-                rate(
-                    "polyfleet_prefix_given_tokens_total",
-                    "accelerator",
-                    matchers="<pool>",
-                    legend="{{accelerator}} given",
-                ),
-            ),
-        ),
-        Panel(
-            "Blocks in host memory",
-            "Evicted KV blocks that host memory keeps, where host_cache_tokens says so.",
-            "short",
-            (Query("sum by (accelerator) (polyfleet_kv_host_blocks{<pool>})", "{{accelerator}}"),),
-        ),
-        Panel(
-            "Fetches of prefixes",
-            "How fetches from other workers ended, of what they held and of what they were to compute apart; what is "
-            "not fetched is computed.",
-            "suffix: /s",
-            (
-                rate("polyfleet_prefix_fetches_total", "outcome", matchers="<scope>"),
-                rate("polyfleet_prefills_apart_total", "outcome", matchers="<scope>", legend="{{outcome}} apart"),
-                rate("polyfleet_prompts_for_others_total", "model", matchers="<scope>", legend="{{model}} begun"),
-            ),
-        ),
+        *PREFIXES,
         Panel(
             "Memory shortages",
             "Steps that found no memory on the device. Their sequences are computed again, in smaller steps.",

@@ -44,21 +44,29 @@ volumes:
   securityContext:
     {{- include "polyfleet.securityContext" .pool.securityContext | nindent 4 }}
   volumeMounts:
-    - {name: fleet, mountPath: /etc/polyfleet/fleet, readOnly: true}
-    {{- include "polyfleet.roleMount" (dict "ctx" .ctx "role" "worker") | nindent 4 }}
-    - {name: tmp, mountPath: /tmp}
-    {{- if gt (include "polyfleet.ranks" .pool | int) 1 }}
-    - {name: shm, mountPath: /dev/shm}
-    {{- end }}
-    {{- if ne .model.kind "image" }}
-    - {name: models, mountPath: /models, readOnly: true}
-    {{- end }}
-    {{- range $index, $path := .pool.hostMounts }}
-    - {name: host-{{ $index }}, mountPath: {{ $path | quote }}, readOnly: true}
-    {{- end }}
-    {{- with .pool.volumeMounts }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- include "polyfleet.workerMounts" . | nindent 4 }}
+{{- end -}}
+
+{{/* Takes {ctx, name, pool, model}. */}}
+{{- define "polyfleet.workerMounts" -}}
+- {name: fleet, mountPath: /etc/polyfleet/fleet, readOnly: true}
+{{- include "polyfleet.roleMount" (dict "ctx" .ctx "role" "worker") | nindent 0 }}
+- {name: tmp, mountPath: /tmp}
+{{- if gt (include "polyfleet.ranks" .pool | int) 1 }}
+- {name: shm, mountPath: /dev/shm}
+{{- end }}
+{{- if ne .model.kind "image" }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- range $index, $path := .pool.hostMounts }}
+- {name: host-{{ $index }}, mountPath: {{ $path | quote }}, readOnly: true}
+{{- end }}
+{{- with (.pool.options | default dict).diskCacheDir }}
+- {name: disk-cache, mountPath: {{ . | quote }}}
+{{- end }}
+{{- with .pool.volumeMounts }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
 {{- end -}}
 
 {{/* How many ranks compute the model, each on a device of its own. Takes a pool. */}}
@@ -80,6 +88,15 @@ volumes:
 {{- range $index, $path := .pool.hostMounts }}
 - name: host-{{ $index }}
   hostPath: {path: {{ $path | quote }}}
+{{- end }}
+{{- $options := .pool.options | default dict }}
+{{- if $options.diskCacheDir }}
+- name: disk-cache
+  {{- with .pool.diskCacheHostPath }}
+  hostPath: {path: {{ . | quote }}, type: DirectoryOrCreate}
+  {{- else }}
+  emptyDir: {{ with $options.diskCacheMib }}{sizeLimit: {{ mul 2 . }}Mi}{{ else }}{}{{ end }}
+  {{- end }}
 {{- end }}
 {{- with .pool.volumes }}
 {{ toYaml . }}

@@ -156,6 +156,16 @@ class EngineOptions:
     host_cache_tokens: int = _option(
         0, "memory", "Tokens whose KV blocks host memory keeps when the pool needs their place for others; 0: none."
     )
+    disk_cache_dir: str = _option(
+        "",
+        "memory",
+        "Directory on a local disk of the worker's host that keeps evicted KV blocks behind host_cache_tokens; empty:"
+        " none.",
+        pattern=PATH,
+    )
+    disk_cache_mib: int = _option(
+        0, "memory", "MiB of disk_cache_dir that one worker may fill; 0: half of what is free there at its start."
+    )
     prefix_cache: bool = _option(True, "memory", "Keep prompts' KV blocks for others that begin alike, as is usual.")
     max_sequences: int = _option(0, "steps", "Sequences that run at once; 0: by device and pool.")
     step_tokens: int = _option(

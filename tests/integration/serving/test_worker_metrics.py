@@ -24,6 +24,7 @@ LABELLED = {
     "polyfleet_engine_dropped_rows_total", "polyfleet_kv_evictions_total",
     "polyfleet_prefix_fetched_tokens_total", "polyfleet_prefix_given_tokens_total",
     "polyfleet_prompts_for_others_total", "polyfleet_prefix_restored_tokens_total", "polyfleet_kv_host_blocks",
+    "polyfleet_prefix_disk_tokens_total", "polyfleet_kv_disk_blocks",
     "polyfleet_engine_memory_shortages_total",
     "polyfleet_engine_drafts_total", "polyfleet_engine_accepted_drafts_total",
 }  # fmt: skip
@@ -32,6 +33,7 @@ OWN_LABEL = {
     "polyfleet_canary_runs_total": "result",
     "polyfleet_prefix_fetches_total": "outcome",
     "polyfleet_prefills_apart_total": "outcome",
+    "polyfleet_kv_disk_problems_total": "problem",
 }
 OF_THE_PROCESS = ("polyfleet_build", "polyfleet_event_loop_lag", "process_", "engine_process_", "python_")
 CANARY_RUNS = {f"polyfleet_canary_runs_total {result}" for result in ("right", "wrong", "failed", "no_reference")}

@@ -1,14 +1,20 @@
-"""Evicted prefixes come back from host memory, as they were, and whatever fails is computed."""
+"""Evicted prefixes come back from host memory and from disk, as they were, and whatever fails is computed."""
 
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.tiny_models import TinyShape, poisoned_model
 from tests.unit.engine.test_exchange import Faulty, drained, engine, run, tokens_of
+from tests.unit.kvcache.test_disk import finished
 
+from polyfleet.engine import shelf
 from polyfleet.engine.engine import Engine
+from polyfleet.kvcache.block_files import BlockFiles
+from polyfleet.kvcache.travelling import DISK_PROBLEMS
 from polyfleet.loading.model import LoadedModel
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import SequenceRequest
@@ -106,3 +112,113 @@ def test_an_executor_that_can_not_read_or_write_computes(model: LoadedModel) -> 
     assert target.status().host_blocks == kept
     assert target.status().restored_tokens == 0
     assert [ask(target, prompt)[0] for prompt in PROMPTS] == expected
+
+
+def on_disk(model: LoadedModel, folder: Path, host: int = 96, **given: Any) -> Engine:
+    """With a directory behind host memory that has room for one of the prompts."""
+    return made(model, host, disk_cache_dir=str(folder), **given)
+
+
+def test_what_is_on_disk_survives_the_engine(model: LoadedModel, tmp_path: Path) -> None:
+    target = on_disk(model, tmp_path)
+    first = [ask(target, prompt) for prompt in PROMPTS * 2]
+    target.close()
+    later = on_disk(model, tmp_path)
+    written = [prompt for prompt in PROMPTS if known_on_disk(later, prompt) >= 4]
+    assert len(written) >= 3
+    for prompt in written:
+        tokens, cached = ask(later, prompt)
+        assert tokens == first[PROMPTS.index(prompt)][0]
+        assert cached >= 64
+    status = later.status()
+    assert status.disk_tokens >= 128
+    assert status.disk_blocks > 0
+    assert sum(status.disk_problems) == 0
+    later.close()
+
+
+def known_on_disk(target: Engine, prompt: Sequence[int], salt: bytes = b"") -> int:
+    """Blocks of a prompt's beginning that are there, once all that is there has been found."""
+    assert target._shelf is not None
+    disk = target._shelf._disk
+    assert disk is not None
+    finished(disk.read([]))
+    return disk.known(target._exchange.chain(prompt, salt)[:4])
+
+
+def test_tenants_find_their_own_alone_on_disk_too(model: LoadedModel, tmp_path: Path) -> None:
+    target = on_disk(model, tmp_path)
+    for prompt in PROMPTS:
+        ask(target, prompt, salt=b"one")
+    target.close()
+    later = on_disk(model, tmp_path)
+    assert known_on_disk(later, PROMPTS[0], b"one") == 4
+    assert ask(later, PROMPTS[0], salt=b"another")[1] == 0
+    assert later.status().disk_tokens == 0
+    assert ask(later, PROMPTS[0], salt=b"one")[1] >= 64
+    later.close()
+
+
+def test_another_revision_computes_and_removes_what_it_finds(model: LoadedModel, tmp_path: Path) -> None:
+    target = on_disk(model, tmp_path)
+    expected = [ask(target, prompt)[0] for prompt in PROMPTS]
+    target.close()
+    assert list(tmp_path.rglob("*.kv"))
+    later = on_disk(model, tmp_path, name="retrained")
+    assert known_on_disk(later, PROMPTS[0]) == 0
+    assert not list(tmp_path.rglob("*.kv"))
+    assert ask(later, PROMPTS[0]) == (expected[0], 0)
+    later.close()
+
+
+def test_damaged_files_are_computed(model: LoadedModel, tmp_path: Path) -> None:
+    target = on_disk(model, tmp_path)
+    expected = [ask(target, prompt)[0] for prompt in PROMPTS]
+    target.close()
+    for path in tmp_path.rglob("*.kv"):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    later = on_disk(model, tmp_path)
+    assert known_on_disk(later, PROMPTS[0]) == 4
+    assert ask(later, PROMPTS[0]) == (expected[0], 0)
+    assert dict(zip(DISK_PROBLEMS, later.status().disk_problems, strict=True))["refused"] == 1
+    later.close()
+
+
+def test_a_directory_that_cannot_be_used_is_no_reason_not_to_serve(
+    model: LoadedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("no directory")
+    target = on_disk(model, file)
+    assert "disk_cache_dir has no effect: no blocks can be kept in" in caplog.text
+    expected = [ask(target, prompt)[0] for prompt in PROMPTS]
+    assert [ask(target, prompt)[0] for prompt in PROMPTS] == expected
+    assert target.status().disk_blocks == 0
+
+
+def test_a_disk_that_hangs_holds_a_sequence_no_longer_than_computing(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = on_disk(model, tmp_path)
+    expected = [ask(target, prompt)[0] for prompt in PROMPTS]
+    target.close()
+    later = on_disk(model, tmp_path)
+    assert known_on_disk(later, PROMPTS[0]) == 4
+    held = threading.Event()
+    monkeypatch.setattr(BlockFiles, "read", lambda *_: held.wait())
+    monkeypatch.setattr(shelf, "READ_SECONDS", (0.0, 0.0))
+    assert ask(later, PROMPTS[0]) == (expected[0], 0)
+    assert later.status().disk_problems[DISK_PROBLEMS.index("slow")] == 1
+    later.add(SequenceRequest("left", PROMPTS[1], max_tokens=4))
+    later.cancel("left")
+    assert not [*drained(later)]
+    held.set()
+    monkeypatch.undo()
+    later.close()
+
+
+def test_a_disk_needs_host_memory_before_it(model: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(FieldError, match="disk_cache_dir: needs host_cache_tokens"):
+        on_disk(model, tmp_path, host=0)

@@ -209,7 +209,7 @@ def test_a_pace_slower_than_computing_is_not_tried_for_a_while(
     here.attend(room)
     travel = here._travel
     assert travel is not None
-    travel._seconds_per_token, travel._prefill_rate = 1.05, lambda: 1.0
+    travel._pace._seconds_per_token, travel._prefill_rate = 1.05, lambda: 1.0
     assert ask(here, peer.source()) == (peer.expected, 0)
     assert failures(here) == {"slower": 1}
-    assert travel._seconds_per_token < 1.0  # the next one is fetched
+    assert travel._pace._seconds_per_token < 1.0  # the next one is fetched

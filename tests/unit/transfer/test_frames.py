@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfleet.graph.kernel_graph import PerToken
+from polyfleet.kvcache.checksum import Checksum
 from polyfleet.kvcache.portable import KvLayout
 from polyfleet.transfer import frames
-from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, Blocks, Checksum, End, Hello, Message
+from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, Blocks, End, Hello, Message
 
 LAYOUT = KvLayout("model", (PerToken(2, 4), PerToken(1, 6, latent=True)), "float16")
 MESSAGES: list[Message] = [

@@ -20,7 +20,7 @@ from polyfleet.engine.images import ImageEncoder
 from polyfleet.engine.plan import NO_ADAPTER
 from polyfleet.engine.sequence import Sequence, TokenMask
 from polyfleet.engine.served import facts_of, limits_of
-from polyfleet.engine.shelf import shelf_of
+from polyfleet.engine.shelf import NOTHING, shelf_of
 from polyfleet.engine.sizing import capacity_of, window_of
 from polyfleet.engine.speculation import shown, speculator_of
 from polyfleet.engine.travel import Travel
@@ -84,13 +84,13 @@ class Engine:
         self._batcher = Batcher(executor, capacity, limits_of(options, config, fingerprint), clock, speculator)
         self._pool = self._batcher.pool
         self._exchange = Exchange(self._batcher.holdings, executor, fingerprint)
-        self._shelf = shelf_of(self._batcher.holdings, self._exchange, options.host_cache_tokens)
+        rates = self._rates = Rates()
+        self._shelf = shelf_of(self._batcher.holdings, self._exchange, options, lambda: rates.prefill.per_second)
         self._travel: Travel | None = None
         self._adapters = Adapters(executor, config, options, adaptable)
         ends = config.end_token_ids
         self._second_segment = config.vocabulary_size if config.segments > 1 else 0
         self._grammars = Grammars(tokenizer.document, config.vocabulary_size, ends) if tokenizer else None
-        self._rates = Rates()
         self._steps, self._step_rows, self._step_seconds = 0, 0, 0.0
 
     @classmethod
@@ -147,7 +147,9 @@ class Engine:
         Raises FieldError, and takes nothing, when a field is out of range.
         """
         sequence = self._admit(request, mask)
-        if self._travel is not None and request.prefix_source is not None:
+        if self._shelf is not None:
+            self._shelf.begin(sequence)
+        if self._travel is not None and request.prefix_source is not None and not sequence.arriving:
             self._travel.begin(sequence, request.prefix_source)
 
     def _admit(self, request: SequenceRequest, mask: TokenMask | None = None) -> Sequence:
@@ -197,8 +199,9 @@ class Engine:
         An error inside the step ends the sequences that took part in it, each with an update that says why. Raises
         DeviceTimeout where the device hangs: the engine is of no use any more, its sequences can go on in another.
         """
-        if self._travel is not None:
-            self._travel.advance()
+        for each in (self._travel, self._shelf):
+            if each is not None:
+                each.advance()
         present, waiting = self._batcher.ledger.sequences, self._batcher.ledger.waiting
         canary_alone = len(present) == 1 and CANARY_ID in present
         unseen = self._see() if self._encoder is not None and waiting else []
@@ -242,12 +245,9 @@ class Engine:
 
     def close(self) -> None:
         """Free the device's memory at once; the engine is of no use afterwards."""
-        if self._grammars is not None:
-            self._grammars.close()
-        if self._draft_model is not None:
-            self._draft_model.close()
-        if self._encoder is not None:
-            self._encoder.close()
+        for each in (self._grammars, self._draft_model, self._encoder, self._shelf):
+            if each is not None:
+                each.close()
         self._executor.close()
 
     def status(self) -> EngineStatus:
@@ -281,7 +281,7 @@ class Engine:
                 counters.accepted_drafts,
                 counters.memory_shortages,
                 *rates.decode_step.seconds,
-                *((self._shelf.restored_tokens, self._shelf.num_blocks) if self._shelf is not None else (0, 0)),
+                *(self._shelf.counts if self._shelf is not None else NOTHING),
                 *(self._travel.counts if self._travel is not None else ()),
             ),
         )

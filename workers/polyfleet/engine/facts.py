@@ -71,6 +71,9 @@ class EngineStatus(NamedTuple):
     decode_step_seconds_per_token: float = 0.0
     restored_tokens: int = 0  # of prompts, from host memory
     host_blocks: int = 0  # KV blocks that are there
+    disk_tokens: int = 0  # of prompts, read from local disk
+    disk_blocks: int = 0  # KV blocks that are there
+    disk_problems: tuple[int, ...] = ()  # by what, as `kvcache.travelling.DISK_PROBLEMS`
     fetched_tokens: int = 0  # of prompts, from other workers
     given_tokens: int = 0  # to other workers
     fetches: int = 0  # that brought what was wanted

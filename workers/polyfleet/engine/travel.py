@@ -13,6 +13,7 @@ from math import lcm
 from polyfleet.engine.exchange import Exchange
 from polyfleet.engine.executor import DeviceTimeout
 from polyfleet.engine.giving import Giving
+from polyfleet.engine.pace import Pace, mean
 from polyfleet.engine.sequence import Sequence, SequenceState
 from polyfleet.kvcache.portable import BLOCK_TOKENS
 from polyfleet.kvcache.travelling import FAILURES, Chunk, PrefixFetch, PrefixRoom, Wanted
@@ -24,7 +25,6 @@ FETCH_SECONDS = (0.5, 30.0)  # that a fetch may take, whatever computing takes
 UNKNOWN_SECONDS = 10.0  # where it is not known what computing takes
 UNREACHABLE_SECONDS = 10.0  # after which a peer that could not be reached is tried again
 MOST_UNREACHABLE = 1000  # peers that are remembered so
-FORGETTING = 0.9  # of a pace that was too slow to fetch: so it is tried again some time
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Travel:
         self._block_size, self._prefill_rate, self._clock = block_size, prefill_rate, clock
         self._arrivals: list[_Arrival] = []
         self._unreachable: dict[str, float] = {}  # addresses that led nowhere, and until when they are not tried
-        self._seconds_per_token = 0.0  # of fetches so far, all that they waited for included; 0: not known
+        self._pace = Pace()  # of fetches so far, all that they waited for included
         self._moving_per_token = 0.0  # the same while something was on its way
 
     @property
@@ -121,8 +121,7 @@ class Travel:
 
     def _avoided(self, source: PrefixSource, tally: _Tally) -> bool:
         """Whether fetching has lately been slower than computing, or led nowhere: then it is counted as that."""
-        if not source.seconds and self._seconds_per_token * self._prefill_rate() > 1.0:
-            self._seconds_per_token *= FORGETTING
+        if not source.seconds and self._pace.slower_than(self._prefill_rate()):
             tally.failures["slower"] += 1
         elif self._clock() < self._unreachable.get(source.address, 0.0):
             tally.failures["unreachable"] += 1
@@ -175,8 +174,7 @@ class Travel:
         if arrival.tokens:
             self._moving_per_token = mean(self._moving_per_token, arrival.fetch.seconds / arrival.tokens)
         if arrival.tokens and not source.seconds:
-            pace = (self._clock() - arrival.began) / arrival.tokens
-            self._seconds_per_token = mean(self._seconds_per_token, pace)
+            self._pace.learn(arrival.tokens, self._clock() - arrival.began)
         if (reason := arrival.fetch.reason) in ("unreachable", "stalled"):
             self._unreachable[source.address] = self._clock() + UNREACHABLE_SECONDS
             for address in list(self._unreachable)[:-MOST_UNREACHABLE]:
@@ -185,8 +183,3 @@ class Travel:
             tally.failures[reason] += 1
         elif arrival.tokens:
             tally.fetched += 1
-
-
-def mean(before: float, now: float) -> float:
-    """Of what was before and what is now, in equal parts; what is now, where nothing was."""
-    return (before + now) / 2 if before else now

@@ -119,3 +119,6 @@ class PrefixRoom(Protocol):
 
 FAILURES = ("unreachable", "refused", "stalled", "damaged", "lost", "busy", "slower")
 """Why a beginning was computed that a peer was said to have."""
+DISK_PROBLEMS = ("unwritable", "unreadable", "refused", "slow")
+"""Why local disk keeps, or gives, nothing: errors of writing, or reading; a file that is damaged, or another's; a read
+that took too long."""

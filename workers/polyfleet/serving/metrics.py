@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from polyfleet.engine.canary import CanaryResult
 from polyfleet.engine.facts import EngineStatus
-from polyfleet.kvcache.travelling import FAILURES
+from polyfleet.kvcache.travelling import DISK_PROBLEMS, FAILURES
 from polyfleet.process.listening import ListenError, parse_address
 from polyfleet.process.metrics import MetricsServer
 from polyfleet.serving.device_metrics import device_families
@@ -31,6 +31,7 @@ GAUGES: tuple[tuple[str, str, Reading], ...] = (
     ("polyfleet_kv_blocks_used", "KV blocks that running sequences hold.", lambda s, n: n - s.free_blocks),
     ("polyfleet_kv_blocks_free", "KV blocks free or evictable.", lambda s, _: s.free_blocks),
     ("polyfleet_kv_host_blocks", "Evicted KV blocks kept in host memory.", lambda s, _: s.host_blocks),
+    ("polyfleet_kv_disk_blocks", "Evicted KV blocks kept on local disk.", lambda s, _: s.disk_blocks),
     (
         "polyfleet_kv_cache_usage_ratio",
         "Used share of the KV blocks.",
@@ -50,6 +51,7 @@ COUNTERS: tuple[tuple[str, str, Reading], ...] = (
     ("polyfleet_engine_dropped_rows", "Rows computed ahead for ended sequences.", lambda s, _: s.dropped_rows),
     ("polyfleet_engine_drafts", "Tokens guessed and computed to be verified.", lambda s, _: s.drafts),
     ("polyfleet_prefix_restored_tokens", "Prompt tokens put back from host memory.", lambda s, _: s.restored_tokens),
+    ("polyfleet_prefix_disk_tokens", "Prompt tokens read from local disk.", lambda s, _: s.disk_tokens),
     ("polyfleet_prefix_fetched_tokens", "Prompt tokens fetched from other workers.", lambda s, _: s.fetched_tokens),
     ("polyfleet_prefix_given_tokens", "Prompt tokens given to other workers.", lambda s, _: s.given_tokens),
     ("polyfleet_prompts_for_others", "Prompts computed for other workers.", lambda s, _: s.prompts_for_others),
@@ -80,6 +82,7 @@ class WorkerCollector(Collector):
             yield _ledger(status)
             yield _fetches("polyfleet_prefix_fetches", HELD, status.fetches, status.failed_fetches)
             yield _fetches("polyfleet_prefills_apart", APART, status.prefills_apart, status.failed_prefills_apart)
+            yield _disk_problems(status)
 
     def _of_the_worker(self, labels: tuple[str, str]) -> Iterator[Any]:
         ready = GaugeMetricFamily("polyfleet_worker_ready", "1 when it takes requests.", labels=LABELS)
@@ -126,6 +129,14 @@ def _fetches(name: str, text: str, fetched: int, failed: Sequence[int]) -> Count
     for reason, count in zip_longest(FAILURES, failed, fillvalue=0):
         fetches.add_metric((str(reason),), count)
     return fetches
+
+
+def _disk_problems(status: EngineStatus) -> CounterMetricFamily:
+    text = "What of the KV blocks on local disk could not be kept, or not be used, by why."
+    problems = CounterMetricFamily("polyfleet_kv_disk_problems", text, labels=("problem",))
+    for problem, count in zip_longest(DISK_PROBLEMS, status.disk_problems, fillvalue=0):
+        problems.add_metric((str(problem),), count)
+    return problems
 
 
 def _health(worker: Worker) -> dict[str, Callable[[], bool]]:

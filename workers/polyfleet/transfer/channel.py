@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from polyfleet.kvcache.checksum import Checksum
 from polyfleet.kvcache.portable import Buffer
 from polyfleet.transfer import frames
-from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, Checksum, End, Message
+from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, End, Message
 
 MessageT = TypeVar("MessageT")
 

@@ -5,7 +5,6 @@ is of all that travels in the frame. docs/kv-transfer.md has the format.
 """
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from math import prod
 from struct import Struct
 from typing import NamedTuple
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 
 from polyfleet.graph.kernel_graph import PerToken
+from polyfleet.kvcache.checksum import Checksum
 from polyfleet.kvcache.portable import BLOCK_TOKENS, DTYPES, Array, Buffer, KvLayout
 
 HEADER_BYTES = 32
@@ -22,7 +22,6 @@ MAX_PAYLOAD_BYTES = 1 << 30
 MAX_TOKENS = 1 << 20  # of a prompt
 _HEADER = Struct("<4sIQ16s")  # magic, bytes of the message, bytes of the payload, checksum
 _MAGIC = b"PFT1"
-_ROW_BYTES = 4096  # whose numbers of 64 bits a checksum adds up
 
 
 class BadFrame(ValueError):
@@ -104,42 +103,6 @@ class Head(NamedTuple):
     message_bytes: int
     payload_bytes: int
     checksum: bytes
-
-
-class Checksum:
-    """16 bytes of a message and its payload, which comes part by part.
-
-    Against damage, not forgery, at memory's speed: of each 4,096 bytes of the payload the sum of their numbers of 64
-    bits counts, modulo 2^64, and what is left at its end as it is.
-    """
-
-    def __init__(self, body: Buffer) -> None:
-        self._digest = blake2b(body, digest_size=16)
-        self._rest = bytearray()  # that fills no row yet
-
-    def update(self, part: Buffer) -> None:
-        """What comes next of the payload."""
-        view = memoryview(part).cast("B")
-        if self._rest:
-            missing = _ROW_BYTES - len(self._rest)
-            self._rest += view[:missing]
-            view = view[missing:]
-            if len(self._rest) < _ROW_BYTES:
-                return
-            self._add(self._rest)
-        whole = len(view) // _ROW_BYTES * _ROW_BYTES
-        if whole:
-            self._add(view[:whole])
-        self._rest = bytearray(view[whole:])
-
-    def digest(self) -> bytes:
-        """Once all has come."""
-        self._digest.update(self._rest)
-        return self._digest.digest()
-
-    def _add(self, rows: Buffer) -> None:
-        numbers = np.frombuffer(rows, "<u8").reshape(-1, _ROW_BYTES // 8)
-        self._digest.update(numbers.sum(axis=1, dtype="<u8").tobytes())
 
 
 def frame(message: Message, payload: Sequence[Buffer] = ()) -> bytes:
