@@ -49,6 +49,7 @@ def matrix(kind: str, rows: int, columns: int) -> torch.Tensor | Packed:
 
 @pytest.mark.parametrize(("kind", "rows", "outputs", "columns", "tuned"), [
     ("dense", 1, 100, 96, cut(32, 32, 1)),
+    ("dense", 1, 44, 96, replace(cut(32, 32, 8), alone=Cut(1, 8, 1, 4, 1))),
     ("dense", 5, 40, 192, cut(32, 64, 8)),
     ("fp8", 1, 40, 128, cut(32, 16, 8)),
     ("fp8", 17, 32, 320, cut(32, 64, 1)),

@@ -194,6 +194,11 @@ def products(tuned: Tuning) -> Cases:
         target = {"ASSEMBLY": tuned.assembly and kind > 0, "CHAINED": int(tuned.chained)}
         target["LINES"] = 64 if tuned.ahead and kind == 0 else 0
         cases.append((linear.linear_kernel, types | packed, size | how | around | target, cut.warps, cut.stages))
+    if tuned.alone:
+        small = {"N": 3072, "K": 576, "SQUARES": 72, "GROUP": 1, "SPAN": 1, "KIND": 0, "MINIMA": False, "STEP": 1}
+        small |= {"BLOCK": tuned.alone.block, "ROWS": 1, "SPLITS": 1, "NORM": True, "BIAS": False, "BEHIND": 1}
+        small |= {"ASSEMBLY": False, "CHAINED": 2, "LINES": 0}
+        cases.append((linear.linear_kernel, types | {"codes": "*bf16"}, small, tuned.alone.warps, tuned.alone.stages))
     packing = {"N": 4096, "K": 4096, "KIND": 2, "GROUP": 32, "MINIMA": True, "SPAN": 32, "BLOCK": 32}
     whole = {"codes": "*i32", "groups": "*i32", "out": "*bf16"}
     cases.append((codes.unpack_kernel, whole, packing | {"ASSEMBLY": tuned.assembly}, 4, 3))

@@ -36,7 +36,8 @@ def linear_kernel(
     SILU_MUL: silu of the first N / 2 outputs times the others. ADD: out = y + residual, `gained` = out * gain, and
     `sums` [rows, N / BLOCK] the parts of out's squares. CHAINED: begins while the kernel before it
     ends; 2: lets the one behind it begin at once, 1: when its products are made. LINES: so many lines of 64 columns of
-    each row of weights are fetched before it waits; 0: none.
+    each row of weights are fetched before it waits; 0: none. For a single row, which is for dense weights alone, they
+    are all read before it waits, and no matrix unit is needed.
     """
     tile, split = tl.program_id(0), tl.program_id(1)
     dtype = x.dtype.element_ty
@@ -63,26 +64,35 @@ def linear_kernel(
         lines = codes + output.to(tl.int64)[:, None] * K + tl.where(line < K, line, 0)[None, :]
         fetch: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
         tl.inline_asm_elementwise(fetch, "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
+    if ROWS == 1:
+        all_columns = tl.arange(0, triton.next_power_of_2(K))
+        there = all_columns < K
+        whole = codes + output.to(tl.int64)[:, None] * K + all_columns[None, :]
+        weights = tl.load(whole, mask=there[None, :], other=0.0)
     if CHAINED > 0:
         gdc_wait()
     if CHAINED == 2:
         gdc_launch_dependents()
     source = x + row[None, :] * K + column[:, None]
     total = tl.zeros([BLOCK, ROWS], tl.float32)
-    for step in range(begin, tl.minimum(begin + share, STEPS)):
-        words = tl.load(matrix + step * STEP)
-        if KIND == DENSE:
-            columns = tl.load(source + step * STEP, mask=present[None, :], other=0.0)
-            total = tl.dot(words, columns, total, input_precision="ieee")
-        else:
-            chunk = step * STEP // SPAN * CHUNK
-            for part in tl.static_range(SCALES):
-                group = tl.load(groups + (chunk // GROUP + part) * N + output)
-                numbers = numbers_of(words, group, dtype, KIND, part * CODES, CODES, MINIMA, ASSEMBLY)
-                for number in tl.static_range(CODES):
-                    ahead = tl.multiple_of(chunk + (part * CODES + number) * SPAN + step * STEP % SPAN, STEP)
-                    columns = tl.load(source + ahead, mask=present[None, :], other=0.0)
-                    total = tl.dot(numbers[number], columns, total, input_precision="ieee")
+    if ROWS == 1:
+        values = tl.load(x + all_columns, mask=there, other=0.0).to(tl.float32)
+        total += tl.sum(weights.to(tl.float32) * values[None, :], 1)[:, None]
+    else:
+        for step in range(begin, tl.minimum(begin + share, STEPS)):
+            words = tl.load(matrix + step * STEP)
+            if KIND == DENSE:
+                columns = tl.load(source + step * STEP, mask=present[None, :], other=0.0)
+                total = tl.dot(words, columns, total, input_precision="ieee")
+            else:
+                chunk = step * STEP // SPAN * CHUNK
+                for part in tl.static_range(SCALES):
+                    group = tl.load(groups + (chunk // GROUP + part) * N + output)
+                    numbers = numbers_of(words, group, dtype, KIND, part * CODES, CODES, MINIMA, ASSEMBLY)
+                    for number in tl.static_range(CODES):
+                        ahead = tl.multiple_of(chunk + (part * CODES + number) * SPAN + step * STEP % SPAN, STEP)
+                        columns = tl.load(source + ahead, mask=present[None, :], other=0.0)
+                        total = tl.dot(numbers[number], columns, total, input_precision="ieee")
     if CHAINED == 1:
         gdc_launch_dependents()
     if SPLITS > 1:
@@ -165,17 +175,19 @@ def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: b
     behind = 2 if given.residual is not None else int(silu)
     halves, count = (2 if silu else 1), len(x)
     small = matrix.rows * matrix.columns <= SMALL
-    cut = tuned.cut(matrix.kind, count, silu=silu)
+    alone = tuned.alone if count == 1 and small and not matrix.kind else None
+    cut = alone or tuned.cut(matrix.kind, count, silu=silu)
     tiles = triton.cdiv(matrix.rows // halves, cut.block // halves)
-    step, splits = _steps(matrix, cut), cut.splits(tiles, matrix.columns)
-    rows = max(16 if matrix.kind == 0 else 8, triton.next_power_of_2(count))
+    step, splits = _steps(matrix, cut), 1 if alone else cut.splits(tiles, matrix.columns)
+    rows = 1 if alone else max(16 if matrix.kind == 0 else 8, triton.next_power_of_2(count))
     out, gained = (torch.empty((count, matrix.rows // halves), dtype=x.dtype, device=x.device) for _ in range(2))
     sums = torch.empty((count, tiles), dtype=torch.float32, device=x.device)
     parts = torch.empty(tiles * splits * cut.block * rows if splits > 1 else 0, dtype=torch.float32, device=x.device)
     squares = given.squares
     assembly = tuned.assembly and matrix.kind > 0 and x.dtype is torch.bfloat16
     chained = 0 if not tuned.chained else 2 if small else 1
-    lines = triton.next_power_of_2(triton.cdiv(matrix.columns, 64)) if small and tuned.ahead and not matrix.kind else 0
+    ahead = small and tuned.ahead and not matrix.kind and not alone
+    lines = triton.next_power_of_2(triton.cdiv(matrix.columns, 64)) if ahead else 0
     options = {"launch_pdl": True} if tuned.chained else {}
     linear_kernel[(tiles, splits)](
         *(x, squares, matrix.codes, matrix.groups, given.bias, given.residual, given.gain, out, gained, sums, parts),

@@ -46,6 +46,7 @@ class Tuning:
     experts: tuple[Cut, ...]  # by pairs of rows with each expert: for twice as many at most as there are in the mean
     latent: Launch
     halves: tuple[tuple[Cut, ...], ...] = ()  # likewise, of products with silu_mul behind; empty: as others
+    alone: Cut | None = None  # of small dense products of a single row, which reads them whole; None: as of others
     ahead: bool = False  # weights of small dense products are fetched while the kernel before goes on
     assembly: bool = False  # words of codes become bfloat16 by PTX
     narrow: int = 0  # rows up to which steps over dense weights are narrowed (see `graph.narrow`); 0: none is
@@ -94,6 +95,7 @@ TUNING = {
         assembly=True,
         narrow=64,
         chained=True,
+        alone=Cut(1, 8, 1, 4, 1),
         ahead=True,
         hopper=(Launch(64, 4, 2, 128), Launch(64, 4, 2, 64)),
     ),
