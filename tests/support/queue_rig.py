@@ -10,6 +10,7 @@ from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.queue import RequestQueue
 from polyfleet.gateway.request.turn import Turn
 from polyfleet.gateway.tenants.fairness import FairOrder
+from polyfleet.placement.apart import Apart
 from polyfleet.placement.fleet import PlacementRequest, Worker, WorkerState
 from polyfleet.placement.place import Placement, place
 from polyfleet.placement.policy import Policy
@@ -60,7 +61,7 @@ class Wish:
     def needs(self) -> PlacementRequest:
         return PlacementRequest(self.turn.model, 1, 1)
 
-    def granted(self, session: Session) -> None:
+    def granted(self, session: Session, apart: Apart | None = None) -> None:
         self._log.append(f"{self._name}@{session.worker_id}")
 
     def denied(self, error: ApiError) -> None:

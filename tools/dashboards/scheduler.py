@@ -25,6 +25,13 @@ PLACEMENT = Row(
             ),
         ),
         Panel(
+            "Prompts apart or together",
+            "Where workers compute prompts for others: those placed apart, and why others were not.",
+            "ops",
+            (rate("polyfleet_prefills_total", "decision", matchers="<scope>"),),
+            stack=True,
+        ),
+        Panel(
             "Time to place",
             "What choosing a worker costs a gateway.",
             "s",

@@ -10,6 +10,7 @@ from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.ports.certificate import ServedCertificate
 from polyfleet.gateway.request.demand import Demand
 from polyfleet.gateway.request.ledger import Ledger
+from polyfleet.placement.apart import Decision
 from polyfleet.process.metrics import ProcessMetrics
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -122,6 +123,14 @@ class KeyMetrics:
         self._generation.labels(key_id).inc(generation_tokens)
 
 
+def _prefills(registry: CollectorRegistry) -> Counter:
+    text = "Prompts placed where workers compute prompts for others: apart, or why together."
+    found = Counter("polyfleet_prefills_total", text, ("decision",), registry=registry)
+    for decision in Decision:  # so that rates begin with the first of each
+        found.labels(decision.value)
+    return found
+
+
 class Metrics:
     """Counters and histograms that the gateway feeds, gauges that read their source when scraped.
 
@@ -147,11 +156,11 @@ class Metrics:
         self.migrations = Counter(
             "polyfleet_migrations_total", "Sequences moved off a lost worker.", ("result",), registry=registry
         )
+        self.prefills = _prefills(registry)
         self.image_fetches = Histogram(
             "polyfleet_image_fetch_seconds", "Images by their URLs.", ("result",), buckets=SECONDS, registry=registry
         )
-        self.keys = KeyMetrics(registry)
-        self.demand = Demand(registry)
+        self.keys, self.demand = KeyMetrics(registry), Demand(registry)
         self._refused = Counter(
             "polyfleet_connections_refused_total",
             "Connections that the gateway ended or did not take, by why.",

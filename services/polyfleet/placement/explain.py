@@ -23,6 +23,7 @@ def explained(placement: Placement, most: int = MAX_SHOWN) -> dict[str, Any]:
         "worker_id": placement.worker.worker_id if placement.worker else "",
         "policy": placement.policy.policy,
         "prompt_tokens": placement.request.prompt_tokens,
+        **_prefill(placement),
         "workers": [_numbers(each) for each in able[:most]],
         "dropped": [{"worker_id": each.worker_id, "reason": each.dropped} for each in dropped[:most]],
         "more": max(0, len(able) - most) + max(0, len(dropped) - most),
@@ -44,6 +45,16 @@ def _shortened(found: dict[str, Any], most: int) -> dict[str, Any]:
     left_out = sum(max(0, len(found[sort]) - most) for sort in ("workers", "dropped"))
     fewer = {"workers": found["workers"][:most], "dropped": found["dropped"][:most]}
     return {**found, **fewer, "more": found["more"] + left_out}
+
+
+def _prefill(placement: Placement) -> dict[str, Any]:
+    """Where the prompt is computed, for models some of whose workers do only that."""
+    if (apart := placement.apart) is None:
+        return {}
+    worker_id = apart.worker.worker_id if apart.worker else ""
+    seconds, gain = round(apart.seconds, 4), round(apart.gain, 4)
+    told = {"decision": apart.decision.value, "worker_id": worker_id, "seconds": seconds, "gain_seconds": gain}
+    return {"prefill": told}
 
 
 def _numbers(verdict: Verdict) -> dict[str, Any]:

@@ -21,6 +21,15 @@ class WorkerState(str, Enum):
     UNKNOWN = "unknown"  # not told, or by a name that this version does not know
 
 
+@unique
+class Role(str, Enum):
+    """What a worker's deployment or pool is for."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # it computes prompts for others; whole requests only where there are no others
+    DECODE = "decode"  # prompts that are long may come to it computed
+
+
 class Revision(NamedTuple):
     """One of a deployment's revisions."""
 
@@ -62,6 +71,9 @@ class Worker:
     revision: Revision | None = None  # None: none that is known
     dtype: str = ""
     features: frozenset[str] = FIRST_FEATURES
+    role: Role = Role.BOTH
+    fetch_tokens_per_second: float = 0.0  # of prompts whose keys and values come from other workers, on their way
+    import_tokens_per_second: float = 0.0  # and while its engine takes them in and computes nothing
     nonsense: str = ""  # what of its last report can't be; such a worker gets nothing until it reports sense
 
 
@@ -85,6 +97,7 @@ class PlacementRequest:
     `cached_tokens` holds, by worker id, how many prompt tokens that worker is known to have in its prefix cache.
     `output_tokens` is the most that it generates, 0 where it does not say.
     `first_token_seconds` and `token_seconds` are what its answer should keep; 0: no such objective.
+    `bound` says that what is computed of its prompt can't travel from worker to worker.
     `serial` numbers the requests of one gateway, for round robin.
     """
 
@@ -102,6 +115,7 @@ class PlacementRequest:
     token_seconds: float = 0.0
     serial: int = 0
     revision: Revision | None = None
+    bound: bool = False
 
 
 @dataclass(frozen=True, slots=True)

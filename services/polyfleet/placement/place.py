@@ -7,6 +7,7 @@ Filter, score, pick. Of the ready workers of the request's model, those that can
 
 from dataclasses import dataclass
 
+from polyfleet.placement.apart import Apart, by_role, decide
 from polyfleet.placement.candidate import Candidate, Judgement, best_of, expected_output
 from polyfleet.placement.filters import obstacle, spared
 from polyfleet.placement.fleet import FleetSnapshot, PlacementRequest, Verdict, Worker
@@ -19,12 +20,16 @@ LATE_MARGIN = 1.5  # expected first tokens leave out what meanwhile decodes besi
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The worker that serves a request (None: nobody can now), and what was decided by."""
+    """The worker that serves a request (None: nobody can now), and what was decided by.
+
+    `apart`: whether another one computes its prompt; None where no worker of the model is for that, or for decoding.
+    """
 
     worker: Worker | None
     request: PlacementRequest
     policy: Policy
     fleet: tuple[Worker, ...] | FleetIndex
+    apart: Apart | None = None
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -44,27 +49,38 @@ def place(request: PlacementRequest, fleet: FleetSnapshot | FleetIndex, policy: 
     before. An index brings its own policy; one that is kept makes a placement cheap.
     """
     index = fleet if isinstance(fleet, FleetIndex) else FleetIndex(policy or Policy(), fleet.workers)
-    kept = able(request, index)
-    return Placement(
-        pick(request, kept, index.policy),
-        request,
-        index.policy,
-        fleet if isinstance(fleet, FleetIndex) else fleet.workers,
-    )
+    kept, prefillers, divided = _by_role(request, index)
+    chosen, apart = None, None
+    if divided and kept and index.policy.policy == "completion":
+        chosen, apart = decide(request, kept, prefillers, index.policy)
+    worker = chosen.worker if chosen else pick(request, kept, index.policy)
+    return Placement(worker, request, index.policy, fleet if isinstance(fleet, FleetIndex) else fleet.workers, apart)
 
 
 def able(request: PlacementRequest, index: FleetIndex) -> list[Candidate]:
-    """The candidates that can serve the request; those with an open circuit only where there are no others."""
+    """The candidates that can serve the request; those with an open circuit, or for prompts, only where there are no
+    others."""
+    return _by_role(request, index)[0]
+
+
+def _by_role(request: PlacementRequest, index: FleetIndex) -> tuple[list[Candidate], list[Candidate], bool]:
+    """Those that can serve the request, those that can compute its prompt for them, and whether any has a role."""
     if (pool := index.pool(request.model)) is None:
-        return []
+        return [], [], False
     tokens = request.prompt_tokens + request.max_tokens
     kept = [each for each in pool.candidates(request.fingerprint) if tokens <= each.room]
     rule = index.policy.rule_of(request.tenant)
     if rule or request.excluded or request.features:
         kept = [each for each in kept if not obstacle(request, each.worker, rule)]
+    prefillers: list[Candidate] = []
+    if pool.has_roles:
+        decoders, prefillers = by_role(kept)
+        kept = decoders or prefillers
+        prefillers = [each for each in prefillers if not each.worker.circuit_open]
     if request.revision:
         kept = [each for each in kept if each.worker.revision == request.revision] or kept
-    return (pool.has_spared and [each for each in kept if not each.worker.circuit_open]) or kept
+    kept = (pool.has_spared and [each for each in kept if not each.worker.circuit_open]) or kept
+    return kept, prefillers, pool.has_roles
 
 
 def pick(request: PlacementRequest, kept: list[Candidate], policy: Policy) -> Worker | None:

@@ -32,6 +32,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     policy: Annotated[Name, Meta(description="the rule; all but completion look at no rates")] = "completion"
     unknown_prefill_tokens_per_second: Annotated[Rate, Meta(description="where no worker of its kind has served")] = 1e4
     unknown_decode_tokens_per_second: Annotated[Rate, Meta(description="of each sequence there")] = 100.0
+    unknown_fetch_tokens_per_second: Annotated[
+        Rate, Meta(description="of prompts on their way to a worker that has fetched none of late")
+    ] = 1e5
     unknown_sequences: Annotated[
         Count, Meta(description="at once that a worker gets for such a promise; more as for the slowest known one")
     ] = 4

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, KeysView
 
 from polyfleet.placement.candidate import Candidate, Pace, candidate_of, pace_of
-from polyfleet.placement.fleet import Worker, WorkerState
+from polyfleet.placement.fleet import Role, Worker, WorkerState
 from polyfleet.placement.policy import Policy
 
 NO_PACE = Pace(0.0, 0.0)
@@ -19,6 +19,7 @@ class Pool:
         self._changed: set[str] = set()
         self._unknown: set[str] = set()  # workers whose rates are others'
         self._spared: set[str] = set()  # with an open circuit
+        self._roles: set[str] = set()  # of workers that are not for both prompts and decoding
         self._fingerprints: Counter[str] = Counter()
         self._places: dict[str, int] = {}  # in the list
         self._list: list[Candidate] = []
@@ -34,12 +35,13 @@ class Pool:
         known = worker.prefill_tokens_per_second and worker.decode_tokens_per_second
         (self._unknown.discard if known else self._unknown.add)(worker_id)
         (self._spared.add if worker.circuit_open else self._spared.discard)(worker_id)
+        (self._roles.discard if worker.role is Role.BOTH else self._roles.add)(worker_id)
 
     def drop(self, worker_id: str) -> None:
         """A worker is not ready any more."""
         if (worker := self._workers.pop(worker_id, None)) is None:
             return
-        for each in (self._changed, self._unknown, self._spared):
+        for each in (self._changed, self._unknown, self._spared, self._roles):
             each.discard(worker_id)
         self._fingerprints[worker.fingerprint] -= 1
         self._fingerprints += Counter()  # without zeros
@@ -72,6 +74,11 @@ class Pool:
     def has_spared(self) -> bool:
         """Whether any has an open circuit."""
         return bool(self._spared)
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether any is for prompts or for decoding alone."""
+        return bool(self._roles)
 
     def _prepare(self) -> None:
         if not (self._changed or self._unknown):

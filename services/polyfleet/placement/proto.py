@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polyfleet.placement.filters import nonsense_in
-from polyfleet.placement.fleet import FleetSnapshot, Revision, Worker, WorkerState
+from polyfleet.placement.fleet import FleetSnapshot, Revision, Role, Worker, WorkerState
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.features import FIRST_FEATURES, adapter_feature
 
@@ -16,6 +16,23 @@ _STATES: Mapping[int, WorkerState] = {
     pb.WORKER_STATE_UNHEALTHY: WorkerState.UNHEALTHY,
     pb.WORKER_STATE_LOST: WorkerState.LOST,
 }
+
+
+_ROLES: Mapping[int, Role] = {
+    pb.WORKER_ROLE_UNSPECIFIED: Role.BOTH,
+    pb.WORKER_ROLE_PREFILL: Role.PREFILL,
+    pb.WORKER_ROLE_DECODE: Role.DECODE,
+}
+
+
+def role_from_proto(role: int) -> Role:
+    """The role; BOTH for one of a newer version."""
+    return _ROLES.get(role, Role.BOTH)
+
+
+def role_to_proto(role: Role) -> "pb.WorkerRole.ValueType":
+    """As it travels."""
+    return pb.WorkerRole.ValueType(next(number for number, each in _ROLES.items() if each is role))
 
 
 def state_from_proto(state: int) -> WorkerState:
@@ -95,6 +112,9 @@ def worker_from_proto(info: pb.WorkerInfo, status: pb.WorkerStatus) -> Worker:
         deployment=info.deployment,
         revision=Revision(info.deployment, info.revision) if info.revision else None,
         dtype=model.dtype,
+        role=role_from_proto(info.role),
+        fetch_tokens_per_second=status.fetch_tokens_per_second,
+        import_tokens_per_second=status.import_tokens_per_second,
         features=(frozenset(model.features) or FIRST_FEATURES)
         | {adapter_feature(each.fingerprint) for each in model.adapters if each.fingerprint},
     )

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from polyfleet.placement.fleet import Role
+from polyfleet.placement.proto import role_to_proto
 from polyfleet.process.config import ConfigError
 from polyfleet.process.config_file import overlaid, read_config
 from polyfleet.v1 import fleet_pb2 as pb
@@ -48,6 +50,7 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: int = 1  # that there should be at least
     autoscaling: AutoscalingConfig | None = None  # the scheduler sets the replicas of `kubernetes_deployment`
     kubernetes_deployment: str = ""  # in the scheduler's own namespace
+    role: Literal["both", "prefill", "decode"] = "both"
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,6 +160,7 @@ def pool_wishes(config: SchedulerConfig) -> tuple[pb.ModelDeployment, ...]:
             model_name=pool.model,
             accelerators=[pool.accelerator],
             workers=pool.workers,
+            role=role_to_proto(Role(pool.role)),
             autoscaling=autoscaling_of(pool),
         )
         for name, pool in sorted(config.pools.items())

@@ -81,4 +81,5 @@ class EngineStatus(NamedTuple):
     prefills_apart: int = 0  # prompts that other workers computed for this one
     failed_prefills_apart: tuple[int, ...] = ()  # that this one computed after all, by why
     prompts_for_others: int = 0  # that this one began to compute for other workers
-    fetch_tokens_per_second: float = 0.0  # of prompts on their way; 0: not known
+    fetch_tokens_per_second: float = 0.0  # of prompts on their way; 0: not known, or not of late
+    import_tokens_per_second: float = 0.0  # the same of those that have come, while no step is launched

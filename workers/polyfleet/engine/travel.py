@@ -24,6 +24,8 @@ LEAST_TOKENS = 64  # fewer are computed
 FETCH_SECONDS = (0.5, 30.0)  # that a fetch may take, whatever computing takes
 UNKNOWN_SECONDS = 10.0  # where it is not known what computing takes
 UNREACHABLE_SECONDS = 10.0  # after which a peer that could not be reached is tried again
+RATE_SECONDS = 60.0  # how long rates are known: then they are found out again
+LEAST_PACE = 1e-9  # seconds for a token, of whatever clock
 MOST_UNREACHABLE = 1000  # peers that are remembered so
 
 
@@ -47,6 +49,7 @@ class _Arrival:
     wanted: int  # tokens
     tally: _Tally
     tokens: int = 0  # that were taken in
+    adding: float = 0.0  # seconds that this took
 
 
 class Travel:
@@ -70,7 +73,8 @@ class Travel:
         self._arrivals: list[_Arrival] = []
         self._unreachable: dict[str, float] = {}  # addresses that led nowhere, and until when they are not tried
         self._pace = Pace()  # of fetches so far, all that they waited for included
-        self._moving_per_token = 0.0  # the same while something was on its way
+        self._moving_per_token = self._adding_per_token = 0.0  # while something was on its way; while it was taken in
+        self._moved = 0.0  # when something came last
 
     @property
     def has_work(self) -> bool:
@@ -83,12 +87,14 @@ class Travel:
         return sum(each.wanted for each in self._arrivals)
 
     @property
-    def counts(self) -> tuple[int, int, int, tuple[int, ...], int, tuple[int, ...], int, float]:
+    def counts(self) -> tuple[int, int, int, tuple[int, ...], int, tuple[int, ...], int, float, float]:
         """As the last fields of EngineStatus."""
         held, apart, giving = self._held, self._apart, self.giving
         fetches = self.fetched_tokens, giving.given_tokens, held.fetched, tuple(held.failures.values())
         prefills = apart.fetched, tuple(apart.failures.values()), giving.computed_prompts
-        return *fetches, *prefills, 1 / self._moving_per_token if self._moving_per_token else 0.0
+        known = self._moving_per_token and self._clock() - self._moved < RATE_SECONDS
+        rates = (1 / self._moving_per_token, 1 / self._adding_per_token) if known else (0.0, 0.0)
+        return *fetches, *prefills, *rates
 
     def begin(self, sequence: Sequence, source: PrefixSource) -> None:
         """Fetch a waiting sequence's beginning, where that is likely to pay."""
@@ -143,7 +149,9 @@ class Travel:
         found = fetch.take() if wanted else None
         if found is not None:
             chunk, number = found
+            began = self._clock()
             cached = self._add(arrival.hashes, chunk)
+            arrival.adding += self._clock() - began
             fetch.release(number)
             if cached >= chunk.first + chunk.tokens:
                 arrival.tokens += chunk.tokens
@@ -172,7 +180,11 @@ class Travel:
             return
         tally, source = arrival.tally, arrival.source
         if arrival.tokens:
-            self._moving_per_token = mean(self._moving_per_token, arrival.fetch.seconds / arrival.tokens)
+            self._moved = self._clock()
+            self._moving_per_token = mean(
+                self._moving_per_token, max(LEAST_PACE, arrival.fetch.seconds / arrival.tokens)
+            )
+            self._adding_per_token = mean(self._adding_per_token, max(LEAST_PACE, arrival.adding / arrival.tokens))
         if arrival.tokens and not source.seconds:
             self._pace.learn(arrival.tokens, self._clock() - arrival.began)
         if (reason := arrival.fetch.reason) in ("unreachable", "stalled"):

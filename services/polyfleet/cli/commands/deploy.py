@@ -8,7 +8,7 @@ import click
 from polyfleet.cli.chosen import Choice, say_chosen
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import ACCELERATOR_NAME, TEXT, examples, fleet_options, json_option
-from polyfleet.cli.terminal.output import command_name, out, print_json
+from polyfleet.cli.terminal.output import command_name, err, out, print_json
 from polyfleet.process.flags import option_flags, take_options
 from polyfleet.wire.options import OptionValue
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         "polyfleet deploy smollm2 --workers 3",
         "polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q8_0.gguf --canary 10",
         "polyfleet deploy smollm2 --min-workers 0 --max-workers 4 --idle-seconds 900",
+        "polyfleet deploy prompts ./SmolLM2-135M-Instruct.Q4_1.gguf --model-name smollm2 --role prefill",
     )
 )
 @click.argument("name", type=TEXT)
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     type=ACCELERATOR_NAME,
     multiple=True,
     help="Where it may run, in order of preference; repeat it.",
+)
+@click.option(
+    "--role",
+    type=click.Choice(["both", "prefill", "decode"]),
+    help="What its workers are for: prompts of other deployments of its model name, decoding behind them, or both.",
 )
 @click.option("--min-workers", type=click.IntRange(0, 1000), help="At least; 0: none while nobody asks.  [default: 1]")
 @click.option("--max-workers", type=click.IntRange(1, 1000), help="At most: their number follows what they have to do.")
@@ -96,11 +102,14 @@ def deploy(
         if changes["canary"]:
             share_out(wanted, changes["canary"])
         stored = client.deploy(wanted)
+        alone = lacks_partner(client.snapshot(), stored)
     if as_json:
         print_json({"name": stored.name, "model": stored.model_name or stored.name, "workers": stored.workers})
     else:
         see = f"`{command_name()} workers` shows how they come up."
         out.print(f"{stored.name}: {stored.workers} worker(s) wanted. {see}", markup=False)
+    if alone:
+        err.print(alone, markup=False)
 
 
 @click.command(epilog=examples("polyfleet scale smollm2 3"))
@@ -134,6 +143,21 @@ def new_deployment(name: str, source: str, known: "pb.FleetSnapshot") -> "pb.Mod
     wanted = before or pb.ModelDeployment(name=name, workers=1, options=pb.WorkerOptions(dtype="auto"))
     wanted.source = seen
     return wanted
+
+
+def lacks_partner(known: "pb.FleetSnapshot", stored: "pb.ModelDeployment") -> str:
+    """That nobody is there for the other part of a deployment with a role, in a sentence; else empty."""
+    from polyfleet.placement.fleet import Role
+    from polyfleet.placement.proto import role_from_proto
+
+    model, role = stored.model_name or stored.name, role_from_proto(stored.role)
+    wishes = [each for each in (*known.deployments, *known.pools) if (each.model_name or each.name) == model]
+    roles = {role_from_proto(each.role) for each in wishes}
+    if role is Role.DECODE and Role.PREFILL not in roles:
+        return f"Nothing of role prefill serves {model}: until something does, these workers compute their own prompts."
+    if role is Role.PREFILL and roles <= {Role.PREFILL}:
+        return f"Nothing else serves {model}: until something does, these workers decode, too."
+    return ""
 
 
 AIMS = ("min_workers", "max_workers", "queue_seconds", "kv_use", "idle_seconds", "down_seconds")
@@ -182,11 +206,16 @@ def changed(
     deployment: "pb.ModelDeployment", changes: dict[str, Any], options: dict[str, OptionValue]
 ) -> "pb.ModelDeployment":
     """The deployment with every flag that was given."""
+    from polyfleet.placement.fleet import Role
+    from polyfleet.placement.proto import role_to_proto
+
     for key in ("workers", "model_name"):
         if changes[key] is not None:
             setattr(deployment, key, changes[key])
     if changes["accelerators"]:
         deployment.accelerators[:] = changes["accelerators"]
+    if changes["role"]:
+        deployment.role = role_to_proto(Role(changes["role"]))
     scale_by_load(deployment, changes)
     for key in ("max_surge", "progress_seconds", "max_error_ratio"):
         if changes[key] is not None:

@@ -32,6 +32,9 @@ def explain(
     columns = ("WORKER", "FIRST TOKEN S", "TOKEN S", "ALL S", "CACHED", "SCORE")
     rows = [tuple(str(value) for value in each.values()) for each in found["workers"]]
     print_table(columns, rows)
+    if prefill := found.get("prefill"):
+        where = f"at {prefill['worker_id']}" if prefill["worker_id"] else "there, too"
+        out.print(f"Its prompt is computed {where} ({prefill['decision']}).", markup=False)
     for each in found["dropped"]:
         out.print(f"{each['worker_id']}: {each['reason']}", markup=False)
     if found["more"]:

@@ -24,6 +24,13 @@ def state_name(state: int) -> str:
     return state_from_proto(state).value
 
 
+def role_name(role: int) -> str:
+    """`WORKER_ROLE_PREFILL` as `prefill`; both where nothing else is said."""
+    from polyfleet.placement.proto import role_from_proto
+
+    return role_from_proto(role).value
+
+
 def mark_unused(snapshot: "pb.FleetSnapshot") -> None:
     """Give ready workers the reason why they get no new requests: their reports make no sense, or other weights prevail
     among their model's.
@@ -53,6 +60,7 @@ def worker_record(worker: "pb.FleetWorker") -> dict[str, Any]:
     return {
         "worker_id": info.worker_id,
         "deployment": info.deployment,
+        "role": role_name(info.role),
         "model": info.model.name,
         "fingerprint": info.model.fingerprint,
         "accelerator": info.accelerator,
@@ -76,7 +84,8 @@ def worker_row(worker: "pb.FleetWorker") -> tuple[str, ...]:
     info, status = worker.info, worker.status
     load = f"{status.running_sequences} running, {status.waiting_sequences} waiting"
     device = f"{info.accelerator} {info.device_name}".strip()
-    return info.worker_id, info.deployment or "-", worker_state(worker), load, device, info.host, str(info.pid)
+    named = info.worker_id, info.deployment or "-", role_name(info.role)
+    return *named, worker_state(worker), load, device, info.host, str(info.pid)
 
 
 @click.command(epilog=examples("polyfleet workers --json"))
@@ -95,7 +104,7 @@ def workers(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json([worker_record(worker) for worker in found])
     elif found:
-        columns = ("WORKER", "DEPLOYMENT", "STATE", "LOAD", "DEVICE", "HOST", "PID")
+        columns = ("WORKER", "DEPLOYMENT", "ROLE", "STATE", "LOAD", "DEVICE", "HOST", "PID")
         print_table(columns, [worker_row(worker) for worker in found])
     elif not problems:
         out.print(f"No workers. `{command_name()} deploy NAME PATH` starts one.", markup=False)

@@ -95,6 +95,21 @@ def logs(worker_id: str, lines: int, fleet: str, fleet_token_file: Path | None) 
         click.echo(line)
 
 
+REQUEST_COLUMNS = (
+    "BEGAN",
+    "REQUEST",
+    "TENANT",
+    "MODEL",
+    "END",
+    "SECONDS",
+    "FIRST",
+    "PROMPT",
+    "TOKENS",
+    "WORKERS",
+    "PREFILL",
+)
+
+
 def request_row(record: "pb.RequestRecord") -> tuple[str, ...]:
     """One request for people."""
     first = f"{record.first_token_seconds:.2f}" if record.HasField("first_token_seconds") else "-"
@@ -109,6 +124,7 @@ def request_row(record: "pb.RequestRecord") -> tuple[str, ...]:
         f"{record.prompt_tokens} ({record.cached_tokens})",
         str(record.completion_tokens),
         " → ".join(record.worker_ids) or "-",
+        record.prefill or "-",
     )
 
 
@@ -132,7 +148,6 @@ def requests(fleet: str, fleet_token_file: Path | None, tenant: str, model: str,
         told = [record_of(each) for each in records]
         print_json([each | {"placement": json.loads(each["placement"] or "null")} for each in told])
     elif records:
-        columns = ("BEGAN", "REQUEST", "TENANT", "MODEL", "END", "SECONDS", "FIRST", "PROMPT", "TOKENS", "WORKERS")
-        print_table(columns, [request_row(each) for each in records])
+        print_table(REQUEST_COLUMNS, [request_row(each) for each in records])
     else:
         out.print("No gateway has told of requests.", markup=False)

@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -17,6 +17,7 @@ from polyfleet.gateway.errors import Code
 from polyfleet.gateway.fleet.breaker import CircuitBreaker
 from polyfleet.gateway.fleet.delivery import Delivery
 from polyfleet.gateway.fleet.prefix_news import PrefixNewsReader
+from polyfleet.gateway.fleet.sink import SequenceSink
 from polyfleet.gateway.fleet.unreported import UnreportedStarts
 from polyfleet.gateway.listeners import Listeners
 from polyfleet.gateway.metrics import Metrics
@@ -41,18 +42,6 @@ CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", MAX_EVENT_BYTES),
 ]
 log = logging.getLogger(__name__)
-
-
-class SequenceSink(Protocol):
-    """A sequence that runs on a worker, as its session sees it. Its methods neither block nor raise."""
-
-    def updated(self, update: SequenceUpdate) -> None:
-        """News from the worker; the last one carries finish_reason or error."""
-        ...
-
-    def lost(self, reason: str) -> None:
-        """The worker can't be heard any more; no news will follow."""
-        ...
 
 
 class Session:
@@ -144,10 +133,17 @@ class Session:
         self._sinks[request.sequence_id] = sink
         cached = self._prefixes.started(grains)
         tokens = len(request.prompt_ids) + len(request.generated_ids)
+        if request.prefix_source is not None:
+            cached = max(cached, request.prefix_source.tokens)
         self._unreported.add(request.sequence_id, max(1, tokens - cached))
         self._touch()
         self.breaker.started()
         self._send(worker_pb2.SessionCommand(start=start_message(request), grains=grains))
+
+    def expect(self, sequence_id: str, tokens: int, grains: Sequence[int] = ()) -> None:
+        """Another worker is about to have this one compute so many tokens, which have these grains."""
+        self._unreported.expect(sequence_id, max(1, tokens - self._prefixes.started(grains)))
+        self._touch()
 
     def cancel(self, sequence_id: str) -> None:
         """Stop a sequence; none of its news come out any more."""

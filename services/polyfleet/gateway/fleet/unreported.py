@@ -11,7 +11,7 @@ EVENTS_TO_REPORT = 2  # of a worker that doesn't say what it reports: the first 
 @dataclass(slots=True)
 class _Start:
     tokens: int  # to prefill
-    number: int  # among the session's starts, from 1 on
+    number: int | None  # among the session's starts, from 1 on; None: it is none of them
     events: int = 0  # that have come since
 
 
@@ -30,6 +30,10 @@ class UnreportedStarts:
         self._num_starts += 1
         self._starts[sequence_id] = _Start(tokens, self._num_starts)
 
+    def expect(self, name: str, tokens: int) -> None:
+        """Another worker will ask for so many tokens to be prefilled."""
+        self._starts[name] = _Start(tokens, None)
+
     def discard(self, sequence_id: str) -> None:
         """There is news of it, or it was cancelled."""
         self._starts.pop(sequence_id, None)
@@ -38,7 +42,7 @@ class UnreportedStarts:
         """Forget those that the event's status counts by now."""
         for sequence_id, start in list(self._starts.items()):
             start.events += 1
-            if event.HasField("reported_starts"):
+            if start.number is not None and event.HasField("reported_starts"):
                 reported = start.number <= event.reported_starts
             else:
                 reported = start.events >= EVENTS_TO_REPORT

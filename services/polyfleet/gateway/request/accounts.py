@@ -78,6 +78,7 @@ class Record:
         self.began = 0.0
         self.queue_seconds = 0.0
         self.worker_ids: list[str] = []
+        self.prefills: list[str] = []
         self.placement: dict[str, Any] | None = None  # what decided the last one, where that is kept
         self._accounts = accounts
         self._prompt_tokens = self._cached_tokens = self._completion_tokens = self._reasoning_tokens = 0

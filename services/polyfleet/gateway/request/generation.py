@@ -231,7 +231,7 @@ class Generation:
         turn = Turn(served.model.name, wanted[0].priority, *weights)
         turn.tenant, turn.objectives, turn.explained = record.tenant, self._accounts.objectives, record.explained
         turn.seconds_left = (lambda: record.seconds_left) if record.has_deadline else None
-        turn.worker_ids = record.worker_ids
+        turn.worker_ids, turn.prefills = record.worker_ids, record.prefills
         return Sequences(wanted, turn, self._queue, self._limits, self._accounts.metrics, self._running, record)
 
     # Shutting down.

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ResourceExhausted, Unavailable
-from polyfleet.gateway.fleet.prefix_sources import prefix_source
+from polyfleet.gateway.fleet.prefix_sources import prefill_source, prefix_source, reaches
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.fleet.view import FleetView
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.room import Room, has_enough
 from polyfleet.gateway.request.turn import Candidate, TellPlacement, Turn
 from polyfleet.gateway.tenants.fairness import FairOrder
+from polyfleet.placement.apart import Apart, Decision
 from polyfleet.placement.explain import explained
 from polyfleet.placement.fleet import PlacementRequest, Worker
 from polyfleet.placement.place import Placement, late_by
@@ -110,8 +111,14 @@ class RequestQueue:
         """Who has which prompts cached, where workers are chosen by it."""
         return self._view.prefixes if self._view.policy.looks_at_prefixes else None
 
-    def prefix_source(self, request: SequenceRequest, grains: Sequence[int], session: Session) -> PrefixSource | None:
+    def prefix_source(
+        self, request: SequenceRequest, grains: Sequence[int], session: Session, apart: Apart | None = None
+    ) -> PrefixSource | None:
         """Where a sequence that starts there may fetch the beginning of its prompt, which has these grains."""
+        if apart and apart.worker:
+            source = prefill_source(request, there := self._view.sessions[apart.worker.worker_id], apart.seconds)
+            there.expect(request.sequence_id, source.tokens, grains)
+            return source
         cached = self._view.prefixes.cached_tokens(grains)
         holders = [self._view.sessions[each] for each in cached if each in self._view.sessions]
         return prefix_source(request, cached, session, holders)
@@ -185,8 +192,17 @@ class RequestQueue:
         if turn.worker_ids[-1:] != [session.worker_id]:
             turn.worker_ids.append(session.worker_id)
         self._metrics.placed(session.worker_id, "resume" if candidate.resumed else "start")
-        candidate.granted(session)
+        candidate.granted(session, self._prefill(placement.apart, session, turn))
         return True
+
+    def _prefill(self, apart: Apart | None, session: Session, turn: Turn) -> Apart | None:
+        """Where the prompt is computed of what goes there, as far as the two workers reach each other; noted."""
+        if apart and apart.worker and not reaches(session, self._view.sessions.get(apart.worker.worker_id)):
+            apart = Apart(Decision.NO_CHANNEL)
+        if apart:
+            self._metrics.prefills.labels(apart.decision.value).inc()
+            turn.prefills.append(apart.told)
+        return apart
 
     def _shed(self, candidate: Candidate, waiting: _Waiting | None, late: float) -> None:
         """Turn away who can't be in time any more, and leave its place to one who can."""

@@ -29,6 +29,7 @@ class Watched(Protocol):
     began: float  # monotonic seconds
     queue_seconds: float
     worker_ids: list[str]
+    prefills: list[str]
     placement: dict[str, Any] | None
 
     @property
@@ -101,6 +102,7 @@ class RecentRequests:
             completion_tokens=used.completion_tokens,
             code=code,
             worker_ids=request.worker_ids,
+            prefill=request.prefills[-1] if request.prefills else "",
             placement=json.dumps(request.placement) if request.placement else "",
         )
         if request.first is not None:

@@ -16,12 +16,14 @@ from typing import Any
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import Aborted, ApiError, Code, DataLoss, Unavailable, error_of
+from polyfleet.gateway.fleet.prefix_sources import is_bound
 from polyfleet.gateway.fleet.session import CALLERS_OWN, Session
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.inbox import Inbox
 from polyfleet.gateway.request.queue import RETRY_SECONDS, RequestQueue
 from polyfleet.gateway.request.token_times import TokenTimes
 from polyfleet.gateway.request.turn import Turn
+from polyfleet.placement.apart import Apart
 from polyfleet.placement.filters import room
 from polyfleet.placement.fleet import PlacementRequest, WorkerState
 from polyfleet.wire.answers import FinishReason, SequenceUpdate
@@ -141,6 +143,7 @@ class SequenceRelay:
             token_seconds=objectives.time_per_output_token if objectives else 0.0,
             serial=next(_placements),
             revision=turn.revision,
+            bound=is_bound(request),
         )
 
     def _prompt_grains(self) -> tuple[int, ...]:
@@ -150,8 +153,8 @@ class SequenceRelay:
             self._grains = grain_numbers(self._request.prompt_ids, salt)
         return self._grains
 
-    def granted(self, session: Session) -> None:
-        """Start, or go on, there."""
+    def granted(self, session: Session, apart: Apart | None = None) -> None:
+        """Start, or go on, there; the prompt is computed where `apart` says."""
         if self._moving:
             self._moving = False
             self._metrics.migrations.labels("resumed").inc()
@@ -163,7 +166,8 @@ class SequenceRelay:
         self._sequence_id = f"{sequence_id(request.request_id, request.choice)}/{next(_serial)}"
         started: dict[str, Any] = {"sequence_id": self._sequence_id, "max_tokens": self._max_tokens}
         if self._grains:
-            started["prefix_source"] = self._queue.prefix_source(request, self._grains, session)
+            wanted = replace(request, generated_ids=tuple(self._generated), sequence_id=self._sequence_id)
+            started["prefix_source"] = self._queue.prefix_source(wanted, self._grains, session, apart)
         if request.prompt_logprobs is not None and self._num_scores >= len(request.prompt_ids) - 1:
             started["prompt_logprobs"] = None
         self._scores_again = self._num_scores

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from polyfleet.gateway.config import Objectives
 from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.fleet.session import Session
+from polyfleet.placement.apart import Apart
 from polyfleet.placement.fleet import PlacementRequest, Revision
 
 TellPlacement = Callable[[dict[str, Any]], None]
@@ -31,6 +32,7 @@ class Turn:
     taken: bool = False
     waiting: int = 0  # of its sequences
     worker_ids: list[str] = field(default_factory=list)  # of those that had one, in turn
+    prefills: list[str] = field(default_factory=list)  # where each one's prompt is computed, as RequestRecord says it
 
 
 class Candidate(Protocol):
@@ -48,8 +50,8 @@ class Candidate(Protocol):
         """What to place it by, as of now."""
         ...
 
-    def granted(self, session: Session) -> None:
-        """Go there, now."""
+    def granted(self, session: Session, apart: Apart | None = None) -> None:
+        """Go there, now; its prompt is computed where `apart` says."""
         ...
 
     def denied(self, error: ApiError) -> None:

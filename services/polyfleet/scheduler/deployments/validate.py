@@ -31,6 +31,8 @@ def check_deployment(deployment: pb.ModelDeployment) -> None:
         check_accelerator("deployment.accelerators", accelerator)
     if deployment.workers > MAX_WORKERS:
         raise FieldError("deployment.workers", f"must be at most {MAX_WORKERS}, not {deployment.workers}")
+    if deployment.role not in pb.WorkerRole.values():
+        raise FieldError("deployment.role", "must be one that this version knows: both, prefill or decode")
     check_adapters(deployment.adapters, "deployment.adapters")
     _check_rollout(deployment.rollout)
     if deployment.HasField("autoscaling"):

@@ -28,6 +28,7 @@ _RATES = (
     "decode_step_seconds_per_sequence",
     "decode_step_seconds_per_token",
     "fetch_tokens_per_second",
+    "import_tokens_per_second",
 )
 
 
@@ -244,8 +245,10 @@ class Registry:
                 pb.FleetWorker(info=each.announced, status=each.shown, quarantine=each.quarantine * (not each.lost))
                 for each in self.records
             ]
+            roles = {each.name: each.role for each in (*self._pools, *self._deployments)}
             for worker, record in zip(workers, self.records, strict=True):
                 worker.info.revision = record.revision
+                worker.info.role = roles.get(record.info.deployment, pb.WORKER_ROLE_UNSPECIFIED)
             self._snapshot = pb.FleetSnapshot(
                 scheduler_epoch=self.epoch,
                 version=self.revision.number,

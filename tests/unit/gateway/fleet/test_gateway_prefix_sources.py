@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from polyfleet.gateway.fleet.prefix_sources import LEAST_TOKENS, prefix_source
+from polyfleet.gateway.fleet.prefix_sources import LEAST_TOKENS, is_bound, prefill_source, prefix_source, reaches
 from polyfleet.gateway.fleet.session import Session
 from polyfleet.wire.hashing import prefix_root
 from polyfleet.wire.images import SequenceImage
 from polyfleet.wire.requests import Pooling, SequenceRequest
-from polyfleet.wire.tickets import TransferOffer, ticket_secret
+from polyfleet.wire.tickets import TransferOffer, computes, ticket_secret
 
 REQUEST = SequenceRequest("s", tuple(range(2000)), cache_salt=b"tenant", adapter="adapter")
 
@@ -62,3 +62,39 @@ def test_some_prompts_do_not_travel(change: dict[str, Any]) -> None:
 def test_a_worker_that_fetches_nothing_is_told_of_nothing(here: Session) -> None:
     others = [session("there", fingerprint=here.info.model.fingerprint)]
     assert prefix_source(REQUEST, {"there": 1024}, here, others) is None
+
+
+def test_a_prompt_to_be_computed_elsewhere_has_a_ticket_that_says_so_and_time() -> None:
+    there = session("there")
+    found = prefill_source(replace(REQUEST, generated_ids=(1, 2)), there, 3.0)
+    assert (found.address, found.tokens, found.seconds) == ("h:1", 2002, 7.0)
+    assert computes(found.ticket)
+    assert found.secret == ticket_secret(b"there" * 8, found.ticket, prefix_root("f", b"tenant", "adapter"))
+    held = prefix_source(REQUEST, {"there": 1024}, HERE, [there])
+    assert held is not None
+    assert not computes(held.ticket)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [
+        (HERE, session("there"), True),
+        (HERE, None, False),
+        (HERE, session("there", connected=False), False),
+        (HERE, session("there", address=""), False),
+        (session("here", address=""), session("there"), False),
+        (HERE, session("there", fingerprint="g"), False),
+        (session("here", fingerprint=""), session("there", fingerprint=""), False),
+    ],
+)
+def test_prompts_come_from_workers_that_are_reached_alone(here: Session, there: Session | None, expected: bool) -> None:
+    assert reaches(here, there) is expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"images": (SequenceImage(b"", b""),)}, {"pooling": Pooling.LAST}, {"prompt_logprobs": 0}],
+)
+def test_some_requests_are_bound_to_one_worker(change: dict[str, Any]) -> None:
+    assert is_bound(replace(REQUEST, **change))
+    assert not is_bound(REQUEST)

@@ -2,6 +2,8 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.support.gateway_rig import until
@@ -9,12 +11,15 @@ from tests.support.queue_rig import Fleet, Rig, Wish
 
 from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import ResourceExhausted, Unavailable
+from polyfleet.gateway.fleet.session import Session
 from polyfleet.gateway.metrics import Metrics
 from polyfleet.gateway.request.queue import RequestQueue
 from polyfleet.gateway.request.turn import Turn
+from polyfleet.placement.fleet import PlacementRequest, Role, Worker, WorkerState
 from polyfleet.placement.place import place
 from polyfleet.process.keys import Tenant
 from polyfleet.v1 import fleet_pb2
+from polyfleet.wire.tickets import TransferOffer
 
 
 async def test_a_candidate_is_placed_at_once_when_a_worker_is_free() -> None:
@@ -231,3 +236,33 @@ async def test_who_waited_for_room_is_not_overtaken_when_a_request_ends() -> Non
     rig.queue.give_back(going)  # nothing else says that there is room
     await until(lambda: len(rig.log) == 22)
     assert rig.log.index("b@w") <= 2
+
+
+@pytest.mark.parametrize(("address", "expected"), [("h:1", "at prompts"), ("", "no_channel")])
+async def test_a_long_prompt_is_computed_by_a_worker_for_that(address: str, expected: str) -> None:
+    rig = Rig()
+    rates: dict[str, Any] = {
+        "prefill_tokens_per_second": 1000.0,
+        "decode_tokens_per_second": 50.0,
+        "context_length": 4096,
+    }
+    crowded: dict[str, Any] = {**rates, "running_sequences": 40, "max_sequences": 64}
+    rig.fleet.workers = (
+        Worker("prompts", "a:1", "m", "cpu", WorkerState.READY, role=Role.PREFILL, **rates),
+        Worker("decodes", "a:2", "m", "cpu", WorkerState.READY, role=Role.DECODE, **crowded),
+    )
+    info = SimpleNamespace(model=SimpleNamespace(fingerprint="f"))
+    rig.fleet.sessions = {
+        each.worker_id: cast(
+            Session,
+            SimpleNamespace(worker_id=each.worker_id, info=info, connected=True, offer=TransferOffer(address)),
+        )
+        for each in rig.fleet.workers
+    }
+    wish = Wish(Turn("m"), rig.log)
+    wish.needs = lambda: PlacementRequest("m", 2048, 64)  # type: ignore[method-assign]
+    rig.queue.submit(wish)
+    assert rig.log == ["m@decodes"]
+    assert wish.turn.prefills == [expected]
+    decision = "apart" if address else "no_channel"
+    assert rig.metrics.registry.get_sample_value("polyfleet_prefills_total", {"decision": decision}) == 1
