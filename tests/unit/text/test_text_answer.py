@@ -8,7 +8,7 @@ import pytest
 
 from polyfleet.text.answer.channels import ChannelParser
 from polyfleet.text.answer.formats import FORMATS, find_tool_format
-from polyfleet.text.answer.parser import REASONING_TAGS, AnswerParser, find_reasoning_tags
+from polyfleet.text.answer.parser import REASONING_TAGS, AnswerParser, ReasoningTags
 from polyfleet.wire.tools import Tool, ToolCallDelta, read_tools
 
 WEATHER = {"city": {"type": "string"}, "days": {"type": "integer"}, "where": {"type": "object"}}
@@ -23,11 +23,16 @@ Call = tuple[str, str]
 
 
 def parse(
-    pieces: Sequence[str], family: str = "hermes", truncated: bool = False, tools: Sequence[Tool] = TOOLS, **more: Any
+    pieces: Sequence[str],
+    family: str = "hermes",
+    truncated: bool = False,
+    tools: Sequence[Tool] = TOOLS,
+    tags: ReasoningTags = REASONING_TAGS[0],
+    **more: Any,
 ) -> tuple[str, str, list[Call]]:
     """Text, thoughts and the calls that stand, put together as a client does."""
     harmony = family == "harmony"
-    parser = ChannelParser(tools) if harmony else AnswerParser(FORMATS[family], tools, REASONING_TAGS[0], **more)
+    parser = ChannelParser(tools) if harmony else AnswerParser(FORMATS[family], tools, tags, **more)
     text, thought, calls = "", "", dict[int, list[str]]()
     parts = [parser.add(piece) for piece in pieces] + [parser.finish(truncated=truncated)]
     for part in parts:
@@ -131,6 +136,12 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
         "Hm.",
         [("weather", '{"city": "Pa\\"ris", "days": -2, "where": {"x": [1, null]}}'), ("time", "{}")],
     ),
+    (
+        "minicpm",
+        "<|tool_call_start|>time(a={'b': [null, true]}, c=false, null=None)<|tool_call_end|>",
+        "",
+        [("time", '{"a": {"b": [null, true]}, "c": false, "null": null}')],
+    ),
     ("minicpm", "<|tool_call_start|>[time(a='é')]<|tool_call_end|>", "", [("time", '{"a": "é"}')]),
     (
         "pythonic",
@@ -203,10 +214,16 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
 ]
 
 
+def cuts(answer: str) -> list[list[str]]:
+    """The answer whole, in single characters, by threes and, unless it is long, in two at every place."""
+    by_threes = [answer[at : at + 3] for at in range(0, len(answer), 3)]
+    places = range(1, len(answer)) if len(answer) < 300 else ()
+    return [[answer], list(answer), by_threes, *([answer[:at], answer[at:]] for at in places)]
+
+
 @pytest.mark.parametrize(("family", "answer", "text", "calls"), CASES)
 def test_calls_are_found_however_the_text_is_cut(family: str, answer: str, text: str, calls: list[Call]) -> None:
-    cuts = [[answer], list(answer), [answer[i : i + 3] for i in range(0, len(answer), 3)]]
-    for pieces in cuts:
+    for pieces in cuts(answer):
         assert parse(pieces, family) == (text, "", calls)
     for _, arguments in calls:
         json.loads(arguments)
@@ -239,32 +256,6 @@ def test_calls_beyond_one_are_not_told_where_one_is_wanted(answer: str) -> None:
         assert parse(pieces, most_calls=1) == ("", "", [("time", "{}")])
 
 
-@pytest.mark.parametrize(
-    ("answer", "thinking", "expected"),
-    [
-        ("<think>\nHm, <tool_call>\n</think>\n\nHello.\n", False, ("Hello.\n", "Hm, <tool_call>", [])),
-        ("\n<think>\n\n</think>\n\nHello.", False, ("Hello.", "", [])),
-        ("Hm\n</think>Hello.", True, ("Hello.", "Hm", [])),
-        ("Hm</thin", True, ("", "Hm</thin", [])),
-        (" Hello <think>a</think>", False, (" Hello <think>a</think>", "", [])),
-        ('<think>a</think>\n<tool_call>{"name": "time"}</tool_call>', False, ("", "a", [("time", "{}")])),
-    ],
-)
-def test_thoughts_are_told_apart(answer: str, thinking: bool, expected: Any) -> None:
-    for pieces in ([answer], list(answer)):
-        assert parse(pieces, thinking=thinking) == expected
-
-
-def test_channels_are_told_apart() -> None:
-    answer = (
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>analysis to=python code"
-        "<|message|>1 + 1<|call|>"
-        "<|start|>assistant<|channel|>final<|message|>So\nit is.<|return|>"
-    )
-    for pieces in ([answer], list(answer)):
-        assert parse(pieces, "harmony") == ("So\nit is.", "Hm.\n1 + 1", [])
-
-
 def test_kimi_gets_the_ids_back_that_it_wrote() -> None:
     begin, separator = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
     parser = AnswerParser(FORMATS["kimi"], TOOLS, None)
@@ -290,5 +281,3 @@ def test_formats_are_known_by_the_template() -> None:
         name: find_tool_format(f"{{% if tools %}}{opening}{{% endif %}}").name for name, opening in spelled.items()
     } == {name: name for name in FORMATS}
     assert find_tool_format("{{ messages }}").name == "hermes"
-    assert find_reasoning_tags("</think>") is REASONING_TAGS[0]
-    assert find_reasoning_tags("") is None

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.text_assets import assets_document
-from tests.unit.text.test_text_tools import CALLED, TOOLS, messages_of
+from tests.support.text_assets import CHATML, assets_document
+from tests.unit.text.test_text_answer import cuts, parse
+from tests.unit.text.test_text_tools import CALLED, JSON_CALLS, TOOLS, messages_of
 
 from polyfleet.text.answer.formats import find_tool_format
 from polyfleet.text.prompt_text import PromptText
@@ -185,3 +186,41 @@ def test_definitions_in_a_systems_message(told: str) -> None:
         f'<|tool|>{{"degrees": 3}}<|end|><|assistant|>'
     )
     assert "<|tool|>" not in text.render_chat(messages_of([*system, CALLED[0]]))
+
+
+# What stands in a rendered chat before a call that an assistant made, and behind it.
+PLACES: dict[str, tuple[str, str, str]] = {
+    "harmony": (FAMILIES["harmony"][1], "<|start|>assistant", "<|start|>"),
+    "mistral": (FAMILIES["mistral"][1], "[/INST]", "</s>"),
+    "deepseek": (FAMILIES["deepseek"][1], "<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    "kimi": (FAMILIES["kimi"][1], "<|im_assistant|>", "<|im_end|>"),
+    "minicpm": (FAMILIES["minicpm"][1], "assistant: ", "user: "),
+    "llama": (FAMILIES["llama"][1], "<|start_header_id|>assistant", "<|eot_id|>"),
+    "hermes": (FAMILIES["hermes"][1], "<|im_start|>assistant\n", "<|im_end|>"),
+    "hermes, JSON": (JSON_CALLS, "<|im_start|>assistant\n", "<|im_end|>"),
+    "hermes, plain": (CHATML, "<|im_start|>assistant\n", "<|im_end|>"),
+    "glm4": (FAMILIES["glm4"][1], "<|assistant|>", "<|assistant|>"),
+    "phi": (PHI, "<|assistant|>", "<|end|>"),
+}
+ONE_CALL = ("harmony", "llama", "glm4")  # of a turn
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_calls_that_a_chat_brings_back_are_written_as_they_are_read(place: str) -> None:
+    """Round trip: from the calls of a history to the prompt, and from its text, cut anywhere, to the calls."""
+    template, before, behind = PLACES[place]
+    arguments = {"city": 'Zü"rich\n{é}', "days": 2, "where": {"x": [1, None, True], "y": ""}}
+    called = [("weather", arguments), ("time", {})][: 1 if place in ONE_CALL else 2]
+    calls = [
+        {"id": f"functions.{name}:{index}" if place == "kimi" else f"call0000{index}", "type": "function"}
+        | {"function": {"name": name, "arguments": given}}
+        for index, (name, given) in enumerate(called)
+    ]
+    chat = [CALLED[0], {"role": "assistant", "content": None, "tool_calls": calls}]
+    rendered = PromptText(assets_document(chat_template=template)).render_chat(messages_of(chat))
+    answer = rendered.partition(before)[2].partition(behind)[0]
+    family = find_tool_format(template).name
+    for pieces in cuts(answer):
+        text, thought, found = parse(pieces, family)
+        assert (text.strip(), thought) == ("", "")
+        assert [(name, json.loads(given)) for name, given in found] == called

@@ -13,6 +13,15 @@ _NAME = re.compile(r"[^\W\d][\w.-]*")
 _PLAIN = re.compile(r"[^'\"()\[\]{}]+")
 _WITHIN = re.compile(r"[^'\"\\]+")
 _OPENING = "([{"
+_JSON = {"true": True, "false": False, "null": None}  # as templates of Python's calls write them, too
+
+
+class _Spelled(ast.NodeTransformer):
+    """JSON's names of constants as Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """As NodeTransformer."""
+        return ast.Constant(_JSON[node.id]) if node.id in _JSON else node
 
 
 def python_calls(source: Source, calls: Calls) -> Reading[None]:
@@ -92,7 +101,7 @@ def _as_json(arguments: str) -> str:
         call = ast.parse(f"_{arguments}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise NotACall
-        found = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+        found = {each.arg: ast.literal_eval(_Spelled().visit(each.value)) for each in call.keywords}
         if None in found:
             raise NotACall
         return json.dumps(found, ensure_ascii=False, allow_nan=False)
