@@ -14,6 +14,7 @@ from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_models import TinyShape, write_folder
 from tokenizers import Tokenizer
 
+import polyfleet.loading
 from polyfleet.engine.draft_model import DraftModel
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.facts import EngineStatus
@@ -181,7 +182,7 @@ def test_fifty_prompts_go_on_as_without_drafts() -> None:
     assert spec is not None
     assert spec.origin is not None
     path = next(Path(spec.origin).parent.glob("*.gguf"))
-    text = Path(__file__).parents[2] / "data/perplexity.txt"
+    text = Path(polyfleet.loading.__file__).with_name("perplexity.txt")
     parts = loaded(path, speculation="ngram", reproducible=True, threads=0, block_size=16, kv_cache_tokens=8192)
     assert parts.model.tokenizer is not None
     tokenizer = Tokenizer.from_str(json.dumps(json.loads(parts.model.tokenizer.document)["tokenizer"]))

@@ -3,11 +3,13 @@
 import json
 from typing import Any
 
+import httpx2 as httpx
 import pytest
-from tests.integration.gateway.test_gateway_tools import ARGUMENTS, THINKING, TOOLS, USER, worker
+from tests.integration.gateway.test_gateway_tools import ARGUMENTS, CALL, THINKING, TOOLS, USER, worker
 from tests.support.fake_worker import FakeWorker
 from tests.support.gateway_rig import GatewayRig
 from tests.support.text_assets import CHATML
+from tests.unit.gateway.http.test_http_event_order import message_of, response_of
 
 from polyfleet.client import AsyncClient
 
@@ -63,3 +65,63 @@ async def test_each_choice_is_whole(
         assert len(again.generated_ids) > 0
         assert again.grammar == first.started[0].grammar
         assert bool(again.grammar) == ("json_schema" in options)
+
+
+FUNCTION: dict[str, Any] = TOOLS[0]["function"]
+HTTP: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": USER, "tools": TOOLS},
+    "/v1/responses": {"input": USER, "tools": [{"type": "function", **FUNCTION}]},
+    "/v1/messages": {
+        "messages": USER,
+        "max_tokens": 400,
+        "tools": [{"name": FUNCTION["name"], "input_schema": FUNCTION["parameters"]}],
+    },
+}
+WANTED = [("reasoning", "Is it cold?"), ("text", "Let me see."), ("weather", ARGUMENTS), ("weather", ARGUMENTS)]
+
+
+def blocks(path: str, events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What was thought, said and called, in its order, of a stream's events."""
+    found = dict[str, tuple[str, str]]()
+    if path == "/v1/responses":
+        for item in response_of(events)[0]:
+            text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+            kind = {"message": "text", "function_call": item.get("name")}.get(item["type"], item["type"])
+            found[item["id"]] = (str(kind), text)
+    elif path == "/v1/messages":
+        for index, block in enumerate(message_of(events)["content"]):
+            kind = {"thinking": "reasoning", "tool_use": block.get("name")}.get(block["type"], block["type"])
+            found[str(index)] = (str(kind), block["input" if block["type"] == "tool_use" else block["type"]])
+    else:
+        for delta in (event["choices"][0]["delta"] for event in events):
+            pieces = [
+                ("reasoning", "reasoning", delta.get("reasoning_content")),
+                ("text", "text", delta.get("content")),
+            ]
+            for call in delta.get("tool_calls", ()):
+                pieces.append((str(call["index"]), call["function"].get("name"), call["function"].get("arguments")))
+            for key, kind, piece in pieces:
+                if kind or piece:
+                    known = found.get(key, (kind, ""))
+                    found[key] = (known[0], known[1] + (piece or ""))
+        found = {key: each for key, each in found.items() if each[1]}
+    return list(found.values())
+
+
+@pytest.mark.parametrize("path", HTTP)
+async def test_streams_over_http_are_whole(path: str) -> None:
+    answer = f"{THOUGHT}Let me see. {CALL}\n{CALL}"
+    first, second = (worker(name, answer, THINKING, token_seconds=0.001) for name in ("w-1", "w-2"))
+    first.drop_after(60)
+    events = list[dict[str, Any]]()
+    async with GatewayRig() as rig, httpx.AsyncClient(base_url=rig.http, trust_env=False, timeout=60) as http:
+        await rig.add(first)
+        async with http.stream("POST", path, json={**HTTP[path], "model": "", "stream": True}) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    events.append(json.loads(line.removeprefix("data: ")))
+                if events and not second.address:
+                    first.refusal = (14, "going")
+                    await rig.add(second)
+    assert blocks(path, events) == WANTED
+    assert [len(each.generated_ids) > 0 for each in second.started] == [True]

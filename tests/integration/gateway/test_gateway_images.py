@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import httpx2 as httpx
+import pytest
 from tests.support import tiny_vision
 from tests.support.fake_worker import FakeWorker
 from tests.support.gateway_rig import MODEL, GatewayRig, Stream, failure_of, until
@@ -120,6 +121,24 @@ async def test_images_move_with_their_sequence() -> None:
         first.refusal = (14, "going")
         await rig.add(second)
         assert len((await call).ids()) == 20
+    assert second.started[0].generated_ids
+    assert second.started[0].images == first.started[0].images
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_images_that_come_over_http_move_with_their_sequence(path: str) -> None:
+    first, second = seeing("w-1", IMAGES, token_seconds=0.001), seeing("w-2", IMAGES)
+    body = bodies(URL, {"type": "base64", "data": BASE64})[path]
+    body["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = 20
+    async with GatewayRig() as rig, httpx.AsyncClient(base_url=rig.http, timeout=60) as http:
+        await rig.add(first)
+        first.drop_after(5)
+        call = asyncio.create_task(http.post(path, json=body))
+        await until(lambda: bool(first.started) or call.done())
+        first.refusal = (14, "going")
+        await rig.add(second)
+        usage = (await call).json()["usage"]
+    assert usage.get("completion_tokens", usage.get("output_tokens")) == 20
     assert second.started[0].generated_ids
     assert second.started[0].images == first.started[0].images
 
