@@ -7,10 +7,12 @@
     python -m bench.chaos rolling --requests 20000      # every process restarted in turn, in good order
     python -m bench.chaos tenants                       # a tenant beside one with 20 times its load, and alone
     python -m bench.chaos cancels --streams 100000      # streams that are left; what is held of them afterwards
+    python -m bench.chaos stack --rounds 3              # `polyfleet serve`: real engines, every part of Ray
 
-Workers are simulated, their tokens a function of prompt and position. A storm with the same seed strikes in the same
-order. Ends with status 1 when a token was wrong or a stream was lost (ended other than with all its tokens or, before
-the first one, with a refusal), or something is held when all have left. The real engine: bench/soak.py.
+Workers are simulated, but for `stack`'s, their tokens a function of prompt and position. A storm with the same seed
+strikes in the same order. Ends with status 1 when a token was wrong or a stream was lost (ended other than with all
+its tokens or, before the first one, with a refusal), or something is held when all have left. `stack`'s cases and
+judgement are bench/soak.py's.
 """
 
 import argparse
@@ -20,13 +22,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.chaos import stack
 from bench.chaos.crowds import HELD, cancels, tenants
 from bench.chaos.faults import FAULTS
 from bench.chaos.fleet import ChaosFleet
 from bench.chaos.runs import HANGS, KILLS, Disturb, disturbed, paused, rolling, say, storm, tally_rows
 from bench.report import Row, publish
-from bench.soaking.stack import StackError
-from bench.soaking.streams import Tally
+from bench.soaking.stack import OwnStack, StackError
+from bench.soaking.streams import StreamError, Tally
 
 CROWDS = ("tenants", "cancels")
 
@@ -36,26 +39,30 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", choices=("storm", "kills", "hangs", "rolling", *CROWDS))
-    parser.add_argument("--faults", default="", help=f"storm: some of {','.join(FAULTS)} (default: all)")
-    parser.add_argument("--rounds", type=int, default=1, help="storm: times that each fault strikes (default 1)")
+    parser.add_argument("run", choices=("storm", "kills", "hangs", "rolling", "stack", *CROWDS))
+    some = f"storm: some of {','.join(FAULTS)}; stack: of {','.join(stack.FAULTS)} (default: all)"
+    parser.add_argument("--faults", default="", help=some)
+    parser.add_argument("--rounds", type=int, default=1, help="storm, stack: times that each fault strikes (default 1)")
     parser.add_argument("--together", type=int, default=1, help="storm: faults at once (default 1)")
     parser.add_argument("--requests", type=int, default=20_000, help="rolling: finished streams (default 20000)")
     parser.add_argument("--pauses", type=int, default=300, help="kills, hangs: streams that moved (default 300)")
     parser.add_argument("--streams", type=int, default=100_000, help="cancels: that are left (default 100000)")
     parser.add_argument("--seconds", type=float, default=20.0, help="tenants: of each turn (default 20)")
-    parser.add_argument("--workers", type=int, default=4, help="simulated ones (default 4)")
+    parser.add_argument("--workers", type=int, help="(default 4; stack: 2)")
     parser.add_argument("--gateways", type=int, default=2, help="(default 2)")
-    parser.add_argument("--clients", type=int, help="streams at once (default 24; rolling: 96)")
+    parser.add_argument("--clients", type=int, help="streams at once (24; kills, hangs: 48; rolling: 96; stack: 6)")
     parser.add_argument("--tokens", type=int, default=200, help="of the longest stream, 20 ms apart (default 200)")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="of faults and prompts; printed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     options = parser.parse_args(arguments)
-    options.names = [*filter(None, options.faults.split(","))] or [*FAULTS]
-    if unknown := [name for name in options.names if name not in FAULTS]:
+    known = stack.FAULTS if options.run == "stack" else [*FAULTS]
+    options.names = [*filter(None, options.faults.split(","))] or [*known]
+    if unknown := [name for name in options.names if name not in known]:
         parser.error(f"--faults knows no {', '.join(unknown)}")
     if options.clients is None:
-        options.clients = 96 if options.run == "rolling" else 24
+        options.clients = {"kills": 48, "hangs": 48, "rolling": 96, "stack": 6}.get(options.run, 24)
+    if options.workers is None:
+        options.workers = 2 if options.run == "stack" else 4
     if min(options.rounds, options.together, options.clients, options.gateways, options.tokens) < 1:
         parser.error("--rounds, --together, --clients, --gateways and --tokens must be 1 or more")
     if options.workers < 2:
@@ -81,6 +88,15 @@ async def crowd(options: argparse.Namespace) -> list[Row]:
         return await tenants(Path(folder), **load)
 
 
+def stack_run(options: argparse.Namespace) -> tuple[Tally, list[Row]]:
+    """Faults in a whole stack."""
+    say("starting a stack …")
+    load = {"rounds": options.rounds, "workers": options.workers, "clients": options.clients, "seed": options.seed}
+    with OwnStack(options.workers) as own:
+        say(f"seed {options.seed}, logs below {own.folder}")
+        return asyncio.run(stack.stack_storm(own, options.names, **load))
+
+
 async def run(options: argparse.Namespace) -> tuple[Tally, list[Row]]:
     """Run it."""
     slots = -(-options.clients // (options.workers - 1))  # so few that all workers have streams
@@ -88,6 +104,7 @@ async def run(options: argparse.Namespace) -> tuple[Tally, list[Row]]:
     async with ChaosFleet(options.workers, options.gateways, max_sequences=slots, host_faults=hosts) as fleet:
         say(f"seed {options.seed}, logs in {fleet.folder}")
         load = {"clients": options.clients, "tokens": options.tokens, "seed": options.seed}
+        load["short"] = 2 if options.run == "rolling" else 0
         return await disturbed(fleet, disturb_of(options, fleet), **load)
 
 
@@ -98,8 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.run in CROWDS:
             rows = publish(asyncio.run(crowd(options)), options.json)
             return 1 if any(row.value for row in rows if row.unit == HELD) else 0
-        tally, rows = asyncio.run(run(options))
-    except (StackError, OSError) as error:
+        tally, rows = stack_run(options) if options.run == "stack" else asyncio.run(run(options))
+    except (StackError, StreamError, OSError) as error:
         say(f"chaos: {error}")
         return 1
     publish([*tally_rows(options.run, tally), *rows], options.json)

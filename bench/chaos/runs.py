@@ -4,7 +4,7 @@ import asyncio
 import random
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from bench.chaos.faults import FAULTS
@@ -27,12 +27,12 @@ SHORT = 0.1  # of the longest request: the longest of the short ones
 Disturb = Callable[[Soak], Awaitable[list[Row]]]
 
 
-def simulated_cases(count: int, tokens: int, seed: int) -> dict[Case, Answer]:
-    """Requests with the answers that simulated workers owe them: of 1 to `tokens` tokens, every other one short."""
+def simulated_cases(count: int, tokens: int, seed: int, *, short: int = 0) -> dict[Case, Answer]:
+    """Requests of 1 to `tokens` tokens, with the answers that simulated workers owe them; each `short`th is short."""
     rng = random.Random(seed)
     right = {}
     for number in range(count):
-        length = rng.randint(1, tokens if number % 2 else max(1, int(SHORT * tokens)))
+        length = rng.randint(1, max(1, int(SHORT * tokens)) if short and number % short == 0 else tokens)
         case = Case(f"{number}", f"chaos {rng.getrandbits(32)}", length, None)
         ids = answer(list(case.prompt.encode()), case.max_tokens)
         right[case] = Answer(tuple(ids), bytes(ids).decode())
@@ -40,10 +40,10 @@ def simulated_cases(count: int, tokens: int, seed: int) -> dict[Case, Answer]:
 
 
 async def disturbed(
-    fleet: ChaosFleet, disturb: Disturb, *, clients: int, tokens: int, seed: int
+    fleet: ChaosFleet, disturb: Disturb, *, clients: int, tokens: int, seed: int, short: int = 0
 ) -> tuple[Tally, list[Row]]:
     """Streams to all gateways for as long as `disturb` goes on; what became of them, and what it measured itself."""
-    run = Soak(fleet.callers, simulated_cases(200, tokens, seed), 0.1, seed)
+    run = Soak(fleet.callers, simulated_cases(200, tokens, seed, short=short), 0.1, seed)
     asking = asyncio.ensure_future(run.run(clients, 86_400))
     try:
         await more(run, 4)
@@ -97,14 +97,7 @@ def paused(fleet: ChaosFleet, names: Sequence[str], pauses: int, seed: int) -> D
             by_fault[name] += run.tally.pauses[before:]
             say(f"{name}: {told(run.tally)}, longest pause {max(run.tally.pauses, default=0):.2f} s")
             at += 1
-        return [
-            row
-            for name, found in by_fault.items()
-            for row in (
-                Row(f"chaos_{name}_paused", len(found), "streams"),
-                Row(f"chaos_{name}_pause_p99", percentile(found, 0.99) if found else 0.0, "s"),
-            )
-        ]
+        return pause_rows(by_fault)
 
     return disturb
 
@@ -145,6 +138,18 @@ def tally_rows(name: str, tally: Tally) -> list[Row]:
     if tally.pauses:
         rows.append(Row(f"chaos_{name}_pause_p99", percentile(tally.pauses, 0.99), "s"))
     return rows
+
+
+def pause_rows(by_fault: Mapping[str, Sequence[float]]) -> list[Row]:
+    """How many streams each fault moved or held up, and for how long."""
+    return [
+        row
+        for name, found in by_fault.items()
+        for row in (
+            Row(f"chaos_{name}_paused", len(found), "streams"),
+            Row(f"chaos_{name}_pause_p99", percentile(found, 0.99) if found else 0.0, "s"),
+        )
+    ]
 
 
 def say(text: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -69,11 +70,22 @@ class OwnStack:
     def processes(self) -> dict[str, list[psutil.Process]]:
         """The living processes of each role; workers, which are in sessions of their own, by their lock files."""
         found: dict[str, list[psutil.Process]] = {role: [] for role in (*ROLES, "engine")}
-        for process in psutil.Process(self._process.pid).children(recursive=True) + self._workers():
+        for process in self._everything():
             role = _role(process)
-            if role and process not in found[role]:
+            if role:
                 found[role].append(process)
         return found
+
+    def find(self, pattern: str) -> list[psutil.Process]:
+        """The living processes whose command lines match."""
+        return [process for process in self._everything() if re.search(pattern, _command_line(process))]
+
+    def said(self) -> str:
+        """The end of what it printed."""
+        return self._log.read_text(errors="replace")[-2000:]
+
+    def _everything(self) -> list[psutil.Process]:
+        return list(dict.fromkeys([*psutil.Process(self._process.pid).children(recursive=True), *self._workers()]))
 
     def _workers(self) -> list[psutil.Process]:
         workers = []
@@ -119,11 +131,15 @@ def _deployment(model: str, workers: int) -> dict[str, object]:
     return {"name": "soak", "source": source, "workers": workers, "options": {"reproducible": True}}
 
 
-def _role(process: psutil.Process) -> str:
+def _command_line(process: psutil.Process) -> str:
     try:
-        line = " ".join(process.cmdline())
+        return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def _role(process: psutil.Process) -> str:
+    line = _command_line(process)
     if ENGINE in line:
         return "engine"
     return next((role for role, module in ROLES.items() if f"-m {module}" in line), "")
