@@ -7,6 +7,7 @@
 {{- include "polyfleet.checkDevices" (dict "ctx" $ "name" $name "pool" $pool) -}}
 {{- include "polyfleet.checkAutoscaling" (dict "ctx" $ "name" $name "pool" $pool) -}}{{- include "polyfleet.checkOptions" (dict "name" $name "pool" $pool) -}}
 {{- end -}}
+{{- include "polyfleet.checkTraffic" . -}}
 {{- if and .Values.auth.existingSecret (or .Values.auth.keys .Values.auth.tenants) -}}
 {{- fail "auth.keys and auth.tenants go into the Secret that the chart makes, and auth.existingSecret replaces it: give one of them." -}}
 {{- end -}}

@@ -41,6 +41,23 @@ kubernetes_deployment: {{ $.deployment }}, autoscaling: {min_workers: {{ .minRep
 {{- if hasKey $spec "replicas" }}{{ int $spec.replicas }}{{ end -}}
 {{- end -}}
 
+{{/* Pools that serve one model share out its requests all together, or not at all. Takes the root context. */}}
+{{- define "polyfleet.checkTraffic" -}}
+{{- $pools := dict -}}
+{{- $sums := dict -}}
+{{- $without := dict -}}
+{{- range $name, $pool := include "polyfleet.pools" . | fromYaml -}}
+{{- $model := $pool.model.name | default $name -}}
+{{- $_ := set $pools $model (append (index $pools $model | default list) $name) -}}
+{{- if hasKey $pool "trafficPercent" }}{{ $_ := set $sums $model (add (index $sums $model | default 0) $pool.trafficPercent) }}{{ else }}{{ $_ := set $without $model true }}{{ end -}}
+{{- end -}}
+{{- range $model, $sum := $sums -}}
+{{- if or (hasKey $without $model) (ne (int $sum) 100) -}}
+{{- fail (printf "workers: the trafficPercent of the pools of model %s (%s) must add up to 100." $model (index $pools $model | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "polyfleet.checkAutoscaling" -}}
 {{- $given := index .ctx.Values.workers .name | default dict -}}
 {{- $live := include "polyfleet.liveWorkers" . | int -}}

@@ -51,6 +51,7 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     autoscaling: AutoscalingConfig | None = None  # the scheduler sets the replicas of `kubernetes_deployment`
     kubernetes_deployment: str = ""  # in the scheduler's own namespace
     role: Literal["both", "prefill", "decode"] = "both"
+    traffic_percent: int | None = None  # of the model's new requests; of all pools of the model, or of none
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,6 +129,20 @@ def check_config(config: SchedulerConfig) -> None:
             raise ConfigError(f"pools.{name}: needs the name of a model, and 0 workers or more.")
         if pool.autoscaling:
             _check_autoscaling(f"pools.{name}", pool, pool.autoscaling)
+    _check_traffic(config.pools)
+
+
+def _check_traffic(pools: Mapping[str, PoolConfig]) -> None:
+    shares: dict[str, list[int]] = {}
+    for pool in pools.values():
+        if pool.traffic_percent is not None:
+            shares.setdefault(pool.model, []).append(pool.traffic_percent)
+    for model, given in shares.items():
+        alike = sorted(name for name, pool in pools.items() if pool.model == model)
+        if len(given) < len(alike) or min(given) < 0 or sum(given) != 100:
+            raise ConfigError(
+                f"pools: the traffic_percent of those of model {model} ({', '.join(alike)}) must add up to 100."
+            )
 
 
 def _check_accelerator(key: str, name: str) -> None:
@@ -162,6 +177,7 @@ def pool_wishes(config: SchedulerConfig) -> tuple[pb.ModelDeployment, ...]:
             workers=pool.workers,
             role=role_to_proto(Role(pool.role)),
             autoscaling=autoscaling_of(pool),
+            traffic_percent=pool.traffic_percent,
         )
         for name, pool in sorted(config.pools.items())
     )

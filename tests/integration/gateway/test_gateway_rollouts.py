@@ -1,6 +1,7 @@
 """A deployment with two revisions at work: both serve, no request meets both, sessions stay, the scheduler hears."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -78,3 +79,30 @@ async def test_the_scheduler_hears_how_each_revision_fares(rig: GatewayRig) -> N
     await until(lambda: told() == wanted)
     (demand,) = rig.fleet.reports[-1].models
     assert (demand.model, demand.queued, demand.running, demand.requests) == ("fake", 0, 0, 10)
+
+
+async def share_out(rig: GatewayRig, **percents: int) -> None:
+    """Let pools named after their revisions have these parts of the model's requests."""
+    rig.fleet.deployments = [
+        fleet_pb2.ModelDeployment(name=name, model_name="fake", workers=1, traffic_percent=percent)
+        for name, percent in percents.items()
+    ]
+    for fleet_worker in rig.fleet.workers.values():
+        fleet_worker.info.revision = 1  # as the scheduler says of pools that share
+    rig.fleet.publish()
+    told = [each.traffic_percent for each in rig.fleet.deployments]
+    await until(lambda: [each.traffic_percent for each in rig.gateway.view._heard.wishes] == told)
+
+
+async def test_pools_of_one_model_share_its_requests_and_sessions_keep_theirs(rig: GatewayRig) -> None:
+    await rig.add(*(worker(f"w-{each}", each, deployment=each) for each in NUMBERS))
+    await share_out(rig, old=80, new=20)
+    drawn = Counter([await revision_of(rig, request_id=f"r-{number}") for number in range(100)])
+    assert 5 <= drawn["new"] <= 40
+    session, *_ = [each for each in map(str, range(30)) if await revision_of(rig, each) == "new"]
+    await share_out(rig, old=50, new=50)
+    assert [await revision_of(rig, session) for _ in range(5)] == ["new"] * 5
+    await share_out(rig, old=0, new=100)
+    assert {await revision_of(rig, request_id=f"p-{number}") for number in range(20)} == {"new"}
+    totals = {(each.deployment, each.revision) for each in rig.gateway.metrics.demand.revisions()}
+    assert totals == {("old", 1), ("new", 1)}

@@ -46,6 +46,14 @@ def test_an_hpa_follows_kv_use_and_queue_time() -> None:
     assert queue["external"]["target"] == {"type": "Value", "value": "1000m"}
 
 
+def test_the_scheduler_is_told_how_pools_of_one_model_share_its_requests() -> None:
+    pool = {"accelerator": "cuda", "model": {"name": "m", "image": {"path": "/m"}}}
+    workers = {name: {**pool, "trafficPercent": percent} for name, percent in (("a", 100), ("b", 0))}
+    config = find(rendered(values={"workers": workers}), "ConfigMap", "polyfleet-scheduler")["data"]["scheduler.yaml"]
+    pools = msgspec.convert(yaml.safe_load(config)["scheduler"]["pools"], dict[str, PoolConfig])
+    assert pools == {name: PoolConfig("m", "cuda", traffic_percent=percent) for name, percent in (("a", 100), ("b", 0))}
+
+
 def test_the_scheduler_may_set_the_replicas_of_the_pools_that_it_owns_and_do_nothing_else() -> None:
     image = {"name": "m", "image": {"path": "/m"}}
     aims = {"owner": "scheduler", "minReplicas": 0, "maxReplicas": 3, "idleSeconds": 600}

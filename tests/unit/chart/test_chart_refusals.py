@@ -10,6 +10,13 @@ IMAGE = {"image": {"path": "/model.gguf"}}
 DIGEST = "sha256:" + "0" * 64
 
 
+def pools_of_one(*percents: int | None) -> dict[str, Any]:
+    """Pools a and b of model m, with these shares."""
+    model = {"accelerator": "cpu", "model": {**IMAGE, "name": "m"}}
+    shares = ({} if percent is None else {"trafficPercent": percent} for percent in percents)
+    return {"workers": {name: {**model, **share} for name, share in zip("ab", shares, strict=True)}}
+
+
 def pool(**more: Any) -> dict[str, Any]:
     """Values with one pool `p`."""
     return {"workers": {"p": {"accelerator": "cuda", "model": IMAGE, **more}}}
@@ -110,6 +117,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         pool(autoscaling={"owner": "scheduler", "minReplicas": 5}),
         "minReplicas is more than maxReplicas",
     ),
+    "share of a pool alone": (
+        pool(trafficPercent=90),
+        "workers: the trafficPercent of the pools of model p (p) must add up to 100.",
+    ),
+    "shares that do not add up": (
+        pools_of_one(90, 20),
+        "workers: the trafficPercent of the pools of model m (a, b) must add up to 100.",
+    ),
+    "a share of one pool of two": (
+        pools_of_one(100, None),
+        "workers: the trafficPercent of the pools of model m (a, b) must add up to 100.",
+    ),
+    "share that is no percent": (pool(trafficPercent=101), "/workers/p/trafficPercent': maximum"),
     "scaled DaemonSet": (pool(kind="DaemonSet", autoscaling={"owner": "hpa"}), "a DaemonSet has one worker per node"),
     "keda without Prometheus": (pool(autoscaling={"owner": "keda"}), "keda needs prometheus"),
     "TLS without a certificate": (

@@ -35,6 +35,27 @@ def test_a_file_gives_the_section_and_flags_override_it(tmp_path: Path) -> None:
 SCALED = "scheduler: {{pools: {{a: {{model: m, accelerator: cpu, kubernetes_deployment: {}, autoscaling: {}}}}}}}"
 
 
+def sharing(*shares: str) -> str:
+    """Two pools of one model, each with more keys."""
+    pools = [f"{name}: {{model: m, accelerator: cpu{more}}}" for name, more in zip("ab", shares, strict=True)]
+    return f"scheduler: {{pools: {{{', '.join(pools)}}}}}"
+
+
+def test_workers_of_pools_that_share_requests_are_of_a_revision_each() -> None:
+    pools = {
+        "a": PoolConfig("m", "cpu", traffic_percent=90),
+        "b": PoolConfig("m", "cpu", traffic_percent=10),
+        "c": PoolConfig("n", "cpu"),
+    }
+    config = SchedulerConfig(pools=pools)
+    registry = Registry("e", pool_wishes(config))
+    for name in pools:
+        registry.register(pb.WorkerInfo(worker_id=f"w-{name}", deployment=name), 1, 0.0)
+    shown = registry.snapshot()
+    assert [(each.name, each.traffic_percent) for each in shown.pools] == [("a", 90), ("b", 10), ("c", 0)]
+    assert [each.info.revision for each in shown.workers] == [1, 1, 0]
+
+
 def test_pools_are_wishes_that_snapshots_carry() -> None:
     pools = {"b": PoolConfig("m", "cuda", 3), "a": PoolConfig("n", "cpu")}
     wishes = pool_wishes(SchedulerConfig(pools=pools))
@@ -60,6 +81,9 @@ def test_advertise_is_where_workers_dial() -> None:
         ("scheduler: {accelerators: {GPU: {}}}", "accelerators: must be the name of an accelerator"),
         ("scheduler: {pools: {a: {model: m, accelerator: auto}}}", "pools.a.accelerator: auto is no accelerator"),
         ("scheduler: {pools: {a: {model: m, accelerator: cpu, workers: -1}}}", "pools.a: needs the name of a model"),
+        (sharing(", traffic_percent: 90", ", traffic_percent: 20"), "of model m (a, b) must add up to 100"),
+        (sharing(", traffic_percent: 100", ""), "of model m (a, b) must add up to 100"),
+        (sharing(", traffic_percent: 150", ", traffic_percent: -50"), "of model m (a, b) must add up to 100"),
         ("scheduler: {pools: {a: {accelerator: cpu}}}", "missing required field `model`"),
         (SCALED.format("d", "{min_workers: 3, max_workers: 2}"), "pools.a.autoscaling: needs 0 min_workers or more"),
         (SCALED.format("d", "{max_workers: 0}"), "pools.a.autoscaling: needs 0 min_workers or more"),

@@ -1,7 +1,8 @@
 """Which revision a request goes to, where the ready workers of its model have several. Pure.
 
-A deployment's shares say, or, while it changes from one to another, how many workers of each are ready. Who has a
-session keeps its revision while the shares stay, and the newest one's part only grows as its share does.
+A deployment's shares say, or those of the chart's pools of the model, each of which is a revision then, or, while a
+deployment changes from one to another, how many workers of each are ready. Who has a session keeps its revision while
+the shares stay, and the newest one's part only grows as its share does.
 """
 
 from collections import Counter
@@ -28,6 +29,9 @@ class Target(NamedTuple):
 
 def targets_of(model: str, wishes: Iterable[pb.ModelDeployment], ready: Sequence[Worker]) -> tuple[Target, ...]:
     """The newest revision's first; none where the ready workers of the model leave nothing to choose."""
+    wishes = tuple(wishes)
+    if pools := _pools_of(model, wishes, ready):
+        return pools
     shared = [each for each in wishes if served_name(each) == model and each.traffic]
     targets, rest = list[Target](), list(ready)
     for wish in shared:
@@ -46,6 +50,17 @@ def targets_of(model: str, wishes: Iterable[pb.ModelDeployment], ready: Sequence
     elif targets and (prevailing := prevailing_fingerprint(rest)) is not None:
         targets.append(Target(len(rest), prevailing, None))
     return tuple(targets) if len(targets) > 1 else ()
+
+
+def _pools_of(model: str, wishes: Iterable[pb.ModelDeployment], ready: Sequence[Worker]) -> tuple[Target, ...]:
+    """The chart's pools of this model that have shares of its requests, as far as they have ready workers."""
+    targets = list[Target]()
+    for wish in wishes:
+        mine = [each for each in ready if each.deployment == wish.name]
+        print_ = prevailing_fingerprint(mine)
+        if served_name(wish) == model and wish.traffic_percent and print_ is not None:
+            targets.append(Target(wish.traffic_percent, print_, mine[0].revision))
+    return tuple(targets)
 
 
 NO_REVISION = Revision("", 0)

@@ -30,6 +30,7 @@ _RATES = (
     "fetch_tokens_per_second",
     "import_tokens_per_second",
 )
+POOLS_REVISION = 1  # of workers of pools that share out their model's requests: each pool is a revision of it
 
 
 class TakenError(ValueError):
@@ -246,8 +247,9 @@ class Registry:
                 for each in self.records
             ]
             roles = {each.name: each.role for each in (*self._pools, *self._deployments)}
+            shared = {each.name for each in self._pools if each.HasField("traffic_percent")}
             for worker, record in zip(workers, self.records, strict=True):
-                worker.info.revision = record.revision
+                worker.info.revision = POOLS_REVISION if worker.info.deployment in shared else record.revision
                 worker.info.role = roles.get(record.info.deployment, pb.WORKER_ROLE_UNSPECIFIED)
             self._snapshot = pb.FleetSnapshot(
                 scheduler_epoch=self.epoch,

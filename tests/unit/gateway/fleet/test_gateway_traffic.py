@@ -70,6 +70,42 @@ def test_another_deployment_of_the_model_gets_its_part_by_its_workers() -> None:
     assert targets[-1] == Target(4, "f-1", None)
 
 
+def pools(*percents: int) -> list[pb.ModelDeployment]:
+    named = zip("ab", percents, strict=True)
+    return [pb.ModelDeployment(name=name, model_name="m", traffic_percent=percent) for name, percent in named]
+
+
+POOL_A = [worker(f"a-{each}", "f-1", 1, "a") for each in range(3)]
+POOL_B = [worker("b-0", "f-2", 1, "b")]
+
+
+@pytest.mark.parametrize("percent", [10, 50, 90])
+def test_pools_of_one_model_share_its_requests_as_they_are_told(percent: int) -> None:
+    targets = targets_of("m", pools(100 - percent, percent), [*POOL_A, *POOL_B])
+    assert [each.revision for each in targets] == [Revision("a", 1), Revision("b", 1)]
+    assert parts(targets)["f-2"] == pytest.approx(percent / 100, abs=0.03)
+
+
+def test_pools_of_the_same_weights_are_told_apart() -> None:
+    alike = [worker("b-0", "f-1", 1, "b")]
+    targets = targets_of("m", pools(70, 30), [*POOL_A, *alike])
+    chosen = Counter(choose(targets, str(each)).revision for each in range(2000))
+    assert chosen[Revision("b", 1)] / 2000 == pytest.approx(0.3, abs=0.03)
+
+
+def test_a_pool_that_has_no_ready_worker_or_no_share_gets_nothing_while_another_can_serve() -> None:
+    assert parts(targets_of("m", pools(10, 90), POOL_A)) == {"f-1": 1.0}
+    assert parts(targets_of("m", pools(100, 0), [*POOL_A, *POOL_B])) == {"f-1": 1.0}
+    assert targets_of("m", pools(100, 0), POOL_B) == ()  # as if nothing had been said: it serves
+
+
+@given(st.integers(1, 98), st.integers(1, 98), st.text(max_size=20))
+def test_a_session_stays_with_a_pool_whose_share_grows(one: int, other: int, key: str) -> None:
+    small, large = sorted((one, other))
+    if choose(targets_of("m", pools(100 - small, small), [*POOL_A, *POOL_B]), key).fingerprint == "f-2":
+        assert choose(targets_of("m", pools(100 - large, large), [*POOL_A, *POOL_B]), key).fingerprint == "f-2"
+
+
 @given(st.integers(1, 98), st.integers(1, 98), st.text(max_size=20))
 def test_who_was_given_to_a_canary_stays_with_it_while_it_grows(one: int, other: int, key: str) -> None:
     small, large = sorted((one, other))
