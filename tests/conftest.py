@@ -24,6 +24,8 @@ LONGEST = (
 # They talk to one stack, `stack` of tests/e2e/conftest.py, which takes longer to start than they take together.
 ONE_STACK = ("commands", "doors", "gateway_alone", "grpc", "openai", "sharing")
 
+BROWSED = "tests/integration/console/pages"  # they share a stack, too
+
 
 def ordered(files: Sequence[str]) -> list[str]:
     """Paths in the order in which to run them: waiting ones spread among the others, the longest of each first."""
@@ -38,6 +40,8 @@ def ordered(files: Sequence[str]) -> list[str]:
 
 def unit_of_work(file: str) -> str:
     """What one process runs as a whole: a file, or those that share a stack."""
+    if file.startswith(BROWSED):
+        return BROWSED
     name = Path(file).stem.removeprefix("test_e2e_")
     return "tests/e2e" if file.startswith("tests/e2e/") and name in ONE_STACK else file
 

@@ -76,7 +76,7 @@ async def test_an_answer_that_nobody_reads_any_more_is_cancelled() -> None:
         worker = text_worker("w-1", token_seconds=0.01)
         await gateway.add(worker)
         async with AsyncClient(address(gateway)) as client:
-            answer = told(client.stream(messages=CHAT, max_tokens=1000, ignore_eos=True))
+            answer = told(client.stream(messages=CHAT, max_tokens=1000, ignore_eos=True), address(gateway))
             await anext(answer)
             await answer.aclose()
             await until(lambda: len(worker.cancelled) == 1)
@@ -84,5 +84,7 @@ async def test_an_answer_that_nobody_reads_any_more_is_cancelled() -> None:
 
 async def test_when_the_gateway_is_gone_the_chat_says_so() -> None:
     async with ConsoleRig(fleet="127.0.0.1:1", gateway="127.0.0.1:1") as rig:
-        models = await rig.browser().get("/chat/models")
-        assert (models.status_code, "problem" in models.json()) == (503, True)
+        browser, problem = rig.browser(), "The gateway at 127.0.0.1:1 does not answer."
+        models = await browser.get("/chat/models")
+        assert (models.status_code, models.json()) == (503, {"problem": problem})
+        assert events(await asked(browser)) == [{"problem": problem}]

@@ -26,4 +26,6 @@ def test_waiting_files_are_spread_among_the_others_and_the_longest_come_first() 
 def test_who_shares_a_stack_is_one_unit_of_work() -> None:
     units = [unit_of_work(f"tests/e2e/test_e2e_{name}.py") for name in ("doors", "grpc", "ray")]
     assert units == ["tests/e2e", "tests/e2e", "tests/e2e/test_e2e_ray.py"]
+    browsed = {unit_of_work(f"tests/integration/console/pages/test_browser_{name}.py") for name in ("chat", "pages")}
+    assert len(browsed) == 1
     assert unit_of_work("tests/unit/test_e2e_doors.py") == "tests/unit/test_e2e_doors.py"

@@ -71,7 +71,7 @@ class ChatPages:
         try:
             found = await self._client(session_of(request).key).models(timeout=MODELS_SECONDS)
         except PolyfleetError as error:
-            return JSONResponse({"problem": error.message}, 503)
+            return JSONResponse({"problem": problem_of(error, self._config.gateway)}, 503)
         names = [each.name for each in found if not each.embeds_only]
         return JSONResponse({"models": names})
 
@@ -83,7 +83,7 @@ class ChatPages:
         client = self._client(session_of(request).key)
         messages = [msgspec.structs.asdict(each) for each in asked.messages]
         stream = client.stream(messages=messages, **asked.options())
-        return StreamingResponse(told(stream), media_type="text/event-stream")
+        return StreamingResponse(told(stream, self._config.gateway), media_type="text/event-stream")
 
     def _client(self, key: str) -> AsyncClient:
         client = self._clients.get(key)
@@ -99,7 +99,7 @@ class ChatPages:
         return client
 
 
-async def told(stream: AsyncCompletionStream) -> AsyncGenerator[bytes, None]:
+async def told(stream: AsyncCompletionStream, gateway: str) -> AsyncGenerator[bytes, None]:
     """An answer as events of JSON: text as it comes, then what it took, or why it broke off. Left: it is cancelled."""
     begun, first = time.monotonic(), None
     try:
@@ -113,10 +113,16 @@ async def told(stream: AsyncCompletionStream) -> AsyncGenerator[bytes, None]:
         tokens = {"completion_tokens": usage.completion_tokens, "prompt_tokens": usage.prompt_tokens} if usage else {}
         yield event({"done": took | tokens})
     except PolyfleetError as error:
-        yield event({"problem": error.message})
+        yield event({"problem": problem_of(error, gateway)})
     finally:
         with suppress(PolyfleetError):
             await stream.close()
+
+
+def problem_of(error: PolyfleetError, gateway: str) -> str:
+    """What went wrong, in a sentence."""
+    gone = "failed to connect" in error.message.lower()
+    return f"The gateway at {gateway} does not answer." if gone else error.message
 
 
 def delta_of(delta: Delta) -> dict[str, object]:

@@ -1,0 +1,164 @@
+"""The console's pages in a browser: what stands there is what the APIs say, for everybody, in both languages."""
+
+import re
+from typing import Any
+
+import pytest
+from tests.integration.console.pages.conftest import Visit
+from tests.support.browser import faults
+from tests.support.console_stack import ConsoleStack
+from tests.support.vendor_workers import MACHINES
+
+from polyfleet.v1 import fleet_pb2, operations_pb2
+
+PAGES = ("/fleet", "/models", "/models/new", "/requests", "/chat", "/keys", "/usage", "/bench")
+NARROW = {"width": 390, "height": 800}
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_shuts_nobody_out(visit: Visit, path: str) -> None:
+    page = visit(path)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert faults(page) == []
+    assert page.complaints == []
+
+
+def test_a_device_and_a_worker_shut_nobody_out(visit: Visit) -> None:
+    page = visit("/fleet")
+    for link in (".map a", "table a"):
+        page.goto("/fleet")
+        page.locator(link).first.click()
+        assert page.locator("h1").inner_text()
+        assert faults(page) == []
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_fits_a_telephone(visit: Visit, path: str) -> None:
+    page = visit(path, viewport=NARROW)
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+
+
+def test_every_brand_is_shown_with_its_devices(visit: Visit, stack: ConsoleStack) -> None:
+    page = visit("/fleet")
+    listed = stack.ask("ListDevices", operations_pb2.ListDevicesRequest()).devices
+    titles = page.locator(".group h3").all_inner_texts()
+    for accelerator in MACHINES:
+        assert any(title.startswith(f"{accelerator} · ") for title in titles), titles
+    assert page.locator(".map a").count() == len(listed)
+
+
+def test_numbers_are_the_apis(visit: Visit, stack: ConsoleStack) -> None:
+    snapshot = stack.ask("ListWorkers", fleet_pb2.ListWorkersRequest())
+    ready = sum(each.status.state == fleet_pb2.WORKER_STATE_READY for each in snapshot.workers)
+    page = visit("/fleet")
+    page.locator("#ready", has_text=f"{ready} / {len(snapshot.workers)}").wait_for()
+    for worker in snapshot.workers:
+        row = page.locator("tr", has=page.get_by_role("link", name=worker.info.worker_id, exact=True))
+        cells = row.locator("td").all_inner_texts()
+        assert cells[2:5] == [worker.info.model.name, worker.info.accelerator, worker.info.host]
+    devices = stack.ask("ListDevices", operations_pb2.ListDevicesRequest()).devices
+    for device in devices:
+        state = device.state
+        page.goto(f"/devices/{device.host}/{state.accelerator}/{state.index}")
+        facts = dict(zip(page.locator("dt").all_inner_texts(), page.locator("dd").all_inner_texts(), strict=True))
+        assert facts["UUID"] == (state.uuid or "–")
+        assert facts["Driver"] == (state.driver_version or "–")
+        if state.HasField("memory_total_bytes"):
+            assert facts["Memory"].endswith(f"{state.memory_total_bytes / 2**30:.1f} GiB")
+        assert facts["Temperature"] == (
+            f"{state.temperature_celsius:,.0f} °C" if state.HasField("temperature_celsius") else "– °C"
+        )
+    assert page.complaints == []
+
+
+def test_it_speaks_chinese_to_who_wants_it(visit: Visit) -> None:
+    page = visit("/fleet", locale="zh-CN")
+    assert page.locator("html").get_attribute("lang") == "zh"
+    assert page.locator("h1").inner_text() == "集群"
+    page.get_by_label("语言").select_option("en")
+    page.wait_for_url("**/fleet")
+    assert page.locator("h1").inner_text() == "Fleet"
+    for path in PAGES:
+        page.goto(path)
+        assert page.locator("html").get_attribute("lang") == "en"
+
+
+def test_light_and_dark_are_a_choice(visit: Visit) -> None:
+    page = visit("/fleet", color_scheme="light")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.get_by_label("Light").select_option("dark")
+    page.wait_for_url("**/fleet")
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    assert page.evaluate(paper) != light
+
+
+def test_the_keyboard_reaches_everything(visit: Visit) -> None:
+    page = visit("/fleet")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.goto("/fleet")
+    seen = list[str]()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.getAttribute('href') || document.activeElement.name || ''"))
+    assert {"/fleet", "/models", "/chat", "/bench", "language", "theme", "find"} <= set(seen)
+    assert any(each.startswith("/devices/") for each in seen)
+
+
+def test_the_back_button_and_deep_links(visit: Visit) -> None:
+    page = visit("/fleet?find=hygon")
+    assert {title.split(" · ")[0] for title in page.locator(".group h3").all_inner_texts()} == {"hygon"}
+    assert page.locator("input[name=find]").input_value() == "hygon"
+    page.get_by_role("link", name="Models", exact=True).click()
+    page.get_by_role("link", name="Requests", exact=True).click()
+    page.go_back()
+    assert page.locator("h1").inner_text() == "Models"
+    page.go_back()
+    assert page.url.endswith("/fleet?find=hygon")
+    page.go_forward()
+    assert page.locator("h1").inner_text() == "Models"
+
+
+def test_a_model_is_deployed_chatted_with_scaled_and_undeployed(visit: Visit, stack: ConsoleStack) -> None:
+    page = visit("/models")
+    page.get_by_role("link", name="Deploy a model").click()
+    page.get_by_label("Name", exact=True).fill("second")
+    page.get_by_label(re.compile("Path of a GGUF")).fill("fake:")
+    page.get_by_role("button", name="Deploy").click()
+    group = page.locator("section.group", has=page.get_by_role("heading", name="second", exact=True))
+    ready_of(page, group, "1 of 1 workers ready")
+    page.goto("/chat")
+    page.locator("#model").select_option("second")
+    page.get_by_label("What you say").fill("Hello")
+    page.keyboard.press("Enter")
+    page.locator(".message.assistant .facts-line", has_text="tokens/s").wait_for()
+    page.goto("/models")
+    group.get_by_label("Workers").fill("2")
+    group.get_by_role("button", name="Scale").click()
+    ready_of(page, group, "2 of 2 workers ready")
+    with page.expect_event("dialog") as asked:
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        group.get_by_role("button", name="Undeploy").click()
+    assert asked.value.message == "Undeploy second? Its 2 workers end what they run and go."
+    assert group.count() == 1
+    page.once("dialog", lambda dialog: dialog.accept())
+    group.get_by_role("button", name="Undeploy").click()
+    page.wait_for_url("**/models")
+    group.wait_for(state="detached")
+    snapshot = stack.ask("ListWorkers", fleet_pb2.ListWorkersRequest())
+    assert [each.name for each in snapshot.deployments] == ["chat"]
+
+
+def ready_of(page: Any, group: Any, text: str) -> None:
+    """Load the page until it says so."""
+    for _ in range(100):
+        if text in group.inner_text():
+            return
+        page.wait_for_timeout(100)
+        page.goto("/models")
+    raise AssertionError(group.inner_text())
