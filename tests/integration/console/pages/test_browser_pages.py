@@ -117,11 +117,11 @@ def test_the_back_button_and_deep_links(visit: Visit) -> None:
     page.get_by_role("link", name="Models", exact=True).click()
     page.get_by_role("link", name="Requests", exact=True).click()
     page.go_back()
-    assert page.locator("h1").inner_text() == "Models"
+    page.get_by_role("heading", name="Models", exact=True).wait_for()
     page.go_back()
     assert page.url.endswith("/fleet?find=hygon")
     page.go_forward()
-    assert page.locator("h1").inner_text() == "Models"
+    page.get_by_role("heading", name="Models", exact=True).wait_for()
 
 
 def test_a_model_is_deployed_chatted_with_scaled_and_undeployed(visit: Visit, stack: ConsoleStack) -> None:
