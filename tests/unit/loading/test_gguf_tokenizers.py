@@ -130,7 +130,7 @@ def test_a_file_without_tokenizer(tmp_path: Path) -> None:
     [
         (
             {"tokenizer.ggml.model": "rwkv"},
-            "model 'rwkv' is not supported (supported: gpt2, llama, bert, t5)",
+            "model 'rwkv' is not supported (supported: llama, gpt2, whitespace, gemma4, bert, t5)",
         ),
         ({"tokenizer.ggml.pre": "tekken9"}, "the pre-tokenizer 'tekken9' is not supported"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),
@@ -170,3 +170,42 @@ def test_sentencepiece_with_broken_lists(tmp_path: Path, key: str, value: list[A
     with pytest.raises(ModelFileError) as caught:
         load_model(tmp_path / "model.gguf")
     assert str(caught.value) == f"{tmp_path / 'model.gguf'}: {reason}"
+
+
+def characters_metadata(**changes: str) -> dict[str, Any]:
+    """Vocabularies whose merges join characters, as Gemma 4's: spaces are ▁, other bytes <0x..>."""
+    merges = ["a b", "▁ ab", "\n \n", "é c"]
+    joined = [left + right for left, right in (merge.split(" ") for merge in merges)]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcé\n", *joined]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (6 + len(joined))]
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-1000.0] * len(tokens),
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_space_prefix": False,
+        **{f"tokenizer.ggml.{key}": value for key, value in changes.items()},
+    }
+
+
+@pytest.mark.parametrize("changes", [{}, {"model": "gpt2", "pre": "sarvam-moe"}, {"model": "gpt2", "pre": "gemma4"}])
+def test_merges_of_characters(tmp_path: Path, changes: dict[str, str]) -> None:
+    """No words are told apart, lines are; what no token spells is bytes; BOS stands where the file says."""
+    tokenizer = tokenizer_of(tmp_path, characters_metadata(**changes))
+    assert tokens(tokenizer, "ab abc") == ["ab", "▁ab", "c"]
+    assert tokens(tokenizer, "  ab\n\n\néc") == ["▁", "▁ab", "\n\n", "\n", "éc"]
+    assert tokens(tokenizer, "漢<s>x") == ["<0xE6>", "<0xBC>", "<0xA2>", "<s>", "<0x78>"]
+    text = " ab  c\n\néc 漢\tx"
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
+    assert json.loads(assets(tmp_path, characters_metadata(**changes)).document)["add_bos"] is True
+
+
+def test_words_of_characters(tmp_path: Path) -> None:
+    """White space only parts words, and has no tokens."""
+    tokenizer = tokenizer_of(tmp_path, characters_metadata(model="whitespace", pre="whitespace"))
+    assert tokens(tokenizer, "ab  \nabéc") == ["ab", "ab", "éc"]
+    assert tokens(tokenizer, "ab漢") == ["ab", "<0xE6>", "<0xBC>", "<0xA2>"]

@@ -17,18 +17,24 @@ from polyfleet.loading.gguf_vocabulary import (
 )
 from polyfleet.loading.model import TokenizerAssets
 from polyfleet.loading.post_processor import Frame, post_processor
-from polyfleet.loading.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from polyfleet.loading.pretokenizers import PRE_TOKENIZERS, SPACE, PreTokenizer
 from polyfleet.loading.ranking import gguf_template
 from polyfleet.loading.sampling_defaults import SamplingDefaults, gguf_defaults, published_defaults
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
 
-SPACE = "▁"  # how SentencePiece writes a space
-
 ENCODERS = {"bert": wordpiece, "t5": unigram}
-MODELS = ("gpt2", "llama", *ENCODERS)
+RANKED = {"gpt2": "default", "whitespace": "default", "gemma4": "gemma4"}  # by merges; their usual pre-tokenizers
+MODELS = ("llama", *RANKED, *ENCODERS)
 SEPARATORS = {"bert": 1, "t5": 2}  # ends between two texts: BERT's, and XLM-RoBERTa's
 TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+SPELLING: tuple[dict[str, Any], ...] = (
+    {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+)
+SPELLED = {"type": "Sequence", "decoders": list(SPELLING)}
 
 
 def gguf_tokenizer(fields: Fields, config: ModelConfig) -> TokenizerAssets | None:
@@ -61,13 +67,13 @@ def _read(fields: Fields, vocabulary: Vocabulary, model: str) -> tuple[dict[str,
     if model in ENCODERS:
         made = _tokenizer(vocabulary=vocabulary, **ENCODERS[model](fields, vocabulary))
         return (made, *encoder_frame(fields, vocabulary, model))
-    if model == "gpt2":
-        pre = _pre_tokenizer(fields)
+    if model in RANKED:
+        pre = _pre_tokenizer(fields, model)
         add_bos, frame = _frame(fields, vocabulary, pre.add_bos)
         separator = vocabulary.special.get("sep_token", vocabulary.special.get("eos_token"))
         if pre.add_sep and not frame.after and separator is not None:
             frame = Frame(after=(separator,))
-        return _byte_level_bpe(fields, vocabulary, pre), add_bos, frame
+        return _ranked_bpe(fields, vocabulary, pre), add_bos, frame
     return (_sentencepiece_bpe(fields, vocabulary), *_frame(fields, vocabulary, True))
 
 
@@ -86,31 +92,42 @@ def _sampling_defaults(fields: Fields, vocabulary_size: int, chats: bool) -> Sam
     return gguf_defaults(fields, vocabulary_size) or (published_defaults(*names) if chats else {})
 
 
-def _pre_tokenizer(fields: Fields) -> PreTokenizer:
-    name = fields.text(PREFIX + "pre", "default")
+def _pre_tokenizer(fields: Fields, model: str) -> PreTokenizer:
+    name = fields.text(PREFIX + "pre", RANKED[model])
     if name not in PRE_TOKENIZERS:
         names = ", ".join(sorted(PRE_TOKENIZERS))
         raise fields.error(f"the pre-tokenizer {name!r} is not supported (supported: {names})")
     return PRE_TOKENIZERS[name]
 
 
-def _byte_level_bpe(fields: Fields, vocabulary: Vocabulary, pre: PreTokenizer) -> dict[str, Any]:
-    """GPT-2's kind: bytes as characters, ranked merges."""
+def _ranked_bpe(fields: Fields, vocabulary: Vocabulary, pre: PreTokenizer) -> dict[str, Any]:
+    """GPT-2's kind: ranked merges, of bytes as characters, or of characters where other ones are bytes."""
     ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
     merges = [_merge(fields, merge, ids) for merge in fields.items(PREFIX + "merges")]
     model = _bpe(ids, merges) | {"ignore_merges": pre.ignore_merges}
+    if pre.characters:
+        model |= {"byte_fallback": True, "fuse_unk": True, "unk_token": _unknown(vocabulary)}
     steps = list(pre.steps)
     return _tokenizer(
         model,
         vocabulary,
         normalizer=pre.normalizer,
         pre_tokenizer=steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps},
-        decoder={"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        decoder=SPELLED if pre.characters else BYTE_LEVEL,
+    )
+
+
+def _unknown(vocabulary: Vocabulary) -> Any:
+    """The token of what no other spells, if any."""
+    kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    return vocabulary.special_texts.get(
+        "unk_token", next((token for token, kind in kinds if kind == TokenType.UNKNOWN), None)
     )
 
 
 def _merge(fields: Fields, merge: Any, ids: dict[str, int]) -> list[str]:
-    left, _, right = merge.partition(" ") if isinstance(merge, str) else ("", "", "")
+    cut = merge.find(" ", 1) if isinstance(merge, str) else -1
+    left, right = (merge[:cut], merge[cut + 1 :]) if cut > 0 else ("", "")
     if left not in ids or right not in ids or left + right not in ids:
         raise fields.error(f"tokenizer.ggml.merges holds {merge!r}, which joins no two tokens into a third")
     return [left, right]
@@ -123,20 +140,12 @@ def _sentencepiece_bpe(fields: Fields, vocabulary: Vocabulary) -> dict[str, Any]
     """
     scores = finite_numbers(fields, PREFIX + "scores", len(vocabulary.tokens))
     ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
-    unknown = [
-        token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind == TokenType.UNKNOWN
-    ]
     model = _bpe(ids, _merges_by_score(vocabulary, scores))
-    model |= {"byte_fallback": True, "fuse_unk": True}
-    model["unk_token"] = vocabulary.special_texts.get("unk_token", next(iter(unknown), None))
+    model |= {"byte_fallback": True, "fuse_unk": True, "unk_token": _unknown(vocabulary)}
     prefixed = fields.flag(PREFIX + "add_space_prefix", True)
     normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
     normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
-    decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
+    decoders = list(SPELLING)
     if prefixed:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return _tokenizer(

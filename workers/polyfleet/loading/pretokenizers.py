@@ -1,4 +1,4 @@
-"""Pre-tokenizers of byte-level BPE vocabularies, by the names that GGUF metadata gives them.
+"""Pre-tokenizers of BPE vocabularies, by the names that GGUF metadata gives them.
 
 Each is a `tokenizers` JSON object. The patterns are those of the models' own published tokenizers; GGUF's names for
 them are listed in https://github.com/ggml-org/llama.cpp/blob/master/convert_hf_to_gguf_update.py.
@@ -18,6 +18,7 @@ class PreTokenizer:
     ignore_merges: bool = False  # a piece that is a whole token is taken as it is
     add_bos: bool = False  # what holds when the file does not say
     add_sep: bool = False  # whether a separator ends a text
+    characters: bool = False  # whether tokens are made of characters, and <0x..> of bytes; else of bytes alone
 
 
 def _split(pattern: str) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def _cased(digits: str, *, ending: str = f"{CONTRACTIONS}?", behind: str = r"[\r
     )
 
 
+SPACE = "▁"  # how SentencePiece writes a space
 DIGIT_STEP = {"type": "Digits", "individual_digits": True}
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 ASCII_SIGNS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
@@ -97,6 +99,12 @@ EXAONE_MOE = (
     rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
+LINES = PreTokenizer(
+    (_split(r"\n+"),),
+    normalizer={"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+    characters=True,
+)
+UNSPACED = PreTokenizer(({"type": "WhitespaceSplit"},), characters=True)
 
 _NAMES: tuple[tuple[PreTokenizer, str], ...] = (
     (GPT2, "default gpt-2 phi-2 olmo mpt jais trillion granite-docling gigachat a.x-4.0 mellum modern-bert exaone4"),
@@ -141,5 +149,7 @@ _NAMES: tuple[tuple[PreTokenizer, str], ...] = (
         ),
         "chameleon",
     ),
+    (LINES, "gemma4 granite-embed-multi-311m sarvam-moe"),
+    (UNSPACED, "whitespace"),
 )
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {name: each for each, names in _NAMES for name in names.split()}
