@@ -101,17 +101,18 @@ COLUMNS = 2 * 2 * 12 + 4 * 24
 CONV = Convolution(0, taps=4)
 
 
-def states() -> tuple[KernelContext, Op, Op]:
+def states(*, turns: bool = False) -> tuple[KernelContext, Op, Op]:
     weights = {"w": torch.randn(1, COLUMNS * 4), "a": torch.randn(1, 4), "b": torch.randn(1, 4)}
     conv = Op(OpKind.CAUSAL_CONV, (1,), (2,), ("w",), attributes=CONV)
-    rule = Op(OpKind.DELTA_RULE, (1, 2), (3,), ("a", "b"), attributes=RULE)
+    rule = Op(OpKind.DELTA_RULE, (1, 2), (3,), ("a", "b"), attributes=replace(RULE, turns=turns))
     held = [torch.full((5, width), float("nan")) for width in (3 * COLUMNS, 4 * 12 * 24)]
     return replace(make_context(weights=weights), states=held), conv, rule
 
 
-def test_states() -> None:
+@pytest.mark.parametrize("turns", [False, True])
+def test_states(turns: bool) -> None:
     """Steps of prompts and of single rows, some first ones, in both implementations by turns."""
-    contexts = states()
+    contexts = states(turns=turns)
     other = replace(contexts[0], states=[each.clone() for each in contexts[0].states])
     for parts in ([(3, 0), (9, 0)], [(1, 3), (2, 9)], [(1, 0), (1, 11)], [(1, 1), (1, 0)]):
         step = make_step(parts)

@@ -1,4 +1,5 @@
-"""DeepSeek V2 and Qwen 3 Next in GGUF: the same program over the same weights as a folder's, so the same logits."""
+"""DeepSeek V2 and Qwen 3 Next in GGUF: the same program over the same weights as a folder's, so the same logits. Qwen
+3.5: heads of values in another order, and so another program, of the same logits."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,11 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.tiny_architectures import LATENT, TINY, YARN, make, write_gguf
+from tests.support.batching import over
+from tests.support.eager_models import workload
+from tests.support.tiny_architectures import DELTA, LATENT, TINY, YARN, make, write_gguf
 
+from polyfleet.engine.batch import BatchLimits
+from polyfleet.executors.eager import EagerExecutor
+from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.loading.load import load_model
+from polyfleet.loading.model import LoadedModel
 from polyfleet.models.qwen3_next import QWEN3_NEXT
 from polyfleet.models.registry import record
+from polyfleet.wire.requests import SequenceRequest
 
 KEYS = {
     **{"attention.kv_lora_rank": 32, "attention.key_length": 48, "attention.value_length": 48},
@@ -52,6 +60,64 @@ def test_layers_that_keep_a_state(tmp_path: Path) -> None:
     assert names.graph_names("blk.3.ssm_a") == ("layers.3.delta_decay",)
     assert names.graph_names("blk.3.ssm_dt.bias") == ("layers.3.delta_shift",)
     assert names.graph_names("blk.3.attn_k.bias") == ("layers.3.k.bias",)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5moe"])
+def test_heads_of_values_that_take_turns(tmp_path: Path, name: str) -> None:
+    """As llama.cpp's converter orders them, which has states spread over keys by turns."""
+    tiny = replace(TINY[name], config={**TINY[name].config, **DELTA})
+    model = make(tiny, tmp_path / "folder")
+    keys = {**STATES, "rope.dimension_sections": [1, 1, 2, 0]}
+    if name == "qwen3.5":
+        keys = {key: value for key, value in keys.items() if not key.startswith("expert")}
+    tiny = replace(tiny, gguf=name.replace(".", ""), keys=keys, norm_offset=0.0)
+    converted = SimpleNamespace(config=model.config, state_dict=lambda: dict(_taking_turns(model)))
+    write_gguf(tiny, converted, tmp_path / "model.gguf")
+    folder, file = load_model(tmp_path / "folder"), load_model(tmp_path / "model.gguf")
+    for kind, tolerance in (("eager", 1e-3), ("persistent", 1e-2)):  # the CPU library's cache has half precision
+        np.testing.assert_allclose(_logprobs(kind, file), _logprobs(kind, folder), atol=tolerance, rtol=0)
+
+
+def _logprobs(kind: str, model: LoadedModel) -> list[float]:
+    """Of all tokens, behind a prompt and behind each of some tokens."""
+    work = workload(model)
+    executor: Any = EagerExecutor(work) if kind == "eager" else PersistentExecutor(work.graph, model.weights, threads=1)
+    batcher = over(executor, BatchLimits(1, 16, 64, prefix_cache=False), num_blocks=4, block_size=16)
+    prompt = tuple(range(3, 43))
+    batcher.add(SequenceRequest("one", prompt, max_tokens=5, ignore_eos=True, logprobs=model.config.vocabulary_size))
+    found: list[float] = []
+    while batcher.has_work:
+        for update in batcher.step().updates:
+            assert not update.error
+            for token in update.tokens:
+                found += [each for _, each in sorted(zip(token.top_ids, token.top_logprobs, strict=True))]
+    executor.close()
+    return found
+
+
+def _taking_turns(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Heads of values [keys, group] become [group, keys] wherever they lie."""
+    config = model.config
+    keys = config.linear_num_key_heads
+    first = 2 * keys * config.linear_key_head_dim
+
+    def turned(rows: torch.Tensor) -> torch.Tensor:
+        return rows.view(keys, config.linear_num_value_heads // keys, -1).transpose(0, 1).reshape(rows.shape)
+
+    for name, tensor in model.state_dict().items():
+        if "in_proj_qkv" in name or "conv1d" in name:
+            tensor = tensor.flatten(1)
+            yield name, torch.cat((tensor[:first], turned(tensor[first:])))
+        elif name.endswith(("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight")):
+            yield name, turned(tensor)
+        elif "linear_attn.out_proj" in name:
+            yield name, turned(tensor.T.contiguous()).T
+        elif name.endswith("A_log"):
+            yield f"{name}.weight", -turned(tensor).exp()
+        elif name.endswith("dt_bias"):
+            yield name.replace("dt_bias", "dt_proj.bias"), turned(tensor)
+        else:
+            yield name, tensor + 1 if name.endswith("norm.weight") and "linear_attn" not in name else tensor
 
 
 def _converted(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

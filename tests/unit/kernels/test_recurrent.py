@@ -35,7 +35,7 @@ def convolved(x: Tensor, weight: Tensor) -> Tensor:
     return torch.stack([(padded[row : row + CONV.taps].T * weight.double()).sum(1) for row in range(len(x))])
 
 
-def ruled(qkv: Tensor, gates: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def ruled(qkv: Tensor, gates: Tensor, a: Tensor, b: Tensor, *, turns: bool) -> Tensor:
     """Head by head and row by row, as ops.py has it."""
     out = torch.zeros(len(qkv), 4, 6, dtype=torch.float64)
     q, k, v = torch.split(qkv.double(), [16, 16, 24], dim=1)
@@ -43,7 +43,8 @@ def ruled(qkv: Tensor, gates: Tensor, a: Tensor, b: Tensor) -> Tensor:
     for head in range(4):
         state = torch.zeros(8, 6, dtype=torch.float64)
         for row in range(len(qkv)):
-            of_head = slice(head // 2 * 8, head // 2 * 8 + 8)
+            key_head = head % 2 if turns else head // 2
+            of_head = slice(key_head * 8, key_head * 8 + 8)
             key = k[row, of_head] / (k[row, of_head].square().sum() + 1e-6).sqrt()
             query = q[row, of_head] / (q[row, of_head].square().sum() + 1e-6).sqrt() / 8**0.5
             fade = torch.nn.functional.softplus(fades[row, head] + b[0, head])
@@ -54,9 +55,11 @@ def ruled(qkv: Tensor, gates: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return out.flatten(1)
 
 
-def test_sequences_come_to_the_same_however_their_rows_are_cut(context: KernelContext) -> None:
+@pytest.mark.parametrize("turns", [False, True])
+def test_sequences_come_to_the_same_however_their_rows_are_cut(context: KernelContext, turns: bool) -> None:
     conv = BIND[OpKind.CAUSAL_CONV](Op(OpKind.CAUSAL_CONV, (1,), (2,), ("w",), attributes=CONV), context)
-    rule = BIND[OpKind.DELTA_RULE](Op(OpKind.DELTA_RULE, (1, 2), (3,), ("a", "b"), attributes=RULE), context)
+    stated = replace(RULE, turns=turns)
+    rule = BIND[OpKind.DELTA_RULE](Op(OpKind.DELTA_RULE, (1, 2), (3,), ("a", "b"), attributes=stated), context)
     weights = {name: weight.data for name, weight in context.weights.items()}
     known: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for parts in STEPS:
@@ -70,7 +73,7 @@ def test_sequences_come_to_the_same_however_their_rows_are_cut(context: KernelCo
             all_x, all_gates = (torch.cat(each) for each in zip(*known[slot], strict=True))
             expected = (
                 convolved(all_x, weights["w"].view(-1, CONV.taps)),
-                ruled(all_x, all_gates, *(weights[n] for n in "ab")),
+                ruled(all_x, all_gates, *(weights[n] for n in "ab"), turns=turns),
             )
             for ours, theirs in zip(found, expected, strict=True):
                 torch.testing.assert_close(ours[mine].double(), theirs[first:], atol=2e-5, rtol=2e-5)

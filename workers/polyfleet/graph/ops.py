@@ -231,13 +231,15 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule:
-    """Of delta_rule. qkv are heads of queries, as many of keys, and heads of values; neighbours of these share one."""
+    """Of delta_rule. qkv are heads of queries, as many of keys, and heads of values, several of which share one of
+    keys: neighbours; or, where they take turns, each so many heads further on."""
 
     state: int  # index into KernelGraph.states
     key_heads: int
     value_heads: int
     key_width: int  # A
     value_width: int  # B
+    turns: bool = False
 
     @property
     def group(self) -> int:

@@ -103,7 +103,8 @@ def bind_delta_rule(op: Op, context: KernelContext, *, single: bool = True) -> K
 
     def kernel(step: Step, qkv: Tensor, gates: Tensor) -> Tensor:
         q, k, v = torch.split(qkv.float(), [keys, keys, values], dim=1)
-        q, k = (normalised(x.view(len(x), -1, rule.key_width)).repeat_interleave(group, dim=1) for x in (q, k))
+        q, k = (normalised(x.view(len(x), -1, rule.key_width)) for x in (q, k))
+        q, k = (x.repeat(1, group, 1) if rule.turns else x.repeat_interleave(group, dim=1) for x in (q, k))
         q, v = q * rule.key_width**-0.5, v.view(len(v), -1, rule.value_width)
         rate, fading = gates.float().chunk(2, dim=1)
         decay, rate = -rates.exp() * F.softplus(fading + bias), rate.sigmoid()

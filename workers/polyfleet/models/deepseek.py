@@ -12,7 +12,7 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder import check_activation, read_sizes
 from polyfleet.models.folder_rope import read_rope, rope_section
-from polyfleet.models.gguf_keys import GgufKeys
+from polyfleet.models.gguf_keys import GgufKeys, take_drafts
 from polyfleet.models.latent import LatentConfig, attention
 from polyfleet.models.mixture import check_route, mlp
 from polyfleet.models.recorder import Recorder
@@ -111,8 +111,8 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
         if fields.has("rope.scaling.yarn_log_multiplier")
         else 1.0
     )
-    drafts = fields.count("nextn_predict_layers", 0, minimum=0)
-    sizes |= {"head_dim": turning, "rope_amplitude": 1.0, "num_layers": sizes["num_layers"] - drafts}
+    drafts = take_drafts(keys, sizes)
+    sizes |= {"head_dim": turning, "rope_amplitude": 1.0}
     size, shared = fields.count("expert_feed_forward_length"), fields.count("expert_shared_count", 0, minimum=0)
     return LatentConfig(
         **sizes,

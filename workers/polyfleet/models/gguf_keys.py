@@ -45,6 +45,8 @@ class GgufKeys:
         hidden, heads = fields.count("embedding_length"), fields.count("attention.head_count")
         head_dim = fields.count("attention.key_length", max(1, hidden // heads), maximum=MAX_HEAD_DIM)
         stated = fields.count("vocab_size", self.vocabulary_size or None)
+        root, around = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+        inner, experts = "feed_forward_length", "expert_feed_forward_length"  # all that some mixtures state
         return {
             "architecture": "",
             "name": "",
@@ -54,8 +56,8 @@ class GgufKeys:
             "num_heads": heads,
             "num_kv_heads": fields.count("attention.head_count_kv", heads),
             "head_dim": head_dim,
-            "intermediate_size": fields.count("feed_forward_length"),
-            "norm_eps": fields.positive("attention.layer_norm_rms_epsilon"),
+            "intermediate_size": fields.count(inner if fields.has(inner) or not fields.has(experts) else experts),
+            "norm_eps": fields.positive(around if fields.has(around) and not fields.has(root) else root),
             "context_length": fields.count("context_length"),
             "tied_embeddings": not self.has("output.weight"),
             "attention_bias": self.has("blk.0.attn_q.bias") or self.has("blk.0.attn_qkv.bias"),
@@ -115,6 +117,13 @@ class GgufKeys:
         if len(factors) != len(frequencies) or not all(factor > 0 for factor in factors):
             raise self.fields.error(f"tensor {name!r} must hold {len(frequencies)} numbers over 0")
         return tuple(frequency / factor for frequency, factor in zip(frequencies, factors, strict=True))
+
+
+def take_drafts(keys: GgufKeys, sizes: dict[str, Any]) -> int:
+    """How many of the last layers only draft; `sizes` has the others afterwards."""
+    drafts = keys.fields.count("nextn_predict_layers", 0, minimum=0)
+    sizes["num_layers"] -= min(drafts, sizes["num_layers"] - 1)
+    return drafts
 
 
 def read_windows(keys: GgufKeys, sizes: dict[str, Any], local: Callable[[int], bool]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from polyfleet.models.deepseek import (
 )
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder import check_activation, read_sizes
-from polyfleet.models.gguf_keys import GgufKeys
+from polyfleet.models.gguf_keys import GgufKeys, take_drafts
 from polyfleet.models.mixture import MixtureConfig, mlp
 from polyfleet.models.recorder import Recorder
 
@@ -55,8 +55,7 @@ def _read_folder(fields: Fields) -> ModelConfig:
 
 def _read_gguf(keys: GgufKeys) -> ModelConfig:
     sizes, fields = keys.sizes(), keys.fields
-    drafts = fields.count("nextn_predict_layers", 0, minimum=0)
-    sizes["num_layers"] -= min(drafts, sizes["num_layers"] - 1)
+    drafts = take_drafts(keys, sizes)
     size, shared = fields.count("expert_feed_forward_length"), fields.count("expert_shared_count", 1, minimum=0)
     return GlmMoeConfig(
         **sizes,

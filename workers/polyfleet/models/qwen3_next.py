@@ -13,7 +13,7 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder import FULL, check_activation, read_sizes
 from polyfleet.models.folder_rope import read_rope, rope_section
-from polyfleet.models.gguf_keys import GgufKeys
+from polyfleet.models.gguf_keys import GgufKeys, take_drafts
 from polyfleet.models.mixture import MixtureConfig, mlp, read_dense, read_gguf_route, read_route
 from polyfleet.models.qwen2_moe import GGUF_SHARED, QWEN2_MOE, SHARED
 from polyfleet.models.recorder import Recorder
@@ -34,6 +34,7 @@ class DeltaConfig(MixtureConfig):
     value_heads: int
     key_width: int
     value_width: int
+    turns: bool = False  # whether heads of values take turns at those of keys; else neighbours share one
 
     @property
     def grouped(self) -> Mapping[str, tuple[tuple[int, ...], ...]]:
@@ -65,7 +66,8 @@ def delta_net(config: DeltaConfig, model: Recorder, x: int) -> int:
     mixed = model.linear(x, "delta_qkv", 2 * config.key_heads * config.key_width + values)
     mixed = graph.silu(model.causal_conv(mixed, "delta_conv", config.taps))
     gates = model.linears(x, ("delta_rate", "delta_fade"), config.value_heads)
-    kept = model.delta_rule(mixed, gates, ("delta_decay", "delta_shift"), DeltaRule(0, *heads))
+    rule = DeltaRule(0, *heads, config.turns)
+    kept = model.delta_rule(mixed, gates, ("delta_decay", "delta_shift"), rule)
     normed = model.norm(kept, "delta_gain", config.value_width, narrow=True)
     gated = graph.mul(graph.silu(model.linear(x, "delta_gate", values)), normed)
     return model.linear(gated, "delta_out", config.hidden_size)
@@ -85,14 +87,12 @@ def _read(fields: Fields, mixture: Mapping[str, Any] | None = None) -> DeltaConf
     if mixture is not None and not fields.has("intermediate_size"):  # files of mixtures alone may leave it out
         fields = replace(fields, values={**fields.values, "intermediate_size": fields.count("moe_intermediate_size")})
     sizes = read_sizes(fields, head_dim=256, context_length=32768, rope=rope)
-    layers = sizes["num_layers"]
-    plain = {"route": Route(1, 1), "expert_size": 1, "dense": tuple(range(layers))}
     fields.count("mtp_num_hidden_layers", 0, minimum=0), fields.flag("mtp_use_dedicated_embeddings", False)
     return DeltaConfig(
         **sizes,
-        **(plain if mixture is None else mixture),
+        **(_plain(sizes) if mixture is None else mixture),
         wide_norms=True,
-        recurrent=_read_kinds(fields, layers),
+        recurrent=_read_kinds(fields, sizes["num_layers"]),
         taps=fields.count("linear_conv_kernel_dim", 4, minimum=2, maximum=64),
         **_read_heads(fields),
     )
@@ -150,17 +150,44 @@ def _read_35_moe(fields: Fields) -> ModelConfig:
 
 
 def _read_gguf(keys: GgufKeys) -> ModelConfig:
+    sizes = keys.sizes()
+    return _of_gguf(keys, sizes, _gguf_mixture(keys))
+
+
+def _read_gguf_35(keys: GgufKeys) -> ModelConfig:
+    """llama.cpp's converter has heads of values take turns."""
+    sizes, sections = keys.sizes(), "rope.dimension_sections"
+    if keys.fields.has(sections):
+        keys.fields.items(sections)  # axes of images, which for texts are all the same
+    drafts = take_drafts(keys, sizes)
+    mixture = _gguf_mixture(keys) if keys.fields.has("expert_count") else _plain(sizes)
+    return _of_gguf(keys, sizes, mixture, draft_layers=drafts, turns=True)
+
+
+def _plain(sizes: dict[str, Any]) -> dict[str, Any]:
+    """No layer has experts."""
+    return {"route": Route(1, 1), "expert_size": 1, "dense": tuple(range(sizes["num_layers"]))}
+
+
+def _gguf_mixture(keys: GgufKeys) -> dict[str, Any]:
+    size = keys.fields.count("expert_feed_forward_length")
+    return {
+        "route": read_gguf_route(keys, renormalise=True),
+        "expert_size": size,
+        "shared_size": keys.fields.count("expert_shared_feed_forward_length", size),
+        "shared_gate": True,
+    }
+
+
+def _of_gguf(keys: GgufKeys, sizes: dict[str, Any], mixture: Mapping[str, Any], **more: Any) -> DeltaConfig:
     """Layers that keep a state are those that have its weights."""
-    sizes, fields = keys.sizes(), keys.fields
+    fields = keys.fields
     fields.count("full_attention_interval", 4)  # which the tensors say too
-    size = fields.count("expert_feed_forward_length")
     heads = fields.count("ssm.time_step_rank")
     return DeltaConfig(
         **sizes,
-        route=read_gguf_route(keys, renormalise=True),
-        expert_size=size,
-        shared_size=fields.count("expert_shared_feed_forward_length", size),
-        shared_gate=True,
+        **mixture,
+        **more,
         wide_norms=True,
         recurrent=tuple(keys.has(f"blk.{layer}.ssm_out.weight") for layer in range(sizes["num_layers"])),
         taps=fields.count("ssm.conv_kernel", minimum=2, maximum=64),
@@ -193,6 +220,8 @@ _GGUF_LAYER = {
     "attn_qkv": "delta_qkv",
     "attn_gate": "delta_gate",
     "ssm_ba": "delta_rate delta_fade",
+    "ssm_beta": "delta_rate",
+    "ssm_alpha": "delta_fade",
     "ssm_conv1d": "delta_conv",
     "ssm_dt.bias": "delta_shift",
     "ssm_a": "delta_decay",
@@ -226,10 +255,10 @@ QWEN3_5 = replace(
     title="Qwen 3.5",
     classes=("Qwen3_5ForCausalLM",),
     model_types=("qwen3_5_text",),
-    gguf=(),
+    gguf=("qwen35",),
     read_folder=_read_35,
+    read_gguf=_read_gguf_35,
     folder_names=_names(_LAYER, _APART),
-    notes=f"folders; {NOTES}",
     sparse=False,
 )
 QWEN3_5_MOE = replace(
@@ -238,6 +267,7 @@ QWEN3_5_MOE = replace(
     title="Qwen 3.5, mixtures of experts",
     classes=("Qwen3_5MoeForCausalLM",),
     model_types=("qwen3_5_moe_text",),
+    gguf=("qwen35moe",),
     read_folder=_read_35_moe,
     folder_names=_names(names.EXPERTS, SHARED, _LAYER, _APART),
     sparse=True,

@@ -148,7 +148,7 @@ def states() -> Cases:
     """Qwen3-Next's shape."""
     over = {"x": "*bf16", "state": "*fp32", "slots": "*i32", "lengths": "*i64", "out": "*bf16", "weight": "*fp32"}
     ruled = over | {"qkv": "*bf16", "gates": "*bf16", "rates": "*fp32", "shifts": "*fp32"}
-    shape = {"KEY_HEADS": 16, "HEADS": 32, "KEYS": 128, "VALUES": 128, "PADDED": 128, "BLOCK": 32}
+    shape = {"KEY_HEADS": 16, "HEADS": 32, "KEYS": 128, "VALUES": 128, "PADDED": 128, "BLOCK": 32, "TURNS": False}
     conv = {"WIDTH": 8192, "TAPS": 4, "COLUMNS": recurrent.COLUMNS}
     return [(recurrent.conv_kernel, over, conv, 2, 3), (recurrent.delta_kernel, ruled, shape, 4, 3)]
 

@@ -74,7 +74,7 @@ struct PfStage {
     int32_t experts, top_k;              // of PF_ROUTE and PF_EXPERTS
     int32_t groups, top_groups, group_best;  // of PF_ROUTE: see Route of graph/ops.py
     int32_t sigmoid, renormalise;
-    int32_t key_heads, value_heads, key_width, value_width;  // of PF_DELTA_RULE: see DeltaRule of graph/ops.py
+    int32_t key_heads, value_heads, key_width, value_width, turns;  // of PF_DELTA_RULE: see DeltaRule of graph/ops.py
     float eps;              // of a norm
     float head_eps;         // of the norms of heads
     float factor;           // of PF_SCALE, PF_SOFT_CAP, PF_ROUTE; of attention what its products are capped at, 0: nothing

@@ -79,7 +79,7 @@ class Packing:
                 for name in ("experts", "top_k", "groups", "top_groups", "group_best", "sigmoid", "renormalise"):
                     setattr(at, name, getattr(stage.route, name))
             if stage.rule:
-                for name in ("key_heads", "value_heads", "key_width", "value_width"):
+                for name in ("key_heads", "value_heads", "key_width", "value_width", "turns"):
                     setattr(at, name, getattr(stage.rule, name))
             if stage.experts:
                 at.experts, at.top_k = stage.experts.count, stage.experts.top_k

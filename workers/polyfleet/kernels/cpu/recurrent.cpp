@@ -92,7 +92,8 @@ void Executor::delta_rule(const Stage &stage, std::atomic<int> &claimed, int thr
     std::vector<float> &change = scratch_[(size_t)thread].recurrent;
     change.resize((size_t)std::max<int>(values, (int)change.size()));
     for (int unit; (unit = claimed.fetch_add(1, std::memory_order_relaxed)) < state_.in->num_sequences * heads;) {
-        const int sequence = unit / heads, head = unit % heads, key_head = head / group;
+        const int sequence = unit / heads, head = unit % heads;
+        const int key_head = at.turns ? head % at.key_heads : head / group;
         const int first = state_.in->row_starts[sequence], end = state_.in->row_starts[sequence + 1];
         float *state = state_of(stage, sequence) + (int64_t)head * keys * values;
         if (!state_.position[(size_t)first]) memset(state, 0, (size_t)(keys * values) * sizeof(float));

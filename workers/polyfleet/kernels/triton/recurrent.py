@@ -47,7 +47,7 @@ def conv_kernel(
 def delta_kernel(
     qkv, gates, rates, shifts, state, slots, lengths, out,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     """Of one row and one head of values, BLOCK of its VALUES columns; a state is [KEYS, VALUES]."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -59,7 +59,7 @@ def delta_kernel(
     known = real & (slot >= 0) & (tl.load(lengths + row) > 1)
     held = tl.load(place, mask=known, other=0.0)
     line = qkv + row * (2 * KEY_HEADS * KEYS + HEADS * VALUES)
-    mine = line + head // (HEADS // KEY_HEADS) * KEYS + key
+    mine = line + (head % KEY_HEADS if TURNS else head // (HEADS // KEY_HEADS)) * KEYS + key
     q = tl.load(mine, mask=key < KEYS, other=0.0).to(tl.float32)
     k = tl.load(mine + KEY_HEADS * KEYS, mask=key < KEYS, other=0.0).to(tl.float32)
     v = tl.load(line + 2 * KEY_HEADS * KEYS + head * VALUES + value, mask=value < VALUES, other=0.0).to(tl.float32)
@@ -101,7 +101,7 @@ def bind_delta_rule(op: Op, context: KernelContext) -> Kernel:
     (rates, shifts), state = (context.wide(name) for name in op.weights), context.states[rule.state]
     padded = triton.next_power_of_2(rule.key_width)
     block = max(1, min(triton.next_power_of_2(rule.value_width), STATE // padded))
-    shape = rule.key_heads, rule.value_heads, rule.key_width, rule.value_width, padded, block
+    shape = rule.key_heads, rule.value_heads, rule.key_width, rule.value_width, padded, block, rule.turns
 
     def kernel(step: Step, qkv: Tensor, gates: Tensor) -> Tensor:
         qkv, gates, single = qkv.contiguous(), gates.contiguous(), step.num_single
