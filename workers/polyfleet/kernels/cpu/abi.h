@@ -42,8 +42,9 @@ enum PfStageKind : int32_t {
     PF_DELTA_RULE,  // output = the gated delta rule of heads input = q, k, v and residual = rates, fades; `norm` and the
                     // only operand are its weights
     PF_LOOKUP,      // output[T] = rows of the only operand: `first_row`, and the step's positions from it on if `width`
-    PF_ADAPT        // output += what each row's adapter makes of input for the weights whose numbers are the operands, in
+    PF_ADAPT,       // output += what each row's adapter makes of input for the weights whose numbers are the operands, in
                     // place of whose biases stand their first columns in output
+    PF_CACHE_WRITE  // k = input and v = residual go to the cache as they are
 };
 
 enum PfEpilogue : int32_t { PF_STORE, PF_THEN_SILU_MUL, PF_THEN_ROPE_CACHE };

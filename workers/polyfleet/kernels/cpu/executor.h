@@ -183,6 +183,8 @@ private:
     void choose_largest(const PfStep &step);
     void rope_cache(const Stage &stage, int thread);
     void rope_head(const Stage &stage, int row, int head, float *x);
+    void cache_write(const Stage &stage, int thread);
+    void store_head(const Stage &stage, int row, int head, const float *x);
 
     // Plain ops, row by row (plain.cpp).
     void compute_rows(const Stage &stage, int thread);

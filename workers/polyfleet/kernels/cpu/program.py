@@ -162,8 +162,8 @@ def _stage_of_parts(op: Op) -> Stage:
             return Stage(StageKind.ROPE, source, output, rope=rope, width=rope.width)
         case OpKind.HEAD_LINEAR:
             return Stage(StageKind.HEAD_LINEAR, source, output, weights=op.weights, width=of(op, Heads).count)
-        case OpKind.LATENT_WRITE:
-            return Stage(StageKind.LATENT_WRITE, source, NONE, op.inputs[1], layer=layer)
+        case OpKind.CACHE_WRITE | OpKind.LATENT_WRITE:
+            return Stage(StageKind[op.kind.name], source, NONE, op.inputs[1], layer=layer)
         case OpKind.LATENT_ATTENTION:
             return Stage(StageKind.ATTENTION, source, output, op.inputs[1], layer=layer)
         case OpKind.ROUTE:

@@ -40,6 +40,7 @@ class StageKind(IntEnum):
     DELTA_RULE = 24
     LOOKUP = 25
     ADAPT = 26
+    CACHE_WRITE = 27
 
 
 @unique

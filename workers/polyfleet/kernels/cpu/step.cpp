@@ -146,6 +146,7 @@ void Executor::run(Program &program, int thread) {
             case PF_NORM: normalise(stage, thread); break;
             case PF_LINEAR: linear(stage, program.claimed[i], thread); break;
             case PF_ROPE_CACHE: rope_cache(stage, thread); break;
+            case PF_CACHE_WRITE: cache_write(stage, thread); break;
             case PF_ATTENTION: attend(stage, program.claimed[i], thread); break;
             case PF_SILU_MUL: silu(stage, thread); break;
             case PF_ROPE: rope(stage, thread); break;
@@ -228,6 +229,15 @@ void Executor::select(const Stage &stage, int thread) {
                (size_t)widths_[(size_t)stage.at.input] * sizeof(float));
 }
 
+void Executor::cache_write(const Stage &stage, int thread) {
+    const int dim = model_.head_dim, heads = model_.num_kv_heads;
+    for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
+        for (int head = 0; head < heads; head++) {
+            store_head(stage, i, head, row(stage.at.input, i) + head * dim);
+            store_head(stage, i, heads + head, row(stage.at.residual, i) + head * dim);
+        }
+}
+
 void Executor::rope_cache(const Stage &stage, int thread) {
     const int dim = model_.head_dim, heads = model_.num_heads + 2 * model_.num_kv_heads;
     for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++)
@@ -244,13 +254,18 @@ void Executor::rope_head(const Stage &stage, int index, int head, float *x) {
     const float *norm = head < model_.num_heads ? stage.query_norm : head < model_.num_heads + kv_heads ? stage.key_norm : nullptr;
     if (norm) kernels_.norm(x, nullptr, nullptr, norm, stage.at.head_eps, dim, x);
     if (head < model_.num_heads + kv_heads) kernels_.rotate(x, &state_.cosine[angle], &state_.sine[angle], dim / 2);
-    if (head < model_.num_heads) {
+    if (head < model_.num_heads)
         memcpy(row(stage.at.output, index) + head * dim, x, (size_t)dim * sizeof(float));
-        return;
-    }
+    else
+        store_head(stage, index, head - model_.num_heads, x);
+}
+
+// `head` counts those of keys, then those of values.
+void Executor::store_head(const Stage &stage, int index, int head, const float *x) {
+    const int dim = model_.head_dim, kv_heads = model_.num_kv_heads;
+    const size_t i = (size_t)index;
     uint16_t *key = keys_of(stage.at.layer) + state_.key_slot[is_local(stage.at.layer)][i];
     uint16_t *value = values_of(stage.at.layer) + state_.value_slot[is_local(stage.at.layer)][i];
-    head -= model_.num_heads;
     const int64_t of_head = (int64_t)(head % kv_heads);
     const bool finite = head < kv_heads
         ? kernels_.store_half(x, dim, cache_.key_stride, key + of_head * dim * cache_.key_stride)
