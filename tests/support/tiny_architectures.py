@@ -26,6 +26,8 @@ COMMON: Mapping[str, Any] = {
 WINDOW = 12
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 20.0, "factor": 1.0}
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -33,6 +35,9 @@ LONG = {
     "long_factor": [1.0 + each for each in range(8)],
     "short_factor": [1.0] * 8,
 }
+
+
+EPS = ("rms_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_eps")  # how configurations call it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,11 @@ LATENT = {
     **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "n_shared_experts": 2},
     **{"moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4},
 }
+GRANITE = {
+    **{"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 2.0},
+    "tie_word_embeddings": True,
+}
+GGUF_GRANITE = {"embedding_scale": 3.0, "attention.scale": 0.2, "residual_scale": 0.3, "logit_scale": 2.0}
 DELTA = {
     **{"layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 32, "linear_conv_kernel_dim": 3},
     **{"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_num_value_heads": 4, "linear_value_head_dim": 32},
@@ -147,6 +157,27 @@ TINY: Mapping[str, Tiny] = {
     "qwen3next": Tiny("qwen3_next", {**DELTA, **SHARED_MIXTURE, "norm_topk_prob": True}, **STATEFUL, seed=2),
     "qwen3.5": Tiny("qwen3_5_text", {**DELTA, "linear_num_key_heads": 4}, **STATEFUL, seed=2),
     "qwen3.5moe": Tiny("qwen3_5_moe_text", {**DELTA, **SHARED_MIXTURE}, **STATEFUL, seed=3),
+    "gemma": Tiny("gemma", {"head_dim": 16}, "gemma", {}, norm_offset=1.0),
+    "olmo2": Tiny("olmo2", {}, "olmo2"),
+    "olmo3": Tiny(
+        "olmo3",
+        {"sliding_window": WINDOW, "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}},
+        "olmo2",
+        {
+            **{"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
+            "attention.sliding_window_pattern": [True, True, True, False],
+        },
+    ),
+    "granite": Tiny("granite", GRANITE, "granite", GGUF_GRANITE, LLAMA_LIKE),
+    "ernie4.5": Tiny("ernie4_5", {"head_dim": 16}, "ernie4_5"),
+    "hunyuan": Tiny("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),
+    "internlm3": Tiny("internlm3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "seed_oss": Tiny("seed_oss", {"head_dim": 16}, "seed_oss"),
+    "exaone4": Tiny("exaone4", {"sliding_window": WINDOW}, "exaone4"),
+    "exaone4, no windows": Tiny("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS}),
+    "starcoder2": Tiny("starcoder2", {"sliding_window": WINDOW}, "starcoder2"),
+    "nemotron": Tiny("nemotron", {}, "nemotron", {"rope.dimension_count": 8}, norm_offset=1.0),
+    "stablelm": Tiny("stablelm", {"use_qkv_bias": True}, "stablelm", {"rope.dimension_count": 4}),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
 }
@@ -179,6 +210,7 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
     writer = gguf.GGUFWriter(path, prefix)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     bases = config.rope_parameters.get("full_attention", config.rope_parameters)
+    eps = next(getattr(config, name) for name in EPS if hasattr(config, name))
     keys: dict[str, Any] = {
         "context_length": CONTEXT,
         "embedding_length": config.hidden_size,
@@ -188,7 +220,7 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        f"attention.layer_norm_{'rms_' if hasattr(config, 'rms_norm_eps') else ''}epsilon": float(eps),
         "rope.dimension_count": head_dim,
         "rope.freq_base": float(bases["rope_theta"]),
         "vocab_size": VOCABULARY,
@@ -203,7 +235,7 @@ def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
         data = tensor.contiguous().numpy()
         if any(stem.endswith(each) for each in tiny.interleaved):
             data = interleave(data, len(data) // head_dim)
-        if stem.endswith("norm"):
+        if name.endswith("norm.weight"):
             data = data + tiny.norm_offset
         writer.add_tensor(f"{names.get_name(stem)}.{kind}", data)
     writer.write_header_to_file()

@@ -54,9 +54,9 @@ def record_layers(config: EncoderConfig, model: Recorder) -> int:
         x = graph.add(model.lookup("positions", config.positions, Lookup(config.first_position)), x)
     x = model.layer_norm(x, "embedding_norm")
     cache = graph.cache(config.num_kv_heads, config.head_dim)
-    biases = {"bias": config.attention_bias, "output_bias": config.attention_bias}
+    bias = config.attention_bias
     for _ in model.layers():
-        attended = model.attention(x, rope, cache=cache, **biases)
+        attended = model.attention(x, rope, cache=cache, bias=bias, output_bias=bias)
         x = model.layer_norm(graph.add(attended, x), "attention_norm")
         x = model.layer_norm(graph.add(_mlp(config, model, x), x), "mlp_norm")
     return x

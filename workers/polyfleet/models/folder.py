@@ -22,10 +22,11 @@ def read_sizes(
     partial: float = 0.0,
     base: float = DEFAULT_BASE,
     rope: StatedRope | None = None,
+    eps: str = "rms_norm_eps",
 ) -> dict[str, Any]:
     """All of ModelConfig but biases and windows; the rest are an architecture's defaults. Raises ModelFileError.
 
-    `head_dim` 0: hidden size by heads. `rope`: where the architecture read it itself.
+    `head_dim` 0: hidden size by heads. `rope`: where the architecture read it itself. `eps`: what the file calls it.
     """
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim = fields.count("head_dim", head_dim or max(1, hidden // heads), maximum=MAX_HEAD_DIM)
@@ -41,7 +42,7 @@ def read_sizes(
         "num_kv_heads": fields.count("num_key_value_heads", heads),
         "head_dim": head_dim,
         "intermediate_size": fields.count("intermediate_size"),
-        "norm_eps": fields.positive("rms_norm_eps", norm_eps),
+        "norm_eps": fields.positive(eps, norm_eps),
         "inverse_frequencies": rope.frequencies,
         "context_length": rope.context_length or context_length,
         "tied_embeddings": fields.flag("tie_word_embeddings", tied),

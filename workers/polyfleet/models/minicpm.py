@@ -20,18 +20,20 @@ class MiniCpmConfig(ModelConfig):
     """What is multiplied by what."""
 
     embedding_scale: float
+    attention_scale: float = 0.0  # of products of queries and keys; 0: that of a head's width
     residual_scale: float  # of attention and MLP before they are added
     head_scale: float  # of what enters the head
 
 
 def record(config: MiniCpmConfig, model: Recorder) -> KernelGraph:
     """Llama's layers, scaled."""
-    graph, rope, bias = model.graph, model.rope(), config.attention_bias
+    graph, rope, bias, scale = model.graph, model.rope(), config.attention_bias, config.attention_scale
     x = model.embedding(config.embedding_scale)
     for _ in model.layers():
-        attended = model.attention(model.norm(x, "attention_norm"), rope, bias=bias, output_bias=bias)
+        normed = model.norm(x, "attention_norm")
+        attended = model.attention(normed, rope, bias=bias, output_bias=bias, scale=scale)
         x = graph.add(graph.scale(attended, config.residual_scale), x)
-        inner = model.gated_mlp(model.norm(x, "mlp_norm"))
+        inner = model.gated_mlp(model.norm(x, "mlp_norm"), bias=config.mlp_bias)
         x = graph.add(graph.scale(inner, config.residual_scale), x)
     return model.finish(x, scale=config.head_scale)
 

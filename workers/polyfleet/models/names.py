@@ -53,6 +53,11 @@ GGUF_EXPERTS: Mapping[str, str] = {
     "ffn_up.{}": "experts.up[{}]",
     "ffn_down.{}": "experts.down[{}]",
 }
+POST_NORMS: Mapping[str, str] = {  # where norms stand behind the branches alone
+    "post_attention_layernorm": "attention_post_norm",
+    "post_feedforward_layernorm": "mlp_post_norm",
+}
+GGUF_POST_NORMS: Mapping[str, str] = {"post_attention_norm": "attention_post_norm", "post_ffw_norm": "mlp_post_norm"}
 IMPLIED_BY_CONFIG = (r".*\.rotary_emb\.inv_freq",)  # older files store it
 IMPLIED_BY_GGUF = (r"rope_(freqs|factors_long|factors_short)\.weight",)  # read with the metadata
 

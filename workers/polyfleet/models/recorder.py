@@ -50,7 +50,9 @@ class Recorder:
         return self.graph.layer_norm(x, weight, bias, self._config.norm_eps)
 
     def norm(self, x: int, name: str, width: int = 0, *, eps: float = 0.0, narrow: bool = False) -> int:
-        """RMS norm, of rows or of each `width` columns; with the configuration's eps or another."""
+        """The model's norm, of rows; an RMS norm of each `width` columns; with the configuration's eps or another."""
+        if self._config.layer_norms and not width:
+            return self.layer_norm(x, name)
         weight, wide = self._weight(name, 1, width or self.graph.widths[x]), self._config.wide_norms and not narrow
         return self.graph.rms_norm(x, weight, eps or self._config.norm_eps, width, wide=wide)
 
@@ -90,16 +92,17 @@ class Recorder:
         sinks: bool = False,
         gated: bool = False,
         cache: int | None = None,
+        prepare: Callable[[int, str], int] | None = None,
     ) -> int:
         """Grouped-query attention over a cache of its own, or one that layers share which need it no longer than they
-        run. `scale` 0: that of a head's width."""
+        run. `scale` 0: that of a head's width. `prepare` makes of "q" and "k" what meets; else heads turn."""
         config, width = self._config, self._config.head_dim
 
-        def heads(name: str, count: int) -> int:
-            each = self.linear(x, name, count * width, bias=bias)
-            return self.graph.rope(self.norm(each, f"{name}_norm", width) if head_norms else each, rope)
-
-        query, key = heads("q", config.num_heads), heads("k", config.num_kv_heads)
+        turned = prepare or (
+            lambda each, name: self.graph.rope(self.norm(each, f"{name}_norm", width) if head_norms else each, rope)
+        )
+        counts = ("q", config.num_heads), ("k", config.num_kv_heads)
+        query, key = (turned(self.linear(x, name, count * width, bias=bias), name) for name, count in counts)
         value = self.linear(x, "v", config.num_kv_heads * width, bias=bias)
         cache = self.graph.cache(config.num_kv_heads, width) if cache is None else cache
         self.graph.cache_write(key, value, cache)
@@ -125,6 +128,11 @@ class Recorder:
         gated = self.graph.mul(gate, self.linear(x, f"{names}up", inner, bias=bias))
         return self.linear(gated, f"{names}down", self._config.hidden_size, bias=bias)
 
+    def plain_mlp(self, x: int, activate: Callable[[int], int], *, bias: bool = False) -> int:
+        """down(activate(up(x)))."""
+        inner = activate(self.linear(x, "up", self._config.intermediate_size, bias=bias))
+        return self.linear(inner, "down", self._config.hidden_size, bias=bias)
+
     def experts(
         self, x: int, shares: int, count: int, size: int, top_k: int, *, names: str = "experts.", limit: float = 0.0
     ) -> int:
@@ -142,15 +150,24 @@ class Recorder:
         return self.graph.route(self.linear(x, "router", route.experts, bias=bias), route, name)
 
     def pre_norm_decoder(
-        self, attend: Callable[[int, int], int], mlp: Callable[[int, int], int] | None = None
+        self, attend: Callable[[int, int], int], mlp: Callable[[int, int], int] | None = None, *, scale: float = 1.0
     ) -> KernelGraph:
         """The usual decoder: norms before attention and MLP. `attend(layer, x)` records a layer's attention, and `mlp`
-        its MLP where it is not the one of all layers."""
-        x, bias = self.embedding(), self._config.mlp_bias
+        its MLP where it is not the one of all layers; `scale` is of the embedding."""
+        x, bias = self.embedding(scale), self._config.mlp_bias
         for layer in self.layers():
             x = self.graph.add(attend(layer, self.norm(x, "attention_norm")), x)
             normed = self.norm(x, "mlp_norm")
             x = self.graph.add(mlp(layer, normed) if mlp else self.gated_mlp(normed, bias=bias), x)
+        return self.finish(x)
+
+    def post_norm_decoder(self, attend: Callable[[int, int], int]) -> KernelGraph:
+        """A decoder with norms behind attention and MLP alone."""
+        x = self.embedding()
+        for layer in self.layers():
+            x = self.graph.add(self.norm(attend(layer, x), "attention_post_norm"), x)
+            inner = self.gated_mlp(x, bias=self._config.mlp_bias)
+            x = self.graph.add(self.norm(inner, "mlp_post_norm"), x)
         return self.finish(x)
 
     def finish(self, x: int, *, scale: float = 1.0, soft_cap: float = 0.0) -> KernelGraph:

@@ -10,14 +10,21 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.models.cross_encoder import BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER
 from polyfleet.models.deepseek import DEEPSEEK2, DEEPSEEK3
 from polyfleet.models.encoder import BERT, NOMIC_BERT, ROBERTA
+from polyfleet.models.ernie import ERNIE
+from polyfleet.models.exaone4 import EXAONE4
 from polyfleet.models.gemma import GEMMA2, GEMMA3
+from polyfleet.models.gemma1 import GEMMA
 from polyfleet.models.glm4 import GLM, GLM4
 from polyfleet.models.glm4_moe import GLM4_MOE
 from polyfleet.models.gpt_oss import GPT_OSS
+from polyfleet.models.granite import GRANITE
+from polyfleet.models.hunyuan import HUNYUAN
+from polyfleet.models.internlm3 import INTERNLM3
 from polyfleet.models.llama import LLAMA
 from polyfleet.models.minicpm import MINICPM
 from polyfleet.models.mistral import MISTRAL
 from polyfleet.models.mixtral import MIXTRAL
+from polyfleet.models.olmo import OLMO2, OLMO3
 from polyfleet.models.phi3 import PHI3
 from polyfleet.models.qwen2 import QWEN2
 from polyfleet.models.qwen2_moe import QWEN2_MOE
@@ -25,13 +32,16 @@ from polyfleet.models.qwen3 import QWEN3
 from polyfleet.models.qwen3_moe import QWEN3_MOE
 from polyfleet.models.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from polyfleet.models.recorder import Recorder, Shapes
+from polyfleet.models.seed_oss import SEED_OSS
 from polyfleet.models.smollm3 import SMOLLM3
+from polyfleet.models.starcoder2 import NEMOTRON, STABLELM, STARCODER2
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     each.name: each
     for each in (
         *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3, SMOLLM3, GLM4, GLM),
         *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS, GLM4_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
+        *(GEMMA, OLMO2, OLMO3, GRANITE, ERNIE, HUNYUAN, INTERNLM3, SEED_OSS, EXAONE4, STARCODER2, NEMOTRON, STABLELM),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )
 }
