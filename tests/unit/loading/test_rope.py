@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from polyfleet.models.fields import Fields
+from polyfleet.models.folder_rope import read_rope
 from polyfleet.models.rope import Llama3Scaling, inverse_frequencies, scale_llama3
 
 # What Llama 3.1 8B's own configuration gives (head_dim 128, base 500,000), computed by transformers 5.24.
@@ -26,3 +28,11 @@ def test_llama3_keeps_short_waves_divides_long_ones_and_blends_between() -> None
     middle = 2 * math.pi / 400  # 2.5 turns in the original context: half-way between 1 and 4
     found = scale_llama3((short, long, middle), scaling)
     assert found == pytest.approx((short, long / 8, (middle + middle / 8) / 2))
+
+
+@pytest.mark.parametrize("scales", [{}, {"mscale": 1.0, "mscale_all_dim": 0.0}, {"mscale": None, "mscale_all_dim": 1}])
+def test_yarn_whose_scales_are_none(scales: dict[str, float | None]) -> None:
+    """A scale of 0 is none, as in transformers: the amplitude is that of the factor."""
+    stated = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, **scales}
+    fields = Fields("config.json", {"max_position_embeddings": 256, "rope_parameters": stated})
+    assert read_rope(fields, 16).amplitude == pytest.approx(1 + 0.1 * math.log(4))

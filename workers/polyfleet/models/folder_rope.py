@@ -104,7 +104,7 @@ def _yarn(given: _Given) -> StatedRope:
     betas = rope.positive("beta_fast", 32.0), rope.positive("beta_slow", 1.0)
     scaling = YarnScaling(factor, context, *betas, rope.flag("truncate", True))
     amplitude = yarn_amplitude(factor)
-    if rope.has("mscale") and rope.has("mscale_all_dim"):
+    if rope.values.get("mscale") and rope.values.get("mscale_all_dim"):  # 0 is none, as in transformers
         scales = rope.positive("mscale"), rope.positive("mscale_all_dim")
         amplitude = yarn_amplitude(factor, scales[0]) / yarn_amplitude(factor, scales[1])
     amplitude = rope.positive("attention_factor", amplitude)
