@@ -290,3 +290,10 @@ def test_broken_tokenizer_settings(folder: Path, settings: dict[str, Any], reaso
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     edit(folder / "tokenizer_config.json", settings)
     assert reason in refused(folder)
+
+
+def test_a_tokenizer_in_another_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_folder(tmp_path, SHAPE)
+    (folder / "tokenizer.model").write_bytes(b"")
+    assert load_model(folder).tokenizer is None
+    assert "tokenizer.model is not read, so the model takes and gives token ids alone" in caplog.text

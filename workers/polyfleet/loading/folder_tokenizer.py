@@ -1,5 +1,6 @@
 """From tokenizer.json and the files beside it in a Hugging Face folder to TokenizerAssets."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,9 @@ from polyfleet.loading.tokenizer_parts import check_added, check_parts, read_add
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields, read_json, read_optional_json
 
+log = logging.getLogger(__name__)
+
+OTHERS = ("tokenizer.model", "tekken.json", "spiece.model", "vocab.json", "vocab.txt")  # files of tokenizers
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 
 
@@ -25,6 +29,7 @@ def folder_tokenizer(
     """The tokenizer, None when the folder has none, and all end tokens; raises ModelFileError for a broken one."""
     path = folder / "tokenizer.json"
     if not path.is_file():
+        _warn_of_others(folder)
         return None, config.end_token_ids
     tokenizer, settings = read_json(path), read_optional_json(folder / "tokenizer_config.json")
     check_parts(tokenizer)
@@ -68,6 +73,15 @@ def _end_tokens(config: ModelConfig, eos: int | None, added: list[dict[str, Any]
 def _without_chance(model: Mapping[str, Any]) -> dict[str, Any]:
     """Without the random merges that are for training."""
     return {key: None if key == "dropout" else value for key, value in model.items()}
+
+
+def _warn_of_others(folder: Path) -> None:
+    if other := next((each for each in OTHERS if (folder / each).is_file()), ""):
+        log.warning(
+            "%s: %s is not read, so the model takes and gives token ids alone: write a tokenizer.json with "
+            "transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…)",
+            *(folder, other),
+        )
 
 
 def _read_frame(tokenizer: Fields, *, pairs: bool) -> Frame:
