@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.support.tiny_architectures import LAYERS, TINY, make
 from tests.support.tiny_encoders import CROSS_ENCODERS, make_cross_encoder
-from tests.support.tiny_models import TinyShape, write_folder
+from tests.support.tiny_models import TinyShape, write_folder, write_gguf
 
 from polyfleet.cli.main import cli
 from polyfleet.engine.inspection import Inspection
@@ -94,6 +94,26 @@ def test_devices_that_nobody_has(folder: Path, arguments: tuple[str, ...], reaso
     done = inspect(folder, *arguments)
     assert done.exit_code == 2
     assert reason in done.stderr
+
+
+def test_what_is_kept_dense_and_why(tmp_path: Path) -> None:
+    shape = TinyShape(hidden=64, intermediate=64)
+    for form in ("Q4_0", "Q8_0"):
+        write_gguf(tmp_path / f"{form}.gguf", shape, form)
+    cuda = ("--accelerator", "cuda", "--memory", "24GiB")
+    for form, device, reason in (
+        ("Q4_0", ("--accelerator", "cpu", "--memory", "4GiB"), ""),
+        ("Q4_0", (*cuda, "--weights", "dense"), "weights: dense asks for that"),
+        ("Q8_0", cuda, "no kernel of this device reads Q8_0 (4 bits and FP8 are read)"),
+        ("Q4_0", ("--accelerator", "mps", "--memory", "4GiB"), "no kernels for quantised weights on this device"),
+    ):
+        (found,) = seen(tmp_path / f"{form}.gguf", *device)["fits"]
+        assert found["dequantised_because"].endswith(reason)
+        assert bool(found["dequantised"]) == bool(found["dequantised_because"]) == bool(reason)
+    assert (
+        "quantised matrices are kept dense: no kernel of this device reads Q8_0"
+        in inspect(tmp_path / "Q8_0.gguf", *cuda).output
+    )
 
 
 def test_cross_encoders_and_their_tokenizers(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ class Fit:
     max_sequences: int = 0
     kv_cache_tokens: int = 0
     dequantised: int = 0  # matrices that files have quantised and the executor keeps dense
+    dequantised_because: str = ""
     problem: str = ""
     changes: tuple[str, ...] = ()  # each would make it fit
 
@@ -102,7 +103,7 @@ def _fit(model: LoadedModel, site: Site, options: EngineOptions) -> Fit:
         sizes = sized.context_length, sized.max_sequences, sized.kv_cache_tokens
         bytes_ = footprint.weights, footprint.kv_per_token, footprint.state_per_sequence
         dtype = dtype if name in EXACT else ""  # others have one of their own
-        return Fit(site.name, free, name, dtype, *bytes_, *sizes, _dequantised(name, workload))
+        return Fit(site.name, free, name, dtype, *bytes_, *sizes, *_dequantised(name, workload))
     one = {problem.partition(": ")[2] for problem in problems}
     return Fit(site.name, free, problem=one.pop() if len(one) == 1 else "; ".join(problems))
 
@@ -120,13 +121,22 @@ def _sized(
     return footprint, resolve(roomy.options, model.config, footprint, machine)
 
 
-def _dequantised(executor: str, workload: Workload) -> int:
-    """Matrices that the executor keeps dense although files have them quantised."""
+def _dequantised(executor: str, workload: Workload) -> tuple[int, str]:
+    """Matrices that the executor keeps dense although files have them quantised, and why."""
     if executor == "persistent" or executor not in KNOWN:  # which keeps all; of a stranger's nothing is known
-        return 0
-    wanted = workload.options.weights.replace("dense", "") if "triton" in workload.facts else ""
+        return 0, ""
+    asked, able = workload.options.weights, executor in EXACT and "triton" in workload.facts
+    wanted = asked.replace("dense", "") if able else ""
     quantised = [each for each in workload.weights.values() if each.format.quantised]
-    return sum(not kept([each], wanted) for each in quantised)
+    dense = [each for each in quantised if not kept([each], wanted)]
+    if not dense:
+        return 0, ""
+    if not able:
+        return len(dense), f"the {executor} executor has no kernels for quantised weights on this device"
+    if asked == "dense":
+        return len(dense), "weights: dense asks for that"
+    formats = ", ".join(sorted({each.format.value for each in dense}))
+    return len(dense), f"no kernel of this device reads {formats} (4 bits and FP8 are read)"
 
 
 def _changes(model: LoadedModel, site: Site, options: EngineOptions) -> Iterator[str]:

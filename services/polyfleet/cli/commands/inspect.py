@@ -139,6 +139,8 @@ def _fit(fit: "Fit") -> list[str]:
     state = f", state {fit.state_bytes_per_sequence} bytes a sequence" if fit.state_bytes_per_sequence else ""
     sizes = f"weights {fit.weight_bytes / GIB:.2f} GiB, KV {fit.kv_bytes_per_token} bytes a token{state}"
     holds = f"context {fit.context_length}, {fit.max_sequences} sequences, a pool of {fit.kv_cache_tokens} tokens"
-    dense = f"; {fit.dequantised} quantised matrices are kept dense" if fit.dequantised else ""
+    dense = (
+        f"; {fit.dequantised} quantised matrices are kept dense: {fit.dequantised_because}" if fit.dequantised else ""
+    )
     dtype = f" in {fit.dtype}" if fit.dtype else ""
     return [f"{room}: {fit.executor}{dtype}, {sizes}, {holds}{dense}"]
