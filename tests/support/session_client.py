@@ -13,8 +13,14 @@ OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 class SessionClient:
     """`async with SessionClient(address) as session`: says Hello, then starts, cancels and reads."""
 
-    def __init__(self, address: str, gateway_id: str = "g-test", metadata: Sequence[tuple[str, str]] = ()) -> None:
-        self.channel = grpc.aio.insecure_channel(address, options=OWN_CONNECTION)
+    def __init__(
+        self,
+        address: str,
+        gateway_id: str = "g-test",
+        metadata: Sequence[tuple[str, str]] = (),
+        channel: grpc.aio.Channel | None = None,
+    ) -> None:
+        self.channel = channel or grpc.aio.insecure_channel(address, options=OWN_CONNECTION)
         self.stub = worker_pb2_grpc.WorkerStub(self.channel)
         self.call = self.stub.Session(metadata=tuple(metadata))
         self._gateway_id = gateway_id
