@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 DECODE_FIT_EVERY = 8  # steps: learning from each one would cost more than it tells
 PREFILL_HALF_LIFE_TOKENS = 4096
+FEW_TOKENS = 64  # of prompts in a step: how long they take says little of how long many take
 DECODE_HALF_LIFE_TOKENS = 64  # of one sequence, that is: steps
 DECODE_KEEP = 0.5 ** (1 / DECODE_HALF_LIFE_TOKENS)
 
@@ -76,20 +77,24 @@ class StepFit:
 class Rates:
     """Speed of prefill and of one decoding sequence.
 
-    A step that does both belongs to prefill in the share of its rows that are prompt tokens. Decode is what one
-    sequence sees, whatever else its steps computed.
+    A step that does both belongs to prefill in the share of its rows that are prompt tokens. Steps with few of them,
+    the ends of prompts that were cached or came from elsewhere say, count only while there was no larger one. Decode is
+    what one sequence sees, whatever else its steps computed.
     """
 
     prefill: MovingRate = field(default_factory=lambda: MovingRate(PREFILL_HALF_LIFE_TOKENS))
     decode: MovingRate = field(default_factory=lambda: MovingRate(DECODE_HALF_LIFE_TOKENS))
     decode_step: StepFit = field(default_factory=StepFit)
     _num_decode_steps: int = 0
+    _knows_many: bool = False  # whether a step had more than FEW_TOKENS of prompts
 
     def add_step(
         self, num_decodes: int, num_prefill_tokens: int, seconds: float, held_tokens: Callable[[], int] = lambda: 0
     ) -> None:
         """Learn from one step; `held_tokens` tells, where it is asked, how many all sequences have in the KV cache."""
-        if num_prefill_tokens:
+        if num_prefill_tokens > FEW_TOKENS and not self._knows_many:
+            self._knows_many, self.prefill = True, MovingRate(PREFILL_HALF_LIFE_TOKENS)
+        if num_prefill_tokens > FEW_TOKENS or (num_prefill_tokens and not self._knows_many):
             share = num_prefill_tokens / (num_prefill_tokens + num_decodes)
             self.prefill.add(num_prefill_tokens, seconds * share)
         if num_decodes:

@@ -7,11 +7,11 @@ prompt it computes what is not in the prefix cache, one token at least.
 
 import heapq
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from polyfleet.placement.fleet import Worker, WorkerState
+from polyfleet.placement.fleet import Role, Worker, WorkerState
 from polyfleet.placement.prefixes import PrefixMap
 from polyfleet.simulator.fleet_file import Group
 from polyfleet.simulator.trace import Arrival
@@ -19,6 +19,7 @@ from polyfleet.wire.hashing import PLACEMENT_GRAIN
 from polyfleet.wire.rates import Rates
 
 MODEL = "simulated"
+GAPS = 10  # steps of a millisecond in which gaps between tokens are counted
 LEAST_PROMPT = 16  # tokens of prompts in a step, however long it takes
 
 
@@ -34,6 +35,7 @@ class Job:
     cached_tokens: int = 0
     left: int = 0
     moves: int = 0
+    prefiller: str = ""  # the worker that computes its prompt, where that is another one
 
     @property
     def room(self) -> int:
@@ -59,10 +61,22 @@ class SimulatedEngine:
         self._steps = 0
         self._plan: list[tuple[Job, int]] = []
         self._duration = 0.0
+        self._importing = 0.0  # seconds that prompts take which have come, before the next step
+        self._has_fetched = False
+        self.gaps = Counter[int]()  # by milliseconds / GAPS from token to token: of how many tokens
 
     def add(self, job: Job) -> None:
         """A request has come."""
         job.worker, job.left = self.worker_id, job.arrival.prompt_tokens
+        self._waiting.append(job)
+
+    def take_in(self, job: Job) -> None:
+        """A request has come whose prompt another worker has computed: it is in the prefix cache, but for its last
+        token."""
+        job.worker, job.left = self.worker_id, 1
+        job.cached_tokens = job.arrival.prompt_tokens - 1
+        self._importing += job.cached_tokens / self.group.import_tokens_per_second
+        self._has_fetched = True
         self._waiting.append(job)
 
     def clear(self) -> list[Job]:
@@ -114,7 +128,8 @@ class SimulatedEngine:
             self._plan.append((job, part))
             budget -= part
         exact = self.pace.step(len(self._decoding), self._held, before - budget)
-        self._duration = exact * (1 + self._draw.uniform(-group.jitter, group.jitter))
+        self._duration = exact * (1 + self._draw.uniform(-group.jitter, group.jitter)) + self._importing
+        self._importing = 0.0
         return self._duration
 
     def _prompt_room(self) -> int:
@@ -128,8 +143,9 @@ class SimulatedEngine:
     def _admit(self, job: Job) -> None:
         self._reserved += job.room
         chain = job.arrival.grains
-        job.cached_tokens = min(self._cache.cached_at(self.worker_id, chain) * PLACEMENT_GRAIN, job.left - 1)
-        job.left -= job.cached_tokens
+        if job.left == job.arrival.prompt_tokens:
+            job.cached_tokens = min(self._cache.cached_at(self.worker_id, chain) * PLACEMENT_GRAIN, job.left - 1)
+            job.left -= job.cached_tokens
         self._held += job.cached_tokens
         if chain:
             self._cache.learn(self.worker_id, chain)
@@ -140,6 +156,7 @@ class SimulatedEngine:
         decoding, prompt = len(self._decoding), sum(part for _, part in self._plan)
         self.rates.add_step(decoding, prompt, self._duration, lambda: self._held)
         self.seconds += self._duration
+        self.gaps[round(self._duration * 1000 * GAPS)] += decoding
         self._steps += 1
         self._held += decoding + prompt
         finished = []
@@ -205,4 +222,7 @@ class SimulatedEngine:
             step_seconds_per_sequence=step[1],
             step_seconds_per_token=step[2],
             device_name=group.name,
+            role=Role(group.role),
+            fetch_tokens_per_second=group.fetch_tokens_per_second if exact or self._has_fetched else 0.0,
+            import_tokens_per_second=group.import_tokens_per_second if exact or self._has_fetched else 0.0,
         )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -77,6 +77,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     accelerator: str
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,100}$")] = ""
     workers: Annotated[int, Meta(ge=1, le=4096)] = 1
+    role: Literal["both", "prefill", "decode"] = "both"
+    fetch_tokens_per_second: Share = 1e5  # of prompts that another worker computed, on their way
+    import_tokens_per_second: Share = 1e6  # the same while it takes them in, and its steps wait
     speed: Share = 1.0
     steps: Speed | None = None
     max_sequences: Count = 64

@@ -32,7 +32,10 @@ class SimulatedGateway:
         self._index.put(worker)
 
     def place(self, job: Job, excluded: frozenset[str], seconds_left: float = inf) -> str | None:
-        """The worker for a job; None: there is none now; empty: none of which the first token would come in time."""
+        """The worker for a job; None: there is none now; empty: none of which the first token would come in time.
+
+        Notes in the job which other worker computes its prompt.
+        """
         arrival, looks = job.arrival, self._index.policy.looks_at_prefixes
         request = PlacementRequest(
             *(MODEL, arrival.prompt_tokens, arrival.output_tokens),
@@ -50,6 +53,14 @@ class SimulatedGateway:
         if late_by(placement, seconds_left):
             return ""
         self._num_placed += 1
+        job.prefiller = ""
+        if placement.apart and placement.apart.worker:
+            job.prefiller = placement.apart.worker.worker_id
+            self._count(job.prefiller, arrival.prompt_tokens)
+            self._count(worker.worker_id, 1)
+            for each in (job.prefiller, worker.worker_id) if looks and arrival.grains else ():
+                self.prefixes.learn(each, arrival.grains)
+            return worker.worker_id
         cached = request.cached_tokens.get(worker.worker_id, 0)
         self._count(worker.worker_id, max(1, arrival.prompt_tokens - cached))
         if looks and arrival.grains:

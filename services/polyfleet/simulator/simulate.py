@@ -2,8 +2,9 @@
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import NamedTuple
@@ -40,6 +41,7 @@ class Outcome:
     failed: list[Job] = field(default_factory=list)  # found no worker in time
     shed: list[Job] = field(default_factory=list)  # could not be in time
     busy: dict[str, float] = field(default_factory=dict)  # by worker: seconds of steps
+    gaps: Counter[int] = field(default_factory=Counter)  # as SimulatedEngine's, of all workers
 
     @property
     def ended(self) -> int:
@@ -58,6 +60,7 @@ class Simulation:
         self._owner: dict[int, SimulatedGateway] = {}  # by job
         self._stepping: dict[str, int] = {}  # worker -> number of its step under way
         self._down: set[str] = set()
+        self._errands: dict[Job, tuple[Job, float]] = {}  # prompts computed for other workers: of which job, since when
         self._news = {each.name: dict[str, list[Job]]() for each in self._gateways}  # others' prompts, not told yet
         self._resting: dict[str, float] = {}  # workers of which nothing more is to be told, and their last heartbeat
         self._telling: set[str] = set()  # workers of which all are to hear soon
@@ -92,6 +95,7 @@ class Simulation:
             now, _, what = heapq.heappop(self._events)
             what(now)
             progress(self.outcome.ended)
+        self.outcome.gaps = sum((each.gaps for each in self._engines.values()), Counter())
         self.outcome.busy = {each.worker_id: each.seconds for each in self._engines.values()}
         return self.outcome
 
@@ -112,6 +116,9 @@ class Simulation:
             self._place(job, now, until, excluded | {worker_id})
         else:
             engine = self._engines[worker_id]
+            if job.prefiller and job.prefiller not in self._down:
+                self._send_errand(job, worker_id, now)
+                return
             engine.add(job)
             for other in self._gateways if self._options.shared and job.arrival.grains else ():
                 if other is not gateway:
@@ -119,6 +126,38 @@ class Simulation:
             self._wake(engine, now)
             self._tell_soon(engine, now)
             self._go_on(engine, now)
+
+    def _send_errand(self, job: Job, worker_id: str, now: float) -> None:
+        """Have another worker compute its prompt."""
+        job.worker, engine = worker_id, self._engines[job.prefiller]
+        errand = Job(replace(job.arrival, output_tokens=1), job.number)
+        self._errands[errand] = job, now
+        engine.add(errand)
+        self._wake(engine, now)
+        self._go_on(engine, now)
+
+    def _errands_done(self, ended: list[Job], now: float) -> list[Job]:
+        """Those of a worker's jobs that were its own; prompts of the others set out, or have by now."""
+        for errand in [each for each in ended if each in self._errands]:
+            job, began = self._errands.pop(errand)
+            group = self._engines[job.worker].group
+            last = min(group.step_tokens, errand.arrival.prompt_tokens) / group.fetch_tokens_per_second
+            whole = errand.arrival.prompt_tokens / group.fetch_tokens_per_second
+            arrives = max(now + last, began + whole)
+            self._at(arrives, lambda later, job=job: self._arrive(job, later, computed=True))  # type: ignore[misc]
+            ended = [each for each in ended if each is not errand]
+        return ended
+
+    def _arrive(self, job: Job, now: float, *, computed: bool) -> None:
+        """A job's worker has its prompt, or has to compute it after all."""
+        engine = self._engines[job.worker]
+        if job.worker in self._down:
+            job.moves += 1
+            self._place(job, now, now + PATIENCE_SECONDS)
+            return
+        (engine.take_in if computed else engine.add)(job)
+        self._wake(engine, now)
+        self._go_on(engine, now)
 
     def _go_on(self, engine: SimulatedEngine, now: float) -> None:
         if engine.has_work and engine.worker_id not in self._stepping and engine.worker_id not in self._down:
@@ -129,7 +168,7 @@ class Simulation:
         if self._stepping.get(engine.worker_id) != step:
             return  # it failed meanwhile
         del self._stepping[engine.worker_id]
-        finished = engine.end_step(now)
+        finished = self._errands_done(engine.end_step(now), now)
         self.outcome.jobs += finished
         self._go_on(engine, now)
         if not self._options.exact and now - self._reported.get(engine.worker_id, -1.0) >= REPORT_SECONDS:
@@ -180,6 +219,9 @@ class Simulation:
             gateway.hear(self._report(engine))
             gateway.prefixes.forget(engine.worker_id)
         for job in engine.clear():
+            if job in self._errands:
+                self._arrive(self._errands.pop(job)[0], now, computed=False)
+                continue
             job.moves += 1
             self._place(job, now, now + PATIENCE_SECONDS)
 

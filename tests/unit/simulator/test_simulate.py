@@ -222,3 +222,47 @@ def test_every_accelerator_has_a_speed_and_goodness_has_two_sides() -> None:
     assert {each.value for each in BackendType} - {"sample"} <= speeds().keys()
     (good,), (late,) = (run(one(), [Arrival(0.0, n, 5)]).jobs for n in (100, 3000))
     assert (is_good(good), is_good(late)) == (True, False)
+
+
+def apart(role_of_one: str, role_of_other: str, **options: object) -> FleetFile:
+    roles = {"one": role_of_one, "other": role_of_other}
+    return fleet(
+        *(
+            Group(accelerator="cpu", name=name, role=role, steps=PLAIN, jitter=0.0, **options)  # type: ignore[arg-type]
+            for name, role in roles.items()
+        )
+    )
+
+
+def test_a_prompt_computed_apart_takes_that_its_way_and_the_last_token() -> None:
+    busy = [Arrival(0.0, 64, 1000) for _ in range(20)]  # they decode when the long one comes
+    outcome = run(apart("prefill", "decode", fetch_tokens_per_second=1024.0), [*busy, Arrival(2.0, 1024, 5)])
+    long = next(job for job in outcome.jobs if job.arrival.prompt_tokens == 1024)
+    assert (long.prefiller, long.worker) == ("one-0", "other-0")
+    # two steps of 512 rows, on the way at the same time but for the last 512 tokens, and the last token's own step
+    assert first_seconds(long) == pytest.approx(2 * 0.522 + 0.5, abs=0.06)
+    together = run(one(), [*busy, Arrival(2.0, 1024, 5)])
+    long_apart, long_together = (
+        sum(count for gap, count in each.gaps.items() if gap > 5000)  # tenths of a millisecond
+        for each in (outcome, together)
+    )
+    assert long_together == long_apart + 2 * 20  # each of the others waits for both steps
+    assert outcome.gaps.total() == together.gaps.total() == 20 * 999 + 4
+
+
+@pytest.mark.parametrize("dies", ["one", "other"])
+def test_the_death_of_either_loses_no_request(dies: str) -> None:
+    groups = {
+        name: Group(
+            accelerator="cpu",
+            name=name,
+            role=role,  # type: ignore[arg-type]
+            steps=PLAIN,
+            failures=(Failure(at=3.0, seconds=1.0),) if name == dies else (),
+        )
+        for name, role in (("one", "prefill"), ("other", "decode"))
+    }
+    arrivals = [Arrival(number / 4, 512, 40) for number in range(20)]
+    outcome = run(fleet(*groups.values()), arrivals)
+    assert len(outcome.jobs) == 20
+    assert any(job.prefiller for job in outcome.jobs)

@@ -40,3 +40,13 @@ def test_a_mixed_step_is_shared_by_rows() -> None:
     rates.add_step(num_decodes=10, num_prefill_tokens=30, seconds=0.4)
     assert rates.prefill.per_second == pytest.approx(30 / 0.3)
     assert rates.decode.per_second == pytest.approx(1 / 0.4)
+
+
+def test_few_prompt_tokens_say_little_of_how_long_many_take() -> None:
+    rates = Rates()
+    rates.add_step(0, 4, 0.01)
+    assert rates.prefill.per_second == pytest.approx(400)
+    rates.add_step(0, 1000, 0.05)
+    for _ in range(100):
+        rates.add_step(0, 4, 0.01)
+    assert rates.prefill.per_second == pytest.approx(20_000)
