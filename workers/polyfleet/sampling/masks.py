@@ -109,13 +109,16 @@ def size(bits: Int32s) -> int:
 
 def members(bits: Int32s, vocabulary: int) -> Ints:
     """The ids in a set, in ascending order."""
-    octets = bits.astype("<i4", copy=False).view(np.uint8)
-    found: Ints = np.flatnonzero(np.unpackbits(octets, bitorder="little", count=vocabulary))
-    return found
+    words = np.flatnonzero(bits)  # few, of most sets: the others' bits are not looked at
+    octets = bits[words].astype("<i4", copy=False).view(np.uint8)
+    places, of_word = np.nonzero(np.unpackbits(octets, bitorder="little").reshape(-1, WORD_BITS))
+    found: Ints = words[places] * WORD_BITS + of_word
+    return found[found < vocabulary]
 
 
 def _places(of: Ints, rows: Ints) -> tuple[Ints, Bools]:
     """Where those of `of` that are among `rows` stand in there, and which these are."""
     places = np.searchsorted(rows, of)
-    kept = np.isin(of, rows)
+    kept = places < len(rows)
+    kept[kept] = rows[places[kept]] == of[kept]
     return places[kept], kept
