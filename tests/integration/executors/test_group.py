@@ -56,9 +56,12 @@ def alone(folder: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def group(folder: Path) -> Iterator[Engine]:
+    """Whose tokens the model itself drafts, whole on the first rank."""
     with pytest.MonkeyPatch.context() as patient:
         patient.setattr(members, "SILENCE_LOOKS", 10**6)  # a busy machine is no rank that hangs
-        engine = Engine.load(str(folder), options(tensor_parallel=2, max_adapters=1, max_rank=4))
+        drafting = {"speculation": "draft", "draft_model": str(folder), "draft_tokens": 2, "step_tokens": 13}
+        sizes = {"kv_cache_tokens": 64, "max_adapters": 1, "max_rank": 4}
+        engine = Engine.load(str(folder), options(tensor_parallel=2, **sizes, **drafting))
         yield engine
     pids = ranks(engine)
     engine.close()
@@ -112,6 +115,8 @@ def test_a_group_gives_the_tokens_of_one_rank(group: Engine, alone: Engine) -> N
         name: each.token_ids for name, each in expected.items()
     }
     assert group.status().preemptions > 0
+    assert not group.facts.speculation.startswith("off")
+    assert group.status().drafts >= group.status().accepted_drafts > 0
     assert group.facts.fingerprint == alone.facts.fingerprint
 
 

@@ -1,4 +1,7 @@
-"""Prepares the model that drafts: on the device of the one that it drafts for, beside it, and before it is sized."""
+"""Prepares the model that drafts: on the device of the one that it drafts for, beside it, and before it is sized.
+
+Beside a model of several ranks it is whole on the first one's device.
+"""
 
 import json
 from collections.abc import Callable
@@ -59,7 +62,7 @@ def beside(workload: Workload, model: LoadedModel, progress: Callable[[float], N
     Raises ModelFileError for its file; FieldError where it has another vocabulary, or is larger than the model.
     """
     options = workload.options
-    if options.speculation != "draft" or (options.tensor_parallel or 1) > 1:
+    if options.speculation != "draft":
         return Beside()
     small = load_model(options.draft_model, lambda share: None)
     if problem := unlike(small, model):
@@ -67,8 +70,8 @@ def beside(workload: Workload, model: LoadedModel, progress: Callable[[float], N
     graph = record(small.config, small.weights)
     if graph.states or not graph.caches:
         raise FieldError("draft_model", "must keep keys and values of all tokens, which its architecture does not")
-    own = replace(options, speculation="off", draft_model="", executor="auto", weights="dense")
-    task = replace(workload, graph=graph, weights=small.weights, options=own)
+    own = replace(options, speculation="off", draft_model="", executor="auto", weights="dense", tensor_parallel=0)
+    task = replace(workload, graph=graph, weights=small.weights, options=own, spent=None)
 
     def build(kind: ExecutorKind) -> tuple[Executor, Footprint]:
         refuse(kind, task)

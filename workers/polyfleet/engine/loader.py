@@ -106,23 +106,15 @@ def prepare_engine(
         )
     progress(1.0, "ready")
     reasons = tuple(f"{each.executor}: {each.reason}" for each in passed_over)
-    no_drafts = _no_drafts(executor, model.config, resolved, graph, draft_model)
+    no_drafts = _no_drafts(executor, model.config, resolved, graph)
     return EngineParts(
         *(model, executor, resolved, canary, mark, reasons, no_drafts, draft_model, adaptable(graph)), tower=tower
     )
 
 
-def _no_drafts(
-    executor: Executor,
-    config: ModelConfig,
-    options: EngineOptions,
-    graph: KernelGraph,
-    draft_model: DraftModel | None,
-) -> str:
+def _no_drafts(executor: Executor, config: ModelConfig, options: EngineOptions, graph: KernelGraph) -> str:
     """Why no tokens are drafted where some are wanted, which is logged; "": some are, or none are wanted."""
     reason = speculation_refused(executor, config, options, graph)
-    if options.speculation == "draft" and draft_model is None:
-        reason = "no model drafts beside one that ranks compute together"
     if reason:
         log.warning("no tokens are drafted: %s", reason)
     return reason
