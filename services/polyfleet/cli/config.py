@@ -1,5 +1,6 @@
 """The one YAML file: everything that `polyfleet serve` starts. Unknown keys are refused with their path."""
 
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,7 +86,11 @@ def check_deployments(deployments: tuple[Deployment, ...]) -> None:
 
 def config_schema() -> dict[str, Any]:
     """JSON schema of the file, for editors and checks."""
-    return msgspec.json.schema(Config, schema_hook=lambda _: options_schema())
+    schema = msgspec.json.schema(Config, schema_hook=lambda _: options_schema())
+    for part in schema["$defs"].values():
+        if "description" in part:  # a docstring, which only some versions of msgspec give without its indentation
+            part["description"] = cleandoc(part["description"])
+    return schema
 
 
 def _decode(kind: type, value: Any) -> StatedOptions:

@@ -76,6 +76,7 @@ def test_an_absent_file_is_refused(tmp_path: Path) -> None:
 
 def test_the_schema_describes_every_key_and_allows_no_other() -> None:
     definitions = config_schema()["$defs"]
+    assert not [name for name, each in definitions.items() if "\n    " in each.get("description", "")]
     assert {"Config", "GatewayConfig", "SchedulerConfig", "Deployment"} <= set(definitions)
     assert definitions["Deployment"]["properties"]["options"]["additionalProperties"] is False
     for name, definition in definitions.items():
