@@ -1,16 +1,19 @@
 """Agents: worker processes that dial the gateway and are dialled through it, with a real scheduler."""
 
 import signal
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
 import pytest
+from bench.chaos.clock import Clocks
 from bench.chaos.link import Link
 from tests.support.fake_tokens import fake_tokens
 from tests.support.gateway_rig import GatewayRig, Stream, failure_of, until
 from tests.support.running_scheduler import Running, start, stop
 from tests.support.running_worker import RunningWorker
+from tests.support.tls_files import write_tls_files
 
 from polyfleet.gateway.agents.service import agent_problem
 from polyfleet.v1 import agents_pb2_grpc
@@ -24,10 +27,10 @@ TOKEN = "a-fleet-token"
 
 
 class AgentRig:
-    """A scheduler and a gateway with a fleet token, and a way to the gateway that can be cut."""
+    """A scheduler and a gateway with a fleet token and these `settings`, and a way to the gateway that can be cut."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.stack = folder, AsyncExitStack()
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.folder, self.stack, self.settings = folder, AsyncExitStack(), settings
         self.token_file = folder / "token"
         self.scheduler: Running
         self.rig: GatewayRig
@@ -38,7 +41,7 @@ class AgentRig:
         token_file = str(self.token_file)
         self.scheduler = await start(self.folder / "state", settle_seconds=0.0, fleet_token_file=token_file)
         self.stack.push_async_callback(stop, self.scheduler)
-        config = {"fleet": self.scheduler.address, "fleet_token_file": token_file}
+        config = {"fleet": self.scheduler.address, "fleet_token_file": token_file, **self.settings}
         self.rig = await self.stack.enter_async_context(GatewayRig(config=config))
         target = f"127.0.0.1:{self.rig.gateway.grpc.port}"
         self.way = await self.stack.enter_async_context(Link(target))
@@ -47,15 +50,16 @@ class AgentRig:
     async def __aexit__(self, *error: object) -> None:
         await self.stack.aclose()
 
-    async def worker(self, name: str, *options: str) -> RunningWorker:
+    async def worker(self, name: str, *options: str, environ: Mapping[str, str] | None = None) -> RunningWorker:
         """A process of that name; it need not be ready yet."""
         (folder := self.folder / f"{name}-{len(list(self.folder.iterdir()))}").mkdir()
         options = ("--worker-id", name, "--fleet-token-file", str(self.token_file), *options)
-        return await self.stack.enter_async_context(RunningWorker(folder, *options, model=MODEL, wait_ready=False))
+        process = RunningWorker(folder, *options, model=MODEL, wait_ready=False, environ=environ)
+        return await self.stack.enter_async_context(process)
 
-    async def agent(self, name: str) -> RunningWorker:
+    async def agent(self, name: str, *options: str, environ: Mapping[str, str] | None = None) -> RunningWorker:
         """One that joins over the way."""
-        return await self.worker(name, "--join", self.way.address)
+        return await self.worker(name, "--join", self.way.address, *options, environ=environ)
 
     def ready(self, *names: str) -> bool:
         """Whether the gateway can use these and no others."""
@@ -122,6 +126,29 @@ async def test_a_second_agent_of_a_name_is_told_why_and_joins_once_the_first_has
         first.signal(signal.SIGKILL)
         await first.exit_status()
         await said(second, "Joined at")
+        await until(lambda: rig.ready("mac"))
+
+
+async def test_an_agent_joins_over_tls_by_roots_that_it_trusts(tmp_path: Path) -> None:
+    (tmp_path / "others").mkdir()
+    certificate, key = write_tls_files(tmp_path)
+    other, _ = write_tls_files(tmp_path / "others")
+    async with AgentRig(tmp_path, tls_cert=str(certificate), tls_key=str(key)) as rig:
+        stranger = await rig.agent("stranger", "--join-ca-file", str(other))
+        await said(stranger, "it does not answer, or not as this agent expects (TLS?)")
+        await rig.agent("mac", "--join-ca-file", str(certificate))
+        await until(lambda: rig.ready("mac"))
+
+
+async def test_an_agent_with_a_wrong_clock_is_told_and_joins_once_it_is_set(tmp_path: Path) -> None:
+    clocks = Clocks(tmp_path)
+    environ = clocks.environ("mac")
+    clocks.set("mac", 3600)
+    async with AgentRig(tmp_path) as rig:
+        agent = await rig.agent("mac", environ=environ)
+        await said(agent, "s ahead of the gateway's: set it, by NTP say.")
+        assert not rig.ready("mac")
+        clocks.set("mac", 0)
         await until(lambda: rig.ready("mac"))
 
 
