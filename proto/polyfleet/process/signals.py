@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -12,6 +13,15 @@ def stopping() -> tuple[signal.Signals, ...]:
     """Those that stop this process: all of STOPPING, but for a SIGHUP that is ignored, as under nohup."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(number for number in STOPPING if not (ignored and number is signal.SIGHUP))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as by SIGSTOP; False where the operating system does not tell (not Linux)."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in ("T", "t")  # a name may have spaces and brackets
 
 
 def end_at_signals() -> None:

@@ -110,12 +110,15 @@ def ready(front: RunningFront) -> bool:
         return False
 
 
-async def test_a_process_that_dies_is_replaced_and_the_streams_of_the_other_run_on() -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_that_dies_or_hangs_is_replaced_and_the_streams_of_the_other_run_on(
+    number: signal.Signals,
+) -> None:
     async with running() as (front, streams, worker):
         first, second = front.children
         await streams.open([first, second])
         expected = front.connections(second)
-        psutil.Process(first).kill()
+        psutil.Process(first).send_signal(number)
         worker.token_seconds = HURRIED_SECONDS
         ends = await streams.ends()
         whole = [each.ids() for each in ends if isinstance(each, Stream)]

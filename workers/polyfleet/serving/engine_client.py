@@ -7,10 +7,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
 
 from polyfleet.engine.facts import EngineStatus, LoadedAdapter
 from polyfleet.process import signals
+from polyfleet.process.signals import is_stopped
 from polyfleet.serving import messages
 from polyfleet.serving.log_tail import DESCRIPTOR_VARIABLE, EngineLines
 from polyfleet.serving.messages import (
@@ -127,12 +127,8 @@ class EngineClient:
 
     @property
     def stopped(self) -> bool:
-        """Whether its process is stopped, as by SIGSTOP; False where the operating system does not tell (not Linux)."""
-        try:
-            status = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return False
-        return status.rpartition(")")[2].split()[0] in ("T", "t")
+        """Whether its process is stopped, as by SIGSTOP."""
+        return is_stopped(self.pid)
 
     def add(self, request: SequenceRequest) -> int:
         """Queue a sequence, its number from 1 on; a refusal comes with the news."""

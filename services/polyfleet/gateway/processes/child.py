@@ -4,14 +4,18 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from asyncio.subprocess import Process
 from contextlib import suppress
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from polyfleet.gateway.processes.sums import Families, parsed
+from polyfleet.process.signals import is_stopped
 
 ASK_SECONDS = 5.0
+STOPPED_LOOKS = 3  # a second apart: whoever it serves waits
+UNANSWERED_LOOKS = 6  # each of which has waited for ASK_SECONDS: a busy one answers within that
 READY_FD = "--ready-fd"
 
 
@@ -22,6 +26,7 @@ class Child:
         self.process, self._ready = process, ready
         self._metrics = ""
         self.staying = True  # it was not told to end
+        self._stopped = self._unanswered = 0  # looks in a row
         self.families: Families = {}
 
     @classmethod
@@ -65,11 +70,25 @@ class Child:
 
     async def readiness(self) -> tuple[bool, str]:
         """Whether it can serve, and its own words where not."""
+        began = time.monotonic()
         try:
             status, text = await self._ask("/readyz")
         except (OSError, ValueError):
+            waited = time.monotonic() - began >= ASK_SECONDS
+            self._unanswered = self._unanswered + 1 if waited else 0
             return False, "The gateway's process does not answer."
+        self._unanswered = 0
         return status == 200, text.strip()
+
+    def hangs(self) -> bool:
+        """Whether it has been stopped (SIGSTOP) for this look and some before, or has not answered for long."""
+        self._stopped = self._stopped + 1 if is_stopped(self.process.pid) else 0
+        return self._stopped >= STOPPED_LOOKS or self._unanswered >= UNANSWERED_LOOKS
+
+    def kill(self) -> None:
+        """End it at once, and all that it serves."""
+        with suppress(ProcessLookupError):
+            self.process.kill()
 
     async def _ask(self, path: str) -> tuple[int, str]:
         """Raises OSError and ValueError."""

@@ -37,6 +37,7 @@ class Front:
             await self.stop()
             raise ConfigError("A gateway process could not start; a line of its own says why.")
         self._do(self._watch_readiness())
+        self._do(self._watch_hangs())
         self._do(self._watch_metrics())
 
     async def restart(self) -> None:
@@ -105,6 +106,14 @@ class Front:
                 self.serving = any(ready for ready, _ in answers)
                 self.reason = "" if self.serving else next((text for _, text in answers), "No process runs.")
             await asyncio.sleep(READY_SECONDS)
+
+    async def _watch_hangs(self) -> None:
+        """End those that hang, so that others take their place: their clients can ask again, which now wait."""
+        while not self._closing:
+            await asyncio.sleep(READY_SECONDS)
+            for child in [each for each in self._children if each.hangs()]:
+                log.error("A gateway process hangs and is killed.", extra={"child": child.process.pid})
+                child.kill()
 
     async def _watch_metrics(self) -> None:
         while True:
