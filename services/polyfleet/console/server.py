@@ -100,13 +100,13 @@ class Console:
 
     async def stop(self) -> None:
         """End streams and pages."""
+        await self.view.stop()
         self._server.should_exit = True
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._tasks[0]), STOP_SECONDS + 1)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.view.stop()
         await self.view.link.close()
 
     @staticmethod

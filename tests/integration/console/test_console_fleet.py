@@ -103,7 +103,11 @@ async def test_a_live_page_hears_what_changes(running: Running, rig: ConsoleRig)
     rig.view.start()
     viewer = asyncio.create_task(rig.app(scope | {"server": ("localhost", 80)}, receive, send))
     first = await asyncio.wait_for(sent.get(), 30)
-    assert first.startswith(b"event: part\n")
+    assert [line for line in first.split(b"\n") if line.startswith(b"event: ")] == [
+        b"event: tiles",
+        b"event: devices",
+        b"event: workers",
+    ]
     async with FakeWorker("w-late", "small", fleet=running.address):
         while b"w-late" not in await asyncio.wait_for(sent.get(), 30):
             pass

@@ -35,6 +35,7 @@ class FleetView:
         self.rates: dict[str, float] = {}  # tokens a second, by worker
         self.latencies = latencies((), 0.0)
         self.changed = Revision()
+        self.ended = False  # whoever waits for changes waits no more
         self._counts: dict[str, tuple[float, int]] = {}
         self._polls = 0
         self._viewers = 0
@@ -46,7 +47,9 @@ class FleetView:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Ask no more."""
+        """Ask no more; who waits for news is woken."""
+        self.ended = True
+        self.changed.advance()
         if self._task:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -103,7 +106,9 @@ class FleetView:
         devices = await self.link.call(
             "ListDevices", operations_pb2.ListDevicesRequest(), operations_pb2.ListDevicesResponse
         )
-        self.devices = tuple(devices.devices)
+        self.devices, now = tuple(devices.devices), time.time()
+        for device in self.devices:
+            self.device_histories[device_id(device)].add(now - device.age_seconds, device.state)
         self.requests = await self.link.call(
             "ListRequests", operations_pb2.ListRequestsRequest(), operations_pb2.ListRequestsResponse
         )
@@ -124,8 +129,6 @@ class FleetView:
         self.latencies = latencies(self.requests.ended, now)
         load = {"tokens_per_second": self.tokens_per_second, "running": running, "waiting": waiting}
         self.history.add(now, load | self.latencies)
-        for device in self.devices:
-            self.device_histories[device_id(device)].add(now - device.age_seconds, device.state)
 
     async def _run(self) -> None:
         while True:

@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from starlette.requests import Request
@@ -20,7 +21,8 @@ from polyfleet.console.pages.look import Look, language_of
 from polyfleet.v1 import fleet_pb2, operations_pb2
 
 LOG_LINES = 200
-MAX_WORKERS = 200  # that a page lists; the search finds the others
+MAX_WORKERS = 50  # that a page lists, those that are not ready first; the search finds the others
+Key = tuple[str, str, str]  # language, root path, what is looked for
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ class FleetPages:
 
     def __init__(self, guard: Guard, look: Look, view: FleetView) -> None:
         self._guard, self._look, self._view = guard, look, view
-        self._rendered: tuple[int, dict[tuple[str, str, str], str]] = (-1, {})
+        self._rendered: tuple[int, dict[Key, dict[str, str]]] = (-1, {})
+        self._devices: tuple[object, dict[Key, str]] = ((), {})
 
     def routes(self) -> list[Route]:
         """Where it answers."""
@@ -120,34 +123,46 @@ class FleetPages:
     async def _fleet(self, request: Request) -> Response:
         find = request.query_params.get("find", "")
         await self._view.fresh()
-        return self._look.page(request, "fleet.html", find=find, part=self._part(request, find))
+        return self._look.page(request, "fleet.html", find=find, parts=self._parts(request, find))
 
-    def _part(self, request: Request, find: str) -> str:
-        """What changes on the fleet's page; made once for all who look at the same."""
+    def _parts(self, request: Request, find: str) -> dict[str, str]:
+        """What changes on the fleet's page, by name; made once for all who look at the same."""
         key, number = (language_of(request), request.scope.get("root_path", ""), find), self._view.changed.number
         if self._rendered[0] != number:
             self._rendered = (number, {})
         made = self._rendered[1]
         if key not in made:
-            workers = workers_of(self._view.snapshot, find)
-            facts: dict[str, Any] = {"groups": groups_of(self._view.devices, find), "more": workers[MAX_WORKERS:]}
-            made[key] = self._look.part(
-                "fleet_part.html", *key[:2], workers=workers[:MAX_WORKERS], state_word=state_word, **facts
-            )
+            found = workers_of(self._view.snapshot, find)
+            listed: dict[str, Any] = {"workers": found[:MAX_WORKERS], "more": found[MAX_WORKERS:]}
+            made[key] = {
+                "tiles": self._look.part("fleet_tiles.html", *key[:2]),
+                "devices": self._devices_part(key),
+                "workers": self._look.part("fleet_workers.html", *key[:2], state_word=state_word, **listed),
+            }
+        return made[key]
+
+    def _devices_part(self, key: Key) -> str:
+        """The heat map, made anew when devices were looked at anew: it is the largest part."""
+        if self._devices[0] is not self._view.devices:
+            self._devices = (self._view.devices, {})
+        made = self._devices[1]
+        if key not in made:
+            groups = groups_of(self._view.devices, key[2])
+            made[key] = self._look.part("fleet_devices.html", *key[:2], groups=groups)
         return made[key]
 
     async def _live(self, request: Request) -> Response:
         find = request.query_params.get("find", "")
 
         async def events() -> AsyncIterator[str]:
-            seen, shown = -1, ""
+            seen, shown = -1, dict[str, str]()
             with self._view.watched():
-                while True:
+                while not self._view.ended:
                     seen = await self._view.changed.wait(seen)
-                    part = self._part(request, find)
-                    data = "".join(f"data: {line}\n" for line in part.splitlines())
-                    yield f"event: part\nid: {seen}\n{data}\n" if part != shown else ":\n\n"
-                    shown = part
+                    parts = self._parts(request, find)
+                    news = [event(name, seen, part) for name, part in parts.items() if part != shown.get(name)]
+                    yield "".join(news) or ":\n\n"
+                    shown = parts
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -194,6 +209,13 @@ class FleetPages:
         wanted = request.path_params["id"]
         asked, answer = fleet_pb2.DrainRequest(worker_id=wanted), fleet_pb2.DrainResponse
         return await act(self._look, self._view, request, "Drain", asked, answer, f"/workers/{wanted}")
+
+
+@lru_cache(64)
+def event(name: str, number: int, part: str) -> str:
+    """A part as an event of a stream; the same for all who look at it."""
+    data = "".join(f"data: {line}\n" for line in part.splitlines())
+    return f"event: {name}\nid: {number}\n{data}\n"
 
 
 def read_line(line: str) -> dict[str, str]:

@@ -1,0 +1,177 @@
+"""What the console costs with a large fleet: its process, and the browser of somebody who looks.
+
+    python -m bench.console --devices 1000 --viewers 10
+
+A made-up fleet answers the console, each device with other readings every second. Printed: CPU of the console's process
+with viewers and at rest, its memory, bytes and seconds of the first page, and of a browser's main thread the CPU and
+how long it was busy (on a machine with other work that counts its waits, too).
+"""
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+import grpc
+import psutil
+from tests.support.browser import CHROMIUM, FLAGS
+
+from polyfleet.process.listening import free_address
+from polyfleet.v1 import fleet_pb2 as pb
+from polyfleet.v1 import fleet_pb2_grpc, operations_pb2
+
+PRODUCTS = ("cuda", "rocm", "xpu", "ascend", "cambricon", "hygon", "mps", "cpu")
+GIB = 2**30
+SETTLE_SECONDS = 3.0  # until what a start costs is behind it
+
+
+class MadeUpFleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
+    """So many devices, with a worker each."""
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+
+    async def ListWorkers(self, request: Any, context: Any) -> pb.FleetSnapshot:
+        """Each with other counts than before."""
+        model = pb.ModelInfo(name="model", max_sequences=64, num_blocks=1000, context_length=8192)
+        snapshot = pb.FleetSnapshot()
+        for n in range(self._devices):
+            status = pb.WorkerStatus(state=pb.WORKER_STATE_READY, running_sequences=random.randrange(64))
+            status.counters.generated_tokens = int(time.time() * 1000)
+            accelerator = PRODUCTS[n % len(PRODUCTS)]
+            info = pb.WorkerInfo(worker_id=f"w-{n}", host=f"node-{n // 8}", accelerator=accelerator, model=model)
+            snapshot.workers.add(info=info, status=status)
+        return snapshot
+
+    async def ListDevices(self, request: Any, context: Any) -> operations_pb2.ListDevicesResponse:
+        """Each with other readings than before."""
+        answer = operations_pb2.ListDevicesResponse()
+        for n in range(self._devices):
+            accelerator = PRODUCTS[n % len(PRODUCTS)]
+            state = operations_pb2.DeviceState(
+                accelerator=accelerator,
+                index=n % 8,
+                name=f"{accelerator} card",
+                health=operations_pb2.DEVICE_HEALTH_HEALTHY,
+                utilization_ratio=random.random(),
+                temperature_celsius=60 + random.random() * 20,
+                power_watts=300 + random.random() * 100,
+                memory_used_bytes=random.randrange(80) * GIB,
+                memory_total_bytes=80 * GIB,
+            )
+            answer.devices.add(host=f"node-{n // 8}", state=state, worker_ids=[f"w-{n}"])
+        return answer
+
+    async def ListRequests(self, request: Any, context: Any) -> operations_pb2.ListRequestsResponse:
+        """None."""
+        return operations_pb2.ListRequestsResponse()
+
+
+async def look(address: str, seen: list[int]) -> None:
+    """A viewer: count the bytes that come."""
+    host, port = address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET /live/fleet HTTP/1.1\r\nHost: {address}\r\nAccept: text/event-stream\r\n\r\n".encode())
+    while chunk := await reader.read(1 << 16):
+        seen.append(len(chunk))
+
+
+async def listening(address: str) -> None:
+    """Wait until somebody takes connections there."""
+    host, port = address.split(":")
+    while True:
+        with suppress(OSError):
+            (await asyncio.open_connection(host, int(port)))[1].close()
+            return
+        await asyncio.sleep(0.1)
+
+
+async def share(process: psutil.Process, seconds: float) -> float:
+    """Of a core that a process takes, over so long."""
+    before, began = sum(process.cpu_times()[:2]), time.monotonic()
+    await asyncio.sleep(seconds)
+    return float(sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
+
+
+async def browse(address: str, seconds: float) -> dict[str, float]:
+    """The first page in a browser, and how busy it keeps the main thread."""
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = await browser.new_page()
+        session = await page.context.new_cdp_session(page)
+        await session.send("Network.enable")
+        await session.send("Performance.enable")
+        sizes = dict[str, float]()
+        session.on("Network.loadingFinished", lambda told: sizes.update({told["requestId"]: told["encodedDataLength"]}))
+        await page.goto(f"http://{address}/fleet")
+        timing = json.loads(await page.evaluate("JSON.stringify(performance.getEntriesByType('navigation')[0])"))
+        first = sum(sizes.values())
+
+        async def spent() -> list[float]:
+            told = (await session.send("Performance.getMetrics"))["metrics"]
+            found = {each["name"]: float(each["value"]) for each in told}
+            return [found[name] for name in ("Timestamp", "ThreadTime", "TaskDuration")]
+
+        await asyncio.sleep(SETTLE_SECONDS)
+        before = await spent()
+        await asyncio.sleep(seconds)
+        passed, computed, busy = (now - then for now, then in zip(await spent(), before, strict=True))
+        await browser.close()
+    figures = {"first_page_bytes": first, "interactive_seconds": timing["domInteractive"] / 1000}
+    return figures | {"main_thread_cpu": computed / passed, "main_thread_busy": busy / passed}
+
+
+async def measure(devices: int, viewers: int, seconds: float) -> dict[str, float]:
+    """All figures."""
+    address, fleet = free_address(), free_address()
+    server = grpc.aio.server()
+    fleet_pb2_grpc.add_FleetServicer_to_server(MadeUpFleet(devices), server)
+    server.add_insecure_port(fleet)
+    await server.start()
+    command = [sys.executable, "-m", "polyfleet.console", "--listen", address, "--fleet", fleet]
+    async with AsyncExitStack() as exits:
+        started = await asyncio.create_subprocess_exec(*command, env=dict(os.environ))
+        exits.push_async_callback(started.wait)
+        exits.callback(started.terminate)
+        process = psutil.Process(started.pid)
+        await listening(address)
+        await asyncio.sleep(SETTLE_SECONDS)
+        figures = {"rest": await share(process, seconds)}
+        seen = list[int]()
+        tasks = [asyncio.create_task(look(address, seen)) for _ in range(viewers)]
+        await asyncio.sleep(2)
+        figures["service"] = await share(process, seconds)
+        figures["bytes_a_second"] = sum(seen) / (seconds + 2) / max(viewers, 1)
+        for task in tasks:
+            task.cancel()
+        figures["resident_mb"] = process.memory_info().rss / 1e6
+        if CHROMIUM:
+            figures |= await browse(address, seconds)
+    await server.stop(0)
+    return figures
+
+
+@click.command(help=__doc__)
+@click.option("--devices", type=click.IntRange(1, 100_000), default=1000, show_default=True)
+@click.option("--viewers", type=click.IntRange(0, 1000), default=10, show_default=True)
+@click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Of each measurement.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there, too.")
+def main(devices: int, viewers: int, seconds: float, path: Path | None) -> None:
+    """See the module's docstring."""
+    figures = asyncio.run(measure(devices, viewers, seconds))
+    for name, value in figures.items():
+        click.echo(f"{name:22} {value:12.3f}")
+    if path:
+        path.write_text(json.dumps(figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
