@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from tests.support.small_config import SMALL
 from tests.support.tiny_models import TinyShape, random_tensors, write_folder
 from tests.support.tiny_tokenizers import tokenizer_json
 
+from polyfleet.kernels.quantisation import CHUNK_WEIGHTS
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.placing import place_all
+from polyfleet.loading.shapes import check_numbers
 from polyfleet.models.llama import LLAMA
 
 SHAPE = TinyShape()
@@ -130,3 +133,32 @@ def test_layers_behind_the_model_that_do_not_draft(tensor: str, drafts: bool) ->
     name = f"model.layers.{config.num_layers}.{tensor}.weight"
     weights = place_all([Weight(name, WeightFormat.F32, 2, 2, torch.zeros(2, 2))], LLAMA.folder_names, config)
     assert weights.keys() == (set() if drafts else {f"unknown.{name}"})
+
+
+@pytest.mark.parametrize(("row", "number", "finite"), [(0, np.nan, False), (-1, np.inf, False), (-1, 3e38, True)])
+def test_numbers_of_large_matrices(row: int, number: float, finite: bool) -> None:
+    """They are summed part by part; finite ones may sum up to more than a float holds."""
+    data = torch.zeros(3, CHUNK_WEIGHTS // 2, dtype=torch.bfloat16)
+    data[row, :2] = number
+    weights = {"embedding": Weight("embedding", WeightFormat.BF16, len(data), data.shape[1], data)}
+    if finite:
+        return check_numbers("model", weights)
+    with pytest.raises(ModelFileError, match="the tensor for 'embedding' holds numbers that are not finite"):
+        check_numbers("model", weights)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system tells no peak of memory")
+def test_numbers_are_looked_at_without_a_copy_of_them() -> None:
+    """Of an embedding in half precision the copy would take twice its memory."""
+    data = torch.zeros(1, 1 << 15, dtype=torch.bfloat16).expand(1 << 12, -1)
+    weights = {"embedding": Weight("embedding", WeightFormat.BF16, len(data), data.shape[1], data)}
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _peak()
+    check_numbers("model", weights)
+    assert _peak() - before < data.numel(), "bytes: a quarter of the copy"
+
+
+def _peak() -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024

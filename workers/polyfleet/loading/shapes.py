@@ -5,6 +5,7 @@ import re
 
 import torch
 
+from polyfleet.kernels.quantisation import CHUNK_WEIGHTS
 from polyfleet.kernels.weights import Weights
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.placing import TIED_HEAD
@@ -79,5 +80,6 @@ def _missing(name: str, weights: Weights) -> str:
 
 
 def _is_finite(numbers: torch.Tensor) -> bool:
-    """Their sum tells, unless finite ones sum up to more than a float holds."""
-    return math.isfinite(numbers.sum(dtype=torch.float32).item()) or bool(numbers.isfinite().all())
+    """Sums tell, unless finite numbers sum up to more than a float holds; of some rows, as each copies to float32."""
+    parts = torch.split(numbers, max(1, CHUNK_WEIGHTS // max(1, numbers.shape[-1])))
+    return all(math.isfinite(part.sum(dtype=torch.float32).item()) or bool(part.isfinite().all()) for part in parts)
