@@ -24,16 +24,25 @@ SEEING: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidde
 IMAGES = {"image_size": 28, "patch_size": 14}
 QWEN = {"depth": 1, "num_heads": 2, "patch_size": 14}
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+DEEP: dict[str, Any] = {
+    **QWEN,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}
+DEEP |= {"deepstack_visual_indexes": [0]}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": ({**TEXT, "sliding_window": 12, "query_pre_attn_scalar": 16}, {**SEEING, **IMAGES}),
     "mistral3": ({**TEXT, "model_type": "mistral"}, {**SEEING, **IMAGES, "model_type": "pixtral", "head_dim": 16}),
     "qwen2_vl": ({**TEXT, "rope_parameters": ROPE}, {**QWEN, "embed_dim": 32, "hidden_size": 64}),
+    "qwen3_vl": ({**TEXT, "rope_parameters": ROPE}, DEEP),
     "qwen3_5": (
         {**TEXT, **DELTA, "layer_types": ["linear_attention", "full_attention"]},
         {**QWEN, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64, "num_position_embeddings": 16},
     ),
 }
-SLOW = ("mistral3", "qwen2_vl", "qwen3_5")
+SLOW = ("mistral3", "qwen2_vl", "qwen3_vl", "qwen3_5")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in KINDS])

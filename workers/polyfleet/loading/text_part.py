@@ -17,6 +17,7 @@ PARTS: Mapping[str, str] = {  # by the folder's class that of its text part
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
     "SmolVLMForConditionalGeneration": "LlamaForCausalLM",
