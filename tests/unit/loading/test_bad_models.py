@@ -49,7 +49,7 @@ def test_numbers_that_are_not_finite(tmp_path: Path, tensor: str, name: str, num
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("Phi3SmallForCausalLM", "Phi3ForCausalLM"), ("GemmaForCausalLM", "Gemma2ForCausalLM"), ("FalconModel", "")],
+    [("Phi3SmallForCausalLM", "Phi3ForCausalLM"), ("Gemma9ForCausalLM", "GemmaForCausalLM"), ("FalconModel", "")],
 )
 def test_unknown_architectures_name_those_that_are_known(tmp_path: Path, name: str, nearest: str) -> None:
     folder = stated(write_folder(tmp_path / "model", SHAPE), {"architectures": [name], "model_type": "other"})
