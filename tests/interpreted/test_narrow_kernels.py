@@ -13,6 +13,7 @@ from polyfleet.graph.ops import Norm, Op, OpKind, RopeAttention
 from polyfleet.kernels.packed import Kind, Packed, pack, quantise, unpack
 from polyfleet.kernels.reference import REFERENCE
 from polyfleet.kernels.triton.linear import Matrix, Operands, linear, unpacked
+from polyfleet.kernels.triton.pairs import pairs
 from polyfleet.kernels.triton.tuning import Cut, Tuning, tuning
 
 REFERENCES = {each.op: each for each in REFERENCE}
@@ -30,7 +31,7 @@ def fresh_numbers() -> None:
 def cut(block: int, step: int, programs: int) -> Tuning:
     """Tuning of products alone; the columns of rows of any length are split."""
     base, cuts = tuning(CPU), (Cut(128, block, step, 4, 1, programs, 0),)
-    return replace(base, products=(cuts, cuts, cuts))
+    return replace(base, products=4 * (cuts,))
 
 
 def matrix(kind: str, rows: int, columns: int) -> torch.Tensor | Packed:
@@ -78,6 +79,26 @@ def test_products_with_what_is_around_them(kind: str, rows: int, outputs: int, c
     assert not bound.arrived.any()
     if isinstance(made, Packed):
         assert torch.equal(unpacked(bound, tuned, torch.float32), dense)
+
+
+@pytest.mark.parametrize(("rows", "outputs", "columns", "tuned"), [
+    (1, 40, 256, cut(32, 64, 8)),
+    (5, 64, 512, cut(32, 128, 1)),
+    (17, 32, 320, cut(32, 64, 1)),
+])  # fmt: skip
+def test_rows_meet_fp8_as_pairs_of_bytes_and_lose_nothing(rows: int, outputs: int, columns: int, tuned: Tuning) -> None:
+    packed = matrix("fp8", outputs, columns)
+    assert isinstance(packed, Packed)
+    x = (torch.randn(rows, columns) * torch.randn(rows, columns).exp()).bfloat16()
+    places = torch.arange(columns)
+    word, place = places % (4 * packed.span) // 4, places % 4
+    order = places // (4 * packed.span) * 4 * packed.span + place * packed.span + word
+    (high, low), units = pairs(x, packed.span, chained=False)
+    held = units[:, None] * (high.float() + low.float() / 16)
+    assert (held - x.float()[:, order]).norm() < 2**-9 * x.float().norm()  # as bfloat16 rounds
+    y = linear(Matrix.of(packed, CPU), replace(tuned, bytes=True), x, Operands())[0].double()
+    expected = x.double() @ unpack(packed, torch.float64).T
+    assert (y - expected).norm() < 2**-7 * expected.norm()  # which the interpreter cuts off where it should round
 
 
 @pytest.mark.parametrize(

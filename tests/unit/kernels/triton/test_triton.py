@@ -25,6 +25,7 @@ from polyfleet.kernels.triton import (  # noqa: E402
     latent,
     linear,
     norms,
+    pairs,
     prefill,
     recurrent,
     rope,
@@ -183,7 +184,7 @@ def products(tuned: Tuning) -> Cases:
     """Of each kind of weights a product, and what unpacks them."""
     cases: Cases = []
     types = dict.fromkeys(("x", "bias", "residual", "gain", "out", "gained"), "*bf16")
-    types |= dict.fromkeys(("squares", "sums", "parts"), "*fp32")
+    types |= dict.fromkeys(("squares", "sums", "parts", "units"), "*fp32")
     types |= {"groups": "*i32", "arrived": "*i32", "rows": "i32", "eps": "fp32"}
     for kind, silu, rows in ((0, False, 16), (1, True, 32), (2, False, 64)):
         cut, packed = tuned.cut(kind, rows, silu=silu), {"codes": "*i32" if kind else "*bf16"}
@@ -194,6 +195,14 @@ def products(tuned: Tuning) -> Cases:
         target = {"ASSEMBLY": tuned.assembly and kind > 0, "CHAINED": int(tuned.chained)}
         target["LINES"] = 64 if tuned.ahead and kind == 0 else 0
         cases.append((linear.linear_kernel, types | packed, size | how | around | target, cut.warps, cut.stages))
+    if tuned.bytes:
+        cut, met = tuned.cut(3, 32, silu=False), dict.fromkeys(("x", "codes"), "*fp8e4nv")
+        size = {"N": 4096, "K": 14336, "SQUARES": 64, "KIND": 3, "GROUP": 14336, "SPAN": cut.step, "STEP": cut.step}
+        size |= {"BLOCK": cut.block, "ROWS": 32, "SPLITS": 2, "NORM": False, "BIAS": False, "BEHIND": 2}
+        size |= {"MINIMA": False, "ASSEMBLY": False, "CHAINED": 1, "LINES": 0}
+        cases.append((linear.linear_kernel, types | met, size, cut.warps, cut.stages))
+        paired = {"x": "*bf16", "out": "*fp8e4nv", "units": "*fp32", "rows": "i32"}
+        cases.append((pairs.pair_kernel, paired, {"K": 14336, "SPAN": 64, "PADDED": 16384, "CHAINED": True}, 8, 3))
     if tuned.alone:
         small = {"N": 3072, "K": 576, "SQUARES": 72, "GROUP": 1, "SPAN": 1, "KIND": 0, "MINIMA": False, "STEP": 1}
         small |= {"BLOCK": tuned.alone.block, "ROWS": 1, "SPLITS": 1, "NORM": True, "BIAS": False, "BEHIND": 1}

@@ -12,12 +12,13 @@ import triton
 import triton.language as tl
 
 DENSE, FP8, INT4 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # kinds of weights
+BYTES = tl.constexpr(3)  # those of fp8 as they are, to be met by pairs
 
 
 @triton.constexpr_function
 def pack_of(kind):
     """Codes of a word."""
-    return (1, 4, 8)[kind]
+    return (1, 4, 8, 1)[kind]
 
 
 @triton.constexpr_function

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from polyfleet.kernels.packed import Packed
 from polyfleet.kernels.triton.chaining import gdc_launch_dependents, gdc_wait
-from polyfleet.kernels.triton.codes import DENSE, numbers_of, pack_of, unpack_kernel
+from polyfleet.kernels.triton.codes import BYTES, DENSE, FP8, numbers_of, pack_of, unpack_kernel
+from polyfleet.kernels.triton.pairs import LOWER, pairs
 from polyfleet.kernels.triton.tuning import Cut, Tuning
 
 SILU_MUL, ADD = tl.constexpr(1), tl.constexpr(2)  # what becomes of products; 0: nothing
@@ -24,7 +25,7 @@ UNPACKED = 32  # rows of a program that unpacks
 
 @triton.jit
 def linear_kernel(
-    x, squares, codes, groups, bias, residual, gain, out, gained, sums, parts, arrived, rows, eps,
+    x, units, squares, codes, groups, bias, residual, gain, out, gained, sums, parts, arrived, rows, eps,
     N: tl.constexpr, K: tl.constexpr, SQUARES: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     MINIMA: tl.constexpr, SPAN: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, BEHIND: tl.constexpr, ASSEMBLY: tl.constexpr,
@@ -37,10 +38,11 @@ def linear_kernel(
     `sums` [rows, N / BLOCK] the parts of out's squares. CHAINED: begins while the kernel before it
     ends; 2: lets the one behind it begin at once, 1: when its products are made. LINES: so many lines of 64 columns of
     each row of weights are fetched before it waits; 0: none. For a single row, which is for dense weights alone, they
-    are all read before it waits, and no matrix unit is needed.
+    are all read before it waits, and no matrix unit is needed. BYTES: x [2, rows, K] are pairs in `units` [rows]
+    (see `pairs`), and `codes` [N, K] fp8.
     """
     tile, split = tl.program_id(0), tl.program_id(1)
-    dtype = x.dtype.element_ty
+    dtype = out.dtype.element_ty
     HALVES: tl.constexpr = 2 if BEHIND == SILU_MUL else 1
     each = tl.arange(0, BLOCK)
     output = tile * (BLOCK // HALVES) + each % (BLOCK // HALVES)
@@ -75,13 +77,21 @@ def linear_kernel(
         gdc_launch_dependents()
     source = x + row[None, :] * K + column[:, None]
     total = tl.zeros([BLOCK, ROWS], tl.float32)
+    if KIND == BYTES:  # the second halves stand behind the first ones
+        half = tl.arange(0, 2 * ROWS)
+        meant = half % ROWS < rows
+        source = x + (half // ROWS * rows + half % ROWS)[None, :] * K + column[:, None]
+        both = tl.zeros([BLOCK, 2 * ROWS], tl.float32)
     if ROWS == 1:
         values = tl.load(x + all_columns, mask=there, other=0.0).to(tl.float32)
         total += tl.sum(weights.to(tl.float32) * values[None, :], 1)[:, None]
     else:
         for step in range(begin, tl.minimum(begin + share, STEPS)):
             words = tl.load(matrix + step * STEP)
-            if KIND == DENSE:
+            if KIND == BYTES:
+                columns = tl.load(source + step * STEP, mask=meant[None, :], other=0.0)
+                both = tl.dot(words, columns, both)
+            elif KIND == DENSE:
                 columns = tl.load(source + step * STEP, mask=present[None, :], other=0.0)
                 total = tl.dot(words, columns, total, input_precision="ieee")
             else:
@@ -95,6 +105,9 @@ def linear_kernel(
                         total = tl.dot(numbers[number], columns, total, input_precision="ieee")
     if CHAINED == 1:
         gdc_launch_dependents()
+    if KIND == BYTES:
+        factor = tl.where(tl.arange(0, 2) == 0, 1.0, 1.0 / LOWER)
+        total = tl.sum(tl.reshape(both, [BLOCK, 2, ROWS]) * factor[None, :, None], 1)
     if SPLITS > 1:
         cell = tl.arange(0, BLOCK)[:, None] + tl.arange(0, ROWS)[None, :] * BLOCK
         tl.store(parts + (tile * SPLITS + split) * BLOCK * ROWS + cell, total)
@@ -105,6 +118,9 @@ def linear_kernel(
         for number in tl.static_range(SPLITS):
             total += tl.load(parts + (tile * SPLITS + number) * BLOCK * ROWS + cell, cache_modifier=".cg")
         tl.store(arrived + tile, 0)
+    if KIND == BYTES:
+        scale = (tl.load(groups + output) << 16).to(tl.float32, bitcast=True) * 2.0**-120
+        total = total * scale[:, None] * tl.load(units + row, mask=present, other=0.0)[None, :]
     if NORM:
         piece = tl.arange(0, triton.next_power_of_2(SQUARES))
         known = present[:, None] & (piece < SQUARES)[None, :]
@@ -174,25 +190,29 @@ def linear(matrix: Matrix, tuned: Tuning, x: Tensor, given: Operands, *, silu: b
     x = x.contiguous()
     behind = 2 if given.residual is not None else int(silu)
     halves, count = (2 if silu else 1), len(x)
-    small = matrix.rows * matrix.columns <= SMALL
-    alone = tuned.alone if count == 1 and small and not matrix.kind else None
-    cut = alone or tuned.cut(matrix.kind, count, silu=silu)
+    kind, met, units, codes = matrix.kind, x, None, matrix.codes
+    if kind == FP8 and matrix.group == matrix.columns and tuned.bytes and x.dtype is torch.bfloat16:
+        (met, units), codes, kind = pairs(x, matrix.span, chained=tuned.chained), codes.view(torch.float8_e4m3fn), 3
+    small, dense = matrix.rows * matrix.columns <= SMALL, kind == 0
+    alone = tuned.alone if count == 1 and small and dense else None
+    cut = alone or tuned.cut(kind, count, silu=silu)
     tiles = triton.cdiv(matrix.rows // halves, cut.block // halves)
-    step, splits = _steps(matrix, cut), 1 if alone else cut.splits(tiles, matrix.columns)
-    rows = 1 if alone else max(16 if matrix.kind == 0 else 8, triton.next_power_of_2(count))
-    out, gained = (torch.empty((count, matrix.rows // halves), dtype=x.dtype, device=x.device) for _ in range(2))
+    span = matrix.span if units is None else 0
+    step, splits = _steps(matrix, span, cut), 1 if alone else cut.splits(tiles, matrix.columns)
+    rows = 1 if alone else max(16 if dense else 8, triton.next_power_of_2(count))
+    out, gained = (x.new_empty((count, matrix.rows // halves)) for _ in range(2))
     sums = torch.empty((count, tiles), dtype=torch.float32, device=x.device)
     parts = torch.empty(tiles * splits * cut.block * rows if splits > 1 else 0, dtype=torch.float32, device=x.device)
     squares = given.squares
-    assembly = tuned.assembly and matrix.kind > 0 and x.dtype is torch.bfloat16
+    assembly = tuned.assembly and kind in (1, 2) and x.dtype is torch.bfloat16
     chained = 0 if not tuned.chained else 2 if small else 1
-    ahead = small and tuned.ahead and not matrix.kind and not alone
+    ahead = small and tuned.ahead and dense and not alone
     lines = triton.next_power_of_2(triton.cdiv(matrix.columns, 64)) if ahead else 0
     options = {"launch_pdl": True} if tuned.chained else {}
     linear_kernel[(tiles, splits)](
-        *(x, squares, matrix.codes, matrix.groups, given.bias, given.residual, given.gain, out, gained, sums, parts),
+        *(met, units, squares, codes, matrix.groups, given.bias, given.residual, given.gain, out, gained, sums, parts),
         *(matrix.arrived, count, given.eps, matrix.rows, matrix.columns, 1 if squares is None else squares.shape[1]),
-        *(matrix.kind, matrix.group, matrix.minima, matrix.span or step, step, cut.block, rows, splits),
+        *(kind, matrix.group, matrix.minima, span or step, step, cut.block, rows, splits),
         *(squares is not None, given.bias is not None, behind, assembly, chained, lines),
         num_warps=cut.warps,
         num_stages=cut.stages,
@@ -212,10 +232,10 @@ def unpacked(matrix: Matrix, tuned: Tuning, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _steps(matrix: Matrix, cut: Cut) -> int:
-    """Words at once: of a dense matrix, as many as divide its columns."""
-    if matrix.span:
-        return min(matrix.span, cut.step)
+def _steps(matrix: Matrix, span: int, cut: Cut) -> int:
+    """Words at once: of a matrix without a span, as many as divide its columns."""
+    if span:
+        return min(span, cut.step)
     step = cut.step
     while matrix.columns % step:
         step //= 2

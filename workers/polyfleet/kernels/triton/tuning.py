@@ -42,12 +42,13 @@ class Tuning:
     decode: Launch
     prefill: Launch
     short_prefill: Launch  # of steps with few rows
-    products: tuple[tuple[Cut, ...], ...]  # by kind of weights: dense, fp8, int4; of each, those for fewer rows first
+    products: tuple[tuple[Cut, ...], ...]  # by kind: dense, fp8, int4, bytes (see `codes`); those for fewer rows first
     experts: tuple[Cut, ...]  # by pairs of rows with each expert: for twice as many at most as there are in the mean
     latent: Launch
     halves: tuple[tuple[Cut, ...], ...] = ()  # likewise, of products with silu_mul behind; empty: as others
     alone: Cut | None = None  # of small dense products of a single row, which reads them whole; None: as of others
     ahead: bool = False  # weights of small dense products are fetched while the kernel before goes on
+    bytes: bool = False  # the matrix unit multiplies fp8: rows are made pairs where weights have a scale a row
     assembly: bool = False  # words of codes become bfloat16 by PTX
     narrow: int = 0  # rows up to which steps over dense weights are narrowed (see `graph.narrow`); 0: none is
     chained: bool = False  # a kernel may be launched before the one before it has ended
@@ -70,6 +71,7 @@ EXPERTS_80 = (Cut(16, 64, 64, 4, 4), Cut(32, 64, 64, 4, 4), Cut(64, 128, 64, 8, 
 EXPERTS_90 = (Cut(16, 64, 128, 4, 4), Cut(32, 64, 128, 4, 4), Cut(64, 128, 64, 8, 4), Cut(128, 256, 64, 8, 3))
 EXPERTS_GFX = (Cut(16, 64, 64, 4, 1), Cut(32, 64, 64, 4, 1), Cut(64, 128, 32, 4, 1), Cut(128, 128, 32, 4, 1))
 FP8_WIDE = Cut(128, 64, 32, 4, 3, 256, 0)
+BYTES_90 = (Cut(16, 64, 256, 4, 4, 256, 2048), Cut(64, 64, 128, 4, 8, 128, 2048), Cut(128, 128, 128, 8, 4, 256, 2048))
 INT4_90 = (Cut(32, 64, 64, 2, 3, 256, 0), Cut(64, 128, 32, 4, 3, 256, 0), Cut(128, 128, 16, 8, 3, 256, 0))
 TUNING = {
     "sm_80": Tuning(
@@ -84,6 +86,7 @@ TUNING = {
             (Cut(16, 64, 128, 4, 6, 128, 2048), Cut(64, 64, 128, 4, 5, 128, 2048), Cut(128, 64, 64, 4, 8)),
             (Cut(32, 32, 64, 2, 4, 256, 0), Cut(64, 128, 64, 8, 3, 256, 0), FP8_WIDE),
             INT4_90,
+            BYTES_90,
         ),
         experts=EXPERTS_90,
         latent=Launch(64, 8, 2, 64),
@@ -91,7 +94,9 @@ TUNING = {
             (Cut(16, 64, 128, 4, 5), Cut(32, 64, 128, 4, 4), Cut(64, 128, 64, 8, 5), Cut(128, 128, 64, 4, 6)),
             (Cut(16, 64, 64, 2, 3, 256, 0), Cut(32, 128, 64, 4, 3, 256, 0), Cut(64, 128, 64, 8, 3, 256, 0), FP8_WIDE),
             INT4_90,
+            (Cut(16, 128, 128, 4, 5), Cut(128, 128, 128, 8, 4)),
         ),
+        bytes=True,
         assembly=True,
         narrow=64,
         chained=True,
