@@ -94,4 +94,4 @@ def test_blocks_go_one_by_one_as_they_are_packed(canary: bool, tmp_path: Path, m
     parts.executor.close()
     assert (left[-1] > 0) == canary
     assert not any(len(each.data) for each in models[0].weights.values() if each.format.quantised)
-    assert not canary or (parts.canary is not None and parts.canary.reference is not None)
+    assert not canary or (parts.canary is not None and parts.canary.now().reference is not None)

@@ -20,7 +20,8 @@ from polyfleet.engine.canary import (
     make_canary,
     most_decisive,
 )
-from polyfleet.engine.canary_reference import canary_for, compute_references, fingerprint, fits, shipped
+from polyfleet.engine.canary_later import CanaryLater, starts_later
+from polyfleet.engine.canary_reference import Source, canary_for, compute_references, fingerprint, fits, shipped
 from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Pending, StepOutput
 from polyfleet.loading.load import load_model
@@ -135,6 +136,33 @@ def test_an_unknown_model_gets_the_reference_of_the_host(model: LoadedModel) -> 
     assert canary.reference == most_decisive(compute_references(model, candidate_prompts(96)))
 
 
+def test_beside_an_accelerator_another_process_computes_the_same_reference(model: LoadedModel) -> None:
+    computed = Source(None, computed=True)
+    assert starts_later(computed, "cuda:0")
+    assert not starts_later(computed, "cpu"), "its cores serve"
+    assert not starts_later(Source(SURE, computed=False), "cuda:0")
+    later = CanaryLater.of(model.path, model.config, 0, 20)
+    assert later is not None
+    first = later.now()
+    assert (first.reference, first.awaited) == (None, True)
+    later.wait(60)
+    assert later.now() == canary_for(model, 256)
+    later.close()
+    assert CanaryLater.of(model.path, model.config, 0, 19) is None
+
+
+def test_an_answer_that_cannot_be_computed_is_none_for_good(
+    model: LoadedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    later = CanaryLater(str(tmp_path / "gone"), 0, PROMPT)
+    later.wait(60)
+    assert later.now() == Canary(PROMPT)
+    assert "gone: there is no such file or folder" in caplog.text
+    stopped = CanaryLater(model.path, 0, PROMPT)
+    stopped.close()
+    assert stopped.now().reference is None
+
+
 def test_a_model_that_the_host_cannot_hold_has_no_reference(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +184,7 @@ def test_a_loaded_engine_answers_its_canary_and_a_corrupted_one_does_not(tmp_pat
     options = EngineOptions(device="cpu", dtype=dtype, threads=1, kv_cache_tokens=64, context_length=64, canary=True)
     engine = Engine.load(str(path), options)
     assert engine.canary is not None
-    assert engine.canary.reference is not None
+    assert engine.canary.now().reference is not None
     assert answer(engine).result is CanaryResult.RIGHT
     assert engine.status().decode_tokens_per_second == 0.0, "a canary alone says nothing of the speed of requests"
     collect = engine._executor.collect
@@ -171,12 +199,12 @@ def test_a_loaded_engine_answers_its_canary_and_a_corrupted_one_does_not(tmp_pat
 
 def answer(engine: Engine) -> CanaryVerdict:
     assert engine.canary is not None
-    engine.add(engine.canary.request())
+    engine.add(engine.canary.now().request())
     tokens: list[int] = []
     while engine.has_work:
         for update in engine.step():
             tokens += [token.token_id for token in update.tokens]
-    return engine.canary.judge(tokens)
+    return engine.canary.now().judge(tokens)
 
 
 def test_an_engine_that_nobody_serves_from_prepares_none(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ RIGHT, WRONG = (7, 8), (7, 9)
 class Line:
     """An engine's queue that only remembers."""
 
+    canary: Canary | None = None
+
     def __init__(self) -> None:
         self.requests: list[SequenceRequest] = []
         self.cancelled: list[str] = []
@@ -58,6 +60,21 @@ class Rig:
         assert verdict is not None
         assert self.rounds.verdict() is None, "a verdict is told once"
         return verdict.result
+
+
+def test_an_answer_that_comes_later_is_looked_at_in_the_next_round() -> None:
+    rig = Rig(0.0)
+    rig.line.canary = Canary((1, 2, 3), awaited=True)
+    rig.advance(0)
+    assert rig.answer(*RIGHT) is CanaryResult.NO_REFERENCE
+    assert rig.advance(RETRY_SECONDS - 1) == 1
+    rig.line.canary = Canary(REFERENCE.prompt_ids, REFERENCE)
+    assert rig.advance(1) == 2
+    assert rig.line.requests[1].prompt_ids == REFERENCE.prompt_ids
+    assert rig.answer(*(token + 1 for token in RIGHT)) is CanaryResult.WRONG
+    assert rig.advance(RETRY_SECONDS) == 3
+    assert rig.answer(*RIGHT) is CanaryResult.RIGHT
+    assert rig.advance(10 * RETRY_SECONDS) == 3, "no interval: it was right once"
 
 
 def test_it_runs_at_once_and_then_at_intervals_behind_everybody() -> None:

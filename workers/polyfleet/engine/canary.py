@@ -7,6 +7,7 @@ bfloat16 may rightly differ where two tokens are close.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, unique
+from typing import Protocol
 
 from polyfleet.wire.limits import MAX_PRIORITY
 from polyfleet.wire.requests import SequenceRequest
@@ -53,12 +54,32 @@ class CanaryVerdict:
     reason: str = ""
 
 
+class CanarySource(Protocol):
+    """Who has the canary, perhaps without its answer as yet."""
+
+    def now(self) -> "Canary":
+        """The one to run next."""
+        ...
+
+    def close(self) -> None:
+        """It is not asked any more."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The prompt to give to an engine and, if anybody knows it, the answer."""
+    """The prompt to give to an engine and, if anybody knows it, the answer; `awaited`: somebody computes it."""
 
     prompt_ids: tuple[int, ...]
     reference: CanaryReference | None = None
+    awaited: bool = False
+
+    def now(self) -> "Canary":
+        """Itself: what it knows, it knows already."""
+        return self
+
+    def close(self) -> None:
+        """Nothing is computed for it."""
 
     def request(self, priority: int = -MAX_PRIORITY) -> SequenceRequest:
         """The prompt as an ordinary sequence that goes on past the model's own end."""

@@ -1,12 +1,14 @@
 """Where a canary's answer comes from: shipped for known models, else the float32 reference on the host where it fits.
 
-`python -m polyfleet.engine.canary_reference MODEL` computes a model's entry for `canaries.json`, which is shipped.
+`python -m polyfleet.engine.canary_reference MODEL` computes a model's entry for `canaries.json`, which is shipped; with
+a second argument that of the model as it is served with so long a context.
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -40,6 +42,7 @@ SHIPPED = Path(__file__).parent / "canaries.json"
 MEMORY_SHARE = 0.5  # of the host's free memory that the reference may take
 SAMPLED_BYTES = 1024  # of a weight's row
 BLOCK_SIZE = 16
+NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +172,18 @@ def shipped() -> dict[str, CanaryReference]:
     return {entry["fingerprint"]: CanaryReference(*(tuple(entry[name]) for name in fields)) for entry in entries}
 
 
-def entry_of(path: str) -> dict[str, Any]:
-    """A model's entry for the shipped file, computed."""
+def entry_of(path: str, context_length: int = 0) -> dict[str, Any]:
+    """A model's entry for the shipped file, computed; `context_length` 0: the model's own."""
     from polyfleet.loading.load import load_model
 
     model = load_model(path)
+    model = replace(model, config=model.config.served(context_length))
     found = most_decisive(compute_references(model, candidate_prompts(model.config.vocabulary_size)))
     fields = {name: list(getattr(found, name)) for name in ("prompt_ids", "token_ids", "margins")}
     return {"model": Path(path).stem, "fingerprint": fingerprint(model), **fields}
 
 
 if __name__ == "__main__":
-    print(json.dumps(entry_of(sys.argv[1])))
+    if len(sys.argv) > 2 and hasattr(os, "nice"):  # beside an engine that serves
+        os.nice(NICENESS)
+    print(json.dumps(entry_of(sys.argv[1], *map(int, sys.argv[2:]))))

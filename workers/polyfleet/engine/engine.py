@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from polyfleet.engine.adapters import Adapters
 from polyfleet.engine.batcher import Batcher
-from polyfleet.engine.canary import CANARY_ID, Canary
+from polyfleet.engine.canary import CANARY_ID, CanarySource
 from polyfleet.engine.checks import check_request, in_segments
 from polyfleet.engine.draft_model import DraftModel
 from polyfleet.engine.exchange import Exchange
@@ -59,7 +59,7 @@ class Engine:
         options: EngineOptions,
         tokenizer: "TokenizerAssets | None" = None,
         clock: Callable[[], float] = time.monotonic,
-        canary: Canary | None = None,
+        canary: CanarySource | None = None,
         fingerprint: str = "",
         passed_over: tuple[str, ...] = (),
         no_drafts: str = "",
@@ -245,7 +245,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the device's memory at once; the engine is of no use afterwards."""
-        for each in (self._grammars, self._draft_model, self._encoder, self._shelf):
+        for each in (self._grammars, self._draft_model, self._encoder, self._shelf, self.canary):
             if each is not None:
                 each.close()
         self._executor.close()

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from polyfleet.engine.canary import Canary
-from polyfleet.engine.canary_reference import canary_for, source_of
+from polyfleet.engine.canary import Canary, CanarySource
+from polyfleet.engine.canary_later import CanaryLater, starts_later
+from polyfleet.engine.canary_reference import Source, canary_for, source_of
 from polyfleet.engine.draft_model import DraftModel
 from polyfleet.engine.drafting import NOTHING, beside, check_drafting, together
 from polyfleet.engine.executor import Executor, Footprint
@@ -50,7 +51,7 @@ class EngineParts:
     model: LoadedModel
     executor: Executor
     options: EngineOptions
-    canary: Canary | None = None  # where one was wanted and the context has room for it
+    canary: CanarySource | None = None  # where one was wanted and the context has room for it
     fingerprint: str = ""
     passed_over: tuple[str, ...] = ()  # executors that were not taken, with the reason
     no_drafts: str = ""  # why no token is drafted, where some are wanted
@@ -86,7 +87,8 @@ def prepare_engine(
     mark, source = fingerprint(model), None
     if options.canary and not model.config.embeds_only:
         source = source_of(model)
-    spent = spending(model) if size == 1 and not (source and source.computed) else None
+    later = source is not None and starts_later(source, machine.device)
+    spent = spending(model) if size == 1 and (later or not (source and source.computed)) else None
     workload = Workload(graph, model.weights, options, machine.device, dtype, capabilities, spent=spent)
 
     def preparing(share: float) -> None:
@@ -95,20 +97,27 @@ def prepare_engine(
     tower, machine = _tower(workload, model, machine)
     executor, resolved, passed_over, draft_model = _prepared(workload, model, machine, preparing)
     tower = _taken(tower, executor)
-    canary = None
-    if source is not None:
-        canary = canary_for(
-            model,
-            resolved.context_length,
-            source,
-            threads=options.threads,
-            progress=lambda _: progress(1.0, "computing the canary's answer in float32"),
-        )
+    canary: CanarySource | None = None
+    if source is not None and later:
+        canary = CanaryLater.of(model.path, model.config, options.context_length, resolved.context_length)
+    elif source is not None:
+        canary = _canary(model, resolved, source, progress)
     progress(1.0, "ready")
     reasons = tuple(f"{each.executor}: {each.reason}" for each in passed_over)
     no_drafts = _no_drafts(executor, model.config, resolved, graph)
     return EngineParts(
         *(model, executor, resolved, canary, mark, reasons, no_drafts, draft_model, adaptable(graph)), tower=tower
+    )
+
+
+def _canary(model: LoadedModel, options: EngineOptions, source: Source, progress: Progress) -> Canary | None:
+    """Of resolved options; None where the context is too short for one."""
+    return canary_for(
+        model,
+        options.context_length,
+        source,
+        threads=options.threads,
+        progress=lambda _: progress(1.0, "computing the canary's answer in float32"),
     )
 
 

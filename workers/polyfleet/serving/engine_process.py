@@ -201,7 +201,7 @@ def load(factory: EngineFactory, worker: WorkerSocket) -> tuple[ServedEngine, Ca
             log.exception("Loading failed.")
         worker.send(Failed(sentence(error, f"{command.path} can't be loaded")))
         return None
-    rounds = CanaryRounds(engine.canary, command.canary_interval)
+    rounds = CanaryRounds(engine.canary.now() if engine.canary else None, command.canary_interval)
     rounds.advance(engine)
     while engine.has_work:
         worker.send(Loading(1.0, "answering the canary"))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from polyfleet.engine.canary import Canary
+from polyfleet.engine.canary import CanarySource
 from polyfleet.engine.facts import EngineFacts, EngineStatus, LoadedAdapter
 from polyfleet.kvcache.travelling import PrefixRoom
 from polyfleet.wire.answers import SequenceUpdate
@@ -41,7 +41,7 @@ class ServedEngine(Protocol):
         ...
 
     @property
-    def canary(self) -> Canary | None:
+    def canary(self) -> CanarySource | None:
         """What shows whether it computes rightly; None when there is nothing to ask."""
         ...
 

@@ -4,18 +4,23 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from polyfleet.engine.canary import CANARY_ID, Canary, CanaryResult, CanaryVerdict
+from polyfleet.engine.canary import CANARY_ID, Canary, CanaryResult, CanarySource, CanaryVerdict
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.limits import MAX_PRIORITY
 from polyfleet.wire.requests import SequenceRequest
 
-RETRY_SECONDS = 30.0  # without an interval, until the first right answer
+RETRY_SECONDS = 30.0  # without an interval, until the first right answer, or while the right one is being computed
 PATIENCE_SECONDS = 10.0  # in the queue behind everybody; then the canary goes to its front
 TRUSTED = (CanaryResult.RIGHT, CanaryResult.NO_REFERENCE)
 
 
 class Queue(Protocol):
     """What running a canary needs of an engine."""
+
+    @property
+    def canary(self) -> CanarySource | None:
+        """Who has the one to run next, whose answer may have come since the last run."""
+        ...
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a sequence."""
@@ -54,6 +59,7 @@ class CanaryRounds:
         if self._tokens is None:
             self._tokens, self._hurried = [], False
             self._due = self._clock() + PATIENCE_SECONDS
+            self._canary = engine.canary.now() if engine.canary else self._canary
             engine.add(self._canary.request())
         elif not self._tokens and not self._hurried:
             self._hurried = True
@@ -78,5 +84,6 @@ class CanaryRounds:
 
     def _finish(self, verdict: CanaryVerdict) -> None:
         self._verdict, self._tokens = verdict, None
-        pause = self._interval or (0.0 if verdict.result in TRUSTED else RETRY_SECONDS)
+        settled = verdict.result in TRUSTED and not (self._canary and self._canary.awaited)
+        pause = self._interval or (0.0 if settled else RETRY_SECONDS)
         self._due = self._clock() + pause if pause else None
