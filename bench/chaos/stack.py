@@ -28,7 +28,7 @@ BY_WORKER = ("worker", "engine", "launcher")
 ENDED_BY_OTHERS = ("raylet", "gcs")  # when they hang, within a minute
 FAULTS = tuple(f"{how}-{part}" for how in ("kill", "stop") for part in PARTS)
 CASES, TOKENS = 8, 96
-PATIENCE_SECONDS = 400.0
+PATIENCE_SECONDS = 700.0  # `polyfleet serve` itself tries for ten minutes to have Ray again
 POLL_SECONDS = 0.2
 
 
@@ -48,6 +48,7 @@ async def stack_storm(
         try:
             for name in [each for _ in range(rounds) for each in rng.sample(names, len(names))]:
                 before = len(run.tally.pauses)
+                say(f"{name} …")
                 await _strike(stack, name, rng)
                 await _whole(stack, caller, workers)
                 by_fault[name] += run.tally.pauses[before:]
