@@ -2,21 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.batching import Outcomes, over, run_all
 from tests.support.batching import request as make_request
 from tests.support.eager_models import CAPABILITIES, POISON, poison, tiny_model, workload
+from tests.support.tiny_architectures import TINY, make
 
 from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.executor import Capacity
 from polyfleet.engine.executors import Workload
+from polyfleet.engine.plan import StepPlan
 from polyfleet.executors import captured
 from polyfleet.executors.captured import CapturedExecutor, buckets
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.kernels.triton.tuning import tuning
+from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
 from polyfleet.wire.sampling import SamplingParams
 
@@ -55,6 +59,12 @@ def capturing(model: LoadedModel, **options: Any) -> Workload:
     return replace(workload(model, **options), capabilities=CAPTURING)
 
 
+@pytest.fixture(autouse=True)
+def few_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No graph of steps with prompts but where a test has some: the interpreter pays for each."""
+    monkeypatch.setattr(captured, "MIXED", ())
+
+
 def run_batch(executor: Any, num_blocks: int = 12) -> Outcomes:
     capacity = Capacity(num_blocks, 16, 3, 6, 24)
     executor.allocate(capacity)
@@ -83,6 +93,40 @@ def test_the_same_tokens_with_graphs_and_without(
     assert replays.replayed > 5
 
 
+@pytest.mark.parametrize("name", ["llama", "deepseek3"])
+def test_prompts_beside_decodes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of prompts and several prompts in a step, decodes beside them, and a prompt that ends with one row."""
+    monkeypatch.setattr(captured, "MIXED", (16, 24))
+    eager: list[StepPlan] = []
+    launch = EagerExecutor._launch
+
+    def noted(self: EagerExecutor, plan: StepPlan) -> Any:
+        if isinstance(self, CapturedExecutor):
+            eager.append(plan)
+        return launch(self, plan)
+
+    monkeypatch.setattr(EagerExecutor, "_launch", noted)
+    config: dict[str, Any] = {**TINY[name].config, "num_hidden_layers": 2}
+    make(replace(TINY[name], config=config), tmp_path)
+    model = load_model(tmp_path)
+    replays, found = Replays(), []
+    executors: tuple[Any, ...] = (
+        EagerExecutor(workload(model), depth=1),
+        CapturedExecutor(capturing(model), depth=2, capture=replays),
+    )
+    for executor in executors:
+        capacity = Capacity(16, 16, 4, 6, 24)
+        executor.allocate(capacity)
+        batcher = Batcher(executor, capacity, BatchLimits(4, 24, 96, prefix_cache=False))
+        for number, (length, params) in enumerate(zip((25, 6, 30, 9), (*PARAMS, PARAMS[0]), strict=True)):
+            batcher.add(make_request(number, length, 3, sampling=params))
+        found.append({name: each.token_ids for name, each in run_all(batcher).items()})
+    assert found[0] == found[1]
+    assert len(found[0]["s3"]) == 3
+    assert replays.captured == len(buckets(4)) + 2
+    assert not eager, "a step was not replayed"
+
+
 def test_windows_in_a_pool_of_their_own(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer sees 20 positions, the other all; blocks behind windows go back while graphs are replayed."""
     monkeypatch.setattr(captured, "tuning", lambda device: replace(tuning(device), narrow=4))
@@ -102,7 +146,12 @@ def test_windows_in_a_pool_of_their_own(model: LoadedModel, monkeypatch: pytest.
     assert len(found[0]["s0"]) == 4
 
 
-def test_rows_that_are_not_finite_are_told_and_hurt_nobody(model: LoadedModel) -> None:
+@pytest.mark.parametrize("mixed", [(), (24,)])
+def test_rows_that_are_not_finite_are_told_and_hurt_nobody(
+    model: LoadedModel, mixed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured, "MIXED", mixed)
+
     def run(executor: EagerExecutor, wrong: bool) -> Outcomes:
         capacity = Capacity(12, 16, 2, 6, 24)
         executor.allocate(capacity)

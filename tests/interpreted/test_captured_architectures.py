@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interpreted.test_captured import Replays, capturing
+from tests.interpreted.test_captured import Replays, capturing, few_mixed
 from tests.support.batching import request as make_request
 from tests.support.batching import run_all
 from tests.support.eager_models import workload
@@ -19,6 +19,7 @@ from polyfleet.executors.captured import CapturedExecutor
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.loading.load import load_model
 
+__all__ = ["few_mixed"]  # a fixture
 pytestmark = pytest.mark.usefixtures("undivided")
 TOKENS = 4
 KINDS: Mapping[str, Mapping[str, Any]] = {  # of two layers

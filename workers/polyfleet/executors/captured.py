@@ -1,4 +1,5 @@
-"""The captured executor: decode steps as graphs of the device, one a bucket of batch sizes; all others are eager."""
+"""The captured executor: decode steps and steps of few rows as graphs of the device, one a bucket of sizes; all others
+are eager."""
 
 import logging
 import math
@@ -16,6 +17,7 @@ from polyfleet.engine.executor import Capacity, Footprint
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan
 from polyfleet.executors.eager import EagerExecutor
+from polyfleet.executors.mixing import MixedBuffers
 from polyfleet.executors.torch_memory import memory_errors, statistics
 from polyfleet.executors.torch_pending import TorchPending
 from polyfleet.graph.lowering import fuse
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # and from there on every BUCKET_STEP
 BUCKET_STEP = 32
+MIXED = (32, 64, 128, 256, 512)  # rows of steps with prompts that have graphs,
+MIXED_SEQUENCES = 128  # and sequences in one of them, at most
 BLOCK_SIZE = 64  # where the options name none
 CAPTURE_SECONDS = 30.0  # at most, when memory is allocated; what is left is captured when it is needed
 
@@ -43,10 +47,10 @@ Work = Callable[[], None]
 
 @dataclass(slots=True)
 class _Captured:
-    """A bucket's step: what replays it, and the logits [rows, V] that it leaves."""
+    """A bucket's step: what replays it, and the logits [rows, V] that it leaves; of a mixed one also rows' sums."""
 
     replay: Work
-    logits: list[Tensor]  # one; where work is only repeated it is another each time
+    found: list[Tensor]  # where work is only repeated they are others each time
 
 
 def buckets(max_sequences: int) -> tuple[int, ...]:
@@ -61,6 +65,7 @@ class CapturedExecutor(EagerExecutor):
     Its inputs are four numbers a sequence, copied into buffers that the graph reads; block tables stay on the device
     and change by what the plan says has changed. The likeliest tokens are drawn in the graph, others by the sampler.
     Steps with adapters have graphs of their own, whichever adapters they are; adapters' matrices change in place.
+    Steps with prompts, or drafts, have some too where they have few rows and no adapters, and no op has a state.
     """
 
     name = "captured"
@@ -97,6 +102,7 @@ class CapturedExecutor(EagerExecutor):
         """`capture` makes of work on the device what does it again; by default a graph of the device's."""
         options = replace(workload.options, block_size=workload.options.block_size or BLOCK_SIZE)
         self._graphs: dict[tuple[int, bool], _Captured] = {}  # of each bucket, without adapters and with
+        self._mixed: dict[int, tuple[MixedBuffers, _Captured]] = {}  # of steps with prompts, by their rows
         self._last_graph: Any = None
         self._narrow: Program | None = None  # of steps with few rows
         self._measuring = False
@@ -118,16 +124,18 @@ class CapturedExecutor(EagerExecutor):
         with memory_errors(), torch.inference_mode():
             for adapted in self._kinds():
                 self._captured_of(sizes[-1], adapted)
+            for size in self._mixed_sizes[-1:]:
+                self._mixed_of(size)
         graph = known.memory_reserved(self._device) - before
         vocabulary = self._graph.widths[self._graph.logits]
-        logits = len(self._kinds()) * sum(sizes[:-1]) * vocabulary * self._dtype.itemsize
-        self._graphs.clear()
+        rows = len(self._kinds()) * sum(sizes[:-1]) + sum(map(self._mixed_sequences, self._mixed_sizes[:-1]))
+        logits = rows * vocabulary * self._dtype.itemsize
+        self._forget()
         return replace(measured, workspace=measured.workspace + graph + logits)
 
     def allocate(self, capacity: Capacity) -> None:
         """The eager executor's memory, the buffers that graphs read, and the graphs, as far as time allows."""
-        self._graphs.clear()
-        self._last_graph = None
+        self._forget()
         super().allocate(capacity)
         self._sizes = buckets(capacity.max_sequences)
         shape = (capacity.max_sequences, capacity.table_width)
@@ -142,9 +150,14 @@ class CapturedExecutor(EagerExecutor):
 
     def close(self) -> None:
         """Graphs first: they hold what they were captured over."""
-        self._graphs.clear()
-        self._last_graph = self._narrow = None
+        self._forget()
+        self._narrow = None
         super().close()
+
+    def _forget(self) -> None:
+        self._graphs.clear()
+        self._mixed.clear()
+        self._last_graph = None
 
     def _capture_all(self, deadline: float) -> None:
         with memory_errors(), torch.inference_mode():
@@ -154,6 +167,9 @@ class CapturedExecutor(EagerExecutor):
                         log.info("graphs of steps with up to %d rows are left to be captured when needed", size)
                         return
                     self._captured_of(size, adapted)
+            for size in reversed(self._mixed_sizes):
+                if time.monotonic() < deadline:
+                    self._mixed_of(size)
 
     def _kinds(self) -> tuple[bool, ...]:
         """Of graphs: without adapters, and with where there are some."""
@@ -167,15 +183,19 @@ class CapturedExecutor(EagerExecutor):
             self._slot_tables.index_copy_(0, moved[:count], moved[count:].view(count, -1))
         decodes = plan.num_rows == len(plan.slots) == plan.num_draws > 0
         other = len(plan.pooled) or plan.needs & Need.OUTPUTS
-        return self._replay(plan) if decodes and not other else super()._launch(plan)
+        if decodes and not other:
+            return self._replay(plan)
+        plain = not other and not plan.needs & Need.ADAPTERS and plan.given is None
+        sizes = (size for size in self._mixed_sizes if plain and size >= plan.num_rows)
+        if (size := next(sizes, 0)) and (mixed := self._mixed_of(size))[0].takes(plan):
+            return self._replay_mixed(plan, *mixed)
+        return super()._launch(plan)
 
     def _replay(self, plan: StepPlan) -> TorchPending:
         rows, adapted = plan.num_rows, bool(plan.needs & Need.ADAPTERS)
         size = next(size for size in self._sizes if size >= rows)
         captured = self._captured_of(size, adapted)
-        self._sampler.start(plan.starts)
-        if len(plan.cleared_blocks):
-            self._storage.clear(upload(plan.cleared_blocks.astype(np.int64), self._device))
+        self._begin(plan)
         numbers = np.full((4, size), -1, dtype=np.int32)
         numbers[:3, :rows] = plan.token_ids, plan.slots, plan.lengths
         if adapted:
@@ -191,8 +211,24 @@ class CapturedExecutor(EagerExecutor):
         else:
             slots = upload(plan.draw_slots.astype(np.int64), self._device)
         sequences = plan.draw_sequences, plan.pooled.copy()
-        logits, starts = captured.logits[0][:rows], plan.row_starts.copy()
+        logits, starts = captured.found[0][:rows], plan.row_starts.copy()
         return TorchPending(plan.draws(), *sequences, logits, slots, starts, None, None, drawn=drawn)
+
+    def _begin(self, plan: StepPlan) -> None:
+        self._sampler.start(plan.starts)
+        if len(plan.cleared_blocks):
+            self._storage.clear(upload(plan.cleared_blocks.astype(np.int64), self._device))
+
+    def _replay_mixed(self, plan: StepPlan, buffers: MixedBuffers, captured: _Captured) -> TorchPending:
+        self._begin(plan)
+        host = buffers.packed(plan)
+        buffers.numbers.copy_(host.pin_memory() if self._asynchronous else host, non_blocking=True)
+        captured.replay()
+        logits, sums = captured.found
+        rest = sums[: plan.num_rows] if plan.num_rows > plan.num_draws else None
+        slots = upload(plan.draw_slots.astype(np.int64), self._device)
+        sequences, starts = (plan.draw_sequences, plan.pooled.copy()), plan.row_starts.copy()
+        return TorchPending(plan.draws(), *sequences, logits[: plan.num_draws], slots, starts, rest, None)
 
     def _bind(self, storage: KvStorage, progress: Progress) -> None:
         """Steps of few rows have a program of their own, over the same weights and caches."""
@@ -229,6 +265,29 @@ class CapturedExecutor(EagerExecutor):
         self._buffers.numbers.fill_(-1)
         work()  # what is compiled or made at its first use is so now
         return _Captured(self._capture(work), logits)
+
+    @property
+    def _mixed_sizes(self) -> tuple[int, ...]:
+        """None where an op can't be captured over sequences with several rows, or a step has two pools."""
+        fits = not self._graph.states and not self._capacity.local_blocks and self._workload.ranks is None
+        return tuple(size for size in MIXED if size <= self._capacity.step_tokens) if fits else ()
+
+    def _mixed_sequences(self, size: int) -> int:
+        return min(size, self._capacity.max_sequences, MIXED_SEQUENCES)
+
+    def _mixed_of(self, size: int) -> tuple[MixedBuffers, _Captured]:
+        if size not in self._mixed:
+            buffers = MixedBuffers(size, self._mixed_sequences(size), self._capacity.block_size, self._device)
+            found: list[Tensor] = []
+
+            def work() -> None:
+                outputs = self._program.run(buffers.step(self._slot_tables, self._last_token))
+                found[:] = outputs[-1], outputs[0].sum(dim=-1, dtype=torch.float32)
+
+            buffers.numbers.copy_(buffers.packed(None))
+            work()
+            self._mixed[size] = buffers, _Captured(self._capture(work), found)
+        return self._mixed[size]
 
     def _capture_graph(self, work: Work) -> Work:
         graphs = graphs_of(self._device.type)

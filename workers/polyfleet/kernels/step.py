@@ -38,6 +38,7 @@ class Step:
     host_adapters: Ints = field(default_factory=lambda: _PAD)  # [T]
     given: tuple[Tensor, Tensor] | None = None  # rows [R] that have no embedding of their token but the one of [R, H]
     local: "Step | None" = None  # the same in blocks of a second pool, for caches with a window, if any
+    prompts: int | None = None  # where the device alone knows row_starts and lengths: sequences with several rows, most
 
     @property
     def num_rows(self) -> int:

@@ -16,7 +16,7 @@ from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
 from polyfleet.kernels.triton.decode import DecodePlan, decode, plan_decode
-from polyfleet.kernels.triton.prefill import PrefillPlan, plan_prefill, prefill
+from polyfleet.kernels.triton.prefill import PrefillPlan, plan_prefill, prefill, single_lengths
 from polyfleet.kernels.triton.tuning import tuning
 
 try:
@@ -25,6 +25,7 @@ except ImportError:  # a Triton without Gluon, or with another
     hopper = None  # type: ignore[assignment]
 
 SMALLEST_BLOCK = 16
+LIKELY = 8  # sequences that a mixed step has room for, by one that it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,16 @@ def fits(block_size: int, attention: Attention) -> bool:
 
 
 def plan_attention(context: KernelContext, step: Step, attention: Any) -> Any:
-    """Nothing in it depends on the lengths of one-row sequences."""
+    """Nothing in it depends on the lengths of one-row sequences, nor, where a step has `prompts`, on which those are:
+    then all sequences decode, those with several rows nothing at all, which prompts' attention overwrites."""
     if not fits(context.block_size, attention):
         return batched.plan_attention(context, step, attention)
-    tuned, single = tuning(context.device), step.num_single
+    tuned = tuning(context.device)
+    if step.prompts is not None:
+        rows = step.num_sequences - 1
+        many = plan_decode(attention, step.tables, single_lengths(step), rows, tuned, max(1, rows // LIKELY))
+        return AttentionPlan(many, plan_prefill(step, tuned.prefill, tuned.short_prefill))
+    single = step.num_single
     decodes = plan_decode(attention, step.tables, step.lengths, single, tuned) if single else None
     launches = tuned.hopper if _by_hopper(context, attention) else (tuned.prefill, tuned.short_prefill)
     return AttentionPlan(decodes, plan_prefill(step, *launches) if single < step.num_sequences else None)
@@ -68,7 +75,7 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
         out = torch.empty_like(q)
         if plan.decode is not None:
             decode(attention, tuned, plan.decode, q, caches, out, sinks=sinks)
-        if plan.prefill is not None and tiled:
+        if plan.prefill is not None and tiled and plan.prefill.step.prompts is None:  # it takes no tile without rows
             hopper.hopper_prefill(attention, plan.prefill, q, tiled, out)
         elif plan.prefill is not None:
             prefill(attention, plan.prefill, q, caches, out, sinks)

@@ -204,10 +204,13 @@ def decode_kernel(
             tl.store(arrived + sequence * KV_HEADS + head, 0)
 
 
-def plan_decode(attention: Attention, tables: Tensor, lengths: Tensor, rows: int, tuned: Tuning) -> DecodePlan:
-    """For the first `rows` sequences, whatever their lengths."""
+def plan_decode(
+    attention: Attention, tables: Tensor, lengths: Tensor, rows: int, tuned: Tuning, likely: int = 0
+) -> DecodePlan:
+    """For the first `rows` sequences, whatever their lengths; `likely` so many of them have any, 0: all."""
     pairs = rows * attention.kv_heads
-    splits = min(tuned.most_splits, triton.next_power_of_2(max(1, tuned.programs // pairs)))
+    busy = (likely or rows) * attention.kv_heads
+    splits = min(tuned.most_splits, triton.next_power_of_2(max(1, tuned.programs // busy)))
     each = pairs * splits * (attention.heads // attention.kv_heads)
 
     def floats(*shape: int) -> Tensor:

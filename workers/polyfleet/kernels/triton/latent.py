@@ -19,10 +19,11 @@ from polyfleet.kernels.context import KernelContext
 from polyfleet.kernels.dispatch import Kernel
 from polyfleet.kernels.step import Step
 from polyfleet.kernels.triton.decode import LOG2E
-from polyfleet.kernels.triton.prefill import cut_prompts
+from polyfleet.kernels.triton.prefill import cut_prompts, single_lengths
 from polyfleet.kernels.triton.tuning import Launch, tuning
 
 MOST_SPLITS = 16
+LIKELY = 8  # as of `attention`
 LEAST = 16  # rows and columns of a matrix product
 
 
@@ -33,7 +34,8 @@ class LatentPlan:
     step: Step
     launch: Launch
     queries: int  # of a program
-    single: int  # sequences with one row, and
+    single: int  # sequences with one row,
+    lengths: Tensor  # of these, and
     splits: int  # parts of their context
     tiles: Tensor | None  # [programs, 2] int32 of the others: a sequence, and its first query counted from its own
     parts: Tensor  # [pairs * splits * queries, C] float32
@@ -132,18 +134,21 @@ def latent_kernel(
 
 
 def plan_latent(context: KernelContext, step: Step, attention: Any) -> LatentPlan:
-    """Nothing in it depends on the lengths of one-row sequences."""
-    tuned, single = tuning(context.device), step.num_single
-    launch = tuned.latent
+    """Nothing in it depends on the lengths of one-row sequences; of steps with `prompts` see `plan_attention`."""
+    tuned, launch, mixed = tuning(context.device), tuning(context.device).latent, step.prompts is not None
+    single = step.num_sequences - 1 if mixed else step.num_single
     queries = max(LEAST, min(launch.rows, triton.next_power_of_2(attention.heads)))
     pairs = single * triton.cdiv(attention.heads, queries)
-    splits = min(MOST_SPLITS, triton.next_power_of_2(max(1, tuned.programs // max(1, pairs))))
+    splits = min(
+        MOST_SPLITS, triton.next_power_of_2(max(1, tuned.programs // max(1, pairs // LIKELY if mixed else pairs)))
+    )
+    lengths = single_lengths(step) if mixed else step.lengths
     tiles = None if single == step.num_sequences else cut_prompts(step, queries, attention.heads)
     each = pairs * splits * queries if splits > 1 else 0
     widths = attention.value_width, 2
     parts, peaks = (torch.empty((each, width), dtype=torch.float32, device=context.device) for width in widths)
     arrived = torch.zeros(pairs, dtype=torch.int32, device=context.device)
-    return LatentPlan(step, launch, queries, single, splits, tiles, parts, peaks, arrived)
+    return LatentPlan(step, launch, queries, single, lengths, splits, tiles, parts, peaks, arrived)
 
 
 def bind_latent_attention(op: Op, context: KernelContext) -> Kernel:
@@ -156,15 +161,17 @@ def bind_latent_attention(op: Op, context: KernelContext) -> Kernel:
     def kernel(plan: LatentPlan, query: Tensor, turned: Tensor) -> Tensor:
         query, turned, step = query.contiguous(), turned.contiguous(), plan.step
         out = torch.empty_like(query)
-        over = query, turned, cache, step.tables, step.lengths, step.row_starts
+        over = query, turned, cache, step.tables
         meeting = plan.parts, plan.peaks, plan.arrived, step.tables.stride(0), attention.scale * LOG2E
         shape = heads, latent, rest, *padded, cache.shape[2], plan.queries, plan.launch.tile
         how = {"num_warps": plan.launch.warps, "num_stages": plan.launch.stages}
         if plan.single:
             grid = triton.cdiv(heads, plan.queries), plan.single, plan.splits
-            latent_kernel[grid](*over, plan.tiles, out, *meeting, *shape, plan.splits, False, **how)
+            of_single = *over, plan.lengths, step.row_starts, plan.tiles, out, *meeting
+            latent_kernel[grid](*of_single, *shape, plan.splits, False, **how)
         if plan.tiles is not None:
-            latent_kernel[(1, len(plan.tiles), 1)](*over, plan.tiles, out, *meeting, *shape, 1, True, **how)
+            of_others = *over, step.lengths, step.row_starts, plan.tiles, out, *meeting
+            latent_kernel[(1, len(plan.tiles), 1)](*of_others, *shape, 1, True, **how)
         return out
 
     return kernel

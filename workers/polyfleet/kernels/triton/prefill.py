@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -95,15 +96,17 @@ def prefill_kernel(
 
 
 def plan_prefill(step: Step, long: Launch, short: Launch) -> PrefillPlan:
-    """For the sequences behind those with one row, with launches for many rows and for few."""
-    rows = step.num_rows - step.num_single
-    launch = long if rows >= SHORT_PREFILL else short
+    """For the sequences with several rows, with launches for many rows and for few."""
+    many = step.prompts is None and step.num_rows - step.num_single >= SHORT_PREFILL
+    launch = long if many else short
     return PrefillPlan(step, launch, cut_prompts(step, launch.rows))
 
 
 def cut_prompts(step: Step, size: int, each: int = 1) -> Tensor:
     """Tiles [programs, 2] of `size` neighbours, of which sequences behind those with one row have `each` a row; counted
-    on the host, those with the longest context first."""
+    on the host, those with the longest context first, where it knows them."""
+    if step.prompts is not None:
+        return _cut_on_device(step, size, each)
     single = step.num_single
     counts = np.diff(step.host_row_starts)[single:]
     numbers = -(-counts * each // size)
@@ -113,6 +116,22 @@ def cut_prompts(step: Step, size: int, each: int = 1) -> Tensor:
     order = np.argsort(-contexts, kind="stable")
     tiles = np.stack((sequences + single, firsts), axis=1)[order].astype(np.int32)
     return upload(tiles, step.tables.device)
+
+
+def single_lengths(step: Step) -> Tensor:
+    """Of sequences with one row, 0 of others, where the device alone knows which."""
+    return torch.where(step.row_starts.diff() == 1, step.lengths, 0)
+
+
+def _cut_on_device(step: Step, size: int, each: int) -> Tensor:
+    """As many tiles as there can be; those too many are of the last sequence, which has no rows."""
+    counts = step.row_starts.diff()
+    numbers = torch.where(counts > 1, (counts * each + size - 1) // size, 0)
+    ends = numbers.cumsum(0)
+    tile = torch.arange(triton.cdiv(step.num_rows * each, size) + (step.prompts or 0), device=counts.device)
+    sequence = torch.searchsorted(ends, tile, right=True).clamp_(max=len(counts) - 1)
+    firsts = (tile - (ends - numbers).index_select(0, sequence)) * size
+    return torch.stack((sequence, firsts), dim=1).int()
 
 
 def prefill(
