@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # and from there on every BUCKET_STEP
 BUCKET_STEP = 32
-MIXED = (32, 64, 128, 256, 512)  # rows of steps with prompts that have graphs,
+MIXED = (32, 64, 128, 192, 256, 384, 512)  # rows of steps with prompts that have graphs,
 MIXED_SEQUENCES = 128  # and sequences in one of them, at most
 BLOCK_SIZE = 64  # where the options name none
 CAPTURE_SECONDS = 30.0  # at most, when memory is allocated; what is left is captured when it is needed

@@ -49,7 +49,7 @@ class MixedBuffers:
 
     def step(self, slot_tables: Tensor, last_token: Tensor) -> Step:
         """Of `numbers`; `slot_tables` is [slots, blocks]."""
-        token_ids, positions, places, selected, slots, lengths, starts = torch.split(self.numbers, self._sizes)
+        token_ids, positions, places, selected, slots, lengths, starts = torch.split(self.numbers, list(self._sizes))
         drawn = last_token.index_select(0, (-1 - token_ids).clamp_(min=0))
         blocks = torch.div(places, self._block_size, rounding_mode="floor")
         return Step(

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,8 @@ def kernels(name: str) -> Cases:
         cases.append((rope.rope_cache_kernel, turned | IN_BYTES, shape, 2, 3))
         cases += [(each[0], each[1] | IN_BYTES, *each[2:]) for each in attentions(TUNING[name])[1:3]]
         cases += latents(TUNING[name], "*fp8e4nv")
+    if name.startswith("sm"):
+        cases += in_float32(TUNING[name])
     wholes = ("slot_tables", "last_token", "token_ids", "positions", "blocks", "offsets", "places", "lengths", "tables")
     numbers = {"numbers": "*i32", **dict.fromkeys(wholes, "*i64"), "rows": "i32", "stride": "i32"}
     cases.append((stepping.prepare_kernel, numbers, {"WIDTH": 128, "BLOCK_SIZE": 64, "COPIED": 128}, 1, 3))
@@ -167,6 +170,19 @@ def latents(tuned: Tuning, cache: str) -> Cases:
     written = dict.fromkeys(("first", "second"), "*bf16") | {"places": "*i64", "caches": cache, "others": cache}
     sizes = {"HEADS": 1, "WIDTH": 512, "OTHER": 64, "BESIDE": True, "BLOCK_SIZE": 64, "PADDED": 512}
     return [*cases, (writes.write_kernel, written, sizes, 1, 3)]
+
+
+def in_float32(tuned: Tuning) -> Cases:
+    """What has cuts of its own there."""
+    types = dict.fromkeys(("x", "matrices", "others", "biases", "other_biases", "out"), "*fp32")
+    types |= {"counts": "*i32", "lists": "*i32", "rows": "i32", "limit": "fp32"}
+    cases: Cases = []
+    for cut in tuned.experts:
+        shape = {"EXPERTS": 128, "PADDED": 128, "STEP": cut.step // 2, "ROWS": cut.rows, "LIMITED": False}
+        shape |= {"K": 2048, "N": 768, "PAIRS": 8, "BLOCK": cut.block // 2, "GATED": True, "BIASED": False}
+        cases.append((experts.experts_kernel, types, shape, cut.warps, cut.stages))
+    of_latents = latents(replace(tuned, latent=latent.WIDE), "*fp32")[:2]
+    return cases + [(each[0], each[1] | dict.fromkeys(("q", "rest", "out"), "*fp32"), *each[2:]) for each in of_latents]
 
 
 def low_ranks() -> Cases:

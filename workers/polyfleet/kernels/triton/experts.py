@@ -21,6 +21,7 @@ from polyfleet.kernels.triton.tuning import Cut, tuning
 
 COLUMNS = 1024  # of a program that sums up
 LEAST = 16  # columns of a matrix product
+NARROW = 2  # bytes of a number that cuts are for: of wider ones there are fewer at once
 
 
 @triton.jit
@@ -193,7 +194,7 @@ def _products(
     cut = next((each for each in mixture.cuts if each.rows * experts >= 2 * pairs), mixture.cuts[-1])
     block = cut.block // 2 if gated else cut.block
     tiles = min(pairs, pairs // cut.rows + experts)
-    step = min(cut.step, triton.next_power_of_2(columns))
+    step = min(cut.step * NARROW // out.element_size(), triton.next_power_of_2(columns))
     while columns % step and step > LEAST:
         step //= 2
     experts_kernel[(tiles, triton.cdiv(outputs, block))](

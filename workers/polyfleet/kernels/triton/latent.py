@@ -23,6 +23,8 @@ from polyfleet.kernels.triton.prefill import cut_prompts, single_lengths
 from polyfleet.kernels.triton.tuning import Launch, tuning
 
 MOST_SPLITS = 16
+NARROW = 2  # bytes of a number that launches are tuned for; for wider ones there is
+WIDE = Launch(16, 4, 1, 16)
 LIKELY = 8  # as of `attention`
 LEAST = 16  # rows and columns of a matrix product
 
@@ -135,7 +137,8 @@ def latent_kernel(
 
 def plan_latent(context: KernelContext, step: Step, attention: Any) -> LatentPlan:
     """Nothing in it depends on the lengths of one-row sequences; of steps with `prompts` see `plan_attention`."""
-    tuned, launch, mixed = tuning(context.device), tuning(context.device).latent, step.prompts is not None
+    tuned, mixed = tuning(context.device), step.prompts is not None
+    launch = tuned.latent if context.dtype.itemsize <= NARROW else WIDE
     single = step.num_sequences - 1 if mixed else step.num_single
     queries = max(LEAST, min(launch.rows, triton.next_power_of_2(attention.heads)))
     pairs = single * triton.cdiv(attention.heads, queries)
