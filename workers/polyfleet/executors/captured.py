@@ -273,7 +273,7 @@ class CapturedExecutor(EagerExecutor):
         return tuple(size for size in MIXED if size <= self._capacity.step_tokens) if fits else ()
 
     def _mixed_sequences(self, size: int) -> int:
-        return min(size, self._capacity.max_sequences, MIXED_SEQUENCES)
+        return min(size, self._capacity.max_draws, MIXED_SEQUENCES)
 
     def _mixed_of(self, size: int) -> tuple[MixedBuffers, _Captured]:
         if size not in self._mixed:
