@@ -1,4 +1,4 @@
-"""What stands beside dense layers, captured: mixtures, latent caches and states come to the eager executor's tokens."""
+"""What stands beside dense layers, captured: mixtures and states come to the eager executor's tokens."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,13 +21,13 @@ from polyfleet.loading.load import load_model
 
 __all__ = ["few_mixed"]  # a fixture
 pytestmark = pytest.mark.usefixtures("undivided")
-TOKENS = 4
+TOKENS = 3
 KINDS: Mapping[str, Mapping[str, Any]] = {  # of two layers
     "qwen3next": {"layer_types": ["linear_attention", "full_attention"]},
     "gpt-oss": {"layer_types": ["sliding_attention", "full_attention"]},
     "smollm3": {"no_rope_layers": [1, 0]},
 }
-NAMES = ("gpt-oss", "glm4moe", "deepseek3", "qwen3next", "smollm3")
+NAMES = ("gpt-oss", "qwen3next", "smollm3")
 
 
 @pytest.mark.parametrize("name", NAMES)
