@@ -129,6 +129,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         pools_of_one(100, None),
         "workers: the trafficPercent of the pools of model m (a, b) must add up to 100.",
     ),
+    "role that there is not": (
+        pool(role="draft"),
+        "/workers/p/role': value must be one of 'both', 'prefill', 'decode'",
+    ),
     "share that is no percent": (pool(trafficPercent=101), "/workers/p/trafficPercent': maximum"),
     "scaled DaemonSet": (pool(kind="DaemonSet", autoscaling={"owner": "hpa"}), "a DaemonSet has one worker per node"),
     "keda without Prometheus": (pool(autoscaling={"owner": "keda"}), "keda needs prometheus"),

@@ -102,7 +102,7 @@ def deploy(
         if changes["canary"]:
             share_out(wanted, changes["canary"])
         stored = client.deploy(wanted)
-        alone = lacks_partner(client.snapshot(), stored)
+    alone = lacks_partner(known, stored)
     if as_json:
         print_json({"name": stored.name, "model": stored.model_name or stored.name, "workers": stored.workers})
     else:
@@ -151,8 +151,8 @@ def lacks_partner(known: "pb.FleetSnapshot", stored: "pb.ModelDeployment") -> st
     from polyfleet.placement.proto import role_from_proto
 
     model, role = stored.model_name or stored.name, role_from_proto(stored.role)
-    wishes = [each for each in (*known.deployments, *known.pools) if (each.model_name or each.name) == model]
-    roles = {role_from_proto(each.role) for each in wishes}
+    others = [each for each in (*known.deployments, *known.pools) if each.name != stored.name]
+    roles = {role_from_proto(each.role) for each in others if (each.model_name or each.name) == model}
     if role is Role.DECODE and Role.PREFILL not in roles:
         return f"Nothing of role prefill serves {model}: until something does, these workers compute their own prompts."
     if role is Role.PREFILL and roles <= {Role.PREFILL}:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from polyfleet.cli.commands.deploy import known_deployment
+from polyfleet.cli.commands.deploy import known_deployment, lacks_partner
+from polyfleet.cli.commands.fleet import role_name
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import TEXT, examples, fleet_options, json_option
 from polyfleet.cli.terminal.output import command_name, out, print_json, print_table
@@ -56,6 +57,7 @@ def deployment_record(snapshot: "pb.FleetSnapshot", wish: "pb.ModelDeployment") 
         "name": wish.name,
         "model": wish.model_name or wish.name,
         "source": wish.source,
+        "role": role_name(wish.role),
         "workers": wish.workers,
         "autoscaling": _aims(wish),
         "ready_workers": ready_of(snapshot, wish.name),
@@ -63,7 +65,7 @@ def deployment_record(snapshot: "pb.FleetSnapshot", wish: "pb.ModelDeployment") 
         "stable_revision": wish.stable_revision,
         "traffic": {str(each.revision): each.percent for each in wish.traffic},
         "rollout": rollout_state(wish),
-        "problem": wish.problem,
+        "problem": wish.problem or lacks_partner(snapshot, wish),
     }
 
 
@@ -83,8 +85,11 @@ def deployments(fleet: str, fleet_token_file: Path | None, as_json: bool) -> Non
     if not found:
         out.print(f"No deployments. `{command_name()} deploy NAME PATH` makes one.", markup=False)
         return
-    rows = [(each["name"], each["model"], _ready(each), each["rollout"], each["problem"]) for each in found]
-    print_table(("DEPLOYMENT", "MODEL", "READY", "ROLLOUT", "PROBLEM"), [(*row[:4], row[4] or "-") for row in rows])
+    rows = [
+        (each["name"], each["model"], each["role"], _ready(each), each["rollout"], each["problem"] or "-")
+        for each in found
+    ]
+    print_table(("DEPLOYMENT", "MODEL", "ROLE", "READY", "ROLLOUT", "PROBLEM"), rows)
 
 
 def _ready(record: dict[str, Any]) -> str:

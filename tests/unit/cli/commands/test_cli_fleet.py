@@ -106,7 +106,8 @@ def test_workers_for_people_and_programs(fleet: tuple[Fleet, str]) -> None:
     service.workers = [loading_worker()]
     table = run("workers", "--fleet", address).stdout
     assert (
-        table.splitlines()[1].split(maxsplit=1)[1] == "small       loading 50%  3 running, 0 waiting  cpu EPYC  h     7"
+        table.splitlines()[1].split(maxsplit=1)[1]
+        == "small       both  loading 50%  3 running, 0 waiting  cpu EPYC  h     7"
     )
     (record,) = json.loads(run("workers", "--fleet", address, "--json").stdout)
     assert (record["state"], record["load_progress"], record["running_sequences"]) == ("loading", 0.5, 3)
