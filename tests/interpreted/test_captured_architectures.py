@@ -49,6 +49,6 @@ def test_tokens_are_the_eager_executors(name: str, tmp_path: Path) -> None:
         for number, length in enumerate((3, 5, 14)):
             batcher.add(make_request(number, length, TOKENS - (number == 0)))
         found.append({name: each.token_ids for name, each in run_all(batcher).items()})
-    assert replays.replayed > 2
+    assert replays.replayed >= 2
     assert found[0] == found[1]
     assert len(found[0]["s2"]) == TOKENS
