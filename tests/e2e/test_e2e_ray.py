@@ -25,8 +25,10 @@ def channel(own_stack: ServeProcess) -> Iterator[grpc.Channel]:
         ("raylet", signal.SIGKILL),
         ("gcs_server", signal.SIGKILL),
         (r"polyfleet\.scheduler", signal.SIGKILL),
+        (r"polyfleet\.scheduler", signal.SIGSTOP),
         pytest.param("raylet", signal.SIGSTOP, marks=pytest.mark.slow),  # found out within a minute
         pytest.param("gcs_server", signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param(r"^ray::SchedulerActor", signal.SIGSTOP, marks=pytest.mark.slow),
     ],
 )
 def test_a_part_of_ray_dies_or_hangs(

@@ -7,8 +7,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from polyfleet.cli.stack.processes import end, spawn
+from polyfleet.cli.stack.processes import end, kill, spawn
 from polyfleet.cli.stack.settings import ServeSettings, dialable
+from polyfleet.cli.stack.watch import Watch
 from polyfleet.cli.terminal.output import err
 from polyfleet.process.config import ConfigError
 from polyfleet.process.listening import MAX_PORT, check_free
@@ -27,6 +28,7 @@ class StackConsole:
         self._settings, self._ca_file = settings, ca_file
         self._process: subprocess.Popen[bytes] | None = None
         self._address = ""
+        self._watch = Watch()
 
     @property
     def log(self) -> Path:
@@ -54,16 +56,23 @@ class StackConsole:
         if self._address != wanted:
             err.print(f"{wanted} is in use: the console is at {self._address}.", style="yellow", markup=False)
         self._process = spawn(console_command(self._settings, self._address, self._ca_file), self.log)
+        self._watch = Watch(f"{self.url}/healthz" if self.url.startswith("http:") else "")
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self._process is not None and time.monotonic() < deadline and not answers(dialable(self._address)):
             time.sleep(POLL_SECONDS)
             self.check()
 
     def check(self) -> None:
-        """Say so when it has ended; everything else serves on."""
-        if self._process is not None and (code := self._process.poll()) is not None:
+        """Say so when it has ended, and start another one where it hangs; everything else serves on."""
+        if self._process is None:
+            return
+        if (code := self._process.poll()) is not None:
             err.print(f"The console ended with code {code}: {self.log} says why.", style="yellow", markup=False)
             self._process = None
+        elif self._watch.hangs(self._process.pid):
+            err.print("The console hung and was killed; it is started again.", style="yellow")
+            kill(self._process)
+            self.start()
 
     def stop(self) -> None:
         """End it; nothing happens where it does not run."""

@@ -88,6 +88,21 @@ def end(process: "subprocess.Popen[bytes]", seconds: float = TERMINATE_SECONDS) 
     process.wait()
 
 
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """SIGKILL for one that hangs, and for what it has started; returns when it has ended."""
+    import psutil
+
+    below = []
+    with suppress(psutil.NoSuchProcess):
+        below = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    for each in below:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(below, timeout=KILL_SECONDS)
+
+
 def descendants() -> "list[psutil.Process]":
     """Every process below this one."""
     import psutil

@@ -1,21 +1,20 @@
 """The processes of `polyfleet serve`: local Ray with the scheduler, its workers, the gateway and the console."""
 
-import subprocess
-import sys
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
-import msgspec
 
 from polyfleet.cli.config import Deployment
 from polyfleet.cli.errors import CliError, calling
 from polyfleet.cli.fleet_client import FleetClient
 from polyfleet.cli.options import read_secret
 from polyfleet.cli.stack.console import StackConsole
-from polyfleet.cli.stack.processes import descendants, end, end_all, hurry_at_signals, spawn
-from polyfleet.cli.stack.settings import ServeSettings
+from polyfleet.cli.stack.gateway import StackGateway
+from polyfleet.cli.stack.processes import descendants, end_all, hurry_at_signals
+from polyfleet.cli.stack.settings import ServeSettings, dialable
+from polyfleet.cli.stack.watch import Watch
 from polyfleet.cli.terminal.output import err
 from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.config import ConfigError
@@ -35,22 +34,18 @@ class Stack:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
-        self._gateway: subprocess.Popen[bytes] | None = None
+        self._gateway = StackGateway(settings)
         self._scheduler: LocalScheduler | None = None
+        self._watch = Watch(f"http://{dialable(settings.config.scheduler.metrics_listen)}/healthz")  # of the scheduler
         self._console: StackConsole | None = None
         self._processes: set[psutil.Process] = set()
         token = read_secret(settings.fleet_token_file, "fleet token")
         self._channel = grpc.insecure_channel(settings.fleet_address, FLEET_CHANNEL)
         self._fleet = FleetClient(self._channel, FleetAccess(token))
 
-    @property
-    def gateway_log(self) -> Path:
-        """What the gateway says."""
-        return self._settings.state_dir / "logs" / "gateway.log"
-
     def start(self) -> None:
         """Start the gateway, which dials for ever, and beside it Ray and the scheduler; then wish for the models."""
-        self._gateway = spawn(self._gateway_command(), self.gateway_log)
+        self._gateway.start()
         self._scheduler = LocalScheduler(self._settings.config.scheduler, local_places(self._settings))
         try:
             self._scheduler.start()
@@ -72,21 +67,28 @@ class Stack:
             return self._fleet.snapshot()
 
     def check(self) -> None:
-        """Start Ray and the scheduler again when they have ended; workers are the scheduler's business.
+        """Start again what has ended or hangs of gateway, Ray and scheduler; workers are the scheduler's business.
 
-        Raises CliError when they can't be, or when the gateway has ended.
+        Raises CliError when it can't be, or when the gateway has ended before it ever answered.
         """
-        if self._gateway is not None and (code := self._gateway.poll()) is not None:
-            raise CliError(f"The gateway ended with code {code}: {self.gateway_log} says why.")
+        self._gateway.check()
         if self._console is not None:
             self._console.check()
-        if self._scheduler is None or self._scheduler.running:
-            return
+        if self._scheduler is not None:
+            self._check_scheduler(self._scheduler)
+
+    def _check_scheduler(self, scheduler: LocalScheduler) -> None:
+        if scheduler.running:
+            if not self._watch.hangs(scheduler.pid or 0):
+                return
+            err.print("The scheduler hangs and is killed.", style="yellow")
+            scheduler.kill()
         err.print("Ray has failed and is started again; the workers serve on.", style="yellow")
         try:
-            err.print(f"Ray runs again. It had failed: {self._scheduler.revive()}", style="yellow", markup=False)
+            err.print(f"Ray runs again. It had failed: {scheduler.revive()}", style="yellow", markup=False)
         except ConfigError as error:
             raise CliError(f"Ray can't be started again: {error}") from None
+        self._watch.begin()
 
     def remember_processes(self) -> None:
         """Note every process below this one, so that `stop` knows them even when their parents have gone."""
@@ -99,8 +101,7 @@ class Stack:
         """
         hurry_at_signals(self._hurry)
         self.remember_processes()
-        if self._gateway is not None:
-            end(self._gateway, self._settings.config.scheduler.shutdown_seconds)
+        self._gateway.stop()
         if self._console is not None:
             self._console.stop()  # behind the gateway: chats may finish, too
         if self._scheduler is not None:
@@ -110,8 +111,7 @@ class Stack:
         end_all(self._processes)  # what Ray leaves behind goes by itself, but not at once
 
     def _hurry(self) -> None:
-        if self._gateway is not None:
-            self._gateway.kill()
+        self._gateway.hurry()
         if self._scheduler is not None:
             self._scheduler.hurry()
 
@@ -120,20 +120,6 @@ class Stack:
         with suppress(StoreError), closing(Store(self._settings.state_dir / STATE_NAME)) as store:
             for deployment in self._settings.config.deployments:
                 store.remove_deployment(deployment.name)
-
-    def _gateway_command(self) -> list[str]:
-        gateway = self._settings.config.gateway
-        command = [sys.executable, "-m", "polyfleet.gateway"]
-        if self._settings.config_file:
-            command += ["--config", str(self._settings.config_file)]
-        command += ["--grpc-listen", gateway.grpc_listen, "--http-listen", gateway.http_listen]
-        command += ["--metrics-listen", gateway.metrics_listen, "--fleet", gateway.fleet]
-        command += ["--generation-config", gateway.generation_config, "--processes", str(gateway.processes)]
-        for name, value in msgspec.structs.asdict(gateway.placement).items():
-            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-            command += ["--placement", f"{name}={text}"]
-        token_file = gateway.fleet_token_file
-        return [*command, "--fleet-token-file", token_file] if token_file else command
 
 
 def local_places(settings: ServeSettings) -> dict[str, int]:

@@ -7,15 +7,10 @@ import sys
 import time
 from asyncio.subprocess import Process
 from contextlib import suppress
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 from polyfleet.gateway.processes.sums import Families, parsed
-from polyfleet.process.signals import is_stopped
+from polyfleet.process.hangs import Looks, fetched
 
-ASK_SECONDS = 5.0
-STOPPED_LOOKS = 3  # a second apart: whoever it serves waits
-UNANSWERED_LOOKS = 6  # each of which has waited for ASK_SECONDS: a busy one answers within that
 READY_FD = "--ready-fd"
 
 
@@ -26,7 +21,7 @@ class Child:
         self.process, self._ready = process, ready
         self._metrics = ""
         self.staying = True  # it was not told to end
-        self._stopped = self._unanswered = 0  # looks in a row
+        self._looks = Looks()
         self.families: Families = {}
 
     @classmethod
@@ -74,16 +69,15 @@ class Child:
         try:
             status, text = await self._ask("/readyz")
         except (OSError, ValueError):
-            waited = time.monotonic() - began >= ASK_SECONDS
-            self._unanswered = self._unanswered + 1 if waited else 0
             return False, "The gateway's process does not answer."
-        self._unanswered = 0
+        finally:
+            self._looks.asked(time.monotonic() - began)
         return status == 200, text.strip()
 
     def hangs(self) -> bool:
         """Whether it has been stopped (SIGSTOP) for this look and some before, or has not answered for long."""
-        self._stopped = self._stopped + 1 if is_stopped(self.process.pid) else 0
-        return self._stopped >= STOPPED_LOOKS or self._unanswered >= UNANSWERED_LOOKS
+        self._looks.at(self.process.pid)
+        return self._looks.hung
 
     def kill(self) -> None:
         """End it at once, and all that it serves."""
@@ -101,12 +95,3 @@ class Child:
         self.staying = False
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
-
-
-def fetched(url: str) -> tuple[int, str]:
-    """Status and text. Raises OSError."""
-    try:
-        with urlopen(url, timeout=ASK_SECONDS) as answer:
-            return answer.status, answer.read().decode()
-    except HTTPError as error:
-        return error.code, error.read().decode()

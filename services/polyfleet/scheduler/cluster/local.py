@@ -112,6 +112,12 @@ class LocalScheduler:
         self._try_to_start(REVIVE_SECONDS)
         return why
 
+    def kill(self) -> None:
+        """End its process, which hangs: `revive` ends what is left of that Ray and starts another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
     def _try_to_start(self, seconds: float = 0.0) -> None:
         """Try START_TRIES times and, with pauses, for as long as that."""
         deadline, pauses = time.monotonic() + seconds, Backoff()

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.main import cli
 from polyfleet.cli.stack import hints
+from polyfleet.cli.stack.gateway import gateway_command
 from polyfleet.cli.stack.settings import (
     MODEL_FILE,
     MODEL_NAME,
@@ -26,7 +27,6 @@ from polyfleet.cli.stack.settings import (
     dialable,
     resolve,
 )
-from polyfleet.cli.stack.stack import Stack
 
 FILE = """
 gateway: {grpc_listen: "127.0.0.1:7000", http_listen: "127.0.0.1:7001"}
@@ -88,7 +88,7 @@ def test_flags_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_gateway_is_told_whose_sampling_defaults_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("POLYFLEET_FLEET_TOKEN_FILE", raising=False)
     for chosen in ("auto", "none"):
-        command = Stack(resolve(Flags(generation_config=chosen)))._gateway_command()
+        command = gateway_command(resolve(Flags(generation_config=chosen)))
         assert command[command.index("--generation-config") + 1] == chosen
 
 
@@ -104,7 +104,7 @@ def test_the_model_goes_where_its_flags_say(tmp_path: Path) -> None:
 def test_the_gateway_is_told_how_workers_are_chosen(tmp_path: Path) -> None:
     path = tmp_path / "polyfleet.yaml"
     path.write_text("gateway: {placement: {tie_seconds: 0.5, tie_ratio: 0.3}}\n")
-    command = Stack(resolve(Flags(config=path, placement=("tie_seconds=0.25",))))._gateway_command()
+    command = gateway_command(resolve(Flags(config=path, placement=("tie_seconds=0.25",))))
     told = [value for name, value in itertools.pairwise(command) if name == "--placement"]
     assert {"tie_seconds=0.25", "tie_ratio=0.3", "remaining_tokens=128.0"} < set(told)
     wrong = CliRunner().invoke(cli, ["serve", "--placement", "ties=1"])

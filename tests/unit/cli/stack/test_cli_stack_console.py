@@ -1,7 +1,9 @@
 """The console of `polyfleet serve`: where it goes, what it is told, and that the rest serves on without it."""
 
+import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,25 @@ def test_none_is_started_where_none_is_wanted(tmp_path: Path) -> None:
     assert (made.url, made.log.exists()) == ("", False)
     assert "Console" not in hints.endpoints(settings_of(tmp_path), made.url)
     assert "Console  http://127.0.0.1:1 " in hints.endpoints(settings_of(tmp_path), "http://127.0.0.1:1")
+
+
+def test_one_that_hangs_is_killed_and_started_again_at_its_address(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = int(free_address().rpartition(":")[2])
+    made = StackConsole(settings_of(tmp_path, port=port), None)
+    made.start()
+    assert made.url == f"http://127.0.0.1:{port}"
+    first = made._process
+    assert first
+    first.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 60
+    while made._process is first:
+        assert time.monotonic() < deadline
+        made.check()
+        time.sleep(0.05)
+    assert first.returncode == -signal.SIGKILL
+    assert "The console hung and was killed; it is started again." in capfd.readouterr().err
+    assert made.url == f"http://127.0.0.1:{port}"
+    assert console.answers(f"127.0.0.1:{port}")
+    made.stop()
