@@ -11,7 +11,7 @@ Every contender runs in a process of its own. Each peer first tries a sweep of s
 measured at its best setting of each workload. All contenders compute the same random prompts in turn, for --repeats
 rounds, and medians are compared. Nothing is installed: peers that are missing are named.
 
-Needs only torch, numpy and gguf (or safetensors) beside the source tree: PYTHONPATH=proto:services:workers is enough.
+Needs only torch, numpy, msgspec and gguf (or safetensors) beside the source tree, PYTHONPATH=proto:services:workers.
 """
 
 import argparse

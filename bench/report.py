@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from polyfleet.client.benchmark.rows import Row, compare
+from polyfleet.benchmark.rows import Row, compare
 
 __all__ = ["Row", "compare", "print_table", "publish"]
 ALIGN = "<><<>>"  # numbers stand flush right

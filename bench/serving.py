@@ -27,11 +27,11 @@ from bench.load.targets import HttpTarget
 from bench.load.worker import WorkerTarget
 from bench.report import Row, publish
 
+from polyfleet.benchmark.figures import added_rows, load_rows, num_tokens
+from polyfleet.benchmark.loops import Plan, Result, run_pairs, run_rounds, warm_up
+from polyfleet.benchmark.target import GrpcTarget, Target
+from polyfleet.benchmark.work import PROMPT_KINDS, Job, make_jobs
 from polyfleet.client import PolyfleetError
-from polyfleet.client.benchmark.figures import added_rows, load_rows, num_tokens
-from polyfleet.client.benchmark.loops import Plan, Result, run_pairs, run_rounds, warm_up
-from polyfleet.client.benchmark.target import GrpcTarget, Target
-from polyfleet.client.benchmark.work import PROMPT_KINDS, Job, make_jobs
 from polyfleet.wire.auth import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"

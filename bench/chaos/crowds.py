@@ -15,8 +15,8 @@ from bench.chaos.fleet import MODEL, ChaosFleet
 from bench.report import Row, compare
 from bench.soaking.streams import Caller
 
+from polyfleet.benchmark.work import percentile
 from polyfleet.client import NO_RETRIES, AsyncClient
-from polyfleet.client.benchmark.work import percentile
 from polyfleet.v1 import worker_pb2, worker_pb2_grpc
 
 SMALL, BIG = "small", "big"  # the tenants' keys are their names

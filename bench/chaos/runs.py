@@ -13,7 +13,7 @@ from bench.report import Row
 from bench.soaking.cases import Answer, Case
 from bench.soaking.streams import Soak, Tally
 
-from polyfleet.client.benchmark.work import percentile
+from polyfleet.benchmark.work import percentile
 from polyfleet.simulator.tokens import answer
 
 HANGS = (

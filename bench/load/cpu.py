@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from polyfleet.client.benchmark.rows import Row
+from polyfleet.benchmark.rows import Row
 
 
 class CpuClock:

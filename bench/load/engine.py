@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from queue import SimpleQueue
 
-from polyfleet.client.benchmark.work import Job, Outcome
+from polyfleet.benchmark.work import Job, Outcome
 from polyfleet.engine.engine import Engine
 from polyfleet.wire.answers import SequenceUpdate
 from polyfleet.wire.ids import new_id

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
-from polyfleet.client.benchmark.target import MAX_SECONDS
-from polyfleet.client.benchmark.work import Job, Outcome
+from polyfleet.benchmark.target import MAX_SECONDS
+from polyfleet.benchmark.work import Job, Outcome
 
 
 class HttpTarget:

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from polyfleet.client.benchmark.work import Job, Outcome
+from polyfleet.benchmark.work import Job, Outcome
 from polyfleet.v1 import inference_pb2, worker_pb2
 from polyfleet.v1.worker_pb2_grpc import WorkerStub
 from polyfleet.wire.auth import bearer_metadata

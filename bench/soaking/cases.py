@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from polyfleet.client.benchmark.work import WORDS
+from polyfleet.benchmark.work import WORDS
 
 # Words of the prompts, about one token each: below and above the engine's boundaries of attention, up to near 2,000.
 LENGTHS = (24, 900, 120, 1020, 40, 1400, 250, 1900, 130, 1100, 500, 1650)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it also runs as a file
 
-from polyfleet.client.benchmark.work import percentile
+from polyfleet.benchmark.work import percentile
 
 INTERVAL_SECONDS = 0.02
 TIMEOUT_SECONDS = 30.0

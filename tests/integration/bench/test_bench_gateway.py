@@ -90,7 +90,7 @@ async def test_command_writes_rows(rig: GatewayRig, tmp_path: Path) -> None:
 
 
 async def test_beside_the_engine_alone(rig: GatewayRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfleet.client.benchmark.work.LAST_ID", 399)  # the fake worker's vocabulary is small
+    monkeypatch.setattr("polyfleet.benchmark.work.LAST_ID", 399)  # the fake worker's vocabulary is small
     model = write_folder(tmp_path / "tiny", TinyShape(vocabulary=2000))
     address = f"127.0.0.1:{rig.gateway.grpc.port}"
     arguments = ["--grpc", address, "--engine", str(model), "--prompt", "ids", "--concurrency", "3", *FEW]

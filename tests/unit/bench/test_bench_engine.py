@@ -1,5 +1,7 @@
 """The engine's benchmark: figures from timings, settings, peers that are left out, and a whole run on a tiny model."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,9 @@ def test_a_contender_that_cannot_load_says_why(tmp_path: Path) -> None:
         running("polyfleet", tmp_path / "nothing", setting),
     ):
         pass
+
+
+def test_it_runs_without_grpc() -> None:
+    """As on a machine that has a card, torch and little else."""
+    program = "import sys; sys.modules |= dict.fromkeys(('grpc', 'google', 'ray')); import bench.engine"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])

@@ -13,9 +13,9 @@ from bench.load.targets import EventReader
 from bench.report import Row, compare, publish
 from bench.serving import parse
 
-from polyfleet.client.benchmark.figures import added_rows, load_rows
-from polyfleet.client.benchmark.loops import Plan, Result, run_pairs, run_rounds, warm_up
-from polyfleet.client.benchmark.work import Job, Outcome, make_jobs, percentile
+from polyfleet.benchmark.figures import added_rows, load_rows
+from polyfleet.benchmark.loops import Plan, Result, run_pairs, run_rounds, warm_up
+from polyfleet.benchmark.work import Job, Outcome, make_jobs, percentile
 
 
 class FakeTarget:

@@ -19,7 +19,7 @@ from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import FieldError
 
 KEPT = 20
-PROGRAM = "polyfleet.client.benchmark"
+PROGRAM = "polyfleet.benchmark"
 GRACE_SECONDS = 60.0  # beyond the plan's own, for what then runs
 KINDS = ("text", "chat", "ids")
 # field: what an absent one means, and the highest

@@ -1,6 +1,6 @@
 """A benchmark in a process of its own: settings in, news and rows out, in lines of JSON.
 
-    echo '{"gateway": "127.0.0.1:50051", "requests": 8}' | python -m polyfleet.client.benchmark
+    echo '{"gateway": "127.0.0.1:50051", "requests": 8}' | python -m polyfleet.benchmark
 
 The first line of standard input says where and what; the process ends when that input does. Each line of output has
 `ended` and `errors` so far; the last one has `rows`, and `problem`: why nothing could be measured, empty where it was.
@@ -16,11 +16,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from polyfleet.benchmark.figures import load_rows
+from polyfleet.benchmark.loops import Plan, Result, run_rounds, warm_up
+from polyfleet.benchmark.target import GrpcTarget
+from polyfleet.benchmark.work import Job, Outcome, make_jobs
 from polyfleet.client import Tls
-from polyfleet.client.benchmark.figures import load_rows
-from polyfleet.client.benchmark.loops import Plan, Result, run_rounds, warm_up
-from polyfleet.client.benchmark.target import GrpcTarget
-from polyfleet.client.benchmark.work import Job, Outcome, make_jobs
 
 NEWS_SECONDS = 0.5
 

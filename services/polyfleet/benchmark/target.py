@@ -4,8 +4,8 @@ import time
 from types import TracebackType
 from typing import Any, Protocol
 
+from polyfleet.benchmark.work import Job, Outcome
 from polyfleet.client import NO_RETRIES, AsyncClient, PolyfleetError, Tls
-from polyfleet.client.benchmark.work import Job, Outcome
 
 MAX_SECONDS = 600.0  # the longest that any one request may take
 

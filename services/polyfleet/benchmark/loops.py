@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from polyfleet.client.benchmark.target import Target
-from polyfleet.client.benchmark.work import Job, Outcome
+from polyfleet.benchmark.target import Target
+from polyfleet.benchmark.work import Job, Outcome
 
 
 @dataclass(slots=True)

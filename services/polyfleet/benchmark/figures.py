@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from polyfleet.client.benchmark.loops import Result
-from polyfleet.client.benchmark.rows import Row, compare
-from polyfleet.client.benchmark.work import Outcome, percentile
+from polyfleet.benchmark.loops import Result
+from polyfleet.benchmark.rows import Row, compare
+from polyfleet.benchmark.work import Outcome, percentile
 
 TIMES: Mapping[str, Callable[[Outcome], float | None]] = {
     "ttft": lambda outcome: outcome.ttft,
