@@ -100,12 +100,12 @@ class BlockFiles:
                 payload = memoryview(bytearray(self._payload_bytes))
                 if file.readinto(payload) != len(payload) or file.read(1):
                     raise BadBlock("it is truncated, or longer than its block")
-            found = Checksum(header)
+            found = Checksum(header, DTYPES[self._layout.dtype].itemsize)
             found.update(payload)
             if found.digest() != checksum:
                 raise BadBlock("its checksum is wrong: it was damaged on the disk")
             try:
-                require_finite(np.frombuffer(payload, DTYPES[self._layout.dtype]), self._layout.dtype)
+                require_finite(found.largest, self._layout.dtype)
             except ValueError as error:
                 raise BadBlock(str(error)) from None
         except (BadBlock, OSError):

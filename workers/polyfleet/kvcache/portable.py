@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfleet.graph.kernel_graph import PerToken
+from polyfleet.kernels.scan import scan
 from polyfleet.wire.hashing import chain_hashes, prefix_root
 
 BLOCK_TOKENS = 16  # a document holds whole blocks of so many tokens, whatever the blocks of an engine hold
@@ -30,7 +31,6 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
 }
 _INFINITY = {"float32": 0x7F80_0000, "float16": 0x7C00, "bfloat16": 0x7F80}  # bits; those of finite numbers are less
-_PART_NUMBERS = 1 << 17  # that are looked at together: a part of a CPU core's cache
 
 Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview
@@ -120,7 +120,7 @@ def unpack(data: Buffer, layout: KvLayout, salt: bytes = b"") -> KvPrefix:
         numbers = np.frombuffer(view, dtype=dtype, count=size, offset=at)
         at += size * dtype.itemsize
         shape = (spec.sides, num_tokens, spec.heads, spec.width)
-        require_finite(numbers, theirs.dtype)
+        require_finite(scan(numbers).largest, theirs.dtype)
         caches.append(converted(numbers, theirs.dtype, layout.dtype).reshape(shape))
     return KvPrefix(token_ids, tuple(caches))
 
@@ -193,21 +193,12 @@ def converted(numbers: Array, dtype: str, wanted: str) -> Array:
     else:
         with np.errstate(over="ignore"):
             result = wide.view("<f4").astype(DTYPES[wanted])
-    if not _finite(result, wanted):
+    if scan(result).largest >= _INFINITY[wanted]:
         raise ValueError(f"the KV document has numbers that are too large for {wanted}")
     return result
 
 
-def require_finite(numbers: Array, dtype: str) -> None:
-    """Raise ValueError unless all numbers are."""
-    if not _finite(numbers, dtype):
+def require_finite(largest: int, dtype: str) -> None:
+    """Raise ValueError unless numbers whose largest magnitude has these bits are."""
+    if largest >= _INFINITY[dtype]:
         raise ValueError("the KV document has numbers that are not finite")
-
-
-def _finite(numbers: Array, dtype: str) -> bool:
-    """Whether all are, by their bits: of positive numbers and of negative ones, while both are in the CPU's cache."""
-    size, infinity = numbers.dtype.itemsize, _INFINITY[dtype]
-    negative = infinity | 1 << (8 * size - 1)
-    flat = numbers.reshape(-1)
-    parts = (flat[at : at + _PART_NUMBERS] for at in range(0, flat.size, _PART_NUMBERS))
-    return all(part.view(f"<i{size}").max() < infinity and part.view(f"<u{size}").max() < negative for part in parts)

@@ -15,6 +15,7 @@ from polyfleet.transfer import frames
 from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, End, Message
 
 MessageT = TypeVar("MessageT")
+_SEEN_BYTES = 1 << 20  # that a checksum is made of at a time: a part of a CPU core's cache
 
 
 class Stalled(OSError):
@@ -35,6 +36,7 @@ class Channel:
         self.shared = shared
         self.deadline = time.monotonic()  # of whatever is sent or received; move it before
         self.heard = self.deadline  # when the last frame began to come
+        self.largest = 0  # magnitude in the last frame's payload
         self.descriptor = -1  # of memory, that came with the last frame
         self._socket = end
 
@@ -57,9 +59,12 @@ class Channel:
         except TimeoutError:
             raise Stalled("the peer does not read what it is sent") from None
 
-    def receive(self, into: memoryview | None = None, *, most: int = 0) -> tuple[Message, memoryview]:
+    def receive(
+        self, into: memoryview | None = None, *, most: int = 0, number_bytes: int = 0
+    ) -> tuple[Message, memoryview]:
         """The next frame and its payload of `most` bytes, in `into` where it is given and large enough.
 
+        Of numbers of `number_bytes`, 2 or 4, `largest` is then the largest magnitude, as bits.
         Raises BadFrame, Stalled, EOFError where the peer has closed, and OSError.
         """
         head = frames.head_of(self._read(memoryview(bytearray(HEADER_BYTES)), carries=True))
@@ -69,9 +74,11 @@ class Channel:
         body = self._read(memoryview(bytearray(head.message_bytes)))
         if into is None or into.nbytes < head.payload_bytes:
             into = memoryview(bytearray(head.payload_bytes))
-        payload, checksum = self._read(into[: head.payload_bytes]), Checksum(body)
-        checksum.update(payload)
-        return frames.message_of(head, body, checksum), payload
+        checksum = Checksum(body, number_bytes)
+        payload = self._read(into[: head.payload_bytes], checksum=checksum)
+        message = frames.message_of(head, body, checksum)
+        self.largest = checksum.largest
+        return message, payload
 
     def expect(self, kind: type[MessageT], *, most: int = 0) -> tuple[MessageT, memoryview]:
         """The same where it must be one of this kind. Raises BadFrame for others, Refused for an End that came."""
@@ -106,9 +113,9 @@ class Channel:
             os.close(self.descriptor)
         self.descriptor = descriptor
 
-    def _read(self, buffer: memoryview, *, carries: bool = False) -> memoryview:
-        """Fill the buffer."""
-        done = 0
+    def _read(self, buffer: memoryview, *, carries: bool = False, checksum: Checksum | None = None) -> memoryview:
+        """Fill the buffer. The checksum sees what has come while that is in the CPU's cache."""
+        done = seen = 0
         try:
             while done < buffer.nbytes:
                 self._in_time()
@@ -123,6 +130,9 @@ class Channel:
                 if not count:
                     raise EOFError("the peer has closed the connection")
                 done += count
+                if checksum is not None and (done == buffer.nbytes or done - seen >= _SEEN_BYTES):
+                    checksum.update(buffer[seen:done])
+                    seen = done
         except TimeoutError:
             raise Stalled("the peer sends nothing") from None
         return buffer

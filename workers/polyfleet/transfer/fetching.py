@@ -6,10 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, Full, Queue
 
 import numpy as np
 
+from polyfleet.kernels.scan import scan
 from polyfleet.kvcache.portable import DTYPES, KvLayout, converted, require_finite
 from polyfleet.kvcache.travelling import Chunk, Wanted
 from polyfleet.transfer.channel import Channel, Refused, Stalled
@@ -124,28 +126,31 @@ class Fetch:
     def _fetch(self, channel: Channel) -> None:
         self._introduce(channel)
         layout = self._learn(channel)
-        expected = self._wanted.first
+        expected, dtype = self._wanted.first, DTYPES[layout.dtype]
+        receive = partial(channel.receive, most=MAX_PAYLOAD_BYTES, number_bytes=dtype.itemsize)
         while True:
             self._allow(channel)
             number, buffer = self._buffer()
-            message, payload = channel.receive(buffer, most=MAX_PAYLOAD_BYTES)
+            message, payload = receive(buffer)
             while isinstance(message, Wait):
                 self._allow(channel)
-                message, payload = channel.receive(buffer, most=MAX_PAYLOAD_BYTES)
+                message, payload = receive(buffer)
             if isinstance(message, End):
                 if message.reason:
                     raise Refused(message.reason)
                 return
             if not isinstance(message, Blocks) or message.first != expected or message.tokens % self._wanted.grain:
                 raise BadFrame("a chunk came that does not follow the one before")
+            largest = channel.largest
             if self._slots is not None:
                 number = message.slot
                 payload = self._slots.slot(number, message.tokens * layout.token_bytes)
+                largest = scan(np.frombuffer(payload, dtype)).largest
             elif buffer is None or buffer.nbytes < payload.nbytes:
                 self._buffers[number] = payload
             arrays = chunk_arrays(layout, message.tokens, payload)
             dtypes = layout.dtype, self._wanted.layout.dtype
-            require_finite(np.frombuffer(payload, DTYPES[layout.dtype]), layout.dtype)
+            require_finite(largest, layout.dtype)
             chunk = Chunk(expected, tuple(converted(each, *dtypes) for each in arrays))
             expected += message.tokens
             self.bytes += payload.nbytes

@@ -136,7 +136,7 @@ struct PfExecutor;
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 10;
+const int32_t PF_ABI = 11;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.
@@ -179,3 +179,7 @@ PF_API int32_t pf_executor_step(PfExecutor *executor, int32_t program, const PfS
 // Rows of a buffer, to be written before a step where they are its inputs, and read after it, `widths[buffer]` rounded up to an odd multiple of 16 floats apart; valid until the next
 // step.
 PF_API float *pf_executor_buffer(PfExecutor *executor, int32_t buffer);
+
+// Of numbers of 2 or 4 bytes anywhere in memory the largest magnitude, as bits; and of each whole 4,096 bytes the sum of
+// their 64-bit words modulo 2^64, unless `sums` is null. One look at memory, from any thread.
+PF_API uint32_t pf_scan(const void *data, int64_t num_bytes, int32_t number_bytes, uint64_t *sums);

@@ -108,6 +108,8 @@ static inline size_t low_rank_room(int columns, int rank) {
     return narrow + 2 * (longest / BLOCK) + longest / sizeof(float);
 }
 
+const int SCAN_ROW = 4096;  // bytes
+
 struct Kernels {
     const char *name;
 
@@ -141,6 +143,8 @@ struct Kernels {
     void (*low_rank[2])(const LowRank &part, const float *x, float *room, float *y);
     // Index and value of the largest of n numbers, the first of equal ones; false when not all are finite.
     bool (*largest)(const float *x, int n, int *index, float *value);
+    // See pf_scan of abi.h.
+    uint32_t (*scan)(const void *data, int64_t num_bytes, int number_bytes, uint64_t *sums);
 };
 
 extern const Kernels plain_kernels;

@@ -4,6 +4,7 @@
 #include "linear_dense.inl"
 #include "rows.inl"
 #include "low_rank.inl"
+#include "scan.inl"
 
 const pf::Kernels pf::avx2_kernels = {
     "avx2",
@@ -20,4 +21,5 @@ const pf::Kernels pf::avx2_kernels = {
     combine,
     {low_rank_codes, low_rank_halves},
     find_largest,
+    scan,
 };

@@ -4,6 +4,7 @@
 #include "linear_dense.inl"
 #include "rows.inl"
 #include "low_rank.inl"
+#include "scan.inl"
 
 #if defined(__AMX_INT8__)
 #include "attention_wide.inl"
@@ -56,4 +57,5 @@ const pf::Kernels pf::TABLE = {
     combine,
     {low_rank_codes, low_rank_halves},
     find_largest,
+    scan,
 };
