@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from polyfleet.placement.proto import state_from_proto
 from polyfleet.process.metrics import MetricsServer
+from polyfleet.scheduler.deployments.pool_shares import taken_back
 from polyfleet.scheduler.deployments.revisions import newest_problem
 from polyfleet.scheduler.launcher.launch import LauncherReport
 from polyfleet.v1 import fleet_pb2 as pb
@@ -114,7 +115,7 @@ def _deployments(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:
 
 
 def _revisions(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:
-    """Those that have workers; and of each deployment, whether its newest one was taken back."""
+    """Those that have workers; and of each deployment, whether its newest one was taken back; a pool is one itself."""
     ready = Counter[tuple[str, str]]()
     for worker in snapshot.workers:
         if worker.info.revision:
@@ -133,6 +134,9 @@ def _revisions(snapshot: pb.FleetSnapshot) -> Iterator[GaugeMetricFamily]:
     )
     for deployment in snapshot.deployments:
         back.add_metric([deployment.name], bool(newest_problem(deployment)))
+    for pool in snapshot.pools:
+        if pool.HasField("traffic_percent"):
+            back.add_metric([pool.name], bool(taken_back(pool)))
     yield back
 
 

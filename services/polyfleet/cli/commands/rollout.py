@@ -30,8 +30,12 @@ def ready_of(snapshot: "pb.FleetSnapshot", deployment: str, revision: int = 0) -
 
 def rollout_state(wish: "pb.ModelDeployment") -> str:
     """Where a deployment stands between its revisions, for people."""
+    from polyfleet.scheduler.deployments.pool_shares import taken_back
     from polyfleet.scheduler.deployments.revisions import newest_problem
 
+    if not wish.revision:
+        share = f": {wish.traffic_percent} % of {wish.model_name}'s requests" * wish.HasField("traffic_percent")
+        return " ".join(filter(None, (f"pool of the chart{share}.", taken_back(wish))))
     if wish.traffic:
         shared = ", ".join(f"revision {each.revision} has {each.percent} %" for each in wish.traffic)
         state = f"shared out: {shared}"
@@ -64,6 +68,7 @@ def deployment_record(snapshot: "pb.FleetSnapshot", wish: "pb.ModelDeployment") 
         "revision": wish.revision,
         "stable_revision": wish.stable_revision,
         "traffic": {str(each.revision): each.percent for each in wish.traffic},
+        "traffic_percent": wish.traffic_percent if wish.HasField("traffic_percent") else None,
         "rollout": rollout_state(wish),
         "problem": wish.problem or lacks_partner(snapshot, wish),
     }
@@ -73,12 +78,12 @@ def deployment_record(snapshot: "pb.FleetSnapshot", wish: "pb.ModelDeployment") 
 @fleet_options
 @json_option
 def deployments(fleet: str, fleet_token_file: Path | None, as_json: bool) -> None:
-    """List the deployments: their workers, their revisions, and what is in their way."""
+    """List the deployments and the chart's pools: their workers, their revisions, and what is in their way."""
     from polyfleet.cli.fleet_client import open_fleet
 
     with open_fleet(fleet, fleet_token_file) as client:
         snapshot = client.snapshot()
-    found = [deployment_record(snapshot, wish) for wish in snapshot.deployments]
+    found = [deployment_record(snapshot, wish) for wish in (*snapshot.deployments, *snapshot.pools)]
     if as_json:
         print_json(found)
         return

@@ -55,6 +55,28 @@ def fails_more(new: Outcomes, others: Outcomes, most: float) -> bool:
     return new.errors >= MIN_ERRORS and new.error_ratio > others.error_ratio + most
 
 
+class Fared:
+    """How sequences have fared in the last ERROR_SECONDS: a revision's, and those of the others beside it."""
+
+    def __init__(self) -> None:
+        self._seen = deque[tuple[float, Outcomes, Outcomes]]()
+
+    def note(self, new: Outcomes, others: Outcomes, now: float) -> None:
+        """Take what has been counted until now."""
+        self._seen.append((now, new, others))
+        while now - self._seen[0][0] > ERROR_SECONDS:
+            self._seen.popleft()
+
+    def problem(self, most: float = 0.0) -> str:
+        """Why the revision can't stay, as a sentence; empty while it fails at most this share more (0: the default)."""
+        (_, new_before, others_before), (_, new, others) = self._seen[0], self._seen[-1]
+        new, others = new - new_before, others - others_before
+        if not fails_more(new, others, most or MAX_ERROR_RATIO):
+            return ""
+        before = f"{others.error_ratio:.1%}"
+        return f"It failed {new.errors} of {new.sequences} sequences, where {before} of the others failed."
+
+
 @dataclass(slots=True)
 class _Course:
     """One deployment's way to a revision, and how sequences have fared meanwhile: the new one's, and the others'."""
@@ -68,7 +90,7 @@ class _Course:
     well: float = 0.0  # when not all of its workers were unhealthy
     reason: str = ""
     done: float | None = None  # when all of its workers were ready
-    fared: deque[tuple[float, Outcomes, Outcomes]] = field(default_factory=deque)
+    fared: Fared = field(default_factory=Fared)
 
     def follow(self, state: RevisionState, new: Outcomes, others: Outcomes, now: float) -> None:
         """Note how it is now."""
@@ -78,16 +100,12 @@ class _Course:
             self.well = now
         self.ready, self.was_ready = state.ready, self.was_ready or state.ready > 0
         self.reason = state.reason or self.reason
-        self.fared.append((now, new, others))
-        while now - self.fared[0][0] > ERROR_SECONDS:
-            self.fared.popleft()
+        self.fared.note(new, others, now)
 
     def problem(self, state: RevisionState, rollout: pb.Rollout, now: float) -> str:
         """Why the revision can't stay, as a sentence; empty while it may."""
-        (_, new_before, others_before), (_, new, others) = self.fared[0], self.fared[-1]
-        new, others = new - new_before, others - others_before
-        if fails_more(new, others, rollout.max_error_ratio or MAX_ERROR_RATIO):
-            return f"It failed {new.errors} of {new.sequences} sequences; before, {others.error_ratio:.1%} failed."
+        if problem := self.fared.problem(rollout.max_error_ratio):
+            return problem
         reason = f" {self.reason}" if self.reason else ""
         if self.done is not None:
             return ""

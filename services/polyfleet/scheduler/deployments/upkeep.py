@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from polyfleet.scheduler.deployments.autoscaling import Scaling, worker_load
+from polyfleet.scheduler.deployments.pool_shares import PoolShares, taken_back
 from polyfleet.scheduler.deployments.revisions import newest_problem
 from polyfleet.scheduler.deployments.rollout import Rollouts
 from polyfleet.scheduler.fleet.demand import Demand
@@ -31,14 +32,19 @@ class Upkeep:
     def __init__(self, store: Store, registry: Registry, demand: Demand, clock: Callable[[], float]) -> None:
         self._store, self._registry, self._demand, self._clock = store, registry, demand, clock
         self._rollouts = Rollouts(demand.outcomes)
+        self._pool_shares = PoolShares(demand.outcomes)
         self._scalings: dict[str, Scaling] = {}
         self._problems: dict[str, str] = {}  # as last shown
 
     def follow(self, reports: Sequence[LauncherReport], records: Sequence[Record], problems: Mapping[str, str]) -> None:
         """Change the wishes that the fleet's state changes; show `problems`, why deployments lack workers."""
         wishes, now = {each.name: each for each in self._store.deployments()}, self._clock()
-        models = {each.model_name or each.name for each in (*wishes.values(), *self._registry.pools)}
-        self._demand.keep(wishes, models)
+        known = (*wishes.values(), *self._registry.pools)
+        self._demand.keep({each.name for each in known}, {each.model_name or each.name for each in known})
+        for pool in self._pool_shares.step(self._registry.pools, now):
+            if problem := taken_back(pool):
+                log.error("A pool has lost its share. %s", problem, extra={"deployment": pool.name})
+            self._registry.replace_pool(pool)
         for wish in self._rollouts.step(wishes.values(), reports, records, now, problems):
             if (problem := newest_problem(wish)) and wish.revision < wishes[wish.name].revision:
                 log.error("A rollout failed. %s", problem, extra={"deployment": wish.name})

@@ -160,8 +160,12 @@ class Registry:
                 changed = pb.ModelDeployment()
                 changed.CopyFrom(pool)
                 changed.workers = workers or 0
-                self._pools = tuple(changed if each is pool else each for each in self._pools)
-                self._changed()
+                self.replace_pool(changed)
+
+    def replace_pool(self, changed: pb.ModelDeployment) -> None:
+        """Show this in the place of the pool of its name."""
+        self._pools = tuple(changed if each.name == changed.name else each for each in self._pools)
+        self._changed()
 
     def _note_end(self, record: Record, now: float) -> None:
         if record.launcher is None and record.status.state != pb.WORKER_STATE_DRAINING:

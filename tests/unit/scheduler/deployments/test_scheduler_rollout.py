@@ -117,7 +117,7 @@ def test_a_revision_that_fails_requests_is_taken_back_though_it_came_up() -> Non
     fleet.outcomes |= {1: Outcomes(1100, 11), 2: Outcomes(107, 11)}
     assert fleet.at(10)[0] == 2
     fleet.outcomes[2] = Outcomes(117, 17)
-    assert fleet.at(20) == (1, 2, "It failed 10 of 110 sequences; before, 1.0% failed.")
+    assert fleet.at(20) == (1, 2, "It failed 10 of 110 sequences, where 1.0% of the others failed.")
     assert fleet.at(21)[0] == 1  # the way back is not itself taken back
     fleet.outcomes[1] = Outcomes(2000, 900)
     assert fleet.at(22)[0] == 1
