@@ -183,11 +183,18 @@ TINY: Mapping[str, Tiny] = {
 }
 
 
+def configuration(tiny: Tiny) -> Any:
+    """As transformers has it."""
+    import transformers
+
+    return transformers.AutoConfig.for_model(tiny.kind, **{**COMMON, **tiny.config})
+
+
 def make(tiny: Tiny, folder: Path) -> Any:
     """Write the folder; returns transformers' model."""
     import transformers
 
-    config = transformers.AutoConfig.for_model(tiny.kind, **{**COMMON, **tiny.config})
+    config = configuration(tiny)
     torch.manual_seed(len(tiny.kind) + tiny.seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():

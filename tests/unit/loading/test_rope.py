@@ -1,9 +1,15 @@
 """Inverse frequencies and Llama 3's scaling, by hand and against transformers' values."""
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.tiny_architectures import TINY, configuration
 
+from polyfleet.loading.folder_config import read_config
+from polyfleet.models.errors import ModelFileError
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder_rope import read_rope
 from polyfleet.models.rope import Llama3Scaling, inverse_frequencies, scale_llama3
@@ -36,3 +42,41 @@ def test_yarn_whose_scales_are_none(scales: dict[str, float | None]) -> None:
     stated = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, **scales}
     fields = Fields("config.json", {"max_position_embeddings": 256, "rope_parameters": stated})
     assert read_rope(fields, 16).amplitude == pytest.approx(1 + 0.1 * math.log(4))
+
+
+SHARE, BASE = "partial_rotary_factor", "rope_theta"
+PARTIAL = [name for name, tiny in TINY.items() if SHARE in configuration(tiny).rope_parameters]
+
+
+def stated(name: str, **more: Any) -> dict[str, Any]:
+    config: dict[str, Any] = configuration(TINY[name]).to_dict()
+    return config | {"architectures": []} | more
+
+
+def frequencies(folder: Path, config: dict[str, Any]) -> tuple[float, ...]:
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_config(folder)[1].inverse_frequencies
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_numbers_in_the_section_beside_it_or_in_both(tmp_path: Path, name: str) -> None:
+    """All that a configuration may look like, whichever release of transformers saved it, comes to the same."""
+    within = stated(name)
+    section = within["rope_parameters"]
+    numbers = {key: section[key] for key in (SHARE, BASE)}
+    both = within | numbers
+    beside = both | {"rope_parameters": {key: each for key, each in section.items() if key not in numbers}}
+    older = {key: each for key, each in beside.items() if key != "rope_parameters"}
+    if section["rope_type"] != "default":
+        older["rope_scaling"] = beside["rope_parameters"]
+    width = within.get("head_dim") or within["hidden_size"] // within["num_attention_heads"]
+    expected = frequencies(tmp_path, within)
+    assert len(expected) == int(width * section[SHARE]) // 2
+    assert [frequencies(tmp_path, each) for each in (both, beside, older)] == [expected] * 3
+
+
+@pytest.mark.parametrize(("key", "other"), [(SHARE, 0.75), (BASE, 5e5)])
+@pytest.mark.parametrize("name", PARTIAL)
+def test_numbers_that_contradict_each_other(tmp_path: Path, name: str, key: str, other: float) -> None:
+    with pytest.raises(ModelFileError, match=rf"rope_parameters: {key} = .* contradicts the {other:g} "):
+        frequencies(tmp_path, stated(name, **{key: other}))

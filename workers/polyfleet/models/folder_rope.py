@@ -61,9 +61,9 @@ def read_rope(
     if kind not in KINDS:
         raise rope.error(f"rope scaling {kind!r} is not supported (supported: {', '.join(KINDS)})")
     _check(fields, rope, kind)
-    base = (rope if rope.has("rope_theta") else fields).positive("rope_theta", base)
+    base = _stated(fields, rope, "rope_theta", base)
     key = "partial_rotary_factor"
-    share = (rope if rope.has(key) else fields).positive(key, partial or 1.0)
+    share = _stated(fields, rope, key, partial or 1.0)
     if share != 1 and not partial:
         raise fields.error(f"rotating a part of each head ({key}) is not supported by this architecture")
     width = int(head_dim * share)
@@ -71,6 +71,14 @@ def read_rope(
         raise fields.error(f"{key} = {share:g} does not turn an even number of a head's {head_dim} dimensions")
     reader, _ = KINDS[kind]
     return reader(_Given(fields, rope, base, inverse_frequencies(width, base)))
+
+
+def _stated(fields: Fields, rope: Fields, key: str, default: float) -> float:
+    """A number that stands in the section or beside it; newer files state it in both."""
+    found = [each.positive(key) for each in (rope, fields) if each.has(key)]
+    if len(set(found)) == 2:
+        raise rope.error(f"{key} = {found[0]:g} contradicts the {found[1]:g} that stands beside the section")
+    return found[0] if found else default
 
 
 def _plain(given: _Given) -> StatedRope:
