@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from polyfleet.process.keys import Role
-from polyfleet.wire.auth import bearer_metadata, fleet_token
+from polyfleet.wire.auth import AuthSetupError, bearer_metadata, fleet_token
 
 if TYPE_CHECKING:
     from polyfleet.process.fleet_tls import FleetTls
@@ -21,6 +22,7 @@ FLEET_CHANNEL = (
 )
 """gRPC's arguments that all of them have."""
 FLEET_TLS_DIR = "POLYFLEET_FLEET_TLS_DIR"
+log = logging.getLogger(__name__)
 Arguments = Iterable[tuple[str, Any]]
 
 
@@ -30,11 +32,21 @@ class FleetAccess:
 
     token: str | None = None
     tls: FleetTls | None = None
+    token_file: str | Path | None = None
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Of each call."""
         return bearer_metadata(self.token)
+
+    def current_metadata(self) -> tuple[tuple[str, str], ...]:
+        """By what the token's file says now, since a key may be changed while this process runs; that which it
+        began with where the file can't be read."""
+        try:
+            return bearer_metadata(fleet_token(self.token_file))
+        except AuthSetupError as error:
+            log.warning("%s", error)
+            return self.metadata
 
     def channel(self, address: str, role: Role, options: Arguments = FLEET_CHANNEL) -> Any:
         """To a part of this role, for asyncio."""
@@ -62,4 +74,4 @@ def fleet_tls(folder: str | Path | None) -> FleetTls | None:
 
 def fleet_access(token_file: str | Path | None, tls_dir: str | Path | None) -> FleetAccess:
     """As these say, each of which may be absent. Raises AuthSetupError and ConfigError."""
-    return FleetAccess(fleet_token(token_file or None), fleet_tls(tls_dir))
+    return FleetAccess(fleet_token(token_file or None), fleet_tls(tls_dir), token_file or None)

@@ -1,7 +1,8 @@
 """Agents: worker processes that dial the gateway and are dialled through it, with a real scheduler."""
 
+import asyncio
 import signal
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from tests.support.gateway_rig import GatewayRig, Stream, failure_of, until
 from tests.support.running_scheduler import Running, start, stop
 from tests.support.running_worker import RunningWorker
 from tests.support.tls_files import write_tls_files
+from tests.unit.process.test_process_fleet_keys import write
 
 from polyfleet.gateway.agents.service import agent_problem
+from polyfleet.process import keys as process_keys
+from polyfleet.process.fleet_keys import NEEDS_KEY
 from polyfleet.v1 import agents_pb2_grpc
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1.agents_pb2 import Agent
@@ -39,7 +43,9 @@ class AgentRig:
     async def __aenter__(self) -> "AgentRig":
         self.token_file.write_text(TOKEN)
         token_file = str(self.token_file)
-        self.scheduler = await start(self.folder / "state", settle_seconds=0.0, fleet_token_file=token_file)
+        keys = self.settings.get("fleet_keys_file", "")
+        state = self.folder / "state"
+        self.scheduler = await start(state, settle_seconds=0.0, fleet_token_file=token_file, fleet_keys_file=keys)
         self.stack.push_async_callback(stop, self.scheduler)
         config = {"fleet": self.scheduler.address, "fleet_token_file": token_file, **self.settings}
         self.rig = await self.stack.enter_async_context(GatewayRig(config=config))
@@ -67,6 +73,21 @@ class AgentRig:
         return {each for each, session in sessions.items() if session.connected and session.says_ready} == set(names)
 
 
+class Moving:
+    """A stream that is read on, whoever serves it."""
+
+    def __init__(self, call: AsyncIterable[pb.GenerateResponse]) -> None:
+        self.ids, self.workers, self.after_moving = list[int](), list[str](), 0
+        self._call = call
+
+    async def read(self) -> None:
+        """To its end."""
+        async for message in self._call:
+            self.ids += message.token_ids
+            self.workers += [message.worker_id] if message.worker_id else []
+            self.after_moving += len(self.workers) > 1
+
+
 async def test_an_agent_serves_over_its_own_connection_until_it_is_told_to_go(tmp_path: Path) -> None:
     async with AgentRig(tmp_path) as rig:
         agent = await rig.agent("mac")
@@ -90,27 +111,52 @@ async def test_an_agent_serves_over_its_own_connection_until_it_is_told_to_go(tm
         await until(lambda: len(rig.rig.gateway.relay) == 0)
 
 
-async def test_streams_of_an_agent_whose_network_goes_resume_elsewhere_and_it_comes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("away", "back_in"), [(0, 60), pytest.param(60, 5, marks=pytest.mark.slow)])
+async def test_streams_of_an_agent_whose_network_goes_resume_elsewhere_and_it_comes_back(
+    tmp_path: Path, away: float, back_in: float
+) -> None:
     async with AgentRig(tmp_path) as rig:
         await rig.agent("mac")
         await until(lambda: rig.ready("mac"))
-        await rig.worker("here", "--fleet", rig.scheduler.address)
         request = pb.GenerateRequest(token_ids=[3], max_tokens=15_000, ignore_eos=True)
-        ids, workers, moved = list[int](), list[str](), 0
-        async for message in rig.rig.stub.Generate(request):
-            ids += message.token_ids
-            workers += [message.worker_id] if message.worker_id else []
-            if len(ids) > 5 and rig.ready("mac", "here"):
-                rig.way.silence()
-            moved += len(workers) > 1
-            if moved > 20:
-                break
-        assert ids == fake_tokens([3], len(ids))
-        assert workers == ["mac", "here"]
-        await until(lambda: rig.ready("here"))
-        rig.way.heal()
+        streams = [Moving(rig.rig.stub.Generate(request)) for _ in range(3)]
+        reading = [asyncio.create_task(each.read()) for each in streams]
+        await until(lambda: all(each.ids for each in streams))
+        await rig.worker("here", "--fleet", rig.scheduler.address)
         await until(lambda: rig.ready("mac", "here"))
+        rig.way.silence()
+        await until(lambda: all(each.after_moving > 20 for each in streams))
+        await until(lambda: rig.ready("here"))
+        await asyncio.sleep(away)
+        rig.way.heal()
+        await asyncio.wait_for(until(lambda: rig.ready("mac", "here")), back_in)
         assert len(rig.rig.gateway.relay) == 1, "its old joining is over"
+        for each, task in zip(streams, reading, strict=True):
+            assert not task.done()
+            assert each.ids == fake_tokens([3], len(each.ids))
+            assert each.workers == ["mac", "here"]
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+
+async def test_an_agent_whose_key_is_changed_while_it_runs_joins_by_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_keys, "RELOAD_SECONDS", 0.0)
+    gateway, keys, own = {"id": TOKEN, "role": "gateway"}, tmp_path / "keys.yaml", tmp_path / "own"
+    write(keys, gateway, {"id": "old", "role": "worker"})
+    own.write_text("old")
+    async with AgentRig(tmp_path, fleet_keys_file=str(keys)) as rig:
+        agent = await rig.agent("mac", "--fleet-token-file", str(own), "--fleet-keys-file", str(keys))
+        await until(lambda: rig.ready("mac"))
+        write(keys, gateway, {"id": "new", "role": "worker"})
+        rig.way.cut()
+        await said(agent, NEEDS_KEY)
+        own.write_text("")  # half-way through being written
+        await said(agent, f"The fleet token file {own} is empty")
+        own.write_text("new")
+        await said(agent, "Joined at")
+        await until(lambda: rig.ready("mac"))
 
 
 async def test_a_second_agent_of_a_name_is_told_why_and_joins_once_the_first_has_gone(tmp_path: Path) -> None:

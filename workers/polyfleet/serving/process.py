@@ -95,7 +95,7 @@ class WorkerProcess:
                 lock.check()
             if config.join:
                 name, process = config.worker_id, self._worker.info().process
-                self._tunnel = Tunnel(config.join, access.token, name, process, self._reached_at)
+                self._tunnel = Tunnel(config.join, access, name, process, self._reached_at)
             server = WorkerServer(self._worker, config.listen, access, keys)
             metrics = serve_metrics(self._worker, config.metrics_listen, self._devices)
             lag = asyncio.create_task(metrics.process.watch_loop())

@@ -86,7 +86,7 @@ class Registration:
     async def _dial(self) -> str:
         """One stream, until it ends; why it ended."""
         async with self._access.channel(self._fleet, Role.SCHEDULER, OPTIONS) as channel:
-            call: Any = fleet_pb2_grpc.FleetStub(channel).Register(metadata=self._access.metadata)
+            call: Any = fleet_pb2_grpc.FleetStub(channel).Register(metadata=self._access.current_metadata())
             answers = asyncio.create_task(self._read(call))
             reports = asyncio.create_task(self._report(call))
             try:

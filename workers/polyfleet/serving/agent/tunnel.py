@@ -15,12 +15,12 @@ from typing import Any
 import grpc
 
 from polyfleet.process.carrying import BEAT_SECONDS, Silence, carry, first_of
-from polyfleet.process.channels import FLEET_CHANNEL
+from polyfleet.process.channels import FLEET_CHANNEL, FleetAccess
 from polyfleet.process.config import ConfigError
 from polyfleet.serving.agent.config import JoinConfig
 from polyfleet.v1 import agents_pb2 as pb
 from polyfleet.v1 import agents_pb2_grpc
-from polyfleet.wire.auth import bearer_metadata, split_host_port
+from polyfleet.wire.auth import split_host_port
 
 SILENT_SECONDS = 5.0  # a gateway sends something every second
 DIAL_SECONDS = 2.0  # for the connection, or another one is tried: a packet that was lost is not waited for
@@ -35,9 +35,9 @@ class Tunnel:
     """
 
     def __init__(
-        self, join: JoinConfig, token: str | None, name: str, process: str, joined: Callable[[str], None]
+        self, join: JoinConfig, access: FleetAccess, name: str, process: str, joined: Callable[[str], None]
     ) -> None:
-        self._join, self._metadata = join, bearer_metadata(token)
+        self._join, self._access, self._metadata = join, access, access.metadata
         self._credentials = _credentials(join)
         self._name, self._process, self._joined = name, process, joined
         self._worker: tuple[str, int] | None = None
@@ -80,6 +80,7 @@ class Tunnel:
                 await asyncio.wait_for(channel.channel_ready(), DIAL_SECONDS)
             except asyncio.TimeoutError:
                 return "it does not answer, or not as this agent expects (TLS?)"
+            self._metadata = self._access.current_metadata()
             self._stub = agents_pb2_grpc.AgentsStub(channel)
             call, silence = self._stub.Join(metadata=self._metadata), Silence(SILENT_SECONDS)
             jobs = self._beat(call), self._hear(call, silence), silence.lasts(), self._until_stale()
