@@ -33,6 +33,7 @@ _CALLERS = {
         "RevokeKey": {Role.OPERATOR},
         "LimitTenant": {Role.OPERATOR},
         "DescribeOptions": {Role.OPERATOR},
+        "CheckModel": {Role.OPERATOR},
         "StartBenchmark": {Role.OPERATOR},
         "GetBenchmark": {Role.OPERATOR},
         "ListBenchmarks": {Role.OPERATOR},
@@ -45,6 +46,7 @@ _CALLERS = {
         "Unload": {Role.SCHEDULER},
         "SetAdapters": {Role.SCHEDULER},
         "TailLog": {Role.SCHEDULER, Role.OPERATOR},
+        "Inspect": {Role.SCHEDULER},
         "Drain": {Role.SCHEDULER},
     },
     "Agents": {

@@ -18,6 +18,7 @@ from polyfleet.v1 import operations_pb2
 from polyfleet.v1.fleet_pb2_grpc import FleetStub
 
 TIMEOUT_SECONDS = 10.0
+CHECK_SECONDS = 130.0  # more than a worker takes
 LOAD_SECONDS = 150.0  # more than the scheduler waits for a worker
 
 
@@ -39,6 +40,12 @@ class FleetClient:
         request = pb.DeployRequest(deployment=deployment)
         answer: pb.DeployResponse = self._stub.Deploy(request, timeout=TIMEOUT_SECONDS, metadata=self._metadata)
         return answer.deployment
+
+    def check_model(self, wanted: pb.ModelDeployment) -> pb.CheckModelResponse:
+        """How what it wishes for would fit the fleet's devices; deploys nothing."""
+        request = pb.CheckModelRequest(source=wanted.source, accelerators=wanted.accelerators, options=wanted.options)
+        answer: pb.CheckModelResponse = self._stub.CheckModel(request, timeout=CHECK_SECONDS, metadata=self._metadata)
+        return answer
 
     def undo_rollout(self, name: str, revision: int = 0) -> pb.ModelDeployment:
         """Go back to an earlier revision, 0: to the one before; gives the deployment back as stored."""

@@ -16,6 +16,7 @@ from polyfleet.process.channels import FleetAccess
 from polyfleet.scheduler.aborts import abort_invalid, abort_not_found, abort_unwritten
 from polyfleet.scheduler.deployments.adapter_calls import AdapterCalls
 from polyfleet.scheduler.deployments.adapters import AdapterDesk
+from polyfleet.scheduler.deployments.check_calls import CheckCalls
 from polyfleet.scheduler.deployments.deployment_calls import DeploymentCalls, Steering
 from polyfleet.scheduler.deployments.validate import check_info, check_status
 from polyfleet.scheduler.fleet.assets import Uploads
@@ -42,7 +43,13 @@ class ForeignError(Exception):
     """A worker belongs to another fleet, or its key to another deployment. The message is one sentence."""
 
 
-class FleetService(AdapterCalls, DeploymentCalls, OperationsCalls, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
+class FleetService(
+    AdapterCalls,
+    DeploymentCalls,
+    CheckCalls,
+    OperationsCalls,
+    fleet_pb2_grpc.FleetServicer,  # type: ignore[misc]
+):
     """See `polyfleet/v1/fleet.proto` for what each call promises."""
 
     def __init__(

@@ -10,6 +10,7 @@ import grpc
 from polyfleet.process.logs import log_fields
 from polyfleet.serving.adapters import NoModel
 from polyfleet.serving.engine_client import LoadError
+from polyfleet.serving.inspection import ImaginedSite, InspectionError, InspectionRequest, inspect
 from polyfleet.serving.log_tail import MAX_LINES, TAIL
 from polyfleet.serving.session import GatewaySession
 from polyfleet.serving.worker import LoadSpec, Worker, WorkerRefusal
@@ -30,6 +31,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._inspecting = asyncio.Lock()
 
     async def Session(self, requests: AsyncIterator[pb.SessionCommand], context: Any) -> None:
         """Relay one gateway's commands and news until either side ends it."""
@@ -133,6 +135,23 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):  # type: ignore[misc]
     async def TailLog(self, request: TailLogRequest, context: Any) -> TailLogResponse:
         """The last lines."""
         return TailLogResponse(lines=TAIL.last(min(request.lines, MAX_LINES)))
+
+    async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:
+        """Look at one model at a time."""
+        if self._inspecting.locked():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "It looks at another model: ask again.")
+        try:
+            options = options_in(request.options)
+        except FieldError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"options.{error}")
+            raise
+        sites = tuple(ImaginedSite(each.accelerator, each.name, each.memory_bytes) for each in request.sites)
+        try:
+            async with self._inspecting:
+                return pb.InspectResponse(inspection=await inspect(InspectionRequest(request.source, options, sites)))
+        except InspectionError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise
 
     async def Drain(self, request: pb.WorkerDrainRequest, context: Any) -> pb.WorkerDrainResponse:
         """Drain, and leave when asked."""

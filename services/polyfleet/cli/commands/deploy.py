@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.command(
     epilog=examples(
         "polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q4_1.gguf --context-length 4096",
+        "polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q4_1.gguf --check",
         "polyfleet deploy smollm2 --workers 3",
         "polyfleet deploy smollm2 ./SmolLM2-135M-Instruct.Q8_0.gguf --canary 10",
         "polyfleet deploy smollm2 --min-workers 0 --max-workers 4 --idle-seconds 900",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(0, 1, min_open=True),
     help="Go back when so much more of its sequences fail than before.  [default: 0.05]",
 )
+@click.option("--check", is_flag=True, help="Deploy nothing: say whether and how it fits the fleet's devices.")
 @option_flags()
 @fleet_options
 @json_option
@@ -83,22 +85,22 @@ def deploy(
 
     Another SOURCE, --model-name or worker's option is another revision: its workers come up one by one, and old ones go
     as they are ready. One that does not come up, or fails requests, is taken back: see `polyfleet rollout status`.
+
+    With --check a worker that sees SOURCE reads its headers; the exit code is 1 where it fits no device.
     """
+    from polyfleet.cli.commands.check import check
     from polyfleet.cli.fleet_client import open_fleet
-    from polyfleet.cli.stack.settings import check_model
-    from polyfleet.cli.stack.state_folder import known_token
 
     options = take_options(changes)
-    if source and known_token(fleet):  # its workers are this machine's: they see its files
-        check_model(source)
-        choice = Choice.read()
-        changes["accelerators"] = choice.accelerators(changes["accelerators"])
-        stated, options = options, choice.options_beside(options, changes["accelerators"])
-        say_chosen(stated, options)
+    if source:
+        options = _chosen_here(source, fleet, changes, options)
     with open_fleet(fleet, fleet_token_file) as client:
         known = client.snapshot()
         wanted = new_deployment(name, source, known) if source else known_deployment(known, name)
         wanted = changed(wanted, changes, options)
+        if changes["check"]:
+            check(client, wanted, as_json=as_json)
+            return
         if changes["canary"]:
             share_out(wanted, changes["canary"])
         stored = client.deploy(wanted)
@@ -110,6 +112,23 @@ def deploy(
         out.print(f"{stored.name}: {stored.workers} worker(s) wanted. {see}", markup=False)
     if alone:
         err.print(alone, markup=False)
+
+
+def _chosen_here(
+    source: str, fleet: str, changes: dict[str, Any], options: dict[str, OptionValue]
+) -> dict[str, OptionValue]:
+    """The options, with what was chosen on this machine where its workers are the fleet's: they see its files."""
+    from polyfleet.cli.stack.settings import check_model
+    from polyfleet.cli.stack.state_folder import known_token
+
+    if not known_token(fleet):
+        return options
+    check_model(source)
+    choice = Choice.read()
+    changes["accelerators"] = choice.accelerators(changes["accelerators"])
+    chosen = choice.options_beside(options, changes["accelerators"])
+    say_chosen(options, chosen)
+    return chosen
 
 
 @click.command(epilog=examples("polyfleet scale smollm2 3"))

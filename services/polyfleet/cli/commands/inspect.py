@@ -1,6 +1,7 @@
 """`polyfleet inspect`: what a model is and where it fits, before anything is started."""
 
 import re
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -118,7 +119,7 @@ def _show(seen: "Inspection") -> None:
         per = "sequence" if each.kind == "state" else "token"
         window = f", the last {each.window} tokens" if each.window else ""
         lines.append(f"remembers: {each.layers} x {each.kind}, {each.numbers} numbers a {per}{window}")
-    for line in [*lines, *(line for fit in seen.fits for line in _fit(fit))]:
+    for line in [*lines, *(line for fit in seen.fits for line in fit_lines(fit))]:
         out.print(line, markup=False)
 
 
@@ -132,7 +133,8 @@ def _tokenizer(seen: "Inspection") -> str:
     return f"tokenizer {known.kind} of {known.tokens} tokens, {template}{tools}{calls}"
 
 
-def _fit(fit: "Fit") -> list[str]:
+def fit_lines(fit: "Fit | SimpleNamespace") -> list[str]:
+    """How a model fits a device, for people; a Fit, or what its JSON says."""
     room = f"{fit.device}, {fit.memory_bytes / GIB:.1f} GiB"
     if fit.problem:
         return [f"{room}: does not fit: {fit.problem}", *(f"    would fit: {change}" for change in fit.changes)]

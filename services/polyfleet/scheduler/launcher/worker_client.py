@@ -11,6 +11,7 @@ from polyfleet.v1 import worker_pb2_grpc
 from polyfleet.v1.operations_pb2 import TailLogRequest, TailLogResponse
 
 CALL_SECONDS = 3.0
+INSPECT_SECONDS = 125.0  # a worker gives up after 120
 
 
 class WorkerClient:
@@ -50,6 +51,11 @@ class WorkerClient:
         request = TailLogRequest(lines=lines)
         answer: TailLogResponse = await self._stub.TailLog(request, timeout=CALL_SECONDS, metadata=self._metadata)
         return answer
+
+    async def inspect(self, request: pb.InspectRequest) -> str:
+        """What a model is and how it fits the request's sites, in JSON."""
+        answer = await self._stub.Inspect(request, timeout=INSPECT_SECONDS, metadata=self._metadata)
+        return str(answer.inspection)
 
     async def unload(self) -> None:
         """Cancel what runs and free the model."""

@@ -251,5 +251,10 @@ async def test_tenants_and_strangers_hear_nothing(tmp_path: Path) -> None:
         call, request = getattr(one.fleet, name), getattr(operations_pb2, f"{name}Request")()
         assert (await refusal(call(request, metadata=bearer("team")))).code() is grpc.StatusCode.UNAUTHENTICATED
         assert (await refusal(call(request, metadata=bearer("gw")))).code() is grpc.StatusCode.PERMISSION_DENIED
+    check = fleet_pb2.CheckModelRequest(source="/m")
+    assert (
+        await refusal(one.fleet.CheckModel(check, metadata=bearer("gw")))
+    ).code() is grpc.StatusCode.PERMISSION_DENIED
+    assert (await refusal(one.fleet.CheckModel(check, metadata=bearer("ops")))).code() is grpc.StatusCode.UNAVAILABLE
     assert await one.fleet.ListDevices(pb.ListDevicesRequest(), metadata=bearer("ops")) == pb.ListDevicesResponse()
     await stop(one)
