@@ -1,11 +1,13 @@
 """A console in the test's own event loop, and a browser for it that runs no scripts."""
 
+import asyncio
 import re
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx2
+from tests.support.running_scheduler import Running
 
 from polyfleet.console.access.sessions import Sessions
 from polyfleet.console.config import ConsoleConfig
@@ -13,6 +15,7 @@ from polyfleet.console.fleet.link import FleetLink
 from polyfleet.console.fleet.view import FleetView
 from polyfleet.console.server import create_app
 from polyfleet.gateway.auth import Authenticator
+from polyfleet.v1 import fleet_pb2, operations_pb2
 
 CSRF = re.compile(r'name="csrf" (?:content|value)="([^"]*)"')
 
@@ -64,3 +67,22 @@ async def csrf_of(browser: httpx2.AsyncClient, path: str = "/chat") -> str:
 async def submit(browser: httpx2.AsyncClient, path: str, **fields: str) -> httpx2.Response:
     """Send a form of ours."""
     return await browser.post(path, data={"csrf": await csrf_of(browser), **fields})
+
+
+async def with_devices(
+    running: Running, worker_id: str, *devices: operations_pb2.DeviceState, address: str = "127.0.0.1:1"
+) -> Any:
+    """A worker's stream, on which it has told of itself and of its devices."""
+    stream = running.fleet.Register()
+    info = fleet_pb2.WorkerInfo(worker_id=worker_id, host="node-1", accelerator="cuda", address=address)
+    await stream.write(fleet_pb2.RegisterRequest(info=info))
+    await stream.write(fleet_pb2.RegisterRequest(devices=operations_pb2.DeviceReport(devices=devices)))
+    while not (await running.fleet.ListDevices(operations_pb2.ListDevicesRequest())).devices:
+        await asyncio.sleep(0.01)
+    return stream
+
+
+def device(index: int, **more: Any) -> operations_pb2.DeviceState:
+    healthy = operations_pb2.DEVICE_HEALTH_HEALTHY
+    usual: dict[str, Any] = {"health": healthy, "name": "Card", "memory_total_bytes": 8 * 2**30}
+    return operations_pb2.DeviceState(accelerator="cuda", index=index, **(usual | more))

@@ -20,6 +20,7 @@ from polyfleet.console.fleet.link import FleetLink
 from polyfleet.console.fleet.view import FleetView
 from polyfleet.console.pages.bench import BenchPages
 from polyfleet.console.pages.chat import ChatPages
+from polyfleet.console.pages.deploying import DeployPages
 from polyfleet.console.pages.entrance import Entrance
 from polyfleet.console.pages.fleet import FleetPages
 from polyfleet.console.pages.guard import Guard
@@ -44,6 +45,7 @@ def create_app(config: ConsoleConfig, sessions: Sessions, view: FleetView) -> St
     pages = (
         Entrance(guard, look),
         FleetPages(guard, look, view),
+        DeployPages(guard, look, view),
         ModelPages(guard, look, view),
         RequestPages(guard, look, view),
         KeyPages(guard, look, view),

@@ -2,50 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.console_rig import ConsoleRig, submit
+from tests.support.console_rig import ConsoleRig, device, submit, with_devices
 from tests.support.fake_worker import FakeWorker
 from tests.support.running_scheduler import Running, start, stop
-from tests.unit.process.test_process_fleet_keys import write
 
 from polyfleet.v1 import fleet_pb2, operations_pb2
 
 HOSTILE = '<img src=x onerror="alert(1)">'
-
-
-@pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    keys = write(tmp_path / "keys.yaml", {"id": "ops", "role": "operator"}, {"id": "team", "tenant": "a"})
-    one = await start(tmp_path, keys_file=str(keys))
-    yield one
-    await stop(one)
-
-
-@pytest.fixture
-async def rig(running: Running) -> AsyncIterator[ConsoleRig]:
-    async with ConsoleRig(fleet=running.address) as made:
-        yield made
-
-
-async def with_devices(running: Running, worker_id: str, *devices: operations_pb2.DeviceState) -> Any:
-    """A worker's stream, on which it has told of itself and of its devices."""
-    stream = running.fleet.Register()
-    info = fleet_pb2.WorkerInfo(worker_id=worker_id, host="node-1", accelerator="cuda", address="127.0.0.1:1")
-    await stream.write(fleet_pb2.RegisterRequest(info=info))
-    await stream.write(fleet_pb2.RegisterRequest(devices=operations_pb2.DeviceReport(devices=devices)))
-    while not (await running.fleet.ListDevices(operations_pb2.ListDevicesRequest())).devices:
-        await asyncio.sleep(0.01)
-    return stream
-
-
-def device(index: int, **more: Any) -> operations_pb2.DeviceState:
-    healthy = operations_pb2.DEVICE_HEALTH_HEALTHY
-    usual: dict[str, Any] = {"health": healthy, "name": "Card", "memory_total_bytes": 8 * 2**30}
-    return operations_pb2.DeviceState(accelerator="cuda", index=index, **(usual | more))
 
 
 async def test_devices_are_grouped_and_each_has_a_page(running: Running, rig: ConsoleRig) -> None:
@@ -250,31 +217,6 @@ async def test_a_tenant_sees_their_own_usage_alone(running: Running, tmp_path: P
         team = await rig.signed_in("team")
         page = (await team.get("/usage?first=2026-01-01&tenant=b")).text
         assert ("m-a" in page, "m-b" in page) == (True, False)
-
-
-async def test_a_revision_is_shown_and_taken_back(running: Running, rig: ConsoleRig) -> None:
-    browser = rig.browser()
-    for source in ("fake:1", "fake:2"):
-        wish = fleet_pb2.ModelDeployment(name="small", source=source, workers=1)
-        await running.fleet.Deploy(fleet_pb2.DeployRequest(deployment=wish))
-    await rig.view.poll()
-    assert "Revision 2" in (await browser.get("/models")).text
-    assert (await submit(browser, "/models/small/undo")).status_code == 303
-    (found,) = (await running.snapshot()).deployments
-    assert found.source == "fake:1"
-    assert (await submit(browser, "/models/none/undo")).status_code == 409
-
-
-async def test_a_scale_ends_what_follows_the_load(running: Running, rig: ConsoleRig) -> None:
-    wish = fleet_pb2.ModelDeployment(name="small", source="fake:", workers=1)
-    wish.autoscaling.max_workers = 4
-    await running.fleet.Deploy(fleet_pb2.DeployRequest(deployment=wish))
-    await rig.view.poll()
-    browser = rig.browser()
-    assert "workers by load: 0 to 4" in (await browser.get("/models")).text
-    assert (await submit(browser, "/models/small/scale", workers="2")).status_code == 303
-    (found,) = (await running.snapshot()).deployments
-    assert (found.workers, found.HasField("autoscaling")) == (2, False)
 
 
 async def test_a_benchmark_that_can_not_run_says_why(running: Running, rig: ConsoleRig) -> None:

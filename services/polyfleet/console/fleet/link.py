@@ -35,11 +35,16 @@ class FleetLink:
         try:
             found = await getattr(self._stub, name)(request, timeout=timeout, metadata=self._access.metadata)
         except grpc.aio.AioRpcError as error:
-            gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            gone = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED or self._is_cut(error)
             problem = f"The scheduler at {self._address} does not answer." if gone else error.details()
             raise FleetProblem(problem or str(error.code()), gone=gone) from None
         assert isinstance(found, answer)
         return found
+
+    def _is_cut(self, error: grpc.aio.AioRpcError) -> bool:
+        """Whether nobody answered; the scheduler itself may say UNAVAILABLE, of Ray or a worker."""
+        connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
+        return error.code() is grpc.StatusCode.UNAVAILABLE and not connected
 
     async def close(self) -> None:
         """Hang up."""
