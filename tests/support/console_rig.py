@@ -11,9 +11,7 @@ from tests.support.running_scheduler import Running
 
 from polyfleet.console.access.sessions import Sessions
 from polyfleet.console.config import ConsoleConfig
-from polyfleet.console.fleet.link import FleetLink
-from polyfleet.console.fleet.view import FleetView
-from polyfleet.console.server import create_app
+from polyfleet.console.server import create_app, view_of
 from polyfleet.gateway.auth import Authenticator
 from polyfleet.v1 import fleet_pb2, operations_pb2
 
@@ -29,7 +27,7 @@ class ConsoleRig:
     def __init__(self, **settings: Any) -> None:
         self.config = ConsoleConfig(**settings)
         keys_file = Path(self.config.keys_file) if self.config.keys_file else None
-        self.view = FleetView(FleetLink(self.config))
+        self.view = view_of(self.config)
         self.sessions = Sessions(Authenticator(keys_file), self.config.session_seconds)
         self.app = create_app(self.config, self.sessions, self.view)
         self._browsers: list[httpx2.AsyncClient] = []

@@ -10,6 +10,7 @@ from msgspec import Meta
 from polyfleet.process.config import ConfigError
 from polyfleet.process.config_file import overlaid, read_config
 
+WEB_ADDRESS = re.compile(r"https?://[^\s\"'<>]{1,500}")
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
@@ -34,6 +35,13 @@ class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     insecure_no_keys: Annotated[bool, Meta(description="allow visitors without keys beyond loopback")] = False
     tls_cert: Annotated[str, Meta(description="PEM certificate chain of the pages")] = ""
     tls_key: Annotated[str, Meta(description="PEM private key of tls_cert")] = ""
+    prometheus_url: Annotated[
+        str, Meta(description="of a Prometheus with the fleet's metrics: which alerts fire, the last hour's lines")
+    ] = ""
+    grafana_url: Annotated[str, Meta(description="of a Grafana with the dashboards, to link to")] = ""
+    runbooks_url: Annotated[
+        str, Meta(description="where this project's folder docs lies, to link alerts' runbooks to; empty: their names")
+    ] = ""
     root_path: Annotated[str, Meta(description="path prefix that a proxy serves it under, as /polyfleet")] = ""
     session_seconds: Annotated[int, Meta(ge=60, le=604_800, description="without a visit until one is signed out")] = (
         43_200
@@ -55,4 +63,7 @@ def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> C
         raise ConfigError("TLS needs both --tls-cert and --tls-key.")
     if not ROOT_PATH.fullmatch(config.root_path):
         raise ConfigError(f"root_path: must be empty or like /polyfleet, not {config.root_path!r:.80}.")
+    for name in ("prometheus_url", "grafana_url", "runbooks_url"):
+        if (address := getattr(config, name)) and not WEB_ADDRESS.fullmatch(address):
+            raise ConfigError(f"{name}: must be empty or like http://prometheus:9090, not {address!r:.80}.")
     return config

@@ -17,6 +17,7 @@ from polyfleet.console.access.headers import SecureHeaders
 from polyfleet.console.access.sessions import Sessions
 from polyfleet.console.config import ConsoleConfig
 from polyfleet.console.fleet.link import FleetLink
+from polyfleet.console.fleet.prometheus import Prometheus
 from polyfleet.console.fleet.view import FleetView
 from polyfleet.console.pages.bench import BenchPages
 from polyfleet.console.pages.chat import ChatPages
@@ -37,9 +38,14 @@ REFRESH_SECONDS = 10.0  # between looks at the certificate's files
 log = logging.getLogger(__name__)
 
 
+def view_of(config: ConsoleConfig) -> FleetView:
+    """What there is to see, of whom the configuration names. Raises ConfigError and AuthSetupError."""
+    return FleetView(FleetLink(config), Prometheus(config.prometheus_url) if config.prometheus_url else None)
+
+
 def create_app(config: ConsoleConfig, sessions: Sessions, view: FleetView) -> Starlette:
     """The ASGI application. Starts nothing."""
-    look = Look(sessions, view)
+    look = Look(sessions, view, config)
     secure = bool(config.tls_cert)
     guard = Guard(sessions, look, insecure=config.insecure_no_keys, secure_cookies=secure)
     pages = (
@@ -67,7 +73,7 @@ class Console:
         keys_file = Path(config.keys_file) if config.keys_file else None
         check_listen(config.listen, keys_file, insecure=config.insecure_no_keys)
         self._config = config
-        self.view = FleetView(FleetLink(config))
+        self.view = view_of(config)
         sessions = Sessions(Authenticator(keys_file), config.session_seconds)
         self._certificate = ServedCertificate(config.tls_cert, config.tls_key) if config.tls_cert else None
         self._server = self._make_server(create_app(config, sessions, self.view))

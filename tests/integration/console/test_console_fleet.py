@@ -72,6 +72,7 @@ async def test_a_live_page_hears_what_changes(running: Running, rig: ConsoleRig)
     first = await asyncio.wait_for(sent.get(), 30)
     assert [line for line in first.split(b"\n") if line.startswith(b"event: ")] == [
         b"event: tiles",
+        b"event: conditions",
         b"event: devices",
         b"event: workers",
     ]

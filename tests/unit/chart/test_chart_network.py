@@ -139,6 +139,19 @@ def test_the_console_reaches_what_it_shows_and_nothing_else() -> None:
         assert not network.reaches(CONSOLE, OUTSIDER, 443)
 
 
+def test_the_console_reaches_who_scrapes_where_a_prometheus_is_named() -> None:
+    console = {"enabled": True, "links": {"prometheus": "http://prometheus.monitoring:9090"}}
+    scrapers = {"metricsFrom": [{"podSelector": {"matchLabels": NEIGHBOUR}}]}
+    for values, reached in (
+        ({"console": console, "networkPolicy": scrapers}, True),
+        ({"console": console}, False),
+        ({"console": {"enabled": True}, "networkPolicy": scrapers}, False),
+    ):
+        network = Network(rendered(values=values))
+        assert network.reaches(CONSOLE, NEIGHBOUR, 9090) is reached
+        assert not network.reaches(CONSOLE, OUTSIDER, 9090)
+
+
 def test_names_are_looked_up(network: Network) -> None:
     assert network.reaches(WORKER, OUTSIDER, 53)
 

@@ -120,7 +120,9 @@ def test_the_gateway_takes_its_configuration(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("keys", [False, True])
 @pytest.mark.parametrize("tls", [False, True])
 def test_the_console_takes_its_configuration(tls: bool, keys: bool, tmp_path: Path) -> None:
-    values: dict[str, Any] = {"console": {"enabled": True, "rootPath": "/fleet"}, "fleetKeys": {"enabled": keys}}
+    links = {name: f"http://{name}" for name in ("prometheus", "grafana", "runbooks")}
+    shown = {"enabled": True, "rootPath": "/fleet", "links": links}
+    values: dict[str, Any] = {"console": shown, "fleetKeys": {"enabled": keys}}
     if tls:
         internal = {"enabled": True, "existingSecrets": {each: each for each in ROLES}}
         values["tls"] = {"enabled": True, "existingSecret": "door", "internal": internal}
@@ -129,6 +131,7 @@ def test_the_console_takes_its_configuration(tls: bool, keys: bool, tmp_path: Pa
     path.write_text(find(objects, "ConfigMap", "polyfleet-console")["data"]["console.yaml"])
     config = load_console_config(path)
     assert (config.listen, config.root_path) == ("0.0.0.0:8080", "/fleet")
+    assert [config.prometheus_url, config.grafana_url, config.runbooks_url] == list(links.values())
     assert (config.fleet, config.gateway) == ("polyfleet-scheduler.llm.svc:50052", "polyfleet-gateway.llm.svc:50051")
     pod = dict(pods(objects))["polyfleet-console"]
     named = {config.fleet_token_file, config.keys_file, config.gateway_ca, config.tls_cert, config.tls_key}

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from polyfleet.console.fleet.devices import DeviceHistory, device_id
 from polyfleet.console.fleet.history import Columns, latencies
 from polyfleet.console.fleet.link import FleetLink, FleetProblem
+from polyfleet.console.fleet.prometheus import Prometheus
 from polyfleet.console.fleet.words import state_word
 from polyfleet.process.revision import Revision
 from polyfleet.v1 import fleet_pb2, operations_pb2
@@ -24,8 +25,8 @@ log = logging.getLogger(__name__)
 class FleetView:
     """`problem` says why `snapshot` is old; empty while it is not. Lives in one event loop."""
 
-    def __init__(self, link: FleetLink) -> None:
-        self.link = link
+    def __init__(self, link: FleetLink, prometheus: Prometheus | None = None) -> None:
+        self.link, self.prometheus = link, prometheus
         self.snapshot = fleet_pb2.FleetSnapshot()
         self.devices: tuple[operations_pb2.FleetDevice, ...] = ()
         self.requests = operations_pb2.ListRequestsResponse()
@@ -35,6 +36,8 @@ class FleetView:
         self.rates: dict[str, float] = {}  # tokens a second, by worker
         self.latencies = latencies((), 0.0)
         self.changed = Revision()
+        if prometheus:
+            prometheus.on_news = self.changed.advance
         self.ended = False  # whoever waits for changes waits no more
         self._counts: dict[str, tuple[float, int]] = {}
         self._polls = 0
@@ -54,6 +57,8 @@ class FleetView:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        if self.prometheus:
+            await self.prometheus.close()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -87,6 +92,8 @@ class FleetView:
 
     async def poll(self) -> None:
         """Ask once. What can't be had stays as it was."""
+        if self.prometheus and self._viewers:
+            self.prometheus.look()
         try:
             self.snapshot = await self.link.call(
                 "ListWorkers", fleet_pb2.ListWorkersRequest(), fleet_pb2.FleetSnapshot, POLL_SECONDS * 5

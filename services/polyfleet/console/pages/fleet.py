@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from polyfleet.console.fleet.conditions import judged
 from polyfleet.console.fleet.devices import device_id, readings
 from polyfleet.console.fleet.link import FleetProblem
 from polyfleet.console.fleet.view import FleetView
@@ -122,6 +123,8 @@ class FleetPages:
 
     async def _fleet(self, request: Request) -> Response:
         find = request.query_params.get("find", "")
+        if self._view.prometheus:
+            self._view.prometheus.look()
         await self._view.fresh()
         return self._look.page(request, "fleet.html", find=find, parts=self._parts(request, find))
 
@@ -136,10 +139,19 @@ class FleetPages:
             listed: dict[str, Any] = {"workers": found[:MAX_WORKERS], "more": found[MAX_WORKERS:]}
             made[key] = {
                 "tiles": self._look.part("fleet_tiles.html", *key[:2]),
+                "conditions": self._conditions_part(key),
                 "devices": self._devices_part(key),
                 "workers": self._look.part("fleet_workers.html", *key[:2], state_word=state_word, **listed),
             }
         return made[key]
+
+    def _conditions_part(self, key: Key) -> str:
+        """What is wrong: as Prometheus says, else as can be judged from here."""
+        known, view = self._view.prometheus, self._view
+        asked = known is not None and known.firing is not None
+        conditions = known.firing if known and asked else judged(view.snapshot, view.devices)
+        facts = {"told_by": known.url if known and asked else "", "problem": known.problem if known else ""}
+        return self._look.part("fleet_conditions.html", *key[:2], conditions=conditions, **facts)
 
     def _devices_part(self, key: Key) -> str:
         """The heat map, made anew when devices were looked at anew: it is the largest part."""
@@ -167,7 +179,8 @@ class FleetPages:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     async def _history(self, request: Request) -> Response:
-        return JSONResponse(self._view.history.told())
+        known = self._view.prometheus
+        return JSONResponse(known.lines if known and known.lines else self._view.history.told())
 
     async def _device(self, request: Request) -> Response:
         wanted = request.path_params["id"]

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from polyfleet.console.access.sessions import Session, Sessions
+from polyfleet.console.config import ConsoleConfig
 from polyfleet.console.fleet.view import FleetView
 
 LANGUAGES = {"en": "English", "zh": "中文"}
@@ -65,7 +66,7 @@ def language_of(request: Request) -> str:
 class Look:
     """Makes pages and parts of pages."""
 
-    def __init__(self, sessions: Sessions, view: FleetView) -> None:
+    def __init__(self, sessions: Sessions, view: FleetView, config: ConsoleConfig) -> None:
         loader = jinja2.PackageLoader("polyfleet.console", "templates")
         self._environment = jinja2.Environment(
             loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -74,6 +75,7 @@ class Look:
         self._environment.filters |= filters
         self._texts = translations()
         self._sessions, self._view = sessions, view
+        self._environment.globals |= {"grafana_url": config.grafana_url, "runbooks_url": config.runbooks_url}
 
     def part(self, template: str, language: str, root: str, **facts: Any) -> str:
         """HTML of a template that looks at nobody in particular."""
