@@ -25,7 +25,7 @@ def channel(own_stack: ServeProcess) -> Iterator[grpc.Channel]:
         ("raylet", signal.SIGKILL),
         ("gcs_server", signal.SIGKILL),
         (r"polyfleet\.scheduler", signal.SIGKILL),
-        (r"polyfleet\.scheduler", signal.SIGSTOP),
+        pytest.param(r"polyfleet\.scheduler", signal.SIGSTOP, marks=pytest.mark.slow),
         pytest.param("raylet", signal.SIGSTOP, marks=pytest.mark.slow),  # found out within a minute
         pytest.param("gcs_server", signal.SIGSTOP, marks=pytest.mark.slow),
         pytest.param(r"^ray::SchedulerActor", signal.SIGSTOP, marks=pytest.mark.slow),
