@@ -1,11 +1,17 @@
 """The numbers that the console keeps."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyfleet.console.fleet import view
 from polyfleet.console.fleet.devices import MAX_CHANGES, DeviceHistory, readings
 from polyfleet.console.fleet.history import RECENT_SECONDS, ROWS, STEP_SECONDS, Columns, latencies, quantiles
 from polyfleet.console.fleet.words import health_word, state_word
+from polyfleet.v1 import fleet_pb2
 from polyfleet.v1 import operations_pb2 as pb
 
 
@@ -31,6 +37,52 @@ def test_an_hour_is_kept_a_row_a_step_and_what_is_unknown_stays_so() -> None:
     assert len(told["at"]) == len(told["use"]) == ROWS
     assert (told["at"][0], told["at"][-1]) == (5 * STEP_SECONDS, (ROWS + 4) * STEP_SECONDS)
     assert set(told["use"]) == {None, 0.5}
+
+
+def test_a_clock_that_is_set_back_keeps_no_row_of_a_time_to_come_and_goes_on() -> None:
+    columns = Columns("use", "memory")
+    for at in (7000.0, 7300.0, 7310.0, 7309.0):
+        columns.add(at, {"use": 1.0, "memory": at})
+    assert columns.told()["at"] == [7000.0, 7300.0, 7310.0]
+    for at in (7200.0, 7210.0):
+        columns.add(at, {"use": 0.0, "memory": at})
+    assert columns.told() == {
+        "at": [7000.0, 7200.0, 7210.0],
+        "use": [1.0, 0.0, 0.0],
+        "memory": [7000.0, 7200.0, 7210.0],
+    }
+
+
+class Link:
+    """A scheduler whose one worker has made 100 tokens more with each look."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    async def call(self, method: str, *_: Any) -> Any:
+        self.tokens += 100
+        worker = fleet_pb2.FleetWorker(info=fleet_pb2.WorkerInfo(worker_id="w"))
+        worker.status.counters.generated_tokens = self.tokens
+        return fleet_pb2.FleetSnapshot(workers=[worker])
+
+
+@pytest.mark.parametrize("jump", [7200.0, -7200.0])
+async def test_age_and_rates_are_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    wall, steady = [1e9], [50.0]
+    clocks = SimpleNamespace(time=lambda: wall[0], monotonic=lambda: steady[0])
+    monkeypatch.setattr(view, "time", clocks)
+    shown = view.FleetView(Link())  # type: ignore[arg-type]
+    assert shown.age > 1e6
+    shown._polls = 1  # devices and requests are not looked at
+    with shown.watched():
+        await shown.poll()
+        wall[0] += jump
+        steady[0] += 0.5
+        assert shown.age == 0.5
+        shown._polls = 1
+        await shown.poll()
+    assert (shown.heard, shown.age) == (1e9 + jump, 0.0)
+    assert shown.rates == {"w": 200.0}
 
 
 def record(began: float, seconds: float, first: float | None, tokens: int) -> pb.RequestRecord:

@@ -21,7 +21,10 @@ class Columns:
         self._columns = {name: array("d") for name in names}
 
     def add(self, at: float, row: Mapping[str, float | None]) -> None:
-        """Keep a row, if the last one is old enough or there is none."""
+        """Keep a row, if the last one is old enough or there is none; those of a time to come go: a clock was set."""
+        while self._at and self._at[-1] > at + STEP_SECONDS:
+            for column in (self._at, *self._columns.values()):
+                column.pop()
         if self._at and at - self._at[-1] < STEP_SECONDS - 0.5:
             return
         for column, value in ((self._at, at), *((self._columns[name], value) for name, value in row.items())):

@@ -30,7 +30,8 @@ class FleetView:
         self.snapshot = fleet_pb2.FleetSnapshot()
         self.devices: tuple[operations_pb2.FleetDevice, ...] = ()
         self.requests = operations_pb2.ListRequestsResponse()
-        self.problem, self.heard = "The scheduler has not been heard yet.", 0.0
+        self.problem, self.heard = "The scheduler has not been heard yet.", 0.0  # Unix time
+        self._heard_at = float("-inf")  # the same, by a clock that nobody sets
         self.history = Columns(*SERIES)
         self.device_histories: defaultdict[str, DeviceHistory] = defaultdict(DeviceHistory)
         self.rates: dict[str, float] = {}  # tokens a second, by worker
@@ -78,7 +79,7 @@ class FleetView:
     @property
     def age(self) -> float:
         """Seconds since the scheduler was heard."""
-        return time.time() - self.heard
+        return time.monotonic() - self._heard_at
 
     @property
     def tokens_per_second(self) -> float:
@@ -101,7 +102,7 @@ class FleetView:
             if self._polls % DEVICE_POLLS == 0 or not self._viewers:
                 await self._look_closer()
             self._polls += 1
-            self.problem, self.heard = "", time.time()
+            self.problem, self.heard, self._heard_at = "", time.time(), time.monotonic()
             self._note(self.heard)
         except FleetProblem as error:
             if not self.problem:
@@ -125,10 +126,10 @@ class FleetView:
         self.rates = {}
         for worker in self.snapshot.workers:
             name, tokens = worker.info.worker_id, worker.status.counters.generated_tokens
-            counts[name] = (now, tokens)
+            counts[name] = (self._heard_at, tokens)
             before = self._counts.get(name)
-            if before and now > before[0]:
-                self.rates[name] = max(0, tokens - before[1]) / (now - before[0])
+            if before and self._heard_at > before[0]:
+                self.rates[name] = max(0, tokens - before[1]) / (self._heard_at - before[0])
         self._counts = counts
         statuses = [worker.status for worker in self.snapshot.workers]
         running = sum(each.running_sequences for each in statuses)
