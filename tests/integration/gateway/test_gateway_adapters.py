@@ -1,5 +1,6 @@
 """Adapters at the gateway: served by name, placed where they are, and moved to none but workers that have them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -118,6 +119,21 @@ async def test_a_stream_moves_to_a_worker_that_has_its_adapter(rig: GatewayRig) 
     assert stream.ids() == expected(200, "a")
     assert stream.workers() == ["w-1", "w-9"]
     assert {start.adapter for start in (*first.started, *last.started)} == {fake_fingerprint(SOURCES["a"])}
+
+
+async def test_a_stream_whose_adapter_is_gone_ends_as_data_loss_and_not_as_another_models(rig: GatewayRig) -> None:
+    first, others = worker("w-1", "a", token_seconds=0.002), (worker("w-2"), worker("w-3", "b"))
+    await rig.add(first)
+    failing = asyncio.create_task(failure_of(rig.stub.Generate(request("a", 200))))
+    await until(lambda: any(each.generated >= 20 for each in first.sequences.values()))
+    await rig.add(*others)
+    await rig.drop(first)
+    failure = await failing
+    rig.gateway.ledger.check()
+    assert failure.code is grpc.StatusCode.DATA_LOSS
+    assert "can't be resumed" in failure.message
+    assert "adapter" in failure.message
+    assert not [each for other in others for each in other.started]
 
 
 async def test_prefixes_are_an_adapters_own_in_the_map_too(rig: GatewayRig) -> None:

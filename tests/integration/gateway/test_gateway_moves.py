@@ -150,6 +150,22 @@ async def test_a_stream_that_nobody_can_go_on_with_is_data_loss() -> None:
     assert "can't be resumed" in failure.message
 
 
+async def test_a_stream_for_which_no_other_worker_has_room_is_data_loss_with_the_reason() -> None:
+    first, small = slow("w-1"), text_worker("w-2", context_length=100)
+    async with GatewayRig(queue_timeout=0.3) as rig:
+        await rig.add(first)
+        failing = asyncio.create_task(failure_of(rig.stub.Generate(REQUEST)))
+        await started(first)
+        await rig.add(small)
+        await rig.drop(first)
+        failure = await failing
+        rig.gateway.ledger.check()
+    assert failure.code is grpc.StatusCode.DATA_LOSS
+    assert "can't be resumed" in failure.message
+    assert "w-2" in failure.message
+    assert not small.started
+
+
 async def test_moves_are_bounded() -> None:
     worker = slow("w-1")
     async with GatewayRig(max_moves=1) as rig:
