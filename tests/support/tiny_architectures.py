@@ -1,13 +1,11 @@
-"""A tiny random checkpoint of every architecture, by transformers, and its GGUF file, named by the package `gguf`."""
+"""A tiny random checkpoint of every architecture, by transformers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gguf
 import torch
-from tests.support.tiny_models import interleave
 
 LAYERS, VOCABULARY, CONTEXT = 4, 160, 256
 COMMON: Mapping[str, Any] = {
@@ -35,9 +33,6 @@ LONG = {
     "long_factor": [1.0 + each for each in range(8)],
     "short_factor": [1.0] * 8,
 }
-
-
-EPS = ("rms_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_eps")  # how configurations call it
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +173,39 @@ TINY: Mapping[str, Tiny] = {
     "starcoder2": Tiny("starcoder2", {"sliding_window": WINDOW}, "starcoder2"),
     "nemotron": Tiny("nemotron", {}, "nemotron", {"rope.dimension_count": 8}, norm_offset=1.0),
     "stablelm": Tiny("stablelm", {"use_qkv_bias": True}, "stablelm", {"rope.dimension_count": 4}),
+    "granitemoe": Tiny(
+        "granitemoeshared",
+        {**GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48},
+        "granitemoe",
+        {**GGUF_GRANITE, **GGUF_MIXTURE, "expert_shared_feed_forward_length": 48},
+        LLAMA_LIKE,
+    ),
+    "granite4": Tiny(
+        "granitemoehybrid",
+        {
+            **{**GRANITE, "num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope"},
+            "layer_types": ["full_attention"] * LAYERS,
+        },
+    ),
+    "olmoe": Tiny("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, "olmoe", GGUF_MIXTURE, seed=2),
+    "ernie4.5moe": Tiny(
+        "ernie4_5_moe",
+        {
+            **{"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2},
+            "moe_layer_start_index": 1,
+        },
+        "ernie4_5-moe",
+        {
+            **{**GGUF_MIXTURE, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64},
+            **{"leading_dense_block_count": 1, "interleave_moe_layer_step": 1},
+        },
+    ),
+    "hunyuanmoe": Tiny(
+        "hunyuan_v1_moe",
+        {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
+        "hunyuan-moe",
+        {**GGUF_MIXTURE, "expert_shared_feed_forward_length": 96},
+    ),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
 }
@@ -202,81 +230,8 @@ def make(tiny: Tiny, folder: Path) -> Any:
             if parameter.dim() == 1 and not name.endswith(("A_log", "dt_bias")):
                 mean = 0.0 if name.endswith("bias") else 1.0 - tiny.norm_offset
                 parameter.normal_(mean, 0.2)
-        for name, buffer in model.named_buffers():
+        for name, numbers in (*model.named_buffers(), *model.named_parameters()):
             if name.endswith("correction_bias"):
-                buffer.normal_(0, 0.1)
+                numbers.normal_(0, 0.1)
     model.save_pretrained(folder)
     return model.eval()
-
-
-def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
-    """The model as llama.cpp's converter would write it, in float32."""
-    config, prefix = model.config, tiny.gguf
-    kinds = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[prefix], LAYERS)
-    writer = gguf.GGUFWriter(path, prefix)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    bases = config.rope_parameters.get("full_attention", config.rope_parameters)
-    eps = next(getattr(config, name) for name in EPS if hasattr(config, name))
-    keys: dict[str, Any] = {
-        "context_length": CONTEXT,
-        "embedding_length": config.hidden_size,
-        "block_count": LAYERS,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": head_dim,
-        "attention.value_length": head_dim,
-        f"attention.layer_norm_{'rms_' if hasattr(config, 'rms_norm_eps') else ''}epsilon": float(eps),
-        "rope.dimension_count": head_dim,
-        "rope.freq_base": float(bases["rope_theta"]),
-        "vocab_size": VOCABULARY,
-    }
-    window = getattr(config, "sliding_window", None)
-    for key, value in (keys | ({"attention.sliding_window": window} if window else {}) | dict(tiny.keys)).items():
-        _write(writer, f"{prefix}.{key}", value)
-    for name, tensor in _apart(model.state_dict(), tiny.kind):
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        stem, _, kind = name.rpartition(".")
-        data = tensor.contiguous().numpy()
-        if any(stem.endswith(each) for each in tiny.interleaved):
-            data = interleave(data, len(data) // head_dim)
-        if name.endswith("norm.weight"):
-            data = data + tiny.norm_offset
-        writer.add_tensor(f"{names.get_name(stem)}.{kind}", data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _apart(tensors: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
-    """Tensors under the names of converters: stacks of gates and ups apart."""
-    for name, tensor in tensors.items():
-        if ".experts." in name and kind == "gpt_oss":
-            stem, bias = name.removesuffix("_bias"), name.endswith("_bias")
-            parts = ("gate", "up") if "gate_up" in name else ("down",)
-            for number, part in enumerate(parts):
-                each = tensor[..., number :: len(parts)]
-                yield stem.replace("gate_up", part) + (".bias" if bias else ".weight"), each if bias else each.mT
-        elif name.endswith(".sinks"):
-            yield f"{name}.weight", tensor
-        elif name.endswith("experts.gate_up_proj"):
-            for part, each in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
-                yield name.replace("gate_up", part) + ".weight", each
-        else:
-            yield name.replace("correction_bias", "correction.bias") + ".weight" * name.endswith("_proj"), tensor
-
-
-def _write(writer: Any, key: str, value: Any) -> None:
-    if isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    else:
-        writer.add_uint32(key, value)

@@ -91,6 +91,36 @@ QWEN3_5: dict[str, Any] = {
     "rope_theta": 10000000, "rope_type": "default"}, "use_cache": True, "vocab_size": 248320,
 }  # fmt: skip
 
+OLMOE: dict[str, Any] = {
+    "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None,
+    "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 1024, "max_position_embeddings": 4096, "model_type": "olmoe", "norm_topk_prob": False,
+    "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+    "num_key_value_heads": 16, "output_router_logits": False, "pad_token_id": 1, "rope_scaling": None,
+    "rope_theta": 10000.0, "router_aux_loss_coef": 0.01, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "use_cache": True, "vocab_size": 50304,
+}  # fmt: skip
+ERNIE: dict[str, Any] = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 2560, "intermediate_size": 12288, "max_position_embeddings": 131072, "model_type": "ernie4_5_moe",
+    "moe_capacity": [64, 64, 64], "moe_intermediate_size": 1536, "moe_k": 6, "moe_layer_interval": 1,
+    "moe_layer_start_index": 1, "moe_num_experts": 64, "moe_num_shared_experts": 2, "num_attention_heads": 20,
+    "num_hidden_layers": 28, "num_key_value_heads": 4, "pad_token_id": 0, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "use_bias": False, "use_cache": False, "vocab_size": 103424,
+}  # fmt: skip
+HUNYUAN: dict[str, Any] = {  # numbers of each layer, all the same
+    "architectures": ["HunYuanMoEV1ForCausalLM"], "attention_head_dim": 128, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 3072, "max_position_embeddings": 32768, "mlp_bias": False,
+    "model_type": "hunyuan_v1_moe", "moe_drop_tokens": False, "moe_intermediate_size": [3072] * 32,
+    "moe_layer_num_skipped": 0, "moe_random_routing_dropped_token": False, "moe_topk": [8] * 32,
+    "norm_topk_prob": True, "norm_type": "rms", "num_attention_heads": 32, "num_experts": 64,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "num_shared_expert": [1] * 32, "org_vocab_size": 128167,
+    "rms_norm_eps": 1e-05, "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"}, "use_qk_norm": True,
+    "rope_theta": 10000.0, "tie_word_embeddings": True, "use_cla": False, "use_mixed_mlp_moe": True,
+    "vocab_size": 128167,
+}  # fmt: skip
+
 
 def read(folder: Path, stated: dict[str, Any]) -> Any:
     (folder / "config.json").write_text(json.dumps(stated))
@@ -112,7 +142,11 @@ def test_deepseek(tmp_path: Path, stated: dict[str, Any], stretch: float) -> Non
 
 
 @pytest.mark.parametrize(
-    ("stated", "parameters"), [(V3, 671.0), (V2_LITE, 15.7), (GPT_OSS, 20.9), (QWEN3_MOE, 30.5), (QWEN3_NEXT, 79.7)]
+    ("stated", "parameters"),
+    [
+        *((V3, 671.0), (V2_LITE, 15.7), (GPT_OSS, 20.9), (QWEN3_MOE, 30.5), (QWEN3_NEXT, 79.7)),
+        *((OLMOE, 6.92), (ERNIE, 21.8), (HUNYUAN, 80.4)),
+    ],
 )
 def test_sizes(tmp_path: Path, stated: dict[str, Any], parameters: float) -> None:
     """So many billions, as their makers say."""
@@ -137,3 +171,43 @@ def test_delta_nets(tmp_path: Path, stated: dict[str, Any]) -> None:
     changed = stated | {"attn_output_gate": False}
     with pytest.raises(ModelFileError, match="attention without a gate"):
         read(tmp_path, changed)
+
+
+@pytest.mark.parametrize(
+    ("stated", "change", "culprit"),
+    [
+        (OLMOE, {"clip_qkv": 8.0}, "clip_qkv"),
+        (ERNIE, {"use_bias": True}, "use_bias"),
+        (ERNIE, {"moe_norm_min": 0.1}, "moe_norm_min"),
+        (ERNIE, {"moe_k": 65}, "65 of 64 experts"),
+        (HUNYUAN, {"moe_topk": [8] * 31 + [4]}, "moe_topk must be the same in all layers"),
+        (HUNYUAN, {"moe_topk": [8] * 31}, "moe_topk"),
+        (HUNYUAN, {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped"),
+        (HUNYUAN, {"use_mixed_mlp_moe": False}, "use_mixed_mlp_moe"),
+    ],
+)
+def test_variants_that_are_not_known(
+    tmp_path: Path, stated: dict[str, Any], change: dict[str, Any], culprit: str
+) -> None:
+    with pytest.raises(ModelFileError, match=culprit):
+        read(tmp_path, stated | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "culprit"),
+    [
+        ({"layer_types": ["mamba"] * 3 + ["attention"]}, "layer_types .* keep a state"),
+        ({"layer_types": ["attention"] * 3}, "layer_types"),
+        ({"num_local_experts": 64}, "num_local_experts = 64"),
+        ({"position_embedding_type": "nope"}, "position_embedding_type"),
+    ],
+)
+def test_granite_4_that_keeps_states_or_has_experts(tmp_path: Path, change: dict[str, Any], culprit: str) -> None:
+    dense = {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "hidden_size": 64, "intermediate_size": 32,
+        "layer_types": ["attention"] * 4, "mamba_n_heads": 8, "num_attention_heads": 4, "num_hidden_layers": 4,
+        "num_local_experts": 0, "position_embedding_type": "rope", "shared_intermediate_size": 96, "vocab_size": 160,
+    }  # fmt: skip
+    assert read(tmp_path, dense).intermediate_size == 96
+    with pytest.raises(ModelFileError, match=culprit):
+        read(tmp_path, dense | change)

@@ -1,39 +1,108 @@
-"""Granite 3, dense: Llama with scales of the embedding, of attention's products, of each branch and of the logits."""
+"""Granite 3 and 4: Llama with scales of the embedding, of attention's products, of each branch and of the logits; one
+MLP, or experts and one that all rows go through."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
+from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.models import names
 from polyfleet.models.config import ModelConfig
+from polyfleet.models.deepseek import GGUF_SHARED
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder import check_activation, read_sizes
 from polyfleet.models.gguf_keys import GgufKeys
-from polyfleet.models.minicpm import MINICPM, MiniCpmConfig
+from polyfleet.models.minicpm import MINICPM, MiniCpmConfig, Scales, scaled_decoder
+from polyfleet.models.mixture import MixtureConfig, mlp, read_gguf_route, read_route
+from polyfleet.models.recorder import Recorder
+
+ATTENDS = ("attention", "full_attention")  # of `layer_types`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraniteMoeConfig(MixtureConfig):
+    """A mixture with scales."""
+
+    scales: Scales
+
+
+def _record_moe(config: GraniteMoeConfig, model: Recorder) -> KernelGraph:
+    return scaled_decoder(config, config.scales, model, lambda x: mlp(config, model, -1, x))
+
+
+def _read(fields: Fields) -> dict[str, Any]:
+    """What all folders state alike."""
+    check_activation(fields)
+    scales = Scales(
+        embedding=fields.positive("embedding_multiplier", 1.0),
+        attention=fields.positive("attention_multiplier", 1.0),
+        residual=fields.positive("residual_multiplier", 1.0),
+        head=1 / fields.positive("logits_scaling", 1.0),
+    )
+    return {**read_sizes(fields), "attention_bias": fields.flag("attention_bias", False), "scales": scales}
 
 
 def _read_folder(fields: Fields) -> ModelConfig:
-    check_activation(fields)
-    return MiniCpmConfig(
-        **read_sizes(fields),
-        attention_bias=fields.flag("attention_bias", False),
-        mlp_bias=fields.flag("mlp_bias", False),
-        embedding_scale=fields.positive("embedding_multiplier", 1.0),
-        attention_scale=fields.positive("attention_multiplier", 1.0),
-        residual_scale=fields.positive("residual_multiplier", 1.0),
-        head_scale=1 / fields.positive("logits_scaling", 1.0),
+    return MiniCpmConfig(**_read(fields), mlp_bias=fields.flag("mlp_bias", False))
+
+
+def _read_moe(fields: Fields) -> ModelConfig:
+    sizes = _read(fields)
+    return GraniteMoeConfig(
+        **sizes,
+        route=read_route(fields, experts=("num_local_experts",), renormalise=True, top_k=2),
+        expert_size=sizes["intermediate_size"],
+        shared_size=fields.count("shared_intermediate_size", 0, minimum=0),
     )
+
+
+def _read_hybrid(fields: Fields) -> ModelConfig:
+    """Granite 4 without states and without experts: its MLP is the one that all rows go through."""
+    layers, kinds = fields.count("num_hidden_layers"), fields.items("layer_types")
+    if len(kinds) != layers or any(kind not in ATTENDS for kind in kinds):
+        raise fields.error("layer_types names layers that keep a state (mamba), which are not supported")
+    if fields.text("position_embedding_type", "rope") != "rope":
+        raise fields.error("position_embedding_type must be 'rope': layers that know no positions are not supported")
+    if experts := fields.count("num_local_experts", 0, minimum=0):
+        raise fields.error(f"num_local_experts = {experts} is not supported by this architecture: it must be 0")
+    size = fields.count("shared_intermediate_size", 1024)
+    fields.read.update(name for name in fields.values if name.startswith("mamba_"))  # of layers that there are none of
+    fields.read.update(("intermediate_size", "num_experts_per_tok", "time_step_limit", "init_method"))
+    values = {key: each for key, each in fields.values.items() if key != "position_embedding_type"}
+    return MiniCpmConfig(**_read(Fields(fields.path, {**values, "intermediate_size": size}, read=fields.read)))
+
+
+def _gguf(keys: GgufKeys) -> dict[str, Any]:
+    sizes, fields = keys.sizes(), keys.fields
+    scales = Scales(
+        embedding=fields.positive("embedding_scale", 1.0),
+        attention=fields.positive("attention.scale", sizes["head_dim"] ** -0.5),
+        residual=fields.positive("residual_scale", 1.0),
+        head=1 / fields.positive("logit_scale", 1.0),
+    )
+    return {**sizes, "scales": scales}
 
 
 def _read_gguf(keys: GgufKeys) -> ModelConfig:
-    sizes, fields = keys.sizes(), keys.fields
-    return MiniCpmConfig(
-        **sizes,
-        embedding_scale=fields.positive("embedding_scale", 1.0),
-        attention_scale=fields.positive("attention.scale", sizes["head_dim"] ** -0.5),
-        residual_scale=fields.positive("residual_scale", 1.0),
-        head_scale=1 / fields.positive("logit_scale", 1.0),
-    )
+    return MiniCpmConfig(**_gguf(keys))
 
 
+def _read_gguf_moe(keys: GgufKeys) -> ModelConfig:
+    sizes, shared = _gguf(keys), keys.fields.count("expert_shared_feed_forward_length", 0, minimum=0)
+    size = keys.fields.count("expert_feed_forward_length", sizes["intermediate_size"])
+    route = read_gguf_route(keys, renormalise=True)
+    return GraniteMoeConfig(**sizes, route=route, expert_size=size, shared_size=shared)
+
+
+_EXPERTS = {
+    "block_sparse_moe.router": "router",
+    "block_sparse_moe.router.layer": "router",
+    "block_sparse_moe.experts.gate_up_proj": "experts.gate experts.up",
+    "block_sparse_moe.experts.down_proj": "experts.down",
+    "block_sparse_moe.input_linear": "experts.gate experts.up",
+    "block_sparse_moe.output_linear": "experts.down",
+    "shared_mlp.input_linear": "shared.gate shared.up",
+    "shared_mlp.output_linear": "shared.down",
+}
 GRANITE = replace(
     MINICPM,
     name="granite",
@@ -45,4 +114,30 @@ GRANITE = replace(
     read_gguf=_read_gguf,
     folder_names=names.folder(),
     notes="dense models",
+)
+GRANITE_MOE = replace(
+    GRANITE,
+    name="granitemoe",
+    title="Granite 3, mixtures of experts",
+    classes=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+    model_types=("granitemoe", "granitemoeshared"),
+    gguf=("granitemoe",),
+    read_folder=_read_moe,
+    read_gguf=_read_gguf_moe,
+    record=_record_moe,
+    folder_names=names.folder({**names.EXPERTS, **_EXPERTS}),
+    gguf_names=names.gguf({**names.GGUF_EXPERTS, **GGUF_SHARED}, interleaved=True),
+    sparse=True,
+    notes="",
+)
+GRANITE4 = replace(
+    GRANITE,
+    name="granite4",
+    title="Granite 4",
+    classes=("GraniteMoeHybridForCausalLM",),
+    model_types=("granitemoehybrid",),
+    gguf=(),
+    read_folder=_read_hybrid,
+    folder_names=names.folder({"shared_mlp.input_linear": "gate up", "shared_mlp.output_linear": "down"}),
+    notes="dense models without layers that keep a state; their GGUF files are Granite 3's",
 )

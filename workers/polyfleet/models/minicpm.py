@@ -1,5 +1,6 @@
 """MiniCPM and FM9G: Llama with scales of the embedding, of each branch and of what enters the head."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from polyfleet.graph.kernel_graph import KernelGraph
@@ -16,26 +17,37 @@ OLD_EMBEDDING_SCALE, OLD_DEPTH, OLD_BASE = 12.0, 1.4, 256.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MiniCpmConfig(ModelConfig):
+class Scales:
     """What is multiplied by what."""
 
-    embedding_scale: float
-    attention_scale: float = 0.0  # of products of queries and keys; 0: that of a head's width
-    residual_scale: float  # of attention and MLP before they are added
-    head_scale: float  # of what enters the head
+    embedding: float
+    attention: float = 0.0  # products of queries and keys; 0: by that of a head's width
+    residual: float  # attention and MLP before they are added
+    head: float  # what enters the head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniCpmConfig(ModelConfig):
+    """One with scales."""
+
+    scales: Scales
 
 
 def record(config: MiniCpmConfig, model: Recorder) -> KernelGraph:
     """Llama's layers, scaled."""
-    graph, rope, bias, scale = model.graph, model.rope(), config.attention_bias, config.attention_scale
-    x = model.embedding(config.embedding_scale)
+    return scaled_decoder(config, config.scales, model, lambda x: model.gated_mlp(x, bias=config.mlp_bias))
+
+
+def scaled_decoder(config: ModelConfig, scales: Scales, model: Recorder, mlp: Callable[[int], int]) -> KernelGraph:
+    """Llama's attention and an MLP in each layer, scaled."""
+    graph, rope, bias = model.graph, model.rope(), config.attention_bias
+    x = model.embedding(scales.embedding)
     for _ in model.layers():
         normed = model.norm(x, "attention_norm")
-        attended = model.attention(normed, rope, bias=bias, output_bias=bias, scale=scale)
-        x = graph.add(graph.scale(attended, config.residual_scale), x)
-        inner = model.gated_mlp(model.norm(x, "mlp_norm"), bias=config.mlp_bias)
-        x = graph.add(graph.scale(inner, config.residual_scale), x)
-    return model.finish(x, scale=config.head_scale)
+        attended = model.attention(normed, rope, bias=bias, output_bias=bias, scale=scales.attention)
+        x = graph.add(graph.scale(attended, scales.residual), x)
+        x = graph.add(graph.scale(mlp(model.norm(x, "mlp_norm")), scales.residual), x)
+    return model.finish(x, scale=scales.head)
 
 
 def _read_folder(fields: Fields) -> ModelConfig:
@@ -45,9 +57,11 @@ def _read_folder(fields: Fields) -> ModelConfig:
     return MiniCpmConfig(
         **sizes,
         attention_bias=fields.flag("attention_bias", False),
-        embedding_scale=fields.positive("scale_emb", 1.0),
-        residual_scale=fields.positive("scale_depth", depth) / depth,
-        head_scale=fields.positive("dim_model_base", hidden) / hidden,
+        scales=Scales(
+            embedding=fields.positive("scale_emb", 1.0),
+            residual=fields.positive("scale_depth", depth) / depth,
+            head=fields.positive("dim_model_base", hidden) / hidden,
+        ),
     )
 
 
@@ -55,9 +69,11 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
     sizes, fields = keys.sizes(), keys.fields
     return MiniCpmConfig(
         **sizes,
-        embedding_scale=fields.positive("embedding_scale", OLD_EMBEDDING_SCALE),
-        residual_scale=fields.positive("residual_scale", OLD_DEPTH / sizes["num_layers"] ** 0.5),
-        head_scale=1 / fields.positive("logit_scale", sizes["hidden_size"] / OLD_BASE),
+        scales=Scales(
+            embedding=fields.positive("embedding_scale", OLD_EMBEDDING_SCALE),
+            residual=fields.positive("residual_scale", OLD_DEPTH / sizes["num_layers"] ** 0.5),
+            head=1 / fields.positive("logit_scale", sizes["hidden_size"] / OLD_BASE),
+        ),
     )
 
 

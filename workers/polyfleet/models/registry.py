@@ -10,21 +10,22 @@ from polyfleet.models.config import ModelConfig
 from polyfleet.models.cross_encoder import BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER
 from polyfleet.models.deepseek import DEEPSEEK2, DEEPSEEK3
 from polyfleet.models.encoder import BERT, NOMIC_BERT, ROBERTA
-from polyfleet.models.ernie import ERNIE
+from polyfleet.models.ernie import ERNIE, ERNIE_MOE
 from polyfleet.models.exaone4 import EXAONE4
 from polyfleet.models.gemma import GEMMA2, GEMMA3
 from polyfleet.models.gemma1 import GEMMA
 from polyfleet.models.glm4 import GLM, GLM4
 from polyfleet.models.glm4_moe import GLM4_MOE
 from polyfleet.models.gpt_oss import GPT_OSS
-from polyfleet.models.granite import GRANITE
-from polyfleet.models.hunyuan import HUNYUAN
+from polyfleet.models.granite import GRANITE, GRANITE4, GRANITE_MOE
+from polyfleet.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from polyfleet.models.internlm3 import INTERNLM3
 from polyfleet.models.llama import LLAMA
 from polyfleet.models.minicpm import MINICPM
 from polyfleet.models.mistral import MISTRAL
 from polyfleet.models.mixtral import MIXTRAL
 from polyfleet.models.olmo import OLMO2, OLMO3
+from polyfleet.models.olmoe import OLMOE
 from polyfleet.models.phi3 import PHI3
 from polyfleet.models.qwen2 import QWEN2
 from polyfleet.models.qwen2_moe import QWEN2_MOE
@@ -42,6 +43,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3, SMOLLM3, GLM4, GLM),
         *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS, GLM4_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
         *(GEMMA, OLMO2, OLMO3, GRANITE, ERNIE, HUNYUAN, INTERNLM3, SEED_OSS, EXAONE4, STARCODER2, NEMOTRON, STABLELM),
+        *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )
 }

@@ -1,0 +1,95 @@
+"""The GGUF file of a tiny checkpoint, as llama.cpp's converter would write it, named by the package `gguf`."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+from tests.support.tiny_architectures import CONTEXT, LAYERS, VOCABULARY, Tiny
+from tests.support.tiny_models import interleave
+
+EPS = ("rms_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_eps")  # how configurations call it
+RENAMED = {  # names of some models' modules, and those that the package knows
+    "block_sparse_moe.router": "mlp.gate",
+    "block_sparse_moe.experts": "mlp.experts",
+    "shared_mlp.input_linear.weight": "mlp.shared_experts.gate_up_proj",
+    "shared_mlp.output_linear": "mlp.shared_experts.down_proj",
+    "mlp.gate.moe_statics": "mlp.moe_statics",
+    "correction_bias": "correction.bias",
+}
+
+
+def write_gguf(tiny: Tiny, model: Any, path: Path) -> None:
+    """The model as llama.cpp's converter would write it, in float32."""
+    config, prefix = model.config, tiny.gguf
+    kinds = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[prefix], LAYERS)
+    writer = gguf.GGUFWriter(path, prefix)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    bases = config.rope_parameters.get("full_attention", config.rope_parameters)
+    eps = next(getattr(config, name) for name in EPS if hasattr(config, name))
+    keys: dict[str, Any] = {
+        "context_length": CONTEXT,
+        "embedding_length": config.hidden_size,
+        "block_count": LAYERS,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        f"attention.layer_norm_{'rms_' if hasattr(config, 'rms_norm_eps') else ''}epsilon": float(eps),
+        "rope.dimension_count": head_dim,
+        "rope.freq_base": float(bases["rope_theta"]),
+        "vocab_size": VOCABULARY,
+    }
+    window = getattr(config, "sliding_window", None)
+    for key, value in (keys | ({"attention.sliding_window": window} if window else {}) | dict(tiny.keys)).items():
+        _write(writer, f"{prefix}.{key}", value)
+    for name, tensor in _apart(model.state_dict(), tiny.kind):
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stem, _, kind = name.rpartition(".")
+        data = tensor.contiguous().numpy()
+        if any(stem.endswith(each) for each in tiny.interleaved):
+            data = interleave(data, len(data) // head_dim)
+        if name.endswith("norm.weight"):
+            data = data + tiny.norm_offset
+        writer.add_tensor(f"{names.get_name(stem)}.{kind}", data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _apart(tensors: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
+    """Tensors under the names of converters: stacks of gates and ups apart."""
+    for own, tensor in tensors.items():
+        name = own
+        for module, known in RENAMED.items():
+            name = name.replace(module, known)
+        if ".experts." in name and kind == "gpt_oss":
+            stem, bias = name.removesuffix("_bias"), name.endswith("_bias")
+            parts = ("gate", "up") if "gate_up" in name else ("down",)
+            for number, part in enumerate(parts):
+                each = tensor[..., number :: len(parts)]
+                yield stem.replace("gate_up", part) + (".bias" if bias else ".weight"), each if bias else each.mT
+        elif name.endswith(".sinks"):
+            yield f"{name}.weight", tensor
+        elif name.endswith("experts.gate_up_proj"):
+            for part, each in zip(("gate", "up"), tensor.chunk(2, dim=-2), strict=True):
+                yield name.replace("gate_up", part) + ".weight", each
+        else:
+            yield name + ".weight" * name.endswith("_proj"), tensor
+
+
+def _write(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_uint32(key, value)
