@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -122,6 +123,32 @@ def test_blocks_leave_while_the_rest_is_computed(
         updates += mine.step()
     assert any(0 < given < 96 and running for given, running in seen)
     assert tokens_of(updates + drained(mine)) == expected
+
+
+@pytest.mark.parametrize(("share", "most"), [(1e9, 4), (0.0, 1)])
+def test_what_a_step_completed_leaves_before_the_next(
+    share: float,
+    most: int,
+    model: LoadedModel,
+    peer: Giver,
+    room: TransferRoom,
+    expected: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a step of 64 tokens four chunks, while there is time; else one for each peer, and it gets all the same."""
+    monkeypatch.setattr("polyfleet.kvcache.travelling.CHUNK_BYTES", 1)
+    monkeypatch.setattr("polyfleet.engine.travel.HELD_UP_SHARE", share)
+    monkeypatch.setattr("polyfleet.engine.travel.MOST_HELD_UP", 60.0)
+    peer.paused.set()
+    mine, given, updates = here(model, room), [0], list[SequenceUpdate]()
+    start(mine, source(peer))
+    while mine.has_work:
+        if peer.engine.has_work:
+            peer.engine.step()
+            given.append(peer.engine.status().given_tokens)
+        updates += mine.step()
+    assert max(after - before for before, after in pairwise(given)) == most * 16
+    assert (tokens_of(updates), mine.status().prefills_apart) == (expected, 1)
 
 
 def test_what_the_other_engine_computes_is_nobodys_news(model: LoadedModel, peer: Giver, room: TransferRoom) -> None:

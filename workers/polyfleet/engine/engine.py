@@ -129,7 +129,7 @@ class Engine:
     def attend(self, room: PrefixRoom) -> None:
         """From now on give prefixes to the peers that ask there, and fetch those of theirs that requests name."""
         rate, clock = (lambda: self._rates.prefill.per_second), self._batcher.clock
-        giving = Giving(self._exchange, room, self._admit, self.cancel)
+        giving = Giving(self._exchange, room, self._admit, self.cancel, clock)
         self._travel = Travel(self._exchange, room, giving, self.facts.block_size, rate, clock)
 
     @property

@@ -50,10 +50,11 @@ class Giving:
         room: PrefixRoom,
         compute: Callable[[SequenceRequest], Sequence],
         cancel: Callable[[str], bool],
+        clock: Callable[[], float],
     ) -> None:
         """`compute` queues a sequence, or raises FieldError; `cancel` ends one that may have ended."""
         self.given_tokens = self.computed_prompts = 0
-        self._exchange, self._room, self._compute, self._cancel = exchange, room, compute, cancel
+        self._exchange, self._room, self._compute, self._cancel, self._clock = exchange, room, compute, cancel, clock
         self._gifts: list[_Gift] = []
         self._names: set[str] = set()  # of sequences under way for peers
         self._serial = count(1)
@@ -63,11 +64,11 @@ class Giving:
         """Whether `advance` would do anything now."""
         return self._room.asked or any(each.inquiry.room or each.inquiry.gone for each in self._gifts)
 
-    def advance(self) -> None:
-        """Meet new inquiries, and put out what each peer has room for."""
+    def advance(self, until: float) -> None:
+        """Meet new inquiries, and put out what each peer has room for: a chunk for each, and more until then."""
         for inquiry in self._room.new_inquiries():
             self._meet(inquiry)
-        self._gifts = [each for each in self._gifts if self._give(each)]
+        self._gifts = [each for each in self._gifts if self._give(each, until)]
 
     def kept(self, updates: list[SequenceUpdate]) -> list[SequenceUpdate]:
         """A step's news without those of peers' prompts."""
@@ -109,8 +110,8 @@ class Giving:
         self.computed_prompts += 1
         return sequence
 
-    def _give(self, gift: _Gift) -> bool:
-        """The next chunks, if there is room for them; False when that was all, or nobody wants it any more."""
+    def _give(self, gift: _Gift, until: float) -> bool:
+        """The next chunks, if there is room and time for them; False when that was all, or nobody wants it any more."""
         inquiry, grain = gift.inquiry, gift.inquiry.grain
         most = chunk_tokens(self._exchange.layout, grain)
         while inquiry.room and not inquiry.gone:
@@ -131,6 +132,8 @@ class Giving:
                 self._drop(gift)
                 return False
             self.given_tokens += count
+            if self._clock() >= until:
+                break
         if inquiry.gone:
             self._drop(gift)
         return not inquiry.gone

@@ -25,6 +25,7 @@ FETCH_SECONDS = (0.5, 30.0)  # that a fetch may take, whatever computing takes
 UNKNOWN_SECONDS = 10.0  # where it is not known what computing takes
 UNREACHABLE_SECONDS = 10.0  # after which a peer that could not be reached is tried again
 RATE_SECONDS = 60.0  # how long rates are known: then they are found out again
+HELD_UP_SHARE, MOST_HELD_UP = 0.25, 0.05  # of the time since the last step, seconds: for giving, and for taking
 LEAST_PACE = 1e-9  # seconds for a token, of whatever clock
 MOST_UNREACHABLE = 1000  # peers that are remembered so
 
@@ -75,6 +76,7 @@ class Travel:
         self._pace = Pace()  # of fetches so far, all that they waited for included
         self._moving_per_token = self._adding_per_token = 0.0  # while something was on its way; while it was taken in
         self._moved = 0.0  # when something came last
+        self._advanced = clock()
 
     @property
     def has_work(self) -> bool:
@@ -136,13 +138,26 @@ class Travel:
         return True
 
     def advance(self) -> None:
-        """Take in what has come, and put out a chunk for each peer that has room for it."""
-        self._room.clear()
-        self.giving.advance()
-        self._arrivals = [each for each in self._arrivals if self._take(each)]
+        """Put out what peers have room for, and take in what has come: a chunk of each, and more while time is left.
 
-    def _take(self, arrival: _Arrival) -> bool:
-        """What has come of one; False when it is over, and its sequence may start."""
+        So a step is held up by a part of what the one before it took: what a long one completed leaves all at once.
+        """
+        self._room.clear()
+        now = self._clock()
+        held_up, self._advanced = min(MOST_HELD_UP, HELD_UP_SHARE * (now - self._advanced)), now
+        self.giving.advance(now + held_up)
+        until = self._clock() + held_up
+        self._arrivals = [each for each in self._arrivals if self._take(each, until)]
+
+    def _take(self, arrival: _Arrival, until: float) -> bool:
+        """What has come of one, until then; False when it is over, and its sequence may start."""
+        while arrival.fetch.waiting and self._clock() < until:
+            if not self._take_one(arrival):
+                return False
+        return self._take_one(arrival)
+
+    def _take_one(self, arrival: _Arrival) -> bool:
+        """The next chunk of one, if it has come; False when it is over, and its sequence may start."""
         fetch, sequence = arrival.fetch, arrival.sequence
         wanted = sequence.state is SequenceState.WAITING
         over = fetch.over  # before the last chunk is looked for

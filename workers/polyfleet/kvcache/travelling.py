@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from polyfleet.kvcache.portable import Array, KvLayout  # they bring numpy, which who only waits needs not load
 
 CHUNK_BYTES = 4 << 20  # about
+WAY_BYTES, MOST_ON_WAY = 64 << 20, 16  # of one transfer, and chunks, that may lie between two engines
 
 
 class Chunk(NamedTuple):
@@ -23,6 +24,11 @@ class Chunk(NamedTuple):
     def tokens(self) -> int:
         """Positions."""
         return self.caches[0].shape[1] if self.caches else 0
+
+    @property
+    def bytes(self) -> int:
+        """Of all caches."""
+        return sum(each.nbytes for each in self.caches)
 
 
 class Wanted(NamedTuple):
@@ -41,6 +47,12 @@ def chunk_tokens(layout: KvLayout, grain: int) -> int:
     return max(1, CHUNK_BYTES // (max(1, layout.token_bytes) * grain)) * grain
 
 
+def chunks_on_way(layout: KvLayout, grain: int) -> int:
+    """Chunks of one transfer that may have left the giving engine before the other one has read the first of them."""
+    size = chunk_tokens(layout, grain) * layout.token_bytes
+    return max(2, min(MOST_ON_WAY, WAY_BYTES // max(1, size)))
+
+
 class PrefixFetch(Protocol):
     """A beginning that is being fetched: `take` chunks until `over`."""
 
@@ -48,6 +60,11 @@ class PrefixFetch(Protocol):
     reason: str  # why not all has come: one of FAILURES, or empty
     bytes: int  # that have come
     seconds: float  # while chunks were on their way: each from its frame's begin until it was read
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that can be taken now."""
+        ...
 
     def take(self) -> tuple[Chunk, int] | None:
         """The next chunk and the number to `release` when it has been read; None: nothing yet."""

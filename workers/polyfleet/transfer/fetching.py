@@ -7,13 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from queue import Empty, Full, Queue
+from queue import Empty, SimpleQueue
 
 import numpy as np
 
 from polyfleet.kernels.scan import scan
 from polyfleet.kvcache.portable import DTYPES, KvLayout, converted, require_finite
-from polyfleet.kvcache.travelling import Chunk, Wanted
+from polyfleet.kvcache.travelling import Chunk, Wanted, chunks_on_way
 from polyfleet.transfer.channel import Channel, Refused, Stalled
 from polyfleet.transfer.frames import (
     MAX_PAYLOAD_BYTES,
@@ -29,7 +29,6 @@ from polyfleet.transfer.frames import (
     chunk_arrays,
     layout_of,
 )
-from polyfleet.transfer.inquiry import CHUNKS_AHEAD
 from polyfleet.transfer.memory import SharedSlots
 from polyfleet.transfer.settings import Certificates
 from polyfleet.transfer.transports import connect
@@ -57,11 +56,13 @@ class Fetch:
         self._source, self._wanted, self._certificates = source, wanted, certificates
         self._until = time.monotonic() + seconds
         self._arrived = arrived
-        self._chunks: Queue[tuple[Chunk, int]] = Queue(CHUNKS_AHEAD)  # with the buffer that it lies in
+        self._chunks: SimpleQueue[tuple[Chunk, int]] = SimpleQueue()  # with the buffer that it lies in
         self._begun: deque[float] = deque()  # when their frames began to come, of chunks that are not released
         self._released = 0.0  # when the last one was
-        self._free: Queue[int] = Queue()
+        self._free: SimpleQueue[int] = SimpleQueue()
+        self._unread: set[int] = set()  # slots
         self._buffers: list[memoryview] = []
+        self._most_buffers = 1
         self._slots: SharedSlots | None = None
         self._channel: Channel | None = None
         self._abandoned = threading.Event()
@@ -69,6 +70,11 @@ class Fetch:
     def start(self) -> None:
         """On a thread of its own."""
         threading.Thread(target=self._run, name="fetch", daemon=True).start()
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that can be taken now."""
+        return self._chunks.qsize()
 
     def take(self) -> tuple[Chunk, int] | None:
         """The next chunk and the number to `release` when it has been read; None: nothing yet."""
@@ -83,6 +89,7 @@ class Fetch:
         self.seconds += now - max(self._begun.popleft(), self._released)
         self._released = now
         self._free.put(number)
+        self._unread.discard(number)
         channel = self._channel
         if channel is not None and channel.shared:
             try:
@@ -144,6 +151,9 @@ class Fetch:
             largest = channel.largest
             if self._slots is not None:
                 number = message.slot
+                if number in self._unread:
+                    raise BadFrame("a chunk came in a slot that has not been read")
+                self._unread.add(number)
                 payload = self._slots.slot(number, message.tokens * layout.token_bytes)
                 largest = scan(np.frombuffer(payload, dtype)).largest
             elif buffer is None or buffer.nbytes < payload.nbytes:
@@ -179,6 +189,7 @@ class Fetch:
         layout, mine = layout_of(message), self._wanted.layout
         if (layout.model, layout.caches) != (mine.model, mine.caches):
             raise Refused("the peer's model, or the shapes of its caches, are others than this worker's")
+        self._most_buffers = chunks_on_way(layout, self._wanted.grain)
         if message.slots:
             descriptor, channel.descriptor = channel.descriptor, -1
             if not channel.shared or descriptor < 0 or message.slots > 64:
@@ -190,7 +201,7 @@ class Fetch:
         """Where the next payload may lie: one that was read, or a new one while there are few."""
         if self._slots is not None:
             return -1, None
-        if len(self._buffers) <= CHUNKS_AHEAD and self._free.empty():
+        if len(self._buffers) < self._most_buffers and self._free.empty():
             self._buffers.append(memoryview(b""))
             return len(self._buffers) - 1, None
         while True:
@@ -203,13 +214,8 @@ class Fetch:
     def _put(self, chunk: Chunk, number: int) -> None:
         if self._channel is not None:
             self._begun.append(self._channel.heard)
-        while True:
-            try:
-                self._chunks.put((chunk, number), timeout=min(0.1, self._left()))
-                self._arrived()
-                return
-            except Full:
-                self._go_on()
+        self._chunks.put((chunk, number))
+        self._arrived()
 
     def _go_on(self) -> None:
         if self._abandoned.is_set():

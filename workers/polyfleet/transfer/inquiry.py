@@ -1,13 +1,13 @@
 """Inquiry: what a peer asks of this worker's engine, and what the engine has put out for it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, Full, Queue
+from queue import Empty, SimpleQueue
 
 from polyfleet.kvcache.portable import Array, KvLayout
 from polyfleet.kvcache.travelling import Chunk
 
-CHUNKS_AHEAD = 2  # that the engine may put out before the first of them has left
+AHEAD_BYTES = 256 << 20  # that the engine may have put out, for all peers, before it leaves: what a long step completes
 
 
 @dataclass(eq=False)
@@ -29,36 +29,38 @@ class Inquiry:
     adapter: str = ""
     gone: bool = False  # the peer is not served any more
     ended: bool = False
-    _out: "Queue[KvLayout | Chunk | str]" = field(default_factory=lambda: Queue(CHUNKS_AHEAD + 2), repr=False)
+    served: "Collection[Inquiry]" = field(default=(), repr=False)  # at present, this one too: they share AHEAD_BYTES
+    _out: "SimpleQueue[KvLayout | Chunk | str]" = field(default_factory=SimpleQueue, repr=False)
+    _put: int = 0  # bytes, by the engine
+    _left: int = 0  # bytes, to the peer
 
     @property
     def room(self) -> bool:
         """Whether another chunk may be put out."""
-        return self._out.qsize() < CHUNKS_AHEAD
+        return self._put - self._left < AHEAD_BYTES // max(1, len(self.served))
 
     def state(self, layout: KvLayout) -> None:
         """First of all: how the chunks' numbers are stored."""
-        self._put(layout)
+        self._out.put(layout)
 
     def give(self, first: int, caches: Sequence[Array]) -> None:
         """The next chunk."""
-        self._put(Chunk(first, tuple(caches)))
+        chunk = Chunk(first, tuple(caches))
+        self._put += chunk.bytes
+        self._out.put(chunk)
         self.first = first + caches[0].shape[1]
 
     def end(self, reason: str = "") -> None:
         """Nothing follows; `reason` says why that is not all."""
         self.ended = True
-        self._put(reason)
+        self._out.put(reason)
 
     def take(self, seconds: float) -> KvLayout | Chunk | str | None:
         """What comes next, waited for so long; None: nothing yet."""
         try:
-            return self._out.get(timeout=seconds)
+            item = self._out.get(timeout=seconds)
         except Empty:
             return None
-
-    def _put(self, item: KvLayout | Chunk | str) -> None:
-        try:
-            self._out.put_nowait(item)
-        except Full:  # the engine looks for room before
-            self.gone = True
+        if isinstance(item, Chunk):
+            self._left += item.bytes
+        return item

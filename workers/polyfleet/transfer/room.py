@@ -39,6 +39,7 @@ class TransferRoom:
         self._inquiries: deque[Inquiry] = deque()  # new ones
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._serving = threading.BoundedSemaphore(MOST_TRANSFERS)
+        self._served: set[Inquiry] = set()
         self.descriptor, self._wake = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._wake, False)
@@ -152,10 +153,13 @@ class TransferRoom:
             refuse(channel, "busy")
             return
         try:
+            self._served.add(inquiry)
+            inquiry.served = self._served
             self._inquiries.append(inquiry)
             self._tell()
             Delivery(channel, inquiry, self._tell).run()
         finally:
             inquiry.gone = True
+            self._served.discard(inquiry)
             self._serving.release()
             self._tell()

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 
 from polyfleet.kvcache.portable import BLOCK_TOKENS, KvLayout
-from polyfleet.kvcache.travelling import Chunk, chunk_tokens
+from polyfleet.kvcache.travelling import Chunk, chunk_tokens, chunks_on_way
 from polyfleet.transfer.channel import Channel, Refused, Stalled
 from polyfleet.transfer.frames import (
     MAX_TOKENS,
@@ -31,7 +31,6 @@ from polyfleet.wire.tickets import CHALLENGE_BYTES, computes, proof, proves, tic
 HANDSHAKE_SECONDS = 3.0
 SEND_SECONDS = 5.0  # for the peer to take a chunk
 ENGINE_SECONDS = 30.0  # until the engine puts out another chunk
-NUM_SLOTS = 4
 TICK_SECONDS = 0.5
 
 
@@ -107,9 +106,10 @@ class Delivery:
         if not self._channel.shared:
             self._channel.send(layout_message(layout))
             return
-        size = chunk_tokens(layout, self._inquiry.grain) * layout.token_bytes
-        self._slots = SharedSlots.create(NUM_SLOTS, max(1, size))
-        self._channel.send(layout_message(layout, NUM_SLOTS, self._slots.size), descriptor=self._slots.descriptor)
+        grain = self._inquiry.grain
+        size, count = chunk_tokens(layout, grain) * layout.token_bytes, chunks_on_way(layout, grain)
+        self._slots = SharedSlots.create(count, max(1, size))
+        self._channel.send(layout_message(layout, count, self._slots.size), descriptor=self._slots.descriptor)
 
     def _send(self, chunk: Chunk) -> None:
         slots = self._slots
