@@ -99,7 +99,9 @@ def test_every_documented_resource_name_is_one_accelerator_s(chart_readme: Modul
 
 
 def test_there_is_an_example_for_each_kind_of_site() -> None:
-    assert EXAMPLES.keys() == {"kind", "nvidia", "mixed", "domestic", "air-gapped", "high-availability"}
+    assert EXAMPLES.keys() == {
+        *("kind", "nvidia", "mixed", "domestic", "air-gapped", "high-availability", "prefill-apart"),
+    }
     for path in EXAMPLES.values():
         assert path.read_text(encoding="utf-8").startswith("# ")
 
