@@ -32,6 +32,13 @@ async def test_devices_are_grouped_and_each_has_a_page(running: Running, rig: Co
     history = (await browser.get("/devices/node-1/cuda/0/history.json")).json()
     assert (history["use"], history["memory"], history["watts"]) == ([0.7], [0.25], [None])
     assert "cuda · Card" in (await browser.get("/fleet?find=node-1")).text
+    other = operations_pb2.DeviceState(accelerator="rocm", name="Other")
+    alone = await with_devices(running, "w-2", other)
+    await running.until(lambda snapshot: len(snapshot.workers) == 2)
+    await rig.view.poll()
+    assert "<p>1 device · " in (await browser.get("/fleet?find=w-2")).text
+    assert "<p>1 个设备 · " in (await rig.browser(**{"accept-language": "zh"}).get("/fleet?find=w-2")).text
+    alone.cancel()
     assert "cuda · Card" not in (await browser.get("/fleet?find=elsewhere")).text
     for absent in ("/devices/node-1/cuda/9", "/workers/w-9"):
         assert (await browser.get(absent)).status_code == 404

@@ -9,7 +9,8 @@ from polyfleet.console.pages.look import THEMES, gibibytes, milliseconds, number
 from polyfleet.v1 import fleet_pb2, operations_pb2
 
 FILES = Path(str(resources.files("polyfleet.console")))
-SENTENCE = re.compile(r'_\("((?:[^"\\]|\\.)*)"')
+SENTENCE = re.compile(r'_n?\("((?:[^"\\]|\\.)*)"')
+MANY = re.compile(r'_n\("[^"]*", "([^"]*)"')
 PROBLEM = re.compile(r'problem="([^"]+)"')
 FIELD = re.compile(r"\{\w+\}")
 
@@ -17,6 +18,7 @@ FIELD = re.compile(r"\{\w+\}")
 def sentences() -> set[str]:
     """All that pages say, and the words that they translate."""
     found = {each for path in FILES.glob("templates/*.html") for each in SENTENCE.findall(path.read_text())}
+    found |= {each for path in FILES.glob("templates/*.html") for each in MANY.findall(path.read_text())}
     found |= set(PROBLEM.findall((FILES / "pages" / "guard.py").read_text())) | set(THEMES)
     states = [name.removeprefix("WORKER_STATE_").lower() for name in fleet_pb2.WorkerState.keys()]  # noqa: SIM118
     health = [name.removeprefix("DEVICE_HEALTH_").lower() for name in operations_pb2.DeviceHealth.keys()]  # noqa: SIM118

@@ -80,7 +80,12 @@ class Look:
     def part(self, template: str, language: str, root: str, **facts: Any) -> str:
         """HTML of a template that looks at nobody in particular."""
         return self._environment.get_template(template).render(
-            _=partial(_translated, self._texts[language]), language=language, root=root, view=self._view, **facts
+            _=partial(_translated, self._texts[language]),
+            _n=partial(_counted, self._texts[language]),
+            language=language,
+            root=root,
+            view=self._view,
+            **facts,
         )
 
     def page(self, request: Request, template: str, status: int = 200, **facts: Any) -> HTMLResponse:
@@ -108,3 +113,8 @@ def _translated(texts: Mapping[str, str], sentence: str, **values: object) -> st
     """The sentence in the language of `texts`, with `values` put in."""
     found = texts.get(sentence, sentence)
     return found.format(**values) if values else found
+
+
+def _counted(texts: Mapping[str, str], one: str, many: str, count: int, **values: object) -> str:
+    """The sentence for one, or for any other number of them."""
+    return _translated(texts, one if count == 1 else many, count=count, **values)
