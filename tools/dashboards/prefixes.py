@@ -70,7 +70,7 @@ PREFIXES = (
         (
             rate("polyfleet_prefix_fetches_total", "outcome", matchers="<scope>"),
             rate("polyfleet_prefills_apart_total", "outcome", matchers="<scope>", legend="{{outcome}} apart"),
-            rate("polyfleet_prompts_for_others_total", "model", matchers="<scope>", legend="{{model}} begun"),
+            rate("polyfleet_prompts_for_others_total", "model", matchers="<pool>", legend="{{model}} begun"),
         ),
     ),
 )

@@ -139,6 +139,7 @@ def test_an_unknown_model_gets_the_reference_of_the_host(model: LoadedModel) -> 
 def test_beside_an_accelerator_another_process_computes_the_same_reference(model: LoadedModel) -> None:
     computed = Source(None, computed=True)
     assert starts_later(computed, "cuda:0")
+    assert starts_later(computed, "sample:0"), "a kind of device that torch does not know"
     assert not starts_later(computed, "cpu"), "its cores serve"
     assert not starts_later(Source(SURE, computed=False), "cuda:0")
     later = CanaryLater.of(model.path, model.config, 0, 20)
