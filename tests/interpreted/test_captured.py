@@ -93,7 +93,7 @@ def test_the_same_tokens_with_graphs_and_without(
     assert replays.replayed > 5
 
 
-@pytest.mark.parametrize(("name", "layers"), [("llama", 1), ("deepseek3", 2)])
+@pytest.mark.parametrize(("name", "layers"), [("llama", 1), pytest.param("deepseek3", 2, marks=pytest.mark.slow)])
 def test_prompts_beside_decodes(name: str, layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of prompts and several prompts in a step, decodes beside them, and a prompt that ends with one row."""
     monkeypatch.setattr(captured, "MIXED", (16, 24))

@@ -157,7 +157,7 @@ def test_more_than_it_serves_at_a_time_are_told_so(room: TransferRoom) -> None:
 def test_one_that_computes_is_waited_for_while_it_says_so(
     way: str, room: TransferRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "STALL_SECONDS", 0.4)
+    monkeypatch.setattr(fetching, "STALL_SECONDS", 1.2)
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.1)
     root = prefix_root("model", b"tenant")
     for seconds, outcome in [(0.0, "stalled"), (WAIT_SECONDS, "")]:
@@ -165,7 +165,7 @@ def test_one_that_computes_is_waited_for_while_it_says_so(
             engine.gate.clear()
             fetch = room.fetch(by(way, source_of(offer, root, 4096, seconds)), wanted_of(4 * GRAIN), WAIT_SECONDS)
             assert fetch is not None
-            threading.Event().wait(1.0)
+            threading.Event().wait(2.0)
             engine.gate.set()
             chunks = collect(room, fetch)
             assert (fetch.reason, len(chunks)) == (outcome, 0 if outcome else 4)
