@@ -139,7 +139,7 @@ def test_clients_own_timeout_holds_for_calls_that_name_none(script: Script) -> N
         client.generate("hello")
         client.generate("hello", timeout=60)
     first, second = script.seconds_left
-    assert first <= 30 < second
+    assert first < 31 < second  # gRPC rounds up what it sends
 
 
 def test_unknown_option_is_a_type_error(client: pf.Client, script: Script) -> None:
