@@ -123,6 +123,14 @@ def answer(target: Engine, prefix_source: PrefixSource | None = None) -> tuple[l
     return [token for update in updates for token in update.tokens], updates[0].cached_tokens or 0
 
 
+def assert_alike(actual: list[SampledToken], expected: list[SampledToken], source: str, target: str) -> None:
+    """The same tokens, as likely as the caches of both kinds of engines can tell."""
+    tolerance = max(TOLERANCE[KINDS[name].stores] for name in (source, target))
+    for mine, reference in zip(actual, expected, strict=True):
+        assert logprobs(mine) == pytest.approx(logprobs(reference), abs=tolerance)
+        assert mine.token_id == reference.token_id
+
+
 def logprobs(token: SampledToken) -> list[float]:
     """In the order of ids."""
     return [logprob for _, logprob in sorted(zip(token.top_ids, token.top_logprobs, strict=True))]
@@ -162,10 +170,7 @@ def test_a_continuation_elsewhere_is_the_one_computed_in_place(model: LoadedMode
     assert cached == 0
     actual, cached = answer(here)
     assert cached == 64
-    tolerance = max(TOLERANCE[KINDS[name].stores] for name in (source, target))
-    for mine, reference in zip(actual, expected, strict=True):
-        assert logprobs(mine) == pytest.approx(logprobs(reference), abs=tolerance)
-        assert mine.token_id == reference.token_id
+    assert_alike(actual, expected, source, target)
     for each in (there, here, alone):
         each.close()
 
@@ -184,10 +189,7 @@ def test_what_is_fetched_from_another_worker_is_what_was_computed_in_place(
     expected, _ = answer(alone)
     actual, cached = answer(here, ticket)
     assert (cached, here.status().fetched_tokens) == (64, 64)
-    tolerance = max(TOLERANCE[KINDS[name].stores] for name in (source, target))
-    for mine, reference in zip(actual, expected, strict=True):
-        assert logprobs(mine) == pytest.approx(logprobs(reference), abs=tolerance)
-        assert mine.token_id == reference.token_id
+    assert_alike(actual, expected, source, target)
     giver.close()
     room.close()
     for each in (there, here, alone):
@@ -209,10 +211,7 @@ def test_a_prompt_that_another_worker_computes_goes_on_as_if_computed_in_place(
     expected, _ = answer(alone)
     actual, cached = answer(here, source_of(offer, prefix_root(fingerprint(model), TENANT), len(PROMPT), seconds=60))
     assert (cached, here.status().prefills_apart, there.status().prompts_for_others) == (64, 1, 1)
-    tolerance = max(TOLERANCE[KINDS[name].stores] for name in (source, target))
-    for mine, reference in zip(actual, expected, strict=True):
-        assert logprobs(mine) == pytest.approx(logprobs(reference), abs=tolerance)
-        assert mine.token_id == reference.token_id
+    assert_alike(actual, expected, source, target)
     giver.close()
     room.close()
     for each in (there, here, alone):
