@@ -45,12 +45,16 @@ STATED: Mapping[str, Any] = {
         "sliding_window": 6,
     },
 }
+OWN: Mapping[str, Mapping[str, Any]] = {  # what some state by names of their own
+    "granite4": {"layer_types": ["attention", "attention"], "num_local_experts": 0},
+    "ernie4.5moe": {"moe_num_experts": 4, "moe_k": 2, "num_experts": None, "num_local_experts": None},
+}
 
 
 def workload(name: str, **changes: Any) -> Workload:
     """A tiny random model of an architecture."""
     architecture = ARCHITECTURES[name]
-    stated = {**STATED, **changes}
+    stated = {**STATED, **OWN.get(name, {}), **changes}
     config = replace(architecture.read_folder(Fields("config.json", stated)), architecture=name)
     random = torch.Generator().manual_seed(len(name))
     weights = {}
