@@ -18,7 +18,8 @@ from tests.support.masking import dense
 
 from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.plan import Need, StepPlan
-from polyfleet.sampling.draw import Bools, Start
+from polyfleet.sampling.arrays import Bools
+from polyfleet.sampling.draw import Start
 from polyfleet.sampling.masks import Masks
 from polyfleet.wire.requests import Pooling, SequenceRequest
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfleet.sampling.draw import Bools
+from polyfleet.sampling.arrays import Bools
 from polyfleet.sampling.masks import BARRED, Masks
 
 

@@ -9,8 +9,7 @@ from tests.support.batching import Outcomes, assert_right, make_batcher, request
 from tests.support.fake_executor import VOCABULARY, expected_tokens
 from tests.support.masking import packed
 
-from polyfleet.sampling.draw import Bools
-from polyfleet.sampling.masks import Int32s
+from polyfleet.sampling.arrays import Bools, Int32s
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 

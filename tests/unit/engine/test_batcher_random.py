@@ -17,8 +17,7 @@ from tests.support.masking import packed
 from polyfleet.engine.batcher import Batcher
 from polyfleet.engine.executor import FAULTS, Fault
 from polyfleet.engine.speculation import Speculator
-from polyfleet.sampling.draw import Bools
-from polyfleet.sampling.masks import Int32s
+from polyfleet.sampling.arrays import Bools, Int32s
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.requests import Pooling, SequenceRequest
 from polyfleet.wire.sampling import SamplingParams

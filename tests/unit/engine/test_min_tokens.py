@@ -10,8 +10,8 @@ from tests.support.fake_executor import VOCABULARY, expected_tokens
 from tests.support.masking import packed
 
 from polyfleet.engine.checks import check_request
-from polyfleet.sampling.draw import Bools
-from polyfleet.sampling.masks import Int32s, Masks
+from polyfleet.sampling.arrays import Bools, Int32s
+from polyfleet.sampling.masks import Masks
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.requests import SequenceRequest

@@ -12,7 +12,8 @@ from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.ngrams import History, NgramDrafter
 from polyfleet.engine.sequence import Sequence
 from polyfleet.engine.speculation import LEAST_CHANCE, DraftCost, Speculator
-from polyfleet.sampling.masks import Int32s, allow
+from polyfleet.sampling.arrays import Int32s
+from polyfleet.sampling.masks import allow
 from polyfleet.wire.answers import FinishReason
 from polyfleet.wire.requests import SequenceRequest
 

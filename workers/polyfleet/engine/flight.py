@@ -9,7 +9,8 @@ from polyfleet.engine.executor import FAULTS, Pending, StepOutput
 from polyfleet.engine.needs import MASKS
 from polyfleet.engine.plan import Share
 from polyfleet.engine.sequence import Place, Sequence, TokenMask
-from polyfleet.sampling.masks import BARRED, WORD_BITS, Int32s, Masks, all_tokens, allow, allows, bar, no_tokens
+from polyfleet.sampling.arrays import Int32s
+from polyfleet.sampling.masks import BARRED, WORD_BITS, Masks, all_tokens, allow, allows, bar, no_tokens
 from polyfleet.wire.answers import PLAIN_TOKENS, SampledToken
 
 MOST_DRAWS = 2**31  # of a sequence in one step, where no mask says less

@@ -1,13 +1,9 @@
 """The rows that stand in a sequence's prompt in the place of its images' tokens, and those of a step."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from polyfleet.engine.sequence import Sequence
 
 Rows = NDArray[np.float32]
 Places = tuple[NDArray[np.int32], Rows]
@@ -61,12 +57,15 @@ class SequenceImages:
         return [self._digests[each] for each in np.unique(shown)]
 
 
-def given_rows(shares: Iterable[tuple["Sequence", int]], first_rows: Iterable[int]) -> Places | None:
-    """Of the shares of a step, which begin at these rows: rows that images give, and what they give; None: no rows."""
+def given_rows(shares: Iterable[tuple[SequenceImages | None, int, int]], first_rows: Iterable[int]) -> Places | None:
+    """Rows of a step that images give, and what they give; None: no rows.
+
+    Each share is a sequence's images and the positions [start, end) of it, and begins at its row of `first_rows`.
+    """
     found: list[Places] = []
-    for (sequence, size), row in zip(shares, first_rows, strict=False):
-        if sequence.images is not None:
-            places, rows = sequence.images.within(sequence.num_computed, sequence.num_computed + size)
+    for (images, start, end), row in zip(shares, first_rows, strict=False):
+        if images is not None:
+            places, rows = images.within(start, end)
             if len(places):
                 found.append((places + np.int32(row), rows))
     if not found:

@@ -13,13 +13,13 @@ from polyfleet.engine.needs import MASKED, NEEDS, OF_ROWS, needs_of_rows
 from polyfleet.engine.needs import NO_ADAPTER as NO_ADAPTER
 from polyfleet.engine.needs import Need as Need
 from polyfleet.engine.pool_kinds import POOL_KINDS, pools
+from polyfleet.sampling.arrays import Int32s
 from polyfleet.sampling.draw import PARAMETERS, Draws, Parameters, Start, parameters
 from polyfleet.wire.sampling import GREEDY
 
 if TYPE_CHECKING:
     from polyfleet.engine.sequence import Sequence as EngineSequence
 
-Int32s = NDArray[np.int32]
 Parts = tuple[Sequence[int], ...]
 Share = tuple["EngineSequence", int]  # a sequence and how many of its next tokens a step computes
 
@@ -186,7 +186,8 @@ class Assembler:
         tables, sampling = self._tables, self._sampling
         plan = lay_out((*parts, self._cleared), NEEDS[needs], tables, self._changes(), sampling, self._starts)
         plan.adapters = self._adapters
-        plan.given = given_rows(shares, plan.row_starts[len(decodes) :])
+        spans = ((each.images, each.num_computed, each.num_computed + size) for each, size in shares)
+        plan.given = given_rows(spans, plan.row_starts[len(decodes) :])
         return plan
 
     def _changes(self) -> Int32s:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polyfleet.engine.plan import Int32s
+from polyfleet.sampling.arrays import Int32s
 
 
 def pool(hidden: Tensor, row_starts: Int32s, pooled: Int32s, pool_kinds: Int32s) -> tuple[Tensor, Tensor]:

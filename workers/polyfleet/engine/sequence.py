@@ -4,18 +4,16 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Tokens
 from dataclasses import InitVar, dataclass, field
 from enum import Enum, unique
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from polyfleet.engine.plan import NO_ADAPTER, Need
-from polyfleet.sampling.masks import Int32s
+from polyfleet.engine.image_rows import SequenceImages
+from polyfleet.engine.needs import NO_ADAPTER, Need
+from polyfleet.sampling.arrays import Int32s
 from polyfleet.wire.answers import FinishReason, SampledToken, SequenceUpdate
 from polyfleet.wire.hashing import ROOT_HASH, grain_hash, seen_by
 from polyfleet.wire.requests import Pooling, SequenceRequest
-
-if TYPE_CHECKING:
-    from polyfleet.engine.image_rows import SequenceImages
 
 Place = tuple[int, int]  # slot and generation: of one run of a sequence, from its start to its end or preemption
 
@@ -102,9 +100,9 @@ class Sequence:
     queue_seconds: float | None = None  # from arrival to the first step
     mask: TokenMask | None = None
     adapter: int = NO_ADAPTER  # the executor's number of it
-    images: "SequenceImages | None" = None  # that its prompt shows
+    images: SequenceImages | None = None  # that its prompt shows
     arriving: bool = False  # whether the beginning of its prompt is being fetched
-    needs: int = 0  # `plan.Need` of its draws
+    needs: int = 0  # `needs.Need` of its draws
     pooling: Pooling | None = None  # how its hidden states are pooled, where an embedding is wanted
     reported: bool = False  # whether its first update has left
     last_usual: int = 0  # generated tokens from which on the next one's update may say more than that token

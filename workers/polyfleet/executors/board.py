@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfleet.engine.executor import Capacity
-from polyfleet.engine.plan import NO_ADAPTER, NOTHING, Int32s, Need, StepPlan
+from polyfleet.engine.plan import NO_ADAPTER, NOTHING, Need, StepPlan
+from polyfleet.sampling.arrays import Int32s
 from polyfleet.sampling.draw import PARAMETERS
 
 SLOTS = 4  # plans that may be posted and not yet taken

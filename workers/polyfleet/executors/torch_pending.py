@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.engine.executor import Fault, Pending, StepOutput
-from polyfleet.engine.plan import Int32s
+from polyfleet.sampling.arrays import Int32s
 from polyfleet.sampling.device import DeviceDrawn
 from polyfleet.sampling.draw import Drawn, Draws
 

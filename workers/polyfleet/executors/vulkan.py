@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from polyfleet.engine.executor import Capacity, Fault, Footprint, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.executors import Workload
-from polyfleet.engine.plan import Int32s, Need, StepPlan
+from polyfleet.engine.plan import Need, StepPlan
 from polyfleet.engine.pooling import pool
 from polyfleet.engine.speculation import drafts_of
 from polyfleet.graph.lowering import fuse
@@ -21,6 +21,7 @@ from polyfleet.kernels.vulkan.buffers import FLOAT_BYTES, row_bytes
 from polyfleet.kernels.vulkan.device import VulkanDevice
 from polyfleet.kernels.vulkan.program import NOT_FINITE, StepInputs, VulkanProgram, refusal
 from polyfleet.loading.progress import Progress, silent
+from polyfleet.sampling.arrays import Int32s
 from polyfleet.sampling.draw import Drawn, Draws
 from polyfleet.sampling.host import HostSampler
 from polyfleet.sampling.masks import Masks

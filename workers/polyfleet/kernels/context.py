@@ -2,18 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from polyfleet.kernels.adapters import AdapterTables
 from polyfleet.kernels.packed import Packed, kept, pack_weights
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.ranks import Ranks
 from polyfleet.kernels.weights import Weights
-
-if TYPE_CHECKING:
-    from polyfleet.kernels.adapters import AdapterTables
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}  # of computation, by name
 
@@ -32,7 +29,7 @@ class KernelContext:
     ranks: Ranks | None = None  # this one's end of its group, where it is one of several
     weights_as: str = ""  # "", as dense ones, or how matrices stay in memory: see `packed.kept`
     packed: dict[tuple[str, ...], Packed] = field(default_factory=dict)
-    adapters: "AdapterTables | None" = None  # where there are some
+    adapters: AdapterTables | None = None  # where there are some
     local: frozenset[int] = frozenset()  # caches in a pool of their own, where a step has two
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfleet.graph.ops import Attention, CacheWrite, Factor, Norm, Op, OpKind, Rope, RopeAttention, RopeCache, of
-from polyfleet.kernels.adapters import ADAPTERS
+from polyfleet.kernels.adapting import ADAPTERS
 from polyfleet.kernels.cached import loaded, stored
 from polyfleet.kernels.collective import COLLECTIVE
 from polyfleet.kernels.context import KernelContext

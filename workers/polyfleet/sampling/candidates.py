@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyfleet.sampling.draw import Draws, Floats, Ints
+from polyfleet.sampling.arrays import Floats, Ints
+from polyfleet.sampling.draw import Draws
 from polyfleet.sampling.philox import uniforms
 
 UNSETTLED = -1

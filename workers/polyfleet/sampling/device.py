@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.kernels.step import upload
+from polyfleet.sampling.arrays import Bools, Ints
 from polyfleet.sampling.candidates import Filters
 from polyfleet.sampling.device_counts import DeviceCounts
-from polyfleet.sampling.draw import Bools, Drawn, Draws, Ints, Logprobs, Start
+from polyfleet.sampling.draw import Drawn, Draws, Logprobs, Start
 from polyfleet.sampling.masks import BIT_OF_WORD, Masks
 
 LOGITS = 2**24  # ranked at once, by rows: bounds the memory it takes to about 40 bytes for each

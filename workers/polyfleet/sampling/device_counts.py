@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.kernels.step import upload
-from polyfleet.sampling.draw import Draws, Ints, Start
+from polyfleet.sampling.arrays import Ints
+from polyfleet.sampling.draw import Draws, Start
 
 PROMPT, GENERATED = 1, 2  # what a token's first occurrence in a prompt and each in an answer add to its count
 

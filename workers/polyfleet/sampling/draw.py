@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyfleet.sampling.arrays import Bools, Floats, Ints
+from polyfleet.sampling.masks import Masks
 from polyfleet.wire.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from polyfleet.sampling.masks import Masks
 
 NO_LOGPROBS = -1
 
@@ -30,9 +29,6 @@ PARAMETERS = np.dtype(
     ]
 )
 Parameters = NDArray[Any]  # of dtype PARAMETERS
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 def parameters(params: SamplingParams, choice: int = 0, num_logprobs: int | None = None) -> tuple[float, ...]:
@@ -60,7 +56,7 @@ class Draws:
     parameters: Parameters  # [S]
     slots: Ints  # [S]
     positions: Ints  # [S] tokens before the one wanted, prompt and generated together
-    masks: "Masks | None" = None  # None: every row may take every token as it is
+    masks: Masks | None = None  # None: every row may take every token as it is
     behind: Ints | None = None  # [S] the token of each row, where some slot draws behind drafts: rows side by side
 
     def __len__(self) -> int:

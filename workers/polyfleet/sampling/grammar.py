@@ -6,7 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from typing import Any
 
-from polyfleet.sampling.masks import Int32s, allow
+from polyfleet.sampling.arrays import Int32s
+from polyfleet.sampling.masks import allow
 from polyfleet.wire.structure import GRAMMAR_LIMITS
 
 MOST_COMPILED = 64  # grammars that are kept

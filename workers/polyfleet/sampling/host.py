@@ -22,9 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyfleet.sampling.arrays import Bools, Floats, Ints
 from polyfleet.sampling.candidates import UNSETTLED, Filters, ranked
 from polyfleet.sampling.counts import TokenCounts
-from polyfleet.sampling.draw import Bools, Drawn, Draws, Floats, Ints, Logprobs, Start
+from polyfleet.sampling.draw import Drawn, Draws, Logprobs, Start
 from polyfleet.sampling.masks import Masks, members, size
 from polyfleet.sampling.ranking import Ranking
 

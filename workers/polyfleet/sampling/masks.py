@@ -8,12 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyfleet.sampling.draw import Bools, Ints
-
-Int32s = NDArray[np.int32]
-Float32s = NDArray[np.float32]
+from polyfleet.sampling.arrays import Bools, Float32s, Int32s, Ints
 
 BARRED = -np.inf
 WORD_BITS = 32
