@@ -45,7 +45,10 @@ async def test_who_has_no_session_signs_in_and_comes_back(tmp_path: Path) -> Non
         cookie = right.headers["set-cookie"].lower()
         assert all(word in cookie for word in ("httponly", "samesite=strict", "path=/"))
         assert (await browser.get("/requests")).status_code == 200
+        kept = dict(browser.cookies)
         await submit(browser, "/sign-out")
+        assert (await browser.get("/requests")).status_code == 303
+        browser.cookies.update(kept)  # whoever has kept the cookie has no session by it
         assert (await browser.get("/requests")).status_code == 303
 
 

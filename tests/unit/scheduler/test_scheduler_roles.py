@@ -1,6 +1,6 @@
 """A scheduler whose callers have keys of their own: what each may do, on a real port."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,10 @@ from tests.support.running_scheduler import Running, start, stop
 from tests.unit.process.test_process_fleet_keys import bearer, write
 from tests.unit.scheduler.test_scheduler_doors import WISH, code_of, first
 
+from polyfleet.process import keys as process_keys
 from polyfleet.v1 import fleet_pb2 as pb
+
+ROLES = {"any": "worker", "gw": "gateway", "ops": "operator"}
 
 
 @pytest.fixture
@@ -44,6 +47,30 @@ async def test_a_workers_key_registers_and_deploys_nothing(running: Running) -> 
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await running.fleet.Deploy(pb.DeployRequest(deployment=WISH), metadata=bearer(key))
         assert code_of(refused) is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("changed", [{"hash": "0" * 64}, {"expires": "2020-01-01T00:00:00Z"}, None])
+async def test_keys_that_were_good_once_open_nothing(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: Mapping[str, object] | None
+) -> None:
+    monkeypatch.setattr(process_keys, "RELOAD_SECONDS", 0.0)
+
+    def asked() -> Mapping[str, Any]:
+        return {
+            "any": register(running, "any", "x"),
+            "gw": anext(aiter(running.fleet.WatchFleet(pb.WatchFleetRequest(), metadata=bearer("gw")))),
+            "ops": running.fleet.ListWorkers(pb.ListWorkersRequest(), metadata=bearer("ops")),
+        }
+
+    for call in asked().values():
+        assert await call
+    again = [] if changed is None else [{"id": each, "role": role, **changed} for each, role in ROLES.items()]
+    write(tmp_path / "fleet.yaml", *again[:2])
+    write(tmp_path / "callers.yaml", {"id": "team"}, *again[2:])
+    for name, call in asked().items():
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call
+        assert code_of(refused) is grpc.StatusCode.UNAUTHENTICATED, name
 
 
 async def test_a_key_for_some_deployments_registers_with_those_alone(running: Running) -> None:

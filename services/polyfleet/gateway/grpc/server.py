@@ -12,7 +12,7 @@ from polyfleet.gateway.agents.relay import AgentRelay
 from polyfleet.gateway.agents.service import AgentsService, agent_objection
 from polyfleet.gateway.auth import Authenticator
 from polyfleet.gateway.config import GatewayConfig, Limits
-from polyfleet.gateway.errors import Unauthenticated
+from polyfleet.gateway.errors import ApiError
 from polyfleet.gateway.grpc.connections import GrpcConnections
 from polyfleet.gateway.grpc.service import INFERENCE, InferenceService
 from polyfleet.gateway.parts import GatewayParts
@@ -52,7 +52,7 @@ def key_objection(auth: Authenticator, method: str, metadata: Metadata | None) -
         return ""
     try:
         auth.check(dict(metadata or ()).get(AUTHORIZATION))
-    except Unauthenticated as error:
+    except ApiError as error:  # of no key, or of one that calls no models
         return str(error)
     return ""
 
