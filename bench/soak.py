@@ -155,6 +155,7 @@ def main() -> int:
             with OwnStack(options.workers, options.model) as stack:
                 say(f"gRPC {stack.grpc}, HTTP {stack.http}, logs below {stack.folder}")
                 rows, tally = asyncio.run(soak(options, stack))
+                stack.keep_folder = bool(tally.wrong or tally.lost)
     except (StackError, StreamError, OSError) as error:
         say(f"soak: {error}")
         return 1

@@ -18,6 +18,7 @@ judgement are bench/soak.py's.
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -94,7 +95,9 @@ def stack_run(options: argparse.Namespace) -> tuple[Tally, list[Row]]:
     load = {"rounds": options.rounds, "workers": options.workers, "clients": options.clients, "seed": options.seed}
     with OwnStack(options.workers) as own:
         say(f"seed {options.seed}, logs below {own.folder}")
-        return asyncio.run(stack.stack_storm(own, options.names, **load))
+        tally, rows = asyncio.run(stack.stack_storm(own, options.names, **load))
+        own.keep_folder = failed(tally)
+        return tally, rows
 
 
 async def run(options: argparse.Namespace) -> tuple[Tally, list[Row]]:
@@ -105,12 +108,21 @@ async def run(options: argparse.Namespace) -> tuple[Tally, list[Row]]:
         say(f"seed {options.seed}, logs in {fleet.folder}")
         load = {"clients": options.clients, "tokens": options.tokens, "seed": options.seed}
         load["short"] = 2 if options.run == "rolling" else 0
-        return await disturbed(fleet, disturb_of(options, fleet), **load)
+        tally, rows = await disturbed(fleet, disturb_of(options, fleet), **load)
+        fleet.keep_folder = failed(tally)
+        return tally, rows
+
+
+def failed(tally: Tally) -> bool:
+    """Whether a token was wrong or a stream was lost."""
+    return bool(tally.wrong or tally.lost)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run, print, and say by the exit status whether every token was right and no stream was lost."""
     options = parse(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is ended then, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         if options.run in CROWDS:
             rows = publish(asyncio.run(crowd(options)), options.json)
@@ -123,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
     for kind, examples in (("wrong", tally.wrong), ("lost", tally.lost)):
         for example in examples[:10]:
             say(f"{kind}: {example}")
-    return 1 if tally.wrong or tally.lost else 0
+    return 1 if failed(tally) else 0
 
 
 if __name__ == "__main__":

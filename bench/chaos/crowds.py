@@ -12,6 +12,7 @@ import httpx2
 import psutil
 import yaml
 from bench.chaos.fleet import MODEL, ChaosFleet
+from bench.chaos.runs import say
 from bench.report import Row, compare
 from bench.soaking.streams import Caller
 
@@ -24,6 +25,7 @@ TIMES = 20  # as many clients as the small tenant has
 TENANT_TOKENS, TENANT_STEP_SECONDS = 16, 0.1  # of a request: few a second, so that they and no processor are short
 TENANT_SLOTS = 8  # of a worker
 LEAVE_AT_ONCE = 64  # streams
+SAID_EVERY = 1_000  # streams
 FIRST_SHARE = 0.2  # of a storm, behind which memory should not grow any more
 POLL_SECONDS = 0.1
 HELD_SECONDS = 60.0  # after which what is held is leaked
@@ -87,6 +89,8 @@ async def cancels(storm: int, *, workers: int, seed: int) -> list[Row]:
             rng = random.Random(f"{seed}/{number}")
             while left < storm:
                 left += 1
+                if left % SAID_EVERY == 0:
+                    say(f"{left:,} of {storm:,} streams left")
                 await _leave(caller, f"cancel {number} {left}", rng.randrange(4))
                 if not first and left >= FIRST_SHARE * storm:
                     first = memory(fleet)
@@ -97,6 +101,7 @@ async def cancels(storm: int, *, workers: int, seed: int) -> list[Row]:
         while any(held.values()) and time.monotonic() < until:
             await asyncio.sleep(POLL_SECONDS)
             held = await _held(fleet)
+        fleet.keep_folder = any(held.values())
         last = memory(fleet)
     rows = [Row("chaos_cancels", left, "streams"), *(Row(f"chaos_cancels_{name}", held[name], HELD) for name in held)]
     return rows + [

@@ -1,6 +1,7 @@
 """A whole fleet of real processes on loopback, each reached over a link: scheduler, gateways, simulated workers."""
 
 import asyncio
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -32,7 +33,8 @@ class ChaosFleet:
 
     `links` are named after what they lead to: `worker-0` (from gateways), `scheduler` (from gateways and workers).
     With `host_faults` the processes' clocks can be set (`clocks`), and the scheduler's disk, where this user may mount
-    one, is small (`disk`).
+    one, is small (`disk`). Its folder goes when it ends, but with an error or with `keep_folder`: then its logs
+    are to be read.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class ChaosFleet:
     ) -> None:
         """`section` is more of the gateways' configuration, `api_key` what `callers` show."""
         self.folder = Path(tempfile.mkdtemp(prefix="polyfleet-chaos-"))
+        self.keep_folder = False
         self.links: dict[str, Link] = {}
         self.callers: list[Caller] = []
         self.clocks: Clocks | None = None
@@ -60,6 +63,7 @@ class ChaosFleet:
             tuple(rest[4 * each : 4 * each + 3]) for each in range(gateways)
         ]  # gRPC, HTTP, metrics
         self._peers = rest[3 : 4 * gateways : 4]
+        self.scheduler_address = fleet  # behind its link
         self._link_targets = {"scheduler": (fleet, known_as)}
         self._state = self.folder / "state"
         self.scheduler = Part("scheduler", "bench.chaos.scheduler", [fleet, metrics, str(self._state)], self.folder)
@@ -123,6 +127,8 @@ class ChaosFleet:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self._exits.aclose()
+        if not (isinstance(error, Exception) or self.keep_folder):
+            shutil.rmtree(self.folder)
 
     async def whole(self) -> None:
         """Everything runs, and every gateway has every worker. Raises StackError when that does not come."""

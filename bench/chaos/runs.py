@@ -113,7 +113,7 @@ def rolling(fleet: ChaosFleet, requests: int) -> Disturb:
                 part.start()
                 await fleet.whole()
                 restarts[part.name.partition("-")[0]] += 1
-                say(f"restarted {dict(restarts)}: {told(run.tally)}")
+                say(f"restarted {dict(restarts)}, of {requests:,} streams {told(run.tally)}")
         return [Row(f"chaos_rolling_restarts_{role}", count, "restarts") for role, count in restarts.items()]
 
     return disturb

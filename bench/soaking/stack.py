@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
 import psutil
 
@@ -29,13 +31,17 @@ class StackError(Exception):
 
 
 class OwnStack:
-    """On free ports of loopback, with a state folder of its own. A context manager; stops what it started."""
+    """On free ports of loopback, with a state folder of its own. A context manager; stops what it started.
+
+    Its folder goes when it ends, but with an error or with `keep_folder`: then its logs are to be read.
+    """
 
     def __init__(self, workers: int, model: str = "") -> None:
         names = ("grpc", "http", "gateway-metrics", "fleet", "metrics")
         self._addresses = dict(zip(names, free_addresses(len(names)), strict=True))
         self.grpc, self.http, self.fleet = (self._addresses[name] for name in ("grpc", "http", "fleet"))
         self.folder = Path(tempfile.mkdtemp(prefix="polyfleet-soak-"))
+        self.keep_folder = False
         self._log = self.folder / "serve.log"
         flags = [part for name, address in self._addresses.items() for part in (f"--{name}-listen", address)]
         config = self.folder / "polyfleet.yaml"
@@ -51,7 +57,7 @@ class OwnStack:
         try:
             self._wait_ready()
         except BaseException:
-            self.__exit__()
+            self._stop()
             raise
         return self
 
@@ -62,7 +68,12 @@ class OwnStack:
                 raise StackError(f"the stack is not ready: {said[-2000:]}")
             time.sleep(0.2)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop()
+        if not (isinstance(error, Exception) or self.keep_folder):
+            shutil.rmtree(self.folder, ignore_errors=True)  # a worker may still write its last line
+
+    def _stop(self) -> None:
         if self._process.poll() is None:
             self._process.terminate()
             self._process.wait(STOP_SECONDS)

@@ -42,6 +42,7 @@ async def test_streams_outlive_kills_hangs_networks_clocks_and_a_full_disk() -> 
         tally, (told,) = await disturbed(fleet, disturb, clients=CLIENTS, tokens=TOKENS, seed=seed)
     assert (tally.wrong, tally.lost, told.value) == ([], [], 0)
     assert tally.finished.total() >= 2 * CLIENTS * (len(FAULTS) + 1)
+    assert not fleet.folder.exists()
 
 
 @pytest.mark.parametrize("seconds", [7200, -7200])
