@@ -49,6 +49,10 @@ class Link:
             way.set()
         self._abort(self._stale)
 
+    def lead_to(self, target: str) -> None:
+        """New connections go there."""
+        self._target = target
+
     def slow(self, bytes_per_second: float) -> None:
         """Each connection passes so much each way."""
         self._seconds_per_byte = 1 / bytes_per_second

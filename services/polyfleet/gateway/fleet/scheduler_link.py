@@ -17,6 +17,7 @@ from polyfleet.wire.limits import GRPC_MAX_MESSAGE_BYTES, MAX_SNAPSHOT_BYTES
 SILENCE_SECONDS = 10.0  # the scheduler sends a snapshot every 2 s
 REDIAL_SECONDS = (0.1, 1.0)  # first and longest pause
 REPORT_TIMEOUT_SECONDS = 5.0
+REPLACED = "another scheduler has replaced it"
 log = logging.getLogger(__name__)
 
 
@@ -45,17 +46,17 @@ class SchedulerLink:
         Of two schedulers on one state, as a partition leaves them, the one that began later is listened to.
         """
         pause, longest = REDIAL_SECONDS
-        heard = True
+        told = ""  # what keeps it from being heard, as the log has it
         while True:
             problem = "it ended the stream"
             try:
                 async for snapshot in self._snapshots():
                     if not self._lives.admits(snapshot.generation, asyncio.get_running_loop().time()):
-                        problem = "another scheduler has replaced it"
+                        problem = REPLACED
                         break
-                    if not heard:
+                    if told:
                         log.info("The scheduler is back.", extra={"fleet": self._address})
-                    pause, heard, self.connected = REDIAL_SECONDS[0], True, True
+                    pause, told, self.connected = REDIAL_SECONDS[0], "", True
                     apply(snapshot)
             except grpc.aio.AioRpcError as error:
                 problem = error.details() or error.code().name
@@ -64,9 +65,9 @@ class SchedulerLink:
             except Exception:  # a fault of ours ends this stream, not the redialling
                 log.exception("A snapshot was not understood.")
             self.connected = False
-            if heard:
+            if not told or (problem == REPLACED != told):
                 log.warning("No scheduler, going on without: %s.", problem, extra={"fleet": self._address})
-            heard = False
+                told = problem
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
