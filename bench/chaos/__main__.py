@@ -25,8 +25,9 @@ from pathlib import Path
 
 from bench.chaos import stack
 from bench.chaos.crowds import HELD, cancels, tenants
-from bench.chaos.faults import FAULTS
+from bench.chaos.faults import FAULTS, OWN_NETWORK
 from bench.chaos.fleet import ChaosFleet
+from bench.chaos.network import enter_network, network_problem
 from bench.chaos.runs import HANGS, KILLS, Disturb, disturbed, paused, rolling, say, storm, tally_rows
 from bench.report import Row, publish
 from bench.soaking.stack import OwnStack, StackError
@@ -60,6 +61,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options.names = [*filter(None, options.faults.split(","))] or [*known]
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"--faults knows no {', '.join(unknown)}")
+    if options.run == "storm" and OWN_NETWORK.keys() & options.names:
+        _choose_network(parser, options)
     if options.clients is None:
         options.clients = {"kills": 48, "hangs": 48, "rolling": 96, "stack": 6}.get(options.run, 24)
     if options.workers is None:
@@ -69,6 +72,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if options.workers < 2:
         parser.error("--workers must be 2 or more: streams move to another one")
     return options
+
+
+def _choose_network(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Be in a network of its own, or leave out the faults that need one where nobody named them."""
+    if not (problem := network_problem()):
+        enter_network(sys.argv[1:])
+    elif options.faults:
+        parser.error(problem)
+    else:
+        say(f"{problem} Without {', '.join(OWN_NETWORK)}.")
+        options.names = [name for name in options.names if name not in OWN_NETWORK]
 
 
 def disturb_of(options: argparse.Namespace, fleet: ChaosFleet) -> Disturb:

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 import psutil
 from bench.chaos.fleet import ChaosFleet
 from bench.chaos.link import DOWN, UP, Link
+from bench.chaos.network import dropped, narrowed
 from bench.chaos.parts import Part
 from bench.soaking.stack import StackError
 
@@ -128,6 +129,17 @@ def _network(name: str, to: str) -> Fault:
     return fault
 
 
+def _dropped(fleet: ChaosFleet, name: str) -> AbstractAsyncContextManager[None]:
+    return dropped(fleet.links[name].address)
+
+
+OWN_NETWORK: Mapping[str, Fault] = {  # of a fleet whose network is its own
+    "drop-worker": lambda fleet, rng: _dropped(fleet, rng.choice(fleet.workers).name),
+    "drop-scheduler": lambda fleet, _: _dropped(fleet, "scheduler"),
+    "narrow-all": lambda *_: narrowed(),
+}
+
+
 CLOCKS: Mapping[str, int] = {"ahead": 7200, "back": -7200}  # seconds
 
 
@@ -152,4 +164,5 @@ FAULTS: Mapping[str, Fault] = {
     "gateway-born": _gateway_born,
     **{f"clock-{name}-{to}": _clock(name, to) for name in CLOCKS for to in ("scheduler", "gateway", "worker")},
     **{f"{name}-{to}": _network(name, to) for name in NETWORKS for to in ("worker", "scheduler")},
+    **OWN_NETWORK,
 }

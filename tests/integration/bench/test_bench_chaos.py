@@ -11,6 +11,7 @@ import pytest
 from bench.chaos.clock import Clocks
 from bench.chaos.disk import SmallDisk
 from bench.chaos.fleet import ChaosFleet
+from bench.chaos.network import network_problem
 from bench.chaos.runs import disturbed, more, strike
 from bench.report import Row
 from bench.soaking.streams import Soak
@@ -43,6 +44,19 @@ async def test_streams_outlive_kills_hangs_networks_clocks_and_a_full_disk() -> 
     assert (tally.wrong, tally.lost, told.value) == ([], [], 0)
     assert tally.finished.total() >= 2 * CLIENTS * (len(FAULTS) + 1)
     assert not fleet.folder.exists()
+
+
+def test_streams_outlive_a_network_that_drops_packets_and_is_narrow(tmp_path: Path) -> None:
+    if problem := network_problem():
+        pytest.skip(problem)
+    faults = "drop-worker,drop-scheduler,narrow-all"
+    command = [sys.executable, "-m", "bench.chaos", "storm", "--faults", faults, "--json", str(tmp_path / "rows")]
+    load = ["--workers", "2", "--gateways", "1", "--clients", str(CLIENTS), "--tokens", str(TOKENS)]
+    ran = subprocess.run([*command, *load], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    rows = {row["name"]: row["value"] for row in json.loads((tmp_path / "rows").read_text())}
+    assert (rows["chaos_storm_wrong"], rows["chaos_storm_lost"], rows["chaos_storm_faults"]) == (0, 0, 3)
+    assert rows["chaos_storm_finished"] > CLIENTS
 
 
 @pytest.mark.parametrize("seconds", [7200, -7200])
