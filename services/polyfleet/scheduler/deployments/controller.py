@@ -175,8 +175,8 @@ class Controller:
         return self._nodes
 
     def _has_settled(self, reports: tuple[LauncherReport, ...]) -> bool:
-        """Whether every worker of the scheduler's last life was heard of, or had the time to be."""
-        heard = {record.info.worker_id for record in self._registry.records if record.stream >= 0}
+        """Whether every worker of the scheduler's last life has said how it is, or had the time to."""
+        heard = {record.info.worker_id for record in self._registry.records if record.reported}
         heard |= {report.watched_id for report in reports if report.phase is Phase.FAILED}
         return self._expected <= heard or self._clock() - self._began >= self._config.settle_seconds
 

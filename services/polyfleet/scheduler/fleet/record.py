@@ -26,6 +26,7 @@ class Record:
     stream: int = -1
     lost: bool = False
     is_open: bool = False  # the stream has not ended
+    reported: bool = False  # its process has told a status
     proven: bool = False  # it was READY with the model that it announces
     was_ready: bool = False  # with any, in this life of its process
     launcher: LauncherReport | None = None

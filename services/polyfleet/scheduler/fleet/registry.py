@@ -80,7 +80,7 @@ class Registry:
         if record.stream != stream and record.info.pid != info.pid:
             self._note_end(record, now)
             record.status, record.proven, record.was_ready = starting(), False, False
-            record.check, record.quarantine = ReportCheck(), ""
+            record.check, record.quarantine, record.reported = ReportCheck(), "", False
         self._crash_loops.came_back(info)
         record.proven = record.proven and same_model(record.info.model, info.model)
         before = (record.info, record.stream, record.lost)
@@ -97,7 +97,7 @@ class Registry:
         before, told = record.shown, (record.quarantine, record.proven)
         if record.lost:
             self._crash_loops.came_back(record.info)
-        record.status, record.heard, record.lost = status, now, False
+        record.status, record.heard, record.lost, record.reported = status, now, False, True
         record.proven = record.proven or status.state == pb.WORKER_STATE_READY
         record.was_ready = record.was_ready or record.proven
         record.quarantine = record.check.problem(record.info, status)

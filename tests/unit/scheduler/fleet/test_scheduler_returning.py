@@ -43,6 +43,24 @@ async def test_a_returning_scheduler_hears_the_workers_before_it_starts_or_tells
         await stop(after)
 
 
+async def test_a_returning_scheduler_has_not_heard_a_worker_that_does_not_say_how_it_is(tmp_path: Path) -> None:
+    before = await start(tmp_path)
+    async with FakeWorker("w-1", fleet=before.address, deployment="d"):
+        await remembered(before, "w-1")
+    await stop(before)
+    after = await start(tmp_path, FakeCluster(), settle_seconds=600.0)
+    told = asyncio.ensure_future(after.fleet.WatchFleet(pb.WatchFleetRequest()).read())
+    worker = after.fleet.Register()
+    info = pb.WorkerInfo(worker_id="w-1", deployment="d", address="127.0.0.1:9")
+    await worker.write(pb.RegisterRequest(info=info))
+    await worker.read()
+    await asyncio.sleep(0.6)  # more than the scheduler's step
+    assert not told.done()
+    await worker.write(pb.RegisterRequest(status=pb.WorkerStatus(state=pb.WORKER_STATE_READY)))
+    assert states(await told) == {"w-1": "READY"}
+    await stop(after)
+
+
 async def test_a_returning_scheduler_waits_for_the_dead_no_longer_than_the_settle_time(tmp_path: Path) -> None:
     before = await start(tmp_path)
     await before.fleet.Deploy(pb.DeployRequest(deployment=WISH))
