@@ -1,5 +1,6 @@
 """What dies is replaced, and what lives goes on meanwhile."""
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
-from tests.support.serve_process import ServeProcess, alive, wait_for
+from tests.support.serve_process import ServeProcess, alive, command_line, wait_for
 from tests.support.streams import Stream
 
 from polyfleet.cli.stack.settings import MODEL_NAME
@@ -22,6 +23,16 @@ TOKENS = 40
 def channel(own_stack: ServeProcess) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(own_stack.grpc) as channel:
         yield channel
+
+
+@pytest.fixture(scope="module")
+def undisturbed(channel: grpc.Channel) -> list[int]:
+    """The answer while nothing happens."""
+    return answer(channel)
+
+
+def answer(channel: grpc.Channel) -> list[int]:
+    return Stream(channel, COUNTING, TOKENS).wait().token_ids
 
 
 def health(channel: grpc.Channel) -> int:
@@ -41,23 +52,25 @@ def kill(process: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize("title", [r"^ray::SchedulerActor", r"^ray::Launcher"])
-def test_the_data_path_outlives(own_stack: ServeProcess, channel: grpc.Channel, title: str) -> None:
+def test_the_data_path_outlives(
+    own_stack: ServeProcess, channel: grpc.Channel, undisturbed: list[int], title: str
+) -> None:
     worker = only_worker(own_stack)
     (victim,) = own_stack.find(title)
     stream = Stream(channel, COUNTING, TOKENS).wait_started()
     kill(victim)
-    assert len(stream.wait().token_ids) == TOKENS, stream.error
-    assert len(Stream(channel, COUNTING, TOKENS).wait().token_ids) == TOKENS
+    assert stream.wait().token_ids == undisturbed, stream.error
+    assert answer(channel) == undisturbed
     returned = wait_for(lambda: [each for each in own_stack.find(title) if each.pid != victim.pid], "its return")
     wait_for(own_stack.ready_workers, "the worker to be known")
-    assert len(Stream(channel, COUNTING, TOKENS).wait().token_ids) == TOKENS
+    assert answer(channel) == undisturbed
     assert all(alive(each) for each in returned)
     assert only_worker(own_stack) == worker
     assert [lock["pid"] for lock in own_stack.locks()] == [worker.pid]
 
 
 def test_a_killed_worker_is_started_again_and_requests_wait_or_are_told_when(
-    own_stack: ServeProcess, channel: grpc.Channel
+    own_stack: ServeProcess, channel: grpc.Channel, undisturbed: list[int]
 ) -> None:
     assert health(channel) == health_pb2.HealthCheckResponse.SERVING
     worker = only_worker(own_stack)
@@ -70,8 +83,8 @@ def test_a_killed_worker_is_started_again_and_requests_wait_or_are_told_when(
     if error := meanwhile.wait().error:
         assert retry_seconds(error) > 0
     else:
-        assert len(meanwhile.token_ids) == TOKENS
-    assert len(Stream(channel, COUNTING, TOKENS).wait().token_ids) == TOKENS
+        assert meanwhile.token_ids == undisturbed
+    assert answer(channel) == undisturbed
 
 
 def retry_seconds(error: Any) -> float:
@@ -84,17 +97,32 @@ def retry_seconds(error: Any) -> float:
     return float(hint.retry_delay.seconds + hint.retry_delay.nanos / 1e9)
 
 
-def test_a_stream_survives_its_worker(own_stack: ServeProcess, channel: grpc.Channel) -> None:
-    whole = Stream(channel, COUNTING, TOKENS).wait()
-    more = own_stack.polyfleet("deploy", MODEL_NAME, "--workers", "2", "--fleet", own_stack.fleet)
-    assert more.returncode == 0, more.stderr
-    wait_for(lambda: len(own_stack.ready_workers()) == 2, "the second worker")
-    pids = {worker["worker_id"]: worker["pid"] for worker in own_stack.ready_workers()}
+@pytest.mark.parametrize("end", ["kill the worker", "kill its engine", "stop its engine"])
+def test_a_stream_survives_its_worker(
+    own_stack: ServeProcess, channel: grpc.Channel, undisturbed: list[int], end: str
+) -> None:
+    with_two_workers(own_stack)
     stream = Stream(channel, COUNTING, TOKENS)
     wait_for(lambda: len(stream.token_ids) >= 3 or stream.ended, "three tokens")
-    kill(psutil.Process(pids[stream.worker_ids[0]]))
+    victim = serving(own_stack, stream)
+    if end != "kill the worker":
+        (victim,) = (each for each in victim.children() if "engine_process" in command_line(each))
+    victim.send_signal(signal.SIGSTOP if end == "stop its engine" else signal.SIGKILL)
     assert stream.wait().error is None
-    assert len(stream.worker_ids) == 2
-    assert stream.worker_ids[0] != stream.worker_ids[1]
-    assert stream.token_ids == whole.token_ids
+    assert len(set(stream.worker_ids)) == 2
+    assert stream.token_ids == undisturbed
     assert stream.messages[-1].usage.completion_tokens == TOKENS
+    if end == "stop its engine":
+        victim.send_signal(signal.SIGCONT)
+
+
+def with_two_workers(stack: ServeProcess) -> None:
+    more = stack.polyfleet("deploy", MODEL_NAME, "--workers", "2", "--fleet", stack.fleet)
+    assert more.returncode == 0, more.stderr
+    wait_for(lambda: len(stack.ready_workers()) == 2, "two workers")
+
+
+def serving(stack: ServeProcess, stream: Stream) -> psutil.Process:
+    """The worker that computes it now."""
+    pids = {worker["worker_id"]: worker["pid"] for worker in stack.workers()}
+    return psutil.Process(pids[stream.worker_ids[-1]])

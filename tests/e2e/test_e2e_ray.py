@@ -19,6 +19,12 @@ def channel(own_stack: ServeProcess) -> Iterator[grpc.Channel]:
         yield channel
 
 
+@pytest.fixture(scope="module")
+def undisturbed(channel: grpc.Channel) -> list[int]:
+    """The answer while nothing happens."""
+    return Stream(channel, PROMPT, TOKENS).wait().token_ids
+
+
 @pytest.mark.parametrize(
     ("part", "number"),
     [
@@ -32,7 +38,7 @@ def channel(own_stack: ServeProcess) -> Iterator[grpc.Channel]:
     ],
 )
 def test_a_part_of_ray_dies_or_hangs(
-    own_stack: ServeProcess, channel: grpc.Channel, part: str, number: signal.Signals
+    own_stack: ServeProcess, channel: grpc.Channel, undisturbed: list[int], part: str, number: signal.Signals
 ) -> None:
     (worker,) = own_stack.ready_workers()
     before = own_stack.find(r"^ray::|raylet|gcs_server|polyfleet\.scheduler")
@@ -41,7 +47,7 @@ def test_a_part_of_ray_dies_or_hangs(
     printed = own_stack.output.count("Ray runs again.")
     stream = Stream(channel, PROMPT, TOKENS).wait_started()
     victim.send_signal(number)
-    assert len(stream.wait().token_ids) == TOKENS, stream.error
+    assert stream.wait().token_ids == undisturbed, stream.error
     wait_for(lambda: own_stack.output.count("Ray runs again.") > printed, "Ray's return")
     wait_for(own_stack.ready_workers, "the worker to be known")
     assert [each["pid"] for each in own_stack.ready_workers()] == [worker["pid"]]
@@ -49,6 +55,7 @@ def test_a_part_of_ray_dies_or_hangs(
     assert not [each for each in before if alive(each)]
     assert len(folders) == 1
     assert not [folder for folder in folders if Path(folder).exists()]
+    assert Stream(channel, PROMPT, TOKENS).wait().token_ids == undisturbed
 
 
 def test_and_then_everything_is_as_ever(own_stack: ServeProcess) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import pytest
 from bench.chaos.link import Link
 from tests.support.gateway_rig import GatewayRig, until
 from tests.support.peft_folders import low_rank_tensors, write_adapter
@@ -19,7 +20,7 @@ from tests.support.running_worker import REAL, RunningWorker
 from tests.support.tiny_models import TinyShape, write_gguf
 from tests.support.tiny_tokenizers import byte_level_metadata
 
-from polyfleet.client import AsyncClient, Completion
+from polyfleet.client import AsyncClient, Completion, PolyfleetError
 from polyfleet.loading.load import load_model
 from polyfleet.v1 import fleet_pb2
 
@@ -132,6 +133,26 @@ async def test_each_kind_of_answer_is_the_undisturbed_one(tmp_path: Path) -> Non
                 figures = dict(re.findall(r"^(\w+?)(?:{.*?})? ([0-9.e+]+)$", text, re.MULTILINE))
                 assert float(figures["polyfleet_adapters"]) == 1
                 assert float(figures["polyfleet_engine_accepted_drafts_total"]) > 0
+
+
+async def test_an_answer_that_loses_worker_after_worker_ends_as_aborted(tmp_path: Path) -> None:
+    async with stack(tmp_path) as (client, relays, _):
+        asked: dict[str, Any] = {"model": "fake", **CASES["greedy"]}
+        alone = await client.generate(**asked)
+        ids = list[int]()
+
+        async def read() -> None:
+            async with client.stream(**asked) as stream:
+                async for delta in stream:
+                    ids.extend(delta.token_ids)
+                    for relay in relays:
+                        relay.arm(1)
+
+        with pytest.raises(PolyfleetError, match=r"lost its worker 4 times, and may move 3 times") as ended:
+            await read()
+        assert ended.value.status == "ABORTED"
+        assert tuple(ids) == alone.token_ids[: len(ids)]
+        assert 4 <= len(ids) < len(alone.token_ids)
 
 
 async def both(client: AsyncClient, relays: list[Link], options: dict[str, Any]) -> Completion:
