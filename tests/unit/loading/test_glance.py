@@ -2,9 +2,13 @@
 
 import json
 import struct
+import sys
 from pathlib import Path
+from subprocess import run
+from typing import Any
 
 import pytest
+from tests.support.tiny_models import TinyShape, write_folder, write_gguf
 
 from polyfleet.loading.glance import glance
 from polyfleet.models.errors import ModelFileError
@@ -42,7 +46,7 @@ def test_files(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
     ("files", "problem"),
     [
         ({}, "has no config.json"),
-        ({"config.json": b"["}, "is not valid JSON"),
+        ({"config.json": b"[", "model.safetensors": WEIGHTS}, "is not valid JSON"),
         ({"config.json": b"{}"}, "neither model.safetensors nor"),
         ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "pickle files"),
         ({"config.json": b"{}", "model.safetensors": POINTER}, "git lfs pull"),
@@ -70,12 +74,53 @@ def test_folders(tmp_path: Path, files: dict[str, bytes], problem: str) -> None:
         glance(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("stated", "problem"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, r"MambaForCausalLM is not supported \(supported: Llama.*the nearest"),
+        (
+            {"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModel": "own.Own"}},
+            "OwnForCausalLM is not supported .*; the code that auto_map names is never executed",
+        ),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({"hidden_act": "relu"}, "the activation 'relu'"),
+        ({"rope_parameters": {"rope_type": "own", "rope_theta": 1e4}}, "own"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, r"bits 3 is not supported \(supported: 4, 8\)"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+    ],
+)
+def test_what_a_configuration_tells_is_told_at_once(tmp_path: Path, stated: dict[str, Any], problem: str) -> None:
+    folder = write_folder(tmp_path, TinyShape())
+    (folder / "config.json").write_text(json.dumps(TinyShape().config() | stated))
+    with pytest.raises(ModelFileError, match=f"config.json: .*{problem}") as caught:
+        glance(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "problem"),
+    [
+        ({"general.architecture": "mamba"}, r"'mamba' is not supported \(supported: llama.*; the nearest is"),
+        ({"llama.attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping = 50.0 is not supported"),
+        ({"general.type": "adapter"}, "adapter"),
+    ],
+)
+def test_what_a_gguf_header_tells_is_told_at_once(tmp_path: Path, stated: dict[str, Any], problem: str) -> None:
+    write_gguf(tmp_path / "m.gguf", TinyShape(), extra=stated)
+    with pytest.raises(ModelFileError, match=f"m.gguf: .*{problem}"):
+        glance(tmp_path / "m.gguf")
+
+
 def test_what_may_be_a_model_passes(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF\x03" + bytes(19))
+    write_gguf(tmp_path / "m.gguf", TinyShape())
     glance(tmp_path / "m.gguf")
-    (tmp_path / "config.json").write_bytes(b"{}")
-    (tmp_path / "model.safetensors").write_bytes(weights(TENSORS) + b"abcd")
-    glance(str(tmp_path))
+    glance(str(write_folder(tmp_path / "folder", TinyShape())))
+
+
+def test_a_glance_needs_no_torch() -> None:
+    """Which takes longer to import than all else that is done before a fleet starts."""
+    run([sys.executable, "-c", "import sys, polyfleet.loading.glance; assert 'torch' not in sys.modules"], check=True)
 
 
 def test_what_is_not_there_or_no_file_is_said(tmp_path: Path) -> None:

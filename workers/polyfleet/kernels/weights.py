@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from polyfleet.kernels.formats import WeightFormat as WeightFormat
+
+if TYPE_CHECKING:  # who only names weights needs no torch
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class Weight:
     format: WeightFormat
     rows: int
     columns: int
-    data: torch.Tensor
+    data: "torch.Tensor"
 
 
 Weights = Mapping[str, Weight]

@@ -12,7 +12,7 @@ from polyfleet.loading.folder_tokenizer import folder_tokenizer
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.placing import Keep, place_all
 from polyfleet.loading.progress import Progress
-from polyfleet.loading.ranking import score_names, scoring
+from polyfleet.loading.scoring import score_names, scoring
 from polyfleet.loading.shapes import check_config, check_weights
 from polyfleet.loading.vision import load_vision, read_vision
 from polyfleet.models.config import ModelConfig

@@ -1,16 +1,20 @@
-"""Whether a path can be a model at all, told within a moment and without torch: before anything is started for it.
+"""Whether a path can be a model, told by its headers, without torch: before anything is started for it.
 
-What passes here may still be refused by `load_model`, which reads all of it.
+Architecture, configuration, quantisation and files are looked at; what passes here may still be refused by
+`load_model`, which sees all tensors and the tokenizer.
 """
 
 import json
 from pathlib import Path
 
+from polyfleet.loading import gguf_config
+from polyfleet.loading.folder_config import read_config
 from polyfleet.loading.folder_files import check_is_model, weight_files
+from polyfleet.loading.gguf_metadata import check_model_metadata
 from polyfleet.loading.gguf_split import read_files
 from polyfleet.loading.sources import local_model
 from polyfleet.models.errors import ModelFileError
-from polyfleet.models.fields import read_json
+from polyfleet.models.fields import Fields
 
 GGUF_MAGIC = b"GGUF"
 LFS_POINTER = b"version https://git-lfs"
@@ -18,17 +22,17 @@ KINDS = "a model is a GGUF file or a Hugging Face folder"
 
 
 def glance(path: str | Path) -> None:
-    """Raise ModelFileError for what is neither a GGUF file nor a folder with config.json and safetensors."""
+    """Raise ModelFileError for what is no model of a known architecture, all of whose settings are understood."""
     path = local_model(Path(path).expanduser())
     try:
         if path.is_dir():
             check_is_model(path)
-            read_json(path / "config.json")
             for file in weight_files(path):
                 _glance_at_weights(file)
+            read_config(path)
         elif path.is_file():
             check_is_gguf(path)
-            read_files(str(path))
+            _glance_at_gguf(path)
         elif path.exists():
             raise ModelFileError(f"{path}: is neither a file nor a folder")
         else:
@@ -46,6 +50,13 @@ def check_is_gguf(path: Path) -> None:
     if path.suffix in (".safetensors", ".json"):
         raise ModelFileError(f"{path}: is one file of a Hugging Face folder; name the folder")
     raise ModelFileError(f"{path}: is not a GGUF file (its first bytes are not 'GGUF'); {KINDS}")
+
+
+def _glance_at_gguf(path: Path) -> None:
+    header = read_files(str(path))
+    fields = Fields(str(path), header.metadata)
+    _, config = gguf_config.read_config(header, fields)
+    check_model_metadata(fields, config)
 
 
 def _glance_at_weights(path: Path) -> None:

@@ -1,24 +1,14 @@
-"""The methods of quantisation that folders state, each as a Scheme."""
+"""The methods of quantisation that folders state, each as a Scheme. No torch is imported until a tensor is read."""
 
 from collections.abc import Callable, Mapping
 
-import torch
-
 from polyfleet.kernels.weights import Weight
-from polyfleet.loading import mxfp4
 from polyfleet.loading.compressed_tensors import read_compressed
 from polyfleet.loading.quantised_scheme import Parts, Scheme, check_keys, choice, part
-from polyfleet.loading.quantised_tensors import (
-    AWQ_ORDER,
-    COLUMNS_FIRST,
-    FP8_SUFFIXES,
-    integers,
-    read_fp8,
-    unpack_columns,
-    unpack_rows,
-)
 from polyfleet.models.fields import Fields
 
+COLUMNS_FIRST = (".qweight", ".qzeros", ".scales", ".g_idx")  # of GPTQ and AWQ
+FP8_SUFFIXES = ("_scale_inv", "_scale", "")
 WHERE = ("modules_to_not_convert", "ignored_layers", "modules_in_block_to_quantize", "lm_head", "exclude")
 # How a model was quantised, or how others compute with it.
 HARMLESS = (
@@ -57,7 +47,13 @@ def _fp8(section: Fields) -> Scheme:
     check_keys(section, (*WHERE, *HARMLESS, *ACTIVATIONS))
     if tile is not None and (len(tile) != 2 or not all(isinstance(side, int) and side > 0 for side in tile)):
         raise section.error(f"weight_block_size must be two whole numbers over 0, not {tile!r}")
-    return Scheme("fp8", ("_scale_inv", "_scale"), FP8_SUFFIXES, lambda name, parts: read_fp8(name, parts, tile))
+
+    def read(name: str, parts: Parts) -> Weight:
+        from polyfleet.loading.quantised_tensors import read_fp8
+
+        return read_fp8(name, parts, tile)
+
+    return Scheme("fp8", ("_scale_inv", "_scale"), FP8_SUFFIXES, read)
 
 
 def _gptq(section: Fields) -> Scheme:
@@ -72,14 +68,9 @@ def _gptq(section: Fields) -> Scheme:
     more = 1 if stated == "gptq" else 0  # what zeros are more than is stored
 
     def read(name: str, parts: Parts) -> Weight:
-        codes = unpack_rows(_words(part(parts, ".qweight")), bits).t().contiguous()
-        scales = part(parts, ".scales").t().contiguous()
-        zeros = parts.get(".qzeros")
-        if zeros is None and not symmetric:
-            raise ValueError("has no zeros (.qzeros)")
-        wide = None if zeros is None else unpack_columns(_words(zeros), bits).t().short() + more
-        _check_groups(codes.shape[1], scales.shape[1], group)
-        return integers(name, bits, codes, scales, wide, parts.get(".g_idx"), max(group, 0))
+        from polyfleet.loading.quantised_words import read_gptq
+
+        return read_gptq(name, parts, bits, group, symmetric=symmetric, more=more)
 
     return Scheme("gptq", (".qweight",), COLUMNS_FIRST, read, ".weight")
 
@@ -92,11 +83,9 @@ def _awq(section: Fields) -> Scheme:
     check_keys(section, (*WHERE, *HARMLESS))
 
     def read(name: str, parts: Parts) -> Weight:
-        codes = unpack_columns(_words(part(parts, ".qweight")), bits, AWQ_ORDER).t().contiguous()
-        scales = part(parts, ".scales").t().contiguous()
-        zeros = unpack_columns(_words(part(parts, ".qzeros")), bits, AWQ_ORDER).t()
-        _check_groups(codes.shape[1], scales.shape[1], group)
-        return integers(name, bits, codes, scales, zeros, None, max(group, 0))
+        from polyfleet.loading.quantised_words import read_awq
+
+        return read_awq(name, parts, bits, group)
 
     return Scheme("awq", (".qweight",), COLUMNS_FIRST, read, ".weight")
 
@@ -105,22 +94,11 @@ def _mxfp4(section: Fields) -> Scheme:
     check_keys(section, (*WHERE, *HARMLESS))
 
     def read(name: str, parts: Parts) -> Weight:
+        from polyfleet.loading import mxfp4
+
         return mxfp4.of_folder(name, parts["_blocks"], part(parts, "_scales"))
 
     return Scheme("mxfp4", ("_blocks",), ("_blocks", "_scales"), read)
-
-
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype is not torch.int32 or tensor.dim() != 2:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        raise ValueError(f"has codes of {kind} in {tensor.dim()} dimensions, not int32 in 2")
-    return tensor
-
-
-def _check_groups(columns: int, groups: int, group: int) -> None:
-    expected = 1 if group == -1 else -(-columns // max(group, 1))
-    if groups != expected:
-        raise ValueError(f"has scales of {groups} groups, the configuration says {expected}")
 
 
 METHODS: Mapping[str, Callable[[Fields], Scheme]] = {

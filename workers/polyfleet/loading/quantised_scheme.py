@@ -1,15 +1,17 @@
 """What `quantization_config` says of a folder: which tensors are a weight together, and what they stand for."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from polyfleet.kernels.weights import Weight
 from polyfleet.models.fields import Fields
 
-Parts = Mapping[str, Tensor]  # of a weight, by suffix
+if TYPE_CHECKING:  # what a folder states is read without torch
+    from torch import Tensor
+
+Parts = Mapping[str, "Tensor"]  # of a weight, by suffix
 # Scales of what enters and leaves layers, or of a cache: activations are not rounded here.
 OF_ACTIVATIONS = r".*\.(input|output|activation|[qkv])(_proj\.output)?_(scale|zero_point)(_ub|_inv)?"
 
@@ -39,7 +41,26 @@ class Scheme:
         return found
 
 
-def part(parts: Parts, *suffixes: str) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Group:
+    """How the weights of some modules are quantised, in a folder that has several ways."""
+
+    targets: tuple[str, ...]
+    bits: int
+    floating: bool
+    strategy: str
+    size: int  # of a group, in columns; 0: as there are scales
+    tile: list[int] | None
+
+    def names(self, module: str) -> bool:
+        """Whether a target is this module, or a pattern of it."""
+        return any(
+            bool(re.match(target[3:], module)) if target.startswith("re:") else module == target
+            for target in self.targets
+        )
+
+
+def part(parts: Parts, *suffixes: str) -> "Tensor":
     """The first of these that is there; ValueError where none is."""
     for suffix in suffixes:
         if suffix in parts:

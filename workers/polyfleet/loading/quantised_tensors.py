@@ -12,10 +12,6 @@ from torch import Tensor
 from polyfleet.kernels.folder_blocks import BLOCK, MIDDLE, fits, pack_fp8, pack_integers
 from polyfleet.kernels.weights import Weight, WeightFormat
 
-INTEGERS = ("_packed", "_scale", "_zero_point", "_g_idx", "_shape", "")  # suffixes of compressed-tensors
-FP8_SUFFIXES = ("_scale_inv", "_scale", "")
-COLUMNS_FIRST = (".qweight", ".qzeros", ".scales", ".g_idx")  # of GPTQ and AWQ
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in a word of each of 8 neighbours
 MOST_HALF, MOST_ZERO = 65504.0, 255
 WORD = 32  # bits
 

@@ -1,18 +1,13 @@
 """Decoders that rank documents: how likely they say yes, or how little no, behind a query and a document."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from polyfleet.kernels.quantisation import dequantise
-from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.gguf_vocabulary import PREFIX
 from polyfleet.loading.sources import model_name
 from polyfleet.loading.tokenizer_parts import read_vocabulary
-from polyfleet.models.architecture import TensorNames
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.fields import Fields, read_json
@@ -79,32 +74,3 @@ def template_of(config: ModelConfig, ids: Mapping[str, int], where: str) -> str:
     if config.architecture != "qwen3" or config.score_tokens != tuple(map(ids.get, ANSWERS)):
         raise ModelFileError(f"{where}: how it reads a query and a document together is known of Qwen3-Reranker alone")
     return TEMPLATE
-
-
-def scoring(tensors: Iterable[Weight], names: TensorNames, config: ModelConfig, head: str = "") -> Iterator[Weight]:
-    """The tensors, with a row `score.weight` in place of the head: yes less no.
-
-    `head`: the tensor that holds the rows of these tokens alone; else they are rows of the model's output.
-    """
-    output = "embedding" if config.tied_embeddings else "lm_head"
-    for tensor in tensors:
-        if tensor.name == head:
-            yield _score(tensor, range(tensor.rows))
-            continue
-        known = names.graph_names(tensor.name)
-        if known == (output,) and not head:
-            yield _score(tensor, config.score_tokens)
-        if "lm_head" not in known:
-            yield tensor
-
-
-def score_names(names: TensorNames) -> TensorNames:
-    """With the row's."""
-    return replace(names, names={**names.names, "score": "score"})
-
-
-def _score(tensor: Weight, rows: Iterable[int]) -> Weight:
-    picked = tensor.data[list(rows)]
-    taken = replace(tensor, rows=len(picked), data=picked)
-    yes, *no = dequantise(taken, torch.float32)
-    return Weight("score.weight", WeightFormat.F32, 1, tensor.columns, (yes - no[0] if no else yes)[None])

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from polyfleet.loading.vision import CLASSES
 from polyfleet.models.architecture import TensorNames
 from polyfleet.models.fields import Fields
 
 log = logging.getLogger(__name__)
 
+SEES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")  # whose images are read, too
 PARTS: Mapping[str, str] = {  # by the folder's class that of its text part
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Idefics3ForConditionalGeneration": "LlamaForCausalLM",
@@ -46,7 +46,7 @@ def text_part(fields: Fields) -> Fields:
     known = next((PARTS[name] for name in names if isinstance(name, str) and name in PARTS), None)
     if known is None:
         return fields
-    if not set(names) & set(CLASSES):
+    if not set(names) & set(SEES):
         log.warning("%s: only the part that reads text is loaded", fields.path)
     section = fields.section("text_config") if fields.has("text_config") else fields
     values = {key: value for key, value in section.values.items() if key not in OUTSIDE}

@@ -8,6 +8,7 @@ from typing import Any
 
 from polyfleet.loading.folder_tensors import Tensors, dense_weight
 from polyfleet.loading.model import ImageSettings, ModelFileError, VisionPart
+from polyfleet.loading.text_part import SEES
 from polyfleet.models.encoder import ACTIVATIONS
 from polyfleet.models.fields import Fields, read_json, read_optional_json
 from polyfleet.models.folder import MAX_LAYERS, check_activation
@@ -16,7 +17,6 @@ from polyfleet.models.vision import CHANNELS, NAMES, VisionConfig, record_connec
 
 log = logging.getLogger(__name__)
 
-CLASSES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
 # What files leave out that transformers writes today.
 UNSTATED: Mapping[str, Any] = {
     "hidden_size": 1152,
@@ -36,7 +36,7 @@ IMAGE, AROUND, WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
 def read_vision(folder: Path, hidden_size: int) -> VisionPart | None:
     """What sees, without its weights; None where nothing does, or where it is not understood, which is logged."""
     whole = read_json(folder / "config.json")
-    if not set(whole.values.get("architectures") or ()) & set(CLASSES):
+    if not set(whole.values.get("architectures") or ()) & set(SEES):
         return None
     try:
         with whole.in_range():
