@@ -2,9 +2,10 @@
 
     python bench/transfer.py [--mebibytes N] [--repeats N]
 
-Two processes of one host, a worker's TransferRoom in each; rounds alternate, and every ratio is of medians of one run.
-Through shared memory the receiver reads what it needs where it lies, so only the sender copies. Beside the clock's rate
-stands that by CPU seconds of the busier process: what the transfer reaches where both have a core of their own.
+Two processes of one host, a worker's TransferRoom in each; rounds alternate, and every ratio is the median of those of
+the rounds. Through shared memory the receiver reads what it needs where it lies, so only the sender copies. Beside the
+clock's rate stands that by CPU seconds of the busier process: what the transfer reaches where both have a core of their
+own; and what each of the two spends on a GB, the larger of which bounds it.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import numpy as np
 
 from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.portable import KvLayout
-from polyfleet.kvcache.travelling import Wanted, chunk_tokens
+from polyfleet.kvcache.travelling import Wanted, chunk_tokens, chunks_on_way
 from polyfleet.transfer.room import TransferRoom
 from polyfleet.transfer.settings import TransferSettings
 from polyfleet.wire.hashing import prefix_root
@@ -28,21 +29,22 @@ from polyfleet.wire.tickets import TransferOffer, source_of
 
 LAYOUT = KvLayout("model", tuple(PerToken(8, 128) for _ in range(32)), "float16")  # Llama-3-8B's
 GRAIN = 16
+CHUNKS = chunks_on_way(LAYOUT, GRAIN)
 
 
 def serve() -> None:
-    """Give every peer as many tokens as it has ids, always from the same memory."""
+    """Give every peer as many tokens as it has ids, from as much memory as may be on its way."""
     room = TransferRoom(TransferSettings("127.0.0.1:0"))
     print(room.port, room.local, room.key.hex(), flush=True)
     most = chunk_tokens(LAYOUT, GRAIN)
-    caches = tuple(np.ones((2, most, 8, 128), np.float16) for _ in LAYOUT.caches)
+    chunks = [tuple(np.ones((2, most, 8, 128), np.float16) for _ in LAYOUT.caches) for _ in range(CHUNKS)]
     while True:
         wait(room)
         for inquiry in room.new_inquiries():
             inquiry.state(LAYOUT)
             while inquiry.first < len(inquiry.token_ids) and not inquiry.gone:
                 if inquiry.room:
-                    inquiry.give(inquiry.first, caches)
+                    inquiry.give(inquiry.first, chunks[inquiry.first // most % CHUNKS])
                 else:
                     wait(room)
             inquiry.end()
@@ -54,14 +56,20 @@ def wait(room: TransferRoom) -> None:
     room.clear()
 
 
-class Rate(NamedTuple):
-    """Bytes a second, by the clock and by the CPU time of the busier process."""
+class Spent(NamedTuple):
+    """Seconds that a GB takes: by the clock, and of the CPU of the side that sends and the one that receives."""
 
     clock: float
-    cpu: float
+    sending: float
+    receiving: float
+
+    @property
+    def cpu(self) -> float:
+        """Of the busier side."""
+        return max(self.sending, self.receiving)
 
 
-def fetch(room: TransferRoom, offer: TransferOffer, tokens: int, peer: int) -> Rate:
+def fetch(room: TransferRoom, offer: TransferOffer, tokens: int, peer: int) -> Spent:
     """One transfer's."""
     wanted = Wanted(LAYOUT, tuple(range(tokens)), b"", "", 0, GRAIN)
     began, mine, its = time.perf_counter(), time.process_time(), cpu_seconds(peer)
@@ -78,8 +86,8 @@ def fetch(room: TransferRoom, offer: TransferOffer, tokens: int, peer: int) -> R
     room.done(under_way)
     if under_way.reason or under_way.bytes != tokens * LAYOUT.token_bytes:
         raise SystemExit(f"the transfer failed: {under_way.reason or under_way.bytes}")
-    busier = max(time.process_time() - mine, cpu_seconds(peer) - its)
-    return Rate(under_way.bytes / seconds, under_way.bytes / busier)
+    gigabytes = under_way.bytes / 1e9
+    return Spent(*(each / gigabytes for each in (seconds, cpu_seconds(peer) - its, time.process_time() - mine)))
 
 
 def cpu_seconds(pid: int) -> float:
@@ -87,22 +95,40 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def copy(num_bytes: int) -> Rate:
-    """What one thread copies from memory to memory, chunk by chunk as a transfer does."""
+def copy(num_bytes: int) -> Spent:
+    """What one thread copies from memory to memory, chunk by chunk: as much of both as a transfer uses."""
     chunk = LAYOUT.token_bytes * chunk_tokens(LAYOUT, GRAIN)
-    source, target = np.ones(chunk, np.uint8), [np.zeros(chunk, np.uint8) for _ in range(4)]
+    source, target = (np.ones((CHUNKS, chunk), np.uint8) for _ in range(2))
     count = num_bytes // chunk
     began, mine = time.perf_counter(), time.process_time()
     for number in range(count):
-        np.copyto(target[number % 4], source)
-    return Rate(count * chunk / (time.perf_counter() - began), count * chunk / (time.process_time() - mine))
+        np.copyto(target[number % CHUNKS], source[number % CHUNKS])
+    clock, cpu = time.perf_counter() - began, time.process_time() - mine
+    return Spent(*(each / (count * chunk / 1e9) for each in (clock, cpu, 0.0)))
+
+
+def ratio(plain: list[float], found: list[float]) -> float:
+    """Of a plain copy's rate, round by round."""
+    return median(a / b for a, b in zip(plain, found, strict=True))
+
+
+def report(rounds: dict[str, list[Spent]]) -> None:
+    """A row for each way."""
+    print(f"{'':14} {'clock GB/s':>10} {'x copy':>6} {'CPU GB/s':>9} {'x copy':>6}   CPU ms a GB: sending, receiving")
+    copies = rounds["copy"]
+    for name, found in rounds.items():
+        spent = Spent(*(median(each) for each in zip(*found, strict=True)))
+        clock = ratio([each.clock for each in copies], [each.clock for each in found])
+        cpu = ratio([each.cpu for each in copies], [each.cpu for each in found])
+        sides = f"{1000 * spent.sending:.0f}" + (f", {1000 * spent.receiving:.0f}" if spent.receiving else "")
+        print(f"{name:14} {1 / spent.clock:10.2f} {clock:6.2f} {1 / spent.cpu:9.2f} {cpu:6.2f}   {sides}")
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mebibytes", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
@@ -115,16 +141,12 @@ def main() -> None:
         offer = TransferOffer(f"127.0.0.1:{port}", local, bytes.fromhex(key))
         whole = chunk_tokens(LAYOUT, GRAIN)
         tokens = max(1, (given.mebibytes << 20) // LAYOUT.token_bytes // whole) * whole
-        rates: dict[str, list[Rate]] = {"copy": [], "shared memory": [], "tcp": []}
+        rounds: dict[str, list[Spent]] = {"copy": [], "shared memory": [], "tcp": []}
         for _ in range(given.repeats):
-            rates["copy"].append(copy(tokens * LAYOUT.token_bytes))
-            rates["shared memory"].append(fetch(room, offer, tokens, peer.pid))
-            rates["tcp"].append(fetch(room, replace(offer, local=""), tokens, peer.pid))
-        plain = Rate(*(median(each) for each in zip(*rates["copy"], strict=True)))
-        for name, found in rates.items():
-            clock, cpu = (median(each) for each in zip(*found, strict=True))
-            by_clock = f"{clock / 1e9:6.2f} GB/s ({clock / plain.clock:4.2f} x copy)"
-            print(f"{name:14} clock {by_clock}   CPU {cpu / 1e9:6.2f} GB/s ({cpu / plain.cpu:4.2f} x copy)")
+            rounds["copy"].append(copy(tokens * LAYOUT.token_bytes))
+            rounds["shared memory"].append(fetch(room, offer, tokens, peer.pid))
+            rounds["tcp"].append(fetch(room, replace(offer, local=""), tokens, peer.pid))
+        report(rounds)
     finally:
         peer.kill()
 

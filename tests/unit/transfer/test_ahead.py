@@ -53,7 +53,7 @@ def test_engines_put_out_so_many_bytes_for_all_peers_together(monkeypatch: pytes
 def test_many_chunks_lie_between_two_engines_and_none_is_written_before_it_is_read(
     way: str, room: TransferRoom
 ) -> None:
-    layout = replace(LAYOUT, caches=tuple(PerToken(1, 1 << 16) for _ in range(2)))  # 8 MiB a grain
+    layout = replace(LAYOUT, caches=tuple(PerToken(1, 1 << 17) for _ in range(2)))  # 16 MiB a grain
     ways = chunks_on_way(layout, GRAIN)
     with played(40 * GRAIN) as (_, _, offer):
         fetch = room.fetch(by(way, ticket(offer)), wanted_of(40 * GRAIN), WAIT_SECONDS)
@@ -62,7 +62,7 @@ def test_many_chunks_lie_between_two_engines_and_none_is_written_before_it_is_re
             threading.Event().wait(0.01)
         for got, given in zip(whole(collect(room, fetch)), caches_of(0, 40 * GRAIN), strict=True):
             assert np.array_equal(got, given)
-    assert (ways, chunks_on_way(LAYOUT, GRAIN), fetch.reason) == (8, 16, "")
+    assert (ways, chunks_on_way(LAYOUT, GRAIN), fetch.reason) == (4, 8, "")
 
 
 def test_a_slot_that_is_written_again_unread_is_damage(room: TransferRoom, monkeypatch: pytest.MonkeyPatch) -> None:

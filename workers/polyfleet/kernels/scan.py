@@ -32,11 +32,10 @@ def scan(numbers: NDArray[Any], *, sums: bool = False) -> Scan:
     found = np.empty(flat.nbytes // ROW_BYTES if sums else 0, np.uint64)
     if (compiled := _compiled()) is not None:
         return Scan(compiled(_address(flat), flat.nbytes, size, _address(found) if sums else None), found)
-    return Scan(_largest(flat, size), row_sums(flat) if sums else found)
+    return Scan(_largest(flat, size), _row_sums(flat) if sums else found)
 
 
-def row_sums(flat: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """The sums alone, of whole rows of bytes, which numpy finds as fast."""
+def _row_sums(flat: NDArray[np.uint8]) -> NDArray[np.uint64]:
     whole = flat[: flat.nbytes // ROW_BYTES * ROW_BYTES].view("<u8").reshape(-1, ROW_BYTES // 8)
     return np.asarray(whole.sum(axis=1, dtype=np.uint64))
 

@@ -10,7 +10,7 @@ from polyfleet.wire.tickets import PrefixSource
 if TYPE_CHECKING:
     from polyfleet.kvcache.portable import Array, KvLayout  # they bring numpy, which who only waits needs not load
 
-CHUNK_BYTES = 4 << 20  # about
+CHUNK_BYTES = 8 << 20  # about: so that what a chunk costs beside moving it is little
 WAY_BYTES, MOST_ON_WAY = 64 << 20, 16  # of one transfer, and chunks, that may lie between two engines
 
 

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+import numpy as np
+
 from polyfleet.kvcache.checksum import Checksum
 from polyfleet.kvcache.portable import Buffer
 from polyfleet.transfer import frames
 from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, End, Message
 
 MessageT = TypeVar("MessageT")
+MOST_PARTS = 512  # that one call sends
 _SEEN_BYTES = 1 << 20  # that a checksum is made of at a time: a part of a CPU core's cache
 
 
@@ -48,14 +51,15 @@ class Channel:
         """Send a frame and its payload's parts, all of it. Raises Stalled and OSError."""
         head = frames.frame(message, payload)
         try:
-            self._in_time()
             if descriptor >= 0:
-                socket.send_fds(self._socket, [head], [descriptor])
-            else:
-                self._socket.sendall(head)
-            for part in payload:
                 self._in_time()
-                self._socket.sendall(part)
+                socket.send_fds(self._socket, [head], [descriptor])
+            elif isinstance(self._socket, ssl.SSLSocket):
+                for part in (head, *payload):
+                    self._in_time()
+                    self._socket.sendall(part)
+            else:
+                self._send([memoryview(part).cast("B") for part in (head, *payload)])
         except TimeoutError:
             raise Stalled("the peer does not read what it is sent") from None
 
@@ -73,7 +77,7 @@ class Channel:
             raise BadFrame(f"{head.payload_bytes} bytes came with a frame that may have {most}")
         body = self._read(memoryview(bytearray(head.message_bytes)))
         if into is None or into.nbytes < head.payload_bytes:
-            into = memoryview(bytearray(head.payload_bytes))
+            into = np.empty(head.payload_bytes, np.uint8).data  # which large pages may hold
         checksum = Checksum(body, number_bytes)
         payload = self._read(into[: head.payload_bytes], checksum=checksum)
         message = frames.message_of(head, body, checksum)
@@ -106,6 +110,18 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._keep(-1)
+
+    def _send(self, parts: list[memoryview]) -> None:
+        """As many at a time as the system takes."""
+        first = 0
+        while first < len(parts):
+            self._in_time()
+            sent = self._socket.sendmsg(parts[first : first + MOST_PARTS])
+            while first < len(parts) and sent >= parts[first].nbytes:
+                sent -= parts[first].nbytes
+                first += 1
+            if sent:
+                parts[first] = parts[first][sent:]
 
     def _keep(self, descriptor: int) -> None:
         """Of those that come, the last one."""

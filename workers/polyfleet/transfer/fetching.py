@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, LifoQueue, SimpleQueue
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class Fetch:
         self._chunks: SimpleQueue[tuple[Chunk, int]] = SimpleQueue()  # with the buffer that it lies in
         self._begun: deque[float] = deque()  # when their frames began to come, of chunks that are not released
         self._released = 0.0  # when the last one was
-        self._free: SimpleQueue[int] = SimpleQueue()
+        self._free: LifoQueue[int] = LifoQueue()  # what was read just now is in a cache of the CPU
         self._unread: set[int] = set()  # slots
         self._buffers: list[memoryview] = []
         self._most_buffers = 1
@@ -108,6 +108,7 @@ class Fetch:
             self._channel = channel = connect(self._source, min(self._left(), CONNECT_SECONDS), self._certificates)
             try:
                 self._fetch(channel)
+                self._see_all_read(channel)
             finally:
                 channel.close()
         except Stalled:
@@ -165,6 +166,13 @@ class Fetch:
             expected += message.tokens
             self.bytes += payload.nbytes
             self._put(chunk, number)
+
+    def _see_all_read(self, channel: Channel) -> None:
+        """All has come: memory that the peer shares it may use again once the engine has read what lies in it."""
+        self.over = True
+        self._arrived()
+        if channel.shared:
+            self._abandoned.wait(max(0.0, self._until - time.monotonic()))
 
     def _introduce(self, channel: Channel) -> None:
         """Show the ticket, see that the peer knows it, and ask."""

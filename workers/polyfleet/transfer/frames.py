@@ -163,8 +163,7 @@ def chunk_arrays(layout: KvLayout, num_tokens: int, payload: memoryview) -> tupl
 
 def write_arrays(arrays: Sequence[Array], into: memoryview) -> memoryview:
     """Copy caches into memory, one behind the other; the part that they fill."""
-    at = 0
-    for each in arrays:
-        np.frombuffer(into, each.dtype, each.size, at).reshape(each.shape)[...] = each
-        at += each.nbytes
-    return into[:at]
+    size = sum(each.nbytes for each in arrays)
+    if size:
+        np.concatenate([each.reshape(-1) for each in arrays], out=np.frombuffer(into[:size], arrays[0].dtype))
+    return into[:size]

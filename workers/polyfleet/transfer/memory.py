@@ -3,14 +3,19 @@
 import fcntl
 import mmap
 import os
+import threading
 from contextlib import suppress
 
-SEALS = getattr(fcntl, "F_SEAL_SHRINK", 2) | getattr(fcntl, "F_SEAL_GROW", 4) | getattr(fcntl, "F_SEAL_SEAL", 1)
+SEALS = getattr(fcntl, "F_SEAL_SHRINK", 2) | getattr(fcntl, "F_SEAL_GROW", 4)
+_OTHERS_READ = 0x10 | getattr(fcntl, "F_SEAL_SEAL", 1)  # F_SEAL_FUTURE_WRITE: what is mapped from now on
+MOST_KEPT = 2
 _ADD_SEALS, _GET_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033), getattr(fcntl, "F_GET_SEALS", 1034)
 
 
 class SharedSlots:
     """`count` slots of `size` bytes. Its size is sealed, so that neither side can take the memory from the other."""
+
+    others_read = False  # whoever else gets it can't write
 
     def __init__(self, descriptor: int, count: int, size: int, *, writable: bool) -> None:
         """Takes the descriptor over. Raises OSError for memory that is not of that size, or not sealed."""
@@ -36,7 +41,16 @@ class SharedSlots:
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(descriptor, count, size, writable=True)
+        slots = cls(descriptor, count, size, writable=True)
+        with suppress(OSError):  # Linux before 5.1
+            fcntl.fcntl(descriptor, _ADD_SEALS, _OTHERS_READ)
+            slots.others_read = True
+        return slots
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that was taken has been read."""
+        return len(self._free) == self.count
 
     def take(self) -> int | None:
         """A slot that nobody reads; None while there is none."""
@@ -61,6 +75,45 @@ class SharedSlots:
         with suppress(BufferError):  # a view is left: the memory goes with that
             self._view.release()
             self._map.close()
+
+
+class KeptSlots:
+    """Memory of transfers that are over, for the next one: pages that are there need not be made and cleared, which
+    takes several times as long as writing them. For the same prefix root alone, so that nobody finds in it what
+    another tenant's ticket has opened. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[bytes, SharedSlots] = {}
+
+    def take(self, root: bytes, count: int, size: int) -> SharedSlots:
+        """Memory of just so many slots. Raises OSError."""
+        with self._lock:
+            kept = self._kept.pop(root, None)
+        if kept is not None and (kept.count, kept.size) == (count, size):
+            return kept
+        if kept is not None:
+            kept.close()
+        return SharedSlots.create(count, size)
+
+    def give_back(self, root: bytes, slots: SharedSlots) -> None:
+        """A transfer is over. Memory that the peer may still read, or could write, is not used again."""
+        if not slots.whole or not slots.others_read:
+            slots.close()
+            return
+        with self._lock:
+            oldest = list(self._kept)[: max(0, len(self._kept) + 1 - MOST_KEPT)]
+            gone = [self._kept.pop(each) for each in ([root] if root in self._kept else oldest)]
+            self._kept[root] = slots
+        for each in gone:
+            each.close()
+
+    def close(self) -> None:
+        """Give it all back."""
+        with self._lock:
+            kept, self._kept = list(self._kept.values()), {}
+        for each in kept:
+            each.close()
 
 
 def available() -> bool:

@@ -40,6 +40,7 @@ class TransferRoom:
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._serving = threading.BoundedSemaphore(MOST_TRANSFERS)
         self._served: set[Inquiry] = set()
+        self._kept = memory.KeptSlots()
         self.descriptor, self._wake = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._wake, False)
@@ -101,6 +102,7 @@ class TransferRoom:
             with suppress(OSError):
                 door.shutdown(socket.SHUT_RDWR)
             door.close()
+        self._kept.close()
 
     def _tell(self) -> None:
         """There is news."""
@@ -157,7 +159,7 @@ class TransferRoom:
             inquiry.served = self._served
             self._inquiries.append(inquiry)
             self._tell()
-            Delivery(channel, inquiry, self._tell).run()
+            Delivery(channel, inquiry, self._kept, self._tell).run()
         finally:
             inquiry.gone = True
             self._served.discard(inquiry)

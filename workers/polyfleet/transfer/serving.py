@@ -24,7 +24,7 @@ from polyfleet.transfer.frames import (
     write_arrays,
 )
 from polyfleet.transfer.inquiry import Inquiry
-from polyfleet.transfer.memory import SharedSlots
+from polyfleet.transfer.memory import KeptSlots, SharedSlots
 from polyfleet.wire.hashing import adapter_salt, prefix_root
 from polyfleet.wire.tickets import CHALLENGE_BYTES, computes, proof, proves, ticket_secret
 
@@ -58,8 +58,9 @@ def admit(channel: Channel, key: bytes) -> Inquiry:
 class Delivery:
     """Brings what the engine puts out for one inquiry to the peer; `took` hears of each chunk that has left."""
 
-    def __init__(self, channel: Channel, inquiry: Inquiry, took: Callable[[], None]) -> None:
-        self._channel, self._inquiry, self._took = channel, inquiry, took
+    def __init__(self, channel: Channel, inquiry: Inquiry, kept: KeptSlots, took: Callable[[], None]) -> None:
+        self._channel, self._inquiry, self._kept, self._took = channel, inquiry, kept, took
+        self._root = prefix_root(inquiry.model, inquiry.salt)
         self._slots: SharedSlots | None = None
         self._stated = False
 
@@ -80,13 +81,17 @@ class Delivery:
                     self._took()
         finally:
             if self._slots is not None:
-                self._slots.close()
+                self._kept.give_back(self._root, self._slots)
 
     def _see_off(self) -> None:
         """A connection that is closed with something unread in it takes the peer what it has not read yet."""
-        with suppress(EOFError, ConnectionError):
+        with suppress(EOFError, ConnectionError, Stalled):
             while self._slots is not None:
-                self._channel.expect(Release)
+                self._released(self._slots)
+
+    def _released(self, slots: SharedSlots) -> None:
+        release, _ = self._channel.expect(Release)
+        slots.release(release.slot)
 
     def _next(self) -> KvLayout | Chunk | str:
         inquiry = self._inquiry
@@ -108,7 +113,7 @@ class Delivery:
             return
         grain = self._inquiry.grain
         size, count = chunk_tokens(layout, grain) * layout.token_bytes, chunks_on_way(layout, grain)
-        self._slots = SharedSlots.create(count, max(1, size))
+        self._slots = self._kept.take(self._root, count, max(1, size))
         self._channel.send(layout_message(layout, count, self._slots.size), descriptor=self._slots.descriptor)
 
     def _send(self, chunk: Chunk) -> None:
@@ -118,8 +123,7 @@ class Delivery:
             self._channel.send(Blocks(chunk.first, chunk.tokens), parts)
             return
         while (slot := slots.take()) is None:
-            release, _ = self._channel.expect(Release)
-            slots.release(release.slot)
+            self._released(slots)
         write_arrays(chunk.caches, slots.slot(slot)).release()
         self._channel.send(Blocks(chunk.first, chunk.tokens, slot))
 
