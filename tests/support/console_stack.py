@@ -66,6 +66,7 @@ class ConsoleStack:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._answer: list[int] = []
         self._token_seconds = 0.0
+        self._streams: dict[str, Any] = {}
         self.workers: dict[str, FakeWorker] = {}
         keys = write(folder / "keys.yaml", {"id": OPERATOR, "role": "operator"}, {"id": TENANT, "tenant": "a"})
         self._keys = str(keys)
@@ -107,6 +108,10 @@ class ConsoleStack:
     def fleet_address(self) -> str:
         """host:port of the scheduler."""
         return self._fleet
+
+    def tell(self, worker_id: str, *devices: operations_pb2.DeviceState) -> None:
+        """A worker that serves nothing tells of its devices, which are then in the fleet as it told last."""
+        self.run(self._tell(worker_id, devices))
 
     def until_serving(self, accelerators: set[str]) -> None:
         """Wait until a worker of each of these has told of its model and of its devices."""
@@ -191,6 +196,14 @@ class ConsoleStack:
         elsewhere = dict.fromkeys(("http_listen", "metrics_listen"), "127.0.0.1:0")
         self.gateway = Gateway(GatewayConfig(grpc_listen=self._gateway, fleet=self._fleet, **elsewhere))  # type: ignore[arg-type]
         await self.gateway.start()
+
+    async def _tell(self, worker_id: str, devices: tuple[operations_pb2.DeviceState, ...]) -> None:
+        if worker_id not in self._streams:
+            info = pb.WorkerInfo(worker_id=worker_id, host=worker_id, accelerator="cuda", address="127.0.0.1:1")
+            self._streams[worker_id] = self._running.fleet.Register()
+            await self._streams[worker_id].write(pb.RegisterRequest(info=info))
+        told = operations_pb2.DeviceReport(devices=devices)
+        await self._streams[worker_id].write(pb.RegisterRequest(devices=told))
 
     async def _until_serving(self, accelerators: set[str]) -> None:
         while True:

@@ -62,7 +62,7 @@ def create_app(config: ConsoleConfig, sessions: Sessions, view: FleetView) -> St
     health = Route("/healthz", lambda _: PlainTextResponse("ok\n"))
     return Starlette(
         routes=[health, static, *(route for each in pages for route in each.routes())],
-        middleware=[Middleware(SecureHeaders), Middleware(GZipMiddleware, minimum_size=1000)],
+        middleware=[Middleware(SecureHeaders), Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)],
     )
 
 

@@ -21,7 +21,7 @@ async def test_devices_are_grouped_and_each_has_a_page(running: Running, rig: Co
     browser = rig.browser()
     page = (await browser.get("/fleet")).text
     assert "cuda · Card" in page
-    assert "2 devices · 16.0 GiB · use 70 %" in page
+    assert '2 devices · 16.0 GiB · use <span class="mean">70 %</span>' in page
     assert "1 unhealthy" in page
     assert 'class="cell use-7" href="/devices/node-1/cuda/0"' in page
     assert 'class="cell bad"' in page
@@ -81,6 +81,7 @@ async def test_a_live_page_hears_what_changes(running: Running, rig: ConsoleRig)
         b"event: tiles",
         b"event: conditions",
         b"event: devices",
+        b"event: readings",
         b"event: workers",
     ]
     async with FakeWorker("w-late", "small", fleet=running.address):

@@ -24,7 +24,7 @@ HEADERS = {
 
 
 class SecureHeaders:
-    """ASGI middleware. What says nothing else is not to be stored: pages are for one visitor."""
+    """ASGI middleware. Pages are for one visitor and not to be stored; files are, and asked after each time."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -37,7 +37,7 @@ class SecureHeaders:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
-                headers.setdefault("cache-control", "no-store")
+                headers.setdefault("cache-control", "no-cache" if "/static/" in scope["path"] else "no-store")
             await send(message)
 
         await self._app(scope, receive, with_headers if scope["type"] == "http" else send)

@@ -18,7 +18,7 @@ from polyfleet.v1 import fleet_pb2, operations_pb2
 POLL_SECONDS = 1.0  # while somebody looks
 IDLE_SECONDS = 10.0  # else, for the last hour's numbers
 SERIES = ("tokens_per_second", "running", "waiting", "first_p50", "first_p99", "token_p50", "token_p99")
-DEVICE_POLLS = 2  # polls between looks at devices and at the requests that have ended
+REQUEST_POLLS = 2  # polls between looks at the requests that have ended
 log = logging.getLogger(__name__)
 
 
@@ -99,8 +99,11 @@ class FleetView:
             self.snapshot = await self.link.call(
                 "ListWorkers", fleet_pb2.ListWorkersRequest(), fleet_pb2.FleetSnapshot, POLL_SECONDS * 5
             )
-            if self._polls % DEVICE_POLLS == 0 or not self._viewers:
-                await self._look_closer()
+            await self._look_at_devices()
+            if self._polls % REQUEST_POLLS == 0 or not self._viewers:
+                self.requests = await self.link.call(
+                    "ListRequests", operations_pb2.ListRequestsRequest(), operations_pb2.ListRequestsResponse
+                )
             self._polls += 1
             self.problem, self.heard, self._heard_at = "", time.time(), time.monotonic()
             self._note(self.heard)
@@ -110,16 +113,13 @@ class FleetView:
             self.problem = str(error)
         self.changed.advance()
 
-    async def _look_closer(self) -> None:
+    async def _look_at_devices(self) -> None:
         devices = await self.link.call(
             "ListDevices", operations_pb2.ListDevicesRequest(), operations_pb2.ListDevicesResponse
         )
         self.devices, now = tuple(devices.devices), time.time()
         for device in self.devices:
             self.device_histories[device_id(device)].add(now - device.age_seconds, device.state)
-        self.requests = await self.link.call(
-            "ListRequests", operations_pb2.ListRequestsRequest(), operations_pb2.ListRequestsResponse
-        )
 
     def _note(self, now: float) -> None:
         counts = dict[str, tuple[float, int]]()

@@ -1,9 +1,7 @@
 """The fleet: devices by brand and model, workers, load and latencies, live; and each device and worker."""
 
 import json
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from functools import lru_cache
 from typing import Any
 
@@ -12,10 +10,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from polyfleet.console.fleet.conditions import judged
-from polyfleet.console.fleet.devices import device_id, readings
+from polyfleet.console.fleet.devices import device_id
+from polyfleet.console.fleet.heat import Group, cell_of, groups_of, readings_of, shape_of
 from polyfleet.console.fleet.link import FleetProblem
 from polyfleet.console.fleet.view import FleetView
-from polyfleet.console.fleet.words import health_word, state_word
+from polyfleet.console.fleet.words import state_word
 from polyfleet.console.pages.acts import act
 from polyfleet.console.pages.guard import Guard
 from polyfleet.console.pages.look import Look, language_of
@@ -23,69 +22,8 @@ from polyfleet.v1 import fleet_pb2, operations_pb2
 
 LOG_LINES = 200
 MAX_WORKERS = 50  # that a page lists, those that are not ready first; the search finds the others
+MAX_MAPS = 32  # kept, of those who look for different things
 Key = tuple[str, str, str]  # language, root path, what is looked for
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A device in the heat map."""
-
-    id: str
-    name: str
-    health: str
-    reason: str
-    use: float | None
-    memory: float | None
-    celsius: float | None
-    watts: float | None
-
-    @property
-    def level(self) -> str:
-        """How its cell is coloured: by tenths of use, or by what is wrong."""
-        if self.health == "unhealthy":
-            return "bad"
-        return "unknown" if self.use is None else f"use-{min(10, max(0, round(self.use * 10)))}"
-
-
-@dataclass(frozen=True)
-class Group:
-    """Devices of one accelerator and product."""
-
-    accelerator: str
-    product: str
-    cells: tuple[Cell, ...]
-    memory_bytes: int
-
-    @property
-    def mean_use(self) -> float | None:
-        """Of those that tell."""
-        told = [cell.use for cell in self.cells if cell.use is not None]
-        return sum(told) / len(told) if told else None
-
-    @property
-    def unhealthy(self) -> int:
-        """How many are."""
-        return sum(cell.health == "unhealthy" for cell in self.cells)
-
-
-def groups_of(devices: Iterable[operations_pb2.FleetDevice], find: str = "") -> list[Group]:
-    """Devices by accelerator and product; those alone whose host, product or worker has `find` in its name."""
-    found: defaultdict[tuple[str, str], list[operations_pb2.FleetDevice]] = defaultdict(list)
-    for device in devices:
-        text = " ".join((device.host, device.state.accelerator, device.state.name, *device.worker_ids))
-        if find.lower() in text.lower():
-            found[device.state.accelerator, device.state.name].append(device)
-    return [
-        Group(*key, tuple(map(cell_of, each)), sum(device.state.memory_total_bytes for device in each))
-        for key, each in sorted(found.items())
-    ]
-
-
-def cell_of(device: operations_pb2.FleetDevice) -> Cell:
-    """A device as the map shows it."""
-    state = device.state
-    name = f"{device.host} {state.accelerator} {state.index}"
-    return Cell(device_id(device), name, health_word(state.health), state.reason, **readings(state))
 
 
 def workers_of(snapshot: fleet_pb2.FleetSnapshot, find: str = "") -> list[fleet_pb2.FleetWorker]:
@@ -105,7 +43,7 @@ class FleetPages:
     def __init__(self, guard: Guard, look: Look, view: FleetView) -> None:
         self._guard, self._look, self._view = guard, look, view
         self._rendered: tuple[int, dict[Key, dict[str, str]]] = (-1, {})
-        self._devices: tuple[object, dict[Key, str]] = ((), {})
+        self._maps: dict[Key, tuple[object, str]] = {}
 
     def routes(self) -> list[Route]:
         """Where it answers."""
@@ -126,11 +64,14 @@ class FleetPages:
         if self._view.prometheus:
             self._view.prometheus.look()
         await self._view.fresh()
-        return self._look.page(request, "fleet.html", find=find, parts=self._parts(request, find))
+        groups = groups_of(self._view.devices, find)
+        parts = self._parts(request, find) | {"devices": self._map(key_of(request, find), groups)}
+        del parts["readings"]  # they stand in the map
+        return self._look.page(request, "fleet.html", find=find, parts=parts)
 
     def _parts(self, request: Request, find: str) -> dict[str, str]:
         """What changes on the fleet's page, by name; made once for all who look at the same."""
-        key, number = (language_of(request), request.scope.get("root_path", ""), find), self._view.changed.number
+        key, number = key_of(request, find), self._view.changed.number
         if self._rendered[0] != number:
             self._rendered = (number, {})
         made = self._rendered[1]
@@ -140,7 +81,7 @@ class FleetPages:
             made[key] = {
                 "tiles": self._look.part("fleet_tiles.html", *key[:2]),
                 "conditions": self._conditions_part(key),
-                "devices": self._devices_part(key),
+                **self._devices_parts(key),
                 "workers": self._look.part("fleet_workers.html", *key[:2], state_word=state_word, **listed),
             }
         return made[key]
@@ -153,15 +94,19 @@ class FleetPages:
         facts = {"told_by": known.url if known and asked else "", "problem": known.problem if known else ""}
         return self._look.part("fleet_conditions.html", *key[:2], conditions=conditions, **facts)
 
-    def _devices_part(self, key: Key) -> str:
-        """The heat map, made anew when devices were looked at anew: it is the largest part."""
-        if self._devices[0] is not self._view.devices:
-            self._devices = (self._view.devices, {})
-        made = self._devices[1]
-        if key not in made:
-            groups = groups_of(self._view.devices, key[2])
-            made[key] = self._look.part("fleet_devices.html", *key[:2], groups=groups)
-        return made[key]
+    def _devices_parts(self, key: Key) -> dict[str, str]:
+        """The heat map, the largest part, as it was made when it got its shape; and what its cells read now."""
+        groups = groups_of(self._view.devices, key[2])
+        shape, made = shape_of(groups), self._maps.get(key)
+        if made is None or made[0] != shape:
+            made = shape, self._map(key, groups)
+            if len(self._maps) >= MAX_MAPS:
+                del self._maps[next(iter(self._maps))]
+            self._maps[key] = made
+        return {"devices": made[1], "readings": json.dumps(readings_of(groups), separators=(",", ":"))}
+
+    def _map(self, key: Key, groups: list[Group]) -> str:
+        return self._look.part("fleet_devices.html", *key[:2], groups=groups)
 
     async def _live(self, request: Request) -> Response:
         find = request.query_params.get("find", "")
@@ -222,6 +167,11 @@ class FleetPages:
         wanted = request.path_params["id"]
         asked, answer = fleet_pb2.DrainRequest(worker_id=wanted), fleet_pb2.DrainResponse
         return await act(self._look, self._view, request, "Drain", asked, answer, f"/workers/{wanted}")
+
+
+def key_of(request: Request, find: str) -> Key:
+    """What parts of pages are made by."""
+    return language_of(request), request.scope.get("root_path", ""), find
 
 
 @lru_cache(64)
