@@ -10,7 +10,7 @@ from polyfleet.loading.model import LoadedModel, ModelFileError
 from polyfleet.loading.placing import Keep
 from polyfleet.loading.progress import Progress, halves, silent
 from polyfleet.loading.shapes import check_numbers
-from polyfleet.loading.sources import local_model
+from polyfleet.loading.sources import find_model
 from polyfleet.models.config import ModelConfig
 
 
@@ -21,7 +21,7 @@ def load_model(
     numbers: bool = True,
     keeping: Callable[[ModelConfig], Keep] | None = None,
 ) -> LoadedModel:
-    """Load a GGUF file or a Hugging Face folder; nothing in it is ever executed.
+    """Load a GGUF file or a Hugging Face folder, or fetch `owner/name`; nothing in it is ever executed.
 
     `progress` is called with the share done. Without `numbers` nobody has looked whether all weights are finite, and
     most of them are not read yet. With `keeping` the weights are what is kept of them, whose shapes nobody has looked
@@ -29,7 +29,7 @@ def load_model(
     """
     told = progress or silent
     first, second = halves(told) if numbers else (told, silent)
-    model = _load(local_model(Path(path).expanduser()), first, keeping)
+    model = _load(Path(find_model(str(path))), first, keeping)
     if numbers:
         check_numbers(model.path, model.weights, second)
     told(1.0)

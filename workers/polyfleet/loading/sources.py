@@ -30,11 +30,25 @@ def find_model(source: str) -> str:
 
     A name is looked up in the hub's cache on this machine, then fetched. Raises ModelFileError, one sentence.
     """
-    path = Path(source).expanduser()
-    if _exists(path) or not NAME.fullmatch(source):
-        return str(local_model(path).absolute())
-    cached = hub_cache() / (CACHE_FOLDER + source.replace("/", "--"))
+    if not is_hub_name(source):
+        return str(local_model(Path(source).expanduser()).absolute())
+    cached = _cached(source)
     return str(local_model(cached if cached.is_dir() else Path(_fetched(source))).absolute())
+
+
+def is_hub_name(source: str) -> bool:
+    """Whether it is `owner/name` and no path of anything here. Raises ModelFileError for what can't be a path."""
+    named = NAME.fullmatch(source) and not source.lower().endswith(".gguf")
+    return bool(named) and not _exists(Path(source).expanduser())
+
+
+def check_is_here(source: str) -> None:
+    """Raise ModelFileError for what is neither a file nor a folder here, nor fetched from the hub already."""
+    if is_hub_name(source):
+        if not _cached(source).is_dir():
+            raise ModelFileError(f"{source}: was not fetched from the hub yet: deploying it does that")
+    elif not _exists(Path(source).expanduser()):
+        raise ModelFileError(f"{source}: there is no such file or folder")
 
 
 def local_model(path: Path) -> Path:
@@ -79,6 +93,11 @@ def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
         return Path(named).expanduser()
     home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
     return Path(home).expanduser() / "hub"
+
+
+def _cached(name: str) -> Path:
+    """The folder that the hub's cache keeps of a name, which is not there where it was never fetched."""
+    return hub_cache() / (CACHE_FOLDER + name.replace("/", "--"))
 
 
 def _snapshot(path: Path) -> Path:

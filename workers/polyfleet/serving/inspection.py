@@ -8,11 +8,12 @@ import asyncio
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from polyfleet.loading.sources import check_is_here
+from polyfleet.models.errors import ModelFileError
 from polyfleet.wire.options import EngineOptions, OptionValue
 
 INSPECTION_SECONDS = 120.0
@@ -47,8 +48,10 @@ class InspectionReply(msgspec.Struct, frozen=True):
 
 async def inspect(request: InspectionRequest) -> str:
     """The Inspection in JSON. Raises InspectionError."""
-    if not _is_there(request.source):
-        raise InspectionError(f"The model {request.source}: there is no such file or folder.")
+    try:
+        check_is_here(request.source)
+    except ModelFileError as error:
+        raise InspectionError(f"The model {error}.") from None
     command = (sys.executable, "-m", __name__)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -71,18 +74,11 @@ async def inspect(request: InspectionRequest) -> str:
     return bytes(reply.inspection).decode()
 
 
-def _is_there(source: str) -> bool:
-    with suppress(OSError, ValueError):  # of a name that can't be one
-        return Path(source).expanduser().exists()
-    return False
-
-
 def answer(request: InspectionRequest) -> InspectionReply:
     """What is asked for, or why it can't be told; in the process of its own, since it needs torch."""
     from polyfleet.backends import BackendUnavailable
     from polyfleet.engine.fitting import Fit, site_imagined
     from polyfleet.engine.inspection import inspect_model
-    from polyfleet.models.errors import ModelFileError
 
     options: Any = request.options
     sites, strangers = [], []

@@ -78,8 +78,8 @@ def deploy(
 ) -> None:
     """Serve the model in SOURCE as NAME; without SOURCE, change the deployment of that name.
 
-    SOURCE is a GGUF file or a Hugging Face folder, as the worker's host sees it. What no option says is chosen by the
-    worker, or stays as it was.
+    SOURCE is a GGUF file or a Hugging Face folder, as the worker's host sees it, or owner/name on the hub, from which
+    that host fetches it. What no option says is chosen by the worker, or stays as it was.
 
     With --max-workers, their number follows what they have to do, until --workers or `polyfleet scale` says how many.
 

@@ -255,12 +255,14 @@ def check_adapter_folder(source: str) -> None:
 
 
 def check_model(source: str) -> None:
-    """Raise CliError for what is no model. All of it is read only once a worker loads it."""
+    """Raise CliError for what is no model. All of it is read, and what the hub has fetched, once a worker loads it."""
     from polyfleet.loading.glance import glance
+    from polyfleet.loading.sources import is_hub_name
     from polyfleet.models.errors import ModelFileError
 
     try:
-        glance(source)
+        if not is_hub_name(source):
+            glance(source)
     except ModelFileError as error:
         raise CliError(f"The model {error}.", ExitCode.BAD_INPUT) from None
 

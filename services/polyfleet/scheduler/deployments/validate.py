@@ -26,7 +26,7 @@ def check_deployment(deployment: pb.ModelDeployment) -> None:
     if len(deployment.model_name) > MAX_MODEL_NAME or not deployment.model_name.isprintable():
         raise FieldError("deployment.model_name", f"must be at most {MAX_MODEL_NAME} printable characters")
     if not deployment.source.strip():
-        raise FieldError("deployment.source", "must name a GGUF file or a Hugging Face folder")
+        raise FieldError("deployment.source", "must name a GGUF file, a Hugging Face folder, or owner/name on the hub")
     for accelerator in deployment.accelerators:
         check_accelerator("deployment.accelerators", accelerator)
     if deployment.workers > MAX_WORKERS:
