@@ -3,8 +3,8 @@
     python -m bench.console --devices 1000 --viewers 10
 
 A made-up fleet answers the console, each device with other readings every second. Printed: CPU of the console's process
-with viewers and at rest, its memory, bytes and seconds of the first page, and of a browser's main thread the CPU and
-how long it was busy (on a machine with other work that counts its waits, too).
+with viewers and at rest, its memory, bytes and seconds of the first page, and the CPU of a browser's main thread, all
+of it and by kinds of work. Beside the figures that have one stands the bound; the exit code is 1 where one is broken.
 """
 
 import asyncio
@@ -33,6 +33,13 @@ MAIN_THREAD = {  # figures, and the browser's names of what they sum
     "main_thread_script": "ScriptDuration",
     "main_thread_style": "RecalcStyleDuration",
     "main_thread_layout": "LayoutDuration",
+}
+BOUNDS = {  # for 1,000 devices and 10 viewers
+    "service": 0.05,
+    "resident_mb": 120,
+    "first_page_bytes": 300_000,
+    "interactive_seconds": 1,
+    "main_thread": 0.2,
 }
 SETTLE_SECONDS = 3.0  # until what a start costs is behind it
 
@@ -174,9 +181,13 @@ def main(devices: int, viewers: int, seconds: float, path: Path | None) -> None:
     """See the module's docstring."""
     figures = asyncio.run(measure(devices, viewers, seconds))
     for name, value in figures.items():
-        click.echo(f"{name:22} {value:12.3f}")
+        bound = BOUNDS.get(name)
+        click.echo(f"{name:22} {value:12.3f}" + (f"  of at most {bound:g}" if bound else ""))
     if path:
         path.write_text(json.dumps(figures), encoding="utf-8")
+    if missing := BOUNDS.keys() - figures.keys():
+        raise click.ClickException(f"Chromium is not installed: {', '.join(sorted(missing))} can't be told.")
+    sys.exit(any(figures[name] > bound for name, bound in BOUNDS.items()))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import operations_pb2
 
 PATIENCE_SECONDS = 60.0
+PROMETHEUS = "http://127.0.0.1:1"  # of the console that asks for keys; it is gone
 OPERATOR, TENANT = "ops", "team"  # keys, by their ids
 END_ID = 2  # <|im_end|>, as the assets say
 ANSWER = "The quick brown fox jumps over the lazy dog."
@@ -109,9 +110,9 @@ class ConsoleStack:
         """host:port of the scheduler."""
         return self._fleet
 
-    def tell(self, worker_id: str, *devices: operations_pb2.DeviceState) -> None:
-        """A worker that serves nothing tells of its devices, which are then in the fleet as it told last."""
-        self.run(self._tell(worker_id, devices))
+    def tell(self, worker_id: str, *devices: operations_pb2.DeviceState, **info: Any) -> None:
+        """A worker that is none tells of itself, once, and of its devices, which the fleet has as it told last."""
+        self.run(self._tell(worker_id, devices, {"host": worker_id, "accelerator": "cuda"} | info))
 
     def until_serving(self, accelerators: set[str]) -> None:
         """Wait until a worker of each of these has told of its model and of its devices."""
@@ -171,7 +172,11 @@ class ConsoleStack:
         self._cluster = StaffedCluster(self)
         await self._start_scheduler()
         await self._start_gateway()
-        self._consoles = [Console(self._config(self._pages[0])), Console(self._config(self._pages[1], self._keys))]
+        configs = (
+            self._config(self._pages[0]),
+            self._config(self._pages[1], keys_file=self._keys, prometheus_url=PROMETHEUS),
+        )
+        self._consoles = [Console(each) for each in configs]
         for console in self._consoles:
             await console.start()
 
@@ -183,8 +188,8 @@ class ConsoleStack:
             await self.dismiss(worker_id)
         await stop(self._running)
 
-    def _config(self, listen: str, keys_file: str = "") -> ConsoleConfig:
-        return ConsoleConfig(listen=listen, fleet=self._fleet, gateway=self._gateway, keys_file=keys_file)
+    def _config(self, listen: str, **more: str) -> ConsoleConfig:
+        return ConsoleConfig(listen=listen, fleet=self._fleet, gateway=self._gateway, **more)  # type: ignore[arg-type]
 
     async def _start_scheduler(self) -> None:
         settings = {"listen": self._fleet, "metrics_listen": self._fleet_metrics, "settle_seconds": 0.5}
@@ -197,13 +202,15 @@ class ConsoleStack:
         self.gateway = Gateway(GatewayConfig(grpc_listen=self._gateway, fleet=self._fleet, **elsewhere))  # type: ignore[arg-type]
         await self.gateway.start()
 
-    async def _tell(self, worker_id: str, devices: tuple[operations_pb2.DeviceState, ...]) -> None:
+    async def _tell(
+        self, worker_id: str, devices: tuple[operations_pb2.DeviceState, ...], info: dict[str, Any]
+    ) -> None:
         if worker_id not in self._streams:
-            info = pb.WorkerInfo(worker_id=worker_id, host=worker_id, accelerator="cuda", address="127.0.0.1:1")
+            told = pb.WorkerInfo(worker_id=worker_id, address="127.0.0.1:1", **info)
             self._streams[worker_id] = self._running.fleet.Register()
-            await self._streams[worker_id].write(pb.RegisterRequest(info=info))
-        told = operations_pb2.DeviceReport(devices=devices)
-        await self._streams[worker_id].write(pb.RegisterRequest(devices=told))
+            await self._streams[worker_id].write(pb.RegisterRequest(info=told))
+        report = operations_pb2.DeviceReport(devices=devices)
+        await self._streams[worker_id].write(pb.RegisterRequest(devices=report))
 
     async def _until_serving(self, accelerators: set[str]) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""A hub on loopback, as huggingface_hub asks it: `serve_http(fake_hub({"owner/name": folder}))`, and HF_ENDPOINT there."""
+"""A hub on loopback, as huggingface_hub asks it: `serve_http(fake_hub({"owner/name": folder}))` is its HF_ENDPOINT."""
 
 from collections.abc import Mapping
 from hashlib import sha256

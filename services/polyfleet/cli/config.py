@@ -36,7 +36,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A model to serve."""
 
     name: Annotated[Text, Meta(description="unique; also the served name unless model_name is set")]
-    source: Annotated[Text, Meta(description="path of a GGUF file or Hugging Face folder, as workers see it, or a hub's owner/name")]
+    source: Annotated[Text, Meta(description="GGUF file or Hugging Face folder that workers see, or owner/name")]
     model_name: str = ""
     accelerators: Annotated[tuple[AcceleratorName, ...], Meta(description="in order of preference; empty: any")] = ()
     workers: Annotated[int, Meta(ge=0, le=1000)] = 1

@@ -1,7 +1,7 @@
 """What is wrong in the fleet now: the alerts that fire, or what the console itself can judge. Pure."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +12,7 @@ from polyfleet.v1 import fleet_pb2, operations_pb2
 
 PREFIX = "Polyfleet"  # begins the names of this project's alerts
 MAX_CONDITIONS = 50
+NAMED = 3  # workers, of those that are down for one reason
 RUNBOOK = re.compile(r"docs/runbooks/[A-Za-z]+\.md")
 SEVERITIES = ("critical", "warning")  # the worst first
 
@@ -61,10 +62,13 @@ def judged(snapshot: fleet_pb2.FleetSnapshot, devices: Iterable[operations_pb2.F
         condition("PolyfleetDeviceUnhealthy", "critical", f"{count} × {accelerator} {name}: {reason}".rstrip(": "))
         for (accelerator, name, reason), count in sick.items()
     ]
+    down = defaultdict[tuple[str, str], list[str]](list)
     for worker in snapshot.workers:
         if (word := state_word(worker.status.state)) in ("unhealthy", "lost"):
-            summary = f"{worker.info.worker_id} {worker.status.reason}".strip()
-            found.append(Condition("", "warning", summary, word=word))
+            down[word, worker.status.reason].append(worker.info.worker_id)
+    for (word, reason), names in down.items():
+        more = f" … ({len(names)})" if len(names) > NAMED else ""
+        found.append(Condition("", "warning", f"{', '.join(names[:NAMED])}{more} {reason}".strip(), word=word))
     ready = Counter(each.info.deployment for each in snapshot.workers if state_word(each.status.state) == "ready")
     for wish in (*snapshot.deployments, *snapshot.pools):
         if (there := ready[wish.name]) < wish.workers:

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import grpc
 
 from polyfleet.console.config import ConsoleConfig
+from polyfleet.console.fleet.words import SCHEDULER_GONE
 from polyfleet.process.channels import FleetAccess, fleet_access
 from polyfleet.process.keys import Role
 from polyfleet.v1.fleet_pb2_grpc import FleetStub
@@ -36,7 +37,7 @@ class FleetLink:
             found = await getattr(self._stub, name)(request, timeout=timeout, metadata=self._access.metadata)
         except grpc.aio.AioRpcError as error:
             gone = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED or self._is_cut(error)
-            problem = f"The scheduler at {self._address} does not answer." if gone else error.details()
+            problem = SCHEDULER_GONE.format(address=self._address) if gone else error.details()
             raise FleetProblem(problem or str(error.code()), gone=gone) from None
         assert isinstance(found, answer)
         return found

@@ -11,7 +11,7 @@ from polyfleet.console.fleet.devices import DeviceHistory, device_id
 from polyfleet.console.fleet.history import Columns, latencies
 from polyfleet.console.fleet.link import FleetLink, FleetProblem
 from polyfleet.console.fleet.prometheus import Prometheus
-from polyfleet.console.fleet.words import state_word
+from polyfleet.console.fleet.words import UNHEARD, state_word
 from polyfleet.process.revision import Revision
 from polyfleet.v1 import fleet_pb2, operations_pb2
 
@@ -30,7 +30,7 @@ class FleetView:
         self.snapshot = fleet_pb2.FleetSnapshot()
         self.devices: tuple[operations_pb2.FleetDevice, ...] = ()
         self.requests = operations_pb2.ListRequestsResponse()
-        self.problem, self.heard = "The scheduler has not been heard yet.", 0.0  # Unix time
+        self.problem, self.heard = UNHEARD, 0.0  # Unix time
         self._heard_at = float("-inf")  # the same, by a clock that nobody sets
         self.history = Columns(*SERIES)
         self.device_histories: defaultdict[str, DeviceHistory] = defaultdict(DeviceHistory)

@@ -1,9 +1,13 @@
-"""The values of the protos' enumerations as words: those that this version does not know are unknown."""
+"""Enumerations of the protos as words (`unknown` where this version knows none), and what is said of who is gone."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from polyfleet.v1 import fleet_pb2, operations_pb2
+
+SCHEDULER_GONE = "The scheduler at {address} does not answer."
+GATEWAY_GONE = "The gateway at {address} does not answer."
+UNHEARD = "The scheduler has not been heard yet."
 
 
 def _words(enumeration: Any, prefix: str) -> Mapping[int, str]:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from polyfleet.client import AsyncClient, AsyncCompletionStream, Delta, PolyfleetError, Tls
 from polyfleet.console.config import ConsoleConfig
+from polyfleet.console.fleet.words import GATEWAY_GONE
 from polyfleet.console.pages.guard import Guard, body_of, session_of
 from polyfleet.console.pages.look import Look
 
@@ -71,7 +72,7 @@ class ChatPages:
         try:
             found = await self._client(session_of(request).key).models(timeout=MODELS_SECONDS)
         except PolyfleetError as error:
-            return JSONResponse({"problem": problem_of(error, self._config.gateway)}, 503)
+            return JSONResponse({"problem": problem_of(error, self._gone(request))}, 503)
         names = [each.name for each in found if not each.embeds_only]
         return JSONResponse({"models": names})
 
@@ -83,7 +84,10 @@ class ChatPages:
         client = self._client(session_of(request).key)
         messages = [msgspec.structs.asdict(each) for each in asked.messages]
         stream = client.stream(messages=messages, **asked.options())
-        return StreamingResponse(told(stream, self._config.gateway), media_type="text/event-stream")
+        return StreamingResponse(told(stream, self._gone(request)), media_type="text/event-stream")
+
+    def _gone(self, request: Request) -> str:
+        return self._look.text(request, GATEWAY_GONE.format(address=self._config.gateway))
 
     def _client(self, key: str) -> AsyncClient:
         client = self._clients.get(key)
@@ -99,8 +103,10 @@ class ChatPages:
         return client
 
 
-async def told(stream: AsyncCompletionStream, gateway: str) -> AsyncGenerator[bytes, None]:
-    """An answer as events of JSON: text as it comes, then what it took, or why it broke off. Left: it is cancelled."""
+async def told(stream: AsyncCompletionStream, gone: str) -> AsyncGenerator[bytes, None]:
+    """An answer as events of JSON: text as it comes, then what it took, or why it broke off (`gone` where
+    the gateway is). Left: it is cancelled.
+    """
     begun, first = time.monotonic(), None
     try:
         async with stream:
@@ -113,16 +119,15 @@ async def told(stream: AsyncCompletionStream, gateway: str) -> AsyncGenerator[by
         tokens = {"completion_tokens": usage.completion_tokens, "prompt_tokens": usage.prompt_tokens} if usage else {}
         yield event({"done": took | tokens})
     except PolyfleetError as error:
-        yield event({"problem": problem_of(error, gateway)})
+        yield event({"problem": problem_of(error, gone)})
     finally:
         with suppress(PolyfleetError):
             await stream.close()
 
 
-def problem_of(error: PolyfleetError, gateway: str) -> str:
-    """What went wrong, in a sentence."""
-    gone = "failed to connect" in error.message.lower()
-    return f"The gateway at {gateway} does not answer." if gone else error.message
+def problem_of(error: PolyfleetError, gone: str) -> str:
+    """What went wrong, in a sentence: `gone` where nobody answers."""
+    return gone if "failed to connect" in error.message.lower() else error.message
 
 
 def delta_of(delta: Delta) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Signing in and out, the language and the light, and where `/` leads."""
 
+from typing import Any
 from urllib.parse import unquote
 
 from starlette.requests import Request
@@ -35,13 +36,13 @@ class Entrance:
         return _back(request, "/fleet" if session_of(request).operator else "/chat")
 
     async def _ask(self, request: Request) -> Response:
-        return self._look.page(request, "sign_in.html", next=request.query_params.get("next", ""), problem="")
+        return self._look.page(request, "sign_in.html", next=request.query_params.get("next", ""), problem="", wait=0)
 
     async def _sign_in(self, request: Request) -> Response:
         address = request.client.host if request.client else ""
         form = await form_of(request)
         wait = self._attempts.wait(address)
-        problem = f"Too many keys were wrong: try again in {wait} s."
+        problem = ""
         if not wait:
             try:
                 cookie = self._guard.sessions.sign_in(form.get("key", "").strip())
@@ -52,7 +53,7 @@ class Entrance:
                 response = _back(request, local_path(form.get("next", "")))
                 self._guard.set_cookie(response, request, cookie)
                 return response
-        facts = {"next": form.get("next", ""), "problem": problem}
+        facts: dict[str, Any] = {"next": form.get("next", ""), "problem": problem, "wait": wait}
         page = self._look.page(request, "sign_in.html", 429 if wait else 401, **facts)
         if wait:
             page.headers["retry-after"] = str(wait)

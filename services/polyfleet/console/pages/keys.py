@@ -31,7 +31,7 @@ class KeyPages:
             Route("/keys", operators(self._list), methods=["GET"]),
             Route("/keys", operators(self._create), methods=["POST"]),
             Route("/keys/{id}/revoke", operators(self._revoke), methods=["POST"]),
-            Route("/tenants/{id}/limits", operators(self._limit), methods=["POST"]),
+            Route("/tenants/{id:path}/limits", operators(self._limit), methods=["POST"]),
             Route("/usage", anybody(self._usage)),
             Route("/usage.csv", anybody(self._csv)),
         ]

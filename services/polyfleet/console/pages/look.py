@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse
 from polyfleet.console.access.sessions import Session, Sessions
 from polyfleet.console.config import ConsoleConfig
 from polyfleet.console.fleet.view import FleetView
+from polyfleet.console.fleet.words import GATEWAY_GONE, SCHEDULER_GONE
 
 LANGUAGES = {"en": "English", "zh": "中文"}
 THEMES = ("auto", "light", "dark")
@@ -39,7 +40,7 @@ def percent(value: float | None) -> str:
 
 def gibibytes(value: float | None) -> str:
     """Bytes."""
-    return "–" if value is None else f"{value / GIB:.1f} GiB"
+    return "–" if value is None else f"{number(value / GIB, 1)} GiB"
 
 
 def milliseconds(value: float | None) -> str:
@@ -74,6 +75,9 @@ class Look:
         filters = {"number": number, "percent": percent, "gib": gibibytes, "ms": milliseconds, "clock": clock_time}
         self._environment.filters |= filters
         self._texts = translations()
+        for texts in self._texts.values():  # sentences of an address are known by the one that there is
+            for sentence, address in ((SCHEDULER_GONE, config.fleet), (GATEWAY_GONE, config.gateway)):
+                texts[sentence.format(address=address)] = _translated(texts, sentence, address=address)
         self._sessions, self._view = sessions, view
         self._environment.globals |= {"grafana_url": config.grafana_url, "runbooks_url": config.runbooks_url}
 
@@ -87,6 +91,10 @@ class Look:
             view=self._view,
             **facts,
         )
+
+    def text(self, request: Request, sentence: str) -> str:
+        """In the language of who asks."""
+        return _translated(self._texts[language_of(request)], sentence)
 
     def page(self, request: Request, template: str, status: int = 200, **facts: Any) -> HTMLResponse:
         """A whole page for who asks."""

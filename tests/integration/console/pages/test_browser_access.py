@@ -1,9 +1,13 @@
 """Who signs in sees what their key opens; and what is gone is said, until it is back."""
 
+import time
+
 import pytest
 from tests.integration.console.pages.conftest import Visit
 from tests.support.browser import faults
-from tests.support.console_stack import OPERATOR, TENANT, ConsoleStack
+from tests.support.console_stack import OPERATOR, PROMETHEUS, TENANT, ConsoleStack
+
+from polyfleet.v1 import fleet_pb2, operations_pb2
 
 OPERATORS = ("/fleet", "/models", "/requests", "/keys", "/bench")
 
@@ -77,3 +81,42 @@ def test_without_a_scheduler_the_last_state_stays_and_is_fresh_again(
     if path == "/fleet":
         page.locator(".problem").wait_for(state="detached")
     stack.until_serving({"cuda"})
+
+
+def test_who_holds_a_key_that_expires_is_asked_for_another(visit: Visit, stack: ConsoleStack) -> None:
+    expires = int(time.time()) + 4
+    info = operations_pb2.KeyInfo(id="brief", tenant="a", role="tenant", expires_unix_seconds=expires)
+    secret = stack.ask("CreateKey", operations_pb2.CreateKeyRequest(key=info)).secret
+    page = visit("/", stack.keyed)
+    page.get_by_label("Key").fill(secret)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/chat")
+    while "sign-in" not in page.url:
+        assert time.time() < expires + 60
+        page.wait_for_timeout(200)
+        page.goto("/usage")
+    page.get_by_label("Key").fill(secret)
+    page.keyboard.press("Enter")
+    assert "expired" in page.get_by_role("alert").inner_text()
+
+
+def test_without_its_prometheus_the_page_says_so_and_judges_itself(visit: Visit, stack: ConsoleStack) -> None:
+    page = visit("/fleet", stack.keyed)
+    page.get_by_label("Key").fill(OPERATOR)
+    page.keyboard.press("Enter")
+    page.locator("#told-by", has_text=f"Prometheus at {PROMETHEUS} does not answer").wait_for()
+    assert "As the console itself sees it" in page.locator("#told-by").inner_text()
+    page.locator(".charts canvas").first.wait_for()  # the hour that it remembers
+
+
+def test_a_deployment_that_finds_no_room_says_why(visit: Visit, stack: ConsoleStack) -> None:
+    page = visit("/models/new")
+    page.get_by_label("Name", exact=True).fill("nowhere")
+    page.locator("[name=source]").fill("fake:")
+    page.get_by_label("Accelerators").fill("cambricon")
+    page.get_by_role("button", name="Deploy").click()
+    page.wait_for_url("**/models")
+    try:
+        page.locator(".problem", has_text="No node of the cluster has cambricon.").wait_for()
+    finally:
+        stack.ask("Undeploy", fleet_pb2.UndeployRequest(name="nowhere"))
