@@ -4,6 +4,7 @@ It runs in a thread with an event loop of its own, so that tests may use a brows
 
     with ConsoleStack(folder) as stack:
         stack.open, stack.keyed         # URLs of a console without keys, and of one that asks for them
+        stack.behind                    # of one that asks for them, and that a proxy serves under PREFIX
         stack.say("Hello")              # what every worker answers from now on
         stack.workers, stack.kill("worker-…"), stack.deploy("small", workers=2)
         stack.stop_scheduler(), stack.start_scheduler(), stack.stop_gateway(), stack.start_gateway()
@@ -33,6 +34,7 @@ from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import operations_pb2
 
 PATIENCE_SECONDS = 60.0
+PREFIX = "/polyfleet"
 PROMETHEUS = "http://127.0.0.1:1"  # of the console that asks for keys; it is gone
 OPERATOR, TENANT = "ops", "team"  # keys, by their ids
 END_ID = 2  # <|im_end|>, as the assets say
@@ -71,8 +73,8 @@ class ConsoleStack:
         self.workers: dict[str, FakeWorker] = {}
         keys = write(folder / "keys.yaml", {"id": OPERATOR, "role": "operator"}, {"id": TENANT, "tenant": "a"})
         self._keys = str(keys)
-        self._fleet, self._fleet_metrics, self._gateway, *pages = free_addresses(5)
-        self.open, self.keyed = (f"http://{address}" for address in pages)
+        self._fleet, self._fleet_metrics, self._gateway, *pages = free_addresses(6)
+        self.open, self.keyed, self.behind = (f"http://{address}" for address in pages)
         self._pages = pages
         self.say(ANSWER)
 
@@ -175,6 +177,7 @@ class ConsoleStack:
         configs = (
             self._config(self._pages[0]),
             self._config(self._pages[1], keys_file=self._keys, prometheus_url=PROMETHEUS),
+            self._config(self._pages[2], keys_file=self._keys, root_path=PREFIX),
         )
         self._consoles = [Console(each) for each in configs]
         for console in self._consoles:

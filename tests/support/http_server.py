@@ -10,9 +10,10 @@ import uvicorn
 
 
 @contextmanager
-def serve_http(app: Any) -> Iterator[str]:
-    """The application's `http://host:port` while it is served."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", log_level="error"))
+def serve_http(app: Any, **settings: Any) -> Iterator[str]:
+    """The application's `http://host:port` while it is served; https with uvicorn's settings for that."""
+    usual = {"host": "127.0.0.1", "port": 0, "lifespan": "off", "log_level": "error"}
+    server = uvicorn.Server(uvicorn.Config(app, **usual | settings))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -21,7 +22,7 @@ def serve_http(app: Any) -> Iterator[str]:
         time.sleep(0.01)
     host, port = server.servers[0].sockets[0].getsockname()
     try:
-        yield f"http://{host}:{port}"
+        yield f"{'https' if settings.get('ssl_certfile') else 'http'}://{host}:{port}"
     finally:
         server.should_exit = True
         server.force_exit = True

@@ -37,7 +37,8 @@ class Guard:
     def set_cookie(self, response: Response, request: Request, value: str) -> None:
         """Let the browser keep a session's name; scripts can't read it, other sites can't send it."""
         path = request.scope.get("root_path") or "/"
-        response.set_cookie(COOKIE, value, path=path, httponly=True, samesite="strict", secure=self._secure_cookies)
+        secure = self._secure_cookies or request.headers.get("x-forwarded-proto", "") == "https"
+        response.set_cookie(COOKIE, value, path=path, httponly=True, samesite="strict", secure=secure)
 
     def _guarded(self, page: Page, *, operators_only: bool) -> Page:
         async def endpoint(request: Request) -> Response:
