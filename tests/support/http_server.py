@@ -12,7 +12,7 @@ import uvicorn
 @contextmanager
 def serve_http(app: Any, **settings: Any) -> Iterator[str]:
     """The application's `http://host:port` while it is served; https with uvicorn's settings for that."""
-    usual = {"host": "127.0.0.1", "port": 0, "lifespan": "off", "log_level": "error"}
+    usual: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "lifespan": "off", "log_level": "error"}
     server = uvicorn.Server(uvicorn.Config(app, **usual | settings))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -51,9 +51,13 @@ def test_every_brand_is_shown_with_its_devices(visit: Visit, stack: ConsoleStack
 
 def test_the_map_follows_what_devices_read(visit: Visit, stack: ConsoleStack) -> None:
     def card(index: int, use: float, memory: int, **more: Any) -> operations_pb2.DeviceState:
-        facts = {"name": "Warm card", "health": operations_pb2.DEVICE_HEALTH_HEALTHY, "memory_total_bytes": 8} | more
+        facts: dict[str, Any] = {
+            "name": "Warm card",
+            "health": operations_pb2.DEVICE_HEALTH_HEALTHY,
+            "memory_total_bytes": 8,
+        }
         return operations_pb2.DeviceState(
-            accelerator="cuda", index=index, utilization_ratio=use, memory_used_bytes=memory, **facts
+            accelerator="cuda", index=index, utilization_ratio=use, memory_used_bytes=memory, **facts | more
         )
 
     stack.tell("w-warm", card(0, 0.1, 2), card(1, 0.2, 4))
