@@ -77,9 +77,9 @@ async def _strike(stack: OwnStack, name: str, rng: random.Random) -> None:
 
 
 async def _whole(stack: OwnStack, caller: Caller, workers: int) -> None:
-    """Every part is there, and every worker ready."""
+    """Every part is there, and every worker ready. Raises StackError when the stack has ended, or is not so in time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
+    while stack.runs:
         counts = {part: len(stack.find(pattern)) for part, pattern in PARTS.items()}
         missing = [part for part, count in counts.items() if count < (workers if part in BY_WORKER else 1)]
         if not missing and await caller.ready_workers() >= workers:
@@ -87,3 +87,4 @@ async def _whole(stack: OwnStack, caller: Caller, workers: int) -> None:
         if time.monotonic() > deadline:
             raise StackError(f"Not whole again: {', '.join(missing) or 'no worker'} is missing. {stack.said()}")
         await asyncio.sleep(POLL_SECONDS)
+    raise StackError(f"The stack has ended. {stack.said()}")

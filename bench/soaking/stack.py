@@ -64,7 +64,7 @@ class OwnStack:
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while READY not in (said := self._log.read_text(errors="replace")):
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if not self.runs or time.monotonic() > deadline:
                 raise StackError(f"the stack is not ready: {said[-2000:]}")
             time.sleep(0.2)
 
@@ -74,7 +74,7 @@ class OwnStack:
             shutil.rmtree(self.folder, ignore_errors=True)  # a worker may still write its last line
 
     def _stop(self) -> None:
-        if self._process.poll() is None:
+        if self.runs:
             self._process.terminate()
             self._process.wait(STOP_SECONDS)
 
@@ -90,6 +90,11 @@ class OwnStack:
     def find(self, pattern: str) -> list[psutil.Process]:
         """The living processes whose command lines match."""
         return [process for process in self._everything() if re.search(pattern, _command_line(process))]
+
+    @property
+    def runs(self) -> bool:
+        """Whether the command itself is there."""
+        return self._process.poll() is None
 
     def said(self) -> str:
         """The end of what it printed."""
