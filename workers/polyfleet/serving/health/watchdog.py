@@ -83,6 +83,7 @@ class EngineWatchdog:
         self._worker = worker
         self._lifecycle = lifecycle
         self._limits = limits
+        self._has_canary = False
         self._failures = 0  # of the canary, in a row
         self._silent = False
         self._replaced = False
@@ -92,7 +93,7 @@ class EngineWatchdog:
 
         `again`: it replaces one that could not be trusted, and has to show that it is better.
         """
-        self._failures, self._replaced = 0, again
+        self._has_canary, self._failures, self._replaced = verdict is not None, 0, again
         self.heard()
         if verdict is None:
             self._lifecycle.reservation = NO_REFERENCE
@@ -152,7 +153,7 @@ class EngineWatchdog:
 
     def _owes_a_word(self, engine: Spoken) -> bool:
         interval = self._limits.canary_interval
-        due = bool(interval) and asyncio.get_running_loop().time() - engine.heard > interval
+        due = self._has_canary and bool(interval) and asyncio.get_running_loop().time() - engine.heard > interval
         return self._silent or self._worker.busy or due
 
     def _give_up(self, reason: str) -> None:
