@@ -63,19 +63,19 @@ def test_the_map_follows_what_devices_read(visit: Visit, stack: ConsoleStack) ->
     stack.tell("w-warm", card(0, 0.1, 2), card(1, 0.2, 4))
     page = visit("/fleet?find=w-warm")
     cells = page.locator(".map a")
-    page.locator(".cell.use-2").wait_for()
+    page.locator(".map .cell.use-2").wait_for()
     cells.first.evaluate("cell => { cell.ours = true }")
     stack.tell("w-warm", card(0, 0.9, 6), card(1, 0.6, 4))
-    page.locator(".cell.use-9").wait_for()
-    assert page.locator(".cell.use-6").count() == 1
+    page.locator(".map .cell.use-9").wait_for()
+    assert page.locator(".map .cell.use-6").count() == 1
     assert page.locator(".group .mean").inner_text() == "75 %"
     cells.first.hover()
     assert cells.first.get_attribute("title") == "w-warm cuda 0: healthy; use 90 %, memory 75 %"
     assert cells.first.evaluate("cell => cell.ours")
     unhealthy = {"health": operations_pb2.DEVICE_HEALTH_UNHEALTHY, "reason": "XID 79; <b>dead</b>"}
     stack.tell("w-warm", card(0, 0.9, 6, **unhealthy), card(1, 0.3, 4))
-    page.locator(".cell.bad").wait_for()
-    page.locator(".cell.use-3").wait_for()
+    page.locator(".map .cell.bad").wait_for()
+    page.locator(".map .cell.use-3").wait_for()
     cells.first.hover()
     expected = "w-warm cuda 0: unhealthy: XID 79; <b>dead</b>; use 90 %, memory 75 %"
     assert cells.first.get_attribute("title") == expected
