@@ -1,11 +1,13 @@
 """A tiny random checkpoint of every architecture, by transformers."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 LAYERS, VOCABULARY, CONTEXT = 4, 160, 256
 COMMON: Mapping[str, Any] = {
@@ -46,7 +48,29 @@ class Tiny:
     interleaved: tuple[str, ...] = ()  # linears whose rows the converter reorders
     norm_offset: float = 0.0  # what it adds to norms
     tolerance: float = 0.0  # of logprobs, where float32 itself is nearly as far from float64: states keep its errors
+    rewrite: Callable[[Path], None] | None = None  # makes transformers' folder one of a model that it lacks
     seed: int = 0  # of experts one for which no router is so near a tie that the CPU library's cache decides
+
+
+def as_internlm2(folder: Path) -> None:
+    """A Llama's folder under InternLM 2's names, where a KV head's queries, its key and its value lie together."""
+    tensors, file = load_file(folder / "model.safetensors"), folder / "model.safetensors"
+    renamed = {
+        **{"model.embed_tokens": "model.tok_embeddings", "lm_head": "output", "self_attn.o_proj": "attention.wo"},
+        **{"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"},
+        **{"mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2"},
+    }
+    for layer in range(LAYERS):
+        stem = f"model.layers.{layer}."
+        heads = [tensors.pop(f"{stem}self_attn.{each}_proj.weight").view(2, -1, 16, 64) for each in "qkv"]
+        tensors[f"{stem}attention.wqkv.weight"] = torch.cat(heads, dim=1).reshape(-1, 64)
+    for old, new in renamed.items():
+        tensors = {name.replace(old, new): tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    own = {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False}
+    own |= {"auto_map": {"AutoModelForCausalLM": "modeling_internlm2.InternLM2ForCausalLM"}}
+    (folder / "config.json").write_text(json.dumps(config | own))
 
 
 LLAMA_LIKE = ("q_proj", "k_proj")
@@ -206,6 +230,9 @@ TINY: Mapping[str, Tiny] = {
         "hunyuan-moe",
         {**GGUF_MIXTURE, "expert_shared_feed_forward_length": 96},
     ),
+    "phi2": Tiny("phi", {}, "phi2", {"rope.dimension_count": 8}),
+    "arcee": Tiny("arcee", {"attention_bias": True, "mlp_bias": True}, "arcee", {}, LLAMA_LIKE),
+    "internlm2": Tiny("llama", {}, "internlm2", {}, LLAMA_LIKE, rewrite=as_internlm2),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
 }
@@ -234,4 +261,6 @@ def make(tiny: Tiny, folder: Path) -> Any:
             if name.endswith("correction_bias"):
                 numbers.normal_(0, 0.1)
     model.save_pretrained(folder)
+    if tiny.rewrite is not None:
+        tiny.rewrite(folder)
     return model.eval()

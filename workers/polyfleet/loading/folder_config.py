@@ -43,7 +43,7 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig, Scheme | None]
     if fields.has("auto_map"):
         log.warning("%s: %s", fields.path, NO_CODE)
     if fields is not whole:
-        architecture = replace(architecture, folder_names=text_names(architecture.folder_names))
+        architecture = replace(architecture, folder_names=text_names(architecture.folder_names, whole))
     return architecture, config, scheme
 
 

@@ -20,6 +20,7 @@ from polyfleet.models.registry import weight_shapes
 TURNING = ("q", "k", "q_norm", "k_norm", "q_rope", "k_rope")
 PART = re.compile(r"(.+)\[(\d+)\]")  # of a stack
 NORM = "norm"  # how the names of their weights end
+QKV = ("q", "k", "v")
 JOINS = "eh_proj"  # in the name of the matrix that layers have which draft
 TIED_HEAD = "tied lm_head"  # under this name, one that is not the embedding's although it should be
 SAMPLED_ROWS = 64
@@ -119,8 +120,11 @@ def place(tensor: Weight, names: TensorNames, config: ModelConfig, shapes: Shape
         known = (f"unknown.{tensor.name}",)
     parts = _parts(tensor, known, config, shapes)
     stack = ".experts." in known[0] and not PART.fullmatch(known[0])
-    if names.turned_stacks and stack and isinstance(config, MixtureConfig):
-        parts = _turned(tensor, len(known), config.route.experts)
+    turned = names.turned_stacks and (names.taking_turns or not _by_rows(tensor, known, config, shapes))
+    if turned and stack and isinstance(config, MixtureConfig):
+        parts = _turned(tensor, len(known), config.route.experts, in_turn=names.taking_turns)
+    elif names.qkv_by_heads and len(known) == len(QKV):
+        parts = _by_heads(tensor, config)
     for name, part in zip(known, parts, strict=True):
         if shapes.get(name) == (1, part.rows * part.columns) and not part.format.quantised:
             part = replace(part, rows=1, columns=part.rows * part.columns, data=part.data.reshape(1, -1))
@@ -176,18 +180,41 @@ def _grouped(tensor: Weight, heads: int, widths: tuple[tuple[int, ...], ...]) ->
         yield replace(tensor, rows=len(data), data=data)
 
 
-def _turned(tensor: Weight, count: int, experts: int) -> Iterator[Weight]:
-    """Of a stack [experts, columns, rows], or of biases [experts, rows], whose rows `count` weights have in turn."""
+def _by_rows(tensor: Weight, names: tuple[str, ...], config: ModelConfig, shapes: Shapes) -> bool:
+    """Whether a stack lies rows first after all, as libraries write it that turned it when they read it."""
+    if not isinstance(config, MixtureConfig) or not all(name in shapes for name in names):
+        return False
+    experts, rows, columns = config.route.experts, sum(shapes[name][0] for name in names), shapes[names[0]][1]
+    return (tensor.rows, tensor.columns) == (rows, columns) != (experts * columns, rows // experts)
+
+
+def _by_heads(tensor: Weight, config: ModelConfig) -> Iterator[Weight]:
+    """Queries, keys and values of rows that lie by KV heads."""
+    rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    if tensor.rows != rows or config.num_heads % config.num_kv_heads:
+        yield from [tensor] * len(QKV)  # of the wrong shape, which is reported when all weights are there
+        return
+    heads = tensor.data.view(config.num_kv_heads, -1, config.head_dim, tensor.data.shape[1])
+    for part in torch.split(heads, [heads.shape[1] - 2, 1, 1], dim=1):
+        data = part.flatten(0, 2)
+        yield replace(tensor, rows=len(data), data=data)
+
+
+def _turned(tensor: Weight, count: int, experts: int, *, in_turn: bool) -> Iterator[Weight]:
+    """Of a stack [experts, columns, rows], or of biases [experts, rows], whose rows `count` weights have in turn, or
+    one behind the other."""
     if tensor.format.quantised:  # which lies rows first
-        for data in tensor.data.view(experts, -1, count, tensor.data.shape[1]).unbind(2):
+        sides, axis = ((-1, count), 2) if in_turn else ((count, -1), 1)
+        for data in tensor.data.view(experts, *sides, tensor.data.shape[1]).unbind(axis):
             yield replace(tensor, rows=tensor.rows // count, data=data.flatten(0, 1))
         return
     if tensor.rows % experts or tensor.columns % count:
         yield from [tensor] * count  # of the wrong shape, which is reported when all weights are there
         return
-    stack = tensor.data.view(experts, -1, tensor.columns // count, count)
+    each = tensor.columns // count
+    stack = tensor.data.view(experts, -1, *((each, count) if in_turn else (count, each)))
     for number in range(count):
-        data = stack[..., number].mT.flatten(0, 1).contiguous()
+        data = stack.select(3 if in_turn else 2, number).mT.flatten(0, 1).contiguous()
         yield replace(tensor, rows=len(data), columns=data.shape[1], data=data)
 
 

@@ -18,13 +18,16 @@ PARTS: Mapping[str, str] = {  # by the folder's class that of its text part
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
     "SmolVLMForConditionalGeneration": "LlamaForCausalLM",
 }
 UNSTATED: Mapping[str, Mapping[str, Any]] = {  # what files of these leave out
     "Gemma3ForCausalLM": {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
+    "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
 }
+TURNED = ("Qwen3VLMoeForConditionalGeneration",)  # whose stacks of experts lie columns first
 OUTER = {
     "model.text_model.": "model.",
     "model.language_model.": "model.",
@@ -55,9 +58,10 @@ def text_part(fields: Fields) -> Fields:
     return replace(section, values={**UNSTATED.get(known, {}), **values, "architectures": [known]}, read=set())
 
 
-def text_names(names: TensorNames) -> TensorNames:
+def text_names(names: TensorNames, whole: Fields) -> TensorNames:
     """Those of the whole folder."""
-    return replace(names, outer=OUTER, ignored=(*names.ignored, SEEING))
+    turned = names.turned_stacks or bool(set(whole.items("architectures")) & set(TURNED))
+    return replace(names, outer=OUTER, ignored=(*names.ignored, SEEING), turned_stacks=turned)
 
 
 def _one_axis(rope: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,9 @@ class TensorNames:
     norm_offset: float = 0.0  # what the weights of norms leave out
     rates: Collection[str] = ()  # weights of the graph that lie as -exp(weight)
     optional: str = ""  # what some files leave out before names
-    turned_stacks: bool = False  # whether stacks lie columns first, a gate's and an up's taking turns
+    turned_stacks: bool = False  # whether stacks lie columns first
+    taking_turns: bool = False  # whether columns of a gate and an up take turns there; else side by side
+    qkv_by_heads: bool = False  # whether "q k v" lie by KV heads: a head's queries, its key, its value
     outer: Mapping[str, str] = field(default_factory=dict)  # beginnings of names, and what stands for them
 
     def graph_names(self, name: str) -> tuple[str, ...]:

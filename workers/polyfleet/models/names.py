@@ -80,6 +80,7 @@ def folder(
         norm_offset,
         optional="model.",
         turned_stacks=turned_stacks,
+        taking_turns=turned_stacks,
     )
 
 

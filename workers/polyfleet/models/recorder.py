@@ -170,8 +170,8 @@ class Recorder:
             x = self.graph.add(self.norm(inner, "mlp_post_norm"), x)
         return self.finish(x)
 
-    def finish(self, x: int, *, scale: float = 1.0, soft_cap: float = 0.0) -> KernelGraph:
-        """Final norm and logits; `scale` is of what enters the head, `soft_cap` of what leaves it."""
+    def finish(self, x: int, *, scale: float = 1.0, soft_cap: float = 0.0, bias: bool = False) -> KernelGraph:
+        """Final norm and logits; `scale` is of what enters the head, `soft_cap` of what leaves it, `bias` its own."""
         config, hidden = self._config, self.norm(x, "norm")
         if config.score_tokens:
             score = self.linear(self.graph.scale(hidden, scale), "score", 1)
@@ -181,7 +181,9 @@ class Recorder:
             return self.graph.finish(hidden, self.graph.select_rows(hidden))
         selected = self.graph.scale(self.graph.select_rows(hidden), scale)
         head = "embedding" if config.tied_embeddings else "lm_head"
-        logits = self.graph.linear(selected, self._weight(head, config.vocabulary_size, config.hidden_size))
+        weight = self._weight(head, config.vocabulary_size, config.hidden_size)
+        biases = (self._weight(f"{head}.bias", 1, config.vocabulary_size),) if bias else ()
+        logits = self.graph.linear(selected, weight, biases=biases)
         return self.graph.finish(hidden=hidden, logits=self.graph.soft_cap(logits, soft_cap))
 
     def _weight(self, name: str, rows: int, columns: int) -> str:

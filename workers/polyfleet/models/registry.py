@@ -5,6 +5,7 @@ from difflib import SequenceMatcher
 
 from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
+from polyfleet.models.arcee import ARCEE
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.cross_encoder import BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER
@@ -19,6 +20,7 @@ from polyfleet.models.glm4_moe import GLM4_MOE
 from polyfleet.models.gpt_oss import GPT_OSS
 from polyfleet.models.granite import GRANITE, GRANITE4, GRANITE_MOE
 from polyfleet.models.hunyuan import HUNYUAN, HUNYUAN_MOE
+from polyfleet.models.internlm2 import INTERNLM2
 from polyfleet.models.internlm3 import INTERNLM3
 from polyfleet.models.llama import LLAMA
 from polyfleet.models.minicpm import MINICPM
@@ -26,6 +28,7 @@ from polyfleet.models.mistral import MISTRAL
 from polyfleet.models.mixtral import MIXTRAL
 from polyfleet.models.olmo import OLMO2, OLMO3
 from polyfleet.models.olmoe import OLMOE
+from polyfleet.models.phi2 import PHI2
 from polyfleet.models.phi3 import PHI3
 from polyfleet.models.qwen2 import QWEN2
 from polyfleet.models.qwen2_moe import QWEN2_MOE
@@ -43,7 +46,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3, SMOLLM3, GLM4, GLM),
         *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS, GLM4_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
         *(GEMMA, OLMO2, OLMO3, GRANITE, ERNIE, HUNYUAN, INTERNLM3, SEED_OSS, EXAONE4, STARCODER2, NEMOTRON, STABLELM),
-        *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE),
+        *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE, PHI2, ARCEE, INTERNLM2),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )
 }

@@ -40,13 +40,19 @@ def record(config: LayerNormConfig, model: Recorder) -> KernelGraph:
     return model.pre_norm_decoder(_attend(config, model), mlp)
 
 
-def _record_nemotron(config: LayerNormConfig, model: Recorder) -> KernelGraph:
-    def squared(inner: int) -> int:
+def squared(model: Recorder) -> Callable[[int], int]:
+    """An activation: the square of what is over 0."""
+
+    def activate(inner: int) -> int:
         kept = model.graph.unary(OpKind.RELU, inner)
         return model.graph.mul(kept, kept)
 
+    return activate
+
+
+def _record_nemotron(config: LayerNormConfig, model: Recorder) -> KernelGraph:
     return model.pre_norm_decoder(
-        _attend(config, model), lambda layer, x: model.plain_mlp(x, squared, bias=config.mlp_bias)
+        _attend(config, model), lambda layer, x: model.plain_mlp(x, squared(model), bias=config.mlp_bias)
     )
 
 
