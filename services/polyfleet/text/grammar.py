@@ -96,8 +96,9 @@ def _regex(pattern: str) -> str:
     """A regular expression between slashes; that it has to match from end to end need not be said."""
     from llguidance import regex_to_lark
 
-    whole = re.sub(r"(?<!\\\\)\\$$", "", pattern.removeprefix("^"))
-    found: str = regex_to_lark(whole, "d")
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # which the library would drop
+        raise FieldError("structure.regex", "ends with a backslash that escapes nothing")
+    found: str = regex_to_lark(pattern, "d")
     return found
 
 
