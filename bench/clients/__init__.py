@@ -1,0 +1,1 @@
+"""What client libraries make of a running stack."""

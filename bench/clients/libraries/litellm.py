@@ -1,0 +1,123 @@
+"""LiteLLM, as a client of OpenAI's API and of Anthropic's."""
+
+from typing import Any
+
+import litellm
+from bench.clients.libraries import asked
+from bench.clients.libraries.asked import CAPITAL, PERSON, TOOLS, WEATHER, Person, user
+
+PLACE = asked.place()
+WHERE: dict[str, Any] = {"api_base": PLACE.v1, "api_key": "any", "timeout": 120, "num_retries": 0}
+GREEDY: dict[str, Any] = {**WHERE, "model": f"openai/{PLACE.model}", "temperature": 0, "max_tokens": 60}
+
+
+def _chat() -> None:
+    assert "Paris" in litellm.completion(messages=user(CAPITAL), **GREEDY).choices[0].message.content
+
+
+def _streams() -> None:
+    chunks = litellm.completion(messages=user(CAPITAL), stream=True, **GREEDY)
+    text = "".join(each.choices[0].delta.content or "" for each in chunks)
+    assert text == litellm.completion(messages=user(CAPITAL), **GREEDY).choices[0].message.content
+
+
+def _called(**more: Any) -> list[Any]:
+    message = litellm.completion(messages=user(WEATHER), tools=TOOLS, **GREEDY, **more).choices[0].message
+    for call in (message.tool_calls or [])[:1]:  # the last of several may be cut off
+        asked.check_call(call.function.name, call.function.arguments)
+    assert message.tool_calls or message.content
+    return message.tool_calls or []
+
+
+def _required() -> None:
+    assert _called(tool_choice="required")
+
+
+def _named() -> None:
+    (call,) = _called(tool_choice={"type": "function", "function": {"name": "time"}})
+    assert call.function.name == "time"
+
+
+def _none() -> None:
+    assert _called(tool_choice="none") == []
+
+
+def _one_call() -> None:
+    assert len(_called(tool_choice="required", parallel_tool_calls=False)) == 1
+
+
+def _streamed_calls() -> None:
+    chunks = list(
+        litellm.completion(messages=user(WEATHER), tools=TOOLS, tool_choice="required", stream=True, **GREEDY)
+    )
+    (call, *_) = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
+    asked.check_call(call.function.name, call.function.arguments)
+
+
+def _results() -> None:
+    message = litellm.completion(messages=user(WEATHER), tools=TOOLS, tool_choice="required", **GREEDY)
+    message = message.choices[0].message
+    results = [{"role": "tool", "tool_call_id": call.id, "content": asked.RESULT} for call in message.tool_calls]
+    turns = [*user(WEATHER), message.model_dump(), *results]
+    assert litellm.completion(messages=turns, tools=TOOLS, tool_choice="none", **GREEDY).choices[0].message.content
+
+
+def _structured() -> None:
+    answer = litellm.completion(messages=user(PERSON), response_format=Person, **GREEDY).choices[0].message
+    asked.check_person(Person.model_validate_json(answer.content))
+
+
+def _embeddings() -> None:
+    answer = litellm.embedding(model=f"openai/{PLACE.model}", input=["a cat", "a dog"], **WHERE)
+    first, second = answer.data
+    assert len(first["embedding"]) == len(second["embedding"]) > 1
+
+
+def _images() -> None:
+    litellm.completion(messages=asked.shown(), **{**GREEDY, "model": f"openai/{PLACE.seeing}"})
+
+
+def _errors() -> None:
+    absent, hot = {**GREEDY, "model": "openai/absent"}, {**GREEDY, "temperature": 5}
+    asked.refused(lambda: litellm.completion(messages=user("x"), **absent), litellm.NotFoundError, "served models")
+    asked.refused(lambda: litellm.completion(messages=user("x"), **hot), litellm.BadRequestError, "temperature")
+    long = user("word " * 20_000)
+    asked.refused(lambda: litellm.completion(messages=long, **GREEDY), litellm.ContextWindowExceededError)
+
+
+def _responses() -> None:
+    where = {**WHERE, "model": f"openai/{PLACE.model}", "temperature": 0, "max_output_tokens": 60}
+    where.pop("num_retries")
+    answer = litellm.responses(input=CAPITAL, store=False, **where)
+    assert "Paris" in answer.output[0].content[0].text
+
+
+def _messages() -> None:
+    where = {**GREEDY, "api_base": PLACE.url, "model": f"anthropic/{PLACE.model}"}
+    assert "Paris" in litellm.completion(messages=user(CAPITAL), **where).choices[0].message.content
+    message = litellm.completion(messages=user(WEATHER), tools=TOOLS, tool_choice="required", **where)
+    (call, *_) = message.choices[0].message.tool_calls
+    asked.check_call(call.function.name, call.function.arguments)
+
+
+if __name__ == "__main__":
+    litellm.suppress_debug_info = True
+    asked.tell(
+        {
+            "chat": _chat,
+            "streams": _streams,
+            "tools: auto": _called,
+            "tools: required": _required,
+            "tools: named": _named,
+            "tools: none": _none,
+            "tools: one call": _one_call,
+            "tools: streamed": _streamed_calls,
+            "tools: results": _results,
+            "structured output": _structured,
+            "embeddings": _embeddings,
+            "images": _images,
+            "errors": _errors,
+            "responses": _responses,
+            "messages": _messages,
+        }
+    )
