@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.clients.environments import HERE, LIBRARIES, NotInstalled, command, version
 from tests.support import tiny_vision
 from tests.support.serve_process import ServeProcess, wait_for
 
-from bench.clients.environments import HERE, LIBRARIES, NotInstalled, command, version
 from polyfleet.cli.stack.settings import MODEL_NAME
 
 FEATURES = (
@@ -83,7 +83,8 @@ def attempt(started: list[str], place: tuple[str, str, str]) -> dict[str, str]:
 
 def table(found: Mapping[str, Mapping[str, str]]) -> str:
     """Libraries by features in Markdown, and below what did not work."""
-    lines, problems = ["| |" + "".join(f" {title} |" for title in found), "| --- |" + " --- |" * len(found)], []
+    lines = ["| |" + "".join(f" {title} |" for title in found), "| --- |" + " --- |" * len(found)]
+    problems: list[str] = []
     for feature in FEATURES:
         cells = []
         for title, features in found.items():

@@ -9,7 +9,8 @@ from bench.clients.libraries.asked import CAPITAL, CITY, NAMES, PERSON, WEATHER,
 PLACE = asked.place()
 CLIENT: Any = anthropic.Anthropic(base_url=PLACE.url, api_key="any", timeout=120, max_retries=0)
 MESSAGES = CLIENT.messages
-GREEDY: dict[str, Any] = {"model": PLACE.model, "max_tokens": 80, "extra_body": {"temperature": 0}}  # no argument of its
+EXTRA = {"temperature": 0}  # no argument of its own
+GREEDY: dict[str, Any] = {"model": PLACE.model, "max_tokens": 80, "extra_body": EXTRA}
 TOOLS = [{"name": name, "description": f"The {name} in a city.", "input_schema": CITY} for name in NAMES]
 
 

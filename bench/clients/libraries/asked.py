@@ -1,7 +1,7 @@
 """What every library asks for, and how it tells what came of it. Imports none of this project.
 
-    python -m bench.clients.libraries.openai http://127.0.0.1:8000 MODEL MODEL_THAT_SEES
-    {"feature": "chat", "problem": ""}
+python -m bench.clients.libraries.openai http://127.0.0.1:8000 MODEL MODEL_THAT_SEES
+{"feature": "chat", "problem": ""}
 """
 
 import base64
@@ -102,12 +102,13 @@ def check_person(found: Any) -> None:
 
 def refused(call: Callable[[], Any], kind: type[BaseException], *told: str) -> None:
     """The call ends with the library's own exception, whose text has all that is told."""
+    found: BaseException | None = None
     try:
         call()
     except kind as error:
-        assert all(each in str(error) for each in told), error
-    else:
-        raise AssertionError(f"no {kind.__name__}")
+        found = error
+    assert found is not None, f"no {kind.__name__}"
+    assert all(each in str(found) for each in told), found
 
 
 def tell(features: dict[str, Callable[[], object]]) -> None:

@@ -46,7 +46,8 @@ await asked.tell({
       description: 'The weather in a city.', inputSchema: asked.city, execute: async () => asked.result,
     });
     const prepareStep = ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? 'required' : 'none' });
-    const asks = { ...greedy, prompt: question, tools: { weather }, stopWhen: stepCountIs(3), prepareStep };
+    const providerOptions = { polyfleet: { parallel_tool_calls: false } };
+    const asks = { ...greedy, providerOptions, prompt: question, tools: { weather }, prepareStep, stopWhen: stepCountIs(3) };
     const answer = await generateText(asks);
     assert.equal(answer.steps.length, 2);
     assert.ok(answer.text);

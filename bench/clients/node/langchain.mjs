@@ -68,7 +68,7 @@ await asked.tell({
     const model = chat({ useResponsesApi: true, zdrEnabled: true });
     assert.match((await model.invoke(capital)).text, /Paris/);
     assert.match(await streamed(model), /Paris/);
-    assert.ok((await called(model, { tool_choice: 'any' })).length);
+    assert.ok((await called(model, { tool_choice: 'required' })).length);
   },
   messages: async () => {
     const model = new ChatAnthropic({

@@ -46,10 +46,6 @@ await asked.tell({
     const message = (await chats.create(required)).choices[0].message;
     const results = message.tool_calls.map((call) => ({ role: 'tool', tool_call_id: call.id, content: asked.result }));
     assert.ok((await say({ messages: [...user(question), message, ...results], tools, tool_choice: 'none' })).content);
-    const given = { ...tools[0].function, parse: JSON.parse, function: async () => asked.result };
-    const asks = { ...greedy, max_tokens: 400, messages: user(question) }; // an answer that is cut off is an error to it
-    const run = chats.runTools({ ...asks, tools: [{ type: 'function', function: given }] });
-    assert.ok(await run.finalContent());
   },
   'structured output': async () => {
     const form = { response_format: zodResponseFormat(asked.person, 'person') };

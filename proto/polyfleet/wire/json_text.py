@@ -12,12 +12,15 @@ def read_object(text: str, field: str) -> dict[str, Any]:
     """The object that the text holds. Raises FieldError: also for what is nested too deeply to be worked with."""
     try:
         value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        too_deep = _depth(value) > MAX_DEPTH
+    except RecursionError:
+        too_deep = True
+    except ValueError as error:
         raise FieldError(field, f"is no valid JSON ({error})"[:200]) from None
+    if too_deep:
+        raise FieldError(field, f"is nested more than {MAX_DEPTH} levels deep")
     if not isinstance(value, dict):
         raise FieldError(field, "must be a JSON object")
-    if _depth(value) > MAX_DEPTH:
-        raise FieldError(field, f"is nested more than {MAX_DEPTH} levels deep")
     return value
 
 

@@ -84,9 +84,9 @@ def read_tools(definitions: Sequence[str], names: Sequence[str] = ()) -> tuple[T
     known = {tool.name for tool in tools}
     if len(known) < len(tools):
         raise FieldError("tools", "must have different names")
-    for index, name in enumerate(names):
+    for name in names:
         if name not in known:
-            raise FieldError(f"tool_names[{index}]", f"is none of the tools: {name!r:.80}")
+            raise FieldError("tool_names", f"names none of the tools: {name!r:.80}")
     return tuple(tool for tool in tools if tool.name in names) if names else tools
 
 
@@ -104,6 +104,9 @@ def _tool(text: str, path: str) -> Tool:
     for key, kind in kinds.items():
         if not isinstance(function.get(key), (kind, type(None))):
             raise FieldError(f"{path}.function.{key}", f"must be {_SAID[kind]}")
+    kind_of_arguments = (function.get("parameters") or {}).get("type", "object")
+    if kind_of_arguments != "object":
+        raise FieldError(f"{path}.function.parameters.type", f"must be object, not {kind_of_arguments!r:.80}")
     return Tool(name, definition)
 
 

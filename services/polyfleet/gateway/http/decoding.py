@@ -123,7 +123,9 @@ def _read(data: bytes, kind: type[ReadT], field: str = "") -> ReadT:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise _field_error(str(error), field) from None
-    except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
+    except RecursionError:
+        raise FieldError("", "the body is nested too deeply to be read") from None
+    except ValueError as error:  # as msgspec.DecodeError is
         raise FieldError("", f"the body is no valid JSON ({error})") from None
     finally:
         gc.enable()

@@ -66,7 +66,7 @@ def test_every_form_of_tool_choice(choice: Any, expected: Any) -> None:
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function.name"),
         ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
-        ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_names[0]"),
+        ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_names"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"messages": [{**USER, "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]}, "messages[0].tool_calls"),
         (

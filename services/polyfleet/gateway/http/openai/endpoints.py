@@ -12,7 +12,7 @@ from polyfleet.gateway.api import Call
 from polyfleet.gateway.errors import ApiError, Code
 from polyfleet.gateway.http.door import Door, in_session, json_reply
 from polyfleet.gateway.http.errors import error_response
-from polyfleet.gateway.http.openai import translate
+from polyfleet.gateway.http.openai import response_format, translate
 from polyfleet.gateway.http.openai.answer import Admission, Answer
 from polyfleet.gateway.http.openai.bodies import (
     ChatBody,
@@ -41,7 +41,8 @@ class Endpoints(Door):
             body = await self._read(request, ChatBody)
             wanted = translate.chat_request(body, request.scope["request_id"])
         max_tokens = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-        shape = ChatShape(logprobs=wanted.logprobs is not None, max_tokens=max_tokens)
+        structure = response_format.field_of(body)
+        shape = ChatShape(logprobs=wanted.logprobs is not None, max_tokens=max_tokens, structure=structure)
         return self._answer(request, body, [wanted], shape, call)
 
     async def completions(self, request: Request) -> ASGIApp:
@@ -50,7 +51,8 @@ class Endpoints(Door):
         with self._refusals(call):
             body = await self._read(request, CompletionBody)
             wanted = translate.completion_requests(body, request.scope["request_id"])
-        return self._answer(request, body, wanted, CompletionShape(logprobs=body.logprobs is not None), call)
+        shape = CompletionShape(logprobs=body.logprobs is not None, structure=response_format.field_of(body))
+        return self._answer(request, body, wanted, shape, call)
 
     async def embeddings(self, request: Request) -> ASGIApp:
         """POST /v1/embeddings."""

@@ -43,6 +43,11 @@ def read(body: GenerateBody, response_format: msgspec.Raw = NOTHING) -> Structur
     return found[0][1] if found else None
 
 
+def field_of(body: GenerateBody) -> str:
+    """By what field a body asks for a structure, where it does so soundly."""
+    return next((field for field, _ in _found(body, NOTHING)), "response_format")
+
+
 def _found(body: GenerateBody, response_format: msgspec.Raw) -> Iterator[tuple[str, Structure]]:
     if bytes(response_format) != NULL and (asked := _of_format(response_format)):
         yield "response_format", asked

@@ -23,7 +23,6 @@ from polyfleet.wire.gathered import GatheredChoice
 TOOL_RENAMES = {
     "tool_names": "tool_choice",
     "template_arguments": "chat_template_kwargs",
-    "structure": "response_format",
 }
 
 
@@ -55,9 +54,10 @@ class ChatShape:
     chunk_object: ClassVar[str] = "chat.completion.chunk"
     renames: Mapping[str, str]
 
-    def __init__(self, *, logprobs: bool, max_tokens: str = "max_tokens") -> None:
-        """`max_tokens` is the name under which the caller gave that number."""
-        self.renames = {"logprobs": "top_logprobs", "text": "messages", "max_tokens": max_tokens} | TOOL_RENAMES
+    def __init__(self, *, logprobs: bool, max_tokens: str = "max_tokens", structure: str = "response_format") -> None:
+        """`max_tokens` and `structure` are the names under which the caller gave these."""
+        given = {"max_tokens": max_tokens, "structure": structure}
+        self.renames = {"logprobs": "top_logprobs", "text": "messages", **given, **TOOL_RENAMES}
         self._logprobs = logprobs
         self._begun: set[int] = set()
 
@@ -104,9 +104,9 @@ class CompletionShape:
     chunk_object: ClassVar[str] = "text_completion"
     renames: Mapping[str, str]
 
-    def __init__(self, *, logprobs: bool) -> None:
-        self.renames = {"text": "prompt", "token_ids": "prompt", "structure": "structured_outputs"}
-        self.renames |= {"prompt_logprobs": "logprobs"}
+    def __init__(self, *, logprobs: bool, structure: str = "structured_outputs") -> None:
+        """`structure` is the name under which the caller gave it."""
+        self.renames = {"text": "prompt", "token_ids": "prompt", "prompt_logprobs": "logprobs", "structure": structure}
         self._logprobs = logprobs
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
