@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.clients.environments import HERE, LIBRARIES, NotInstalled, command, version
-from tests.support import tiny_vision
-from tests.support.serve_process import ServeProcess, wait_for
 
 from polyfleet.cli.stack.settings import MODEL_NAME
 
@@ -54,6 +52,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 @contextmanager
 def stack() -> Iterator[str]:
     """A stack of its own that serves both models; gives its address."""
+    from tests.support import tiny_vision
+    from tests.support.serve_process import ServeProcess, wait_for
+
     with tempfile.TemporaryDirectory(prefix="polyfleet-clients-") as name:
         folder = Path(name)
         (folder / SEEING).mkdir()

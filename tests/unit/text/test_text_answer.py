@@ -104,6 +104,7 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
     ),
     ("mistral", f"[TOOL_CALLS]weather{PARIS}", "", [("weather", PARIS)]),
     ("phi", f'<|tool_call|>[{{"name": "weather", "arguments": {PARIS}}}]<|/tool_call|>', "", [("weather", PARIS)]),
+    ("phi", f'<|tool_call|>[{{"name": "time", "arguments": {PARIS}}}]', "", [("time", PARIS)]),  # as Granite writes
     ("phi", f'Hm. functools[{{"name": "time", "arguments": {PARIS}}}]', "Hm.", [("time", PARIS)]),
     ("phi", "Use functools.partial, or functools[1].", "Use functools.partial, or functools[1].", []),
     (

@@ -118,6 +118,42 @@ FAMILIES: dict[str, tuple[Callable[[Message], Message], str]] = {
         "k }}</arg_key><arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor "
         "%}</tool_call>{% endfor %}<|im_end|>{% endfor %}",
     ),
+    "seed": (
+        same,
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}<seed:bos>{{ m.role }}\n"
+        "{% if m.reasoning_content is string %}<seed:think>{{ m.reasoning_content }}</seed:think>{% endif %}{% if "
+        "m.content is string %}{{ m.content }}{% endif %}{% for c in m.tool_calls or [] %}<seed:tool_call>\n<function="
+        "{{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>{{ v if v is string "
+        "else v | tojson }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>{% endfor %}<seed:eos>{% endfor %}"
+        "<seed:bos>assistant\n",
+    ),
+    "hunyuan": (
+        same,
+        "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}{% for m in messages %}<|{{ m.role }}|>{% if "
+        "m.tool_calls %}<tool_calls>\n[{% for c in m.tool_calls %}{{ c.function | tojson }}{{ ',' if not loop.last }}"
+        "{% endfor %}]\n</tool_calls>{% else %}{{ m.content }}{% endif %}<|eos|>{% endfor %}<|assistant|>",
+    ),
+    "olmo": (
+        same,
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.first and tools %}<functions>{{ tools | tojson }}"
+        "</functions>{% endif %}{{ m.content or '' }}{% if m.tool_calls %}<function_calls>{% for c in m.tool_calls %}"
+        "{{ c.function.name }}({% for k, v in c.function.arguments | items %}{{ k }}={{ v | tojson }}{{ ', ' if not "
+        "loop.last }}{% endfor %}){{ '\n' if not loop.last }}{% endfor %}</function_calls>{% endif %}<|im_end|>\n"
+        "{% endfor %}<|im_start|>assistant\n",
+    ),
+    "nemotron": (
+        same,
+        "{% for m in messages %}<{{ m.role }}>{% if loop.first and tools %}<AVAILABLE_TOOLS>{{ tools | tojson }}"
+        "</AVAILABLE_TOOLS>{% endif %}{{ m.content or '' }}{% if m.tool_calls %}<TOOLCALL>[{% for c in m.tool_calls %}"
+        "{{ c.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]</TOOLCALL>{% endif %}<|eot_id|>{% endfor %}"
+        "<assistant>",
+    ),
+    "minitron": (
+        same,
+        "{% for t in tools or [] %}<tool> {{ t | tojson }} </tool>\n{% endfor %}{% for m in messages %}<extra_id_1>{{ "
+        "m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}<toolcall> {{ c.function | tojson }} "
+        "</toolcall>\n{% endfor %}{% endfor %}<extra_id_1>assistant\n",
+    ),
     "glm4": (
         same,
         "{% if tools %}{% for t in tools %}## {{ t.function.name }}\n{{ t.function | tojson(indent=4) }}{% "
@@ -199,6 +235,11 @@ PLACES: dict[str, tuple[str, str, str]] = {
     "hermes": (FAMILIES["hermes"][1], "<|im_start|>assistant\n", "<|im_end|>"),
     "hermes, JSON": (JSON_CALLS, "<|im_start|>assistant\n", "<|im_end|>"),
     "hermes, plain": (CHATML, "<|im_start|>assistant\n", "<|im_end|>"),
+    "seed": (FAMILIES["seed"][1], "<seed:bos>assistant\n", "<seed:eos>"),
+    "hunyuan": (FAMILIES["hunyuan"][1], "<|assistant|>", "<|eos|>"),
+    "olmo": (FAMILIES["olmo"][1], "<|im_start|>assistant\n", "<|im_end|>"),
+    "nemotron": (FAMILIES["nemotron"][1], "<assistant>", "<|eot_id|>"),
+    "minitron": (FAMILIES["minitron"][1], "<extra_id_1>assistant\n", "<extra_id_1>"),
     "glm4": (FAMILIES["glm4"][1], "<|assistant|>", "<|assistant|>"),
     "phi": (PHI, "<|assistant|>", "<|end|>"),
 }

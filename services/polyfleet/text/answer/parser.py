@@ -24,6 +24,7 @@ REASONING_TAGS = (
     ReasoningTags("<think>", "</think>"),
     ReasoningTags("[THINK]", "[/THINK]"),
     ReasoningTags("<|thought_start|>", "<|thought_end|>"),
+    ReasoningTags("<seed:think>", "</seed:think>"),
 )
 
 

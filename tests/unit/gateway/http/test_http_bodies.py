@@ -35,7 +35,7 @@ def chat(**fields: Any) -> ChatBody:
     ],
 )
 def test_what_is_no_json(body: bytes) -> None:
-    with pytest.raises(FieldError, match="the body is (no valid JSON|nested too deeply)") as caught:
+    with pytest.raises(FieldError, match=r"the body is (no valid JSON|nested too deeply)") as caught:
         decode(body, ChatBody)
     assert caught.value.field == ""
 
