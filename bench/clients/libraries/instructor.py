@@ -6,6 +6,7 @@ import instructor
 import openai
 from bench.clients.libraries import asked
 from bench.clients.libraries.asked import PERSON, Person, user
+from instructor.core.exceptions import InstructorRetryException
 
 PLACE = asked.place()
 OPENAI = openai.OpenAI(base_url=PLACE.v1, api_key="any", timeout=120, max_retries=0)
@@ -28,8 +29,11 @@ def _streams() -> None:
 
 def _errors() -> None:
     client, absent = _client(instructor.Mode.TOOLS), {**GREEDY, "model": "absent"}
-    kind = instructor.core.InstructorRetryException
-    asked.refused(lambda: client.create(response_model=Person, messages=user("x"), **absent), kind, "served models")
+    asked.refused(
+        lambda: client.create(response_model=Person, messages=user("x"), **absent),
+        InstructorRetryException,
+        "served models",
+    )
 
 
 if __name__ == "__main__":

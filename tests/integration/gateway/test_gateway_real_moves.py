@@ -63,6 +63,8 @@ CASES: dict[str, dict[str, Any]] = {
     "structure": {"messages": USER, "seed": 2, "json_schema": SCHEMA, "logprobs": 0},
     "adapter and structure": {"messages": USER, "model": "small", "seed": 2, "json_schema": SCHEMA},
     "tools": {"messages": USER, "seed": 3, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+    "choices of a structure": {"messages": USER, "seed": 6, "n": 3, "json_schema": SCHEMA, "logprobs": 1},
+    "echo": {"prompt": "hello hello", "seed": 8, "echo": True, "logprobs": 0, "prompt_logprobs": 0, **LONG},
     "thoughts": {"messages": USER, "seed": 4, "template_arguments": {"enable_thinking": True}, **LONG},
 }
 

@@ -75,8 +75,14 @@ def speculator() -> Speculator:
     return Speculator(NgramDrafter(1, 4), 4)
 
 
-def test_drafts_keep_the_distribution() -> None:
-    requests = [asked(number, SamplingParams(temperature=1.0, seed=number)) for number in range(SEQUENCES)]
+@pytest.mark.parametrize("choices", [False, True], ids=["seeds", "choices"])
+def test_drafts_keep_the_distribution(choices: bool) -> None:
+    """Of many requests, and of the choices of one seed."""
+    drawn = [(7, number) if choices else (number, 0) for number in range(SEQUENCES)]
+    requests = [
+        asked(number, SamplingParams(temperature=1.0, seed=seed), choice=choice)
+        for number, (seed, choice) in enumerate(drawn)
+    ]
     found, counters = tokens_of(requests, speculator())
     assert counters.accepted_drafts > SEQUENCES
     counts = np.zeros((VOCABULARY, VOCABULARY))
