@@ -260,6 +260,37 @@ def test_a_prefix_in_two_pools_moves(executor: str, tmp_path: Path) -> None:
         each.close()
 
 
+@pytest.mark.parametrize(
+    ("executor", "length", "computes"),
+    [("eager", 100, False), ("eager", 100, True), ("eager", 230, True), ("persistent", 230, True)],
+)
+def test_a_prefix_in_two_pools_moves_to_another_worker(
+    executor: str, length: int, computes: bool, tmp_path: Path
+) -> None:
+    """While it is computed, too; of one that is longer than the windows' pool as much as that holds."""
+    make(TINY["gemma3"], tmp_path)
+    sizes = {"context_length": 256, "kv_cache_tokens": 512, "max_sequences": 2, "step_tokens": 24, "block_size": 16}
+    options = EngineOptions(device="cpu", executor=executor, dtype="float32", threads=1, **sizes)  # type: ignore[arg-type]
+    there, here, alone = (Engine.load(str(tmp_path), options) for _ in range(3))
+    prompt = tuple(number % 150 + 3 for number in range(length))
+    given = SequenceRequest("one", prompt, max_tokens=20, ignore_eos=True)
+    expected, _ = tokens_of(alone, given)
+    if not computes:
+        tokens_of(there, given)
+    giver, room = Giver(there), TransferRoom(TransferSettings("127.0.0.1:0"))
+    here.attend(room)
+    root = prefix_root(here._travel._exchange.layout.model, b"")  # type: ignore[union-attr]
+    ticket = source_of(giver.offer, root, length, seconds=60.0 if computes else 0.0)
+    actual, cached = tokens_of(here, replace(given, prefix_source=ticket))
+    assert actual == expected
+    assert cached == 96 if length == 100 else 0 < cached < length
+    assert here.status().fetched_tokens == cached
+    giver.close()
+    room.close()
+    for each in (there, here, alone):
+        each.close()
+
+
 def tokens_of(target: Engine, request: SequenceRequest) -> tuple[list[int], int]:
     """Its tokens, and how many of its prompt were cached."""
     target.add(request)
