@@ -57,7 +57,7 @@ class SchedulerMetrics:
         return [
             {
                 "targets": [worker.info.metrics_address],
-                "labels": {"worker_id": worker.info.worker_id, "node": worker.info.host},
+                "labels": {"worker_id": worker.info.worker_id, "node": worker.info.host, **_way(worker.info)},
             }
             for worker in self._read().snapshot.workers
             if worker.info.metrics_address and worker.status.state != pb.WORKER_STATE_LOST
@@ -173,3 +173,8 @@ def _with_targets(metrics: SchedulerMetrics, others: Any) -> Any:
         return [json.dumps(metrics.targets()).encode()]
 
     return application
+
+
+def _way(info: pb.WorkerInfo) -> dict[str, str]:
+    """A label of agents' workers, whom nothing but a gateway leads to, where others are found as pods."""
+    return {"joined": "true"} if info.joined else {}

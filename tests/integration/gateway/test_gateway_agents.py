@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import urllib.request
 from collections.abc import AsyncIterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -98,7 +99,8 @@ async def test_an_agent_serves_over_its_own_connection_until_it_is_told_to_go(tm
         assert stream.workers() == ["mac"]
         info = rig.rig.gateway.view.sessions["mac"].info
         assert info.joined
-        assert not info.metrics_address
+        answer = await asyncio.to_thread(urllib.request.urlopen, f"http://{info.metrics_address}/metrics", timeout=60)
+        assert b"\npolyfleet_worker_ready" in answer.read()
         asked = TailLogRequest(worker_id="mac", lines=100)
         lines = await rig.scheduler.fleet.TailLog(asked, metadata=bearer_metadata(TOKEN))
         assert any("Joined at" in line for line in lines.lines)

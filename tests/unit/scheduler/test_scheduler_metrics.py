@@ -130,6 +130,7 @@ def test_the_workers_that_are_there_are_told_to_prometheus(state: SchedulerState
     for worker_id, address, now in infos:
         each = snapshot.workers.add(info=pb.WorkerInfo(worker_id=worker_id, metrics_address=address, host="node-a"))
         each.status.state = pb.WorkerState.Value(f"WORKER_STATE_{now}")
+    snapshot.workers.add(info=pb.WorkerInfo(worker_id="mac", metrics_address="10.0.0.9:41", host="mac", joined=True))
     host, _, port = free_address().partition(":")
     server = serve_metrics(host, int(port), SchedulerMetrics(lambda: replace(state, snapshot=snapshot)), lambda: True)
     try:
@@ -138,4 +139,7 @@ def test_the_workers_that_are_there_are_told_to_prometheus(state: SchedulerState
             told = json.load(answer)
     finally:
         server.stop()
-    assert told == [{"targets": ["10.0.0.1:9100"], "labels": {"worker_id": "w-1", "node": "node-a"}}]
+    assert told == [
+        {"targets": ["10.0.0.1:9100"], "labels": {"worker_id": "w-1", "node": "node-a"}},
+        {"targets": ["10.0.0.9:41"], "labels": {"worker_id": "mac", "node": "mac", "joined": "true"}},
+    ]

@@ -16,7 +16,7 @@ from polyfleet.serving.agent.tunnel import Tunnel
 async def test_a_port_that_is_no_gateways_is_named_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with FakeFleet() as fleet:
-        tunnel = Tunnel(JoinConfig(fleet.address), FleetAccess(), "mac", "p-1", lambda _: None)
+        tunnel = Tunnel(JoinConfig(fleet.address), FleetAccess(), "mac", "p-1", lambda *_: None)
         running = asyncio.create_task(tunnel.run())
         said = f"Not joined at {fleet.address}: it is no gateway: --join wants the gRPC port of one"
         while caplog.messages.count(said) < 2:
@@ -28,8 +28,8 @@ async def test_a_port_that_is_no_gateways_is_named_and_tried_again(caplog: pytes
 
 
 async def test_who_dials_the_fleet_before_the_agent_has_joined_is_turned_away() -> None:
-    tunnel = Tunnel(JoinConfig("127.0.0.1:1"), FleetAccess(), "mac", "p-1", lambda _: None)
-    await tunnel.open("127.0.0.1:2")
+    tunnel = Tunnel(JoinConfig("127.0.0.1:1"), FleetAccess(), "mac", "p-1", lambda *_: None)
+    await tunnel.open("127.0.0.1:2", "127.0.0.1:3")
     reader, writer = await asyncio.open_connection(*tunnel.fleet_address.split(":"))
     assert await reader.read() == b""
     writer.close()
@@ -37,4 +37,4 @@ async def test_who_dials_the_fleet_before_the_agent_has_joined_is_turned_away() 
 
 def test_roots_that_are_not_there_are_named() -> None:
     with pytest.raises(ConfigError, match="/nowhere can't be read"):
-        Tunnel(JoinConfig("host:1", ca_file=Path("/nowhere")), FleetAccess(), "mac", "p-1", lambda _: None)
+        Tunnel(JoinConfig("host:1", ca_file=Path("/nowhere")), FleetAccess(), "mac", "p-1", lambda *_: None)

@@ -105,7 +105,7 @@ class WorkerProcess:
                     if lock is not None:
                         info = self._worker.info()
                         lock.acquire(config.worker_id, info.address, info.metrics_address)
-                    await self._serve(server, access)
+                    await self._serve(server, metrics.port, access)
                 finally:
                     await self._worker.close()
                     lag.cancel()
@@ -124,12 +124,12 @@ class WorkerProcess:
             self._worker.set_addresses(address, metrics_address)
         log.info("Worker %s listens on %s.", config.worker_id, address, extra={"metrics_address": metrics_address})
 
-    def _reached_at(self, address: str) -> None:
-        """The fleet reaches the worker there from now on; its metrics nobody does."""
-        self._worker.set_addresses(address, "")
+    def _reached_at(self, address: str, metrics_address: str) -> None:
+        """The fleet reaches the worker there from now on."""
+        self._worker.set_addresses(address, metrics_address)
         self._worker.revision.advance()
 
-    async def _serve(self, server: WorkerServer, access: FleetAccess) -> None:
+    async def _serve(self, server: WorkerServer, metrics_port: int, access: FleetAccess) -> None:
         """Serve until the end is due and drained; leaves the server stopped."""
         config = self._config
         await server.start()
@@ -137,7 +137,8 @@ class WorkerProcess:
             self._devices.start(self._judged_from_thread(asyncio.get_running_loop()))
         tasks = [asyncio.create_task(server.follow_health())]
         if self._tunnel:
-            await self._tunnel.open(reachable(config.listen, server.port, ""))
+            metrics_address = reachable(config.metrics_listen, metrics_port, "")
+            await self._tunnel.open(reachable(config.listen, server.port, ""), metrics_address)
             tasks.append(asyncio.create_task(self._tunnel.run()))
         if fleet_address := self._tunnel.fleet_address if self._tunnel else config.fleet:
             devices, pause = self._devices, TUNNEL_REDIAL_SECONDS if self._tunnel else LAST_REDIAL_SECONDS

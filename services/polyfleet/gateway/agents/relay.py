@@ -1,10 +1,12 @@
-"""The agents that have joined at this gateway, each with a port that leads to its worker. Bytes pass unread."""
+"""The agents that have joined at this gateway, each with a port that leads to its worker, and one to the worker's
+`/metrics`. Bytes pass unread."""
 
 import asyncio
 import itertools
 import logging
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 from polyfleet.process.listening import own_address
 from polyfleet.v1 import agents_pb2 as pb
@@ -26,42 +28,44 @@ class FullRelay(Exception):
 
 
 class JoinedAgent:
-    """One agent. `opened` has the numbers of connections that wait for it to carry them."""
+    """One agent. `opened` tells of connections that wait for it to carry them."""
 
     def __init__(self, agent: pb.Agent) -> None:
         self.name, self.process = agent.name, agent.process
         self.session = secrets.token_hex(16)
-        self.address = ""
-        self.opened: asyncio.Queue[int] = asyncio.Queue()
+        self.address = self.metrics_address = ""
+        self.opened: asyncio.Queue[pb.JoinResponse] = asyncio.Queue()
         self.ended = asyncio.Event()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Connection] = {}
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
     async def listen(self, host: str) -> None:
-        """Open the port. Raises OSError."""
-        self._server = await asyncio.start_server(self._connected, host, 0)
-        self.address = join_host_port(host, self._server.sockets[0].getsockname()[1])
+        """Open the ports. Raises OSError."""
+        for connected in (self._connected, partial(self._connected, metrics=True)):
+            self._servers.append(await asyncio.start_server(connected, host, 0))
+        ports = (each.sockets[0].getsockname()[1] for each in self._servers)
+        self.address, self.metrics_address = (join_host_port(host, port) for port in ports)
 
     def take(self, number: int) -> Connection | None:
         """The connection of that number, for its bytes to be carried; None when it is not there any more."""
         return self._waiting.pop(number, None)
 
     def end(self) -> None:
-        """Close the port and all that waits; what is carried ends with the agent's calls."""
+        """Close the ports and all that waits; what is carried ends with the agent's calls."""
         self.ended.set()
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for number in list(self._waiting):
             self._drop(number)
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, metrics: bool = False) -> None:
         if self.ended.is_set() or len(self._waiting) >= MAX_WAITING:
             writer.transport.abort()
             return
         number = next(self._numbers)
         self._waiting[number] = reader, writer
-        self.opened.put_nowait(number)
+        self.opened.put_nowait(pb.JoinResponse(connection=number, metrics=metrics))
         asyncio.get_running_loop().call_later(TAKE_SECONDS, self._drop, number)
 
     def _drop(self, number: int) -> None:
@@ -86,7 +90,7 @@ class AgentRelay:
         return self._agents.get(session)
 
     async def admit(self, agent: pb.Agent) -> JoinedAgent:
-        """Open a port for an agent. Its own earlier joining ends. Raises TakenName, FullRelay and OSError."""
+        """Open ports for an agent. Its own earlier joining ends. Raises TakenName, FullRelay and OSError."""
         for each in list(self._agents.values()):
             if each.name != agent.name:
                 continue

@@ -57,7 +57,9 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):  # type: ignore[misc]
         self._heard(context.peer())
         silence = Silence(LOST_SECONDS)
         try:
-            await context.write(pb.JoinResponse(session=joined.session, worker_address=joined.address))
+            address, metrics = joined.address, joined.metrics_address
+            first = pb.JoinResponse(session=joined.session, worker_address=address, metrics_address=metrics)
+            await context.write(first)
             jobs = self._hear(source, silence), _tell(joined, context), silence.lasts(), _until_ended(joined)
             await first_of(*map(asyncio.ensure_future, jobs))
         finally:
@@ -121,10 +123,10 @@ async def _tell(joined: JoinedAgent, context: Any) -> None:
     """What is to be carried, as it comes, and a heartbeat."""
     while True:
         try:
-            number = await asyncio.wait_for(joined.opened.get(), BEAT_SECONDS)
+            message = await asyncio.wait_for(joined.opened.get(), BEAT_SECONDS)
         except asyncio.TimeoutError:
-            number = 0
-        await context.write(pb.JoinResponse(connection=number))
+            message = pb.JoinResponse()
+        await context.write(message)
 
 
 async def _until_ended(joined: JoinedAgent) -> None:

@@ -30,17 +30,17 @@ log = logging.getLogger(__name__)
 
 
 class Tunnel:
-    """Joins as `name`; `process` names this life. `joined` is told the worker's address in the
-    fleet. Raises ConfigError when the roots can't be read.
+    """Joins as `name`; `process` names this life. `joined` is told the worker's address in the fleet, and that of its
+    `/metrics`, empty where the gateway carries none. Raises ConfigError when the roots can't be read.
     """
 
     def __init__(
-        self, join: JoinConfig, access: FleetAccess, name: str, process: str, joined: Callable[[str], None]
+        self, join: JoinConfig, access: FleetAccess, name: str, process: str, joined: Callable[[str, str], None]
     ) -> None:
         self._join, self._access, self._metadata = join, access, access.metadata
         self._credentials = _credentials(join)
         self._name, self._process, self._joined = name, process, joined
-        self._worker: tuple[str, int] | None = None
+        self._worker = self._metrics = ("", 0)
         self._stub: Any = None  # of the gateway that was joined
         self._session = ""
         self._stale = asyncio.Event()  # the gateway does not know the session any more
@@ -48,10 +48,11 @@ class Tunnel:
         self._server: asyncio.Server | None = None
         self.fleet_address = ""
 
-    async def open(self, worker_address: str) -> None:
-        """Listen for those who dial the fleet. `worker_address` is the worker's, on this host."""
-        host, port = split_host_port(worker_address)
-        self._worker = host, int(port)
+    async def open(self, worker_address: str, metrics_address: str) -> None:
+        """Listen for those who dial the fleet. The addresses are the worker's and its `/metrics`', on this host."""
+        self._worker, self._metrics = (
+            (host, int(port)) for host, port in map(split_host_port, (worker_address, metrics_address))
+        )
         self._server = await asyncio.start_server(self._dialled, "127.0.0.1", 0)
         self.fleet_address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
@@ -112,18 +113,17 @@ class Tunnel:
             if message.session:
                 log.info("Joined at %s.", self._join.address, extra={"worker_address": message.worker_address})
                 self._session = message.session
-                self._joined(message.worker_address)
+                self._joined(message.worker_address, message.metrics_address)
             if message.connection:
-                self._start(self._take(message.connection))
+                self._start(self._take(message.connection, self._metrics if message.metrics else self._worker))
 
     async def _until_stale(self) -> None:
         await self._stale.wait()
 
-    async def _take(self, number: int) -> None:
+    async def _take(self, number: int, target: tuple[str, int]) -> None:
         """Carry what somebody dialled at the gateway to the worker."""
-        assert self._worker is not None
         with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection(*self._worker)
+            reader, writer = await asyncio.open_connection(*target)
             await self._carry(number, reader, writer)
 
     async def _dialled(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
