@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also 
 
 from bench import overhead, structured
 from bench.contenders.process import PACKAGES, ContenderError, Running, describe, running, sweep, unavailable
-from bench.contenders.workload import WORKLOADS, Setting, Workload
+from bench.contenders.workload import CLOCKS, WORKLOADS, Setting, Workload
 from bench.report import Row, compare, publish
 
 from polyfleet.backends.cpu import usable_cores
@@ -68,6 +68,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of everyone (default: usable cores)")
     parser.add_argument("--peers", default="", help=f"comma-separated, of {', '.join(PACKAGES)}")
     parser.add_argument("--workloads", default="", help=f"comma-separated, of {', '.join(NAMES)}")
+    parser.add_argument(
+        "--clock",
+        choices=tuple(CLOCKS),
+        default="wall",
+        help="cpu: processor time, for busy machines (with --threads 1)",
+    )
     parser.add_argument("--repeats", type=int, default=5, help="rounds over all contenders (default 5)")
     parser.add_argument("--overhead", action="store_true", help="an executor that computes nothing instead of a model")
     parser.add_argument("--structured", action="store_true", help="ours alone: with a JSON schema beside free text")
@@ -75,13 +81,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     _add_card(parser)
     chosen = parser.parse_args(arguments)
     chosen.card = chosen.model is None and chosen.device != "cpu" and not (chosen.peers or chosen.structured)
-    chosen.shapes = _names(parser, "--shapes", chosen.shapes, (*CARD_SHAPES, "tiny"), ())
-    chosen.weights = _names(parser, "--weights", chosen.weights, ("fp8", "int4"), ())
-    chosen.peers = _names(parser, "--peers", chosen.peers, tuple(PACKAGES), ())
-    names = _names(
-        parser, "--workloads", chosen.workloads, tuple(w.name for w in WORKLOADS), tuple(w.name for w in WORKLOADS)
-    )
-    chosen.workloads = [each for each in WORKLOADS if each.name in names]
+    chosen.shapes = names(parser, "--shapes", chosen.shapes, (*CARD_SHAPES, "tiny"), ())
+    chosen.weights = names(parser, "--weights", chosen.weights, ("fp8", "int4"), ())
+    chosen.peers = names(parser, "--peers", chosen.peers, tuple(PACKAGES), ())
+    workloads = names(parser, "--workloads", chosen.workloads, NAMES, NAMES)
+    chosen.workloads = [each for each in WORKLOADS if each.name in workloads]
     if chosen.repeats < 1:
         parser.error("--repeats must be 1 or more")
     if chosen.overhead or chosen.card:
@@ -120,7 +124,7 @@ def best_settings(peer: str, options: argparse.Namespace, progress: Progress) ->
     for setting in sweep(peer, options.device, options.threads):
         progress.show(f"{peer}: trying {describe(setting)}")
         try:
-            with running(peer, options.model, setting) as contender:
+            with running(peer, options.model, setting, options.clock) as contender:
                 rates = {each.name: _try(contender, each) for each in options.workloads}
         except ContenderError as error:
             progress.say(f"{peer:<13}{describe(setting)}: {error}")
@@ -131,6 +135,20 @@ def best_settings(peer: str, options: argparse.Namespace, progress: Progress) ->
             if name not in best or rate > best[name][0]:
                 best[name] = (rate, setting)
     return {name: setting for name, (_, setting) in best.items()}
+
+
+def compare_peers(options: argparse.Namespace, progress: Progress) -> list[Row]:
+    """Find the best settings of all peers that can take part, then measure. Raises ContenderError."""
+    peers: Settings = {}
+    for peer in options.peers:
+        if reason := unavailable(peer, options.model, options.device):
+            progress.say(f"{peer:<13}left out: {reason}")
+        elif chosen := best_settings(peer, options, progress):
+            peers[peer] = chosen
+    for peer, chosen in peers.items():
+        for name, setting in chosen.items():
+            progress.say(f"{peer:<13}{name} at its best: {describe(setting)}")
+    return measure(options, peers, progress)
 
 
 def measure(options: argparse.Namespace, peers: Settings, progress: Progress) -> list[Row]:
@@ -150,7 +168,7 @@ def measure(options: argparse.Namespace, peers: Settings, progress: Progress) ->
                 key = (kind, describe(setting))
                 if key not in started:
                     progress.show(f"{kind}: loading")
-                    started[key] = stack.enter_context(running(kind, options.model, setting))
+                    started[key] = stack.enter_context(running(kind, options.model, setting, options.clock))
         for workload in options.workloads:
             turns = {kind: started[kind, describe(chosen[workload.name])] for kind, chosen in settings.items()}
             for contender in turns.values():
@@ -181,13 +199,14 @@ def _try(contender: Running, workload: Workload) -> float:
     return contender.measure(workload, -1)
 
 
-def _names(
+def names(
     parser: argparse.ArgumentParser, option: str, given: str, known: tuple[str, ...], default: tuple[str, ...]
 ) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in given.split(",") if name.strip()) or default
-    if wrong := [name for name in names if name not in known]:
+    """What a comma-separated option names; exits with a message for what is not known."""
+    found = tuple(name.strip() for name in given.split(",") if name.strip()) or default
+    if wrong := [name for name in found if name not in known]:
         parser.error(f"{option}: {wrong[0]} is not among {', '.join(known)}")
-    return names
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -212,17 +231,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         publish(structured.measure(options.model, engine, options.repeats), options.json)
         return 0
-    peers: Settings = {}
-    for peer in options.peers:
-        if reason := unavailable(peer, options.model, options.device):
-            progress.say(f"{peer:<13}left out: {reason}")
-        elif chosen := best_settings(peer, options, progress):
-            peers[peer] = chosen
-    for peer, chosen in peers.items():
-        for name, setting in chosen.items():
-            progress.say(f"{peer:<13}{name} at its best: {describe(setting)}")
     try:
-        rows = measure(options, peers, progress)
+        rows = compare_peers(options, progress)
     except ContenderError as error:
         progress.say(f"The benchmark broke off: {error}")
         return 1

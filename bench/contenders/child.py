@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from bench.contenders.workload import WORKLOADS, Contender
+from bench.contenders.workload import CLOCKS, WORKLOADS, Contender
 
 CLASSES = {
     "polyfleet": ("ours", "PolyfleetContender"),
@@ -20,7 +20,7 @@ CLASSES = {
 
 
 def main(kind: str, model: str, setting: str) -> None:
-    """Serve `{"workload": name, "seed": number}` with `{"rate": tokens per second}` or `{"error": sentence}`."""
+    """Serve `{"workload": name, "seed": number, "clock": name}` with `{"rate": …}` or `{"error": sentence}`."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not get among the answers
     module, name = CLASSES[kind]
@@ -38,7 +38,8 @@ def main(kind: str, model: str, setting: str) -> None:
 def _answer(loaded: Contender, workloads: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
     workload = workloads[order["workload"]]
     try:
-        return {"rate": workload.rate(loaded.generate(workload.prompts(order["seed"]), workload.new_tokens))}
+        timing = loaded.generate(workload.prompts(order["seed"]), workload.new_tokens, CLOCKS[order["clock"]])
+        return {"rate": workload.rate(timing)}
     except Exception as error:
         return {"error": _sentence(error)}
 

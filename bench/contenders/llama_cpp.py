@@ -1,12 +1,11 @@
 """llama.cpp as a contender, through the C API that llama-cpp-python binds, so that sequences share a batch."""
 
-import time
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import numpy as np
-from bench.contenders.workload import MAX_SEQUENCES, MAX_TOKENS, Setting, Timing
+from bench.contenders.workload import MAX_SEQUENCES, MAX_TOKENS, Clock, Setting, Timing
 
 Row = tuple[int, int, int, bool]  # token, position, sequence, whether its logits are wanted
 
@@ -33,11 +32,11 @@ class LlamaCppContender:
         self._vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(loaded))
         self._batch = api.llama_batch_init(MAX_TOKENS, 0, 1)
 
-    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Timing:
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, now: Clock) -> Timing:
         """One batch with all prompts, then one batch a token."""
         api = self._api
         api.llama_memory_clear(api.llama_get_memory(self._context), True)
-        started = time.perf_counter()
+        started = now()
         length = len(prompts[0])
         rows = [
             (token, position, number, position == length - 1)
@@ -45,11 +44,11 @@ class LlamaCppContender:
             for position, token in enumerate(prompt)
         ]
         tokens = self._decode(rows)
-        first = time.perf_counter()
+        first = now()
         for position in range(length, length + new_tokens - 1):
             tokens = self._decode([(token, position, number, True) for number, token in enumerate(tokens)])
         decode_tokens = len(prompts) * (new_tokens - 1)
-        return Timing(first - started, time.perf_counter() - first, decode_tokens)
+        return Timing(first - started, now() - first, decode_tokens)
 
     def _decode(self, rows: list[Row]) -> list[int]:
         """Compute a batch; the likeliest next token of each row whose logits are wanted."""

@@ -1,12 +1,11 @@
 """OpenVINO GenAI as a contender: its continuous-batching pipeline, which reads a GGUF file as it is."""
 
-import time
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import numpy as np
-from bench.contenders.workload import MAX_SEQUENCES, Setting, Timing
+from bench.contenders.workload import MAX_SEQUENCES, Clock, Setting, Timing
 
 CACHE_GIGABYTES = 1
 
@@ -28,13 +27,13 @@ class OpenVinoContender:
         self._tensor: Any = import_module("openvino").Tensor
         self._pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
-    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Timing:
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, now: Clock) -> Timing:
         """Add all, step until none is left."""
         config = self._genai.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = new_tokens
         config.ignore_eos = True
         config.do_sample = False
-        started = time.perf_counter()
+        started = now()
         handles = [
             self._pipeline.add_request(number, self._tensor(np.array([prompt], dtype=np.int64)), config)
             for number, prompt in enumerate(prompts)
@@ -44,9 +43,9 @@ class OpenVinoContender:
             self._pipeline.step()
             if waiting:
                 waiting = [handle for handle in waiting if not handle.can_read()]
-                all_started = time.perf_counter()
+                all_started = now()
                 num_before = 0 if waiting else sum(map(_read, handles))
-        ended = time.perf_counter()
+        ended = now()
         total = num_before + sum(map(_read, handles))
         if total != len(prompts) * new_tokens:
             raise RuntimeError(f"{total} tokens came instead of {len(prompts) * new_tokens}")

@@ -1,9 +1,8 @@
 """Our engine as a contender."""
 
-import time
 from collections.abc import Sequence
 
-from bench.contenders.workload import MAX_SEQUENCES, MAX_TOKENS, Setting, Timing
+from bench.contenders.workload import MAX_SEQUENCES, MAX_TOKENS, Clock, Setting, Timing
 
 from polyfleet.engine.engine import Engine
 from polyfleet.wire.options import EngineOptions
@@ -25,9 +24,9 @@ class PolyfleetContender:
         )
         self._engine = Engine.load(model, options)
 
-    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Timing:
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, now: Clock) -> Timing:
         """Add all, step until all have ended."""
-        started = time.perf_counter()
+        started = now()
         for number, prompt in enumerate(prompts):
             self._engine.add(SequenceRequest(str(number), tuple(prompt), max_tokens=new_tokens, ignore_eos=True))
         waiting = {str(number) for number in range(len(prompts))}
@@ -38,7 +37,7 @@ class PolyfleetContender:
                 raise RuntimeError(broken)
             if waiting:
                 waiting -= {each.sequence_id for each in updates}
-                all_started = time.perf_counter()
+                all_started = now()
             else:
                 decode_tokens += sum(len(each.tokens) for each in updates)
-        return Timing(all_started - started, time.perf_counter() - all_started, decode_tokens)
+        return Timing(all_started - started, now() - all_started, decode_tokens)

@@ -60,10 +60,11 @@ class Running:
     """A contender's process that has loaded its model."""
 
     process: subprocess.Popen[str]
+    clock: str
 
     def measure(self, workload: Workload, seed: int) -> float:
-        """Tokens per second; raises ContenderError."""
-        self._write({"workload": workload.name, "seed": seed})
+        """Tokens per second of `clock`; raises ContenderError."""
+        self._write({"workload": workload.name, "seed": seed, "clock": self.clock})
         return float(self.read()["rate"])
 
     def _write(self, order: dict[str, Any]) -> None:
@@ -89,7 +90,9 @@ class Running:
 
 
 @contextmanager
-def running(kind: str, model: Path, setting: Setting, log: IO[str] | None = None) -> Iterator[Running]:
+def running(
+    kind: str, model: Path, setting: Setting, clock: str = "wall", log: IO[str] | None = None
+) -> Iterator[Running]:
     """Start a contender and wait until its model is loaded; ends it afterwards. Its own output goes to `log`."""
     command = [sys.executable, "-m", "bench.contenders.child", kind, str(model), json.dumps(dict(setting))]
     with subprocess.Popen(
@@ -101,7 +104,7 @@ def running(kind: str, model: Path, setting: Setting, log: IO[str] | None = None
         text=True,
     ) as process:
         try:
-            contender = Running(process)
+            contender = Running(process, clock)
             contender.read()
             yield contender
         finally:

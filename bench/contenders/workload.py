@@ -1,11 +1,14 @@
 """What is measured: workloads, the clock's reading of one, and what every contender must be able to do."""
 
 import random
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 Setting = Mapping[str, str | int]  # what a contender is started with, besides the model
+Clock = Callable[[], float]  # seconds
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 FIRST_ID, LAST_ID = 100, 20_000  # ordinary tokens in every vocabulary of today's models
 
 
@@ -54,6 +57,6 @@ MAX_SEQUENCES = max(each.num_sequences for each in WORKLOADS)
 class Contender(Protocol):
     """A loaded model."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Timing:
-        """Compute exactly `new_tokens` for each prompt, together, greedily."""
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, now: Clock) -> Timing:
+        """Compute exactly `new_tokens` for each prompt, together, greedily; seconds are those of `now`."""
         ...
