@@ -13,21 +13,27 @@ PF_INLINE __m512i load_codes(const uint8_t *p) { return _mm512_loadu_si512((cons
 
 PF_INLINE __m512 load_scales(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 
-// total[n] += (scale * codes + minimum) times block b of row n.
+// total[n] += (scale * codes + minimum) times block b of row n. Rows take turns: a product waits for the last one of its row, and
+// the processor looks only some hundred instructions ahead for others.
 template <int N>
 PF_INLINE void add_block(const __m512i codes[8], __m512 scale, __m512 minimum, const Tile &tile, int b, __m512 total[N]) {
+    const int8_t *x = tile.codes + b * pf::BLOCK;
+    __m512i dot[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) dot[n] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) {
+            int32_t four;
+            memcpy(&four, x + (int64_t)n * tile.stride + 4 * j, 4);
+            dot[n] = _mm512_dpbusd_epi32(dot[n], codes[j], _mm512_set1_epi32(four));
+        }
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
-        const int8_t *x = tile.codes + (int64_t)n * tile.stride + b * pf::BLOCK;
-        __m512i dot = _mm512_setzero_si512();
-        for (int j = 0; j < 8; j++) {
-            int32_t four;
-            memcpy(&four, x + 4 * j, 4);
-            dot = _mm512_dpbusd_epi32(dot, codes[j], _mm512_set1_epi32(four));
-        }
         __m512 s = _mm512_mul_ps(scale, _mm512_set1_ps(tile.scale[n * tile.blocks + b]));
         total[n] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(tile.sum[n * tile.blocks + b]), total[n]);
-        total[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), s, total[n]);
+        total[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[n]), s, total[n]);
     }
 }
 
