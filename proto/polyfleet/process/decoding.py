@@ -14,6 +14,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from polyfleet.process.within import Within
+
 MESSAGE_SECONDS = 60.0
 Refuse = Callable[[str, Any, str], Awaitable[None]]
 Admit = Callable[[str, Any], Awaitable[None]]
@@ -44,12 +46,18 @@ class DecodeInterceptor(_Interceptor):  # type: ignore[misc]
         self._refuse = refuse
         self._message_seconds = message_seconds
         self._admit = admit
+        self._guarded: dict[str, tuple[Any, Any]] = {}  # by path: a method's own handler, and the guarded one
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
         """The method's own handler, guarded."""
-        handler = await continuation(call)
-        admit = partial(self._admit, call.method) if self._admit else _welcome
-        return handler and guarded(handler, partial(self._refuse, call.method), self._message_seconds, admit)
+        handler, method = await continuation(call), call.method
+        if handler is None:
+            return None
+        if (known := self._guarded.get(method)) is None or known[0] is not handler:
+            admit = partial(self._admit, method) if self._admit else _welcome
+            known = handler, guarded(handler, partial(self._refuse, method), self._message_seconds, admit)
+            self._guarded[method] = known
+        return known[1]
 
 
 async def _welcome(_: Any) -> None:
@@ -124,17 +132,14 @@ async def _only(messages: AsyncIterator[Any], seconds: float) -> Any:
     """The first message; more are not looked at, and gRPC's generator, which would keep it, is closed."""
     stream = aiter(messages)
     try:
-        first = await asyncio.wait_for(_first(stream), seconds)
+        with Within(seconds):
+            first = await anext(stream, None)
     except asyncio.TimeoutError:
         raise Undecodable(f"The request's message did not come within {seconds:g} s.") from None
     await stream.aclose()  # type: ignore[attr-defined]
     if first is None:
         raise Undecodable("The request ended without a message.")
     return _valid(first)
-
-
-async def _first(stream: AsyncIterator[Any]) -> Any:
-    return await anext(stream, None)
 
 
 def _valid(message: Any) -> Any:

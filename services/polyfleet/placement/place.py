@@ -100,13 +100,15 @@ def late_by(placement: Placement, seconds: float) -> float:
     if worker is None or not (worker.waiting_prefill_tokens or worker.running_sequences >= worker.max_sequences):
         return 0.0
     fleet = placement.fleet
-    for index in (FleetIndex(policy, [worker]), fleet if isinstance(fleet, FleetIndex) else FleetIndex(policy, fleet)):
-        notes = list[Judgement]()
-        best_of(placement.request, able(placement.request, index), policy, notes)
-        late = LATE_MARGIN * min((each.first for each in notes), default=0.0) - seconds
-        if late <= 0:
-            return 0.0
-    return late
+    late = _late_in(fleet if isinstance(fleet, FleetIndex) else FleetIndex(policy, fleet), placement.request, seconds)
+    return late if late > 0 and _late_in(FleetIndex(policy, [worker]), placement.request, seconds) > 0 else 0.0
+
+
+def _late_in(index: FleetIndex, request: PlacementRequest, seconds: float) -> float:
+    """By how many seconds the first token is expected after so many from the worker that gives it first."""
+    notes = list[Judgement]()
+    best_of(request, able(request, index), index.policy, notes)
+    return LATE_MARGIN * min((each.first for each in notes), default=0.0) - seconds
 
 
 def explain(request: PlacementRequest, fleet: tuple[Worker, ...] | FleetIndex, policy: Policy) -> tuple[Verdict, ...]:

@@ -58,7 +58,8 @@ class ByteDetokenizer:
 
     def add(self, token_ids: Iterable[int]) -> str:
         """The text that these ids complete; ids beyond the vocabulary have none."""
-        return self._own(self._decode(self._bytes(token_ids)))
+        text = self._decode(self._bytes(token_ids))
+        return self._own(text) if self._prompt_broken else text
 
     def finish(self) -> str:
         """U+FFFD when the last character stayed incomplete."""

@@ -75,7 +75,8 @@ class Models:
             text = self._tokenizers.get(facts.info.tokenizer_hash) if facts.info and self._own_defaults else None
         except TextAssetsError:
             text = None
-        return replace(facts.model, sampling_defaults=text.answers.sampling_defaults) if text else facts.model
+        defaults = text.answers.sampling_defaults if text else None
+        return replace(facts.model, sampling_defaults=defaults) if defaults else facts.model
 
     def known_name(self, name: str) -> str:
         """The name, if the fleet has such a model, ready or not (of an empty one, the only model's); else empty.
@@ -84,10 +85,10 @@ class Models:
         """
         if adapter := self._view.adapter_names.get(name):
             return adapter.model
+        if name:
+            return name if self._view.model(name) else ""
         known = self._view.models()
-        if not name and len(known) == 1:
-            return known[0].model.name
-        return name if name and self._view.model(name) else ""
+        return known[0].model.name if len(known) == 1 else ""
 
     async def resolve(self, name: str, seconds_left: float, key: str = "") -> ServedModel:
         """The model of that name (empty: the only one), waiting for what is on its way as long as the queue lets it.

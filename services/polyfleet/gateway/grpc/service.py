@@ -15,6 +15,7 @@ from polyfleet.gateway.grpc.errors import abort
 from polyfleet.gateway.parts import GatewayParts
 from polyfleet.placement.explain import told
 from polyfleet.process.decoding import refuse_undecodable
+from polyfleet.process.within import Within
 from polyfleet.v1 import inference_pb2 as pb
 from polyfleet.v1 import inference_pb2_grpc
 from polyfleet.wire.answers import Delta
@@ -47,7 +48,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):  # type: ignore[mi
                 wanted = convert.generate_request(request)
             deltas = self._generation.generate(wanted, call)
             try:
-                await asyncio.wait_for(_write_all(deltas, context), self._seconds)
+                with Within(self._seconds):
+                    await _write_all(deltas, context)
             except asyncio.TimeoutError:  # the core has ended the request; it is the client who does not read
                 raise DeadlineExceeded("The request's deadline has passed.") from None
 

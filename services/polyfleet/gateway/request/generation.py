@@ -89,8 +89,11 @@ class Generation:
                             continue
                         if delta.finish_reason is not None:
                             sequences.cancel(delta.choice)
-                        for each in _in_parts(delta):
-                            yield each
+                        if delta.prompt_logprobs:
+                            *parts, delta = _in_parts(delta)
+                            for each in parts:
+                                yield each
+                        yield delta
 
     async def _generate_sequences(
         self, request: GenerateRequest, record: Record, call: Call
@@ -115,7 +118,7 @@ class Generation:
         shared = {**request.shared(), "stop_token_ids": _stop_token_ids(request, prompt, served), "grammar": grammar}
         shared |= {"adapter": served.adapter, "images": prompt.images}
         first = _sequence(record, call, prompt.token_ids, sampling, **shared)
-        return served, prompt, [replace(first, choice=choice) for choice in range(request.n)]
+        return served, prompt, [first, *(replace(first, choice=choice) for choice in range(1, request.n))]
 
     async def embed(self, request: EmbedRequest, call: Call) -> Embeddings:
         """See GenerationApi."""

@@ -30,6 +30,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.num_tokens = 0  # not taken yet
+        self.parked = False  # whether a sequence waits for the client to take what there is
         self._parcels: dict[int, Parcel] = {}
         self._error: ApiError | None = None
         self._reader: asyncio.Future[None] | None = None  # waits for news

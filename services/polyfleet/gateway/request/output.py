@@ -38,10 +38,15 @@ class ChoiceOutput:
         self._prefix = prefix
         self.num_thought = 0  # tokens so far that thoughts took
         self._markers = parser.markers if parser else frozenset()
+        self._plain = not (stops or parser or self._with_logprobs or self._scored_ids)
 
     def take(self, parcel: Parcel) -> Delta:
         """What the parcel lets the client see. The choice has ended when it carries a finish reason."""
         token_ids, reason = [token.token_id for token in parcel.tokens], parcel.finish_reason
+        if self._plain and reason is None:  # nearly all are like this
+            text = self._detokenizer.add(token_ids) if self._detokenizer else ""
+            text, self._prefix = self._prefix + text, ""
+            return Delta(self._choice, text, tuple(token_ids), worker_id=parcel.worker_id)
         texts, num_used = self._add(token_ids)
         tail = self._finish() if reason is not None else ""
         if self._matcher is not None and self._matcher.matched:
@@ -134,8 +139,7 @@ class RequestOutput:
         if choice in self._ended:
             return None
         output = self._choices[choice]
-        thought = output.num_thought
-        delta = output.take(parcel)
+        thought, delta = output.num_thought, output.take(parcel)
         self._record.generated(len(delta.token_ids), output.num_thought - thought)
         if delta.finish_reason is not None:
             self._ended.add(choice)

@@ -11,6 +11,7 @@ from polyfleet.gateway.config import Limits
 from polyfleet.gateway.errors import DeadlineExceeded
 from polyfleet.gateway.fetching.fetcher import NO_HOSTS
 from polyfleet.gateway.request.text_process import TextProcess
+from polyfleet.process.within import Within
 from polyfleet.text.grammar import Calls
 from polyfleet.text.process import (
     EncodeChat,
@@ -166,7 +167,8 @@ class Prompts:
 
 async def _within(seconds: float, work: Coroutine[Any, Any, Outcome]) -> Outcome:
     try:
-        return await asyncio.wait_for(work, max(0.0, seconds))
+        with Within(seconds):
+            return await work
     except asyncio.TimeoutError:
         raise DeadlineExceeded("The request's deadline has passed.") from None
 

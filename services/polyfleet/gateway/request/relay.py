@@ -165,13 +165,12 @@ class SequenceRelay:
         self._session = session
         self._sequence_id = f"{sequence_id(request.request_id, request.choice)}/{next(_serial)}"
         started: dict[str, Any] = {"sequence_id": self._sequence_id, "max_tokens": self._max_tokens}
-        if self._grains:
-            wanted = replace(request, generated_ids=tuple(self._generated), sequence_id=self._sequence_id)
-            started["prefix_source"] = self._queue.prefix_source(wanted, self._grains, session, apart)
         if request.prompt_logprobs is not None and self._num_scores >= len(request.prompt_ids) - 1:
             started["prompt_logprobs"] = None
         self._scores_again = self._num_scores
         sequence = replace(request, generated_ids=tuple(self._generated), **started)
+        if self._grains and (source := self._queue.prefix_source(sequence, self._grains, session, apart)):
+            sequence = replace(sequence, prefix_source=source)
         session.start(sequence, self, self._grains or ())
 
     def denied(self, error: ApiError) -> None:
@@ -185,9 +184,9 @@ class SequenceRelay:
         if update.error:
             self._refused(update)
             return
-        tokens = update.tokens
+        tokens, inbox = update.tokens, self._inbox
         self._times.arrived(len(tokens))
-        parcel = self._inbox.parcel(self._request.choice)
+        parcel = inbox.parcel(self._request.choice)
         if self._session is not None and self._worker_id != self._session.worker_id:
             self._worker_id = parcel.worker_id = self._session.worker_id
         if not self._heard:
@@ -203,12 +202,12 @@ class SequenceRelay:
         parcel.tokens += tokens
         if update.embedding:
             parcel.embedding = update.embedding
-        self._inbox.num_tokens += len(tokens)
+        inbox.num_tokens += len(tokens)
         if update.finish_reason is not None:
             parcel.finish_reason = update.finish_reason
             self._count(well=True)
             self._end()
-        elif self._inbox.num_tokens > self._limits.max_pending_tokens:
+        elif inbox.num_tokens > self._limits.max_pending_tokens:
             self._park()
 
     def lost(self, reason: str) -> None:
@@ -276,6 +275,7 @@ class SequenceRelay:
 
     def _park(self) -> None:
         self._times.paused()
+        self._inbox.parked = True
         if self._session is not None:
             self._session.cancel(self._sequence_id)
         self._state, self._session = State.PARKED, None

@@ -56,8 +56,10 @@ class Sequences:
 
     def take(self) -> Awaitable[list[Parcel]]:
         """The next news of all choices. Those parked for a slow client go on: it has come for more."""
-        for relay in self._relays:
-            relay.unpark()
+        if self._inbox.parked:
+            self._inbox.parked = False
+            for relay in self._relays:
+                relay.unpark()
         return self._inbox.take()
 
     def cancel(self, choice: int) -> None:

@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 
 from polyfleet.gateway.errors import ResourceExhausted, Unavailable
+from polyfleet.process.within import Within
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.process import (
     LENGTH,
@@ -66,7 +67,8 @@ class _Process:
     async def ask(self, framed: bytes, seconds: float) -> Answer:
         """Its answer. Raises _ProcessLost."""
         try:
-            return read_answer(await asyncio.wait_for(self._exchange(framed), seconds))
+            with Within(seconds):
+                return read_answer(await self._exchange(framed))
         except asyncio.TimeoutError:
             self.kill()
             raise _ProcessLost(None) from None

@@ -6,6 +6,8 @@ import time
 class TokenTimes:
     """Of one choice. Seconds are on the monotonic clock."""
 
+    __slots__ = ("_last", "_num_gaps", "_seconds", "first")
+
     def __init__(self) -> None:
         self.first: float | None = None  # when the first token arrived
         self._last: float | None = None

@@ -1,0 +1,68 @@
+"""Within: asyncio.wait_for's limit, in the task itself."""
+
+import asyncio
+import sys
+
+import pytest
+
+from polyfleet.process.within import Within
+
+
+async def test_what_is_in_time_goes_on_and_is_not_cancelled_later() -> None:
+    with Within(0.01):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.0, -1.0])
+async def test_what_takes_longer_is_cancelled_and_times_out(seconds: float) -> None:
+    cancelled = False
+    with pytest.raises(asyncio.TimeoutError):
+        with Within(seconds):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled = True
+                raise
+    assert cancelled
+    await asyncio.sleep(0)  # the task itself is not cancelled
+
+
+async def test_errors_of_its_inside_stay_what_they_are() -> None:
+    with pytest.raises(ValueError, match="inside"):
+        with Within(1.0):
+            await asyncio.sleep(0)
+            raise ValueError("inside")
+
+
+async def test_who_cancels_the_task_is_heard() -> None:
+    async def work() -> None:
+        with Within(60.0):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="before Python 3.11 a task does not count who cancels it")
+async def test_who_cancels_the_task_just_when_its_time_is_over_is_heard() -> None:
+    async def work() -> None:
+        with Within(0.0):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(task.cancel)  # in the turn of the loop in which the timer fires
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_the_inner_of_two_limits_is_the_one_that_ends() -> None:
+    with Within(60.0):
+        with pytest.raises(asyncio.TimeoutError):
+            with Within(0.001):
+                await asyncio.Event().wait()
+        await asyncio.sleep(0)
