@@ -17,22 +17,28 @@ async def test_what_is_in_time_goes_on_and_is_not_cancelled_later() -> None:
 @pytest.mark.parametrize("seconds", [0.001, 0.0, -1.0])
 async def test_what_takes_longer_is_cancelled_and_times_out(seconds: float) -> None:
     cancelled = False
-    with pytest.raises(asyncio.TimeoutError):
-        with Within(seconds):
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled = True
-                raise
+
+    async def work() -> None:
+        nonlocal cancelled
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+
+    with pytest.raises(asyncio.TimeoutError), Within(seconds):
+        await work()
     assert cancelled
     await asyncio.sleep(0)  # the task itself is not cancelled
 
 
 async def test_errors_of_its_inside_stay_what_they_are() -> None:
-    with pytest.raises(ValueError, match="inside"):
-        with Within(1.0):
-            await asyncio.sleep(0)
-            raise ValueError("inside")
+    async def work() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"), Within(1.0):
+        await work()
 
 
 async def test_who_cancels_the_task_is_heard() -> None:
@@ -62,7 +68,6 @@ async def test_who_cancels_the_task_just_when_its_time_is_over_is_heard() -> Non
 
 async def test_the_inner_of_two_limits_is_the_one_that_ends() -> None:
     with Within(60.0):
-        with pytest.raises(asyncio.TimeoutError):
-            with Within(0.001):
-                await asyncio.Event().wait()
+        with pytest.raises(asyncio.TimeoutError), Within(0.001):
+            await asyncio.Event().wait()
         await asyncio.sleep(0)
