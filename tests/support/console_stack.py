@@ -184,6 +184,8 @@ class ConsoleStack:
             await console.start()
 
     async def _end(self) -> None:
+        for stream in self._streams.values():
+            stream.cancel()
         for console in self._consoles:
             await console.stop()
         await self.gateway.stop()

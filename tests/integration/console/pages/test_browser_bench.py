@@ -45,4 +45,6 @@ def test_two_benchmarks_are_compared_and_saved_as_a_picture(visit: Visit, stack:
     width, height = struct.unpack(">II", picture[16:24])
     assert (width, height) == (960, 48 + 44 * page.locator("#figures tbody tr").count())
     assert faults(page) == []
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.complaints == []
