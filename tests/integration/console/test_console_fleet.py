@@ -59,6 +59,17 @@ async def test_workers_are_shown_as_the_scheduler_has_them(running: Running, rig
         assert (answer.status_code, answer.headers["location"]) == (303, "/workers/w-1")
 
 
+async def test_lines_of_a_log_are_text(rig: ConsoleRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps({"level": HOSTILE, "message": HOSTILE, "more": HOSTILE}), HOSTILE]
+
+    async def call(*_: object) -> operations_pb2.TailLogResponse:
+        return operations_pb2.TailLogResponse(lines=lines)
+
+    monkeypatch.setattr(rig.view.link, "call", call)
+    log = (await rig.browser().get("/workers/w-1/log")).text
+    assert (log.count("&lt;img src=x"), "<img" in log) == (5, False)
+
+
 async def test_a_live_page_hears_what_changes(running: Running, rig: ConsoleRig) -> None:
     request = {"type": "http", "method": "GET", "path": "/live/fleet", "query_string": b"", "root_path": ""}
     scope = request | {"headers": [(b"host", b"localhost"), (b"accept", b"text/event-stream")], "scheme": "http"}
@@ -105,6 +116,8 @@ async def test_when_the_scheduler_is_gone_the_last_state_stays_with_its_age(tmp_
         assert "does not answer" in page
         assert "What is shown is of" in page
         assert "cuda · Card" in page
+        chinese = (await rig.browser(**{"accept-language": "zh"}).get("/fleet")).text
+        assert f"位于 {running.address} 的调度器没有应答。" in chinese
         for path in ("/requests", "/keys", "/usage", "/models"):
             assert (await browser.get(path)).status_code == 200, path
         assert (await browser.get("/models/new")).status_code == 503
