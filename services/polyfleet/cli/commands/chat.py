@@ -1,5 +1,6 @@
 """`polyfleet chat`: a conversation with a model, or one turn of it from stdin."""
 
+import json
 import shutil
 import sys
 import time
@@ -33,12 +34,40 @@ HELP = (
 )
 
 
-@click.command(epilog=examples("polyfleet chat --system 'Answer briefly.'", "echo 'What is a mutex?' | polyfleet chat"))
+EXAMPLES = (
+    "polyfleet chat --system 'Answer briefly.'",
+    "polyfleet chat --tools tools.json",
+    "echo 'What is a mutex?' | polyfleet chat",
+    "echo 'Is it so?' | polyfleet chat --choice yes --choice no",
+)
+
+
+def json_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Any:
+    """What a file of JSON holds. Raises click.BadParameter."""
+    try:
+        return None if path is None else json.loads(path.read_bytes())
+    except ValueError as error:
+        raise click.BadParameter(f"{path} is no valid JSON: {error}.") from None
+
+
+JSON_FILE: Any = {"type": click.Path(exists=True, dir_okay=False, path_type=Path), "callback": json_file}
+
+
+@click.command(epilog=examples(*EXAMPLES))
 @model_option
 @click.option("--system", metavar="TEXT", help="What the model is told first.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens of one answer; default: as many as fit.")
 @click.option("--temperature", type=FiniteRange(0, 2), help="0 is greedy; default: the model's own, else 1.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the draws.")
+@click.option("--json-schema", **JSON_FILE, metavar="FILE", help="Answers are JSON that this schema holds for.")
+@click.option("--regex", help="Answers match this from end to end.")
+@click.option("--choice", "choices", multiple=True, help="Answers are one of these; repeat it.")
+@click.option(
+    "--tools",
+    **JSON_FILE,
+    metavar="FILE",
+    help="JSON list of tools, as OpenAI's clients have them; what they give you type.",
+)
 @gateway_options
 def chat(
     gateway: Gateway,
@@ -59,7 +88,9 @@ def chat(
         question = sys.stdin.read().strip()
         if not question:
             raise CliError("stdin is empty: pipe a question into it.", ExitCode.BAD_INPUT)
-        say(client, [*history, Message("user", question)], {"model": model or "", **options})
+        answer = say(client, [*history, Message("user", question)], {"model": model or "", **options})
+        for call in answer.tool_calls:
+            click.echo(f"{call.name}({call.arguments})")
 
 
 def only_model(client: "Client") -> str:
@@ -100,13 +131,29 @@ def converse(client: "Client", history: "list[Message]", options: dict[str, Any]
         elif line.strip():
             try:
                 turn = with_images(line.strip(), shown) if shown else Message("user", line.strip())
-                with quiet_keyboard():
-                    answer = say(client, [*history, turn], options)
+                said = answered(client, [*history, turn], options)
             except PolyfleetError as error:
                 remark(f"{error.message} Not remembered; say it again, or /clear.", "red")
+            except (EOFError, KeyboardInterrupt):  # in place of what a tool gives
+                click.echo()
+                return
             else:
-                history += [turn, Message("assistant", answer)]
+                history += [turn, *said]
                 shown = []
+
+
+def answered(client: "Client", messages: "list[Message]", options: dict[str, Any]) -> "list[Message]":
+    """The model's next turn; while it calls tools, what the user says that they give, and its next turn again."""
+    from polyfleet.client import Message
+
+    said: list[Message] = []
+    while True:
+        with quiet_keyboard():
+            said.append(say(client, [*messages, *said], options))
+        if not (calls := said[-1].tool_calls):
+            return said
+        given = [(call, read_line(f"{call.name}({call.arguments}) = ")) for call in calls]
+        said += [Message("tool", result, tool_call_id=call.id) for call, result in given]
 
 
 def show(name: str) -> list[str]:
@@ -118,13 +165,14 @@ def show(name: str) -> list[str]:
     return []
 
 
-def say(client: "Client", messages: "list[Message]", options: dict[str, Any]) -> str:
+def say(client: "Client", messages: "list[Message]", options: dict[str, Any]) -> "Message":
     """Stream the model's next turn to stdout and return it; Ctrl-C cancels it and keeps what has come.
 
     On a terminal words are kept whole, and what it took is said below the answer. What it thinks goes to stderr.
     """
+    from polyfleet.client import Message
+
     answer, thoughts = (Shown(each) for each in (sys.stdout, sys.stderr))
-    parts: list[str] = []
     began, first, last, usage = time.monotonic(), 0.0, 0.0, None
     with client.stream(messages=messages, **options) as stream:
         try:
@@ -138,18 +186,20 @@ def say(client: "Client", messages: "list[Message]", options: dict[str, Any]) ->
                 elif delta.text and thoughts.begun:
                     thought(thoughts.finish())
                 click.echo(answer.add(delta.text), nl=False)
-                parts.append(delta.text)
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
         finally:
             if thoughts.begun:
                 thought(thoughts.finish())
-            if parts:
+            so_far = stream.transcript.completion()
+            if so_far.choices and (so_far.text or not so_far.tool_calls):
                 click.echo(answer.finish(), nl=False)
     if sys.stdin.isatty() and usage:
         remark(pace(usage, first - began, last - first))
-    return "".join(parts)
+    return (
+        Message("assistant", so_far.text, tool_calls=so_far.tool_calls) if so_far.choices else Message("assistant", "")
+    )
 
 
 class Shown:

@@ -1,0 +1,79 @@
+"""`polyfleet chat` with tools, whose results the user types, and with answers of a form that is asked for."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.support.scripted_inference import serve
+from tests.unit.cli.commands.test_cli_chat import answer, type_lines
+
+from polyfleet.cli.commands.chat import converse
+from polyfleet.cli.main import cli
+from polyfleet.client import Client
+from polyfleet.v1 import inference_pb2 as pb
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def calling(request: Any, context: Any) -> Iterator[pb.GenerateResponse]:
+    calls = [
+        pb.ToolCallDelta(index=0, id="c1", name="weather"),
+        pb.ToolCallDelta(index=0, arguments='{"city": "Bern"}'),
+    ]
+    yield pb.GenerateResponse(tool_calls=calls, token_ids=[1], finish_reason=pb.FINISH_REASON_TOOL_CALLS)
+    yield pb.GenerateResponse(usage=pb.Usage(completion_tokens=1))
+
+
+def test_what_a_tool_gives_is_typed_and_remembered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_lines(monkeypatch, "How is it?", "3 degrees", "And now?")
+    with serve(calling, answer) as script, Client(script.address) as client:
+        converse(client, [], {"tools": [TOOL]})
+    assert capsys.readouterr().out == "answer to 3 degrees\nanswer to And now?\n\n"
+    first, second, third = script.calls
+    assert [json.loads(each) for each in first.tools] == [TOOL]
+    assert [message.role for message in second.messages] == ["user", "assistant", "tool"]
+    called, result = second.messages[1:]
+    assert [(call.id, call.name, call.arguments) for call in called.tool_calls] == [
+        ("c1", "weather", '{"city": "Bern"}')
+    ]
+    assert (result.content, result.tool_call_id) == ("3 degrees", "c1")
+    assert [message.content for message in third.messages[2:]] == ["3 degrees", "answer to 3 degrees", "And now?"]
+
+
+def test_the_end_of_input_in_place_of_a_result_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    type_lines(monkeypatch, "How is it?")
+    with serve(calling, answer) as script, Client(script.address) as client:
+        converse(client, [], {"tools": [TOOL]})
+    assert len(script.calls) == 1
+
+
+def test_forms_and_tools_reach_the_gateway_from_a_pipe(tmp_path: Path) -> None:
+    schema, tools = tmp_path / "schema.json", tmp_path / "tools.json"
+    schema.write_text('{"type": "boolean"}')
+    tools.write_text(json.dumps([TOOL]))
+    told = []
+    with serve(calling) as script:
+        for options in (("--json-schema", str(schema)), ("--regex", "a+"), ("--choice", "yes", "--choice", "no"), ()):
+            given = ("chat", "--gateway", script.address, "--tools", str(tools), *options)
+            told.append(CliRunner().invoke(cli, given, input="Is it so?"))
+    assert {(each.exit_code, each.stdout) for each in told} == {(0, 'weather({"city": "Bern"})\n')}
+    asked = [call.structure for call in script.calls]
+    assert (asked[0].json_schema, asked[1].regex, list(asked[2].choices)) == (
+        '{"type": "boolean"}',
+        "a+",
+        ["yes", "no"],
+    )
+    assert [call.HasField("structure") for call in script.calls] == [True, True, True, False]
+    assert [json.loads(call.tools[0]) for call in script.calls] == [TOOL] * 4
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tools.json").write_text("{")
+    result = CliRunner().invoke(cli, ("chat", "--tools", str(tmp_path / "tools.json")), input="Hi")
+    assert result.exit_code == 2
+    assert "tools.json is no valid JSON" in result.stderr
