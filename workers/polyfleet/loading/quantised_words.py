@@ -41,7 +41,7 @@ def read_group(name: str, parts: Parts, group: Group) -> Weight:
         return read_fp8(name, parts, group.tile)
     middle = 1 << group.bits - 1
     packed = "_packed" in parts
-    codes = _codes(parts, group.bits) if packed else _integers(part(parts, "")).short() + middle
+    codes = _codes(parts, group.bits) if packed else _counted(part(parts, ""), middle)
     scales = scales.reshape(1, 1).expand(len(codes), 1) if scales.numel() == 1 else scales.reshape(len(codes), -1)
     if group.size and scales.shape[1] != -(-codes.shape[1] // group.size):
         raise ValueError(f"has scales of {scales.shape[1]} groups, the configuration says {group.size} columns each")
@@ -70,6 +70,13 @@ def _codes(parts: Parts, bits: int) -> Tensor:
     if rows != len(codes) or not 0 <= codes.shape[1] - columns < 32 // bits:
         raise ValueError(f"states {rows} x {columns} numbers, its codes are {codes.shape[0]} x {codes.shape[1]}")
     return codes[:, :columns]
+
+
+def _counted(tensor: Tensor, middle: int) -> Tensor:
+    """Numbers from 0 on; those that fill their bytes stay in bytes, as anything wider would be the peak of loading."""
+    if tensor.dtype is torch.int8 and middle == -torch.iinfo(torch.int8).min:
+        return tensor.view(torch.uint8) ^ middle
+    return _integers(tensor).short() + middle
 
 
 def _integers(tensor: Tensor) -> Tensor:

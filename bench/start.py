@@ -1,0 +1,87 @@
+"""What passes from the start of a worker alone to its first token, and what its processes compute meanwhile.
+
+    python -m bench.start [MODEL] [--rounds N]
+
+A worker of its own loads the model (without one: the bundled SmolLM2) and answers a request of four tokens; the first
+round, which brings files into the page cache, is left out of the medians. Parts, in the order of time:
+
+    worker    from its start until it takes connections
+    imports   the engine's process, until it begins to read the model: nearly all of it is torch
+    model     reading and packing the weights, the canary
+    token     the request, until its first token
+
+CPU seconds are user's and system's of both processes, at each part's end less at its beginning.
+"""
+
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import click
+import psutil
+from tests.support.running_worker import REAL, RunningWorker
+
+from polyfleet.cli.stack.settings import bundled_model
+from polyfleet.v1 import fleet_pb2 as fleet
+from polyfleet.v1 import worker_pb2 as pb
+
+PARTS = ("worker", "imports", "model", "token")
+PAUSE = 0.005  # between two looks
+
+
+class Clock:
+    """Time that passed and that processes computed, from mark to mark."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[float, float]] = []
+        self._wall, self._cpu = time.monotonic(), 0.0
+
+    def mark(self, worker: RunningWorker) -> None:
+        """A part has ended."""
+        process = psutil.Process(worker.process.pid)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        wall, cpu = time.monotonic(), sum(each.user + each.system for each in times)
+        self.parts.append((wall - self._wall, cpu - self._cpu))
+        self._wall, self._cpu = wall, cpu
+
+
+async def one_round(model: Path) -> list[tuple[float, float]]:
+    """Wall and CPU seconds of each part."""
+    with tempfile.TemporaryDirectory() as folder:
+        clock = Clock()
+        running = RunningWorker(
+            Path(folder), "--kv-cache-tokens", "2048", model=str(model), wait_ready=False, command=REAL
+        )
+        async with running as worker:
+            clock.mark(worker)
+            while (status := (await worker.status()).status).state != fleet.WORKER_STATE_READY:
+                if len(clock.parts) == 1 and status.load_progress > 0:
+                    clock.mark(worker)
+                await asyncio.sleep(PAUSE)
+            clock.mark(worker)
+            async with worker.session() as session:
+                await session.start(pb.StartSequence(sequence_id="one", prompt_ids=[1, 2, 3, 4], max_tokens=1))
+                await session.run_to_end()
+                clock.mark(worker)
+        return clock.parts
+
+
+@click.command(help=__doc__)
+@click.argument("model", type=click.Path(exists=True, path_type=Path), required=False)
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
+def main(model: Path | None, rounds: int) -> None:
+    path = model or bundled_model()
+    asyncio.run(one_round(path))
+    found = [asyncio.run(one_round(path)) for _ in range(rounds)]
+    click.echo(f"{'part':10}{'wall':>8}{'CPU':>8}   seconds, medians of {rounds} rounds")
+    for number, part in enumerate(PARTS):
+        wall, cpu = (statistics.median(each[number][side] for each in found) for side in (0, 1))
+        click.echo(f"{part:10}{wall:8.2f}{cpu:8.2f}")
+    wall, cpu = (statistics.median(sum(part[side] for part in each) for each in found) for side in (0, 1))
+    click.echo(f"{'all':10}{wall:8.2f}{cpu:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
