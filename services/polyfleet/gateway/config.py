@@ -114,6 +114,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "olmo",
             "nemotron",
             "minitron",
+            "internlm",
             "hermes",
             "pythonic",
             "llama",

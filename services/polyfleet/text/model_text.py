@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from polyfleet.text.answer.formats import find_tool_format
-from polyfleet.text.answer.parser import find_reasoning_tags
+from polyfleet.text.answer.parser import find_reasoning_tags, find_response_tags
 from polyfleet.text.assets import make_tokenizer, parse_assets
 from polyfleet.text.detokenize import REPLACEMENT, ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_piece
 from polyfleet.text.errors import TextAssetsError
@@ -38,6 +38,7 @@ class ModelText:
         templates = [assets.get(name) or "" for name in ("chat_template", "tool_template")]
         self.tool_format = find_tool_format("".join(templates))
         self.reasoning_tags = find_reasoning_tags(templates[0])
+        self.response_tags = find_response_tags(templates[0])
 
     @cached_property
     def prompts(self) -> PromptText:

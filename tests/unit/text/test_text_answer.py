@@ -8,7 +8,7 @@ import pytest
 
 from polyfleet.text.answer.channels import ChannelParser
 from polyfleet.text.answer.formats import FORMATS, find_tool_format
-from polyfleet.text.answer.parser import REASONING_TAGS, AnswerParser, ReasoningTags
+from polyfleet.text.answer.parser import REASONING_TAGS, AnswerParser, Tags
 from polyfleet.wire.tools import Tool, ToolCallDelta, read_tools
 
 WEATHER = {"city": {"type": "string"}, "days": {"type": "integer"}, "where": {"type": "object"}}
@@ -27,7 +27,7 @@ def parse(
     family: str = "hermes",
     truncated: bool = False,
     tools: Sequence[Tool] = TOOLS,
-    tags: ReasoningTags = REASONING_TAGS[0],
+    tags: Tags = REASONING_TAGS[0],
     **more: Any,
 ) -> tuple[str, str, list[Call]]:
     """Text, thoughts and the calls that stand, put together as a client does."""
@@ -129,6 +129,22 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
         "<|tool_call_end|><|tool_calls_section_end|>",
         "Look:",
         [("weather", PARIS), ("time", "{}")],
+    ),
+    (
+        "internlm",
+        f'Look:\n<|action_start|><|plugin|>\n{{"name": "weather", "parameters": {PARIS}}}<|action_end|>\n'
+        '<|action_start|><|plugin|>{"name": "time", "parameters": {}}\n<|action_end|>\n',
+        "Look:\n",
+        [("weather", PARIS), ("time", "{}")],
+    ),
+    ("internlm", '<|action_start|><|plugin|>\n{"name": "time"}', "", [("time", "{}")]),
+    *(
+        ("internlm", text, text, [])
+        for text in (
+            "<|action_start|><|interpreter|>\nprint(1)<|action_end|>",
+            '<|action_start|><|plugin|>\n{"name": "rain", "parameters": {}}<|action_end|>',
+            "<|action_start|><|plu",
+        )
     ),
     (
         "minicpm",

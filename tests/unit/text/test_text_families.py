@@ -154,6 +154,14 @@ FAMILIES: dict[str, tuple[Callable[[Message], Message], str]] = {
         "m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}<toolcall> {{ c.function | tojson }} "
         "</toolcall>\n{% endfor %}{% endfor %}<extra_id_1>assistant\n",
     ),
+    "internlm": (
+        same,
+        "{% for m in messages %}{% if m.role == 'tool' %}<|im_start|>environment name=<|plugin|>\n{{ m.content }}"
+        "{% else %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}<|action_start|>"
+        '<|plugin|>\n{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
+        "<|action_end|>{% endfor %}{% endif %}<|im_end|>\n{% if loop.first and tools %}<|im_start|>system name="
+        "<|plugin|>\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% endfor %}<|im_start|>assistant\n",
+    ),
     "glm4": (
         same,
         "{% if tools %}{% for t in tools %}## {{ t.function.name }}\n{{ t.function | tojson(indent=4) }}{% "
@@ -240,6 +248,7 @@ PLACES: dict[str, tuple[str, str, str]] = {
     "olmo": (FAMILIES["olmo"][1], "<|im_start|>assistant\n", "<|im_end|>"),
     "nemotron": (FAMILIES["nemotron"][1], "<assistant>", "<|eot_id|>"),
     "minitron": (FAMILIES["minitron"][1], "<extra_id_1>assistant\n", "<extra_id_1>"),
+    "internlm": (FAMILIES["internlm"][1], "<|im_start|>assistant\n", "<|im_end|>"),
     "glm4": (FAMILIES["glm4"][1], "<|assistant|>", "<|assistant|>"),
     "phi": (PHI, "<|assistant|>", "<|end|>"),
 }

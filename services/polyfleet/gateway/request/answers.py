@@ -23,13 +23,14 @@ def make_parser(
     if not request.messages or served.text is None:
         return None
     form, tags = _format(request, served, tool_parser), served.text.reasoning_tags
+    around = served.text.response_tags
     tools = read_tools(request.tools, request.tool_names) if form else ()
     most_calls = 0 if request.parallel_tool_calls and not _named(request) else 1
     if _in_channels(request, served, form):
         return ChannelParser(tools, bare=bool(form and form.bare), most_calls=most_calls)
-    if form is None and tags is None:
+    if form is None and tags is None and around is None:
         return None
-    return AnswerParser(form, tools, tags, thinking=thinking, most_calls=most_calls)
+    return AnswerParser(form, tools, tags, response_tags=around, thinking=thinking, most_calls=most_calls)
 
 
 async def make_grammar(

@@ -19,6 +19,7 @@ from polyfleet.text.answer.marked_calls import (
 from polyfleet.text.answer.python_calls import python_calls
 from polyfleet.text.answer.source import NotACall, Reading, Source
 
+PLUGIN = "<|plugin|>"
 _NAME = re.compile(r"[^\s{\[<(]+")
 _CALL_ID = re.compile(r"[0-9A-Za-z]+")
 _ARGUMENTS = ("arguments", "parameters")
@@ -45,6 +46,12 @@ def written(source: Source, calls: Calls) -> Reading[None]:
     else:
         yield from _named(source, calls)
     yield from source.space()
+
+
+def plugin_calls(source: Source, calls: Calls) -> Reading[None]:
+    """Behind a mark that tells them from other actions, as code to run."""
+    yield from source.literal(PLUGIN)
+    yield from written(source, calls)
 
 
 def _is_python(source: Source) -> Reading[bool]:
@@ -181,6 +188,7 @@ class ToolFormat:
 
 
 _OBJECT = '{"name": $J, "arguments": $A}'
+_PARAMETERS = '{"name": $J, "parameters": $A}'
 HERMES = ToolFormat("hermes", ("<tool_call>",), "</tool_call>", spellings=(f"\n{_OBJECT}\n",))
 HARMONY = ToolFormat(  # read by ChannelParser
     "harmony",
@@ -227,9 +235,17 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat("olmo", ("<function_calls>",), "</function_calls>", body=python_calls),
         ToolFormat("nemotron", ("<TOOLCALL>",), "</TOOLCALL>", spellings=(f"[{_OBJECT}]",)),
         ToolFormat("minitron", ("<toolcall>",), "</toolcall>", spellings=(f" {_OBJECT} ",)),
+        ToolFormat(
+            "internlm",
+            ("<|action_start|>",),
+            "<|action_end|>",
+            inner=(PLUGIN,),
+            body=plugin_calls,
+            spellings=(f"{PLUGIN}\n{_PARAMETERS}", f"{PLUGIN}\n{_PARAMETERS}\n"),
+        ),
         HERMES,
         ToolFormat("pythonic", ("<|python_start|>",), "<|python_end|>", bare=True),
-        ToolFormat("llama", ("<|python_tag|>",), bare=True, spellings=('{"name": $J, "parameters": $A}',)),
+        ToolFormat("llama", ("<|python_tag|>",), bare=True, spellings=(_PARAMETERS,)),
         ToolFormat("glm4", ("<|observation|>",), bare=True),
     )
 }

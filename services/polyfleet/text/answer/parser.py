@@ -13,24 +13,33 @@ _BARE = "{"
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningTags:
-    """What a model writes around its thoughts."""
+class Tags:
+    """What a model writes around a part of its answer."""
 
     opening: str
     closing: str
 
 
-REASONING_TAGS = (
-    ReasoningTags("<think>", "</think>"),
-    ReasoningTags("[THINK]", "[/THINK]"),
-    ReasoningTags("<|thought_start|>", "<|thought_end|>"),
-    ReasoningTags("<seed:think>", "</seed:think>"),
+REASONING_TAGS = (  # around thoughts
+    Tags("<think>", "</think>"),
+    Tags("[THINK]", "[/THINK]"),
+    Tags("<|thought_start|>", "<|thought_end|>"),
+    Tags("<seed:think>", "</seed:think>"),
+)
+RESPONSE_TAGS = (  # around what is said, as Hunyuan has them, and ERNIE and Granite
+    Tags("<answer>", "</answer>"),
+    Tags("<response>", "</response>"),
 )
 
 
-def find_reasoning_tags(template: str) -> ReasoningTags | None:
+def find_reasoning_tags(template: str) -> Tags | None:
     """Those that the chat template spells, if any."""
     return next((each for each in REASONING_TAGS if each.closing in template), None)
+
+
+def find_response_tags(template: str) -> Tags | None:
+    """Those that the chat template spells, if any."""
+    return next((each for each in RESPONSE_TAGS if each.opening in template), None)
 
 
 class Parsed(NamedTuple):
@@ -49,20 +58,23 @@ class AnswerParser:
     """Reads one answer. Without `tool_format` no calls are looked for, without `tags` no thoughts.
 
     `thinking`: the prompt ended within thoughts. A call that can't be read, or of an unknown tool, is text. Of calls
-    beyond `most_calls` (0: any number) nothing is told.
+    beyond `most_calls` (0: any number) nothing is told, nor of `response_tags` around what is said.
     """
 
     def __init__(
         self,
         tool_format: ToolFormat | None,
         tools: Sequence[Tool],
-        tags: ReasoningTags | None,
+        tags: Tags | None,
         *,
+        response_tags: Tags | None = None,
         thinking: bool = False,
         most_calls: int = 0,
     ) -> None:
         self._format = tool_format
         self._tags = tags
+        self._response_tags = response_tags
+        self._closing = ""  # what ends the part that is said, within its tags
         self._thinking = thinking and tags is not None
         self._source = Source()
         self._calls = Calls(tools, short_ids=bool(tool_format and tool_format.short_ids), most=most_calls)
@@ -78,7 +90,7 @@ class AnswerParser:
     @property
     def markers(self) -> frozenset[str]:
         """Special tokens that it wants to read, which no text shows otherwise."""
-        tags = (self._tags.opening, self._tags.closing) if self._tags else ()
+        tags = [text for each in (self._tags, self._response_tags) if each for text in (each.opening, each.closing)]
         return frozenset((*tags, *(self._format.markers if self._format else ())))
 
     @property
@@ -123,17 +135,34 @@ class AnswerParser:
         yield
         source = self._source
         if not self._thinking and self._tags:
-            space: list[str] = []
-            yield from source.space(space.append)
-            self._thinking = yield from source.maybe(self._tags.opening)
-            self._said += [] if self._thinking else space
+            self._thinking = yield from self._opens(self._tags)
         if self._thinking:
             yield from self._think()
+        if self._response_tags and (yield from self._opens(self._response_tags)):
+            self._closing = self._response_tags.closing
+            yield from self._behind_tag()
         if self._format and self._format.bare:
             yield from self._bare()
         while (source.held or not source.ended) and not self.done:
             if (yield from self._say()):
                 yield from self._call()
+
+    def _opens(self, tags: Tags) -> Reading[bool]:
+        """Take an opening tag and the space before it; without one, that space is still to be read."""
+        space: list[str] = []
+        yield from self._source.space(space.append)
+        found = yield from self._source.maybe(tags.opening)
+        if not found:
+            self._source.held = "".join((*space, self._source.held))
+        return found
+
+    def _behind_tag(self) -> Reading[None]:
+        """Take line breaks."""
+        while True:
+            self._source.held = self._source.held.lstrip("\n")
+            if self._source.held or self._source.ended:
+                return
+            yield
 
     def _think(self) -> Reading[None]:
         """Up to the closing tag, or the end; line breaks around thoughts are not told."""
@@ -156,29 +185,39 @@ class AnswerParser:
             safe = source.held[: len(source.held) - unfinished(source.held, (closing,))].rstrip("\n")
             self._thought.append(source.take(len(safe)))
             yield
-        while True:
-            source.held = source.held.lstrip("\n")
-            if source.held or source.ended:
-                return
-            yield
+        yield from self._behind_tag()
 
     def _say(self) -> Reading[bool]:
-        """Text up to the next opening of calls (True), or the end. Space before calls is not told."""
+        """Text up to the next opening of calls (True), the tag that closes it, or the end.
+
+        Space before calls and around that tag is not told.
+        """
         source, openings = self._source, self._format.openings if self._format else ()
+        marks = (*openings, *([self._closing] if self._closing else ()))
         while True:
-            found = [at for opening in openings if (at := source.held.find(opening)) >= 0]
+            found = [at for mark in marks if (at := source.held.find(mark)) >= 0]
             if found:
                 text = source.take(min(found))
                 said = text.rstrip()
                 self._said.append(said)
                 self._space = text[len(said) :]
-                return True
+                return not (self._closing and (yield from self._closes()))
             if source.ended:
                 self._said.append(source.take(len(source.held)))
                 return False
-            safe = source.held[: len(source.held) - unfinished(source.held, openings)]
-            self._said.append(source.take(len(safe.rstrip() if openings else safe)))
+            safe = source.held[: len(source.held) - unfinished(source.held, marks)]
+            self._said.append(source.take(len(safe.rstrip() if marks else safe)))
             yield
+
+    def _closes(self) -> Reading[bool]:
+        """Take the tag that closes what is said, if it comes next; space behind it counts where something follows."""
+        source, space = self._source, list[str]()
+        found = yield from source.maybe(self._closing)
+        if found:
+            self._closing = ""
+            yield from source.space(space.append)
+            source.held = "".join((*space, source.held)) if source.held else ""
+        return found
 
     def _bare(self) -> Reading[None]:
         """Calls that the answer begins with: a JSON object, the name of a tool and one, or a list of Python's calls."""
