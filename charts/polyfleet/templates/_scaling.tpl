@@ -78,6 +78,9 @@ kubernetes_deployment: {{ $.deployment }}, autoscaling: {min_workers: {{ .minRep
 {{- if gt (int .minReplicas) (int .maxReplicas) -}}
 {{- fail (printf "workers.%s.autoscaling: minReplicas is more than maxReplicas." $.name) -}}
 {{- end -}}
+{{- if and (gt (float64 .downSeconds) 3600.0) (has .owner (list "hpa" "keda")) -}}
+{{- fail (printf "workers.%s.autoscaling: downSeconds must be 3600 or less with %s: Kubernetes looks back no further. The scheduler (owner) can." $.name .owner) -}}
+{{- end -}}
 {{- if and (eq .owner "keda") (not .prometheus) -}}
 {{- fail (printf "workers.%s.autoscaling: keda needs prometheus, the address of Prometheus." $.name) -}}
 {{- end -}}

@@ -109,6 +109,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         pool(autoscaling={"owner": "hpa"}, model={**IMAGE, "name": "meta/m"}),
         "workers.p.model.name: an hpa finds the metrics of no model named meta/m, since the name is no value",
     ),
+    "an hpa that looks back for a day": (
+        pool(autoscaling={"owner": "hpa", "downSeconds": 86400}),
+        "workers.p.autoscaling: downSeconds must be 3600 or less with hpa",
+    ),
     "none with an hpa": (
         pool(autoscaling={"owner": "hpa", "minReplicas": 0}),
         "workers.p.autoscaling: minReplicas must be 1 or more with hpa",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.support.helm_chart import (
     CHART,
+    OPERATOR_APIS,
     RELEASES,
     containers,
     find,
@@ -139,6 +140,23 @@ def test_workers_take_no_replicas_that_somebody_else_owns(name: str) -> None:
         owns = workload["kind"] == "Deployment" and workload["metadata"]["name"] not in owned
         assert ("replicas" in workload["spec"]) is owns
     assert owned == ({"polyfleet-worker-nvidia", "polyfleet-worker-amd"} if name == "mixed" else set())
+
+
+def test_fewer_workers_are_asked_for_when_down_seconds_say() -> None:
+    pools = {
+        owner: {
+            "accelerator": "cpu",
+            "model": {"image": {"path": "/m"}},
+            "autoscaling": {"owner": owner, "downSeconds": 90, "prometheus": "http://prometheus:9090"},
+        }
+        for owner in ("hpa", "keda")
+    }
+    apis = [word for api in OPERATOR_APIS for word in ("--api-versions", api)]
+    objects = rendered(*apis, values={"workers": pools})
+    hpa = find(objects, "HorizontalPodAutoscaler", "polyfleet-worker-hpa")["spec"]
+    keda = find(objects, "ScaledObject", "polyfleet-worker-keda")["spec"]
+    both = (hpa["behavior"], keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"])
+    assert both == ({"scaleDown": {"stabilizationWindowSeconds": 90}},) * 2
 
 
 @every_release
