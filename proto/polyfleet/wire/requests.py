@@ -132,9 +132,9 @@ class Chat:
 
     @property
     def images(self) -> tuple[tuple[str, Image], ...]:
-        """Every image with its place, as in `messages[0].content[1]`."""
+        """Every image with its place, as in `messages[0].parts[1]`."""
         return tuple(
-            (f"messages[{number}].content[{index}]", part)
+            (f"messages[{number}].parts[{index}]", part)
             for number, message in enumerate(self.messages)
             for index, part in enumerate(message.parts)
             if isinstance(part, Image)

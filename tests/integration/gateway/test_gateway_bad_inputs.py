@@ -198,9 +198,9 @@ GRPC: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     ),
     "tool of no JSON": (asks(tools=["{"]), "tools[0]", "is no valid JSON"),
     "tool, 1000 levels": (asks(tools=[deep(1000)]), "tools[0]", "is nested more than 100"),
-    "no image": (asks(messages=[shows(b"hello")]), PART, "is no image of a kind that is read"),
-    "image bomb": (asks(messages=[shows(bomb(50_000))]), PART, "has 50000 x 50000 pixels"),
-    "animation": (asks(messages=[shows(frames("WEBP"))]), PART, "is animated"),
+    "no image": (asks(messages=[shows(b"hello")]), "messages[0].parts[0]", "is no image of a kind that is read"),
+    "image bomb": (asks(messages=[shows(bomb(50_000))]), "messages[0].parts[0]", "has 50000 x 50000 pixels"),
+    "animation": (asks(messages=[shows(frames("WEBP"))]), "messages[0].parts[0]", "is animated"),
     "bias of no token": (asks(logit_bias={99999: 1}), "logit_bias", "below the vocabulary size"),
     "10,000 stops": (asks(stop=["x"] * 10_000), "stop", "must be at most 16, not 10000"),
 }

@@ -120,7 +120,8 @@ def _plain_body(status: int, message: str, code: str) -> bytes:
 
 
 def http_field(field: str, renames: Mapping[str, str]) -> str:
-    """The endpoint's name for a field of the core: `sampling.top_p` is `top_p`, `inputs[2].text` is `input[2]`.
+    """The endpoint's name for a field of the core: `sampling.top_p` is `top_p`, `inputs[2].text` is `input[2]`,
+    `messages[0].parts[1]` is `messages[0].content[1]`.
 
     An item that stands elsewhere there, as behind a system's message, has a name of its own in `renames`.
     """
@@ -130,7 +131,7 @@ def http_field(field: str, renames: Mapping[str, str]) -> str:
         return renames[item]
     root = item.split("[", 1)[0]
     if root not in renames:
-        return name
+        return name.replace("].parts[", "].content[")
     index = name[len(root) :].split(".", 1)[0]
     return renames[root] + index
 
