@@ -173,3 +173,4 @@ class Model:
     embeds_only: bool = False  # whether it makes embeddings and generates nothing
     parent: str = ""  # of an adapter: the model that it adapts
     cross_encoder: bool = False  # whether it ranks documents and makes no embeddings
+    ids_only: bool = False  # whether it has no tokenizer

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx2
 from tests.support.console_rig import ConsoleRig, csrf_of
+from tests.support.fake_worker import FakeWorker
 from tests.support.gateway_rig import MODEL, GatewayRig, text_worker, until
 from tests.unit.process.test_process_fleet_keys import write
 
@@ -44,6 +45,14 @@ async def test_an_answer_is_what_the_gateway_gives() -> None:
         assert right.usage is not None
         assert done["completion_tokens"] == right.usage.completion_tokens
         assert 0 <= done["first_seconds"] <= done["seconds"]
+
+
+async def test_models_that_no_text_can_be_sent_to_are_not_offered() -> None:
+    async with GatewayRig() as gateway, ConsoleRig(fleet="127.0.0.1:1", gateway=address(gateway)) as rig:
+        await gateway.add(text_worker("w-1"), FakeWorker("w-2", "ids"))
+        async with AsyncClient(address(gateway)) as client:
+            assert {each.name: each.ids_only for each in await client.models()} == {MODEL: False, "ids": True}
+        assert (await rig.browser().get("/chat/models")).json() == {"models": [MODEL]}
 
 
 async def test_what_the_gateway_refuses_is_told() -> None:

@@ -73,7 +73,7 @@ class ChatPages:
             found = await self._client(session_of(request).key).models(timeout=MODELS_SECONDS)
         except PolyfleetError as error:
             return JSONResponse({"problem": problem_of(error, self._gone(request))}, 503)
-        names = [each.name for each in found if not each.embeds_only]
+        names = [each.name for each in found if not (each.embeds_only or each.ids_only)]
         return JSONResponse({"models": names})
 
     async def _answer(self, request: Request) -> Response:

@@ -278,6 +278,7 @@ class FleetView:
                 vocabulary_size=info.vocabulary_size if info else 0,
                 embeds_only=bool(info and info.embeds_only),
                 cross_encoder=bool(info and info.cross_encoder),
+                ids_only=bool(info and not info.tokenizer_hash),
                 ready_workers=len(ready),
                 accelerators=tuple(sorted({worker.accelerator for worker in ready})),
                 created_unix_seconds=self._deployed.get(name, 0),

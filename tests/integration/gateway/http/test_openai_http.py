@@ -220,6 +220,7 @@ def test_model_extensions(http: httpx.Client) -> None:
                 "sampling_defaults": {},
                 "embeds_only": False,
                 "cross_encoder": False,
+                "ids_only": False,
                 "object": "model",
                 "owned_by": "polyfleet",
             }

@@ -142,7 +142,7 @@ class Reply(msgspec.Struct):
 
 
 class ModelReply(msgspec.Struct):
-    """A model; the fields from `context_length` to `embeds_only` are extensions."""
+    """A model; the fields from `context_length` to `parent` are extensions."""
 
     id: str
     created: int
@@ -153,6 +153,7 @@ class ModelReply(msgspec.Struct):
     sampling_defaults: dict[str, float]
     embeds_only: bool
     cross_encoder: bool
+    ids_only: bool
     parent: str | UnsetType = UNSET  # of an adapter
     object: Literal["model"] = "model"
     owned_by: Literal["polyfleet"] = "polyfleet"
@@ -248,6 +249,7 @@ def model_reply(model: Model) -> ModelReply:
         sampling_defaults=dict(model.sampling_defaults),
         embeds_only=model.embeds_only,
         cross_encoder=model.cross_encoder,
+        ids_only=model.ids_only,
         parent=model.parent or UNSET,
     )
 
