@@ -18,6 +18,7 @@ groups:
   - name: w
     accelerator: cuda
     workers: 2
+    role: decode
     steps: {prefill_tokens_per_second: 100000, step_seconds: 0.02, sequence_seconds: 0}
 """
 
@@ -34,8 +35,9 @@ async def test_a_stream_whose_simulated_worker_is_killed_goes_on_token_by_token(
         registered = await stack.enter_async_context(FakeFleet())
         rig = await stack.enter_async_context(GatewayRig())
         processes = {}
-        for worker_id in ("w-0", "w-1"):
+        for worker_id, options in (("w-0", []), ("w-1", ["--role", "both"])):
             command = [sys.executable, "-m", "polyfleet.cli", "simulate-workers", str(path), "--only", worker_id]
+            command += options
             process = await asyncio.create_subprocess_exec(*command, "--fleet", registered.address)
             stack.push_async_callback(process.wait)
             stack.callback(end, process)
@@ -45,6 +47,8 @@ async def test_a_stream_whose_simulated_worker_is_killed_goes_on_token_by_token(
         )
         infos = {each.worker_id: each for each in registered.infos}
         assert {(each.accelerator, each.device_name) for each in infos.values()} == {("cuda", "simulated w")}
+        roles = {worker_id: fleet_pb2.WorkerRole.Name(each.role) for worker_id, each in infos.items()}
+        assert roles == {"w-0": "WORKER_ROLE_DECODE", "w-1": "WORKER_ROLE_UNSPECIFIED"}
         rig.fleet.add_assets(tokenizer_document())
         ready = fleet_pb2.WorkerStatus(state=fleet_pb2.WORKER_STATE_READY)
         rig.fleet.publish([fleet_pb2.FleetWorker(info=each, status=ready) for each in infos.values()])

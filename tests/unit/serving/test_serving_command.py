@@ -11,6 +11,7 @@ from polyfleet.serving import command
 from polyfleet.serving.command import config_of, main
 from polyfleet.serving.config import WorkerConfig
 from polyfleet.serving.process import describe, reachable
+from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.options import OPTIONS
 
 
@@ -69,6 +70,7 @@ def test_flags_override_the_files_section(parse: Any, tmp_path: Path) -> None:
         ("{", "is not valid"),
         ("worker: {threads: many}", "threads"),
         ("worker: {listen: here}", "host:port"),
+        ("worker: {role: encode}", "'encode' is not one of 'both', 'prefill', 'decode'"),
     ],
 )
 def test_a_bad_file_is_refused_in_words(parse: Any, tmp_path: Path, content: str, words: str) -> None:
@@ -107,6 +109,28 @@ def test_a_launched_worker_says_whose_it_is(parse: Any, monkeypatch: pytest.Monk
     assert describe(parse("--accelerator", "cpu")).fleet_id == ""
     monkeypatch.setenv("POLYFLEET_FLEET_ID", "f")
     assert describe(parse("--accelerator", "cpu")).fleet_id == "f"
+
+
+def test_a_worker_of_no_deployment_says_its_role(parse: Any, tmp_path: Path) -> None:
+    (path := tmp_path / "polyfleet.yaml").write_text("worker: {role: decode, accelerator: cpu}")
+    assert describe(parse("--accelerator", "cpu")).role == pb.WORKER_ROLE_UNSPECIFIED
+    assert describe(parse("--config", str(path))).role == pb.WORKER_ROLE_DECODE
+    assert describe(parse("--config", str(path), "--role", "prefill")).role == pb.WORKER_ROLE_PREFILL
+    assert describe(parse("--config", str(path), "--role", "both")).role == pb.WORKER_ROLE_UNSPECIFIED
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        (["--deployment", "d"], "is for a worker without --deployment"),
+        (["--transfer-listen", "off"], "with off, no prompt travels"),
+    ],
+)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_role_that_would_mean_nothing_is_refused(parse: Any, role: str, others: list[str], words: str) -> None:
+    result = parse("--role", role, *others)
+    assert (result.exit_code, words in result.output) == (2, True), result.output
+    assert isinstance(parse("--role", "both", *others), WorkerConfig)
 
 
 def test_every_option_reaches_the_config(parse: Any) -> None:

@@ -26,6 +26,11 @@ from polyfleet.wire.ids import new_id
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import OPTIONS, OptionValue
 
+ROLES = {
+    "both": fleet.WORKER_ROLE_UNSPECIFIED,
+    "prefill": fleet.WORKER_ROLE_PREFILL,
+    "decode": fleet.WORKER_ROLE_DECODE,
+}
 EPILOG = """\b
 Examples:
   A worker without a model, which a launcher tells what to load:
@@ -111,6 +116,12 @@ def transfer_address(ctx: click.Context, parameter: click.Parameter, value: str)
 )
 @click.option("--lock-file", type=click.Path(path_type=Path), help="Holds pid and addresses; one live worker per file.")
 @click.option("--deployment", help="Whose wish this worker fulfils.")
+@click.option(
+    "--role",
+    type=click.Choice(list(ROLES)),
+    default="both",
+    help="Of a worker without --deployment: it computes prompts for others of its model, decodes behind them, or both.",
+)
 @click.option("--model", help="GGUF file or Hugging Face folder to load. [default: wait for a Load call]")
 @click.option("--model-name", help="Served name. [default: --deployment, else the file's name]")
 @adapter_flag()
@@ -204,6 +215,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         raise click.UsageError(f"{flag} belongs to --model: a Load call brings options of its own.")
     if options["adapter"] and not options["model"]:
         raise click.UsageError("--adapter belongs to --model: what has none is told of adapters by its scheduler.")
+    check_role(options)
     return WorkerConfig(
         worker_id=options["worker_id"] or new_id("w"),
         listen=options["listen"],
@@ -215,6 +227,7 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         device=options["device"],
         place=options["place"],
         deployment=options["deployment"] or "",
+        role=ROLES[options["role"]],
         lock_file=options["lock_file"],
         launched=options["launched"],
         join=join_of(options),
@@ -231,6 +244,15 @@ def config_of(options: dict[str, Any]) -> WorkerConfig:
         telemetry_interval=options["telemetry_interval"],
         log_level=options["log_level"],
     )
+
+
+def check_role(options: dict[str, Any]) -> None:
+    """Raise UsageError where the worker can't have the role that it is given."""
+    role = options["role"]
+    if role != "both" and options["deployment"]:
+        raise click.UsageError(f"--role {role} is for a worker without --deployment, whose role is the deployment's.")
+    if role != "both" and options["transfer_listen"] == "off":
+        raise click.UsageError(f"--role {role} needs --transfer-listen: with off, no prompt travels to or from it.")
 
 
 def join_of(options: dict[str, Any]) -> JoinConfig | None:

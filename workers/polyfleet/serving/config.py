@@ -5,6 +5,7 @@ from pathlib import Path
 
 from polyfleet.serving.agent.config import JoinConfig
 from polyfleet.serving.worker import LoadSpec
+from polyfleet.v1 import fleet_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,4 +36,5 @@ class WorkerConfig:
     log_level: str
     launched: bool = False  # by a launcher, which may stop it
     join: JoinConfig | None = None  # at a gateway, which leads to Fleet too, in place of `fleet`
+    role: "pb.WorkerRole.ValueType" = pb.WORKER_ROLE_UNSPECIFIED  # of a worker without a deployment
     fleet_id: str = ""  # of the scheduler whose launcher started it; no other may have it

@@ -246,6 +246,7 @@ def describe(config: WorkerConfig, simulated: str = "") -> fleet.WorkerInfo:
         process=new_id("p"),
         joined=config.join is not None,
         intended_model=config.load.model_name if config.load else "",
+        role=config.role,
     )
 
 

@@ -172,6 +172,8 @@ def lacks_partner(known: "pb.FleetSnapshot", stored: "pb.ModelDeployment") -> st
     model, role = stored.model_name or stored.name, role_from_proto(stored.role)
     others = [each for each in (*known.deployments, *known.pools) if each.name != stored.name]
     roles = {role_from_proto(each.role) for each in others if (each.model_name or each.name) == model}
+    by_hand = (each.info for each in known.workers if not each.info.deployment)
+    roles |= {role_from_proto(each.role) for each in by_hand if each.intended_model == model}
     if role is Role.DECODE and Role.PREFILL not in roles:
         return f"Nothing of role prefill serves {model}: until something does, these workers compute their own prompts."
     if role is Role.PREFILL and roles <= {Role.PREFILL}:

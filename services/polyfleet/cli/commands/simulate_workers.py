@@ -26,26 +26,36 @@ AT_ONCE_SECONDS = 2.0  # a worker that ended so soon by itself can't run at all
 @click.command(
     "simulate-workers",
     epilog=examples(
-        "polyfleet simulate-workers",
+        "polyfleet simulate-workers --role prefill",
         "polyfleet simulate-workers fleet.yaml --model chat --fleet 10.0.0.1:50052 --fleet-token-file token",
     ),
 )
 @click.argument("fleet_file", metavar="[FILE]", type=FILE, required=False)
 @click.option("--only", type=TEXT, metavar="WORKER", help="One of the file's workers, such as fast-0, in this process.")
 @click.option("--model", type=TEXT, default="simulated", show_default=True, help="Served name.")
+@click.option(
+    "--role", type=click.Choice(["both", "prefill", "decode"]), help="What they are for.  [default: as FILE says]"
+)
 @click.option("--listen", type=TEXT, metavar="HOST:PORT", help="Of the one of --only.  [default: 127.0.0.1:0]")
 @click.option(
     "--advertise-host", type=TEXT, metavar="HOST", help="Where gateways reach that one.  [default: as --listen]"
 )
 @fleet_options
 def simulate_workers(
-    fleet_file: Path | None, only: str | None, model: str, fleet: str, fleet_token_file: Path | None, **own: str | None
+    fleet_file: Path | None,
+    only: str | None,
+    model: str,
+    role: str | None,
+    fleet: str,
+    fleet_token_file: Path | None,
+    **own: str | None,
 ) -> None:
     """Start a worker process for each one of a fleet's FILE (as `polyfleet simulate` reads it; default: 20 of three
     speeds), and register them with the scheduler, such as that of `polyfleet serve`. Until Ctrl-C.
 
     They need neither model nor device; steps take as long as simulated. A worker is killed and started again as
-    `failures` of the file say. Its tokens are a function of prompt and position.
+    `failures` of the file say. Its tokens are a function of prompt and position. One with a role registers with it, but
+    nothing travels between simulated workers: each computes its own prompts.
     """
     check_address(fleet)
     path = fleet_file or UNLIKE
@@ -53,23 +63,20 @@ def simulate_workers(
         wanted = read_fleet(path)
     token_file = fleet_token_file or known_token(fleet)
     if only is not None:
-        sys.exit(run_one(path, find(wanted, only), model, fleet, token_file, own))
+        worker = find(wanted, only)
+        own["role"] = role or worker.group.role
+        sys.exit(run_one(path, worker, model, fleet, token_file, own))
     if given := [name for name, value in own.items() if value]:
         raise CliError(f"--{given[0].replace('_', '-')} is for the one worker of --only.", ExitCode.BAD_INPUT)
     command = [sys.executable, "-m", "polyfleet.cli", "simulate-workers", str(path), "--model", model, "--fleet", fleet]
     command += ["--fleet-token-file", str(token_file)] if token_file else []
+    command += ["--role", role] if role else []
     if (count := len(wanted.each_worker())) > MAX_WORKERS:
         problem = f"{path} has {count} workers, more than {MAX_WORKERS} on one machine: start some with --only."
         raise CliError(problem, ExitCode.BAD_INPUT)
     herd = Herd(wanted.each_worker(), command)
     out.print(f"{count} simulated workers register at {fleet}. Ctrl-C ends them.", markup=False)
-    with suppress(Stopped), stop_on_signals(lambda: None):
-        try:
-            while True:
-                herd.look()
-                time.sleep(LOOK_SECONDS)
-        finally:
-            herd.stop()
+    herd.run()
 
 
 def find(fleet: FleetFile, worker_id: str) -> SimulatedWorker:
@@ -90,7 +97,8 @@ def run_one(
     token_file: Path | None,
     own: Mapping[str, str | None],
 ) -> int:
-    """Serve as this worker until told to end; the process's exit status. `own`: where it listens. Raises CliError."""
+    """Serve as this worker until told to end; the process's exit status. `own`: its role, and where it listens. Raises
+    CliError."""
     import asyncio
 
     from polyfleet.process.logs import set_up_logging
@@ -125,6 +133,16 @@ class Herd:
         self._clock = clock
         self._began = clock()
         self._running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}  # with the second of its start
+
+    def run(self) -> None:
+        """Look after them until Ctrl-C. Raises CliError when one can't run."""
+        with suppress(Stopped), stop_on_signals(lambda: None):
+            try:
+                while True:
+                    self.look()
+                    time.sleep(LOOK_SECONDS)
+            finally:
+                self.stop()
 
     def look(self) -> None:
         """Kill who fails now, start who is to be there. Raises CliError when one can't run."""

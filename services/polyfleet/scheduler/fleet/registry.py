@@ -254,7 +254,7 @@ class Registry:
             shared = {each.name for each in self._pools if each.HasField("traffic_percent")}
             for worker, record in zip(workers, self.records, strict=True):
                 worker.info.revision = POOLS_REVISION if worker.info.deployment in shared else record.revision
-                worker.info.role = roles.get(record.info.deployment, pb.WORKER_ROLE_UNSPECIFIED)
+                worker.info.role = roles.get(record.info.deployment, record.info.role)
             self._snapshot = pb.FleetSnapshot(
                 scheduler_epoch=self.epoch,
                 version=self.revision.number,
