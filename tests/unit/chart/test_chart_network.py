@@ -193,6 +193,21 @@ def test_the_api_is_for_callers_and_metrics_are_for_scrapers(
     assert doors(network, TEST) == {("gateway", 50051)}
 
 
+def test_ports_that_lead_to_agents_are_open_to_the_fleet_and_to_scrapers() -> None:
+    port = 40_123  # each agent's is any free one
+    told = {"gateway": {"agents": True}, "networkPolicy": {"metricsFrom": MONITORING, "gatewayFrom": ONE}}
+    for values, reaching in (
+        ({}, ()),
+        ({"gateway": {"agents": True}}, (GATEWAY, SCHEDULER)),
+        (told, (GATEWAY, SCHEDULER, PROMETHEUS)),
+        ({"networkPolicy": {"metricsFrom": MONITORING}}, ()),
+    ):
+        network = Network(rendered(values=values))
+        everybody = (GATEWAY, SCHEDULER, PROMETHEUS, WORKER, TEST, NEIGHBOUR, OUTSIDER)
+        assert tuple(each for each in everybody if network.reaches(each, GATEWAY, port)) == reaching
+        assert not any(network.reaches(each, target, port) for each in everybody for target in (SCHEDULER, WORKER))
+
+
 def test_the_ports_of_the_policies_are_those_that_pods_open() -> None:
     declared = {
         (each["name"].replace("ray-node", "worker"), port["containerPort"])
