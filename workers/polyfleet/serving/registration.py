@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.5
 CLOSE_SECONDS = 1.0  # for a Fleet to take what was sent last
 FIRST_REDIAL_SECONDS, LAST_REDIAL_SECONDS = 0.2, 5.0
+CERTIFICATES_DIFFER = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
 OPTIONS = (
     *FLEET_CHANNEL,
     ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_BYTES),
@@ -94,11 +96,20 @@ class Registration:
                 if self._leaving:
                     await asyncio.wait({answers}, timeout=CLOSE_SECONDS)
                     return "this worker left"
-                return f"{await call.code()} {await call.details()}"
+                return f"{await call.code()} {await call.details()}" + self._mismatch(str(await call.details()))
             finally:
                 for task in (answers, reports):
                     task.cancel()
                 await asyncio.gather(answers, reports, return_exceptions=True)
+
+    def _mismatch(self, details: str) -> str:
+        """What to do where two certificates do not belong together, which gRPC says in its own words; else empty."""
+        if (tls := self._access.tls) is None or not CERTIFICATES_DIFFER.search(details):
+            return ""
+        return (
+            " The scheduler's certificate does not fit; "
+            f"this worker's is of the fleet {tls.member.fleet}: both need the same fleet and roots."
+        )
 
     async def _report(self, call: Any) -> None:
         """Info first and whenever it changed; status every 0.5 s and at each change; assets when asked for."""
