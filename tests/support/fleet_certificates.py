@@ -14,9 +14,9 @@ DAY = timedelta(days=1)
 class Roots:
     """One certification authority."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "roots of a test") -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "roots of a test")])
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._certificate = self._signed(self._name, self._key, x509.BasicConstraints(ca=True, path_length=None))
 
     def _signed(

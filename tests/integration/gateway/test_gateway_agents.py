@@ -6,12 +6,14 @@ import urllib.request
 from collections.abc import AsyncIterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from bench.chaos.clock import Clocks
 from bench.chaos.link import Link
 from tests.support.fake_tokens import fake_tokens
+from tests.support.fleet_certificates import Roots
 from tests.support.gateway_rig import GatewayRig, Stream, failure_of, until
 from tests.support.running_scheduler import Running, start, stop
 from tests.support.running_worker import RunningWorker
@@ -32,10 +34,14 @@ TOKEN = "a-fleet-token"
 
 
 class AgentRig:
-    """A scheduler and a gateway with a fleet token and these `settings`, and a way to the gateway that can be cut."""
+    """A scheduler and a gateway with a fleet token and these `settings`, and a way to the gateway that can be cut.
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    `roots`: their parts speak TLS to each other, by certificates of these.
+    """
+
+    def __init__(self, folder: Path, roots: Roots | None = None, **settings: str) -> None:
         self.folder, self.stack, self.settings = folder, AsyncExitStack(), settings
+        self.roots = roots
         self.token_file = folder / "token"
         self.scheduler: Running
         self.rig: GatewayRig
@@ -45,10 +51,12 @@ class AgentRig:
         self.token_file.write_text(TOKEN)
         token_file = str(self.token_file)
         keys = self.settings.get("fleet_keys_file", "")
+        own: dict[str, Any] = {"fleet_token_file": token_file, "fleet_tls_dir": self.certificate("scheduler")}
         state = self.folder / "state"
-        self.scheduler = await start(state, settle_seconds=0.0, fleet_token_file=token_file, fleet_keys_file=keys)
+        self.scheduler = await start(state, settle_seconds=0.0, fleet_keys_file=keys, **own)
         self.stack.push_async_callback(stop, self.scheduler)
-        config = {"fleet": self.scheduler.address, "fleet_token_file": token_file, **self.settings}
+        own = own | {"fleet": self.scheduler.address, "fleet_tls_dir": self.certificate("gateway")}
+        config = own | self.settings
         self.rig = await self.stack.enter_async_context(GatewayRig(config=config))
         target = f"127.0.0.1:{self.rig.gateway.grpc.port}"
         self.way = await self.stack.enter_async_context(Link(target))
@@ -56,6 +64,10 @@ class AgentRig:
 
     async def __aexit__(self, *error: object) -> None:
         await self.stack.aclose()
+
+    def certificate(self, role: str) -> str:
+        """A folder with that of a part of this role; empty without roots."""
+        return str(self.roots.write(self.folder / f"tls-{role}", role)) if self.roots else ""
 
     async def worker(self, name: str, *options: str, environ: Mapping[str, str] | None = None) -> RunningWorker:
         """A process of that name; it need not be ready yet."""
@@ -99,8 +111,7 @@ async def test_an_agent_serves_over_its_own_connection_until_it_is_told_to_go(tm
         assert stream.workers() == ["mac"]
         info = rig.rig.gateway.view.sessions["mac"].info
         assert info.joined
-        answer = await asyncio.to_thread(urllib.request.urlopen, f"http://{info.metrics_address}/metrics", timeout=60)
-        assert b"\npolyfleet_worker_ready" in answer.read()
+        assert b"\npolyfleet_worker_ready" in await asyncio.to_thread(read, f"http://{info.metrics_address}/metrics")
         asked = TailLogRequest(worker_id="mac", lines=100)
         lines = await rig.scheduler.fleet.TailLog(asked, metadata=bearer_metadata(TOKEN))
         assert any("Joined at" in line for line in lines.lines)
@@ -111,6 +122,24 @@ async def test_an_agent_serves_over_its_own_connection_until_it_is_told_to_go(tm
         assert await agent.exit_status() == 0
         await until(lambda: not rig.rig.gateway.view.sessions)
         await until(lambda: len(rig.rig.gateway.relay) == 0)
+
+
+async def test_streams_of_an_agent_that_is_told_to_go_end_whole_before_it_does(tmp_path: Path) -> None:
+    async with AgentRig(tmp_path) as rig:
+        agent = await rig.agent("mac")
+        await until(lambda: rig.ready("mac"))
+        request = pb.GenerateRequest(token_ids=[3], max_tokens=150, ignore_eos=True)  # 3 s
+        streams = [Moving(rig.rig.stub.Generate(request)) for _ in range(3)]
+        reading = [asyncio.create_task(each.read()) for each in streams]
+        await until(lambda: all(each.ids for each in streams))
+        agent.signal(signal.SIGTERM)
+        await until(lambda: rig.ready())
+        await asyncio.gather(*reading)
+        for each in streams:
+            assert each.ids == fake_tokens([3], 150)
+            assert each.workers == ["mac"]
+        assert await agent.exit_status() == 0
+        assert "SIGTERM received: draining." in agent.errors
 
 
 @pytest.mark.parametrize(("away", "back_in"), [(0, 60), pytest.param(60, 5, marks=pytest.mark.slow)])
@@ -188,6 +217,22 @@ async def test_an_agent_joins_over_tls_by_roots_that_it_trusts(tmp_path: Path) -
         await until(lambda: rig.ready("mac"))
 
 
+async def test_an_agent_with_a_certificate_of_another_fleet_is_refused_with_the_reason(tmp_path: Path) -> None:
+    roots = Roots()
+    strangers = {
+        "other-roots": (Roots("others").write(tmp_path / "1", "worker"), "CERTIFICATE_VERIFY_FAILED"),
+        "another": (roots.write(tmp_path / "2", "worker", "another"), "this worker's is of the fleet another: both"),
+        "no-worker": (roots.write(tmp_path / "3", "gateway"), "The caller's certificate is of role gateway; this call"),
+    }
+    async with AgentRig(tmp_path, roots) as rig:
+        agents = {name: await rig.agent(name, "--fleet-tls-dir", str(each)) for name, (each, _) in strangers.items()}
+        for name, (_, reason) in strangers.items():
+            await said(agents[name], reason)
+        await rig.agent("mac", "--fleet-tls-dir", rig.certificate("worker"))
+        await until(lambda: rig.ready("mac"))
+        assert set(rig.rig.gateway.view.sessions) == {"mac"}
+
+
 async def test_an_agent_with_a_wrong_clock_is_told_and_joins_once_it_is_set(tmp_path: Path) -> None:
     clocks = Clocks(tmp_path)
     environ = clocks.environ("mac")
@@ -198,6 +243,12 @@ async def test_an_agent_with_a_wrong_clock_is_told_and_joins_once_it_is_set(tmp_
         assert not rig.ready("mac")
         clocks.set("mac", 0)
         await until(lambda: rig.ready("mac"))
+
+
+def read(url: str) -> bytes:
+    """The whole answer; never in the event loop, in which the gateway carries it."""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return bytes(answer.read())
 
 
 async def said(worker: RunningWorker, words: str) -> None:
