@@ -219,7 +219,7 @@ def known_deployment(snapshot: "pb.FleetSnapshot", name: str) -> "pb.ModelDeploy
     known = {each.name: each for each in snapshot.deployments}
     if name not in known:
         there = f"; there are: {', '.join(known)}" if known else ""
-        message = f"There is no deployment {name!r}{there}: `deploy` with its SOURCE makes one."
+        message = f"There is no deployment {name!r}{there}. `deploy` with its SOURCE makes one."
         raise CliError(message, ExitCode.BAD_INPUT)
     return known[name]
 

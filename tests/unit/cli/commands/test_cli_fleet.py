@@ -238,7 +238,8 @@ def test_deploy_without_a_source_needs_a_known_name(fleet: tuple[Fleet, str]) ->
     service, address = fleet
     service.deployments = [pb.ModelDeployment(name="small")]
     refused = run("deploy", "smal", "--workers", "3", "--fleet", address)
-    assert (refused.exit_code, "there are: small." in refused.stderr) == (2, True)
+    assert refused.exit_code == 2
+    assert "no deployment 'smal'; there are: small. `deploy` with its SOURCE makes one." in refused.stderr
 
 
 def test_undeploy_and_drain(fleet: tuple[Fleet, str]) -> None:
