@@ -239,7 +239,7 @@ def test_weights_of_an_unsupported_type(folder: Path) -> None:
     tensors = {name: torch.from_numpy(data) for name, data in random_tensors(SHAPE).items()}
     tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(torch.float8_e4m3fn)
     save_file(tensors, folder / "model.safetensors")
-    assert "tensor 'model.layers.0.mlp.up_proj.weight' has the unsupported type float8_e4m3fn" in refused(folder)
+    assert "tensor 'model.layers.0.mlp.up_proj.weight' has the unsupported type F8_E4M3" in refused(folder)
 
 
 @pytest.mark.parametrize(

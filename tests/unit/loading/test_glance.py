@@ -7,8 +7,9 @@ from pathlib import Path
 from subprocess import run
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.support.tiny_models import TinyShape, write_folder, write_gguf
+from tests.support.tiny_models import TinyShape, random_tensors, write_folder, write_gguf
 
 from polyfleet.loading.glance import glance
 from polyfleet.models.errors import ModelFileError
@@ -107,6 +108,52 @@ def test_what_a_configuration_tells_is_told_at_once(tmp_path: Path, stated: dict
     ],
 )
 def test_what_a_gguf_header_tells_is_told_at_once(tmp_path: Path, stated: dict[str, Any], problem: str) -> None:
+    write_gguf(tmp_path / "m.gguf", TinyShape(), extra=stated)
+    with pytest.raises(ModelFileError, match=f"m.gguf: .*{problem}"):
+        glance(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("stated", "gone", "problem"),
+    [
+        ({"vocab_size": 104}, "", "the tensor for 'embedding' is 96 x 64, the configuration says 104 x 64"),
+        ({"num_key_value_heads": 1}, "", "the tensor for 'layers.0.k' is 32 x 64, the configuration says 16 x 64"),
+        ({"intermediate_size": 90}, "", "the tensor for 'layers.0.gate' is 96 x 64, the configuration says 90 x 64"),
+        ({"num_hidden_layers": 3}, "", "the tensor for 'layers.2.attention_norm' is missing"),
+        ({"num_hidden_layers": 90}, "", "states 90 layers but holds only 21 tensors"),
+        ({"eos_token_id": 96}, "", "end token 96 is outside the vocabulary of 96"),
+        ({}, "model.norm.weight", "the tensor for 'norm' is missing"),
+        ({}, "model.layers.1.mlp.up_proj.weight", "the tensor for 'layers.1.up' is missing"),
+    ],
+)
+def test_tensors_that_contradict_the_configuration_are_told_of_at_once(
+    tmp_path: Path, stated: dict[str, Any], gone: str, problem: str
+) -> None:
+    tensors = {name: each for name, each in random_tensors(TinyShape()).items() if name != gone}
+    folder = write_folder(tmp_path, TinyShape(), tensors)
+    (folder / "config.json").write_text(json.dumps(TinyShape().config() | stated))
+    with pytest.raises(ModelFileError, match=problem) as caught:
+        glance(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_type_that_is_not_read_is_told_of_at_once(tmp_path: Path) -> None:
+    tensors = random_tensors(TinyShape())
+    folder = write_folder(tmp_path, TinyShape(), tensors | {"model.norm.weight": np.ones(64, np.int8)})
+    with pytest.raises(ModelFileError, match=r"tensor 'model\.norm\.weight' has the unsupported type I8"):
+        glance(folder)
+
+
+@pytest.mark.parametrize(
+    ("stated", "problem"),
+    [
+        ({"llama.block_count": 3}, "the tensor for 'layers.2.attention_norm' is missing"),
+        ({"llama.feed_forward_length": 90}, "'layers.0.gate' is 96 x 64, the configuration says 90 x 64"),
+    ],
+)
+def test_a_gguf_header_that_contradicts_itself_is_told_of_at_once(
+    tmp_path: Path, stated: dict[str, Any], problem: str
+) -> None:
     write_gguf(tmp_path / "m.gguf", TinyShape(), extra=stated)
     with pytest.raises(ModelFileError, match=f"m.gguf: .*{problem}"):
         glance(tmp_path / "m.gguf")

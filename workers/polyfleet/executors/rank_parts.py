@@ -9,7 +9,8 @@ from polyfleet.graph.shard import Cut, Shard, StackCut, shard
 from polyfleet.kernels.adapters import LowRank, Parts
 from polyfleet.kernels.cutting import part_of
 from polyfleet.kernels.weights import Weight, Weights
-from polyfleet.loading.placing import PART, Keep
+from polyfleet.loading.headers import PART
+from polyfleet.loading.placing import Keep
 
 
 def of_rank(workload: Workload, rank: int, size: int) -> Workload:

@@ -9,11 +9,12 @@ from polyfleet.loading.folder_config import read_config
 from polyfleet.loading.folder_files import check_is_model, weight_files
 from polyfleet.loading.folder_tensors import open_tensors, read_weights
 from polyfleet.loading.folder_tokenizer import folder_tokenizer
+from polyfleet.loading.headers import check_entries, read_headers
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.placing import Keep, place_all
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.scoring import score_names, scoring
-from polyfleet.loading.shapes import check_config, check_weights
+from polyfleet.loading.shapes import check_weights
 from polyfleet.loading.vision import load_vision, read_vision
 from polyfleet.models.config import ModelConfig
 
@@ -28,7 +29,7 @@ def load_folder(path: str, progress: Progress, keeping: Callable[[ModelConfig], 
         names = score_names(architecture.folder_names) if config.score_tokens else architecture.folder_names
         vision = vision and load_vision(vision, tensors)
         tensors = replace(tensors, places={each: at for each, at in tensors.places.items() if not names.ignores(each)})
-        check_config(path, config, len(tensors.places))
+        check_entries(path, config, names, scheme, read_headers(tensors.handles))
         keep = _alone(keeping(config)) if keeping else None
         read = read_weights(tensors, scheme, progress)
         weights = place_all(scoring(read, names, config) if config.score_tokens else read, names, config, keep)

@@ -70,6 +70,11 @@ class GgufFile:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
 
+    @property
+    def sides(self) -> dict[str, tuple[int, int]]:
+        """Rows and columns of each tensor, by its name."""
+        return {name: (each.rows, each.columns) for name, each in self.tensors.items()}
+
 
 def read_gguf(path: str) -> GgufFile:
     """Map and parse `path`; raises ModelFileError unless the header is sound and all tensors lie inside the file."""

@@ -12,11 +12,12 @@ from polyfleet.loading.gguf_file import TensorInfo
 from polyfleet.loading.gguf_metadata import check_model_metadata
 from polyfleet.loading.gguf_split import read_files
 from polyfleet.loading.gguf_tokenizer import gguf_tokenizer
+from polyfleet.loading.headers import check_config, check_tensors
 from polyfleet.loading.model import LoadedModel
 from polyfleet.loading.placing import Keep, place_all
 from polyfleet.loading.progress import Progress
 from polyfleet.loading.scoring import score_names, scoring
-from polyfleet.loading.shapes import check_config, check_weights
+from polyfleet.loading.shapes import check_weights
 from polyfleet.models.architecture import TensorNames
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.fields import Fields
@@ -29,6 +30,7 @@ def load_gguf(path: str, progress: Progress, keeping: Callable[[ModelConfig], Ke
     architecture, config = read_config(file, fields)
     check_config(path, config, len(file.tensors))
     check_model_metadata(fields, config)
+    check_tensors(path, config, architecture.gguf_names, file.sides)
     tensors = list[Weight]()
     for number, info in enumerate(file.tensors.values()):
         tensors.append(Weight(info.name, info.format, info.rows, info.columns, _tensor(info)))

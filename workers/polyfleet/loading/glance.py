@@ -1,10 +1,9 @@
 """Whether a path can be a model, told by its headers, without torch: before anything is started for it.
 
-Architecture, configuration, quantisation and files are looked at; what passes here may still be refused by
-`load_model`, which sees all tensors and the tokenizer.
+Architecture, configuration, quantisation, files, and tensors' types and sizes are looked at; what passes here may
+still be refused by `load_model`, which reads all numbers and the tokenizer.
 """
 
-import json
 from pathlib import Path
 
 from polyfleet.loading import gguf_config
@@ -12,6 +11,7 @@ from polyfleet.loading.folder_config import read_config
 from polyfleet.loading.folder_files import check_is_model, weight_files
 from polyfleet.loading.gguf_metadata import check_model_metadata
 from polyfleet.loading.gguf_split import read_files
+from polyfleet.loading.headers import check_config, check_entries, check_tensors, read_headers
 from polyfleet.loading.sources import local_model
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.fields import Fields
@@ -26,10 +26,7 @@ def glance(path: str | Path) -> None:
     path = local_model(Path(path).expanduser())
     try:
         if path.is_dir():
-            check_is_model(path)
-            for file in weight_files(path):
-                _glance_at_weights(file)
-            read_config(path)
+            _glance_at_folder(path)
         elif path.is_file():
             check_is_gguf(path)
             _glance_at_gguf(path)
@@ -52,28 +49,22 @@ def check_is_gguf(path: Path) -> None:
     raise ModelFileError(f"{path}: is not a GGUF file (its first bytes are not 'GGUF'); {KINDS}")
 
 
+def _glance_at_folder(path: Path) -> None:
+    check_is_model(path)
+    for file in (files := weight_files(path)):
+        _beginning(file)
+    entries = read_headers(files)
+    architecture, config, scheme = read_config(path)
+    check_entries(str(path), config, architecture.folder_names, scheme, entries)
+
+
 def _glance_at_gguf(path: Path) -> None:
     header = read_files(str(path))
     fields = Fields(str(path), header.metadata)
-    _, config = gguf_config.read_config(header, fields)
+    architecture, config = gguf_config.read_config(header, fields)
+    check_config(str(path), config, len(header.tensors))
     check_model_metadata(fields, config)
-
-
-def _glance_at_weights(path: Path) -> None:
-    """A safetensors file begins with 8 bytes, the length of its header, in JSON, which says how much follows."""
-    length, size = int.from_bytes(_beginning(path)[:8], "little"), path.stat().st_size
-    if not 0 < length <= size - 8:
-        raise ModelFileError(f"{path}: is truncated or no safetensors file")
-    with path.open("rb") as file:
-        file.seek(8)
-        header = file.read(length)
-    try:
-        tensors = [each for name, each in json.loads(header).items() if name != "__metadata__"]
-        end = 8 + length + max((each["data_offsets"][1] for each in tensors), default=0)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        raise ModelFileError(f"{path}: is no safetensors file") from None
-    if end > size:
-        raise ModelFileError(f"{path}: is truncated: its tensors end at byte {end}, the file has {size} bytes")
+    check_tensors(str(path), config, architecture.gguf_names, header.sides)
 
 
 def _beginning(path: Path) -> bytes:

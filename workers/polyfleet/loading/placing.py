@@ -1,6 +1,5 @@
 """From the tensors of a file to the weights of a graph, as the architecture's names say where they lie."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -8,6 +7,7 @@ import torch
 
 from polyfleet.kernels.quantisation import dequantise
 from polyfleet.kernels.weights import Weight, WeightFormat
+from polyfleet.loading.headers import PART
 from polyfleet.models.architecture import TensorNames
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.latent import LatentConfig
@@ -18,7 +18,6 @@ from polyfleet.models.registry import weight_shapes
 
 # Weights whose rows, or columns of a vector, are those of turning heads.
 TURNING = ("q", "k", "q_norm", "k_norm", "q_rope", "k_rope")
-PART = re.compile(r"(.+)\[(\d+)\]")  # of a stack
 NORM = "norm"  # how the names of their weights end
 QKV = ("q", "k", "v")
 JOINS = "eh_proj"  # in the name of the matrix that layers have which draft

@@ -16,9 +16,10 @@ from polyfleet.kernels.weights import Weight
 from polyfleet.loading.folder_config import read_config
 from polyfleet.loading.folder_files import INDEX, check_is_model, weight_files
 from polyfleet.loading.folder_tensors import FORMATS, Tensors, open_tensors
+from polyfleet.loading.headers import PART
 from polyfleet.loading.model import ModelFileError
 from polyfleet.loading.other_kinds import PICKLES
-from polyfleet.loading.placing import PART, place
+from polyfleet.loading.placing import place
 from polyfleet.loading.progress import Progress
 from polyfleet.models.architecture import Architecture
 from polyfleet.models.config import ModelConfig

@@ -1,4 +1,4 @@
-"""Checks that a configuration is possible and that weights have the names and shapes it implies."""
+"""Checks that weights have the names and shapes that a configuration implies, and numbers that are finite."""
 
 import math
 import re
@@ -12,22 +12,6 @@ from polyfleet.loading.placing import TIED_HEAD
 from polyfleet.loading.progress import Progress, silent
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.registry import ARCHITECTURES, weight_shapes
-
-
-def check_config(path: str, config: ModelConfig, num_tensors: int) -> None:
-    """Raise ModelFileError for sizes that contradict each other or the number of tensors in the file."""
-    if config.num_layers > num_tensors:
-        raise ModelFileError(f"{path}: states {config.num_layers} layers but holds only {num_tensors} tensors")
-    if config.num_heads % config.num_kv_heads:
-        raise ModelFileError(f"{path}: {config.num_heads} heads can't share {config.num_kv_heads} KV heads evenly")
-    if config.head_dim % 2:
-        raise ModelFileError(f"{path}: heads of {config.head_dim} dimensions can't be rotated, the number must be even")
-    frequencies = (*config.inverse_frequencies, *config.short_frequencies)
-    if not all(math.isfinite(frequency) and frequency > 0 for frequency in frequencies):
-        raise ModelFileError(f"{path}: the rope settings give frequencies that are not finite numbers over 0")
-    for token_id in config.end_token_ids:
-        if not 0 <= token_id < config.vocabulary_size:
-            raise ModelFileError(f"{path}: end token {token_id} is outside the vocabulary of {config.vocabulary_size}")
 
 
 def check_weights(path: str, config: ModelConfig, weights: Weights) -> None:
