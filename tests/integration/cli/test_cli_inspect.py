@@ -11,6 +11,7 @@ from tests.support.tiny_architectures import LAYERS, TINY, make
 from tests.support.tiny_encoders import CROSS_ENCODERS, make_cross_encoder
 from tests.support.tiny_models import TinyShape, write_folder, write_gguf
 
+from polyfleet.cli.errors import ExitCode
 from polyfleet.cli.main import cli
 from polyfleet.engine.inspection import Inspection
 
@@ -125,3 +126,26 @@ def test_cross_encoders_and_their_tokenizers(tmp_path: Path) -> None:
         "",
     )
     assert "ranks documents" in inspect(tmp_path).output
+
+
+@pytest.mark.parametrize("command", ["inspect", "serve"])
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "the architecture MambaForCausalLM is not supported"),
+        ({"vocab_size": 104}, "the tensor for 'embedding' is 96 x 64, the configuration says 104 x 64"),
+        ({"num_hidden_layers": 3}, "the tensor for 'layers.2.attention_norm' is missing"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+    ],
+)
+def test_what_can_not_be_loaded_ends_the_command(
+    tmp_path: Path, command: str, stated: dict[str, Any], reason: str
+) -> None:
+    """Before anything is started, by one sentence."""
+    path = write_folder(tmp_path / "model", TinyShape())
+    (path / "config.json").write_text(json.dumps(TinyShape().config() | stated))
+    done = CliRunner().invoke(cli, [command, str(path)])
+    assert done.exit_code == ExitCode.BAD_INPUT, done.output
+    assert done.stdout == ""
+    assert reason in done.stderr.replace("\n", " ")
+    assert str(path) in done.stderr.replace("\n", "")

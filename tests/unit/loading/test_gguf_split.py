@@ -56,6 +56,14 @@ def test_files_of_several_that_do_not_fit(tmp_path: Path) -> None:
     assert "states 99 tensors, the 3 files hold 21" in told(paths[0])
 
 
+def test_a_file_that_is_named_as_a_part_and_states_nothing_of_it(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny-00001-of-00002.gguf", SHAPE)
+    reason = "is named as one of 2 files, but states no split.count: rename it if it is whole"
+    assert reason in told(tmp_path / "tiny-00001-of-00002.gguf")
+    write_gguf(tmp_path / "tiny-00001-of-00001.gguf", SHAPE)
+    load_model(tmp_path / "tiny-00001-of-00001.gguf")
+
+
 def told(path: Path) -> str:
     """By a glance, before anything is started, and by loading."""
     with pytest.raises(ModelFileError) as caught:

@@ -100,6 +100,17 @@ def test_what_a_configuration_tells_is_told_at_once(tmp_path: Path, stated: dict
 
 
 @pytest.mark.parametrize(
+    ("text", "problem"), [({}, "is missing"), ({"text_config": None}, "is missing"), ({"text_config": 3}, "must be an")]
+)
+def test_a_text_part_that_is_not_stated(tmp_path: Path, text: dict[str, Any], problem: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
+    kind = {"architectures": ["Qwen2VLForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(kind | text))
+    with pytest.raises(ModelFileError, match=f"config.json: text_config {problem}"):
+        glance(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("stated", "problem"),
     [
         ({"general.architecture": "mamba"}, r"'mamba' is not supported \(supported: llama.*; the nearest is"),

@@ -19,6 +19,7 @@ def read_files(path: str) -> GgufFile:
     file = read_gguf(path)
     count = _count(file, "split.count")
     if count < 2:
+        _check_name(path)
         return file
     files = [file if str(each) == path else read_gguf(str(each)) for each in _siblings(path, count)]
     tensors: dict[str, TensorInfo] = {}
@@ -37,6 +38,14 @@ def read_files(path: str) -> GgufFile:
 
 def _count(file: GgufFile, key: str) -> int:
     return Fields(file.path, file.metadata).count(key, 0, minimum=0)
+
+
+def _check_name(path: str) -> None:
+    """Raise ModelFileError for one that is named as a part, which would hold some of the tensors."""
+    match = NAME.fullmatch(Path(path).name)
+    if match and int(match[3]) > 1:
+        stated = "but states no split.count: rename it if it is whole, else split the model by llama-gguf-split"
+        raise ModelFileError(f"{path}: is named as one of {int(match[3])} files, {stated}")
 
 
 def _siblings(path: str, count: int) -> list[Path]:

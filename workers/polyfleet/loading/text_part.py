@@ -51,7 +51,8 @@ def text_part(fields: Fields) -> Fields:
         return fields
     if not set(names) & set(SEES):
         log.warning("%s: only the part that reads text is loaded", fields.path)
-    section = fields.section("text_config") if fields.has("text_config") else fields
+    flat = fields.has("hidden_size") and not fields.has("text_config")  # as older folders are
+    section = fields if flat else fields.section("text_config")
     values = {key: value for key, value in section.values.items() if key not in OUTSIDE}
     values |= {key: fields.values[key] for key in SHARED if fields.has(key)}
     values |= {key: _one_axis(values[key]) for key in ROPES if isinstance(values.get(key), dict)}
