@@ -1,6 +1,7 @@
 """Agents: worker processes that dial the gateway and are dialled through it, with a real scheduler."""
 
 import asyncio
+import json
 import signal
 import urllib.request
 from collections.abc import AsyncIterable, Mapping
@@ -15,6 +16,7 @@ from bench.chaos.link import Link
 from tests.support.fake_tokens import fake_tokens
 from tests.support.fleet_certificates import Roots
 from tests.support.gateway_rig import GatewayRig, Stream, failure_of, until
+from tests.support.ports import free_address
 from tests.support.running_scheduler import Running, start, stop
 from tests.support.running_worker import RunningWorker
 from tests.support.tls_files import write_tls_files
@@ -41,7 +43,7 @@ class AgentRig:
 
     def __init__(self, folder: Path, roots: Roots | None = None, **settings: str) -> None:
         self.folder, self.stack, self.settings = folder, AsyncExitStack(), settings
-        self.roots = roots
+        self.roots, self.scheduler_metrics = roots, ""
         self.token_file = folder / "token"
         self.scheduler: Running
         self.rig: GatewayRig
@@ -52,11 +54,12 @@ class AgentRig:
         token_file = str(self.token_file)
         keys = self.settings.get("fleet_keys_file", "")
         own: dict[str, Any] = {"fleet_token_file": token_file, "fleet_tls_dir": self.certificate("scheduler")}
+        own["metrics_listen"] = self.scheduler_metrics = free_address()
         state = self.folder / "state"
         self.scheduler = await start(state, settle_seconds=0.0, fleet_keys_file=keys, **own)
         self.stack.push_async_callback(stop, self.scheduler)
-        own = own | {"fleet": self.scheduler.address, "fleet_tls_dir": self.certificate("gateway")}
-        config = own | self.settings
+        config = {"fleet": self.scheduler.address, "fleet_token_file": token_file, **self.settings}
+        config["fleet_tls_dir"] = self.certificate("gateway")
         self.rig = await self.stack.enter_async_context(GatewayRig(config=config))
         target = f"127.0.0.1:{self.rig.gateway.grpc.port}"
         self.way = await self.stack.enter_async_context(Link(target))
@@ -111,6 +114,9 @@ async def test_an_agent_serves_over_its_own_connection_until_it_is_told_to_go(tm
         assert stream.workers() == ["mac"]
         info = rig.rig.gateway.view.sessions["mac"].info
         assert info.joined
+        (found,) = json.loads(await asyncio.to_thread(read, f"http://{rig.scheduler_metrics}/targets"))
+        assert found["labels"].items() >= {"worker_id": "mac", "joined": "true"}.items()
+        assert found["targets"] == [info.metrics_address]  # where Prometheus finds it
         assert b"\npolyfleet_worker_ready" in await asyncio.to_thread(read, f"http://{info.metrics_address}/metrics")
         asked = TailLogRequest(worker_id="mac", lines=100)
         lines = await rig.scheduler.fleet.TailLog(asked, metadata=bearer_metadata(TOKEN))
