@@ -7,29 +7,24 @@ library an answer that moved is the undisturbed one, to the bit.
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 import pytest
-from bench.chaos.link import Link
-from tests.support.gateway_rig import GatewayRig, until
+from tests.integration.gateway.test_gateway_answer_moves import blocks
 from tests.support.peft_folders import low_rank_tensors, write_adapter
-from tests.support.running_worker import REAL, RunningWorker
+from tests.support.real_fleet import RealFleet, real_fleet
 from tests.support.tiny_models import TinyShape, write_gguf
 from tests.support.tiny_tokenizers import byte_level_metadata
 
-from polyfleet.client import AsyncClient, Completion, PolyfleetError
-from polyfleet.loading.load import load_model
-from polyfleet.v1 import fleet_pb2
+from polyfleet.client import Completion, PolyfleetError
 
 SHAPE = TinyShape(vocabulary=len(byte_level_metadata()["tokenizer.ggml.tokens"]), context=1024)
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}<|start|>assistant\n"
     "{% if enable_thinking %}<think>\n{% endif %}{# </think> #}"
 )
-OPTIONS = ("--threads", "1", "--kv-cache-tokens", "4096", "--max-sequences", "4", "--canary-interval", "0")
 USER: Any = [{"role": "user", "content": "hello hello hello"}]
 TOOLS = [
     {
@@ -69,39 +64,22 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+HTTP: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": USER, "temperature": 0, "max_output_tokens": 160},
+    "/v1/messages": {"messages": USER, "temperature": 0, "max_tokens": 160},
+}
+
+
 @asynccontextmanager
-async def stack(folder: Path) -> AsyncIterator[tuple[AsyncClient, list[Link], list[str]]]:
-    """A gateway's client, the relays before its two workers, and where these tell their metrics."""
+async def stack(folder: Path) -> AsyncIterator[RealFleet]:
+    """Two workers with an adapter, whose drafts are made in two ways."""
     model = folder / "tiny.gguf"
     extra = byte_level_metadata() | {"tokenizer.chat_template": TEMPLATE}
     tensors = write_gguf(model, SHAPE, "Q8_0", extra=extra)
     adapter = write_adapter(folder / "small", low_rank_tensors(tensors, rank=4, size=0.3))
-    given = [*OPTIONS, "--adapter", f"small={adapter}", "--speculation"]
-    drafts = (["ngram"], ["draft", "--draft-model", str(model)])
-    relays, metrics = list[Link](), list[str]()
-    async with AsyncExitStack() as entered:
-        rig = await entered.enter_async_context(GatewayRig())
-        assets = load_model(model).tokenizer
-        assert assets is not None
-        rig.fleet.add_assets(assets.document)
-        for number, each in enumerate(drafts):
-            home = folder / str(number)
-            home.mkdir()
-            running = RunningWorker(home, *given, *each, model=str(model), command=REAL)
-            worker = await entered.enter_async_context(running)
-            relay = await entered.enter_async_context(Link(worker.address))
-            answer = await worker.status()
-            info = fleet_pb2.WorkerInfo()
-            info.CopyFrom(answer.info)
-            info.address = relay.address
-            rig.fleet.workers[info.worker_id] = fleet_pb2.FleetWorker(info=info, status=answer.status)
-            relays.append(relay)
-            metrics.append(info.metrics_address)
-        rig.fleet.publish()
-        sessions = rig.gateway.view.sessions
-        await until(lambda: len(sessions) == 2 and all(session.connected for session in sessions.values()))
-        client = await entered.enter_async_context(AsyncClient(f"127.0.0.1:{rig.gateway.grpc.port}"))
-        yield client, relays, metrics
+    given = ["--adapter", f"small={adapter}", "--speculation"]
+    async with real_fleet(folder, model, [*given, "ngram"], [*given, "draft", "--draft-model", str(model)]) as fleet:
+        yield fleet
 
 
 def said(completion: Completion) -> list[dict[str, Any]]:
@@ -121,34 +99,35 @@ def said(completion: Completion) -> list[dict[str, Any]]:
 
 
 async def test_each_kind_of_answer_is_the_undisturbed_one(tmp_path: Path) -> None:
-    async with stack(tmp_path) as (client, relays, metrics):
-        greedy = await both(client, relays, CASES["greedy"])
+    async with stack(tmp_path) as fleet:
+        greedy = await both(fleet, CASES["greedy"])
         late = re.search("[ -~]{3}", greedy.text[len(greedy.text) // 2 :])
         assert late is not None
-        stopped = await both(client, relays, CASES["greedy"] | {"stop": [late[0]]})
+        stopped = await both(fleet, CASES["greedy"] | {"stop": [late[0]]})
         assert stopped.text == greedy.text[: greedy.text.index(late[0])]
         for name, options in CASES.items():
-            assert await both(client, relays, options), name
-        async with httpx.AsyncClient(trust_env=False) as http:
-            for address in metrics:
-                text = (await http.get(f"http://{address}/metrics")).text
-                figures = dict(re.findall(r"^(\w+?)(?:{.*?})? ([0-9.e+]+)$", text, re.MULTILINE))
-                assert float(figures["polyfleet_adapters"]) == 1
-                assert float(figures["polyfleet_engine_accepted_drafts_total"]) > 0
+            assert await both(fleet, options), name
+        for path, body in HTTP.items():
+            assert await streamed(fleet, path, body), path
+        for worker in fleet.workers:
+            address = (await worker.status()).info.metrics_address
+            text = (await fleet.http.get(f"http://{address}/metrics")).text
+            figures = dict(re.findall(r"^(\w+?)(?:{.*?})? ([0-9.e+]+)$", text, re.MULTILINE))
+            assert float(figures["polyfleet_adapters"]) == 1
+            assert float(figures["polyfleet_engine_accepted_drafts_total"]) > 0
 
 
 async def test_an_answer_that_loses_worker_after_worker_ends_as_aborted(tmp_path: Path) -> None:
-    async with stack(tmp_path) as (client, relays, _):
+    async with stack(tmp_path) as fleet:
         asked: dict[str, Any] = {"model": "fake", **CASES["greedy"]}
-        alone = await client.generate(**asked)
+        alone = await fleet.client.generate(**asked)
         ids = list[int]()
 
         async def read() -> None:
-            async with client.stream(**asked) as stream:
+            async with fleet.client.stream(**asked) as stream:
                 async for delta in stream:
                     ids.extend(delta.token_ids)
-                    for relay in relays:
-                        relay.arm(1)
+                    fleet.arm(1)
 
         with pytest.raises(PolyfleetError, match=r"lost its worker 4 times, and may move 3 times") as ended:
             await read()
@@ -157,16 +136,25 @@ async def test_an_answer_that_loses_worker_after_worker_ends_as_aborted(tmp_path
         assert 4 <= len(ids) < len(alone.token_ids)
 
 
-async def both(client: AsyncClient, relays: list[Link], options: dict[str, Any]) -> Completion:
+async def both(fleet: RealFleet, options: dict[str, Any]) -> Completion:
     """The answer, which is the same when the connection of each worker is lost midway."""
     asked = {"model": "fake", **options}
-    alone = await client.generate(**asked)
-    for relay in relays:
-        relay.arm(300)
-    cuts = sum(relay.cuts for relay in relays)
-    moved = await client.generate(**asked)
-    for relay in relays:
-        relay.arm(0)
+    alone = await fleet.client.generate(**asked)
+    async with fleet.cut_midway():
+        moved = await fleet.client.generate(**asked)
     assert said(moved) == said(alone)
-    assert sum(relay.cuts for relay in relays) > cuts
+    return alone
+
+
+async def streamed(fleet: RealFleet, path: str, body: dict[str, Any]) -> list[tuple[str, str]]:
+    """The blocks of an answer that is streamed over HTTP, which are the same when the connections are lost midway."""
+
+    async def read() -> list[tuple[str, str]]:
+        asked = body | {"model": "fake", "stream": True}
+        lines = (await fleet.http.post(path, json=asked)).text.splitlines()
+        return blocks(path, [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")])
+
+    alone = await read()
+    async with fleet.cut_midway():
+        assert await read() == alone
     return alone
