@@ -21,6 +21,7 @@ class Principal:
     max_priority: int = MAX_PRIORITY
 
 
+UNKNOWN_KEY = "The key is not known to this gateway."
 ANONYMOUS = Principal("", Role.OPERATOR)
 
 
@@ -63,7 +64,7 @@ class Authenticator:
             raise Unauthenticated("This gateway needs a key: send `Authorization: Bearer <key>`.")
         found = find_key(self._keys.file.keys, secret)
         if found is None:
-            raise Unauthenticated("The key is not known to this gateway.")
+            raise Unauthenticated(UNKNOWN_KEY)
         if found.expired:
             raise Unauthenticated(f"The key {found.id} has expired: ask for a new one.")
         if found.role in PARTS:

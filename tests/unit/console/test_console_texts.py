@@ -7,6 +7,7 @@ from pathlib import Path
 
 from polyfleet.console.fleet.words import GATEWAY_GONE, SCHEDULER_GONE, UNHEARD
 from polyfleet.console.pages.look import THEMES, gibibytes, milliseconds, number, percent, translations
+from polyfleet.gateway.auth import UNKNOWN_KEY
 from polyfleet.v1 import fleet_pb2, operations_pb2
 
 FILES = Path(str(resources.files("polyfleet.console")))
@@ -21,7 +22,7 @@ def sentences() -> set[str]:
     found = {each for path in FILES.glob("templates/*.html") for each in SENTENCE.findall(path.read_text())}
     found |= {each for path in FILES.glob("templates/*.html") for each in MANY.findall(path.read_text())}
     found |= set(PROBLEM.findall((FILES / "pages" / "guard.py").read_text())) | set(THEMES)
-    found |= {SCHEDULER_GONE, GATEWAY_GONE, UNHEARD}
+    found |= {SCHEDULER_GONE, GATEWAY_GONE, UNHEARD, UNKNOWN_KEY}
     states = [name.removeprefix("WORKER_STATE_").lower() for name in fleet_pb2.WorkerState.keys()]  # noqa: SIM118
     health = [name.removeprefix("DEVICE_HEALTH_").lower() for name in operations_pb2.DeviceHealth.keys()]  # noqa: SIM118
     jobs = [name.removeprefix("BENCHMARK_STATE_").lower() for name in operations_pb2.BenchmarkState.keys()]  # noqa: SIM118

@@ -86,6 +86,10 @@ def test_it_speaks_chinese_to_who_wants_it(visit: Visit) -> None:
     page = visit("/fleet", locale="zh-CN")
     assert page.locator("html").get_attribute("lang") == "zh"
     assert page.locator("h1").inner_text() == "集群"
+    page.locator(".u-legend").nth(3).wait_for()
+    words = page.locator(".u-legend th").all_inner_texts()
+    assert [each.strip(" :") for each in words[:5]] == ["时间", "每秒词元", "时间", "运行中", "等待中"]
+    assert page.evaluate("document.querySelectorAll('.charts figure').length") == len([w for w in words if "时间" in w])
     page.get_by_label("语言").select_option("en")
     page.get_by_role("heading", name="Fleet", exact=True).wait_for()  # the address stays the same
     assert page.url.endswith("/fleet")
