@@ -10,12 +10,15 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 COMMIT = "c" * 40
+GATED = "owner/gated"
 
 
 def fake_hub(models: Mapping[str, Path]) -> Starlette:
-    """Each model's folder, at one commit."""
+    """Each model's folder, at one commit; and GATED, which nobody gets."""
 
     async def info(request: Request) -> Response:
+        if request.path_params["name"] == GATED:
+            return JSONResponse({"error": "Access is restricted"}, 403, {"x-error-code": "GatedRepo"})
         folder = models.get(request.path_params["name"])
         if folder is None:
             return JSONResponse({"error": "Repository not found"}, 404, {"x-error-code": "RepoNotFound"})

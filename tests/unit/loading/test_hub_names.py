@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.fake_hub import fake_hub
+from tests.support.fake_hub import GATED, fake_hub
 from tests.support.http_server import serve_http
 from tests.support.ports import free_addresses
 from tests.support.tiny_models import TinyShape, write_folder
@@ -22,12 +22,18 @@ from polyfleet.loading.load import load_model
 from polyfleet.loading.sources import check_is_here
 from polyfleet.models.errors import ModelFileError
 for name in sys.argv[1:]:
-    for act in (check_is_here, load_model):
-        try:
-            model = act(name)
-            print(model.path if model else "here")
-        except ModelFileError as error:
-            print(error)
+    try:
+        check_is_here(name)
+        print("here")
+    except ModelFileError as error:
+        print(error)
+    told = []
+    try:
+        model = load_model(name, told.append)
+        came = told.index(next(filter(None, told)))  # times that it was told before anything was read
+        print(model.path, "came in pieces" if came else "was there")
+    except ModelFileError as error:
+        print(error)
 """
 
 
@@ -46,15 +52,25 @@ def test_a_name_is_fetched_once_and_then_here(tmp_path: Path) -> None:
     home.mkdir()
     snapshots = home / "hub" / "models--owner--tiny-model" / "snapshots"
     with serve_http(fake_hub({NAME: folder})) as endpoint:
-        first = told(home, endpoint, NAME, "owner/none", "owner/none.gguf")
+        first = told(home, endpoint, NAME, "owner/none", "owner/none.gguf", GATED)
+    assert "can't be fetched from the hub (it is gated: accept its terms there and set HF_TOKEN)" in first[7]
     (snapshot,) = snapshots.iterdir()
-    assert first[:2] == [f"{NAME}: was not fetched from the hub yet: deploying it does that", str(snapshot)]
-    assert first[3].startswith("owner/none: is no file or folder here, and it can't be fetched from the hub (")
+    assert first[:2] == [
+        f"{NAME}: was not fetched from the hub yet: deploying it does that",
+        f"{snapshot} came in pieces",
+    ]
+    assert first[3].startswith(
+        "owner/none: is no file or folder here, and it can't be fetched from the hub (there is no such model"
+    )
     assert first[4] == "owner/none.gguf: there is no such file or folder"
     assert {path.name for path in snapshot.iterdir()} == {path.name for path in folder.iterdir()} - {"modeling.py"}
     assert load_model(snapshot).weights.keys() == load_model(folder).weights.keys()
+    (snapshot / "model.safetensors").unlink()  # as a fetch leaves it that broke off
+    with serve_http(fake_hub({NAME: folder})) as endpoint:
+        again = told(home, endpoint, NAME)
+    assert again == [first[0], f"{snapshot} came in pieces"]
     (gone,) = free_addresses(1)
     offline = told(home, f"http://{gone}", NAME, "owner/other")
-    assert offline[:2] == ["here", str(snapshot)]
+    assert offline[:2] == ["here", f"{snapshot} was there"]
     assert offline[3].startswith("owner/other: is no file or folder here, and it can't be fetched from the hub (")
     assert offline[3].endswith("check the name and the network, or fetch it where there is one and name its folder")

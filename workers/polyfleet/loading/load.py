@@ -1,6 +1,7 @@
 """The front door of loading: a path to a LoadedModel."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from polyfleet.loading.folder_model import load_folder
@@ -23,13 +24,13 @@ def load_model(
 ) -> LoadedModel:
     """Load a GGUF file or a Hugging Face folder, or fetch `owner/name`; nothing in it is ever executed.
 
-    `progress` is called with the share done. Without `numbers` nobody has looked whether all weights are finite, and
-    most of them are not read yet. With `keeping` the weights are what is kept of them, whose shapes nobody has looked
-    at. Raises ModelFileError, whose message is one sentence.
+    `progress` is called with the share done, with 0 while it is fetched. Without `numbers` nobody has looked whether
+    all weights are finite, and most of them are not read yet. With `keeping` the weights are what is kept of them,
+    whose shapes nobody has looked at. Raises ModelFileError, whose message is one sentence.
     """
     told = progress or silent
     first, second = halves(told) if numbers else (told, silent)
-    model = _load(Path(find_model(str(path))), first, keeping)
+    model = _load(Path(find_model(str(path), partial(told, 0.0))), first, keeping)
     if numbers:
         check_numbers(model.path, model.weights, second)
     told(1.0)

@@ -3,9 +3,10 @@
 No torch is imported here, and no weight is read.
 """
 
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from polyfleet.loading.gguf_file import read_gguf
@@ -25,15 +26,16 @@ PATTERNS = [
 SHOWN_FILES = 4
 
 
-def find_model(source: str) -> str:
+def find_model(source: str, came: Callable[[], None] = lambda: None) -> str:
     """The file or folder of a model that is named by a path or, where there is none, by `owner/name`.
 
-    A name is looked up in the hub's cache on this machine, then fetched. Raises ModelFileError, one sentence.
+    A name is looked up in the hub's cache on this machine, then fetched: `came` is called as pieces come, one at a
+    time but from other threads. Raises ModelFileError, one sentence.
     """
     if not is_hub_name(source):
         return str(local_model(Path(source).expanduser()).absolute())
     cached = _cached(source)
-    return str(local_model(cached if cached.is_dir() else Path(_fetched(source))).absolute())
+    return str(local_model(cached if _is_whole(cached) else Path(_fetched(source, came))).absolute())
 
 
 def is_hub_name(source: str) -> bool:
@@ -45,7 +47,7 @@ def is_hub_name(source: str) -> bool:
 def check_is_here(source: str) -> None:
     """Raise ModelFileError for what is neither a file nor a folder here, nor fetched from the hub already."""
     if is_hub_name(source):
-        if not _cached(source).is_dir():
+        if not _is_whole(_cached(source)):
             raise ModelFileError(f"{source}: was not fetched from the hub yet: deploying it does that")
     elif not _exists(Path(source).expanduser()):
         raise ModelFileError(f"{source}: there is no such file or folder")
@@ -100,6 +102,18 @@ def _cached(name: str) -> Path:
     return hub_cache() / (CACHE_FOLDER + name.replace("/", "--"))
 
 
+def _is_whole(cached: Path) -> bool:
+    """Whether what the hub's cache keeps of a model has all its weights: a fetch that broke off leaves some out."""
+    if not any(cached.glob("snapshots/*")) or any((cached / "blobs").glob("*.incomplete")):
+        return False
+    model = local_model(cached)
+    index = model / "model.safetensors.index.json"
+    if model.is_file():
+        return True
+    names = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ["model.safetensors"]
+    return all((model / name).is_file() for name in names)
+
+
 def _snapshot(path: Path) -> Path:
     """Of a cache's folder: the revision that its branch main is at, or the only one."""
     found = sorted(each for each in (path / "snapshots").iterdir() if each.is_dir())
@@ -137,19 +151,20 @@ def _is_first(file: Path) -> bool:
     return shard is None or int(shard[2]) == 1
 
 
-def _fetched(name: str) -> str:
+def _fetched(name: str, came: Callable[[], None]) -> str:
     """The folder that holds the model of that name, from the hub."""
     missing = f"{name}: is no file or folder here"
     try:
         from huggingface_hub import snapshot_download
+
+        from polyfleet.loading.fetching import bar_that_tells, reason_of
     except ImportError:
         raise ModelFileError(f"{missing}, and names on the hub need the package huggingface_hub") from None
     try:
-        folder: str = snapshot_download(name, allow_patterns=PATTERNS)
+        folder: str = snapshot_download(name, allow_patterns=PATTERNS, tqdm_class=bar_that_tells(came))
     except Exception as error:  # of many kinds: of the network, of the hub, of the disk
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise ModelFileError(
-            f"{missing}, and it can't be fetched from the hub ({reason}): check the name and the network, or fetch it "
-            "where there is one and name its folder"
+            f"{missing}, and it can't be fetched from the hub ({reason_of(error)}): check the name and the network, or "
+            "fetch it where there is one and name its folder"
         ) from None
     return folder
