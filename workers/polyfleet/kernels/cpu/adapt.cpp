@@ -16,9 +16,15 @@ size_t padded(int64_t count) { return (size_t)round_up(count, GROUP); }
 // Columns of codes come in fours.
 size_t stored_columns(const PfLowRank &part, int32_t columns) { return part.bytes == 1 ? (size_t)round_up(columns, 4) : (size_t)columns; }
 
-size_t down_bytes(const PfLowRank &part) { return padded(part.rank) * stored_columns(part, part.columns) * (size_t)part.bytes; }
-
-size_t up_bytes(const PfLowRank &part) { return padded(part.rows) * stored_columns(part, part.rank) * (size_t)part.bytes; }
+// Copies groups, each behind its scales, to `to`; returns where they end.
+uint8_t *copy_groups(uint8_t *to, int64_t rows, const void *numbers, size_t group_bytes, const float *scale) {
+    for (size_t group = 0; group < padded(rows) / GROUP; group++) {
+        memcpy(to, scale + group * GROUP, GROUP * sizeof(float));
+        memcpy(to + GROUP * sizeof(float), (const uint8_t *)numbers + group * group_bytes, group_bytes);
+        to += GROUP * sizeof(float) + group_bytes;
+    }
+    return to;
+}
 
 }  // namespace
 
@@ -31,27 +37,21 @@ void Executor::set_adapter(int number, const PfLowRank *parts, int num_parts) {
         if (part.site < 0 || part.rank < 1 || part.rows < 1 || part.columns < 1 ||
             (part.bytes != 1 && part.bytes != 2) || (part.bytes == 1 && part.columns % BLOCK))
             throw std::invalid_argument("an adapter's sizes are out of range");
-        size += 4 * 64 + (padded(part.rank) + padded(part.rows)) * sizeof(float);
-        size += down_bytes(part) + up_bytes(part);
+        size += padded(part.rank) * (sizeof(float) + stored_columns(part, part.columns) * (size_t)part.bytes);
+        size += padded(part.rows) * (sizeof(float) + stored_columns(part, part.rank) * (size_t)part.bytes);
         adapter->parts.resize(std::max(adapter->parts.size(), (size_t)part.site + 1));
         room = std::max(room, low_rank_room(part.columns, part.rank));
     }
-    adapter->memory = Memory(size).on_huge_pages();
+    adapter->memory = Memory::on_huge_pages(size);
     uint8_t *next = adapter->memory.as<uint8_t>();
-    auto copy = [&](const void *from, size_t bytes) {
-        uint8_t *to = next;
-        memcpy(to, from, bytes);
-        next += round_up((int64_t)bytes, 64);
-        return (const void *)to;
-    };
     for (int i = 0; i < num_parts; i++) {
         const PfLowRank &part = parts[i];
+        const size_t column = (size_t)(GROUP * part.bytes);
         LowRank &out = adapter->parts[(size_t)part.site];
         out.rank = part.rank, out.rows = part.rows, out.columns = part.columns, out.bytes = part.bytes;
-        out.down = copy(part.down, down_bytes(part));
-        out.up = copy(part.up, up_bytes(part));
-        out.down_scale = (const float *)copy(part.down_scale, padded(part.rank) * sizeof(float));
-        out.up_scale = (const float *)copy(part.up_scale, padded(part.rows) * sizeof(float));
+        out.down = next;
+        out.up = copy_groups(next, part.rank, part.down, column * stored_columns(part, part.columns), part.down_scale);
+        next = copy_groups(out.up, part.rows, part.up, column * stored_columns(part, part.rank), part.up_scale);
     }
     low_rank_.resize((size_t)pool_.size());
     for (auto &each : low_rank_) each.resize(std::max(each.size(), room));

@@ -65,7 +65,7 @@ void Executor::pack_weights() {
         Packed &packed = weight.packed = plan_packed(weight.source);
         size += align(data_bytes(packed)) + align(low_bytes(packed));
     }
-    packed_ = Memory(size + 64).on_huge_pages();
+    packed_ = Memory::on_huge_pages(size + 64);
     std::vector<bool> shared;
     for (const Weight &weight : weights_) shared.push_back(weight.source.packed && is_shared(weight.source));
     std::atomic<size_t> next{0};

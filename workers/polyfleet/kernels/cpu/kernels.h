@@ -94,11 +94,10 @@ static inline size_t attention_scratch(int head_dim, int vectors) {
     return 2 * dim * ATTENTION_STRIDE + padded * (dim + ATTENTION_STRIDE) + 2 * attention_partial(head_dim, vectors);
 }
 
-// What an adapter adds to one weight: see PfLowRank of abi.h.
+// What an adapter adds to one weight: see PfLowRank of abi.h. Each group lies behind the 16 scales of its rows.
 struct LowRank {
     int rank, rows, columns, bytes;
-    const void *down, *up;
-    const float *down_scale, *up_scale;
+    uint8_t *down, *up;
 };
 
 // Floats for the row between both matrices, and for a row in codes.

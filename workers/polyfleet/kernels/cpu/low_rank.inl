@@ -1,6 +1,6 @@
 // What an adapter adds to one row of a linear's results: y += up @ (down @ x), written once against F32 and, for codes,
-// a product of a group's 16 rows in integers. Few rows share an adapter, so its matrices are read from memory: they lie
-// one behind another, and are fetched ahead.
+// a product of a group's 16 rows in integers. Few rows share an adapter, so its matrices are read from memory: scales and
+// numbers lie in the order of their use, over all linears, and are fetched ahead.
 //
 // Behind linear_dense.inl and rows.inl, of which it has VECTORS and quantise.
 #include "kernels.h"
@@ -8,7 +8,7 @@
 
 namespace {
 
-const int LOW_RANK_AHEAD = 2048;  // bytes
+const int LOW_RANK_AHEAD = 4096;  // bytes
 
 // Sums of 16 rows over `quads` runs of four columns, of w [quad][16][4] and x [quad][4]; exact.
 #if defined(__AVX512VNNI__)
@@ -104,17 +104,20 @@ PF_INLINE void group_product(const uint16_t *w, int columns, const float *x, con
     }
 }
 
-// out[rows, rounded up] = or, where that is `added`, out[rows] += w @ x; `columns` of w as they lie.
+// out[rows, rounded up] = or, where that is `added`, out[rows] += w @ x; each row of w has `stored` columns.
 template <typename T, typename X>
-PF_INLINE void product(const T *w, const float *scale, int rows, int columns, int stored, const X &x, float *out, bool added) {
+PF_INLINE void product(const uint8_t *w, int rows, int columns, int stored, const X &x, float *out, bool added) {
     float tile[pf::GROUP];
-    for (int first = 0; first < rows; first += pf::GROUP) {
-        const T *group = w + (int64_t)first * stored;
+    const int64_t group_bytes = pf::GROUP * (int64_t)(sizeof(float) + (size_t)stored * sizeof(T));
+    for (int first = 0; first < rows; first += pf::GROUP, w += group_bytes) {
+        const float *scale = (const float *)w;
+        const T *group = (const T *)(scale + pf::GROUP);
+        __builtin_prefetch(w + LOW_RANK_AHEAD);
         if (!added) {
-            group_product(group, columns, x, scale + first, out + first);
+            group_product(group, columns, x, scale, out + first);
             continue;
         }
-        group_product(group, columns, x, scale + first, tile);
+        group_product(group, columns, x, scale, tile);
         if (rows - first >= pf::GROUP)
             for (int r = 0; r < pf::GROUP; r += F32::width) store(out + first + r, load(out + first + r) + load(tile + r));
         else
@@ -123,8 +126,8 @@ PF_INLINE void product(const T *w, const float *scale, int rows, int columns, in
 }
 
 void low_rank_halves(const pf::LowRank &part, const float *x, float *room, float *y) {
-    product((const uint16_t *)part.down, part.down_scale, part.rank, part.columns, part.columns, x, room, false);
-    product((const uint16_t *)part.up, part.up_scale, part.rows, part.rank, part.rank, room, y, true);
+    product<uint16_t>(part.down, part.rank, part.columns, part.columns, x, room, false);
+    product<uint16_t>(part.up, part.rows, part.rank, part.rank, room, y, true);
 }
 
 void low_rank_codes(const pf::LowRank &part, const float *x, float *room, float *y) {
@@ -134,9 +137,9 @@ void low_rank_codes(const pf::LowRank &part, const float *x, float *room, float 
     const Codes codes = {(int8_t *)(scale + 2 * (longest / pf::BLOCK)), scale, scale + longest / pf::BLOCK};
     memset(room, 0, (size_t)narrow * sizeof(float));
     quantise(x, part.columns, codes.codes, codes.scale, codes.sum);
-    product((const uint8_t *)part.down, part.down_scale, part.rank, part.columns, part.columns, codes, room, false);
+    product<uint8_t>(part.down, part.rank, part.columns, part.columns, codes, room, false);
     quantise(room, narrow, codes.codes, codes.scale, codes.sum);
-    product((const uint8_t *)part.up, part.up_scale, part.rows, part.rank, stored, codes, y, true);
+    product<uint8_t>(part.up, part.rows, part.rank, stored, codes, y, true);
 }
 
 }  // namespace

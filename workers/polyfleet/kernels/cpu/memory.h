@@ -1,4 +1,4 @@
-// Owned memory straight from the system: zeroed, page-aligned, on huge pages where they are to be had.
+// Owned memory straight from the system: zeroed, page-aligned, or on huge pages where they are to be had.
 #pragma once
 
 #include <stddef.h>
@@ -12,28 +12,39 @@
 
 namespace pf {
 
+const size_t HUGE_PAGE = 2 << 20;  // bytes
+
 class Memory {
 public:
     Memory() = default;
-    explicit Memory(size_t size) : size_(size ? size : 1) {
-        base_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (base_ == MAP_FAILED) throw std::bad_alloc();
-    }
+    explicit Memory(size_t size) : size_(size ? size : 1), mapped_(size_), base_(map(mapped_)) {}
     Memory(Memory &&other) noexcept { swap(other); }
     Memory &operator=(Memory &&other) noexcept {
         swap(other);
         return *this;
     }
     ~Memory() {
-        if (base_) munmap(base_, size_);
+        if (base_) munmap(base_, mapped_);
     }
 
-    // Streaming weights through 4 KiB pages spends more on address translation than on arithmetic.
-    Memory &&on_huge_pages() && {
+    // Streaming weights through 4 KiB pages spends more on address translation than on arithmetic. Huge pages start and
+    // end at multiples of their size, so what is as large as one does too.
+    static Memory on_huge_pages(size_t size) {
 #if defined(MADV_HUGEPAGE)
-        madvise(base_, size_, MADV_HUGEPAGE);
+        if (size < HUGE_PAGE) return Memory(size);
+        Memory out;
+        out.size_ = size;
+        out.mapped_ = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+        char *first = static_cast<char *>(map(out.mapped_ + HUGE_PAGE));
+        const size_t before = (HUGE_PAGE - (uintptr_t)first % HUGE_PAGE) % HUGE_PAGE;
+        out.base_ = first + before;
+        if (before) munmap(first, before);
+        munmap(first + before + out.mapped_, HUGE_PAGE - before);
+        madvise(out.base_, out.mapped_, MADV_HUGEPAGE);
+        return out;
+#else
+        return Memory(size);
 #endif
-        return std::move(*this);
     }
 
     template <typename T>
@@ -43,12 +54,18 @@ public:
     size_t size() const { return size_; }
 
 private:
+    static void *map(size_t size) {
+        void *base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (base == MAP_FAILED) throw std::bad_alloc();
+        return base;
+    }
     void swap(Memory &other) {
         std::swap(base_, other.base_);
         std::swap(size_, other.size_);
+        std::swap(mapped_, other.mapped_);
     }
+    size_t size_ = 0, mapped_ = 0;  // bytes asked for, and those of all its pages
     void *base_ = nullptr;
-    size_t size_ = 0;
 };
 
 // Lets the system take the pages that lie wholly in [data, data + size) out of memory, as it does when memory is short:

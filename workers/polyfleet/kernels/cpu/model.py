@@ -84,7 +84,8 @@ class CpuModel:
         Raises MemoryError.
         """
         structs, alive = (PfLowRank * len(parts))(), list[NDArray[Any]]()
-        for struct, (name, part) in zip(structs, parts.items(), strict=True):
+        in_use = sorted(parts.items(), key=lambda each: self._sites[each[0]])  # as a step reads them: one stream
+        for struct, (name, part) in zip(structs, in_use, strict=True):
             struct.site, (struct.rank, struct.columns), struct.rows = self._sites[name], part.down.shape, len(part.up)
             coarse = self._coarse[name]
             struct.bytes = 1 if coarse else 2
