@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import psutil
+from tests.support.ports import free_addresses
 from tests.support.serve_process import ServeProcess, command_line
 
 SETTLE_SECONDS = 15.0
@@ -22,6 +23,7 @@ OWN = {  # by what stands in the command line
     "polyfleet.serving": "worker",
     "polyfleet.gateway": "gateway",
     "polyfleet.text.process": "gateway's tokenizer",
+    "polyfleet.console": "console",
     "polyfleet.scheduler": "Ray's driver",
     "polyfleet.cli": "polyfleet serve",
 }
@@ -62,7 +64,8 @@ def megabytes(process: psutil.Process) -> float:
 def main(rounds: int, seconds: float) -> None:
     """Start a stack, let it rest, print a table."""
     with tempfile.TemporaryDirectory() as folder:
-        serve = ServeProcess(Path(folder)).start()
+        port = free_addresses(1)[0].rpartition(":")[2]
+        serve = ServeProcess(Path(folder), "--console-port", port).start()
         try:
             serve.wait_ready()
             time.sleep(SETTLE_SECONDS)

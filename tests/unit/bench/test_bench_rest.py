@@ -14,6 +14,7 @@ from bench.rest import report, what
     [
         (("-m", "polyfleet.serving", "--launched"), 0, "worker"),
         (("-m", "polyfleet.serving.engine_process", "--socket", "3"), 0, "engine"),
+        (("-m", "polyfleet.console", "--listen", "127.0.0.1:0"), 0, "console"),
         (("ray::SchedulerActor.__init__",), 1, "scheduler (an actor)"),
         (("ray::DashboardAgent",), 2, "agents"),
         (("/ray/core/src/ray/raylet/raylet",), 2, "raylet"),
