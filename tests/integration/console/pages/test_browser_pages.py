@@ -86,6 +86,7 @@ def test_it_speaks_chinese_to_who_wants_it(visit: Visit) -> None:
     page = visit("/fleet", locale="zh-CN")
     assert page.locator("html").get_attribute("lang") == "zh"
     assert page.locator("h1").inner_text() == "集群"
+    assert page.locator(".scroll td").first.evaluate("cell => getComputedStyle(cell).wordBreak") == "keep-all"
     page.locator(".u-legend").nth(3).wait_for()
     words = page.locator(".u-legend th").all_inner_texts()
     assert [each.strip(" :") for each in words[:5]] == ["时间", "每秒词元", "时间", "运行中", "等待中"]
