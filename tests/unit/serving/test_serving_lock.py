@@ -38,7 +38,7 @@ def test_a_live_holder_is_named(tmp_path: Path) -> None:
     [
         {"pid": 2**22 + 1},
         {"pid": -1},
-        {"start": start_of(os.getppid())},
+        {"start": f"{start_of(os.getpid())}0"},
         {"start": f"another boot:{start_of(os.getpid()).rpartition(':')[2]}"},
         {"start": "", "started": 12.0},
     ],
