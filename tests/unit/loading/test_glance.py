@@ -54,6 +54,7 @@ def test_files(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
         ({"config.json": b"{}", "model.safetensors": WEIGHTS[:-1]}, "is truncated or no safetensors file"),
         ({"config.json": b"{}", "model.safetensors": weights(b"{}]")}, "is no safetensors file"),
         ({"config.json": b"{}", "model.safetensors": weights(b'{"a": {}}')}, "is no safetensors file"),
+        ({"config.json": b"{}", "model.safetensors": weights(b"[" * 100_000)}, "is no safetensors file"),
         (
             {"config.json": b"{}", "model.safetensors": weights(TENSORS) + b"abc"},
             "is truncated: its tensors end at byte",

@@ -14,6 +14,7 @@ from polyfleet.models.errors import ModelFileError
 from polyfleet.models.mixture import MixtureConfig
 from polyfleet.models.registry import weight_shapes
 
+MAX_HEADER_BYTES = 100_000_000  # as the format's own library allows
 DENSE = ("F32", "F16", "BF16")  # safetensors' names of what is read as it is
 PART = re.compile(r"(.+)\[(\d+)\]")  # of a stack
 
@@ -42,14 +43,14 @@ def read_header(file: Path) -> dict[str, Entry]:
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
-        if not 0 < length <= size - 8:
+        if not 0 < length <= min(size - 8, MAX_HEADER_BYTES):
             raise ModelFileError(f"{file}: is truncated or no safetensors file")
         header = opened.read(length)
     try:
         stated = {name: each for name, each in json.loads(header).items() if name != "__metadata__"}
         entries = {name: Entry(file, each["dtype"], tuple(map(int, each["shape"]))) for name, each in stated.items()}
         end = 8 + length + max((each["data_offsets"][1] for each in stated.values()), default=0)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError):
         raise ModelFileError(f"{file}: is no safetensors file") from None
     if end > size:
         raise ModelFileError(f"{file}: is truncated: its tensors end at byte {end}, the file has {size} bytes")
