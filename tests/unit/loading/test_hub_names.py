@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.support.fake_hub import GATED, fake_hub
 from tests.support.http_server import serve_http
 from tests.support.ports import free_addresses
 from tests.support.tiny_models import TinyShape, write_folder
 
 from polyfleet.loading.load import load_model
+from polyfleet.loading.sources import check_is_here
+from polyfleet.models.errors import ModelFileError
 
 NAME = "owner/tiny-model"
 LOADS = """
@@ -43,6 +46,19 @@ def told(home: Path, endpoint: str, *names: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", LOADS, *names], env=environ, capture_output=True, text=True, cwd=home)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("index", ["", "{", "[]", '{"weight_map": 1}', '{"weight_map": [[]]}', "[" * 100_000])
+def test_a_cache_whose_index_says_nothing_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--owner--tiny-model" / "snapshots" / "one"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelFileError, match="was not fetched from the hub yet"):
+        check_is_here(NAME)
 
 
 def test_a_name_is_fetched_once_and_then_here(tmp_path: Path) -> None:

@@ -246,6 +246,11 @@ def test_calls_are_found_however_the_text_is_cut(family: str, answer: str, text:
         json.loads(arguments)
 
 
+def test_a_string_that_spells_arguments_without_end_is_no_call() -> None:
+    answer = '<tool_call>{"name": "weather", "arguments": "' + "[" * 100_000 + '"}</tool_call>'
+    assert parse([answer]) == (answer, "", [])
+
+
 def test_arguments_come_while_they_are_written() -> None:
     parser = AnswerParser(FORMATS["hermes"], TOOLS, None)
     first = parser.add('<tool_call>{"name": "weather", "arguments": {"city": "Par')

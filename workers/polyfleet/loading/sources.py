@@ -110,8 +110,11 @@ def _is_whole(cached: Path) -> bool:
     index = model / "model.safetensors.index.json"
     if model.is_file():
         return True
-    names = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ["model.safetensors"]
-    return all((model / name).is_file() for name in names)
+    try:
+        names = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ["model.safetensors"]
+        return all((model / name).is_file() for name in names)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return False
 
 
 def _snapshot(path: Path) -> Path:

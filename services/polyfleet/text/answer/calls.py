@@ -100,7 +100,7 @@ def as_object(arguments: str) -> str:
         said = json.loads(arguments or "{}")
         if isinstance(said, str):
             arguments, said = said, json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise NotACall from None
     if said is None:
         return "{}"

@@ -135,7 +135,7 @@ def _input(arguments: str) -> Any:
     """A call's arguments; of one that was cut off, none."""
     try:
         return json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
 
 
