@@ -2,10 +2,10 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gguf
+import huggingface_hub
 import pytest
 
 from polyfleet.loading.sources import PATTERNS, find_model, hub_cache, local_model, model_name
@@ -31,7 +31,8 @@ def touch(*paths: Path) -> None:
 
 def cached(cache: Path, *revisions: str, main: str = "") -> Path:
     folder = cache / "models--owner--some-model"
-    touch(*(folder / "snapshots" / revision / "config.json" for revision in revisions))
+    for revision in revisions:
+        touch(*(folder / "snapshots" / revision / name for name in ("config.json", "model.safetensors")))
     if main:
         touch(folder / "refs" / "main")
         (folder / "refs" / "main").write_text(main)
@@ -98,22 +99,23 @@ def test_a_folder_that_is_named_as_a_model_is(tmp_path: Path, cache: Path) -> No
 
 
 def test_a_cache_that_is_not_whole(cache: Path) -> None:
-    (cached(cache, main=REVISION) / "snapshots").mkdir()
+    folder = cached(cache, main=REVISION)
+    (folder / "snapshots").mkdir()
     with pytest.raises(ModelFileError, match="holds no snapshot: what was fetched is not whole"):
-        find_model("owner/some-model")
+        find_model(str(folder))
 
 
 def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, Any]] = []
 
-    def download(name: str, *, allow_patterns: list[str]) -> str:
+    def download(name: str, *, allow_patterns: list[str], tqdm_class: type) -> str:
         calls.append((name, allow_patterns))
         if name == "owner/none":
             raise OSError("no route to host.\nmore")
         touch(tmp_path / "fetched" / "config.json")
         return str(tmp_path / "fetched")
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert find_model("owner/new") == str(tmp_path / "fetched")
     assert calls == [("owner/new", PATTERNS)]
     assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in PATTERNS if pattern != "LICENSE*")

@@ -5,7 +5,9 @@ import re
 import statistics
 import time
 from collections import defaultdict
+from datetime import datetime, timezone
 from typing import Any
+from urllib.parse import quote
 
 from tests.integration.console.pages.conftest import Visit
 from tests.support.console_stack import ConsoleStack
@@ -14,6 +16,12 @@ from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import operations_pb2 as ops
 
 GIB = 2**30
+WEIGHED = {
+    "first_token_seconds": "first token, s",
+    "token_seconds": "further token, s",
+    "completion_seconds": "whole answer, s",
+    "cached_tokens": "cached tokens",
+}  # of a candidate, as the page names it
 ROLES = ("prompts and answers", "computes prompts for others", "others may compute its prompts")
 
 
@@ -27,6 +35,10 @@ def percent(value: float | None) -> str:
 
 def milliseconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 10 else f"{value:.0f} s"
+
+
+def clock(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S}"
 
 
 def told(message: Any, name: str) -> Any:
@@ -125,7 +137,7 @@ def test_a_device(visit: Visit, stack: ConsoleStack) -> None:
 
     for device in stack.ask("ListDevices", ops.ListDevicesRequest()).devices:
         state = device.state
-        page.goto(f"/devices/{device.host}/{state.accelerator}/{state.index}")
+        page.goto("/devices/" + quote(f"{device.host}/{state.accelerator}/{state.index}"))
         found = facts(page)
         assert found["Use"] == percent(told(state, "utilization_ratio"))
         memory = [told(state, name) for name in ("memory_used_bytes", "memory_total_bytes")]
@@ -196,7 +208,10 @@ def test_requests(visit: Visit, stack: ConsoleStack) -> None:
     assert found["Moves"] == str(max(0, len(record.worker_ids) - 1))
     placement = json.loads(record.placement)
     weighed = [*placement.get("workers", []), *placement.get("dropped", [])]
-    reasons = ["; ".join(f"{name}: {value}" for name, value in each.items() if name != "worker_id") for each in weighed]
+    reasons = [
+        "; ".join(f"{WEIGHED.get(name, name)}: {value}" for name, value in each.items() if name != "worker_id")
+        for each in weighed
+    ]
     assert rows(page) == [[each["worker_id"], reason] for each, reason in zip(weighed, reasons, strict=True)]
 
 
@@ -206,7 +221,10 @@ def test_keys_and_usage(visit: Visit, stack: ConsoleStack) -> None:
     stack.ask("LimitTenant", ops.LimitTenantRequest(limits=limits))
     listed = stack.ask("ListKeys", ops.ListKeysRequest())
     page = visit("/keys")
-    assert [row[:4] for row in rows(page)] == [[each.id, each.role, each.tenant, "never"] for each in listed.keys]
+    assert [row[:4] for row in rows(page)] == [
+        [each.id, each.role, each.tenant, clock(each.expires_unix_seconds) if each.expires_unix_seconds else "never"]
+        for each in listed.keys
+    ]
     for tenant in listed.tenants:
         form = page.locator(f'form[action="/tenants/{tenant.tenant}/limits"]')
         shown = [form.locator(f"[name={name}]").input_value() for name in ("tokens_per_minute", "max_concurrent")]
