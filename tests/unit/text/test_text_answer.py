@@ -219,6 +219,7 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
             '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>',
             '<tool_call>{"name": ["weather"], "arguments": {}}</tool_call>',
             '<tool_call>{"name": "weather", "arguments": ' + '{"a":' * 100,
+            '<tool_call>{"name": "weather", "arguments": "' + "[" * 5000 + '"}</tool_call>',
             "<tool_call>",
             "<tool_call>print(1)</tool_call>",
             "Look: \n<tool_call>print(1)</tool_call>",
@@ -244,11 +245,6 @@ def test_calls_are_found_however_the_text_is_cut(family: str, answer: str, text:
         assert parse(pieces, family) == (text, "", calls)
     for _, arguments in calls:
         json.loads(arguments)
-
-
-def test_a_string_that_spells_arguments_without_end_is_no_call() -> None:
-    answer = '<tool_call>{"name": "weather", "arguments": "' + "[" * 100_000 + '"}</tool_call>'
-    assert parse([answer]) == (answer, "", [])
 
 
 def test_arguments_come_while_they_are_written() -> None:
