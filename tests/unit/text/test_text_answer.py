@@ -222,10 +222,9 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
             '<tool_call>{"name": "weather", "arguments": "' + "[" * 5000 + '"}</tool_call>',
             "<tool_call>",
             "<tool_call>print(1)</tool_call>",
+            "Look: \n<tool_call>print(1)</tool_call>",
             ' {"answer": 42}',
-            "a <tool_cal b",
-            " a  ",
-            "",
+            *("a <tool_cal b", " a  ", ""),
         )
     ),
 ]
