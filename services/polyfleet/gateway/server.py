@@ -179,6 +179,10 @@ class Gateway:
         if self.peers:
             await self.peers.stop()
         self.relay.close()
+        await self.http.leave()
+        if len(self.http.doors):  # who came at the last moment is told that it ends
+            await asyncio.sleep(LEAVE_SECONDS)
+        self.http.let_go()
         await asyncio.gather(self.grpc.stop(STOP_SECONDS), self.http.stop(), self.monitoring.stop())
         for task in self._tasks:
             task.cancel()

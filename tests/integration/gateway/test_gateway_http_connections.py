@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import ssl
 from pathlib import Path
 
@@ -61,3 +62,20 @@ async def test_a_tls_handshake_ends_in_time_or_when_its_place_is_wanted(tmp_path
         await until(lambda: rig.connections() == 0)
         assert rig.refused("handshake")
         assert [await connection.rest() for connection in unfinished] == [b""] * 15
+
+
+async def test_who_comes_at_the_last_moment_is_told_that_it_ends() -> None:
+    """In the queue of the port, behind more than are taken at once, when the gateway stops."""
+    async with KeyedRig() as rig:
+        waiting = []
+        for _ in range(40):
+            client = socket.create_connection(("127.0.0.1", rig.port))  # no turn of the event loop meanwhile
+            client.sendall(WHOLE)
+            client.setblocking(False)
+            waiting.append(client)
+        await rig.gateway.stop()
+        loop = asyncio.get_running_loop()
+        answers = [await asyncio.wait_for(loop.sock_recv(client, 1 << 16), 60) for client in waiting]
+        assert {answer.split(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 503 Service Unavailable"}
+        for client in waiting:
+            client.close()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from polyfleet.gateway.ports.doors import Doors, Visit
 
 ACCEPTS_AT_ONCE = 16  # before others get their turn in the event loop
+MAX_WAITING = 1024  # taken at the end, before the port closes
 PAUSE_SECONDS = 0.1  # when the system gives no more connections
 # Each TLS connection has a buffer of this size from its first byte on. With asyncio's 256 KiB, a thousand handshakes
 # that never end would take 300 MB. A TLS record has up to 16 KiB.
@@ -42,6 +43,18 @@ class Acceptor:
         self._handshakes: set[asyncio.Task[None]] = set()
         listener.setblocking(False)
         self._task = asyncio.get_running_loop().create_task(self._accept())
+
+    async def leave(self) -> None:
+        """Take the connections that wait, and no more: what waits in the queue of a port that closes is reset."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for _ in range(MAX_WAITING):
+            try:
+                connection, peer = self._listener.accept()
+            except OSError:  # none waits, or none can be had
+                return
+            connection.setblocking(False)
+            self._admit(connection, str(peer[0]))
 
     def close(self) -> None:
         """Take no more connections; those in their handshake end."""

@@ -48,10 +48,9 @@ class _Server(uvicorn.Server):
                 await asyncio.wait_for(self._told_to_exit.wait(), DATE_SECONDS)
 
     async def leave(self) -> None:
-        """Take no more connections."""
+        """Take the connections that wait, and no more."""
         for acceptor in self.servers:
-            acceptor.close()
-            await acceptor.wait_closed()
+            await acceptor.leave()  # type: ignore[attr-defined]
 
     def let_go(self) -> None:
         """End connections that wait for a request, and each other one behind the answer that it waits for."""
@@ -117,9 +116,10 @@ class HttpServer:
             await asyncio.sleep(0.01)
 
     async def leave(self) -> None:
-        """Close the port; connections that are there may send requests."""
-        await self._server.leave()
-        self._socket.close()
+        """Close the port; connections that are there, or wait to be taken, may send requests."""
+        if self._socket.fileno() >= 0:
+            await self._server.leave()
+            self._socket.close()
 
     def let_go(self) -> None:
         """No more requests over the connections that are there."""
