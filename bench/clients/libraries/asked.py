@@ -95,6 +95,28 @@ def check_call(name: str, arguments: Any, wanted: str = "") -> None:
     assert isinstance(given["city"], str), given
 
 
+def choices(called: Callable[..., list[Any]]) -> dict[str, Callable[[], None]]:
+    """The features of `tool_choice` where it is written, and calls are read, as in OpenAI's API.
+
+    `called` asks for the weather with more options and gives the calls that came.
+    """
+
+    def named() -> None:
+        (call,) = called(tool_choice={"type": "function", "function": {"name": "time"}})
+        assert call.function.name == "time"
+
+    def required() -> None:
+        assert called(tool_choice="required")
+
+    def none() -> None:
+        assert called(tool_choice="none") == []
+
+    def one_call() -> None:
+        assert len(called(tool_choice="required", parallel_tool_calls=False)) == 1
+
+    return {"tools: required": required, "tools: named": named, "tools: none": none, "tools: one call": one_call}
+
+
 def check_person(found: Any) -> None:
     """A structured answer is one."""
     assert isinstance(found, Person), found

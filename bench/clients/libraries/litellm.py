@@ -29,23 +29,6 @@ def _called(**more: Any) -> list[Any]:
     return message.tool_calls or []
 
 
-def _required() -> None:
-    assert _called(tool_choice="required")
-
-
-def _named() -> None:
-    (call,) = _called(tool_choice={"type": "function", "function": {"name": "time"}})
-    assert call.function.name == "time"
-
-
-def _none() -> None:
-    assert _called(tool_choice="none") == []
-
-
-def _one_call() -> None:
-    assert len(_called(tool_choice="required", parallel_tool_calls=False)) == 1
-
-
 def _streamed_calls() -> None:
     chunks = list(
         litellm.completion(messages=user(WEATHER), tools=TOOLS, tool_choice="required", stream=True, **GREEDY)
@@ -107,10 +90,7 @@ if __name__ == "__main__":
             "chat": _chat,
             "streams": _streams,
             "tools: auto": _called,
-            "tools: required": _required,
-            "tools: named": _named,
-            "tools: none": _none,
-            "tools: one call": _one_call,
+            **asked.choices(_called),
             "tools: streamed": _streamed_calls,
             "tools: results": _results,
             "structured output": _structured,
