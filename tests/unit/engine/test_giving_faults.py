@@ -27,12 +27,13 @@ send: Send = Delivery._send
 def frame_of(chunk: Chunk) -> bytearray:
     """All that travels of a chunk over TCP."""
     parts = [each.tobytes() for each in chunk.caches]
-    return bytearray(frames.frame(frames.Blocks(chunk.first, chunk.tokens), parts) + b"".join(parts))
+    head, body = frames.head_and_body(frames.Blocks(chunk.first, chunk.tokens), sum(map(len, parts)))
+    return bytearray(b"".join((head, body, *parts, frames.checksum_of(body, parts))))
 
 
 def damaged(delivery: Delivery, chunk: Chunk) -> None:
     data = frame_of(chunk)
-    data[-1] ^= 1
+    data[-frames.CHECKSUM_BYTES - 1] ^= 1
     delivery._channel._socket.sendall(data)
 
 

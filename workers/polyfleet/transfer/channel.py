@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ import numpy as np
 from polyfleet.kvcache.checksum import Checksum
 from polyfleet.kvcache.portable import Buffer
 from polyfleet.transfer import frames
-from polyfleet.transfer.frames import HEADER_BYTES, BadFrame, End, Message
+from polyfleet.transfer.frames import CHECKSUM_BYTES, HEADER_BYTES, BadFrame, End, Message
 
 MessageT = TypeVar("MessageT")
 MOST_PARTS = 512  # that one call sends
@@ -42,6 +43,7 @@ class Channel:
         self.largest = 0  # magnitude in the last frame's payload
         self.descriptor = -1  # of memory, that came with the last frame
         self._socket = end
+        self._summing = ThreadPoolExecutor(1, "transfer checksum")  # begins with the first payload
 
     def allow(self, seconds: float) -> None:
         """What comes next may take so long."""
@@ -49,17 +51,19 @@ class Channel:
 
     def send(self, message: Message, payload: Sequence[Buffer] = (), descriptor: int = -1) -> None:
         """Send a frame and its payload's parts, all of it. Raises Stalled and OSError."""
-        head = frames.frame(message, payload)
+        parts = [memoryview(part).cast("B") for part in payload]
+        head, body = frames.head_and_body(message, sum(part.nbytes for part in parts))
+        begun = [memoryview(head + body)]
         try:
             if descriptor >= 0:
                 self._in_time()
-                socket.send_fds(self._socket, [head], [descriptor])
-            elif isinstance(self._socket, ssl.SSLSocket):
-                for part in (head, *payload):
-                    self._in_time()
-                    self._socket.sendall(part)
+                socket.send_fds(self._socket, [begun.pop()], [descriptor])
+            if parts:  # whose checksum is made while they leave
+                made = self._summing.submit(frames.checksum_of, body, parts)
+                self._send(begun + parts)
+                self._send([memoryview(made.result())])
             else:
-                self._send([memoryview(part).cast("B") for part in (head, *payload)])
+                self._send([*begun, memoryview(frames.checksum_of(body))])
         except TimeoutError:
             raise Stalled("the peer does not read what it is sent") from None
 
@@ -80,7 +84,7 @@ class Channel:
             into = np.empty(head.payload_bytes, np.uint8).data  # which large pages may hold
         checksum = Checksum(body, number_bytes)
         payload = self._read(into[: head.payload_bytes], checksum=checksum)
-        message = frames.message_of(head, body, checksum)
+        message = frames.message_of(body, checksum, self._read(memoryview(bytearray(CHECKSUM_BYTES))))
         self.largest = checksum.largest
         return message, payload
 
@@ -113,6 +117,11 @@ class Channel:
 
     def _send(self, parts: list[memoryview]) -> None:
         """As many at a time as the system takes."""
+        if isinstance(self._socket, ssl.SSLSocket):
+            for part in parts:
+                self._in_time()
+                self._socket.sendall(part)
+            return
         first = 0
         while first < len(parts):
             self._in_time()

@@ -1,7 +1,7 @@
 """Frames: what two workers say to each other on a transfer channel, as bytes. Pure.
 
-A frame is a header, a message (msgpack) and perhaps a payload, which lies behind it or in shared memory. Its checksum
-is of all that travels in the frame. docs/kv-transfer.md has the format.
+A frame is a header, a message (msgpack), perhaps a payload, which lies behind it or in shared memory, and a checksum
+of message and payload. docs/kv-transfer.md has the format.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,13 @@ from polyfleet.graph.kernel_graph import PerToken
 from polyfleet.kvcache.checksum import Checksum
 from polyfleet.kvcache.portable import BLOCK_TOKENS, DTYPES, Array, Buffer, KvLayout
 
-HEADER_BYTES = 32
+HEADER_BYTES = 16
+CHECKSUM_BYTES = 16
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_PAYLOAD_BYTES = 1 << 30
 MAX_TOKENS = 1 << 20  # of a prompt
-_HEADER = Struct("<4sIQ16s")  # magic, bytes of the message, bytes of the payload, checksum
-_MAGIC = b"PFT1"
+_HEADER = Struct("<4sIQ")  # magic, bytes of the message, bytes of the payload
+_MAGIC = b"PFT2"
 
 
 class BadFrame(ValueError):
@@ -102,32 +103,35 @@ class Head(NamedTuple):
 
     message_bytes: int
     payload_bytes: int
-    checksum: bytes
 
 
-def frame(message: Message, payload: Sequence[Buffer] = ()) -> bytes:
-    """Header and message of a frame; the payload follows as it is, part by part."""
+def head_and_body(message: Message, payload_bytes: int) -> tuple[bytes, bytes]:
+    """Header and message of a frame; the payload and the checksum of message and payload follow."""
     body = _encoder.encode(message)
-    checksum, size = Checksum(body), 0
+    return _HEADER.pack(_MAGIC, len(body), payload_bytes), body
+
+
+def checksum_of(body: Buffer, payload: Sequence[Buffer] = ()) -> bytes:
+    """Of a message and its payload's parts."""
+    checksum = Checksum(body)
     for part in payload:
         checksum.update(part)
-        size += memoryview(part).nbytes
-    return _HEADER.pack(_MAGIC, len(body), size, checksum.digest()) + body
+    return checksum.digest()
 
 
 def head_of(header: Buffer) -> Head:
     """Of HEADER_BYTES. Raises BadFrame for what no frame begins with."""
-    magic, message, payload, digest = _HEADER.unpack(header)
+    magic, message, payload = _HEADER.unpack(header)
     if magic != _MAGIC:
         raise BadFrame("what came is no transfer frame")
     if message > MAX_MESSAGE_BYTES or payload > MAX_PAYLOAD_BYTES:
         raise BadFrame(f"a transfer frame can't have {message} and {payload} bytes")
-    return Head(message, payload, digest)
+    return Head(message, payload)
 
 
-def message_of(head: Head, body: Buffer, checksum: Checksum) -> Message:
+def message_of(body: Buffer, checksum: Checksum, digest: Buffer) -> Message:
     """The message of a whole frame, of which `checksum` has seen all. Raises BadFrame where either is wrong."""
-    if checksum.digest() != head.checksum:
+    if checksum.digest() != digest:
         raise BadFrame("a transfer frame's checksum is wrong: it was damaged on its way")
     try:
         return _decoder.decode(body)

@@ -21,8 +21,10 @@ Bits larger(const uint8_t *data, int64_t count, Bits most) {
 
 template <typename Loose, typename Bits>
 uint32_t scan_numbers(const uint8_t *data, int64_t num_bytes, uint64_t *sums) {
+    constexpr int AHEAD = 2 * pf::SCAN_ROW;  // a processor's own prefetching stops at pages
     Bits most = 0;
     for (int64_t at = 0; at < num_bytes; at += pf::SCAN_ROW) {
+        for (int i = 0; i < pf::SCAN_ROW; i += 64) __builtin_prefetch(data + at + AHEAD + i);
         const int64_t row = num_bytes - at < pf::SCAN_ROW ? num_bytes - at : pf::SCAN_ROW;
         if (sums && row == pf::SCAN_ROW) {
             const Loose64 *words = reinterpret_cast<const Loose64 *>(data + at);
