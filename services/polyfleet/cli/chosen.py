@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from polyfleet.cli.config import Deployment, StatedOptions
-from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.errors import CliError, ExitCode, sentences
 from polyfleet.cli.terminal.output import err
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import OPTIONS, OptionValue, checked
@@ -25,7 +25,6 @@ class Choice:
     @classmethod
     def read(cls) -> "Choice":
         """From the user's file and POLYFLEET_BACKEND. Raises CliError when it can't be had."""
-        from polyfleet.cli.commands.backends import sentences
         from polyfleet.tuning.choice import get_backend, user_choice
 
         with sentences():

@@ -84,3 +84,26 @@ def calling(address: str, secret_option: str = "--api-key-file") -> Iterator[Non
     except grpc.RpcError as error:
         code, details = error.code().name, error.details()
         raise status_error(code, details or code, address, secret_option) from None
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Turn the backends' refusals into CliErrors."""
+    from polyfleet.backends.protocol import BackendUnavailable, UnknownBackend
+
+    try:
+        yield
+    except UnknownBackend as error:
+        raise CliError(sentence(error), ExitCode.BAD_INPUT) from None
+    except BackendUnavailable as error:
+        raise CliError(sentence(error), ExitCode.UNAVAILABLE) from None
+    except ValueError as error:
+        raise CliError(sentence(error), ExitCode.BAD_INPUT) from None
+    except OSError as error:
+        raise CliError(f"{error.filename or 'The output'} can't be written: {error.strerror}.") from None
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong, with a capital and a full stop."""
+    text = str(error)
+    return text[:1].upper() + text[1:].rstrip(".") + "."

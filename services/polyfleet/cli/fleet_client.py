@@ -9,7 +9,7 @@ import grpc
 
 from polyfleet.cli.errors import CliError, ExitCode, calling
 from polyfleet.cli.options import check_address, chosen_tls_dir, read_secret
-from polyfleet.cli.stack.state_folder import known_token
+from polyfleet.cli.state_folder import known_token
 from polyfleet.process.channels import FleetAccess, fleet_tls
 from polyfleet.process.config import ConfigError
 from polyfleet.process.keys import Role

@@ -153,7 +153,7 @@ def _serve(config: SchedulerConfig, ray: "LocalRay", told: threading.Event, hurr
     """From Ray's start to the fleet's end. Raises RayLostError."""
     from ray.exceptions import RayError
 
-    from polyfleet.scheduler.cluster.actor import find_or_create, shut_down
+    from polyfleet.scheduler.actor import find_or_create, shut_down
     from polyfleet.scheduler.cluster.local_ray import RayLostError
 
     try:
@@ -180,7 +180,7 @@ def _create_in(config: SchedulerConfig, address: str) -> None:
         os.environ.update(LOOPBACK_RAY)
     from ray.exceptions import AuthenticationError
 
-    from polyfleet.scheduler.cluster.actor import find_or_create
+    from polyfleet.scheduler.actor import find_or_create
     from polyfleet.scheduler.cluster.local_ray import joined_ray
 
     try:

@@ -21,11 +21,11 @@ from polyfleet.scheduler.deployments.deployment_calls import DeploymentCalls, St
 from polyfleet.scheduler.deployments.validate import check_info, check_status
 from polyfleet.scheduler.fleet.assets import Uploads
 from polyfleet.scheduler.fleet.demand import Demand, check_demand
+from polyfleet.scheduler.fleet.devices import check_devices
 from polyfleet.scheduler.fleet.registry import MAX_WORKERS, FullError, Registry, TakenError
 from polyfleet.scheduler.fleet.snapshot_feed import SnapshotFeed
 from polyfleet.scheduler.operations.calls import OperationsCalls
-from polyfleet.scheduler.operations.devices import check_devices
-from polyfleet.scheduler.operations.request_log import RequestLog
+from polyfleet.scheduler.request_log import RequestLog
 from polyfleet.scheduler.store import Store, StoreError
 from polyfleet.scheduler.tenants.tenant_calls import TenantCalls
 from polyfleet.v1 import fleet_pb2 as pb

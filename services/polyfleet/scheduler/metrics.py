@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from polyfleet.placement.proto import state_from_proto
 from polyfleet.process.metrics import MetricsServer
 from polyfleet.scheduler.deployments.pool_shares import taken_back
-from polyfleet.scheduler.deployments.revisions import newest_problem
 from polyfleet.scheduler.launcher.launch import LauncherReport
+from polyfleet.scheduler.revisions import newest_problem
 from polyfleet.v1 import fleet_pb2 as pb
 
 

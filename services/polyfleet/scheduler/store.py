@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from polyfleet.scheduler.deployments.revisions import numbered
 from polyfleet.scheduler.launcher.launch import LaunchSpec
+from polyfleet.scheduler.revisions import numbered
 from polyfleet.scheduler.tenants.usage_table import USAGE_TABLES, UsageTable
 from polyfleet.v1 import fleet_pb2 as pb
 

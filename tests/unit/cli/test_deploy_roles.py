@@ -3,7 +3,8 @@
 import pytest
 
 from polyfleet.cli.commands.deploy import changed, lacks_partner
-from polyfleet.cli.commands.fleet import role_name, worker_record
+from polyfleet.cli.commands.fleet import worker_record
+from polyfleet.cli.words import role_name
 from polyfleet.scheduler.deployments.validate import check_deployment
 from polyfleet.scheduler.fleet.registry import Registry
 from polyfleet.v1 import fleet_pb2 as pb

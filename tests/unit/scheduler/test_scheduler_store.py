@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from polyfleet.scheduler.config import LaunchConfig
-from polyfleet.scheduler.deployments.revisions import numbered
 from polyfleet.scheduler.launcher.launch import LaunchSpec
+from polyfleet.scheduler.revisions import numbered
 from polyfleet.scheduler.store import DiskFullError, Store, StoreError, StoreFullError
 from polyfleet.v1 import fleet_pb2 as pb
 

@@ -3,44 +3,19 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.markup import escape
 
-from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.errors import CliError, ExitCode, sentence, sentences
 from polyfleet.cli.options import FILE, examples, json_option
 from polyfleet.cli.terminal.output import err, out, print_json, print_table, spinner
 
 CONFORMANCE_SECONDS = 600.0
 backend_option = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
 template_option = click.option("--template", default="auto", show_default=True, help="A template's name, or auto.")
-
-
-@contextmanager
-def sentences() -> Iterator[None]:
-    """Turn the backends' refusals into CliErrors."""
-    from polyfleet.backends.protocol import BackendUnavailable, UnknownBackend
-
-    try:
-        yield
-    except UnknownBackend as error:
-        raise CliError(sentence(error), ExitCode.BAD_INPUT) from None
-    except BackendUnavailable as error:
-        raise CliError(sentence(error), ExitCode.UNAVAILABLE) from None
-    except ValueError as error:
-        raise CliError(sentence(error), ExitCode.BAD_INPUT) from None
-    except OSError as error:
-        raise CliError(f"{error.filename or 'The output'} can't be written: {error.strerror}.") from None
-
-
-def sentence(error: Exception) -> str:
-    """What went wrong, with a capital and a full stop."""
-    text = str(error)
-    return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
 @click.group()

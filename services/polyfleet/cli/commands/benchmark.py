@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from polyfleet.cli.commands.backends import sentence, sentences
-from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.errors import CliError, ExitCode, sentence, sentences
 from polyfleet.cli.options import FILE, examples, json_option
 from polyfleet.cli.terminal.output import err, print_json, print_table, spinner
 from polyfleet.process.flags import FiniteRange, OptionType

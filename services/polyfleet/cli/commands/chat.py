@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from polyfleet.cli.errors import CliError, ExitCode
+from polyfleet.cli.images import is_url, with_images
 from polyfleet.cli.options import Gateway, examples, gateway_options, model_option
-from polyfleet.cli.terminal.images import is_url, with_images
 from polyfleet.cli.terminal.keyboard import quiet_keyboard, read_line
 from polyfleet.cli.terminal.output import command_name, err
 from polyfleet.cli.terminal.wrap import Wrapper

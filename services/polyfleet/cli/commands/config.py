@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from polyfleet.cli.commands.backends import sentences
 from polyfleet.cli.config import config_schema, load_config
+from polyfleet.cli.errors import sentences
 from polyfleet.cli.options import FILE, examples, json_option
 from polyfleet.cli.terminal.output import out, print_json, print_table
 

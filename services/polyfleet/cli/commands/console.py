@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from polyfleet.cli.options import DEFAULT_GATEWAY, FILE, TEXT, check_address, chosen_tls_dir, examples, fleet_options
-from polyfleet.cli.stack.state_folder import known_token
+from polyfleet.cli.state_folder import known_token
 from polyfleet.cli.terminal.output import err
 
 LISTEN = "127.0.0.1:8080"

@@ -119,7 +119,7 @@ def _chosen_here(
 ) -> dict[str, OptionValue]:
     """The options, with what was chosen on this machine where its workers are the fleet's: they see its files."""
     from polyfleet.cli.stack.settings import check_model
-    from polyfleet.cli.stack.state_folder import known_token
+    from polyfleet.cli.state_folder import known_token
 
     if not known_token(fleet):
         return options

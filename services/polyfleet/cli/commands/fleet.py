@@ -8,6 +8,7 @@ import click
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import examples, fleet_options, json_option
 from polyfleet.cli.terminal.output import command_name, err, out, print_json, print_table
+from polyfleet.cli.words import role_name, state_name
 
 if TYPE_CHECKING:
     from polyfleet.v1 import fleet_pb2 as pb
@@ -15,20 +16,6 @@ if TYPE_CHECKING:
 
 QUARANTINED = "no new requests: its last report can't be true"
 OUTVOTED = "no new requests: its weights or tokenizer are not those of most ready workers of its model"
-
-
-def state_name(state: int) -> str:
-    """`WORKER_STATE_READY` as `ready`, and what this version does not know as `unknown`."""
-    from polyfleet.placement.proto import state_from_proto
-
-    return state_from_proto(state).value
-
-
-def role_name(role: int) -> str:
-    """`WORKER_ROLE_PREFILL` as `prefill`; both where nothing else is said."""
-    from polyfleet.placement.proto import role_from_proto
-
-    return role_from_proto(role).value
 
 
 def mark_unused(snapshot: "pb.FleetSnapshot") -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from polyfleet.cli.images import with_images
 from polyfleet.cli.options import (
     Gateway,
     GivenPath,
@@ -16,7 +17,6 @@ from polyfleet.cli.options import (
     model_option,
     read_text,
 )
-from polyfleet.cli.terminal.images import with_images
 from polyfleet.cli.terminal.output import print_json
 from polyfleet.process.flags import FiniteRange, option_flags, take_options
 from polyfleet.wire.options import OPTIONS

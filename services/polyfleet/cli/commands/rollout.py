@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polyfleet.cli.commands.deploy import known_deployment, lacks_partner
-from polyfleet.cli.commands.fleet import role_name
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import TEXT, examples, fleet_options, json_option
 from polyfleet.cli.terminal.output import command_name, out, print_json, print_table
+from polyfleet.cli.words import role_name
 
 if TYPE_CHECKING:
     from polyfleet.v1 import fleet_pb2 as pb
@@ -31,7 +31,7 @@ def ready_of(snapshot: "pb.FleetSnapshot", deployment: str, revision: int = 0) -
 def rollout_state(wish: "pb.ModelDeployment") -> str:
     """Where a deployment stands between its revisions, for people."""
     from polyfleet.scheduler.deployments.pool_shares import taken_back
-    from polyfleet.scheduler.deployments.revisions import newest_problem
+    from polyfleet.scheduler.revisions import newest_problem
 
     if not wish.revision:
         share = f": {wish.traffic_percent} % of {wish.model_name}'s requests" * wish.HasField("traffic_percent")

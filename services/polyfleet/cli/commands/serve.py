@@ -15,7 +15,7 @@ from polyfleet.cli.stack import hints
 from polyfleet.cli.stack.processes import Stopped, stop_on_signals
 from polyfleet.cli.stack.settings import Flags, ServeSettings, check_models, check_ports, resolve
 from polyfleet.cli.stack.startup import bring_up
-from polyfleet.cli.stack.state_folder import claimed, made_token, published
+from polyfleet.cli.state_folder import claimed, made_token, published
 from polyfleet.cli.terminal.output import err, out
 from polyfleet.process.flags import adapter_flag, option_flags, take_options
 

@@ -13,7 +13,7 @@ from polyfleet.cli.commands.simulate import sentences
 from polyfleet.cli.errors import CliError, ExitCode
 from polyfleet.cli.options import FILE, TEXT, check_address, examples, fleet_options
 from polyfleet.cli.stack.processes import TERMINATE_SECONDS, Stopped, end, stop_on_signals
-from polyfleet.cli.stack.state_folder import known_token
+from polyfleet.cli.state_folder import known_token
 from polyfleet.cli.terminal.output import err, out
 from polyfleet.simulator.fleet_file import UNLIKE, FleetFile, SimulatedWorker, read_fleet
 

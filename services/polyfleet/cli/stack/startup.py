@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from polyfleet.cli.commands.fleet import state_name
 from polyfleet.cli.config import Deployment
 from polyfleet.cli.errors import CliError, ExitCode, calling
 from polyfleet.cli.stack.selfcheck import self_check
 from polyfleet.cli.stack.settings import ServeSettings
 from polyfleet.cli.terminal.output import out
 from polyfleet.cli.terminal.progress import LoadingView
+from polyfleet.cli.words import state_name
 
 if TYPE_CHECKING:
     from polyfleet.cli.stack.stack import Stack

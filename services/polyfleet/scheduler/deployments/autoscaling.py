@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
 
-from polyfleet.scheduler.deployments.bounds import within
 from polyfleet.scheduler.fleet.demand import ModelLoad
 from polyfleet.scheduler.fleet.record import Record
+from polyfleet.scheduler.revisions import within
 from polyfleet.v1 import fleet_pb2 as pb
 
 QUEUE_SECONDS, KV_USE, IDLE_SECONDS, DOWN_SECONDS = 1.0, 0.8, 300.0, 300.0

@@ -7,10 +7,10 @@ import grpc
 
 from polyfleet.process.channels import FleetAccess
 from polyfleet.scheduler.aborts import abort_invalid
+from polyfleet.scheduler.fleet.devices import WorkerDevices
 from polyfleet.scheduler.fleet.record import Record
 from polyfleet.scheduler.fleet.registry import Registry
 from polyfleet.scheduler.launcher.worker_client import WorkerClient
-from polyfleet.scheduler.operations.devices import WorkerDevices
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1 import worker_pb2
 from polyfleet.wire.limits import FieldError

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import grpc
 
 from polyfleet.scheduler.aborts import abort_invalid, abort_not_found, abort_unwritten
-from polyfleet.scheduler.deployments.revisions import RolloutError, deployed, undone
 from polyfleet.scheduler.deployments.validate import check_deployment
 from polyfleet.scheduler.fleet.registry import Registry
+from polyfleet.scheduler.revisions import RolloutError, deployed, undone
 from polyfleet.scheduler.store import Store, StoreError
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.limits import FieldError

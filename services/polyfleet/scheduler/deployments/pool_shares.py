@@ -7,10 +7,10 @@ gives what its configuration says.
 from collections import defaultdict
 from collections.abc import Iterable
 
-from polyfleet.scheduler.deployments.revisions import copy_of
 from polyfleet.scheduler.deployments.rollout import Fared, OutcomesOf
 from polyfleet.scheduler.fleet.demand import Outcomes
 from polyfleet.scheduler.fleet.registry import POOLS_REVISION
+from polyfleet.scheduler.revisions import copy_of
 from polyfleet.v1 import fleet_pb2 as pb
 
 

@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 from polyfleet.scheduler.cluster.cluster import Node
 from polyfleet.scheduler.config import ACCELERATORS
-from polyfleet.scheduler.deployments.revisions import at_revision, shares
 from polyfleet.scheduler.deployments.room import Room
 from polyfleet.scheduler.fleet.record import Record
 from polyfleet.scheduler.launcher.launch import LauncherReport, LaunchSpec, Phase, generation_of
+from polyfleet.scheduler.revisions import at_revision, shares
 from polyfleet.v1 import fleet_pb2 as pb
 
 _LEAVING = (pb.WORKER_STATE_DRAINING, pb.WORKER_STATE_LOST)

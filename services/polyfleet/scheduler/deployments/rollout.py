@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from polyfleet.scheduler.deployments.revisions import copy_of, shares, taken_back
 from polyfleet.scheduler.fleet.demand import Outcomes
 from polyfleet.scheduler.fleet.record import Record
 from polyfleet.scheduler.launcher.launch import LauncherReport, generation_of
+from polyfleet.scheduler.revisions import copy_of, shares, taken_back
 from polyfleet.v1 import fleet_pb2 as pb
 
 PROGRESS_SECONDS = 600.0

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from polyfleet.scheduler.deployments.autoscaling import Scaling, worker_load
 from polyfleet.scheduler.deployments.pool_shares import PoolShares, taken_back
-from polyfleet.scheduler.deployments.revisions import newest_problem
 from polyfleet.scheduler.deployments.rollout import Rollouts
 from polyfleet.scheduler.fleet.demand import Demand
 from polyfleet.scheduler.fleet.record import Record
 from polyfleet.scheduler.fleet.registry import Registry
 from polyfleet.scheduler.launcher.launch import LauncherReport
+from polyfleet.scheduler.revisions import newest_problem
 from polyfleet.scheduler.store import Store, StoreError
 from polyfleet.v1 import fleet_pb2 as pb
 

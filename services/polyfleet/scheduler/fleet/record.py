@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from polyfleet.placement.proto import ReportCheck
+from polyfleet.scheduler.fleet.devices import WorkerDevices
 from polyfleet.scheduler.launcher.launch import LauncherReport, Phase
-from polyfleet.scheduler.operations.devices import WorkerDevices
 from polyfleet.v1 import fleet_pb2 as pb
 
 LOST_AFTER_SECONDS = 3.0

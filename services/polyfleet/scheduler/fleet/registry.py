@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 from polyfleet.placement.proto import ReportCheck, same_model
 from polyfleet.process.revision import Revision
-from polyfleet.scheduler.deployments.revisions import generations
 from polyfleet.scheduler.fleet.crash_loops import CrashLoops
+from polyfleet.scheduler.fleet.devices import WorkerDevices
 from polyfleet.scheduler.fleet.record import Record, starting
 from polyfleet.scheduler.launcher.launch import LauncherReport, Phase
-from polyfleet.scheduler.operations.devices import WorkerDevices
+from polyfleet.scheduler.revisions import generations
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1.operations_pb2 import DeviceReport
 

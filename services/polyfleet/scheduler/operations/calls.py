@@ -17,10 +17,10 @@ from polyfleet.process.config import ConfigError
 from polyfleet.process.key_changes import KeyAbsent, KeyTaken, create_key, limit_tenant, revoke_key
 from polyfleet.process.keys import Key, KeysFile, Role, Tenant, read_keys
 from polyfleet.scheduler.aborts import abort_invalid
+from polyfleet.scheduler.fleet.devices import fleet_devices
 from polyfleet.scheduler.launcher.worker_client import WorkerClient
 from polyfleet.scheduler.operations.benchmark_calls import BenchmarkCalls
-from polyfleet.scheduler.operations.devices import fleet_devices
-from polyfleet.scheduler.operations.request_log import MAX_ENDED, RequestLog
+from polyfleet.scheduler.request_log import MAX_ENDED, RequestLog
 from polyfleet.v1 import operations_pb2 as pb
 from polyfleet.wire.limits import MAX_PRIORITY, FieldError
 from polyfleet.wire.options import OPTIONS

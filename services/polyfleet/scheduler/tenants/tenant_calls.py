@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polyfleet.process.config import ConfigError
 from polyfleet.process.keys import Tenant, read_keys
-from polyfleet.scheduler.operations.request_log import RequestLog, check_records
+from polyfleet.scheduler.request_log import RequestLog, check_records
 from polyfleet.scheduler.tenants.leases import Leases
 from polyfleet.scheduler.tenants.usage_table import UsageTable
 from polyfleet.v1 import fleet_pb2 as pb

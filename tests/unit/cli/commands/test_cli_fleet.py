@@ -148,7 +148,7 @@ def test_deploy_refuses_what_is_no_model_where_its_workers_see_this_machine(
     (tmp_path / "notes.gguf").write_text("no model")
     arguments = ("deploy", "notes", str(tmp_path / "notes.gguf"), "--fleet", address)
     assert run(*arguments).exit_code == 0  # it may be another on the worker's host
-    monkeypatch.setattr("polyfleet.cli.stack.state_folder.known_token", lambda fleet: tmp_path / "token")
+    monkeypatch.setattr("polyfleet.cli.state_folder.known_token", lambda fleet: tmp_path / "token")
     refused = run(*arguments)
     assert refused.exit_code == 2
     assert "notes.gguf: is not a GGUF file" in refused.stderr
@@ -167,7 +167,7 @@ def test_deploy_to_ones_own_fleet_starts_from_ones_choice_and_says_so(
         (None, [], pb.WorkerOptions(dtype="auto", max_sequences=3)),
         (tmp_path / "token", ["cpu"], pb.WorkerOptions(dtype="auto", max_sequences=3, threads=2)),
     ):
-        monkeypatch.setattr("polyfleet.cli.stack.state_folder.known_token", lambda fleet, own=own: own)
+        monkeypatch.setattr("polyfleet.cli.state_folder.known_token", lambda fleet, own=own: own)
         done = run(*arguments)
         assert done.exit_code == 0
         assert ("From your choice (`polyfleet config show`): --threads 2." in done.stderr) == bool(own)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from polyfleet.cli.main import cli
-from polyfleet.scheduler.deployments.revisions import RolloutError, deployed, taken_back, undone
+from polyfleet.scheduler.revisions import RolloutError, deployed, taken_back, undone
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.v1.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from polyfleet.wire.limits import FieldError

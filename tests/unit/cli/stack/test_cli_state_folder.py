@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from polyfleet.cli.errors import CliError
-from polyfleet.cli.stack.state_folder import claimed, known_token, made_token, published
+from polyfleet.cli.state_folder import claimed, known_token, made_token, published
 from polyfleet.wire.auth import read_token
 
 HOLD = """
 import sys
 from pathlib import Path
-from polyfleet.cli.stack.state_folder import claimed
+from polyfleet.cli.state_folder import claimed
 with claimed(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -22,7 +22,7 @@ with claimed(Path(sys.argv[1])):
 PUBLISH = """
 import sys
 from pathlib import Path
-from polyfleet.cli.stack.state_folder import published
+from polyfleet.cli.state_folder import published
 with published("127.0.0.1:7001", Path(sys.argv[1])):
     print("published", flush=True)
     sys.stdin.read()

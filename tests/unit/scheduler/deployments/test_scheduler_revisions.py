@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyfleet.scheduler.deployments.revisions import (
+from polyfleet.scheduler.revisions import (
     MOST_KEPT,
     RolloutError,
     deployed,

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.launch_records import launcher, record
 
-from polyfleet.scheduler.deployments.revisions import deployed
 from polyfleet.scheduler.deployments.rollout import ERROR_SECONDS, UNWELL_SECONDS, Rollouts, fails_more
 from polyfleet.scheduler.fleet.demand import Outcomes
 from polyfleet.scheduler.fleet.record import Record
 from polyfleet.scheduler.launcher.launch import LauncherReport, Phase
+from polyfleet.scheduler.revisions import deployed
 from polyfleet.v1 import fleet_pb2 as pb
 
 

@@ -15,8 +15,8 @@ from tests.unit.process.test_process_fleet_keys import bearer, write
 
 from polyfleet.cli.main import cli
 from polyfleet.process.keys import find_key, read_keys
-from polyfleet.scheduler.operations.devices import WorkerDevices, check_devices, fleet_devices
-from polyfleet.scheduler.operations.request_log import RequestLog, check_records
+from polyfleet.scheduler.fleet.devices import WorkerDevices, check_devices, fleet_devices
+from polyfleet.scheduler.request_log import RequestLog, check_records
 from polyfleet.v1 import fleet_pb2, operations_pb2, worker_pb2_grpc
 from polyfleet.v1 import operations_pb2 as pb
 from polyfleet.wire.limits import MAX_RECORDS, FieldError

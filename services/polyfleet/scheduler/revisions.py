@@ -2,7 +2,6 @@
 
 import grpc
 
-from polyfleet.scheduler.deployments.bounds import within
 from polyfleet.scheduler.launcher.launch import generation_of
 from polyfleet.v1 import fleet_pb2 as pb
 from polyfleet.wire.limits import FieldError
@@ -17,6 +16,11 @@ class RolloutError(Exception):
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def within(aims: pb.Autoscaling, workers: int) -> int:
+    """The number of workers of an autoscaled deployment or pool, or the nearest that its aims allow."""
+    return min(max(workers, aims.min_workers), max(1, aims.max_workers))
 
 
 def copy_of(wish: pb.ModelDeployment) -> pb.ModelDeployment:
