@@ -5,10 +5,13 @@ import logging
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from polyfleet.gateway.errors import ResourceExhausted, Unavailable
-from polyfleet.process.within import Within
 from polyfleet.text.errors import TextAssetsError
 from polyfleet.text.process import (
     LENGTH,
@@ -35,65 +38,106 @@ Result = Done | Encoded | Made | PreparedImage
 log = logging.getLogger(__name__)
 
 
-class _ProcessLost(Exception):
+class _Lost(NamedTuple):
     """The process ended, or was ended; `status` is its exit status, None when it took too long."""
 
-    def __init__(self, status: int | None) -> None:
-        super().__init__()
-        self.status = None if status == -signal.SIGALRM else status
+    status: int | None
 
 
-class _Process:
-    """One running process."""
+class _Process(asyncio.SubprocessProtocol):
+    """One running process. Its answers come by calls, since each prompt of the gateway takes one."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        self._tell: Callable[[Answer | _Lost], None] | None = None  # who waits for an answer
+        self._timer: asyncio.TimerHandle | None = None
+        self._late = False
+        self._ended: asyncio.Future[None] = loop.create_future()
 
     @classmethod
     async def start(cls) -> "_Process":
         """In a session of its own: a signal for the gateway's group is not for it. Raises OSError."""
-        process = await asyncio.create_subprocess_exec(
+        _, process = await asyncio.get_running_loop().subprocess_exec(
+            cls,
             *(sys.executable, "-m", "polyfleet.text.process"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             start_new_session=True,
         )
-        return cls(process)
+        return process
 
-    async def ask(self, framed: bytes, seconds: float) -> Answer:
-        """Its answer. Raises _ProcessLost."""
-        try:
-            with Within(seconds):
-                return read_answer(await self._exchange(framed))
-        except asyncio.TimeoutError:
-            self.kill()
-            raise _ProcessLost(None) from None
-        except (OSError, asyncio.IncompleteReadError):
-            raise _ProcessLost(await self._process.wait()) from None
-
-    async def _exchange(self, framed: bytes) -> bytes:
+    def ask(self, framed: bytes, seconds: float, tell: Callable[[Answer | _Lost], None]) -> None:
+        """Have one message answered; `tell` is called once."""
+        self._tell = tell
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._too_late)
         self._stdin.write(framed)
-        head = await self._stdout.readexactly(LENGTH.size)
-        return await self._stdout.readexactly(LENGTH.unpack(head)[0])
+
+    async def answer(self, framed: bytes, seconds: float) -> Answer | _Lost:
+        """The same for who waits."""
+        came: asyncio.Future[Answer | _Lost] = asyncio.get_running_loop().create_future()
+
+        def tell(answer: Answer | _Lost) -> None:
+            if not came.done():
+                came.set_result(answer)
+
+        self.ask(framed, seconds, tell)
+        return await came
 
     def kill(self) -> None:
         """End it now."""
-        self._stdin.close()
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        self._transport.close()
 
     async def wait(self) -> None:
         """Until it has ended."""
-        await self._process.wait()
+        await self._ended
 
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return self._transport.get_pid()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.SubprocessProtocol, here and below."""
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        stdin = transport.get_pipe_transport(0)
+        assert isinstance(stdin, asyncio.WriteTransport)
+        self._transport, self._stdin = transport, stdin
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """An answer, or a part of one."""
+        buffer = self._buffer
+        buffer += data
+        if len(buffer) >= LENGTH.size and len(buffer) >= (end := LENGTH.size + LENGTH.unpack_from(buffer)[0]):
+            encoded = bytes(buffer[LENGTH.size : end])
+            del buffer[:end]
+            self._told(read_answer(encoded))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It has ended, and all that it said has come."""
+        self._ended.set_result(None)
+        status = self._transport.get_returncode()
+        self._told(_Lost(None if self._late or status == -signal.SIGALRM else status))
+
+    def _too_late(self) -> None:
+        self._late = True
+        self.kill()
+
+    def _told(self, answer: Answer | _Lost) -> None:
+        tell, self._tell = self._tell, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if tell is not None:
+            tell(answer)
+
+
+@dataclass(eq=False, slots=True)
+class _Work:
+    """A job that runs or waits, and who asked for it."""
+
+    job: Job
+    framed: bytes
+    result: asyncio.Future[Result]
 
 
 class TextProcess:
@@ -110,12 +154,12 @@ class TextProcess:
         self._document = document
         self._max_waiting = max_waiting
         self._idle_seconds = idle_seconds
-        self._turn = asyncio.Lock()
-        self._waiting: list[int] = []  # bytes of each job that waits
+        self._running: _Work | None = None
+        self._waiting: deque[_Work] = deque()
         self._process: _Process | None = None
         self._idle: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[Result]] = set()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._starting: asyncio.Task[None] | None = None
+        self._chores: set[asyncio.Task[None]] = set()  # starting and ending processes
 
     @property
     def pid(self) -> int | None:
@@ -132,91 +176,108 @@ class TextProcess:
             framed = frame(job)
         except UnicodeEncodeError:
             raise FieldError(job.field, "holds half a surrogate pair, which is no Unicode text") from None
-        if self._waiting and (
-            len(self._waiting) >= self._max_waiting or sum(self._waiting) + len(framed) > MAX_WAITING_BYTES
+        waiting, loop = self._waiting, asyncio.get_running_loop()
+        if waiting and (
+            len(waiting) >= self._max_waiting
+            or sum(len(each.framed) for each in waiting) + len(framed) > MAX_WAITING_BYTES
         ):
             raise ResourceExhausted("Too many prompts wait to be encoded.", retry_after=RETRY_SECONDS)
-        began = asyncio.Event()
-        task = asyncio.create_task(self._run(job, framed, began))
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        work = _Work(job, framed, loop.create_future())
+        waiting.append(work)
+        if self._running is None:
+            self._next()
         try:
-            return await asyncio.shield(task)
+            return await work.result
         except asyncio.CancelledError:
-            if began.is_set():
-                asyncio.get_running_loop().call_later(GRACE_SECONDS, self._give_up, task)
-            else:
-                task.cancel()
+            if work is self._running:
+                loop.call_later(GRACE_SECONDS, self._give_up, work)
+            elif work in waiting:
+                waiting.remove(work)
+            elif not work.result.cancelled():
+                work.result.exception()  # which nobody else will look at
             raise
 
-    async def _run(self, job: Job, framed: bytes, began: asyncio.Event) -> Result:
-        self._waiting.append(len(framed))
-        try:
-            await self._turn.acquire()
-        finally:
-            self._waiting.remove(len(framed))
-        began.set()
-        if self._idle:
+    def _next(self) -> None:
+        """Begin what waits first, or wait for a job."""
+        if self._idle is not None:
             self._idle.cancel()
-        try:
-            answer = await self._ask(job, framed)
-        finally:
+        if not self._waiting:
+            self._running = None
             self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._kill)
-            self._turn.release()
-        if isinstance(answer, Refused):
-            raise FieldError(answer.field, answer.problem, answer.reason)
-        if isinstance(answer, Unusable):
-            raise TextAssetsError(answer.problem)
-        return answer
+            return
+        work = self._running = self._waiting.popleft()
+        if self._process is None:
+            self._starting = self._do(self._start(work))
+        else:
+            self._ask(self._process, work)
 
-    async def _ask(self, job: Job, framed: bytes) -> Answer:
-        process = self._process or await self._start()
-        try:
-            return await process.ask(framed, job.seconds + GRACE_SECONDS)
-        except _ProcessLost as lost:
+    def _ask(self, process: _Process, work: _Work) -> None:
+        process.ask(work.framed, work.job.seconds + GRACE_SECONDS, partial(self._answered, work))
+
+    def _answered(self, work: _Work, answer: Answer | _Lost) -> None:
+        job = work.job
+        if isinstance(answer, _Lost):
             self._kill()
-            log.warning("A prompt broke its process.", extra={"status": lost.status, "job": type(job).__name__})
+            log.warning("A prompt broke its process.", extra={"status": answer.status, "job": type(job).__name__})
             too_much = f"takes over {self._memory_bytes >> 20} MiB of memory"
-            return Refused(job.field, job.too_long if lost.status is None else too_much)
+            answer = Refused(job.field, job.too_long if answer.status is None else too_much)
+        if work.result.done():
+            pass  # the caller has left
+        elif isinstance(answer, Refused):
+            work.result.set_exception(FieldError(answer.field, answer.problem, answer.reason))
+        elif isinstance(answer, Unusable):
+            work.result.set_exception(TextAssetsError(answer.problem))
+        else:
+            work.result.set_result(answer)
+        self._next()
 
-    async def _start(self) -> _Process:
+    async def _start(self, work: _Work) -> None:
+        """Have a process, and begin this job there."""
+        answer: Answer | _Lost
         try:
             process = self._process = await _Process.start()
-            answer = await process.ask(frame(Load(self._document, self._memory_bytes)), LOAD_SECONDS)
-        except (OSError, _ProcessLost) as error:
-            self._kill()
-            log.error("No process for prompts: %r", error)
-            raise Unavailable("The gateway can't start a process for prompts.", retry_after=RETRY_SECONDS) from None
+            answer = await process.answer(frame(Load(self._document, self._memory_bytes)), LOAD_SECONDS)
+        except OSError as error:
+            answer = Refused("", repr(error))
+        if isinstance(answer, Done):
+            self._ask(process, work)
+            return
+        self._kill()
+        problem: Exception
         if isinstance(answer, Unusable):
-            self._kill()
-            raise TextAssetsError(answer.problem)
-        return process
+            problem = TextAssetsError(answer.problem)
+        else:
+            log.error("No process for prompts: %r", answer)
+            problem = Unavailable("The gateway can't start a process for prompts.", retry_after=RETRY_SECONDS)
+        if not work.result.done():
+            work.result.set_exception(problem)
+        self._next()
 
-    def _give_up(self, task: "asyncio.Task[Result]") -> None:
-        if not task.done():
+    def _give_up(self, work: _Work) -> None:
+        if work is self._running:
             self._kill()
-
-    def _ended(self, task: "asyncio.Task[Result]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller may have left
 
     def _kill(self) -> None:
         process, self._process = self._process, None
-        if process:
+        if process is not None:
             process.kill()
-            task = asyncio.create_task(process.wait())
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._do(process.wait())
+
+    def _do(self, chore: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(chore)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+        return task
 
     async def close(self) -> None:
         """End the process, and every job with it."""
-        if self._idle:
-            self._idle.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._idle:
-            self._idle.cancel()
+        for work in (*self._waiting, *((self._running,) if self._running else ())):
+            work.result.cancel()
+        self._waiting.clear()
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
         self._kill()
-        await asyncio.gather(*self._ending)
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        if self._idle is not None:
+            self._idle.cancel()
