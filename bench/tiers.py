@@ -1,6 +1,7 @@
 """How much faster a prefix comes back from host memory, or local disk, than it is computed: the time to a first token.
 
     python bench/tiers.py MODEL [--tokens N] [--repeats N] [--executor NAME]
+    python -m bench.tiers --shape llama3_8b --device cuda     # random weights, made on the device
 
 A pool for little more than one prompt: two prompts in turn evict each other. Each is computed at first, and comes back
 from host memory from then on; then a new engine finds both on the disk of the temporary directory. Medians of one run,
@@ -29,11 +30,23 @@ class Spent(NamedTuple):
 
 def first_token(engine: Engine, prompt: tuple[int, ...]) -> Spent:
     """Of one prompt."""
-    engine.add(SequenceRequest("one", prompt, max_tokens=1, ignore_eos=True))
     began, used = time.perf_counter(), time.process_time()
-    while engine.has_work:
+    engine.add(SequenceRequest("one", prompt, max_tokens=1, ignore_eos=True))
+    while not any(update.tokens for update in engine.step()):
+        pass
+    spent = Spent(time.perf_counter() - began, time.process_time() - used)
+    while engine.has_work:  # what goes to disk does so now
         engine.step()
-    return Spent(time.perf_counter() - began, time.process_time() - used)
+    return spent
+
+
+def load(given: argparse.Namespace, options: EngineOptions) -> Engine:
+    """The model that was asked for."""
+    if not given.shape:
+        return Engine.load(given.model, options)
+    from bench.card.ours import random_engine  # brings torch
+
+    return random_engine(given.shape, options)
 
 
 def report(name: str, found: list[Spent], computed: list[Spent], tokens: int) -> None:
@@ -44,16 +57,31 @@ def report(name: str, found: list[Spent], computed: list[Spent], tokens: int) ->
     print(f"{name:12} {clock:8.3f} s, {cpu:8.3f} CPU s: {ratios}, {tokens} tokens of {len(found)} prompts")
 
 
+def from_disk(engine: Engine, prompts: list[tuple[int, ...]], folder: Path) -> tuple[list[Spent], int]:
+    """By a new engine, and how many tokens it has read."""
+    while engine.status().disk_blocks < len(list(folder.rglob("*.kv"))):
+        time.sleep(0.01)  # it looks at all of them first
+    read = [first_token(engine, prompt) for prompt in prompts]
+    tokens = engine.status().disk_tokens
+    engine.close()
+    return read, tokens
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--shape", default="", help="of bench/card/shapes.py, instead of a model")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--executor", default="auto")
     given = parser.parse_args()
+    if bool(given.model) == bool(given.shape):
+        parser.error("name a model, or a --shape")
     context = given.tokens + 64
     options = EngineOptions(
+        device=given.device,
         executor=given.executor,
         context_length=context,
         kv_cache_tokens=context + 128,
@@ -62,10 +90,11 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         options = replace(options, disk_cache_dir=folder)
-        engine = Engine.load(given.model, options)
+        engine = load(given, options)
         draw, vocabulary = random.Random(1), engine.facts.vocabulary_size
-        prompts = [tuple(draw.randrange(vocabulary) for _ in range(given.tokens + 1)) for _ in range(4)]
-        prompts, others = prompts[:2], prompts[2:]
+        prompts = [tuple(draw.randrange(vocabulary) for _ in range(given.tokens + 1)) for _ in range(5)]
+        prompts, others, warming = prompts[:2], prompts[2:4], prompts[4]
+        first_token(engine, warming)  # what is compiled or made at its first use is so now
         computed = [first_token(engine, prompt) for prompt in prompts]
         restored = [first_token(engine, prompt) for _ in range(given.repeats) for prompt in prompts]
         print(f"{engine.facts.executor}, a prompt of {given.tokens} tokens")
@@ -74,12 +103,8 @@ def main() -> None:
         report("computed", computed, computed, 0)
         report("host memory", restored, computed, engine.status().restored_tokens)
         engine.close()
-        engine = Engine.load(given.model, options)
-        while engine.status().disk_blocks < len(list(Path(folder).rglob("*.kv"))):
-            time.sleep(0.01)  # it looks at all of them first
-        read = [first_token(engine, prompt) for prompt in prompts]
-        report("disk", read, computed, engine.status().disk_tokens)
-        engine.close()
+        read, tokens = from_disk(load(given, options), prompts, Path(folder))
+        report("disk", read, computed, tokens)
 
 
 if __name__ == "__main__":

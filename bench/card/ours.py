@@ -10,20 +10,22 @@ from typing import cast
 
 import torch
 from bench.card.account import Timed
-from bench.card.shapes import Shape, random_model
+from bench.card.shapes import SHAPES, Shape, random_model
 
 from polyfleet.engine.batch import BatchLimits
 from polyfleet.engine.batcher import Batcher
+from polyfleet.engine.engine import Engine
 from polyfleet.engine.executor import Capacity, Executor
 from polyfleet.engine.executors import ExecutorKind, Workload, candidates, first_that_works, refuse
 from polyfleet.engine.machines import open_machine
+from polyfleet.engine.sizing import capacity_of
 from polyfleet.models.registry import record
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 from polyfleet.wire.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
-BLOCK_SIZE = 64
+BLOCK_SIZE, STEP_TOKENS = 64, 8192
 Prompts = Sequence[Sequence[int]]
 
 
@@ -38,12 +40,9 @@ class Ours:
         options = replace(options, block_size=capacity.block_size)
         work = Workload(record(model.config, model.weights), model.weights, options, machine.device, dtype, facts)
 
-        def build(kind: ExecutorKind) -> Executor:
-            refuse(kind, work)
-            return kind.build(work, lambda share: None)
-
         started = time.perf_counter()
-        executor, _ = first_that_works(candidates(options, machine.device, facts), build)
+        kinds = candidates(options, machine.device, facts)
+        executor, _ = first_that_works(kinds, lambda kind: _built(kind, work))
         self.executor = Timed(executor)
         built = time.perf_counter()
         self.executor.allocate(capacity)
@@ -94,6 +93,24 @@ class Ours:
         gc.collect()
         if self.device.type != "cpu":
             torch.get_device_module(self.device).empty_cache()
+
+
+def random_engine(name: str, options: EngineOptions, dtype: str = "bfloat16") -> Engine:
+    """A whole engine of a shape of SHAPES; `options` have context, pool and sequences."""
+    machine, facts = open_machine(options.device, 1)
+    model = random_model(SHAPES[name], machine.device, getattr(torch, dtype))
+    options = replace(options, block_size=BLOCK_SIZE, step_tokens=options.step_tokens or STEP_TOKENS, step_seconds=60.0)
+    options = replace(options, kv_cache_tokens=-(-options.kv_cache_tokens // BLOCK_SIZE) * BLOCK_SIZE)
+    work = Workload(record(model.config, model.weights), model.weights, options, machine.device, dtype, facts)
+    kinds = candidates(options, machine.device, facts)
+    executor, _ = first_that_works(kinds, lambda kind: _built(kind, work))
+    executor.allocate(capacity_of(options))
+    return Engine(executor, model.config, options, fingerprint=name)
+
+
+def _built(kind: ExecutorKind, work: Workload) -> Executor:
+    refuse(kind, work)
+    return kind.build(work, lambda share: None)
 
 
 def request(number: int, prompt: Sequence[int], new_tokens: int) -> SequenceRequest:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from polyfleet.kernels.weights import Weight, WeightFormat
 from polyfleet.loading.model import LoadedModel
@@ -51,6 +54,12 @@ class Shape:
         return folder
 
 
+NAMES = {  # of a layer's weights in a Hugging Face folder
+    **{name: f"self_attn.{name}_proj.weight" for name in "qkvo"},
+    **{name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **{"attention_norm": "input_layernorm.weight", "mlp_norm": "post_attention_layernorm.weight"},
+    **{"embedding": "model.embed_tokens.weight", "norm": "model.norm.weight", "lm_head": "lm_head.weight"},
+}
 SHAPES: Mapping[str, Shape] = {
     "llama3_8b": Shape(128256, 4096, 32, 32, 8, 128, 14336),
     "smollm2_135m": Shape(49152, 576, 30, 9, 3, 64, 1536),
@@ -67,3 +76,17 @@ def random_model(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16)
         data = torch.randn(rows, columns, generator=generator, device=device, dtype=dtype) * SCALE
         weights[name] = Weight(name, weight_format, rows, columns, data + 1 if rows == 1 else data)
     return LoadedModel("random", shape.config, weights, None)
+
+
+def write_model(shape: Shape, folder: Path, device: str, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """A Hugging Face folder with the same random weights, and a token for each number."""
+    model = random_model(shape, device, dtype)
+    tensors = {}
+    for name, weight in model.weights.items():
+        data = weight.data[0] if weight.rows == 1 else weight.data
+        lead, _, last = name.rpartition(".")
+        tensors[f"model.{lead}.{NAMES[last]}" if lead else NAMES[last]] = data.contiguous().cpu()
+    vocabulary = {f"<{number}>": number for number in range(shape.vocabulary)}
+    Tokenizer(WordLevel(vocabulary, unk_token="<0>")).save(str(shape.write(folder) / "tokenizer.json"))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

@@ -7,16 +7,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tests.support.eager_models import workload
 from tests.support.tiny_models import TinyShape, poisoned_model
 from tests.unit.engine.test_exchange import Faulty, drained, engine, run, tokens_of
+from tests.unit.executors.test_block_copies import ManyStreams
 from tests.unit.kvcache.test_disk import finished
 
 from polyfleet.engine import shelf
 from polyfleet.engine.engine import Engine
+from polyfleet.engine.plan import StepPlan
+from polyfleet.engine.sizing import capacity_of
+from polyfleet.executors.block_copies import BlockCopies
+from polyfleet.executors.eager import EagerExecutor
+from polyfleet.executors.host_rows import HostRows
+from polyfleet.executors.torch_pending import TorchPending
 from polyfleet.kvcache.block_files import BlockFiles
 from polyfleet.kvcache.travelling import DISK_PROBLEMS
 from polyfleet.loading.model import LoadedModel
 from polyfleet.wire.limits import FieldError
+from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
 PROMPTS = [tuple(np.random.default_rng(seed).integers(3, 90, size=70).tolist()) for seed in range(4)]
@@ -112,6 +122,55 @@ def test_an_executor_that_can_not_read_or_write_computes(model: LoadedModel) -> 
     assert target.status().host_blocks == kept
     assert target.status().restored_tokens == 0
     assert [ask(target, prompt)[0] for prompt in PROMPTS] == expected
+
+
+def beside_steps(model: LoadedModel, **given: Any) -> tuple[Engine, ManyStreams]:
+    """On the eager executor, as where it copies beside its steps, which here wait for all before them."""
+    streams = ManyStreams(7)
+    options = EngineOptions(
+        device="cpu",
+        dtype="float32",
+        context_length=128,
+        kv_cache_tokens=160,
+        max_sequences=4,
+        step_tokens=64,
+        block_size=16,
+        host_cache_tokens=1024,
+        **given,
+    )
+
+    class Beside(EagerExecutor):
+        def launch(self, plan: StepPlan) -> TorchPending:
+            waits = streams.steps.waits
+            self._copies.before_step(plan, self._capacity.max_blocks)
+            while streams.steps.waits > waits and streams.steps.todo:
+                assert streams.go_on()
+            return super().launch(plan)
+
+        def host_rows(self, count: int) -> HostRows:
+            self._copies = BlockCopies(self._storage, torch.float32, torch.device("cpu"), streams)
+            return HostRows(self._copies, count, pinned=False)
+
+    executor = Beside(workload(model, block_size=16))
+    executor.allocate(capacity_of(options))
+    return Engine(executor, model.config, options, fingerprint="a model"), streams
+
+
+def test_what_an_executor_copies_beside_its_steps_comes_back(model: LoadedModel, tmp_path: Path) -> None:
+    expected = [ask(made(model, host=0), prompt)[0] for prompt in PROMPTS]
+    target, streams = beside_steps(model, disk_cache_dir=str(tmp_path))
+    for _ in range(2):
+        found = [ask(target, prompt) for prompt in PROMPTS]
+        assert [tokens for tokens, _ in found] == expected
+    assert min(cached for _, cached in found) >= 64
+    assert target.status().restored_tokens > 64
+    streams.finish()
+    target.close()
+    later = on_disk(model, tmp_path)
+    assert known_on_disk(later, PROMPTS[0]) == 4
+    assert ask(later, PROMPTS[0])[0] == expected[0]
+    assert later.status().disk_tokens >= 64
+    later.close()
 
 
 def on_disk(model: LoadedModel, folder: Path, host: int = 96, **given: Any) -> Engine:

@@ -176,14 +176,6 @@ def test_a_device_that_hangs_is_given_up(model: LoadedModel) -> None:
         steps.executor.collect(pending, 0.01)
 
 
-def test_an_export_from_a_device_that_hangs_is_given_up(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = driver(model)
-    monkeypatch.setattr(steps.executor, "_mark", Never)
-    monkeypatch.setattr(eager, "EXPORT_SECONDS", 0.01)
-    with pytest.raises(DeviceTimeout, match=r"did not finish an export within 0\.01 s"):
-        steps.executor.export_blocks([0])
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_blocks_travel_from_one_executor_to_another(model: LoadedModel, dtype: str) -> None:
     prompt, block_size = list(range(1, 11)), 4

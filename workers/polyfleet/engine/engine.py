@@ -124,7 +124,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would compute something."""
-        return self._batcher.has_work or (self._travel is not None and self._travel.has_work)
+        return self._batcher.has_work or any(each is not None and each.has_work for each in (self._travel, self._shelf))
 
     def attend(self, room: PrefixRoom) -> None:
         """From now on give prefixes to the peers that ask there, and fetch those of theirs that requests name."""

@@ -1,6 +1,8 @@
 """Exchange: gives cached beginnings of prompts to other engines, and takes theirs; see docs/kv-layout.md."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from polyfleet.engine.executor import Executor
 from polyfleet.engine.holdings import Holdings
@@ -17,7 +19,7 @@ class Exchange:
 
     def __init__(self, holdings: Holdings, executor: Executor, fingerprint: str) -> None:
         self._holdings = holdings
-        self._executor = executor
+        self.executor = executor
         self._fingerprint = fingerprint
         self._layout: KvLayout | None = None
 
@@ -49,7 +51,7 @@ class Exchange:
     def layout(self) -> KvLayout:
         """Whose keys and values these are, and how they are stored here."""
         if self._layout is None:
-            self._layout = KvLayout.of(self._fingerprint, self._executor.export_blocks(()))
+            self._layout = KvLayout.of(self._fingerprint, self.executor.export_blocks(()))
         return self._layout
 
     def known_tokens(self, hashes: list[bytes]) -> int:
@@ -63,44 +65,49 @@ class Exchange:
         blocks = [each[: -(-end // block_size)] for each in self._holdings.known(hashes)]
         self._share(blocks)  # from the chain's first on, so that none becomes younger than what it hangs on
         try:
-            caches = self._executor.export_blocks(*(each[start:] for each in blocks))
+            caches = self.executor.export_blocks(*(each[start:] for each in blocks))
         finally:
             self._release(blocks)
         return tuple(each[:, first - start * block_size : end - start * block_size] for each in caches)
-
-    def contents(self, blocks: Sequence[int]) -> tuple[Array, ...]:
-        """Of each cache what blocks hold, whoever they belong to: [2, len(blocks) * block_size, kv heads, width]."""
-        return self._executor.export_blocks(blocks)
 
     def add(self, hashes: list[bytes], start: int, caches: Sequence[Array]) -> int:
         """Cache what stands behind a chain's first `start` tokens, which `caches` begin with, as far as there is room.
 
         Returns how many tokens of the chain are cached then; no more than before where some before these are not.
         """
+        block_size = self._holdings.block_size
         if caches:
-            hashes = hashes[: (start + caches[0].shape[1]) // self._holdings.block_size]
+            hashes = hashes[: (start + caches[0].shape[1]) // block_size]
+
+        def write(blocks: list[list[int]], first: int) -> None:
+            begin = first * block_size - start
+            contents = [np.ascontiguousarray(each[:, begin : begin + len(blocks[0]) * block_size]) for each in caches]
+            self.executor.import_blocks(blocks[0], contents, *blocks[1:])
+
+        return self.fill(hashes, start, write)
+
+    def fill(self, hashes: list[bytes], start: int, write: Callable[[list[list[int]], int], None]) -> int:
+        """As `add`, of what `write` puts into blocks: of each lane those of the chain from a number on."""
         held = self._holdings.known(hashes)
         self._share(held)  # lest making room for the others evicts them
         try:
             if len(held[0]) * self._holdings.block_size >= start:
-                taken = self._taken(caches, start, hashes, len(held[0]))
+                taken = self._taken(hashes, len(held[0]), write)
                 held = [each + more for each, more in zip(held, taken, strict=True)]
         finally:
             self._release(held)
         return len(held[0]) * self._holdings.block_size
 
-    def _taken(self, caches: Sequence[Array], start: int, hashes: list[bytes], first: int) -> list[list[int]]:
+    def _taken(self, hashes: list[bytes], first: int, write: Callable[[list[list[int]], int], None]) -> list[list[int]]:
         """Of each lane the blocks `first` … of a chain, written and published; the caller holds them."""
-        lanes, block_size = self._holdings.lanes, self._holdings.block_size
+        lanes = self._holdings.lanes
         count = min(len(hashes) - first, *(lane.pool.num_free for lane in lanes))
         blocks = [lane.pool.allocate(count) or [] for lane in lanes]
         if not count:
             return blocks
-        begin, end = first * block_size - start, (first + count) * block_size - start
         try:
-            contents = [each[:, begin:end].copy() for each in caches]
             self._holdings.before_write()
-            self._executor.import_blocks(blocks[0], contents, *blocks[1:])
+            write(blocks, first)
         except Exception:
             for lane, each in zip(lanes, blocks, strict=True):
                 lane.clear(each)  # whatever was written

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from polyfleet.backends.cpu import CpuBackend
 from polyfleet.engine.exchange import Exchange
-from polyfleet.engine.executor import DeviceTimeout
+from polyfleet.engine.executor import DeviceTimeout, Executor
 from polyfleet.engine.holdings import Holdings
 from polyfleet.engine.pace import Pace
 from polyfleet.engine.sequence import Sequence, SequenceState
 from polyfleet.kvcache.disk import DiskRead, DiskTier
-from polyfleet.kvcache.tiers import HostTier
+from polyfleet.kvcache.portable import KvLayout
+from polyfleet.kvcache.tiers import HostMemory, HostTier, Slabs
 from polyfleet.kvcache.travelling import DISK_PROBLEMS
 from polyfleet.wire.limits import FieldError
 from polyfleet.wire.options import EngineOptions
@@ -38,7 +39,10 @@ class _Return(NamedTuple):
 
 
 class Shelf:
-    """Between a pool of blocks and a HostTier. Evicted blocks are read before anything is written to them."""
+    """Between a pool of blocks and a HostTier. Evicted blocks are kept before anything is written to them.
+
+    What was kept goes on to disk a block a step, once it has come to host memory; what makes way there goes at once.
+    """
 
     def __init__(
         self,
@@ -53,6 +57,8 @@ class Shelf:
         self._holdings, self._exchange, self._tier, self._disk = holdings, exchange, tier, disk
         self._prefill_rate, self._pace, self._returns = prefill_rate, Pace(), list[_Return]()
         self._evicted: list[tuple[bytes, int]] = []
+        self._unsaved: dict[bytes, None] = {}  # in host memory, not on disk; in the order of their coming
+        tier.before_drop = self._save
         holdings.prefixes.on_forget = lambda chain_hash, block: self._evicted.append((chain_hash, block))
         holdings.before_write, holdings.before_start = self._store, self._restore
 
@@ -81,22 +87,37 @@ class Shelf:
         sequence.arriving = True
         self._returns.append(_Return(sequence, self._disk.read(hashes[first : first + count]), now, now + seconds))
 
+    @property
+    def has_work(self) -> bool:
+        """Whether something waits to be written to disk."""
+        return bool(self._unsaved)
+
     def advance(self) -> None:
-        """Take in what has been read; sequences whose beginning is there may start."""
+        """Take in what has been read; sequences whose beginning is there may start. Write a block to disk."""
         if self._returns:
             self._returns = [each for each in self._returns if self._take(each)]
+        if self._unsaved and self._tier.there(oldest := next(iter(self._unsaved))):
+            self._save(oldest)
 
     def close(self) -> None:
         """Write to disk what waits for it."""
         if self._disk is not None:
+            for each in list(self._unsaved):
+                self._save(each)
             self._disk.close()
+
+    def _save(self, name: bytes) -> None:
+        """To disk, unless it is there."""
+        if name in self._unsaved and self._disk is not None:
+            del self._unsaved[name]
+            self._disk.put(name, self._tier.read(name))
 
     def _take(self, waiting: _Return) -> bool:
         """What has been read for one; False when that is all."""
         sequence, read, began, until = waiting
         over = read.over  # before the last block is looked for
         while (found := read.take()) is not None:
-            self._tier.put([found[0]], found[1])
+            self._tier.write(*found)
             self.read_tokens += self._holdings.block_size
         late = time.monotonic() > until
         if not over and not late and sequence.state is SequenceState.WAITING:
@@ -113,19 +134,14 @@ class Shelf:
             return
         evicted, self._evicted = self._evicted[::-1], []
         try:
-            hashes, blocks = zip(*evicted, strict=True)
-            contents = self._exchange.contents(blocks)
+            kept = self._tier.put(*zip(*evicted, strict=True))
         except DeviceTimeout:
             raise
         except Exception:
             log.exception("Evicted KV blocks could not be kept in host memory.")
             return
-        self._tier.put(hashes, contents)
         if self._disk is not None:
-            size = self._holdings.block_size
-            for number, each in enumerate(hashes):
-                part = slice(number * size, (number + 1) * size)
-                self._disk.put(each, tuple(cache[:, part] for cache in contents))
+            self._unsaved.update(dict.fromkeys(kept))
 
     def _restore(self, sequence: Sequence) -> None:
         """Put back what follows on the blocks that a sequence finds in the pool, as far as there is room for it."""
@@ -139,8 +155,13 @@ class Shelf:
         if found < LEAST_BLOCKS:
             return
         start, hashes = first * holdings.block_size, hashes[: first + found]
+
+        def write(blocks: list[list[int]], at: int) -> None:
+            self._tier.load(hashes[at : at + len(blocks[0])], blocks[0])
+
         try:
-            tokens = self._exchange.add(hashes, start, self._tier.get(hashes[first:]))
+            with self._tier.holding(hashes[first:]):
+                tokens = self._exchange.fill(hashes, start, write)
         except DeviceTimeout:
             raise
         except Exception:
@@ -168,8 +189,19 @@ def shelf_of(
     if needed > free:
         problem = f"needs {needed / 2**20:.0f} MiB of host memory, of which {free / 2**20:.0f} MiB are free"
         raise FieldError("host_cache_tokens", problem)
-    tier = HostTier(exchange.layout, holdings.block_size, -(-tokens // holdings.block_size))
+    num_blocks = -(-tokens // holdings.block_size)
+    tier = HostTier(_memory_of(exchange.executor, exchange.layout, holdings.block_size, num_blocks), num_blocks)
     return Shelf(holdings, exchange, tier, _disk_of(holdings, exchange, options), prefill_rate)
+
+
+def _memory_of(executor: Executor, layout: KvLayout, block_size: int, num_rows: int) -> HostMemory:
+    """The executor's own, where it copies blocks beside its steps. Raises FieldError where it has none to give."""
+    of_executor = getattr(executor, "host_rows", None)
+    try:
+        found: HostMemory | None = of_executor(num_rows) if of_executor is not None else None
+    except MemoryError as error:
+        raise FieldError("host_cache_tokens", f"needs memory that can't be had: {error}") from None
+    return found or Slabs(layout, block_size, num_rows, executor.export_blocks, executor.import_blocks)
 
 
 def _disk_of(holdings: Holdings, exchange: Exchange, options: EngineOptions) -> DiskTier | None:

@@ -1,6 +1,5 @@
 """The eager executor: runs a KernelGraph op by op in torch, on any device. The reference and the fall-back."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,10 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfleet.engine.executor import Capacity, DeviceTimeout, Footprint, Pending, StepOutput, StepTooLarge
+from polyfleet.engine.executor import Capacity, Footprint, Pending, StepOutput, StepTooLarge
 from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import NOTHING, Need, StepPlan
 from polyfleet.engine.pooling import pool
+from polyfleet.executors.block_copies import BlockCopies, DeviceStreams, HostStreams, wait_for
+from polyfleet.executors.host_rows import STAGE_BYTES, HostRows
 from polyfleet.executors.torch_memory import (
     cache_dtype,
     can_hold_bytes,
@@ -27,11 +28,10 @@ from polyfleet.graph.adapt import adapted
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.adapters import AdapterTables, Parts
 from polyfleet.kernels.batched import prefer_steady_attention
-from polyfleet.kernels.cached import loaded, stored
 from polyfleet.kernels.context import DTYPES, KernelContext
 from polyfleet.kernels.dispatch import Target, choose
 from polyfleet.kernels.program import Program
-from polyfleet.kernels.step import Step, lay_out, upload
+from polyfleet.kernels.step import Step, can_pin, lay_out, upload
 from polyfleet.kernels.table import implementations
 from polyfleet.kvcache.storage import KvStorage
 from polyfleet.loading.progress import Progress, silent
@@ -39,9 +39,6 @@ from polyfleet.sampling.device import DeviceDrawn, DeviceSampler, can_draw
 from polyfleet.sampling.group import GroupSampler
 from polyfleet.sampling.host import HostSampler
 from polyfleet.sampling.masks import Masks
-
-EXPORT_SECONDS = 300.0  # that steps under way and a copy of blocks may take before the device counts as hung
-POLL_SECONDS = 2e-5  # between two questions whether the device is done
 
 
 class EagerExecutor:
@@ -83,6 +80,7 @@ class EagerExecutor:
         self._device = device = torch.device(workload.device)
         self.depth = depth or (2 if device.type != "cpu" and can_draw(device) else 1)
         self._adapted: Program | None = None  # of steps with adapters
+        self._rows: HostRows | None = None
         self._asynchronous = self.depth > 1 and device.type != "cpu"
         self._graph = fuse(workload.graph)
         self._adapted_graph = adapted(self._graph) if workload.options.max_adapters else None
@@ -124,6 +122,8 @@ class EagerExecutor:
         workspace = known.max_memory_allocated(self._device) - before
         del pending
         known.empty_cache()
+        if self._workload.options.host_cache_tokens:
+            workspace += STAGE_BYTES
         return replace(expected, weights=self._weight_bytes, workspace=workspace)
 
     def allocate(self, capacity: Capacity) -> None:
@@ -145,6 +145,7 @@ class EagerExecutor:
         if plan.num_rows > most:
             raise StepTooLarge(f"a step has room for {most} rows, not for {plan.num_rows}")
         with memory_errors(), torch.inference_mode():
+            self._copies.before_step(plan, self._capacity.max_blocks)
             return self._launch(plan)
 
     def draw(self, pending: Pending, masks: Masks | None = None) -> None:
@@ -172,28 +173,29 @@ class EagerExecutor:
         if not isinstance(pending, TorchPending):
             raise ValueError("a step is collected where it was launched")
         with memory_errors():
-            self._wait(pending.done, timeout, "a step")
+            if pending.done is not None:
+                wait_for(pending.done, timeout, "a step")
             return output_of(pending)
 
     def export_blocks(self, blocks: Sequence[int], local: Sequence[int] = ()) -> tuple[NDArray[Any], ...]:
-        """Waits for all steps under way, no longer than EXPORT_SECONDS: then it raises DeviceTimeout.
+        """Waits for no step, and for the copy no longer than COPY_SECONDS: then it raises DeviceTimeout.
 
         Arrays are of the computing dtype; of bfloat16 they have the bits, as uint16.
         """
-        with torch.inference_mode():
-            found = self._storage.read(self._numbers(blocks), self._numbers(local))
-            numbers = (loaded(each.contiguous(), self._dtype) for each in found)
-            bits = (each.view(torch.uint16) if each.dtype is torch.bfloat16 else each for each in numbers)
-            copies = [self._to_host(each) for each in bits]
-            self._wait(self._mark(), EXPORT_SECONDS, "an export")
-            return tuple(each.numpy() for each in copies)
+        return self._copies.export(blocks, local)
 
     def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]], local: Sequence[int] = ()) -> None:
-        """Takes what `export_blocks` gives, dtypes included."""
-        with torch.inference_mode():
-            contents = [upload(each, self._device).view(self._dtype) for each in caches]
-            held = [stored(each, cache) for each, cache in zip(contents, self._storage.caches, strict=True)]
-            self._storage.write(self._numbers(blocks), held, self._numbers(local))
+        """Takes what `export_blocks` gives, dtypes included. Steps with these blocks wait for it, no others do."""
+        with memory_errors():
+            self._copies.take(blocks, caches, local)
+
+    def host_rows(self, count: int) -> HostRows | None:
+        """Page-locked memory for so many blocks, where steps go on beside copies; else None. May raise MemoryError."""
+        if not self._asynchronous or self._storage.local or not can_pin(self._device.type):
+            return None
+        with memory_errors():
+            self._rows = HostRows(self._copies, count)
+        return self._rows
 
     def set_adapter(self, number: int, parts: Parts) -> None:
         """Behind every launch before. What an adapter's numbers are in memory, and what they cost, is always there."""
@@ -204,15 +206,14 @@ class EagerExecutor:
 
     def close(self) -> None:
         """Free weights and cache; nothing may be launched any more."""
-        del self._program, self._storage
+        if self._rows is not None:
+            self._rows.close()
+        del self._program, self._storage, self._copies
         self._adapted = None
         self._context.prepared.clear()
         self._context.packed.clear()
         if known := statistics(self._device):
             known.empty_cache()
-
-    def _numbers(self, blocks: Sequence[int]) -> Tensor:
-        return upload(np.array(blocks, dtype=np.int64), self._device)
 
     def _allocated(self, num_blocks: int, block_size: int, slots: int, local_blocks: int = 0) -> KvStorage:
         graph, local, shape = self._graph, self._workload.graph.local_caches, (num_blocks, block_size)
@@ -227,7 +228,8 @@ class EagerExecutor:
             self._program = Program(self._graph, self._chosen, context, progress)
             if self._adapted_graph is not None:
                 self._adapted = Program(self._adapted_graph, self._chosen, context, silent)
-        self._storage = storage
+        streams = DeviceStreams(self._device) if self._asynchronous else HostStreams()
+        self._storage, self._copies = storage, BlockCopies(storage, self._dtype, self._device, streams)
 
     def _mark(self) -> Any:
         """An event behind all that the device was given so far; None where it has done it."""
@@ -236,14 +238,6 @@ class EagerExecutor:
         event = torch.get_device_module(self._device).Event()
         event.record()
         return event
-
-    def _wait(self, event: Any, timeout: float, what: str) -> None:
-        """Until an event has come; raises DeviceTimeout after so many seconds."""
-        deadline = time.monotonic() + timeout
-        while event is not None and not event.query():
-            if time.monotonic() > deadline:
-                raise DeviceTimeout(f"{self._device} did not finish {what} within {timeout:g} s")
-            time.sleep(POLL_SECONDS)
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         return tensor.to("cpu", non_blocking=self._asynchronous)

@@ -111,7 +111,7 @@ def make_step(
 
 
 @cache
-def _can_pin(device_type: str) -> bool:
+def can_pin(device_type: str) -> bool:
     """Whether torch has page-locked memory for such devices."""
     try:
         torch.empty(1).pin_memory()
@@ -126,7 +126,7 @@ def upload(values: NDArray[Any], device: torch.device) -> Tensor:
     Its way leads over page-locked memory, which torch gives out again only when the device has read it.
     """
     tensor = torch.from_numpy(values)
-    if _can_pin(device.type):
+    if can_pin(device.type):
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device, copy=True)
 

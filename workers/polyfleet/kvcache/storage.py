@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -54,30 +55,56 @@ class KvStorage:
         kept = tuple(torch.zeros((slots, each.width), device=device) for each in states)
         return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes), kept, local)
 
+    @property
+    def first_local(self) -> int:
+        """The number of the first `local` block, where the blocks of both pools are told together."""
+        return next((cache.shape[1] for at, cache in enumerate(self.caches) if at not in self.local), 0)
+
     def clear(self, blocks: Tensor) -> None:
         """Make these blocks [n] 0 again: they may hold numbers that are not finite, which no mask hides."""
         local = blocks
         if self.local:
-            first = next(cache.shape[1] for at, cache in enumerate(self.caches) if at not in self.local)
+            first = self.first_local
             blocks, local = blocks[blocks < first], blocks[blocks >= first] - first
         for at, cache in enumerate(self.caches):
             cache.index_fill_(1, local if at in self.local else blocks, 0)
 
-    def read(self, blocks: Tensor, local: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Of each cache keys and values of these blocks [n], or `local` ones, by position.
+    def shapes(self, count: int, of_local: int) -> list[tuple[int, ...]]:
+        """What `read` gives of `count` blocks, or of `of_local` ones: [2, count * block_size, heads, width]."""
+        counts = (of_local if at in self.local else count for at in range(len(self.caches)))
+        sizes = (cache.shape for cache in self.caches)
+        return [
+            (sides, blocks * block_size, heads, width)
+            for blocks, (sides, _, heads, block_size, width) in zip(counts, sizes, strict=True)
+        ]
 
-        [2, n * block_size, heads, width].
-        """
-        return tuple(
-            cache.index_select(1, blocks if local is None or at not in self.local else local)
-            .transpose(2, 3)
-            .flatten(1, 2)
-            for at, cache in enumerate(self.caches)
-        )
+    def read_flat(self, blocks: Tensor, local: Tensor | None = None) -> Tensor:
+        """Of each cache keys and values of these blocks [n], or `local` ones, by position; all in one piece."""
+        local = blocks if local is None else local
+        shapes = self.shapes(len(blocks), len(local))
+        like = self.caches[0]
+        flat = torch.empty(sum(map(prod, shapes)), dtype=like.dtype, device=like.device)
+        for at, (cache, part) in enumerate(zip(self.caches, parts_of(flat, shapes), strict=True)):
+            sides, _, heads, block_size, width = cache.shape
+            found = part.view(sides, part.shape[1] // block_size, block_size, heads, width)
+            torch.index_select(cache.transpose(2, 3), 1, local if at in self.local else blocks, out=found)
+        return flat
+
+    def read(self, blocks: Tensor, local: Tensor | None = None) -> list[Tensor]:
+        """`read_flat` by cache, [2, n * block_size, heads, width]."""
+        shapes = self.shapes(len(blocks), len(blocks if local is None else local))
+        return parts_of(self.read_flat(blocks, local), shapes)
 
     def write(self, blocks: Tensor, contents: Sequence[Tensor], local: Tensor | None = None) -> None:
         """Put back what `read` gave."""
         for at, (cache, content) in enumerate(zip(self.caches, contents, strict=True)):
             sides, _, heads, block_size, width = cache.shape
-            parts = content.view(sides, -1, block_size, heads, width).transpose(2, 3)
-            cache.index_copy_(1, blocks if local is None or at not in self.local else local, parts)
+            numbers = blocks if local is None or at not in self.local else local
+            parts = content.view(sides, len(numbers), block_size, heads, width)
+            cache.transpose(2, 3).index_copy_(1, numbers, parts)
+
+
+def parts_of(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """What lies one behind the other."""
+    parts = torch.split_with_sizes(flat, [prod(each) for each in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

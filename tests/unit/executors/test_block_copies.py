@@ -1,0 +1,267 @@
+"""Copies of blocks beside steps, in any order that their streams leave open: every step finds what it should."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyfleet.engine.executor import DeviceTimeout
+from polyfleet.executors import block_copies
+from polyfleet.executors.block_copies import BlockCopies, HostStreams
+from polyfleet.executors.host_rows import HostRows
+from polyfleet.graph.kernel_graph import PerToken
+from polyfleet.kernels.cached import BYTES
+from polyfleet.kvcache.storage import KvStorage
+
+CPU = torch.device("cpu")
+CACHES = (PerToken(2, 4), PerToken(1, 6, latent=True))  # heads, width
+BLOCKS, LOCAL, SIZE, ROWS = 6, 3, 4, 5
+
+
+class Place:
+    """A mark; the device has come there once it is `done`."""
+
+    def __init__(self, streams: "ManyStreams") -> None:
+        self.done, self._streams = False, streams
+
+    def query(self) -> bool:
+        """Whoever asks waits, so the device goes on by a piece of work."""
+        if not self._streams.paused:
+            self._streams.go_on()
+        return self.done
+
+
+class Queue:
+    """What one stream was given and has not done."""
+
+    def __init__(self, streams: "ManyStreams") -> None:
+        self.todo: deque[Callable[[], None] | Place] = deque()  # a Place that is not its own is waited for
+        self._streams = streams
+        self._own: set[Place] = set()
+        self.waits = 0  # so far
+
+    def record_event(self) -> Place:
+        place = Place(self._streams)
+        self._own.add(place)
+        self.todo.append(place)
+        return place
+
+    def wait_event(self, event: Place) -> None:
+        self.waits += 1
+        self.todo.append(event)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it could do its next piece of work."""
+        return bool(self.todo) and (not isinstance(first := self.todo[0], Place) or first.done or first in self._own)
+
+    def step(self) -> None:
+        """Do it."""
+        first = self.todo.popleft()
+        if isinstance(first, Place):
+            first.done = True
+        else:
+            first()
+
+
+class ManyStreams:
+    """A device that does what it is asked as late, and in as odd an order, as its streams leave open."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.paused = False
+        self.queues: list[Queue] = []
+        self.steps = self.new()
+
+    def new(self) -> Queue:
+        self.queues.append(Queue(self))
+        return self.queues[-1]
+
+    def do(self, stream: Queue, work: Callable[[], None]) -> None:
+        stream.todo.append(work)
+        for _ in range(0 if self.paused else self._random.choice((0, 0, 1, 3))):
+            self.go_on()
+
+    def go_on(self) -> bool:
+        """A piece of work of any stream that can."""
+        ready = [each for each in self.queues if each.ready]
+        if ready:
+            self._random.choice(ready).step()
+        return bool(ready)
+
+    def finish(self) -> None:
+        """All of it; what is left then waits for itself."""
+        while self.go_on():
+            pass
+        assert not any(each.todo for each in self.queues), "streams wait for each other"
+
+
+def storage(dtype: torch.dtype = torch.float32, local_blocks: int = 0) -> KvStorage:
+    local = frozenset({0}) if local_blocks else frozenset[int]()
+    return KvStorage.allocate(CACHES, BLOCKS, SIZE, dtype, CPU, local=local, local_blocks=local_blocks)
+
+
+def plan(blocks: Sequence[int], local: Sequence[int] = (), cleared: Sequence[int] = ()) -> Any:
+    """Of a step whose only sequence has these blocks."""
+    tables = np.array([[-1] * (len(blocks) + len(local)), [*blocks, *local]], dtype=np.int32)
+    return SimpleNamespace(block_tables=tables, slots=np.array([1]), cleared_blocks=np.array(cleared, dtype=np.int32))
+
+
+class Machine:
+    """Blocks and rows of a device, and beside them what they should hold: a number each."""
+
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        self.streams = ManyStreams(seed)
+        self.storage = storage(dtype)
+        self.copies = BlockCopies(self.storage, dtype, CPU, self.streams)
+        self.rows = HostRows(self.copies, ROWS, pinned=False)
+        self.blocks, self.kept = [0.0] * BLOCKS, [0.0] * ROWS
+        for row in range(ROWS):
+            self.rows.write(row, [np.zeros(shape, np.float32) for shape in self.storage.shapes(1, 0)])
+        self.wrong: list[tuple[int, float, float]] = []
+        self.serial = 0.0
+
+    def step(self, read: int, written: int) -> None:
+        """A step that reads one block and writes another."""
+        self.serial += 1
+        expected, number = self.blocks[read], self.serial
+        self.copies.before_step(plan([read, written]), 2)
+
+        def work() -> None:
+            found = {number for cache in self.storage.caches for number in cache[:, read].flatten().tolist()}
+            self.wrong += [(read, expected, each) for each in found if each != expected]
+            for cache in self.storage.caches:
+                cache[:, written] = number
+
+        self.streams.do(self.streams.steps, work)
+        self.blocks[written] = number
+
+    def settle(self, block: int) -> None:
+        """Steps that write a block are over before it is copied."""
+        over = self.streams.steps.record_event()
+        while not over.done:
+            assert self.streams.go_on()
+
+
+OPERATIONS = st.tuples(st.sampled_from(["step", "store", "load", "take", "export"]), st.integers(0, 10**6))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(OPERATIONS, min_size=1, max_size=30), st.integers(0, 10**6))
+def test_every_reader_finds_what_was_written_last(operations: list[tuple[str, int]], seed: int) -> None:
+    machine = Machine(seed)
+    for kind, number in operations:
+        draw = random.Random(number)
+        count = draw.randint(1, 3)
+        blocks, rows = draw.sample(range(BLOCKS), count), draw.sample(range(ROWS), count)
+        if kind == "step":
+            machine.step(*draw.sample(range(BLOCKS), 2))
+        elif kind == "load":
+            machine.rows.load(rows, blocks)
+            for row, block in zip(rows, blocks, strict=True):
+                machine.blocks[block] = machine.kept[row]
+        elif kind == "take":
+            machine.serial += 1
+            caches = [np.full(shape, machine.serial, np.float32) for shape in machine.storage.shapes(count, 0)]
+            machine.copies.take(blocks, caches, ())
+            for each in caches:
+                each[:] = -1.0  # what they lie in is written again
+            for block in blocks:
+                machine.blocks[block] = machine.serial
+        else:
+            for block in blocks:
+                machine.settle(block)
+            if kind == "store":
+                machine.rows.store(blocks, rows)
+                for row, block in zip(rows, blocks, strict=True):
+                    machine.kept[row] = machine.blocks[block]
+            else:
+                by_token = np.repeat([machine.blocks[block] for block in blocks], SIZE)
+                for each in machine.copies.export(blocks, ()):
+                    assert np.array_equal(each, np.broadcast_to(by_token[None, :, None, None], each.shape))
+    for row, expected in enumerate(machine.kept):
+        assert all(np.array_equal(each, np.full_like(each, expected)) for each in machine.rows.read(row))
+    machine.streams.finish()
+    assert not machine.wrong
+    for block, expected in enumerate(machine.blocks):
+        assert all(bool((cache[:, block] == expected).all()) for cache in machine.storage.caches)
+
+
+def test_many_pieces_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfleet.executors.host_rows.PIECE_BYTES", 1)  # a block each
+    machine = Machine(3)
+    for block in range(BLOCKS):
+        machine.step((block + 1) % BLOCKS, block)
+    machine.settle(0)
+    machine.rows.store(range(5), range(5))
+    machine.rows.load([4, 3, 2, 1, 0], range(5))
+    machine.streams.finish()
+    assert [float(machine.storage.caches[0][0, block, 0, 0, 0]) for block in range(5)] == [5.0, 4.0, 3.0, 2.0, 1.0]
+
+
+def test_a_step_waits_for_its_own_blocks_alone() -> None:
+    machine = Machine(0)
+    machine.copies.take([2], [np.ones(shape, np.float32) for shape in machine.storage.shapes(1, 0)], ())
+    machine.streams.finish()
+    machine.streams.paused = True
+    machine.copies.take([4], [np.ones(shape, np.float32) for shape in machine.storage.shapes(1, 0)], ())
+    for step, waits in ((plan([0, 2, 5]), 0), (plan([0, 4, 5]), 1), (plan([0], cleared=[4]), 2)):
+        machine.copies.before_step(step, step.block_tables.shape[1])
+        assert machine.streams.steps.waits == waits
+
+
+def test_blocks_of_two_pools_are_told_apart() -> None:
+    held = storage(local_blocks=LOCAL)
+    streams = ManyStreams(1)
+    copies = BlockCopies(held, torch.float32, CPU, streams)
+    caches = [np.full(shape, 7.0, np.float32) for shape in held.shapes(2, 1)]
+    assert [each.shape for each in caches] == [(2, SIZE, 2, 4), (1, 2 * SIZE, 1, 6)]
+    streams.paused = True
+    copies.take([1, 4], caches, [2])
+    for step, waits in ((plan([0, 2], [1]), 0), (plan([0, 3], [2]), 1)):  # as numbers 0, 2, 7; 0, 3, 8
+        copies.before_step(step, 2)
+        assert streams.steps.waits == waits
+    streams.paused = False
+    assert [each.tolist() for each in copies.export([1, 4], [2])] == [each.tolist() for each in caches]
+    assert not held.caches[0][:, :2].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, BYTES])
+def test_rows_hold_and_tell_what_executors_give(dtype: torch.dtype) -> None:
+    computing = torch.float32 if dtype is BYTES else dtype
+    held = storage(dtype)
+    copies = BlockCopies(held, computing, CPU, HostStreams())
+    rows = HostRows(copies, ROWS, pinned=False)
+    for cache in held.caches:
+        cache[:] = torch.randint(0, 100, cache.shape).to(dtype)
+    before = [cache.clone() for cache in held.caches]
+    rows.store([3, 0, 5], [1, 4, 2])
+    for block, row in ((3, 1), (0, 4), (5, 2)):
+        expected = copies.export([block], ())
+        assert [each.tolist() for each in rows.read(row)] == [each.tolist() for each in expected]
+        assert rows.there(row)
+    rows.write(0, rows.read(4))
+    rows.load([0, 1], [2, 1])
+    for cache, old in zip(held.caches, before, strict=True):
+        assert torch.equal(cache[:, [2, 1]], old[:, [0, 3]])
+
+
+def test_other_shapes_are_refused_and_a_device_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Never(HostStreams):
+        steps = SimpleNamespace(
+            record_event=lambda: SimpleNamespace(query=lambda: False), wait_event=lambda event: None
+        )
+
+    copies = BlockCopies(storage(), torch.float32, CPU, Never())
+    with pytest.raises(ValueError, match="are wanted, not"):
+        copies.take([1], [np.zeros((2, SIZE, 4, 4), np.float32)], ())
+    monkeypatch.setattr(block_copies, "COPY_SECONDS", 0.01)
+    with pytest.raises(DeviceTimeout, match=r"did not finish a copy of blocks within 0\.01 s"):
+        copies.export([0], ())

@@ -1,0 +1,210 @@
+"""Blocks on their ways between the device and the host, beside steps: each waits for what touches the same blocks."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyfleet.engine.executor import DeviceTimeout
+from polyfleet.engine.plan import StepPlan
+from polyfleet.kernels.cached import loaded, stored
+from polyfleet.kernels.step import can_pin, upload
+from polyfleet.kvcache.storage import KvStorage, parts_of
+
+COPY_SECONDS = 300.0  # that a copy may take before the device counts as hung
+POLL_SECONDS = 2e-5  # between two questions whether the device is done
+
+Work = Callable[[], None]
+
+
+class Mark(Protocol):
+    """A place in a stream."""
+
+    def query(self) -> bool:
+        """Whether the device has come there."""
+        ...
+
+
+class Stream(Protocol):
+    """An order of work on the device, as torch has it."""
+
+    def record_event(self) -> Any:
+        """The place behind all that it was given so far: a Mark."""
+        ...
+
+    def wait_event(self, event: Any) -> None:
+        """What it is given from now on is done behind a mark."""
+        ...
+
+
+class Streams(Protocol):
+    """The orders of work of one device."""
+
+    @property
+    def steps(self) -> Stream:
+        """In which steps are done."""
+        ...
+
+    def new(self) -> Stream:
+        """One more."""
+        ...
+
+    def do(self, stream: Any, work: Work) -> None:
+        """Give a stream what `work` asks of the device."""
+        ...
+
+
+class DeviceStreams:
+    """Of a device that works while the host goes on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._module = device, torch.get_device_module(device)
+
+    @property
+    def steps(self) -> Stream:
+        """The one that torch uses where nothing else is said."""
+        current: Stream = self._module.current_stream(self._device)
+        return current
+
+    def new(self) -> Stream:
+        """See Streams."""
+        made: Stream = self._module.Stream(self._device)
+        return made
+
+    def do(self, stream: Any, work: Work) -> None:
+        """See Streams."""
+        with self._module.stream(stream), torch.inference_mode():
+            work()
+
+
+class _AtOnce:
+    """The stream of a device that does what it is asked before it answers, and its marks."""
+
+    def record_event(self) -> "_AtOnce":
+        return self
+
+    def wait_event(self, event: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+class HostStreams:
+    """Of a device on which all is done at once."""
+
+    steps: Stream = _AtOnce()
+
+    def new(self) -> Stream:
+        """See Streams."""
+        return self.steps
+
+    def do(self, stream: Any, work: Work) -> None:
+        """See Streams."""
+        with torch.inference_mode():
+            work()
+
+
+def wait_for(mark: Mark, seconds: float, what: str) -> None:
+    """Until a device has come there; raises DeviceTimeout, which says what it did not finish."""
+    deadline = time.monotonic() + seconds
+    while not mark.query():
+        if time.monotonic() > deadline:
+            raise DeviceTimeout(f"the device did not finish {what} within {seconds:g} s")
+        time.sleep(POLL_SECONDS)
+
+
+class BlockCopies:
+    """Copies of a KvStorage's blocks, from and to the host. Not thread-safe.
+
+    What touches a block goes on behind the copies of it so far: a step behind those of its own sequences' blocks, a
+    copy into blocks behind all steps so far too. A copy out of blocks waits for no step, so none under way may write
+    them.
+    """
+
+    def __init__(self, storage: KvStorage, dtype: torch.dtype, device: torch.device, streams: Streams) -> None:
+        """`dtype`: that is computed in."""
+        self.storage, self.dtype, self.device, self.streams = storage, dtype, device, streams
+        self._out, self._into = streams.new(), streams.new()
+        self._marks: dict[int, Mark] = {}  # by block: behind the last copy of it
+        self._first = storage.first_local  # blocks of the second pool are told by numbers from there on
+
+    def before_step(self, plan: StepPlan, columns: int) -> None:
+        """What is launched from now on finds all copies done of the blocks that it touches.
+
+        Behind so many columns of its tables come blocks of the second pool.
+        """
+        self._marks = {block: mark for block, mark in self._marks.items() if not mark.query()}
+        if self._marks:
+            tables = plan.block_tables[plan.slots]
+            parts = tables[:, :columns], tables[:, columns:] + self._first, plan.cleared_blocks
+            self.wait(self.streams.steps, np.unique(np.concatenate([each.reshape(-1) for each in parts])).tolist())
+
+    def wait(self, stream: Stream, blocks: Iterable[int]) -> None:
+        """What a stream is given from now on finds all copies of these blocks done."""
+        found = (self._marks.get(block) for block in blocks)
+        for mark in {id(each): each for each in found if each is not None}.values():
+            stream.wait_event(mark)
+
+    def mark(self, stream: Stream, blocks: Iterable[int]) -> Mark:
+        """Copies of these blocks are done once a stream has done what it was given so far."""
+        mark: Mark = stream.record_event()
+        self._marks.update(dict.fromkeys(blocks, mark))
+        return mark
+
+    def wait_for_steps(self, stream: Stream) -> None:
+        """What a stream is given from now on finds all steps so far done."""
+        stream.wait_event(self.streams.steps.record_event())
+
+    def export(self, blocks: Sequence[int], local: Sequence[int]) -> tuple[NDArray[Any], ...]:
+        """See `Executor.export_blocks`."""
+        if not self.storage.caches:
+            return ()
+        found: list[Tensor] = []
+
+        def work() -> None:
+            numbers = loaded(self.storage.read_flat(*self._uploaded(blocks, local)), self.dtype)
+            bits = numbers.view(torch.uint16) if numbers.dtype is torch.bfloat16 else numbers
+            found.append(bits.to("cpu", non_blocking=True))
+
+        touched = self._numbers(blocks, local)
+        self.wait(self._out, touched)
+        self.streams.do(self._out, work)
+        wait_for(self.mark(self._out, touched), COPY_SECONDS, "a copy of blocks")
+        shapes = self.storage.shapes(len(blocks), len(local))
+        return tuple(each.numpy() for each in parts_of(found[0], shapes))
+
+    def take(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]], local: Sequence[int]) -> None:
+        """See `Executor.import_blocks`. What `caches` lie in may be written again at once."""
+        shapes = self.storage.shapes(len(blocks), len(local))
+        if [each.shape for each in caches] != shapes:
+            raise ValueError(f"caches of {shapes} are wanted, not {[each.shape for each in caches]}")
+        room = torch.empty(sum(each.nbytes for each in caches), dtype=torch.uint8, pin_memory=can_pin(self.device.type))
+        np.concatenate([each.reshape(-1) for each in caches], out=room.numpy().view(caches[0].dtype))
+        held: list[Tensor] = []
+
+        def bring() -> None:
+            numbers = room.to(self.device, non_blocking=True).view(self.dtype)
+            held.extend(parts_of(stored(numbers, self.storage.caches[0]), shapes))
+
+        def write() -> None:
+            numbers, of_local = self._uploaded(blocks, local)
+            self.storage.write(numbers, held, of_local)
+
+        touched = self._numbers(blocks, local)
+        self.streams.do(self._into, bring)
+        self.wait_for_steps(self._into)
+        self.wait(self._into, touched)
+        self.streams.do(self._into, write)
+        self.mark(self._into, touched)
+
+    def _numbers(self, blocks: Sequence[int], local: Sequence[int]) -> list[int]:
+        return [*blocks, *(self._first + block for block in local)]
+
+    def _uploaded(self, blocks: Sequence[int], local: Sequence[int]) -> tuple[Tensor, Tensor]:
+        numbers, of_local = (upload(np.array(each, dtype=np.int64), self.device) for each in (blocks, local))
+        return numbers, of_local
