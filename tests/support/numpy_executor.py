@@ -197,7 +197,7 @@ class NumpyExecutor:
         elif op.kind is OpKind.LAYER_NORM:
             x, eps = inputs[0], of(op, Norm).eps
             x = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + eps)
-            result = x * weights[0] + self._weights[op.biases[0]]
+            result = x * weights[0] + (self._weights[op.biases[0]] if op.biases else 0)
         elif op.kind is OpKind.ARGMAX:
             result = inputs[0].argmax(axis=-1, keepdims=True)
         elif op.kind is OpKind.ROPE:

@@ -1,13 +1,12 @@
 """A tiny random checkpoint of every architecture, by transformers."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from tests.support.republished import as_internlm2, as_published_exaone
 
 LAYERS, VOCABULARY, CONTEXT = 4, 160, 256
 COMMON: Mapping[str, Any] = {
@@ -25,6 +24,7 @@ COMMON: Mapping[str, Any] = {
 }
 WINDOW = 12
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+SHARPENED = {**YARN, "factor": 2.0, "original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 20.0, "factor": 1.0}
@@ -50,27 +50,6 @@ class Tiny:
     tolerance: float = 0.0  # of logprobs, where float32 itself is nearly as far from float64: states keep its errors
     rewrite: Callable[[Path], None] | None = None  # makes transformers' folder one of a model that it lacks
     seed: int = 0  # of experts one for which no router is so near a tie that the CPU library's cache decides
-
-
-def as_internlm2(folder: Path) -> None:
-    """A Llama's folder under InternLM 2's names, where a KV head's queries, its key and its value lie together."""
-    tensors, file = load_file(folder / "model.safetensors"), folder / "model.safetensors"
-    renamed = {
-        **{"model.embed_tokens": "model.tok_embeddings", "lm_head": "output", "self_attn.o_proj": "attention.wo"},
-        **{"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"},
-        **{"mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2"},
-    }
-    for layer in range(LAYERS):
-        stem = f"model.layers.{layer}."
-        heads = [tensors.pop(f"{stem}self_attn.{each}_proj.weight").view(2, -1, 16, 64) for each in "qkv"]
-        tensors[f"{stem}attention.wqkv.weight"] = torch.cat(heads, dim=1).reshape(-1, 64)
-    for old, new in renamed.items():
-        tensors = {name.replace(old, new): tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, file, metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    own = {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False}
-    own |= {"auto_map": {"AutoModelForCausalLM": "modeling_internlm2.InternLM2ForCausalLM"}}
-    (folder / "config.json").write_text(json.dumps(config | own))
 
 
 LLAMA_LIKE = ("q_proj", "k_proj")
@@ -233,6 +212,39 @@ TINY: Mapping[str, Tiny] = {
     "phi2": Tiny("phi", {}, "phi2", {"rope.dimension_count": 8}),
     "arcee": Tiny("arcee", {"attention_bias": True, "mlp_bias": True}, "arcee", {}, LLAMA_LIKE),
     "internlm2": Tiny("llama", {}, "internlm2", {}, LLAMA_LIKE, rewrite=as_internlm2),
+    "cohere": Tiny("cohere", {"logit_scale": 0.5}, "command-r", {"logit_scale": 0.5}),
+    "cohere2": Tiny("cohere2", {"logit_scale": 0.5, "sliding_window": WINDOW}, "cohere2", {"logit_scale": 0.5}),
+    "dots1": Tiny(
+        "dots1",
+        {
+            **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
+            **{"norm_topk_prob": True, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "head_dim": 16},
+            "sliding_window": None,
+        },
+        "dots1",
+        {
+            **{"expert_count": 8, "expert_used_count": 2, "expert_shared_count": 1, "expert_feed_forward_length": 32},
+            **{"leading_dense_block_count": 1, "expert_weights_scale": 1.5, "expert_gating_func": 2},
+        },
+        seed=2,
+    ),
+    "glm4flash": Tiny(
+        "glm4_moe_lite", {**LATENT, "q_lora_rank": 48, "mlp_layer_types": ["dense", "sparse", "sparse", "dense"]}
+    ),
+    "minimax-m2": Tiny(
+        "minimax_m2",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "rope_parameters": HALF},
+        "minimax-m2",
+        {**GGUF_MIXTURE, "expert_gating_func": 2, "expert_feed_forward_length": 96, "rope.dimension_count": 8},
+    ),
+    "lfm2": Tiny(
+        "lfm2",
+        {"block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention"] * 2},
+        "lfm2",
+        {"attention.head_count_kv": [0, 2, 0, 2], "shortconv.l_cache": 3},
+    ),
+    "exaone": Tiny("exaone", {}, "exaone", rewrite=as_published_exaone),
+    "mistral, ministral 3": Tiny("ministral3", {"head_dim": 16, "rope_parameters": SHARPENED}),
     "glm4": Tiny("glm4", {"head_dim": 16}, "glm4", {"rope.dimension_count": 8}),
     "glm": Tiny("glm", {"head_dim": 16}),
 }

@@ -156,14 +156,15 @@ def test_activations_alone() -> None:
         )
 
 
+@pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layer_norm_by_hand(dtype: torch.dtype) -> None:
+def test_layer_norm_by_hand(dtype: torch.dtype, biased: bool) -> None:
     weight, bias = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([0.0, -1.0, 4.0])
     context = make_context(dtype, weights={"weight": weight, "bias": bias})
-    op = Op(OpKind.LAYER_NORM, (1,), (2,), ("weight",), ("bias",), Norm(0.5))
+    op = Op(OpKind.LAYER_NORM, (1,), (2,), ("weight",), ("bias",) if biased else (), Norm(0.5))
     found = BIND[OpKind.LAYER_NORM](op, context)(None, torch.tensor([[2.0, 4.0, 9.0]], dtype=dtype))
     factor = 1 / math.sqrt(26 / 3 + 0.5)  # of differences -3, -1 and 4 to the mean 5
-    right = torch.tensor([[-3 * factor, -2 * factor - 1, 2 * factor + 4]])
+    right = torch.tensor([[-3 * factor, -2 * factor, 2 * factor]]) + biased * bias
     torch.testing.assert_close(found, right.to(dtype))
 
 

@@ -168,8 +168,8 @@ class GraphBuilder:
         return self.record(OpKind.SOFT_CAP, (x,), self.widths[x], attributes=Factor(cap)) if cap else x
 
     def layer_norm(self, x: int, weight: str, bias: str, eps: float) -> int:
-        """Normalise rows of x around their mean."""
-        return self.record(OpKind.LAYER_NORM, (x,), self.widths[x], (weight,), Norm(eps), (bias,))
+        """Normalise rows of x around their mean; without a bias where that is empty."""
+        return self.record(OpKind.LAYER_NORM, (x,), self.widths[x], (weight,), Norm(eps), (bias,) if bias else ())
 
     def argmax(self, x: int) -> int:
         """The column of each row's largest number."""

@@ -16,7 +16,7 @@ What models record:
     gelu_tanh(x)            -> y               x / 2 * (1 + tanh(√(2 / π) * (x + 0.044715 x³)))
     scale(x)                -> x * factor
     soft_cap(x)             -> y               cap * tanh(x / cap)
-    layer_norm(x)           -> y               (x - mean(x)) / sqrt(variance(x) + eps) * weights[0] + biases[0]
+    layer_norm(x)           -> y               (x - mean(x)) / sqrt(variance(x) + eps) * weights[0] (+ biases[0])
     argmax(x)               -> columns[., 1]   of the largest number, the first of equal ones or the first NaN; no op
                                                reads them, only who reads the graph's outputs
     rope(x)                 -> y               rotates each head by its row's position

@@ -192,8 +192,9 @@ def bind_soft_cap(op: Op, context: KernelContext) -> Kernel:
 
 
 def bind_layer_norm(op: Op, context: KernelContext) -> Kernel:
-    """x -> (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias (Ba et al., arXiv 1607.06450), in float32."""
-    weight, bias, eps = context.vector(*op.weights).float(), context.vector(*op.biases).float(), of(op, Norm).eps
+    """x -> (x - mean(x)) / sqrt(variance(x) + eps) * weight (+ bias) (Ba et al., arXiv 1607.06450), in float32."""
+    weight, eps = context.vector(*op.weights).float(), of(op, Norm).eps
+    bias = context.vector(*op.biases).float() if op.biases else None
     return lambda step, x: F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
 
 

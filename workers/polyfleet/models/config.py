@@ -34,7 +34,8 @@ class ModelConfig:
     short_frequencies: tuple[float, ...] = ()  # those that hold instead where no context is over `short_context`
     short_context: int = 0
     wide_norms: bool = False  # whether the weights of norms stay float32: their files leave out 1, which hides digits
-    layer_norms: bool = False  # whether norms go around the mean and have biases; else RMS norms
+    layer_norms: bool = False  # whether norms go around the mean; else RMS norms
+    norm_biases: bool = True  # whether norms around the mean have them
     draft_layers: int = 0  # behind the model's own: they only draft, and are not loaded
     embeds_only: bool = False  # whether it has no logits to draw from
     causal: bool = True  # whether rows see no position behind their own; else a step takes each sequence whole

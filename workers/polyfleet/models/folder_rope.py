@@ -17,6 +17,7 @@ from polyfleet.models.rope import (
 )
 
 DEFAULT_BASE = 10000.0
+SHARPENING = "llama_4_scaling_beta"  # by which queries grow behind the original context
 COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})
 
 
@@ -116,9 +117,11 @@ def _yarn(given: _Given) -> StatedRope:
         scales = rope.positive("mscale"), rope.positive("mscale_all_dim")
         amplitude = yarn_amplitude(factor, scales[0]) / yarn_amplitude(factor, scales[1])
     amplitude = rope.positive("attention_factor", amplitude)
-    return StatedRope(
-        scale_yarn(given.frequencies, given.base, scaling), amplitude, max(stated, math.floor(context * factor))
-    )
+    stretched = max(stated, math.floor(context * factor))
+    if rope.values.get(SHARPENING):  # queries grow with their position from there on, and nothing is served behind
+        rope.positive(SHARPENING)
+        stretched = context
+    return StatedRope(scale_yarn(given.frequencies, given.base, scaling), amplitude, stretched)
 
 
 def _longrope(given: _Given) -> StatedRope:
@@ -147,7 +150,12 @@ KINDS: Mapping[str, tuple[Callable[[_Given], StatedRope], frozenset[str]]] = {  
     "dynamic": (_dynamic, frozenset({"factor"})),
     "yarn": (
         _yarn,
-        frozenset({"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"}),
+        frozenset(
+            {
+                *("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"),
+                SHARPENING,
+            }
+        ),
     ),
     "longrope": (_longrope, frozenset({"factor", "long_factor", "short_factor", "attention_factor"})),
     "su": (_longrope, frozenset({"factor", "long_factor", "short_factor", "attention_factor"})),  # its older name

@@ -1,4 +1,5 @@
-"""GLM 4.5 and 4.6: Llama's attention, part of each head turns, experts with corrected scores and shared ones."""
+"""GLM 4.5 and 4.6: Llama's attention, part of each head turns, experts with corrected scores and shared ones; GLM 4.7
+Flash: DeepSeek V3 of other sizes."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from polyfleet.models.deepseek import (
 from polyfleet.models.fields import Fields
 from polyfleet.models.folder import check_activation, read_sizes
 from polyfleet.models.gguf_keys import GgufKeys, take_drafts
-from polyfleet.models.mixture import MixtureConfig, mlp
+from polyfleet.models.mixture import MixtureConfig, mlp, read_dense_kinds
 from polyfleet.models.recorder import Recorder
 
 
@@ -53,6 +54,14 @@ def _read_folder(fields: Fields) -> ModelConfig:
     )
 
 
+def _read_flash(fields: Fields) -> ModelConfig:
+    """Newer files name the layers without experts one by one."""
+    usual = {"first_k_dense_replace": 1, "routed_scaling_factor": 1.8}
+    config = DEEPSEEK3.read_folder(replace(fields, values={**usual, **fields.values}))
+    assert isinstance(config, MixtureConfig)
+    return replace(config, dense=read_dense_kinds(fields, config.num_layers, config.dense))
+
+
 def _read_gguf(keys: GgufKeys) -> ModelConfig:
     sizes, fields = keys.sizes(), keys.fields
     drafts = take_drafts(keys, sizes)
@@ -82,4 +91,14 @@ GLM4_MOE = replace(
     folder_names=names.folder({**names.EXPERTS, **SHARED}),
     gguf_names=names.gguf({**names.GGUF_EXPERTS, **GGUF_SHARED, "post_attention_norm": "mlp_norm"}),
     notes="layers that draft are not loaded",
+)
+GLM4_FLASH = replace(
+    DEEPSEEK3,
+    name="glm4flash",
+    title="GLM 4.7 Flash",
+    classes=("Glm4MoeLiteForCausalLM",),
+    model_types=("glm4_moe_lite",),
+    gguf=(),
+    read_folder=_read_flash,
+    notes="its GGUF files are DeepSeek V3's; layers that draft are not loaded",
 )

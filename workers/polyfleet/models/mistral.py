@@ -33,13 +33,13 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
 MISTRAL = Architecture(
     name="mistral",
     title="Mistral",
-    classes=("MistralForCausalLM", "MinistralForCausalLM", "MistralModel"),
-    model_types=("mistral", "ministral"),
+    classes=("MistralForCausalLM", "MinistralForCausalLM", "Ministral3ForCausalLM", "MistralModel"),
+    model_types=("mistral", "ministral", "ministral3"),
     gguf=("mistral3",),
     read_folder=_read_folder,
     read_gguf=_read_gguf,
     record=record,
     folder_names=names.folder(),
     gguf_names=names.gguf(interleaved=True),
-    notes="with windows; GGUF files of Mistral 7B are Llama's",
+    notes="with windows; GGUF files of Mistral 7B are Llama's; Ministral 3 up to its original context",
 )

@@ -39,7 +39,7 @@ def _read_gguf(keys: GgufKeys) -> ModelConfig:
     return MixtureConfig(**sizes, route=route, expert_size=sizes["intermediate_size"])
 
 
-_LAYER = {
+LAYER = {
     "block_sparse_moe.gate": "router",
     "block_sparse_moe.experts.{}.w1": "experts.gate[{}]",
     "block_sparse_moe.experts.{}.w3": "experts.up[{}]",
@@ -56,7 +56,7 @@ MIXTRAL = replace(
     read_folder=_read_folder,
     read_gguf=_read_gguf,
     record=record,
-    folder_names=names.folder({**names.EXPERTS, **_LAYER}),
+    folder_names=names.folder({**names.EXPERTS, **LAYER}),
     gguf_names=names.gguf(names.GGUF_EXPERTS, interleaved=True),
     sparse=True,
     notes="GGUF files that state experts",

@@ -71,6 +71,16 @@ def check_route(fields: Fields, experts: int, top_k: int, groups: int = 1, top_g
         raise fields.error(f"{experts} experts in {groups} groups, of which {top_groups} count, can't give {top_k}")
 
 
+def read_dense_kinds(fields: Fields, layers: int, otherwise: tuple[int, ...]) -> tuple[int, ...]:
+    """Layers without experts, as `mlp_layer_types` names them, or else `otherwise`."""
+    if not fields.has("mlp_layer_types"):
+        return otherwise
+    kinds = fields.items("mlp_layer_types")
+    if len(kinds) != layers or not set(map(str, kinds)) <= {"dense", "sparse"}:
+        raise fields.error(f"mlp_layer_types must name dense or sparse for each of {layers} layers")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
+
+
 def read_dense(fields: Fields, layers: int) -> tuple[int, ...]:
     """Layers without experts, as Qwen's files state them."""
     step = fields.count("decoder_sparse_step", 1)

@@ -45,8 +45,9 @@ class Recorder:
         return self.graph.lookup(self._weight(name, rows, self._config.hidden_size), lookup)
 
     def layer_norm(self, x: int, name: str) -> int:
-        """Norm of rows around their mean, with a bias."""
-        weight, bias = (self._weight(each, 1, self.graph.widths[x]) for each in (name, f"{name}.bias"))
+        """Norm of rows around their mean, with a bias where the configuration says so."""
+        weight = self._weight(name, 1, self.graph.widths[x])
+        bias = self._weight(f"{name}.bias", 1, self.graph.widths[x]) if self._config.norm_biases else ""
         return self.graph.layer_norm(x, weight, bias, self._config.norm_eps)
 
     def norm(self, x: int, name: str, width: int = 0, *, eps: float = 0.0, narrow: bool = False) -> int:

@@ -7,23 +7,28 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.kernels.weights import Weights
 from polyfleet.models.arcee import ARCEE
 from polyfleet.models.architecture import Architecture
+from polyfleet.models.cohere import COHERE, COHERE2
 from polyfleet.models.config import ModelConfig
 from polyfleet.models.cross_encoder import BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER
 from polyfleet.models.deepseek import DEEPSEEK2, DEEPSEEK3
+from polyfleet.models.dots1 import DOTS1
 from polyfleet.models.encoder import BERT, NOMIC_BERT, ROBERTA
 from polyfleet.models.ernie import ERNIE, ERNIE_MOE
+from polyfleet.models.exaone import EXAONE
 from polyfleet.models.exaone4 import EXAONE4
 from polyfleet.models.gemma import GEMMA2, GEMMA3
 from polyfleet.models.gemma1 import GEMMA
 from polyfleet.models.glm4 import GLM, GLM4
-from polyfleet.models.glm4_moe import GLM4_MOE
+from polyfleet.models.glm4_moe import GLM4_FLASH, GLM4_MOE
 from polyfleet.models.gpt_oss import GPT_OSS
 from polyfleet.models.granite import GRANITE, GRANITE4, GRANITE_MOE
 from polyfleet.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from polyfleet.models.internlm2 import INTERNLM2
 from polyfleet.models.internlm3 import INTERNLM3
+from polyfleet.models.lfm2 import LFM2
 from polyfleet.models.llama import LLAMA
 from polyfleet.models.minicpm import MINICPM
+from polyfleet.models.minimax_m2 import MINIMAX_M2
 from polyfleet.models.mistral import MISTRAL
 from polyfleet.models.mixtral import MIXTRAL
 from polyfleet.models.olmo import OLMO2, OLMO3
@@ -47,6 +52,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         *(MINICPM, DEEPSEEK3, DEEPSEEK2, GPT_OSS, GLM4_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
         *(GEMMA, OLMO2, OLMO3, GRANITE, ERNIE, HUNYUAN, INTERNLM3, SEED_OSS, EXAONE4, STARCODER2, NEMOTRON, STABLELM),
         *(GRANITE_MOE, GRANITE4, OLMOE, ERNIE_MOE, HUNYUAN_MOE, PHI2, ARCEE, INTERNLM2),
+        *(COHERE, COHERE2, DOTS1, GLM4_FLASH, MINIMAX_M2, LFM2, EXAONE),
         *(BERT, ROBERTA, NOMIC_BERT, BERT_CROSS_ENCODER, ROBERTA_CROSS_ENCODER),
     )
 }

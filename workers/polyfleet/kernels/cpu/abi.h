@@ -29,7 +29,7 @@ enum PfStageKind : int32_t {
     PF_GELU_TANH,   // output = input * Φ(input), approximated by a tanh
     PF_SCALE,       // output = input * factor
     PF_SOFT_CAP,    // output = factor * tanh(input / factor)
-    PF_LAYER_NORM,  // output = layer norm of input, by the weight `norm` and the only operand, its bias
+    PF_LAYER_NORM,  // output = layer norm of input, by the weight `norm` and the only operand, its bias, if any
     PF_ROPE,        // output = each head of input, of `width` columns, rotated
     PF_HEAD_LINEAR,   // output = each of `width` heads of input by its own part of the only operand, a stack
     PF_LATENT_WRITE,  // input and residual side by side go to the cache, as key and as value

@@ -21,7 +21,7 @@ void layer_norm(const float *x, const float *weight, const float *bias, float ep
     const double mean = sum / n;
     for (int i = 0; i < n; i++) squares += (x[i] - mean) * (x[i] - mean);
     const double factor = 1 / sqrt(squares / n + eps);
-    for (int i = 0; i < n; i++) y[i] = (float)((x[i] - mean) * factor) * weight[i] + bias[i];
+    for (int i = 0; i < n; i++) y[i] = (float)((x[i] - mean) * factor) * weight[i] + (bias ? bias[i] : 0.0f);
 }
 
 int argmax(const float *x, int n) {

@@ -223,7 +223,10 @@ class VulkanProgram:
             return replace(many, few=few)
         if isinstance(op.attributes, Norm):
             norm = {"COLUMNS": columns, "EPS": op.attributes.eps}
-            vectors = [self._weights[names] for names in (op.weights, op.biases) if names]
+            vectors = [self._weights[op.weights]]
+            if op.kind is OpKind.LAYER_NORM:
+                norm["BIASED"] = bool(op.biases)
+                vectors.append(self._weights[op.biases] if op.biases else self._no_bias)
             return self._bound(shader, norm, 1, 1, selected, *inputs, *vectors, *outputs)
         if op.kind is OpKind.ARGMAX:
             row = {"COLUMNS": self.graph.widths[op.inputs[0]], "TOKENS": False}

@@ -1,6 +1,7 @@
-// layer_norm: y[t] = (x[t] - mean) / sqrt(mean((x[t] - mean)²) + eps) * weight + bias; one workgroup a row
+// layer_norm: y[t] = (x[t] - mean) / sqrt(mean((x[t] - mean)²) + eps) * weight (+ bias); one workgroup a row
 override COLUMNS: u32;
 override EPS: f32;
+override BIASED: u32;
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> weight: array<f32>;
@@ -37,6 +38,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let scale = 1.0 / sqrt(mean(lane, squares) + EPS);
     for (var c = lane; c < COLUMNS; c += 64u) {
-        y[first + c] = (x[first + c] - middle) * scale * weight[c] + bias[c];
+        y[first + c] = (x[first + c] - middle) * scale * weight[c];
+        if (BIASED == 1u) {
+            y[first + c] += bias[c];
+        }
     }
 }
