@@ -177,6 +177,14 @@ def test_what_may_be_a_model_passes(tmp_path: Path) -> None:
     glance(str(write_folder(tmp_path / "folder", TinyShape())))
 
 
+def test_a_context_beyond_the_models_own(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", TinyShape())
+    for path in (tmp_path / "m.gguf", write_folder(tmp_path / "folder", TinyShape())):
+        glance(path, TinyShape().context)
+        with pytest.raises(ModelFileError, match=r"its context has 256 tokens, .*: 257 were asked for"):
+            glance(path, TinyShape().context + 1)
+
+
 def test_a_glance_needs_no_torch() -> None:
     """Which takes longer to import than all else that is done before a fleet starts."""
     run([sys.executable, "-c", "import sys, polyfleet.loading.glance; assert 'torch' not in sys.modules"], check=True)

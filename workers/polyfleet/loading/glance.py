@@ -13,6 +13,7 @@ from polyfleet.loading.gguf_metadata import check_model_metadata
 from polyfleet.loading.gguf_split import read_files
 from polyfleet.loading.headers import check_config, check_entries, check_tensors, read_headers
 from polyfleet.loading.sources import local_model
+from polyfleet.models.config import ModelConfig
 from polyfleet.models.errors import ModelFileError
 from polyfleet.models.fields import Fields
 
@@ -21,15 +22,18 @@ LFS_POINTER = b"version https://git-lfs"
 KINDS = "a model is a GGUF file or a Hugging Face folder"
 
 
-def glance(path: str | Path) -> None:
-    """Raise ModelFileError for what is no model of a known architecture, all of whose settings are understood."""
+def glance(path: str | Path, context_length: int = 0) -> None:
+    """Raise ModelFileError for what is no model of a known architecture, all of whose settings are understood.
+
+    So it does for one whose own context is shorter than `context_length`.
+    """
     path = local_model(Path(path).expanduser())
     try:
         if path.is_dir():
-            _glance_at_folder(path)
+            config = _glance_at_folder(path)
         elif path.is_file():
             check_is_gguf(path)
-            _glance_at_gguf(path)
+            config = _glance_at_gguf(path)
         elif path.exists():
             raise ModelFileError(f"{path}: is neither a file nor a folder")
         else:
@@ -38,6 +42,9 @@ def glance(path: str | Path) -> None:
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(f"{path}: can't be read ({getattr(error, 'strerror', None) or error})") from None
+    if context_length > config.context_length:
+        own = f"its context has {config.context_length} tokens"
+        raise ModelFileError(f"{path}: {own}, which context_length can't exceed: {context_length} were asked for")
 
 
 def check_is_gguf(path: Path) -> None:
@@ -49,22 +56,24 @@ def check_is_gguf(path: Path) -> None:
     raise ModelFileError(f"{path}: is not a GGUF file (its first bytes are not 'GGUF'); {KINDS}")
 
 
-def _glance_at_folder(path: Path) -> None:
+def _glance_at_folder(path: Path) -> ModelConfig:
     check_is_model(path)
     for file in (files := weight_files(path)):
         _beginning(file)
     entries = read_headers(files)
     architecture, config, scheme = read_config(path)
     check_entries(str(path), config, architecture.folder_names, scheme, entries)
+    return config
 
 
-def _glance_at_gguf(path: Path) -> None:
+def _glance_at_gguf(path: Path) -> ModelConfig:
     header = read_files(str(path))
     fields = Fields(str(path), header.metadata)
     architecture, config = gguf_config.read_config(header, fields)
     check_config(str(path), config, len(header.tensors))
     check_model_metadata(fields, config)
     check_tensors(str(path), config, architecture.gguf_names, header.sides)
+    return config
 
 
 def _beginning(path: Path) -> bytes:

@@ -1,5 +1,6 @@
 """`polyfleet deploy | scale`: make a deployment, or change one."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ def deploy(
         options = _chosen_here(source, fleet, changes, options)
     with open_fleet(fleet, fleet_token_file) as client:
         known = client.snapshot()
-        wanted = new_deployment(name, source, known) if source else known_deployment(known, name)
+        wanted = new_deployment(name, source, known) if source else _known(known, name, fleet, options)
         wanted = changed(wanted, changes, options)
         if changes["check"]:
             check(client, wanted, as_json=as_json)
@@ -118,17 +119,34 @@ def _chosen_here(
     source: str, fleet: str, changes: dict[str, Any], options: dict[str, OptionValue]
 ) -> dict[str, OptionValue]:
     """The options, with what was chosen on this machine where its workers are the fleet's: they see its files."""
-    from polyfleet.cli.stack.settings import check_model
-    from polyfleet.cli.state_folder import known_token
-
-    if not known_token(fleet):
+    if not _check_here(source, fleet, options):
         return options
-    check_model(source)
     choice = Choice.read()
     changes["accelerators"] = choice.accelerators(changes["accelerators"])
     chosen = choice.options_beside(options, changes["accelerators"])
     say_chosen(options, chosen)
     return chosen
+
+
+def _known(
+    known: "pb.FleetSnapshot", name: str, fleet: str, options: Mapping[str, OptionValue]
+) -> "pb.ModelDeployment":
+    """The deployment of that name. Raises CliError where its model can't have the context that is asked for now."""
+    wanted = known_deployment(known, name)
+    if "context_length" in options:
+        _check_here(wanted.source, fleet, options)
+    return wanted
+
+
+def _check_here(source: str, fleet: str, options: Mapping[str, OptionValue]) -> bool:
+    """Whether the fleet is this machine's, whose files its workers see. Raises CliError for what they can't serve."""
+    from polyfleet.cli.stack.settings import check_model
+    from polyfleet.cli.state_folder import known_token
+
+    if not known_token(fleet):
+        return False
+    check_model(source, options)
+    return True
 
 
 @click.command(epilog=examples("polyfleet scale smollm2 3"))

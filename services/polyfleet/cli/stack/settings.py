@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from polyfleet.cli.chosen import Choice
 from polyfleet.cli.config import AdapterFolder, Config, Deployment, StatedOptions, check_deployments, load_config
@@ -238,7 +239,7 @@ def named(source: str) -> str:
 def check_models(settings: ServeSettings) -> None:
     """Raise CliError for the first deployment whose source can't be a model."""
     for deployment in settings.config.deployments:
-        check_model(deployment.source)
+        check_model(deployment.source, deployment.options)
         for adapter in deployment.adapters:
             check_adapter_folder(adapter.source)
 
@@ -254,15 +255,18 @@ def check_adapter_folder(source: str) -> None:
         raise CliError(f"The adapter {error}.", ExitCode.BAD_INPUT) from None
 
 
-def check_model(source: str) -> None:
-    """Raise CliError for what is no model. All of it is read, and what the hub has fetched, once a worker loads it."""
+def check_model(source: str, options: Mapping[str, OptionValue] = MappingProxyType({})) -> None:
+    """Raise CliError for what is no model, or has no such context as a worker's `options` ask for.
+
+    All of it is read, and what the hub has fetched, once a worker loads it.
+    """
     from polyfleet.loading.glance import glance
     from polyfleet.loading.sources import is_hub_name
     from polyfleet.models.errors import ModelFileError
 
     try:
         if not is_hub_name(source):
-            glance(source)
+            glance(source, int(options.get("context_length", 0)))
     except ModelFileError as error:
         raise CliError(f"The model {error}.", ExitCode.BAD_INPUT) from None
 

@@ -90,6 +90,7 @@ class _Course:
     well: float = 0.0  # when not all of its workers were unhealthy
     reason: str = ""
     done: float | None = None  # when all of its workers were ready
+    lack: str = ""  # why fewer workers than wanted are ready, as a sentence
     fared: Fared = field(default_factory=Fared)
 
     def follow(self, state: RevisionState, new: Outcomes, others: Outcomes, now: float) -> None:
@@ -141,6 +142,10 @@ class Rollouts:
         changes = (self._step(each, reports, records, now, each.name in waiting) for each in wishes)
         return [each for each in changes if each is not None]
 
+    def lacks(self) -> dict[str, str]:
+        """Of each deployment whose present revision serves by fewer workers than wanted, why, as they said."""
+        return {name: course.lack for name, course in self._courses.items() if course.lack and not course.came_from}
+
     def _step(
         self,
         wish: pb.ModelDeployment,
@@ -159,6 +164,9 @@ class Rollouts:
             course.progressed = now
         if course.came_from and (problem := course.problem(state, wish.rollout, now)):
             return taken_back(wish, course.came_from, problem)
+        course.lack = _lack(state, wanted, course.reason)
+        if state.ready >= wanted:
+            course.reason = ""
         if course.done is None and state.ready >= max(1, wanted):
             course.done = now
         if course.done is None or wish.traffic:
@@ -179,6 +187,13 @@ class Rollouts:
             course.traffic, course.done, course.progressed = traffic, None, now
         self._courses[wish.name] = course
         return course
+
+
+def _lack(state: RevisionState, wanted: int, reason: str) -> str:
+    """Why so many workers are not ready, as a sentence; empty where all are, or nobody said why."""
+    if state.ready >= wanted or not reason:
+        return ""
+    return f"{state.ready} of {wanted} workers {'is' if wanted == 1 else 'are'} ready: {reason}"
 
 
 def _way_back(wish: pb.ModelDeployment) -> int:

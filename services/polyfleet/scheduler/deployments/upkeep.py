@@ -54,7 +54,7 @@ class Upkeep:
         for wish in wishes.values():
             if wish.HasField("autoscaling"):
                 self._scale(wish, records, now)
-        self._show(problems)
+        self._show({**self._rollouts.lacks(), **problems})
 
     def _scale(self, wish: pb.ModelDeployment, records: Sequence[Record], now: float) -> None:
         scaling = self._scalings.setdefault(wish.name, Scaling())

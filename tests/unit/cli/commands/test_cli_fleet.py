@@ -155,6 +155,21 @@ def test_deploy_refuses_what_is_no_model_where_its_workers_see_this_machine(
     assert sum(isinstance(each, pb.DeployRequest) for each in service.requests) == 1
 
 
+def test_deploy_refuses_a_context_beyond_the_models_own(
+    fleet: tuple[Fleet, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a deployment that is there, too: else its workers would have to come up to say so."""
+    service, address = fleet
+    service.deployments = [pb.ModelDeployment(name="small", source=str(bundled_model()), workers=1)]
+    monkeypatch.setattr("polyfleet.cli.state_folder.known_token", lambda fleet: Path("token"))
+    for arguments in (("other", str(bundled_model())), ("small",)):
+        refused = run("deploy", *arguments, "--context-length", "8193", "--fleet", address)
+        assert refused.exit_code == 2
+        said = "its context has 8192 tokens, which context_length can't exceed: 8193 were asked for."
+        assert refused.stderr.rstrip().endswith(said)
+    assert not any(isinstance(each, pb.DeployRequest) for each in service.requests)
+
+
 def test_deploy_to_ones_own_fleet_starts_from_ones_choice_and_says_so(
     fleet: tuple[Fleet, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,8 @@ async def test_a_failed_launcher_shows_its_reason(running: Running) -> None:
     running.cluster.report(worker_id, phase=Phase.FAILED, reason="/m.gguf is truncated.")
     snapshot = await running.until(lambda s: states(s) == {worker_id: "UNHEALTHY"})
     assert snapshot.workers[0].status.reason == "/m.gguf is truncated."
+    snapshot = await running.until(lambda s: s.deployments[0].problem)
+    assert snapshot.deployments[0].problem == "0 of 1 workers is ready: /m.gguf is truncated."
 
 
 async def test_a_drained_worker_is_replaced_while_it_finishes(running: Running) -> None:

@@ -66,6 +66,36 @@ def test_the_first_revision_has_nothing_to_go_back_to() -> None:
     assert fleet.at(9999) == (1, 0, "")
 
 
+def test_what_a_deployment_lacks_without_a_way_back_is_said_until_all_are_ready() -> None:
+    fleet = Fleet()
+    fleet.wish = deployed(None, pb.ModelDeployment(name="d", source="/one", workers=2), 1)
+    fleet.worker("a", "LOADING")
+    fleet.at(0)
+    assert fleet.rollouts.lacks() == {}, "nobody has said anything yet"
+    fleet.worker("a", "UNHEALTHY", "/one is truncated.", restarts=1)
+    fleet.at(1)
+    assert fleet.rollouts.lacks() == {"d": "0 of 2 workers are ready: /one is truncated."}
+    fleet.worker("a", "STARTING", restarts=2)
+    fleet.at(2)
+    assert fleet.rollouts.lacks() == {"d": "0 of 2 workers are ready: /one is truncated."}, "it is tried once more"
+    fleet.worker("a")
+    fleet.at(3)
+    assert fleet.rollouts.lacks() == {"d": "1 of 2 workers are ready: /one is truncated."}
+    fleet.worker("b")
+    fleet.at(4)
+    assert fleet.rollouts.lacks() == {}
+    fleet.worker("b", "LOADING")
+    fleet.at(5)
+    assert fleet.rollouts.lacks() == {}, "the reason of before is none of now"
+
+
+def test_a_rollout_with_a_way_back_says_why_it_is_taken_back_alone() -> None:
+    fleet = Fleet()
+    fleet.worker("a", "UNHEALTHY", "/two is truncated.", restarts=1)
+    fleet.at(0)
+    assert fleet.rollouts.lacks() == {}
+
+
 def test_a_revision_whose_workers_end_again_and_again_is_taken_back_with_their_reason() -> None:
     fleet = Fleet()
     fleet.worker("a", "UNHEALTHY", "/two is truncated.", restarts=1)
