@@ -87,7 +87,7 @@ class KvStorage:
         for at, (cache, part) in enumerate(zip(self.caches, parts_of(flat, shapes), strict=True)):
             sides, _, heads, block_size, width = cache.shape
             found = part.view(sides, part.shape[1] // block_size, block_size, heads, width)
-            torch.index_select(cache.transpose(2, 3), 1, local if at in self.local else blocks, out=found)
+            torch.index_select(cache, 1, local if at in self.local else blocks, out=found.transpose(2, 3))
         return flat
 
     def read(self, blocks: Tensor, local: Tensor | None = None) -> list[Tensor]:
