@@ -122,14 +122,15 @@ class Executor(Protocol):
         ...
 
     def export_blocks(self, blocks: Sequence[int]) -> tuple[NDArray[Any], ...]:
-        """Contents of blocks, of each cache [2, len(blocks) * block_size, kv heads, width], in the cache's own dtype.
+        """Contents of blocks that no step under way writes; waits for no step.
 
-        bfloat16 as its bits in uint16. Without blocks, empty arrays that tell shape and dtype. See kvcache/portable.py.
+        Of each cache [2, len(blocks) * block_size, kv heads, width], in the cache's own dtype, bfloat16 as its bits in
+        uint16. Without blocks, empty arrays that tell shape and dtype. See kvcache/portable.py.
         """
         ...
 
     def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]]) -> None:
-        """Write what `export_blocks` gave, behind every launch before."""
+        """Write what `export_blocks` gave, behind every launch before. What `caches` lie in may change afterwards."""
         ...
 
     def implementations(self) -> Mapping[str, str]:
@@ -139,6 +140,11 @@ class Executor(Protocol):
     # One that gives caches with a window a pool of their own where `Capacity.local_blocks` says so has
     # `separates_windows`, which is true, and states their part in `Footprint.local_per_token`. Its `export_blocks` and
     # `import_blocks` take as many blocks of that pool, too, behind what they take anyway.
+
+    # One that copies blocks beside its steps also has
+    #     def host_rows(self, count: int) -> HostMemory | None
+    # It makes room for so many blocks in host memory (kvcache/tiers.py) that is faster than what goes by
+    # `export_blocks` and `import_blocks`; None where it has none. May raise MemoryError.
 
     # One that takes adapters, which options with `max_adapters` ask for, also has
     #     def set_adapter(self, number: int, parts: Mapping[str, LowRank]) -> None
