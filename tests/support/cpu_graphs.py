@@ -230,6 +230,7 @@ class Rig:
         num_blocks: int = 4,
         keep_hidden: bool = True,
         wide: bool = False,
+        codes: bool = False,
         adapters: bool = False,
     ) -> None:
         held = {weight.name: weight for weight in (dense("rows", rows), *weights)}
@@ -246,6 +247,7 @@ class Rig:
             threads=threads,
             instruction_set=instruction_set,
             wide=wide,
+            codes=codes,
             adapters=adapters,
         )
         self.engine.allocate(num_blocks, block_size, MAX_ROWS)

@@ -149,8 +149,9 @@ class EngineOptions:
     kv_dtype: str = _option(
         "auto",
         "memory",
-        "How keys and values stay in memory: auto as they are computed, or in fp8 (e4m3), where twice as many fit.",
-        choices=("auto", "fp8"),
+        "How keys and values stay in memory: auto as they are computed, or in 8 bits, where twice as many fit: int8,"
+        " with a scale for each token and head, or fp8 (e4m3).",
+        choices=("auto", "int8", "fp8"),
     )
     block_size: int = _option(0, "memory", "Tokens of a KV block; 0: 16, or what is next to it on the device.")
     host_cache_tokens: int = _option(

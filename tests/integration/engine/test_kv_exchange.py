@@ -2,60 +2,49 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import pytest
+from tests.support.exchanging import (
+    KINDS,
+    PROMPT,
+    TENANT,
+    VOCABULARY,
+    add,
+    answer,
+    assert_alike,
+    drained,
+    engine,
+    over,
+    workload_of,
+)
 from tests.support.giver import Giver
 from tests.support.tiny_architectures import TINY, make
 from tests.support.tiny_models import TinyShape, write_folder
 
-from polyfleet.backends.cpu import CpuBackend
-from polyfleet.backends.registry import BackendRegistry
 from polyfleet.engine.engine import Engine
-from polyfleet.engine.executor import Executor
-from polyfleet.engine.executors import KNOWN, Workload, find
-from polyfleet.engine.sizing import capacity_of
 from polyfleet.executors.eager import EagerExecutor
 from polyfleet.kvcache.portable import KvLayout
 from polyfleet.loading.fingerprint import fingerprint
 from polyfleet.loading.load import load_model
 from polyfleet.loading.model import LoadedModel
-from polyfleet.loading.progress import silent
-from polyfleet.models.registry import record
 from polyfleet.transfer.room import TransferRoom
 from polyfleet.transfer.settings import TransferSettings
-from polyfleet.wire.answers import SampledToken, SequenceUpdate
 from polyfleet.wire.hashing import prefix_root
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
-from polyfleet.wire.tickets import PrefixSource, source_of
+from polyfleet.wire.tickets import source_of
 
-VOCABULARY = 20  # all of whose logprobs may be asked for
-PROMPT = tuple(np.random.default_rng(5).integers(3, VOCABULARY, size=70).tolist())
-TENANT = b"a tenant"
-
-
-class Kind(NamedTuple):
-    executor: str
-    dtype: str
-    block_size: int
-    stores: str  # the dtype of its cache
-    kv_dtype: str = "auto"
-
-
-KINDS = {
-    "cpu": Kind("persistent", "float32", 16, "float16"),
-    "eager": Kind("eager", "float32", 16, "float32"),
-    "eager_bfloat16": Kind("eager", "bfloat16", 32, "bfloat16"),
-    "eager_fp8": Kind("eager", "float32", 16, "float32", "fp8"),
-    "vulkan": Kind("vulkan", "float32", 16, "float32"),
-}
-# The most that a logprob may differ from one computed in place: what the coarser of both caches rounds.
-TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 0.15}
 PAIRS = [
     *(("cpu", "eager"), ("eager", "cpu"), ("cpu", "eager_bfloat16"), ("eager_bfloat16", "cpu")),
     *(("eager", "eager_bfloat16"), ("eager_bfloat16", "eager"), ("vulkan", "cpu"), ("cpu", "vulkan")),
+    *(("cpu_int8", "eager_int8"), ("eager_int8", "cpu_int8"), ("cpu_int8", "cpu"), ("cpu", "cpu_int8")),
+]
+FETCHED = [
+    ("cpu", "eager"),
+    ("eager", "cpu"),
+    ("eager_bfloat16", "cpu"),
+    ("cpu_int8", "eager_int8"),
+    ("eager", "cpu_int8"),
 ]
 
 
@@ -67,73 +56,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 @pytest.fixture(autouse=True)
 def software_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYFLEET_VULKAN_SOFTWARE", "1")
-
-
-def engine(model: LoadedModel, name: str) -> Engine:
-    kind = KINDS[name]
-    if kind.executor == "vulkan":
-        pytest.importorskip("wgpu", reason="the vulkan extra is not installed")
-        if BackendRegistry.find("vulkan") is None:
-            pytest.skip("no Vulkan device: apt install mesa-vulkan-drivers libvulkan1")
-    workload = workload_of(model, kind)
-    return over(find(kind.executor, KNOWN[kind.executor]).build(workload, silent), workload, model)
-
-
-def workload_of(model: LoadedModel, kind: Kind) -> Workload:
-    options = EngineOptions(
-        device="cpu",
-        dtype=kind.dtype,
-        kv_dtype=kind.kv_dtype,
-        context_length=128,
-        kv_cache_tokens=256,
-        max_sequences=4,
-        step_tokens=96,
-        block_size=kind.block_size,
-        threads=1,
-    )
-    backend = CpuBackend()
-    capabilities = backend.capabilities(backend.devices()[0])
-    return Workload(record(model.config, model.weights), model.weights, options, "cpu", kind.dtype, capabilities)
-
-
-def over(executor: Executor, workload: Workload, model: LoadedModel) -> Engine:
-    executor.allocate(capacity_of(workload.options))
-    return Engine(executor, model.config, workload.options, fingerprint=fingerprint(model))
-
-
-def add(target: Engine, name: str, prompt: tuple[int, ...] = PROMPT, prefix_source: PrefixSource | None = None) -> None:
-    """Eight greedy tokens with all logprobs."""
-    request = SequenceRequest(name, prompt, max_tokens=8, ignore_eos=True, logprobs=VOCABULARY, cache_salt=TENANT)
-    target.add(replace(request, prefix_source=prefix_source))
-
-
-def drained(target: Engine) -> list[SequenceUpdate]:
-    updates = []
-    while target.has_work:
-        updates += target.step()
-        target.check()
-    assert not any(update.error for update in updates)
-    return updates
-
-
-def answer(target: Engine, prefix_source: PrefixSource | None = None) -> tuple[list[SampledToken], int]:
-    """The tokens behind PROMPT, and how many tokens of it were cached."""
-    add(target, "one", prefix_source=prefix_source)
-    updates = drained(target)
-    return [token for update in updates for token in update.tokens], updates[0].cached_tokens or 0
-
-
-def assert_alike(actual: list[SampledToken], expected: list[SampledToken], source: str, target: str) -> None:
-    """The same tokens, as likely as the caches of both kinds of engines can tell."""
-    tolerance = max(TOLERANCE[KINDS[name].stores] for name in (source, target))
-    for mine, reference in zip(actual, expected, strict=True):
-        assert logprobs(mine) == pytest.approx(logprobs(reference), abs=tolerance)
-        assert mine.token_id == reference.token_id
-
-
-def logprobs(token: SampledToken) -> list[float]:
-    """In the order of ids."""
-    return [logprob for _, logprob in sorted(zip(token.top_ids, token.top_logprobs, strict=True))]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -176,7 +98,7 @@ def test_a_continuation_elsewhere_is_the_one_computed_in_place(model: LoadedMode
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["tcp", "memory"])
-@pytest.mark.parametrize(("source", "target"), [("cpu", "eager"), ("eager", "cpu"), ("eager_bfloat16", "cpu")])
+@pytest.mark.parametrize(("source", "target"), FETCHED)
 def test_what_is_fetched_from_another_worker_is_what_was_computed_in_place(
     model: LoadedModel, source: str, target: str, local: bool
 ) -> None:
@@ -198,7 +120,12 @@ def test_what_is_fetched_from_another_worker_is_what_was_computed_in_place(
 
 @pytest.mark.parametrize(
     ("source", "target", "local"),
-    [*((*pair, True) for pair in PAIRS), ("cpu", "eager", False), ("eager_fp8", "eager_fp8", True)],
+    [
+        *((*pair, True) for pair in PAIRS),
+        ("cpu", "eager", False),
+        ("cpu_int8", "eager_int8", False),
+        ("eager_fp8", "eager_fp8", True),
+    ],
 )
 def test_a_prompt_that_another_worker_computes_goes_on_as_if_computed_in_place(
     model: LoadedModel, source: str, target: str, local: bool
@@ -241,12 +168,14 @@ def test_prefixes_come_and_go_while_steps_are_under_way(model: LoadedModel) -> N
     assert [token.token_id for token in actual] == undisturbed
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("executor", ["eager", "persistent"])
-def test_a_prefix_in_two_pools_moves(executor: str, tmp_path: Path) -> None:
+def test_a_prefix_in_two_pools_moves(executor: str, kv_dtype: str, tmp_path: Path) -> None:
     """Of layers with a window, and of one that sees all."""
     make(TINY["gemma3"], tmp_path)
     sizes = {"context_length": 128, "kv_cache_tokens": 256, "max_sequences": 2, "step_tokens": 24, "block_size": 16}
-    options = EngineOptions(device="cpu", executor=executor, dtype="float32", threads=1, **sizes)  # type: ignore[arg-type]
+    kinds = {"executor": executor, "dtype": "float32", "kv_dtype": kv_dtype}
+    options = EngineOptions(device="cpu", threads=1, **kinds, **sizes)  # type: ignore[arg-type]
     there, here = (Engine.load(str(tmp_path), options) for _ in range(2))
     for each in (there, here):
         assert len(each._batcher.holdings.lanes) == 2

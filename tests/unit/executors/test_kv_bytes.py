@@ -1,4 +1,4 @@
-"""Keys and values held as e4m3: how many bytes, how near the numbers, and where that can't be."""
+"""Keys and values held in 8 bits: how many bytes, how near the numbers, and where that can't be."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +11,13 @@ from tests.support.eager_models import SHAPE, tiny_model, workload
 from tests.support.stepping import Driver
 
 from polyfleet.engine import Engine
+from polyfleet.engine.executor import Executor, Footprint
+from polyfleet.engine.executors import KNOWN, Workload, find, refuse
 from polyfleet.executors.eager import EagerExecutor
+from polyfleet.executors.persistent import PersistentExecutor
 from polyfleet.kernels.cached import BYTES, MOST, loaded, stored
 from polyfleet.loading.model import LoadedModel
+from polyfleet.loading.progress import Progress
 from polyfleet.wire.options import EngineOptions
 from polyfleet.wire.requests import SequenceRequest
 
@@ -35,8 +39,11 @@ def test_numbers_are_rounded_and_cut_off() -> None:
 
 def test_a_token_takes_a_byte_for_each_number(model: LoadedModel) -> None:
     numbers = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim
-    per_token = [EagerExecutor.footprint(workload(model, kv_dtype=each)).kv_per_token for each in ("auto", "fp8")]
-    assert per_token == [4 * numbers, numbers]
+    heads = numbers // SHAPE.head_dim
+    tasks = [workload(model, kv_dtype=each) for each in ("auto", "fp8", "int8")]
+    assert [EagerExecutor.footprint(each).kv_per_token for each in tasks] == [4 * numbers, numbers, numbers + 2 * heads]
+    found = [PersistentExecutor.footprint(each).kv_per_token for each in tasks]
+    assert found == [2 * numbers, 2 * numbers, numbers + 2 * heads]
 
 
 def test_blocks_travel_in_the_computing_dtype(model: LoadedModel) -> None:
@@ -57,9 +64,41 @@ def test_blocks_travel_in_the_computing_dtype(model: LoadedModel) -> None:
 
 def test_devices_that_know_no_such_numbers(model: LoadedModel) -> None:
     task = replace(workload(model, kv_dtype="fp8"), device="cuda:0")
-    assert EagerExecutor.refuses(task) == "cuda:0 knows no float8_e4m3fn, which kv_dtype fp8 means"
+    assert EagerExecutor.refuses(task) == "cuda:0 knows no float8_e4m3fn, which kv_dtype fp8 needs"
+    for kind, dtypes, reason in (
+        ("int8", {"float32"}, "cuda:0 knows no bfloat16, which kv_dtype int8 needs"),
+        ("int8", {"float32", "bfloat16"}, ""),
+    ):
+        able = replace(task.capabilities, dtypes=frozenset(dtypes))
+        assert (
+            EagerExecutor.refuses(replace(workload(model, kv_dtype=kind), device="cuda:0", capabilities=able)) == reason
+        )
     able = replace(task.capabilities, dtypes=frozenset({"float32", "float8_e4m3fn"}))
     assert EagerExecutor.refuses(replace(task, capabilities=able)) == ""
+
+
+@pytest.mark.parametrize("executor", ["captured", "vulkan"])
+def test_executors_that_keep_no_codes(model: LoadedModel, executor: str) -> None:
+    with pytest.raises(ValueError, match=r"it keeps no keys and values in int8 \(kv_dtype\)$"):
+        refuse(Able(executor), workload(model, kv_dtype="int8"))
+
+
+class Able:
+    """A kind of executor that would take anything, with what a real one says of its caches."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        if found := getattr(find(name, KNOWN[name]), "kv_dtypes", None):
+            self.kv_dtypes = found
+
+    def refuses(self, workload: Workload) -> str:
+        return ""
+
+    def footprint(self, workload: Workload) -> Footprint:
+        raise NotImplementedError
+
+    def build(self, workload: Workload, progress: Progress) -> Executor:
+        raise NotImplementedError
 
 
 def test_an_engine(tmp_path: Path) -> None:
@@ -79,6 +118,9 @@ def test_an_engine(tmp_path: Path) -> None:
     assert distances.max() < TOLERANCE
     with pytest.raises(ValueError, match=r"it keeps no keys and values in fp8 \(kv_dtype\)$"):
         Engine.load(str(tmp_path / "model"), EngineOptions(executor="persistent", kv_dtype="fp8", **sizes))
+    engine = Engine.load(str(tmp_path / "model"), EngineOptions(kv_dtype="int8", **sizes))
+    assert (engine.facts.executor, engine.facts.passed_over) == ("persistent", ())
+    engine.close()
     engine = Engine.load(str(tmp_path / "model"), EngineOptions(kv_dtype="fp8", **sizes))
     assert engine.facts.executor == "eager"
     assert engine.facts.passed_over == ("persistent: it keeps no keys and values in fp8 (kv_dtype)",)

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from polyfleet.graph.kernel_graph import PerToken
+from polyfleet.kernels.cached import CODES, loaded, stored
 from polyfleet.kvcache.portable import BLOCK_TOKENS, KvLayout, KvPrefix, pack, unpack
 from polyfleet.wire.hashing import chain_hashes, prefix_root
 
-TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": CODES}
+FLOATS = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+DTYPES = {**FLOATS, "int8": np.int8}
 MODEL = "0123456789abcdef0123456789abcdef"
 LAYOUT = KvLayout(MODEL, (PerToken(2, 4), PerToken(1, 8), PerToken(1, 8, latent=True)), "float16")
 
@@ -32,8 +34,9 @@ def numbers(values: torch.Tensor) -> NDArray[Any]:
 def prefix_of(layout: KvLayout, num_tokens: int, seed: int = 0, scale: float = 1.0) -> KvPrefix:
     random = torch.Generator().manual_seed(seed)
     shapes = [(each.sides, num_tokens, each.heads, each.width) for each in layout.caches]
-    caches = [torch.randn(shape, generator=random).mul(scale).to(TORCH[layout.dtype]) for shape in shapes]
-    return KvPrefix(tuple(range(3 + seed, 3 + seed + num_tokens)), tuple(map(numbers, caches)))
+    caches = [torch.randn(shape, generator=random).mul(scale) for shape in shapes]
+    held = (numbers(stored(each, torch.empty(0, dtype=TORCH[layout.dtype]))) for each in caches)
+    return KvPrefix(tuple(range(3 + seed, 3 + seed + num_tokens)), tuple(held))
 
 
 def document(layout: KvLayout = LAYOUT, num_tokens: int = 16) -> bytes:
@@ -92,6 +95,11 @@ def test_the_salt_is_not_in_the_document() -> None:
     assert b"tenant" not in document()
 
 
+def floats(rows: NDArray[Any]) -> torch.Tensor:
+    """What rows of codes stand for."""
+    return loaded(torch.from_numpy(rows.copy()), torch.float32)
+
+
 @given(
     mine=st.sampled_from(sorted(DTYPES)),
     theirs=st.sampled_from(sorted(DTYPES)),
@@ -99,16 +107,16 @@ def test_the_salt_is_not_in_the_document() -> None:
     scale=st.sampled_from([1e-6, 1e-3, 1.0, 1e3]),
 )
 def test_other_dtypes_are_rounded_to_the_nearest(mine: str, theirs: str, seed: int, scale: float) -> None:
-    sent, stored = KvLayout(MODEL, LAYOUT.caches, mine), KvLayout(MODEL, LAYOUT.caches, theirs)
+    sent, taken = KvLayout(MODEL, LAYOUT.caches, mine), KvLayout(MODEL, LAYOUT.caches, theirs)
     prefix = prefix_of(sent, 16, seed, scale)
-    result = unpack(pack(sent, prefix), stored)
+    result = unpack(pack(sent, prefix), taken)
     for before, after in zip(prefix.caches, result.caches, strict=True):
-        tensor = torch.from_numpy(before)
+        tensor = floats(before) if mine == "int8" else torch.from_numpy(before)
         exact = tensor.view(torch.bfloat16) if mine == "bfloat16" else tensor
-        assert np.array_equal(after, numbers(exact.to(TORCH[theirs])))
+        assert np.array_equal(after, numbers(stored(exact, torch.empty(0, dtype=TORCH[theirs]))))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 def test_a_way_through_float32_changes_nothing(dtype: str) -> None:
     layout, wide = KvLayout(MODEL, LAYOUT.caches, dtype), KvLayout(MODEL, LAYOUT.caches, "float32")
     prefix = prefix_of(layout, 32)
@@ -125,7 +133,7 @@ def test_numbers_that_another_dtype_does_not_hold_are_refused() -> None:
             unpack(data, KvLayout(MODEL, wide.caches, dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_not_finite_are_refused(dtype: str, bad: float) -> None:
     layout = KvLayout(MODEL, LAYOUT.caches, dtype)
@@ -133,6 +141,22 @@ def test_numbers_that_are_not_finite_are_refused(dtype: str, bad: float) -> None
     prefix.caches[1][1, 15, 0, 7] = numbers(torch.tensor([bad]).to(TORCH[dtype]))[0]
     with pytest.raises(ValueError, match="not finite"):
         unpack(pack(layout, prefix), layout)
+
+
+@pytest.mark.parametrize("bits", [0x7FC0, 0x7F80, 0xFF80, 0xBF80, 0x8000], ids=["nan", "inf", "-inf", "-1", "-0"])
+def test_scales_that_are_not_finite_or_negative_are_refused(bits: int) -> None:
+    layout = KvLayout(MODEL, LAYOUT.caches, "int8")
+    prefix = prefix_of(layout, 16)
+    prefix.caches[1][1, 15, 0, -2:] = np.array([bits], "<u2").view(np.int8)
+    for wanted in ("int8", "float16"):
+        with pytest.raises(ValueError, match="scales that are negative or not finite"):
+            unpack(pack(layout, prefix), KvLayout(MODEL, LAYOUT.caches, wanted))
+
+
+def test_codes_take_half_of_what_halves_do() -> None:
+    wide, narrow = (KvLayout(MODEL, (PerToken(8, 128),), dtype) for dtype in ("float16", "int8"))
+    assert (wide.token_bytes, narrow.token_bytes) == (2 * 8 * 256, 2 * 8 * 130)
+    assert narrow.shapes(32) == [(2, 32, 8, 130)]
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0xFF])
@@ -188,6 +212,7 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a fraction": (lambda facts: {**facts, "tokens": 16.0}, "whole blocks of 16"),
     "a truth": (lambda facts: {**facts, "tokens": True}, "whole blocks of 16"),
     "wider numbers": (lambda facts: {**facts, "dtype": "float32"}, "its header means"),
+    "codes": (lambda facts: {**facts, "dtype": "int8"}, "its header means"),
     "unknown numbers": (lambda facts: {**facts, "dtype": "float8_e4m3"}, "dtype must be one of"),
     "numbers in a list": (lambda facts: {**facts, "dtype": ["float16"]}, "dtype must be one of"),
     "a model in a list": (lambda facts: {**facts, "model": [MODEL]}, "must be a string"),

@@ -125,7 +125,8 @@ class Executor(Protocol):
         """Contents of blocks that no step under way writes; waits for no step.
 
         Of each cache [2, len(blocks) * block_size, kv heads, width], in the cache's own dtype, bfloat16 as its bits in
-        uint16. Without blocks, empty arrays that tell shape and dtype. See kvcache/portable.py.
+        uint16; int8 as rows of codes with their scales, [2, …, width + 2]. Without blocks, empty arrays that tell shape
+        and dtype. See kvcache/portable.py.
         """
         ...
 
@@ -145,6 +146,8 @@ class Executor(Protocol):
     #     def host_rows(self, count: int) -> HostMemory | None
     # It makes room for so many blocks in host memory (kvcache/tiers.py) that is faster than what goes by
     # `export_blocks` and `import_blocks`; None where it has none. May raise MemoryError.
+
+    # One that can keep keys and values in 8 bits has `kv_dtypes`, the values of that option that it knows beside auto.
 
     # One that takes adapters, which options with `max_adapters` ask for, also has
     #     def set_adapter(self, number: int, parts: Mapping[str, LowRank]) -> None

@@ -143,8 +143,9 @@ def refuse(kind: ExecutorKind, workload: Workload) -> None:
     reason = kind.refuses(workload)
     if not reason and workload.options.max_adapters and not takes_adapters(kind):
         reason = "it computes with no adapters (max_adapters)"
-    if not reason and workload.options.kv_dtype == "fp8" and not getattr(kind, "narrows_cache", False):
-        reason = "it keeps no keys and values in fp8 (kv_dtype)"
+    kept = workload.options.kv_dtype
+    if not reason and kept != "auto" and kept not in getattr(kind, "kv_dtypes", ()):
+        reason = f"it keeps no keys and values in {kept} (kv_dtype)"
     if reason:
         raise ValueError(reason)
 

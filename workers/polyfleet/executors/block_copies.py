@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfleet.engine.executor import DeviceTimeout
 from polyfleet.engine.plan import StepPlan
-from polyfleet.kernels.cached import loaded, stored
+from polyfleet.kernels.cached import arriving, leaving
 from polyfleet.kernels.step import can_pin, upload
 from polyfleet.kvcache.storage import KvStorage, parts_of
 
@@ -167,9 +167,8 @@ class BlockCopies:
         found: list[Tensor] = []
 
         def work() -> None:
-            numbers = loaded(self.storage.read_flat(*self._uploaded(blocks, local)), self.dtype)
-            bits = numbers.view(torch.uint16) if numbers.dtype is torch.bfloat16 else numbers
-            found.append(bits.to("cpu", non_blocking=True))
+            held = self.storage.read_flat(*self._uploaded(blocks, local))
+            found.append(leaving(held, self.dtype).to("cpu", non_blocking=True))
 
         touched = self._numbers(blocks, local)
         self.wait(self._out, touched)
@@ -188,8 +187,8 @@ class BlockCopies:
         held: list[Tensor] = []
 
         def bring() -> None:
-            numbers = room.to(self.device, non_blocking=True).view(self.dtype)
-            held.extend(parts_of(stored(numbers, self.storage.caches[0]), shapes))
+            given = room.to(self.device, non_blocking=True)
+            held.extend(parts_of(arriving(given, self.storage.caches[0], self.dtype), shapes))
 
         def write() -> None:
             numbers, of_local = self._uploaded(blocks, local)

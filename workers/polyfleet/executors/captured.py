@@ -1,5 +1,4 @@
-"""The captured executor: decode steps and steps of few rows as graphs of the device, one a bucket of sizes; all others
-are eager."""
+"""The captured executor: decode steps and those of few rows are graphs of the device, one a bucket; others eager."""
 
 import logging
 import math
@@ -69,6 +68,7 @@ class CapturedExecutor(EagerExecutor):
     """
 
     name = "captured"
+    kv_dtypes = frozenset({"fp8"})
 
     @classmethod
     def refuses(cls, workload: Workload) -> str:

@@ -17,9 +17,9 @@ from polyfleet.executors.block_copies import BlockCopies, DeviceStreams, HostStr
 from polyfleet.executors.host_rows import STAGE_BYTES, HostRows
 from polyfleet.executors.torch_memory import (
     cache_dtype,
-    can_hold_bytes,
     estimate,
     memory_errors,
+    missing_dtype,
     profile_plan,
     statistics,
 )
@@ -28,6 +28,7 @@ from polyfleet.graph.adapt import adapted
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.adapters import AdapterTables, Parts
 from polyfleet.kernels.batched import prefer_steady_attention
+from polyfleet.kernels.cached import CODES
 from polyfleet.kernels.context import DTYPES, KernelContext
 from polyfleet.kernels.dispatch import Target, choose
 from polyfleet.kernels.program import Program
@@ -50,14 +51,14 @@ class EagerExecutor:
 
     name = "eager"
     takes_rows = True
-    narrows_cache = True
+    kv_dtypes = frozenset({"int8", "fp8"})
     separates_windows = True
 
     @classmethod
     def refuses(cls, workload: Workload) -> str:
         """It runs everything, in the dtypes that it knows."""
-        if workload.options.kv_dtype == "fp8" and not can_hold_bytes(workload):
-            return f"{workload.device} knows no float8_e4m3fn, which kv_dtype fp8 means"
+        if missing := missing_dtype(workload):
+            return f"{workload.device} knows no {missing}, which kv_dtype {workload.options.kv_dtype} needs"
         return "" if workload.dtype in DTYPES else f"it computes in {', '.join(DTYPES)}, not in {workload.dtype}"
 
     @classmethod
@@ -85,7 +86,8 @@ class EagerExecutor:
         self._graph = fuse(workload.graph)
         self._adapted_graph = adapted(self._graph) if workload.options.max_adapters else None
         self.dtype, self._dtype = workload.dtype, DTYPES[workload.dtype]
-        self._chosen = choose(implementations(), Target(device.type, self._dtype, workload.facts))
+        codes = cache_dtype(workload) is CODES
+        self._chosen = choose(implementations(), Target(device.type, self._dtype, workload.facts, codes=codes))
         weights_as = workload.options.weights.replace("dense", "")
         self._context = KernelContext(
             workload.weights, device, self._dtype, (), 0, ranks=workload.ranks, weights_as=weights_as
@@ -180,7 +182,7 @@ class EagerExecutor:
     def export_blocks(self, blocks: Sequence[int], local: Sequence[int] = ()) -> tuple[NDArray[Any], ...]:
         """Waits for no step, and for the copy no longer than COPY_SECONDS: then it raises DeviceTimeout.
 
-        Arrays are of the computing dtype; of bfloat16 they have the bits, as uint16.
+        Arrays are of the computing dtype, of bfloat16 its bits as uint16; rows of codes leave as they are, int8.
         """
         return self._copies.export(blocks, local)
 

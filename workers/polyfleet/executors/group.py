@@ -50,7 +50,7 @@ class GroupKind:
 
     def __init__(self, kind: ExecutorKind, path: str) -> None:
         self.name = kind.name
-        self.narrows_cache = getattr(kind, "narrows_cache", False)
+        self.kv_dtypes = getattr(kind, "kv_dtypes", frozenset[str]())
         self.takes_adapters = hasattr(kind, "set_adapter")
         self._kind = kind
         self._path = path

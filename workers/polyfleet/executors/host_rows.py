@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfleet.executors.block_copies import COPY_SECONDS, BlockCopies, Mark, Stream, wait_for
-from polyfleet.kernels.cached import loaded, stored
+from polyfleet.kernels.cached import arriving, leaving
 from polyfleet.kernels.step import upload
 
 PIECE_BYTES = 64 << 20  # of blocks that lie together on their way, or one block where that is larger
@@ -87,19 +87,14 @@ class HostRows:
 
     def read(self, row: int) -> tuple[NDArray[Any], ...]:
         """What a row holds as `Executor.export_blocks` gives it; waits for it."""
-        return tuple(self._numbers(held.transpose(1, 2).contiguous()) for held in self._held(row))
+        held = (each.transpose(1, 2).contiguous() for each in self._held(row))
+        return tuple(leaving(each, self._copies.dtype).numpy() for each in held)
 
     def write(self, row: int, caches: Sequence[NDArray[Any]]) -> None:
         """Have a row hold what `read` gave; waits for copies of it."""
         for held, cache, numbers in zip(self._held(row), self._caches, caches, strict=True):
-            values = torch.from_numpy(np.array(numbers)).view(self._copies.dtype)
-            held.copy_(stored(values, cache).transpose(1, 2))
-
-    def _numbers(self, held: Tensor) -> NDArray[Any]:
-        numbers = loaded(held, self._copies.dtype)
-        bits = numbers.view(torch.uint16) if numbers.dtype is torch.bfloat16 else numbers
-        found: NDArray[Any] = bits.numpy()
-        return found
+            given = torch.from_numpy(np.array(numbers))
+            held.copy_(arriving(given, cache, self._copies.dtype).transpose(1, 2))
 
     def _way(self, row_bytes: int) -> _Way:
         stage = torch.empty((self._most, row_bytes), dtype=torch.uint8, device=self._copies.device)

@@ -21,6 +21,7 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.lowering import fuse
 from polyfleet.kernels.adapters import Parts, table_numbers
 from polyfleet.kernels.cpu import footprint, library
+from polyfleet.kernels.cpu.blocks import read_blocks, shape_of, write_blocks
 from polyfleet.kernels.cpu.footprint import HALF
 from polyfleet.kernels.cpu.implementations import implementations, linear_formats
 from polyfleet.kernels.cpu.library import instruction_sets
@@ -54,13 +55,15 @@ class _Launched(Pending):
 
 
 class PersistentExecutor:
-    """Rows enter quantised weights as int8 in blocks of 32, the KV cache is float16, everything else is float32."""
+    """Rows enter quantised weights as int8 in blocks of 32, the KV cache is float16 or int8 with a scale for each token
+    and head, everything else is float32."""
 
     name = "persistent"
     takes_rows = True
     depth = 1
     dtype = "float32"
     separates_windows = True
+    kv_dtypes = frozenset({"int8"})
 
     def __init__(
         self,
@@ -74,30 +77,30 @@ class PersistentExecutor:
         block_size: int = BLOCK_SIZE,
         max_adapters: int = 0,
         max_rank: int = USUAL_RANK,
+        codes: bool = False,
         spent: Callable[[str], None] | None = None,
     ) -> None:
         """`threads` 0 takes all cores that may be used; more than these are not taken, with a warning.
 
         `step_tokens` and `block_size` are what `measure` counts on. `reproducible`: a row computes to the same bits in
-        any step. `spent` hears of each weight that is packed and not read again. Raises ValueError for what can't be
-        run or chosen, LibraryUnavailable without the library.
+        any step. `codes`: the KV cache is int8. `spent` hears of each weight that is packed and not read again. Raises
+        ValueError for what can't be run or chosen, LibraryUnavailable without the library.
         """
         _check_size("threads", threads, least=0)
-        self.instruction_set = choose_instruction_set(instruction_set)
-        self.threads = choose_threads(threads)
+        self.instruction_set, self.threads = choose_instruction_set(instruction_set), choose_threads(threads)
         self._formats = linear_formats(graph, weights)
         self._model = CpuModel(
             *(graph, weights),
             threads=self.threads,
             instruction_set=self.instruction_set,
             wide=not reproducible,
+            codes=codes,
             adapters=max_adapters > 0,
             spent=spent,
         )
-        self._footprint = estimate(graph, weights, step_tokens, block_size, adapters=max_adapters > 0)
+        self._footprint = estimate(graph, weights, step_tokens, block_size, adapters=max_adapters > 0, codes=codes)
         self._adapter_bytes = HALF * max_adapters * table_numbers(graph, weights, max_rank)
         self._kinds = [op.kind.value for op in fuse(graph).ops]
-        self._num_caches = len(graph.caches)
         self._latent = [cache.latent for cache in graph.caches]  # whose keys are their values, transposed
         self._num_rows = 0  # of the largest step
         self._step = StepFields()
@@ -114,9 +117,10 @@ class PersistentExecutor:
 
     @classmethod
     def footprint(cls, workload: Workload) -> Footprint:
-        """Quantised weights stay quantised, and the cache is float16 whatever the dtype."""
+        """Quantised weights stay quantised, and the cache is float16 or int8 whatever the dtype."""
         graph, weights, options = workload.graph, workload.weights, workload.options
-        expected = estimate(graph, weights, *_sizes(options), adapters=options.max_adapters > 0)
+        adapts, codes = options.max_adapters > 0, options.kv_dtype == "int8"
+        expected = estimate(graph, weights, *_sizes(options), adapters=adapts, codes=codes)
         adapters = HALF * options.max_adapters * table_numbers(graph, weights, options.rank)
         return replace(expected, weights=expected.weights + adapters)
 
@@ -134,6 +138,7 @@ class PersistentExecutor:
             block_size=block_size,
             max_adapters=options.max_adapters,
             max_rank=options.rank,
+            codes=options.kv_dtype == "int8",
             spent=workload.spent,
         )
         progress(1.0)
@@ -194,27 +199,19 @@ class PersistentExecutor:
         return StepOutput(pending.token_ids, pending.faults, pending.logprobs, pending.pooled, pending.outputs)
 
     def export_blocks(self, blocks: Sequence[int], local: Sequence[int] = ()) -> tuple[NDArray[Any], ...]:
-        """Of each cache [2, tokens, kv heads, width], float16."""
-        keys, values = self._model.keys(), self._model.values()
-        caches = []
-        for cache in range(self._num_caches):
-            index = list(local if cache in self._model.local else blocks)
-            tokens = keys[cache][index].transpose(0, 3, 1, 2), values[cache][index].transpose(0, 2, 1, 3)
-            sides = tokens[1:] if self._latent[cache] else tokens
-            caches.append(np.stack(sides).reshape(len(sides), -1, *tokens[1].shape[2:]))
-        return tuple(caches)
+        """Of each cache [2, tokens, kv heads, width], float16, or rows of codes."""
+        return read_blocks(self._model, self._of_pools(blocks, local), self._latent)
 
     def import_blocks(self, blocks: Sequence[int], caches: Sequence[NDArray[Any]], local: Sequence[int] = ()) -> None:
         """Write what `export_blocks` gave; raises ValueError for other shapes."""
-        keys, values = self._model.keys(), self._model.values()
-        heads, size, width = values[0].shape[1:]
-        shapes = [(2 - latent, len(blocks) * size, heads, width) for latent in self._latent]
+        shapes = [(2 - latent, *shape_of(self._model, len(blocks))) for latent in self._latent]
         if [each.shape for each in caches] != shapes:
-            raise ValueError(f"{self._num_caches} caches of {shapes} are wanted, not {[each.shape for each in caches]}")
-        for cache, tokens in enumerate(caches):
-            index = list(local if cache in self._model.local else blocks)
-            k, v = tokens.reshape(-1, len(index), size, heads, width)[[0, -1]]
-            keys[cache][index], values[cache][index] = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+            raise ValueError(f"{len(shapes)} caches of {shapes} are wanted, not {[each.shape for each in caches]}")
+        write_blocks(self._model, self._of_pools(blocks, local), caches)
+
+    def _of_pools(self, blocks: Sequence[int], local: Sequence[int]) -> list[Sequence[int]]:
+        """Of each cache the blocks of the pool that it is in."""
+        return [local if cache in self._model.local else blocks for cache in range(len(self._latent))]
 
     def set_adapter(self, number: int, parts: Parts) -> None:
         """In half precision. May raise MemoryError."""
@@ -231,15 +228,21 @@ class PersistentExecutor:
 
 
 def estimate(
-    graph: KernelGraph, weights: Weights, step_tokens: int, block_size: int, *, adapters: bool = False
+    graph: KernelGraph,
+    weights: Weights,
+    step_tokens: int,
+    block_size: int,
+    *,
+    adapters: bool = False,
+    codes: bool = False,
 ) -> Footprint:
     """What a graph takes, from the headers of its weights alone; adapters' own matrices are not among it."""
     local = tuple(graph.caches[each] for each in graph.local_caches)
     _, widths = programs(graph, lambda name: weights[name].rows, adapters=adapters)
     return Footprint(
         weights=footprint.weight_bytes(graph, weights),
-        kv_per_token=footprint.kv_bytes(graph, block_size),
-        local_per_token=footprint.kv_bytes(replace(graph, caches=local), block_size),
+        kv_per_token=footprint.kv_bytes(graph, block_size, codes=codes),
+        local_per_token=footprint.kv_bytes(replace(graph, caches=local), block_size, codes=codes),
         workspace=footprint.step_bytes(graph, weights, widths, step_tokens),
         state_per_sequence=graph.state_bytes,
     )

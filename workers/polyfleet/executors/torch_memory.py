@@ -14,7 +14,7 @@ from polyfleet.engine.executors import Workload
 from polyfleet.engine.plan import Need, StepPlan, lay_out
 from polyfleet.graph.ops import OpKind
 from polyfleet.kernels.adapters import table_numbers
-from polyfleet.kernels.cached import BYTES
+from polyfleet.kernels.cached import BYTES, CODES
 from polyfleet.kernels.context import DTYPES
 from polyfleet.kernels.packed import kept, packed_bytes
 from polyfleet.kvcache.storage import bytes_of, bytes_per_token
@@ -47,12 +47,13 @@ def estimate(workload: Workload) -> Footprint:
 
 def cache_dtype(workload: Workload) -> torch.dtype:
     """What keys and values are held as."""
-    return BYTES if workload.options.kv_dtype == "fp8" else DTYPES[workload.dtype]
+    return {"fp8": BYTES, "int8": CODES}.get(workload.options.kv_dtype, DTYPES[workload.dtype])
 
 
-def can_hold_bytes(workload: Workload) -> bool:
-    """Whether numbers become e4m3 and come back there."""
-    return workload.device == "cpu" or "float8_e4m3fn" in workload.capabilities.dtypes
+def missing_dtype(workload: Workload) -> str:
+    """What numbers can't become, and come back from, there, although caches of this kind have it; "" for nothing."""
+    needed = {"fp8": "float8_e4m3fn", "int8": "bfloat16"}.get(workload.options.kv_dtype, "")
+    return "" if workload.device == "cpu" or needed in workload.capabilities.dtypes else needed
 
 
 def _weight_bytes(workload: Workload, size: int) -> int:

@@ -1,7 +1,7 @@
 """Implementations in plain torch that launch few ops a layer, on any device.
 
 N heads, K KV heads, G = N / K heads a group, D columns of a head, T rows, B sequences, W blocks of a block table.
-A cache [2, num_blocks, K, block_size, D] is read as [2 * num_blocks * K, block_size * D], one row per block and head of
+A cache [2, num_blocks, K, block_size, D] is read as [2 * num_blocks * K, block_size, D], one row per block and head of
 keys or values, so that one index_select gathers a whole batch in attention's own layout [B, 2, K, W * block_size, D].
 """
 
@@ -153,7 +153,7 @@ def bind_attention(op: Op, context: KernelContext) -> Kernel:
     kv_heads, head_dim, group = attention.kv_heads, attention.width, attention.heads // attention.kv_heads
     attend = _attend_by(attention.scale, attention.soft_cap)
     sinks = context.wide(*op.weights).view(kv_heads, group, 1) if op.weights else None
-    cache = context.caches[attention.cache].view(-1, context.block_size * head_dim)
+    cache = context.caches[attention.cache].flatten(0, 2)  # [rows, block_size, columns]
 
     def gathered(each: DecodeGroup | PrefillRun, count: int) -> tuple[Tensor, Tensor]:
         """Keys and values [count, K, length, D]."""

@@ -21,6 +21,7 @@ class Target:
     device_type: str
     dtype: torch.dtype
     capabilities: frozenset[str] = frozenset()
+    codes: bool = False  # whether caches hold rows of codes
 
 
 def step_itself(context: KernelContext, step: Step, attributes: Attributes | None) -> Any:
@@ -45,6 +46,7 @@ class Implementation:
     capabilities: frozenset[str] = frozenset()
     capturable: bool = False  # launches depend on sizes alone, and rows whose place is negative leave no trace
     rank: int = 0  # the highest one that fits is taken
+    codes: bool = True  # whether it knows caches of rows of codes, or no cache
 
     def fits(self, target: Target) -> bool:
         """Whether it can run there."""
@@ -52,6 +54,7 @@ class Implementation:
             (self.device_types is None or target.device_type in self.device_types)
             and (self.dtypes is None or target.dtype in self.dtypes)
             and self.capabilities <= target.capabilities
+            and (self.codes or not target.codes)
         )
 
 

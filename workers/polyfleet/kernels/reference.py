@@ -85,10 +85,10 @@ def bind_rope(op: Op, context: KernelContext) -> Kernel:
 def bind_cache_write(op: Op, context: KernelContext) -> Kernel:
     """k, v -> nothing."""
     cache = of(op, CacheWrite).cache
-    width = context.keys[cache].shape[-1]
+    heads = context.keys[cache].shape[1]
 
     def kernel(step: Step, k: Tensor, v: Tensor) -> tuple[()]:
-        write_cache(context, cache, step, k.view(len(k), -1, width), v.view(len(v), -1, width))
+        write_cache(context, cache, step, k.view(len(k), heads, -1), v.view(len(v), heads, -1))
         return ()
 
     return kernel

@@ -38,7 +38,7 @@ class BlockFiles:
     def __init__(self, folder: Path, layout: KvLayout, block_size: int, most_bytes: int) -> None:
         """`folder` is this process's alone: see `claim`."""
         self._folder, self._layout, self._most_bytes = folder, layout, most_bytes
-        self._shapes = [(each.sides, block_size, each.heads, each.width) for each in layout.caches]
+        self._shapes = layout.shapes(block_size)
         self._payload_bytes = block_size * layout.token_bytes
         caches = [[each.heads, each.width, each.latent] for each in layout.caches]
         self._facts = {"model": layout.model, "dtype": layout.dtype, "caches": caches, "tokens": block_size}
@@ -100,12 +100,13 @@ class BlockFiles:
                 payload = memoryview(bytearray(self._payload_bytes))
                 if file.readinto(payload) != len(payload) or file.read(1):
                     raise BadBlock("it is truncated, or longer than its block")
-            found = Checksum(header, DTYPES[self._layout.dtype].itemsize)
+            found = Checksum(header, self._layout.scanned_bytes)
             found.update(payload)
             if found.digest() != checksum:
                 raise BadBlock("its checksum is wrong: it was damaged on the disk")
+            caches = self._arrays(payload)
             try:
-                require_finite(found.largest, self._layout.dtype)
+                require_finite(caches, self._layout.dtype, found.largest)
             except ValueError as error:
                 raise BadBlock(str(error)) from None
         except (BadBlock, OSError):
@@ -114,7 +115,7 @@ class BlockFiles:
         self._sizes.move_to_end(name)
         with suppress(OSError):
             os.utime(path)  # so that the next process knows, too
-        return self._arrays(payload)
+        return caches
 
     def _arrays(self, payload: memoryview) -> tuple[Array, ...]:
         arrays, at = list[Array](), 0

@@ -1,13 +1,14 @@
 """The portable KV document: keys and values of a prompt's beginning on their way between engines.
 
 docs/kv-layout.md has the format. Pure: bytes and numpy arrays. numpy has no bfloat16: such values are uint16 arrays
-that hold their bits.
+that hold their bits. Arrays of int8 are rows of codes, each with its scale: see `kernels.int8_rows`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import prod
 from struct import Struct
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfleet.graph.kernel_graph import PerToken
+from polyfleet.kernels.int8_rows import SCALE_BYTES, from_bfloat16, numbers_of, rows_of, scales_of, to_bfloat16
 from polyfleet.kernels.scan import scan
 from polyfleet.wire.hashing import chain_hashes, prefix_root
 
@@ -29,8 +31,11 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
+    "int8": np.dtype("i1"),
 }
 _INFINITY = {"float32": 0x7F80_0000, "float16": 0x7C00, "bfloat16": 0x7F80}  # bits; those of finite numbers are less
+
+_WIDENED: Mapping[str, Callable[[Any], Any]] = {"bfloat16": from_bfloat16, "int8": numbers_of}  # to float32
 
 Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview
@@ -42,12 +47,22 @@ class KvLayout:
 
     model: str  # its fingerprint
     caches: tuple[PerToken, ...]
-    dtype: str  # float32, float16 or bfloat16
+    dtype: str  # float32, float16, bfloat16 or int8
 
     @property
     def token_bytes(self) -> int:
         """Of all caches."""
-        return sum(each.sides * each.heads * each.width for each in self.caches) * DTYPES[self.dtype].itemsize
+        return sum(map(prod, self.shapes(1))) * DTYPES[self.dtype].itemsize
+
+    @property
+    def scanned_bytes(self) -> int:
+        """Of a number, where the largest magnitude tells whether all are finite; 0 where scales tell it."""
+        return 0 if self.dtype == "int8" else DTYPES[self.dtype].itemsize
+
+    def shapes(self, tokens: int) -> list[tuple[int, int, int, int]]:
+        """Of each cache's array for so many tokens."""
+        more = SCALE_BYTES if self.dtype == "int8" else 0
+        return [(each.sides, tokens, each.heads, each.width + more) for each in self.caches]
 
     @classmethod
     def of(cls, model: str, caches: Sequence[Array]) -> "KvLayout":
@@ -55,11 +70,12 @@ class KvLayout:
         names = {name for name, dtype in DTYPES.items() for each in caches if each.dtype == dtype}
         if len(names) != 1 or any(each.ndim != 4 or each.dtype != caches[0].dtype for each in caches):
             raise ValueError(
-                "caches must be arrays [2, tokens, kv heads, width] of one dtype: float32, float16, uint16"
+                "caches must be arrays [2, tokens, kv heads, width] of one dtype: float32, float16, uint16, int8"
             )
-        return cls(
-            model, tuple(PerToken(each.shape[2], each.shape[3], each.shape[0] == 1) for each in caches), names.pop()
-        )
+        name = names.pop()
+        less = SCALE_BYTES if name == "int8" else 0
+        specs = (PerToken(each.shape[2], each.shape[3] - less, each.shape[0] == 1) for each in caches)
+        return cls(model, tuple(specs), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +89,7 @@ class KvPrefix:
 def pack(layout: KvLayout, prefix: KvPrefix, salt: bytes = b"") -> bytes:
     """The document; `salt` is the tenant's, as in `wire.hashing`. Raises ValueError where shapes don't fit."""
     num_tokens = len(prefix.token_ids)
-    shapes = [(each.sides, num_tokens, each.heads, each.width) for each in layout.caches]
-    if num_tokens % BLOCK_TOKENS or [each.shape for each in prefix.caches] != shapes:
+    if num_tokens % BLOCK_TOKENS or [each.shape for each in prefix.caches] != layout.shapes(num_tokens):
         raise ValueError(f"{num_tokens} tokens or the shapes of their caches don't make whole blocks of this layout")
     caches = [_spec(each) for each in layout.caches]
     facts = {"model": layout.model, "dtype": layout.dtype, "tokens": num_tokens, "caches": caches}
@@ -103,11 +118,10 @@ def unpack(data: Buffer, layout: KvLayout, salt: bytes = b"") -> KvPrefix:
         raise ValueError("the KV document is of another model, or another revision of it")
     if theirs.caches != layout.caches:
         raise ValueError("the KV document has caches of other shapes than this model's")
-    sizes = [each.sides * num_tokens * each.heads * each.width for each in theirs.caches]
-    dtype = DTYPES[theirs.dtype]
+    shapes, dtype = theirs.shapes(num_tokens), DTYPES[theirs.dtype]
     hashes_at = start + num_tokens * 4
     at = hashes_at + num_tokens // BLOCK_TOKENS * _HASH_BYTES
-    end = at + sum(sizes) * dtype.itemsize
+    end = at + num_tokens * theirs.token_bytes
     if end != len(view):
         raise ValueError(f"the KV document has {len(view)} bytes, but its header means {end}")
     if blake2b(view[_PREAMBLE.size :], digest_size=_HASH_BYTES).digest() != _checksum(view):
@@ -116,12 +130,11 @@ def unpack(data: Buffer, layout: KvLayout, salt: bytes = b"") -> KvPrefix:
     if view[hashes_at:at] != _hashes(layout, token_ids, salt):
         raise ValueError("the KV document's hashes are not those of its tokens for this tenant")
     caches = []
-    for spec, size in zip(layout.caches, sizes, strict=True):
-        numbers = np.frombuffer(view, dtype=dtype, count=size, offset=at)
-        at += size * dtype.itemsize
-        shape = (spec.sides, num_tokens, spec.heads, spec.width)
-        require_finite(scan(numbers).largest, theirs.dtype)
-        caches.append(converted(numbers, theirs.dtype, layout.dtype).reshape(shape))
+    for shape in shapes:
+        numbers = np.frombuffer(view, dtype=dtype, count=prod(shape), offset=at).reshape(shape)
+        at += numbers.nbytes
+        require_finite([numbers], theirs.dtype)
+        caches.append(converted(numbers, theirs.dtype, layout.dtype))
     return KvPrefix(token_ids, tuple(caches))
 
 
@@ -182,23 +195,29 @@ def _is_count(value: Any) -> bool:
 
 
 def converted(numbers: Array, dtype: str, wanted: str) -> Array:
-    """Finite numbers in another dtype, rounded to the nearest, ties to even. ValueError unless they stay finite."""
+    """Finite numbers of a cache in another dtype, rounded to the nearest, ties to even.
+
+    Raises ValueError unless they stay finite.
+    """
     if dtype == wanted:
         return numbers
-    wide: Array = (numbers.astype("<u4") << 16) if dtype == "bfloat16" else numbers.astype("<f4")
-    result: Array
-    if wanted == "bfloat16":
-        bits = wide.view("<u4")
-        result = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
-    else:
-        with np.errstate(over="ignore"):
-            result = wide.view("<f4").astype(DTYPES[wanted])
+    wide = _WIDENED.get(dtype, lambda given: given.astype("<f4"))(numbers)
+    if wanted == "int8":
+        return rows_of(wide)
+    with np.errstate(over="ignore"):
+        result: Array = to_bfloat16(wide) if wanted == "bfloat16" else wide.astype(DTYPES[wanted])
     if scan(result).largest >= _INFINITY[wanted]:
         raise ValueError(f"the KV document has numbers that are too large for {wanted}")
     return result
 
 
-def require_finite(largest: int, dtype: str) -> None:
-    """Raise ValueError unless numbers whose largest magnitude has these bits are."""
+def require_finite(caches: Sequence[Array], dtype: str, largest: int | None = None) -> None:
+    """Raise ValueError unless all numbers are; `largest` are their largest magnitude's bits, where these are known."""
+    if dtype == "int8":
+        if any(scales_of(each).max(initial=0) >= _INFINITY["bfloat16"] for each in caches):
+            raise ValueError("the KV document has scales that are negative or not finite")
+        return
+    if largest is None:
+        largest = max((scan(each).largest for each in caches), default=0)
     if largest >= _INFINITY[dtype]:
         raise ValueError("the KV document has numbers that are not finite")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polyfleet.graph.kernel_graph import PerSlot, PerToken
+from polyfleet.kernels.cached import columns
 
 
 def bytes_of(caches: Sequence[PerToken], chosen: Iterable[int], dtype: torch.dtype) -> int:
@@ -17,15 +18,16 @@ def bytes_of(caches: Sequence[PerToken], chosen: Iterable[int], dtype: torch.dty
 
 def bytes_per_token(caches: Sequence[PerToken], dtype: torch.dtype) -> int:
     """Memory of one position over all caches, keys and values together."""
-    return sum(each.sides * each.heads * each.width for each in caches) * dtype.itemsize
+    return sum(each.sides * each.heads * columns(each.width, dtype) for each in caches) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class KvStorage:
     """Each cache is one tensor [2, num_blocks, heads, block_size, width], keys before values; every block is usable.
 
-    Of latent caches it is [1, …]. Each state is [slots, width] float32. `local` caches have a pool of blocks of their
-    own, whose numbers count on from the others' where both are told together.
+    Of latent caches it is [1, …], and rows of codes are longer (see `kernels.cached`). Each state is [slots, width]
+    float32. `local` caches have a pool of blocks of their own, whose numbers count on from the others' where both are
+    told together.
     """
 
     caches: tuple[Tensor, ...]
@@ -50,7 +52,8 @@ class KvStorage:
         local = local if local_blocks else frozenset()
         counts = [local_blocks if at in local else num_blocks for at in range(len(caches))]
         shapes = (
-            (each.sides, count, each.heads, block_size, each.width) for each, count in zip(caches, counts, strict=True)
+            (each.sides, count, each.heads, block_size, columns(each.width, dtype))
+            for each, count in zip(caches, counts, strict=True)
         )
         kept = tuple(torch.zeros((slots, each.width), device=device) for each in states)
         return cls(tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes), kept, local)

@@ -50,10 +50,7 @@ class Slabs:
     ) -> None:
         """`give` and `take`: of blocks, as `Executor.export_blocks` and `import_blocks`."""
         self._give, self._take, self._block_size = give, take, block_size
-        self._slabs = [
-            np.empty((num_rows, each.sides, block_size, each.heads, each.width), DTYPES[layout.dtype])
-            for each in layout.caches
-        ]
+        self._slabs = [np.empty((num_rows, *shape), DTYPES[layout.dtype]) for shape in layout.shapes(block_size)]
 
     def store(self, blocks: Sequence[int], rows: Sequence[int]) -> None:
         """See HostMemory. Raises what `give` does, and has kept nothing then."""

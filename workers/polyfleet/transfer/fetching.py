@@ -11,8 +11,7 @@ from queue import Empty, LifoQueue, SimpleQueue
 
 import numpy as np
 
-from polyfleet.kernels.scan import scan
-from polyfleet.kvcache.portable import DTYPES, KvLayout, converted, require_finite
+from polyfleet.kvcache.portable import KvLayout, converted, require_finite
 from polyfleet.kvcache.travelling import Chunk, Wanted, chunks_on_way
 from polyfleet.transfer.channel import Channel, Refused, Stalled
 from polyfleet.transfer.frames import (
@@ -134,8 +133,8 @@ class Fetch:
     def _fetch(self, channel: Channel) -> None:
         self._introduce(channel)
         layout = self._learn(channel)
-        expected, dtype = self._wanted.first, DTYPES[layout.dtype]
-        receive = partial(channel.receive, most=MAX_PAYLOAD_BYTES, number_bytes=dtype.itemsize)
+        expected = self._wanted.first
+        receive = partial(channel.receive, most=MAX_PAYLOAD_BYTES, number_bytes=layout.scanned_bytes)
         while True:
             self._allow(channel)
             number, buffer = self._buffer()
@@ -149,19 +148,18 @@ class Fetch:
                 return
             if not isinstance(message, Blocks) or message.first != expected or message.tokens % self._wanted.grain:
                 raise BadFrame("a chunk came that does not follow the one before")
-            largest = channel.largest
+            largest: int | None = channel.largest
             if self._slots is not None:
                 number = message.slot
                 if number in self._unread:
                     raise BadFrame("a chunk came in a slot that has not been read")
                 self._unread.add(number)
-                payload = self._slots.slot(number, message.tokens * layout.token_bytes)
-                largest = scan(np.frombuffer(payload, dtype)).largest
+                payload, largest = self._slots.slot(number, message.tokens * layout.token_bytes), None
             elif buffer is None or buffer.nbytes < payload.nbytes:
                 self._buffers[number] = payload
             arrays = chunk_arrays(layout, message.tokens, payload)
             dtypes = layout.dtype, self._wanted.layout.dtype
-            require_finite(largest, layout.dtype)
+            require_finite(arrays, layout.dtype, largest)
             chunk = Chunk(expected, tuple(converted(each, *dtypes) for each in arrays))
             expected += message.tokens
             self.bytes += payload.nbytes

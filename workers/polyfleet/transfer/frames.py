@@ -154,9 +154,8 @@ def layout_of(message: Layout) -> KvLayout:
 
 def chunk_arrays(layout: KvLayout, num_tokens: int, payload: memoryview) -> tuple[Array, ...]:
     """A payload's caches, without a copy. Raises BadFrame unless they fill it exactly."""
-    shapes = [(each.sides, num_tokens, each.heads, each.width) for each in layout.caches]
-    dtype = DTYPES[layout.dtype]
-    if num_tokens < 0 or num_tokens % BLOCK_TOKENS or sum(map(prod, shapes)) * dtype.itemsize != payload.nbytes:
+    shapes, dtype = layout.shapes(num_tokens), DTYPES[layout.dtype]
+    if num_tokens < 0 or num_tokens % BLOCK_TOKENS or num_tokens * layout.token_bytes != payload.nbytes:
         raise BadFrame(f"{payload.nbytes} bytes can't be the keys and values of {num_tokens} tokens")
     arrays, at = list[Array](), 0
     for shape in shapes:

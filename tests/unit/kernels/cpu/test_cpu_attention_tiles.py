@@ -5,10 +5,13 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+from polyfleet.kernels.int8_rows import rows_of, scales_of
 
 Floats = NDArray[np.float32]
 ROOT = Path(__file__).parents[4]
@@ -39,7 +42,12 @@ def aligned(numbers: int) -> Floats:
 
 
 def both(
-    attention: ctypes.CDLL, shape: tuple[int, int, int, int], place: tuple[int, int, int], partial: bool, coarse: bool
+    attention: ctypes.CDLL,
+    shape: tuple[int, int, int, int],
+    place: tuple[int, int, int],
+    partial: bool,
+    coarse: bool,
+    codes: bool = False,
 ) -> tuple[Floats, Floats]:
     """Results of both ways; `coarse`: numbers that bfloat16 holds exactly, the same score everywhere."""
     rows, heads, dim, block = shape
@@ -49,10 +57,12 @@ def both(
     query = (
         np.zeros((rows, heads * dim), np.float32) if coarse else rng.standard_normal((rows, heads * dim), np.float32)
     )
-    keys = rng.standard_normal((blocks, dim, block), np.float32).astype(np.float16)
-    values = rng.standard_normal((blocks, block, dim), np.float32).astype(np.float16)
+    keys: NDArray[Any] = rng.standard_normal((blocks, dim, block), np.float32).astype(np.float16)
+    values: NDArray[Any] = rng.standard_normal((blocks, block, dim), np.float32).astype(np.float16)
     if coarse:
         values = rng.integers(-128, 129, values.shape).astype(np.float16)
+    if codes:
+        keys, values = coded(keys.swapaxes(1, 2), keys=True), coded(values, keys=False)
     vectors = rows * heads
     size = attention.partial_floats(dim, vectors) if partial else vectors * dim
     plain, wide = np.empty(size, np.float32), np.empty(size, np.float32)
@@ -60,7 +70,9 @@ def both(
     attention.attend_both(
         *shape,
         *place,
-        *(each.ctypes.data_as(ctypes.c_void_p) for each in (query, keys, values, table, scratch)),
+        *(each.ctypes.data_as(ctypes.c_void_p) for each in (query, keys, values)),
+        int(codes),
+        *(each.ctypes.data_as(ctypes.c_void_p) for each in (table, scratch)),
         int(partial),
         plain.ctypes.data_as(ctypes.c_void_p),
         wide.ctypes.data_as(ctypes.c_void_p),
@@ -68,6 +80,14 @@ def both(
     if partial:
         return of_part(plain, vectors, dim), of_part(wide, vectors, dim)
     return plain.reshape(vectors, dim), wide.reshape(vectors, dim)
+
+
+def coded(tokens: NDArray[np.float16], *, keys: bool) -> NDArray[np.int8]:
+    """Keys or values [blocks, positions, dim] as codes lie in blocks, their scales behind them."""
+    rows = rows_of(tokens.astype(np.float32))
+    codes, scales = rows[..., :-2].swapaxes(1, 2) if keys else rows[..., :-2], scales_of(rows)
+    parts = [np.ascontiguousarray(each).view(np.int8).reshape(len(rows), -1) for each in (codes, scales)]
+    return np.concatenate(parts, axis=1)
 
 
 def of_part(softmax: Floats, vectors: int, dim: int) -> Floats:
@@ -79,16 +99,17 @@ def of_part(softmax: Floats, vectors: int, dim: int) -> Floats:
     )
 
 
+@pytest.mark.parametrize("codes", [False, True])
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("shape", [(16, 3, 64, 16), (16, 1, 96, 32), (7, 3, 128, 16), (6, 5, 32, 64)])
 @pytest.mark.parametrize("place", [(0, 0, 0), (17, 0, 0), (80, 0, 0), (300, 128, 0), (300, 64, 192)])
 def test_wide_attention_is_attention(
-    attention: ctypes.CDLL, shape: tuple[int, int, int, int], place: tuple[int, int, int], partial: bool
+    attention: ctypes.CDLL, shape: tuple[int, int, int, int], place: tuple[int, int, int], partial: bool, codes: bool
 ) -> None:
     """`place` is position, begin and end; end 0 is the last row's."""
     rows = shape[0]
     ended = (place[0], place[1], place[2] or place[0] + rows)
-    plain, wide = both(attention, shape, ended, partial, coarse=False)
+    plain, wide = both(attention, shape, ended, partial, coarse=False, codes=codes)
     if partial:
         peak, mass = plain[:, 0], plain[:, 1]
         np.testing.assert_allclose(wide[:, 0], peak, atol=0.05)

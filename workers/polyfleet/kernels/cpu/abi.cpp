@@ -85,9 +85,9 @@ int32_t pf_executor_set_adapter(PfExecutor *executor, int32_t number, const PfLo
     });
 }
 
-uint16_t *pf_executor_keys(PfExecutor *executor) { return executor->executor.cache().keys.as<uint16_t>(); }
+uint8_t *pf_executor_keys(PfExecutor *executor) { return executor->executor.cache().keys.as<uint8_t>(); }
 
-uint16_t *pf_executor_values(PfExecutor *executor) { return executor->executor.cache().values.as<uint16_t>(); }
+uint8_t *pf_executor_values(PfExecutor *executor) { return executor->executor.cache().values.as<uint8_t>(); }
 
 int32_t pf_executor_step(PfExecutor *executor, int32_t program, const PfStep *step) {
     return guarded([&] {

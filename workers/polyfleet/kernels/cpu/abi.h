@@ -87,6 +87,7 @@ struct PfModel {
     int32_t num_weights, num_buffers, num_ropes, num_states;
     int32_t causal;  // whether rows see no position behind their own, else all of their sequence's, which are in the step
     int32_t wide;  // whether long chunks of a prompt may be rounded to bfloat16; else a row computes to the same bits always
+    int32_t codes;  // whether keys and values are kept as int8, with a scale for each position and head; else in half precision
     float attention_scale;
     const float *inverse_frequencies;  // [num_ropes][head_dim / 2]
     const float *amplitudes;           // the same shape: what cosines and sines are multiplied by
@@ -113,8 +114,8 @@ struct PfStep {
     const int32_t *adapters;        // [num_slots] of each slot's sequence, or negative; null: no sequence has one
     int32_t *greedy_ids;            // out, unless null: [num_draws] id of each row's largest logit, the lowest of equal
                                     // ones; 0 where not all are finite
-    int8_t *faults;                 // out: [num_sequences] 1 where a key or value of any row is not finite in half
-                                    // precision or, with greedy_ids, a logit of a selected row; else 0
+    int8_t *faults;                 // out: [num_sequences] 1 where a key or value of any row is not finite as it is kept
+                                    // or, with greedy_ids, a logit of a selected row; else 0
     const float *given;             // [num_given][columns of the embedding] rows that stand in the place of embeddings,
     const int32_t *given_rows;      // and which of the step's they are, ascending
     int32_t num_given;
@@ -136,7 +137,7 @@ struct PfExecutor;
 enum PfResult : int32_t { PF_OK, PF_REFUSED = -1, PF_NO_MEMORY = -2 };
 
 // Counts the changes of this file that a library.py of before would misread: raise it there too.
-const int32_t PF_ABI = 11;
+const int32_t PF_ABI = 12;
 PF_API int32_t pf_abi();
 
 // A failing call returns null or a negative PfResult and leaves a sentence here, for the calling thread.
@@ -168,9 +169,10 @@ PF_API int32_t pf_executor_allocate(PfExecutor *executor, int32_t num_blocks, in
 PF_API int32_t pf_executor_set_adapter(PfExecutor *executor, int32_t number, const PfLowRank *parts, int32_t num_parts);
 
 // Where keys and values lie, in half precision: [layer][block][kv head][head_dim][block_size rounded up to 16] and
-// [layer][block][kv head][block_size][head_dim rounded up to 16].
-PF_API uint16_t *pf_executor_keys(PfExecutor *executor);
-PF_API uint16_t *pf_executor_values(PfExecutor *executor);
+// [layer][block][kv head][block_size][head_dim rounded up to 16]. Codes lie alike, in bytes, and behind those of each head of
+// a block their scales: bfloat16 [block_size rounded up to 16].
+PF_API uint8_t *pf_executor_keys(PfExecutor *executor);
+PF_API uint8_t *pf_executor_values(PfExecutor *executor);
 
 // Runs one program over one step; refuses, before anything is written, what would lead out of the executor's memory. Not
 // thread-safe.

@@ -86,10 +86,11 @@ void Executor::attend_part(const Stage &stage, const Span &span, std::atomic<int
     a.scale = model_.attention_scale;
     a.window = stage.at.window;
     a.cap = stage.at.factor;
-    a.keys = keys_of(stage.at.layer) + (int64_t)kv_head * model_.head_dim * cache_.key_stride;
-    a.values = values_of(stage.at.layer) + (int64_t)kv_head * cache_.block_size * cache_.value_stride;
-    a.key_block = cache_.key_block;
-    a.value_block = cache_.value_block;
+    a.keys = keys_of(stage.at.layer) + kv_head * cache_.key_head;
+    a.values = values_of(stage.at.layer) + kv_head * cache_.value_head;
+    a.codes = model_.codes;
+    a.key_block = cache_.key_block, a.value_block = cache_.value_block;
+    a.key_scales = cache_.key_scales, a.value_scales = cache_.value_scales;
     a.key_stride = cache_.key_stride, a.value_stride = cache_.value_stride;
     a.block_size = cache_.block_size;
     a.wide = is_wide(state_.in->row_starts[span.sequence + 1] - state_.in->row_starts[span.sequence]);

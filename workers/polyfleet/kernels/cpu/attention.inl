@@ -11,7 +11,7 @@ namespace {
 
 const int TILE = 6;  // query vectors computed together
 const int CHUNK = pf::ATTENTION_CHUNK;
-const int STRIDE = pf::ATTENTION_STRIDE;  // of scores and converted keys: a chunk and what a last vector spills
+const int STRIDE = pf::ATTENTION_STRIDE;  // of scores, scales and converted keys: a chunk and what a last vector spills
 
 // out[i][0 ... V lanes] (+)= sum over j < length of left[i][j] * right[j][...], for N vectors i.
 template <int N, int V, bool ADD, typename T>
@@ -151,39 +151,75 @@ void softmax(const pf::Attention &a, const State &s, const Softmax &to, int firs
     }
 }
 
-// Calls piece(offset in chunk, length, keys, values) for each run of positions that lies within one cache block.
+// Calls piece(offset in chunk, length, block, position inside it) for each run of positions that lies within one block.
 template <typename F>
-PF_INLINE void for_pieces(const pf::Attention &a, int first, int count, F piece) {
+PF_INLINE void for_blocks(const pf::Attention &a, int first, int count, F piece) {
     for (int done = 0; done < count;) {
         int position = first + done, inside = position % a.block_size;
         int length = a.block_size - inside < count - done ? a.block_size - inside : count - done;
-        int64_t block = a.table[position / a.block_size];
-        piece(done, length, a.keys + block * a.key_block + inside,
-              a.values + block * a.value_block + (int64_t)inside * a.value_stride);
+        piece(done, length, (int64_t)a.table[position / a.block_size], inside);
         done += length;
     }
 }
 
-// Few vectors: read the cache's halves as they lie. A piece whose length is no multiple of the lanes spills scores
-// behind it, which the next piece overwrites or softmax masks.
+// The same with where its keys and values lie, halves or codes: piece(offset in chunk, length, keys, values).
+template <typename T, typename F>
+PF_INLINE void for_pieces(const pf::Attention &a, int first, int count, F piece) {
+    for_blocks(a, first, count, [&](int at, int length, int64_t block, int inside) {
+        const T *keys = reinterpret_cast<const T *>(a.keys + block * a.key_block);
+        const T *values = reinterpret_cast<const T *>(a.values + block * a.value_block);
+        piece(at, length, keys + inside, values + (int64_t)inside * a.value_stride);
+    });
+}
+
+// Multiplies what each vector has for a chunk's positions by the scales of codes there, `offset` behind each block of
+// `blocks`. Scales of a chunk are put side by side first: what one piece spills, the next overwrites or nobody reads.
+void scale_positions(const pf::Attention &a, const State &s, int first, int count, const uint8_t *blocks, int64_t size,
+                     int64_t offset) {
+    float scales[STRIDE];
+    for_blocks(a, first, count, [&](int at, int length, int64_t block, int inside) {
+        const uint16_t *from = reinterpret_cast<const uint16_t *>(blocks + block * size + offset) + inside;
+        for (int p = 0; p < length; p += F32::width) store(scales + at + p, load_bf16(from + p));
+    });
+    for (int i = 0; i < s.vectors; i++) {
+        float *row = s.score + (int64_t)i * STRIDE;
+        for (int p = 0; p < count; p += F32::width) store(row + p, load(row + p) * load(scales + p));
+    }
+}
+
+PF_INLINE void scale_scores(const pf::Attention &a, const State &s, int first, int count) {
+    if (a.codes) scale_positions(a, s, first, count, a.keys, a.key_block, a.key_scales);
+}
+
+PF_INLINE void scale_weights(const pf::Attention &a, const State &s, int first, int count) {
+    if (a.codes) scale_positions(a, s, first, count, a.values, a.value_block, a.value_scales);
+}
+
+// Few vectors: read the cache as it lies. A piece whose length is no multiple of the lanes spills scores behind it, which
+// the next piece overwrites or softmax masks. Codes meet queries and weights as they are, and count times their scales
+// before and behind the softmax.
+template <typename T>
 void attend_direct(const pf::Attention &a, const State &s, const Softmax &to, int begin, int end) {
     for (int first = begin; first < end; first += CHUNK) {
         int count = end - first < CHUNK ? end - first : CHUNK;
-        for_pieces(a, first, count, [&](int at, int length, const uint16_t *keys, const uint16_t *) {
+        for_pieces<T>(a, first, count, [&](int at, int length, const T *keys, const T *) {
             product_vectors<false>(s.vectors, s.query, s.dim, keys, a.key_stride, a.head_dim, length, s.score + at, STRIDE);
         });
+        scale_scores(a, s, first, count);
         softmax(a, s, to, first, count);
-        for_pieces(a, first, count, [&](int at, int length, const uint16_t *, const uint16_t *values) {
+        scale_weights(a, s, first, count);
+        for_pieces<T>(a, first, count, [&](int at, int length, const T *, const T *values) {
             product_vectors<true>(s.vectors, s.score + at, STRIDE, values, a.value_stride, length, s.dim, to.sum, s.dim);
         });
     }
 }
 
 // Many vectors share each chunk: convert it to float once.
+template <typename T>
 void attend_converted(const pf::Attention &a, const State &s, const Softmax &to, int begin, int end) {
     for (int first = begin; first < end; first += CHUNK) {
         int count = end - first < CHUNK ? end - first : CHUNK;
-        for_pieces(a, first, count, [&](int at, int length, const uint16_t *keys, const uint16_t *values) {
+        for_pieces<T>(a, first, count, [&](int at, int length, const T *keys, const T *values) {
             for (int d = 0; d < a.head_dim; d++)
                 for (int p = 0; p < length; p += F32::width)
                     store(s.keys + d * STRIDE + at + p, load(keys + (int64_t)d * a.key_stride + p));
@@ -192,7 +228,9 @@ void attend_converted(const pf::Attention &a, const State &s, const Softmax &to,
                     store(s.values + (int64_t)(at + p) * s.dim + d, load(values + (int64_t)p * a.value_stride + d));
         });
         product_vectors<false>(s.vectors, s.query, s.dim, s.keys, STRIDE, a.head_dim, count, s.score, STRIDE);
+        scale_scores(a, s, first, count);
         softmax(a, s, to, first, count);
+        scale_weights(a, s, first, count);
         product_vectors<true>(s.vectors, s.score, STRIDE, s.values, s.dim, count, s.dim, to.sum, s.dim);
     }
 }
@@ -239,9 +277,9 @@ PF_INLINE void attend_parts(const pf::Attention &a, const State &s, F compute) {
 void attend(const pf::Attention &a) {
     const State s = make_state(a);
     scale_queries(a, s);
-    attend_parts(a, s, [&](const Softmax &to, int begin, int end) {
-        (s.vectors > TILE ? attend_converted : attend_direct)(a, s, to, begin, end);
-    });
+    const auto compute = s.vectors > TILE ? (a.codes ? attend_converted<int8_t> : attend_converted<uint16_t>)
+                                          : (a.codes ? attend_direct<int8_t> : attend_direct<uint16_t>);
+    attend_parts(a, s, [&](const Softmax &to, int begin, int end) { compute(a, s, to, begin, end); });
 }
 
 void combine(const pf::Attention &a, int parts) {

@@ -22,12 +22,13 @@ PF_INLINE void round_in_place(float *p, int n) {
     for (int i = 0; i < n; i += F32::width) store_bf16(halves(p) + i, load(p + i));
 }
 
-// Keys of a chunk as right tiles [head_dim / 32][position / 16] of [dim / 2][position][2].
+// Keys of a chunk as right tiles [head_dim / 32][position / 16] of [dim / 2][position][2]; bfloat16 holds codes exactly.
+template <typename T>
 void convert_keys(const pf::Attention &a, int first, int count, uint16_t *to) {
-    for_pieces(a, first, count, [&](int at, int length, const uint16_t *keys, const uint16_t *) {
+    for_pieces<T>(a, first, count, [&](int at, int length, const T *keys, const T *) {
         for (int p = 0; p < length; p += 16)
             for (int d = 0; d < a.head_dim; d += 2) {
-                const uint16_t *key = keys + (int64_t)d * a.key_stride + p;
+                const T *key = keys + (int64_t)d * a.key_stride + p;
                 uint16_t *out = to + (d / 32 * (CHUNK / 16) + (at + p) / 16) * TILE_NUMBERS + d % 32 / 2 * TILE_COLUMNS;
                 for (int i = 0; i < 16; i += F32::width)
                     store_bf16_pairs(out + 2 * i, load(key + i), load(key + a.key_stride + i));
@@ -36,14 +37,15 @@ void convert_keys(const pf::Attention &a, int first, int count, uint16_t *to) {
 }
 
 // Values as right tiles [position / 32][head_dim / 16] of [position / 2][dim][2]; zeros behind the last position.
+template <typename T>
 void convert_values(const pf::Attention &a, int first, int count, uint16_t *to) {
     const int groups = a.head_dim / 16;
     auto out = [&](int p, int d) { return to + (p / 32 * groups + d / 16) * TILE_NUMBERS + p % 32 / 2 * TILE_COLUMNS; };
-    for_pieces(a, first, count, [&](int at, int length, const uint16_t *, const uint16_t *values) {
+    for_pieces<T>(a, first, count, [&](int at, int length, const T *, const T *values) {
         for (int p = 0; p < length; p += 2)
             for (int d = 0; d < a.head_dim; d += 16)
                 for (int i = 0; i < 16; i += F32::width) {
-                    const uint16_t *value = values + (int64_t)p * a.value_stride + d + i;
+                    const T *value = values + (int64_t)p * a.value_stride + d + i;
                     const F32 next = p + 1 < length ? load(value + a.value_stride) : broadcast(0);
                     store_bf16_pairs(out(at + p, d) + 2 * i, load(value), next);
                 }
@@ -94,15 +96,18 @@ PF_INLINE void value_tiles(const float *score, const uint16_t *values, int dim, 
 }
 
 // Rows behind the last vector are computed too, of whatever lies there; nothing reads them.
+template <typename T>
 void attend_tiles(const pf::Attention &a, const State &s, const Softmax &to, int begin, int end) {
     uint16_t *keys = halves(s.keys), *values = halves(s.values);
     for (int first = begin; first < end; first += CHUNK) {
         const int count = end - first < CHUNK ? end - first : CHUNK;
-        convert_keys(a, first, count, keys);
-        convert_values(a, first, count, values);
+        convert_keys<T>(a, first, count, keys);
+        convert_values<T>(a, first, count, values);
         for (int i = 0; i < s.vectors; i += 16)
             score_tiles(s.query + (int64_t)i * s.dim, s.dim, keys, s.score + (int64_t)i * STRIDE);
+        scale_scores(a, s, first, count);
         softmax(a, s, to, first, count);
+        scale_weights(a, s, first, count);
         for (int i = 0; i < s.vectors; i++) {
             float *score = s.score + (int64_t)i * STRIDE;
             for (int p = count; p < CHUNK; p++) score[p] = 0;
@@ -121,7 +126,8 @@ void attend_wide(const pf::Attention &a) {
     for (int i = 0; i < s.vectors; i++) round_in_place(s.query + (int64_t)i * s.dim, s.dim);
     const AttentionTiles config;
     _tile_loadconfig(static_cast<const TileConfig *>(&config));
-    attend_parts(a, s, [&](const Softmax &to, int begin, int end) { attend_tiles(a, s, to, begin, end); });
+    const auto compute = a.codes ? attend_tiles<int8_t> : attend_tiles<uint16_t>;
+    attend_parts(a, s, [&](const Softmax &to, int begin, int end) { compute(a, s, to, begin, end); });
     _tile_release();
 }
 

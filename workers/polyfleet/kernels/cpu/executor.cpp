@@ -17,7 +17,7 @@ namespace {
 // An odd multiple of `unit`, a cache line of numbers: rows an even number of lines apart would share few cache sets.
 int64_t row_stride(int64_t width, int64_t unit) { return round_up(width, unit) | unit; }
 
-const double MOST_HALVES = 1e15;  // of a cache: no machine has as much, and sizes of more would not fit 64 bits
+const double MOST_BYTES = 1e15;  // of a cache: no machine has as much, and sizes of more would not fit 64 bits
 
 size_t align(size_t size) { return (size_t)round_up((int64_t)size, 64); }
 
@@ -108,7 +108,7 @@ bool Executor::is_shared(const PfWeight &packed) const {
 
 void Executor::allocate(int num_blocks, int block_size, int rows, int slots, int local_blocks) {
     Cache cache = make_cache(num_blocks, block_size, local_blocks);
-    if ((double)states_at_.back() * slots > MOST_HALVES) throw std::bad_alloc();
+    if ((double)states_at_.back() * slots > MOST_BYTES) throw std::bad_alloc();
     Memory states((size_t)(states_at_.back() * slots) * sizeof(float));
     reserve(rows);
     cache_ = std::move(cache);
@@ -122,20 +122,27 @@ Cache Executor::make_cache(int num_blocks, int block_size, int local_blocks) con
     cache.num_blocks = num_blocks;
     cache.local_blocks = local_blocks;
     cache.block_size = block_size;
+    cache.number = model_.codes ? sizeof(int8_t) : sizeof(uint16_t);
     cache.key_stride = (int)round_up(block_size, GROUP);
     cache.value_stride = (int)round_up(model_.head_dim, GROUP);
-    cache.key_block = (int64_t)model_.num_kv_heads * model_.head_dim * cache.key_stride;
-    cache.value_block = (int64_t)model_.num_kv_heads * block_size * cache.value_stride;
+    const int64_t scales = model_.codes ? cache.key_stride * (int64_t)sizeof(uint16_t) : 0;
+    cache.key_scales = (int64_t)model_.head_dim * cache.key_stride * cache.number;
+    cache.value_scales = (int64_t)block_size * cache.value_stride * cache.number;
+    cache.key_head = cache.key_scales + scales;
+    cache.value_head = cache.value_scales + scales;
+    cache.key_block = model_.num_kv_heads * cache.key_head;
+    cache.value_block = model_.num_kv_heads * cache.value_head;
     const int64_t block = cache.key_block + cache.value_block;
-    if ((double)block * std::max(num_blocks, local_blocks) * model_.num_layers > MOST_HALVES) throw std::bad_alloc();
+    if ((double)block * std::max(num_blocks, local_blocks) * model_.num_layers > MOST_BYTES) throw std::bad_alloc();
     int64_t blocks = 0;  // of all layers
     for (int layer = 0; layer < model_.num_layers; layer++) {
         cache.key_layer.push_back(cache.key_block * blocks);
         cache.value_layer.push_back(cache.value_block * blocks);
         blocks += local_blocks && local_[(size_t)layer] ? local_blocks : num_blocks;
     }
-    cache.keys = Memory(((size_t)(cache.key_block * blocks) + 2 * GROUP) * sizeof(uint16_t));
-    cache.values = Memory(((size_t)(cache.value_block * blocks) + 2 * GROUP) * sizeof(uint16_t));
+    const size_t spilled = 2 * GROUP * sizeof(uint16_t);  // read behind the last block
+    cache.keys = Memory((size_t)(cache.key_block * blocks) + spilled);
+    cache.values = Memory((size_t)(cache.value_block * blocks) + spilled);
     return cache;
 }
 

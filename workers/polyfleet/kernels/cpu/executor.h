@@ -44,14 +44,24 @@ struct Program {
     std::unique_ptr<std::atomic<int>[]> claimed;  // twice per stage: pieces of work taken by threads so far
 };
 
-// Keys and values in half precision; see Attention in kernels.h for the layout inside a block.
+// Keys and values in half precision, or as codes with scales; see Attention in kernels.h for the layout inside a block.
 struct Cache {
     Memory keys, values;
     int num_blocks, block_size;
     int local_blocks;  // of the second pool, of layers with a window; 0: all are in the first
-    int key_stride, value_stride;
-    int64_t key_block, value_block;             // halves between blocks
-    std::vector<int64_t> key_layer, value_layer;  // where each layer begins
+    int number;        // bytes of one: 2, or 1 of codes
+    int key_stride, value_stride;                 // numbers
+    int64_t key_scales, value_scales;             // bytes from the begin of a head's part of a block to its scales,
+    int64_t key_head, value_head;                 // between such parts,
+    int64_t key_block, value_block;               // between blocks,
+    std::vector<int64_t> key_layer, value_layer;  // and to where each layer begins
+};
+
+// A key or value of one row and head: its numbers, and their scale where they are codes.
+struct Cell {
+    uint8_t *numbers;
+    int stride;
+    uint16_t *scale;
 };
 
 // Some query rows of one sequence: work for one thread, once per key-value head and part.
@@ -106,7 +116,7 @@ struct Adapted {
 struct StepState {
     const PfStep *in;
     std::vector<int> position, sequence;        // of each row
-    std::vector<int64_t> key_slot[2], value_slot[2];  // where each row's key and value of head 0 begin, in each pool
+    std::vector<int32_t> block[2];  // that each row's keys and values go to, in each pool
     std::vector<float> cosine, sine;            // [row][rope][head_dim / 2]
     std::vector<Run> runs, selected_runs;       // for linears over all rows, over the selected ones
     std::vector<Span> spans, selected_spans;    // for attention of all rows, of the selected ones
@@ -185,6 +195,9 @@ private:
     void rope_head(const Stage &stage, int row, int head, float *x);
     void cache_write(const Stage &stage, int thread);
     void store_head(const Stage &stage, int row, int head, const float *x);
+    Cell key_cell(const Stage &stage, int row, int head) const;
+    Cell value_cell(const Stage &stage, int row, int head) const;
+    bool store(const Cell &cell, const float *x) const;
 
     // Plain ops, row by row (plain.cpp).
     void compute_rows(const Stage &stage, int thread);
@@ -239,8 +252,8 @@ private:
         return local ? first + table_blocks(step) : first;
     }
     bool is_local(int layer) const { return cache_.local_blocks && local_[(size_t)layer]; }
-    uint16_t *keys_of(int layer) const { return cache_.keys.as<uint16_t>() + cache_.key_layer[(size_t)layer]; }
-    uint16_t *values_of(int layer) const { return cache_.values.as<uint16_t>() + cache_.value_layer[(size_t)layer]; }
+    uint8_t *keys_of(int layer) const { return cache_.keys.as<uint8_t>((size_t)cache_.key_layer[(size_t)layer]); }
+    uint8_t *values_of(int layer) const { return cache_.values.as<uint8_t>((size_t)cache_.value_layer[(size_t)layer]); }
     int stage_rows(const Stage &stage) const { return stage.at.selected ? state_.in->num_draws : state_.in->num_rows; }
     bool is_wide(int rows) const { return model_.wide && kernels_.wide_rows && rows >= kernels_.wide_rows; }
     void set_fault(int sequence) { __atomic_store_n(&state_.in->faults[sequence], 1, __ATOMIC_RELAXED); }

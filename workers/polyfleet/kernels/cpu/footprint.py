@@ -6,6 +6,7 @@ from polyfleet.graph.kernel_graph import KernelGraph
 from polyfleet.graph.ops import Experts, OpKind, of
 from polyfleet.kernels.cpu.layouts import FOUR_BITS, format_read
 from polyfleet.kernels.cpu.stages import GROUP
+from polyfleet.kernels.int8_rows import SCALE_BYTES
 from polyfleet.kernels.quantisation import BLOCKS
 from polyfleet.kernels.weights import Weight, Weights
 
@@ -38,11 +39,16 @@ def file_bytes(weight: Weight) -> int:
     return weight.rows * -(-weight.columns // layout.weights) * layout.size
 
 
-def kv_bytes(graph: KernelGraph, block_size: int) -> int:
-    """Of a token's keys and values over all caches: in half precision, padded so that whole vectors can be read."""
-    keys = sum(each.heads * each.width for each in graph.caches) * padded(block_size) / block_size
+def kv_bytes(graph: KernelGraph, block_size: int, *, codes: bool = False) -> int:
+    """Of a token's keys and values over all caches, padded so that whole vectors can be read.
+
+    In half precision, or as codes with a scale for each head of each side.
+    """
+    spread = padded(block_size) / block_size
+    keys = sum(each.heads * each.width for each in graph.caches) * spread
     values = sum(each.heads * padded(each.width) for each in graph.caches)
-    return round((keys + values) * HALF)
+    scales = sum(2 * each.heads for each in graph.caches) * spread * SCALE_BYTES
+    return round(keys + values + scales if codes else (keys + values) * HALF)
 
 
 def step_bytes(graph: KernelGraph, weights: Weights, widths: Iterable[int], rows: int) -> int:

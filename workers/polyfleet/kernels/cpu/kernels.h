@@ -68,10 +68,12 @@ struct Attention {
     int begin, end;  // those of these positions to read; one part of them, or all from 0 on
     const float *sinks;  // of each head a logit that takes its share of the softmax, or null
     float scale, cap;  // of products, which are then capped unless `cap` is 0
-    const uint16_t *keys;    // half [block][kv head][head_dim][key_stride]; column = position in block
-    const uint16_t *values;  // half [block][kv head][position in block][value_stride]
-    int64_t key_block, value_block;  // halves between blocks
-    int key_stride, value_stride;
+    const uint8_t *keys;    // of each block [head_dim][key_stride] numbers; column = position in block
+    const uint8_t *values;  // of each block [position in block][value_stride] numbers
+    bool codes;  // numbers are int8, worth code * scale; else half precision, without scales
+    int64_t key_block, value_block;    // bytes between blocks
+    int64_t key_scales, value_scales;  // bytes from a block's numbers to their scales, bfloat16 [position in block]
+    int key_stride, value_stride;      // numbers
     int block_size;
     bool wide;  // see Kernels::wide_rows
     const int32_t *table;
@@ -134,6 +136,8 @@ struct Kernels {
     void (*silu_mul)(const float *gate, const float *up, int n, float *y);
     void (*rotate)(float *x, const float *cosine, const float *sine, int half_dim);  // half-split pairs (i, i + half_dim)
     bool (*store_half)(const float *x, int n, int stride, uint16_t *out);  // false when not all are finite then
+    // The same as codes of -127 ... 127 and what they count times: the largest magnitude / 127, rounded to bfloat16.
+    bool (*store_codes)(const float *x, int n, int stride, int8_t *out, uint16_t *scale);
     void (*attend)(const Attention &attention);
     // The same result from the softmaxes of all parts, which lie behind each other at `partial`.
     void (*combine)(const Attention &attention, int parts);

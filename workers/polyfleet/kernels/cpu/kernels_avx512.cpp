@@ -53,6 +53,7 @@ const pf::Kernels pf::TABLE = {
     silu_mul,
     rotate,
     store_half,
+    store_codes,
     ATTEND,
     combine,
     {low_rank_codes, low_rank_halves},

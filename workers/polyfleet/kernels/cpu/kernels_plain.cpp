@@ -17,6 +17,7 @@ const pf::Kernels pf::plain_kernels = {
     silu_mul,
     rotate,
     store_half,
+    store_codes,
     attend,
     combine,
     {low_rank_codes, low_rank_halves},

@@ -25,10 +25,8 @@ void Executor::latent_write(const Stage &stage, int thread) {
     for (int i = share(state_.in->num_rows, thread); i < share(state_.in->num_rows, thread + 1); i++) {
         memcpy(x, row(at.input, i), (size_t)latent * sizeof(float));
         memcpy(x + latent, row(at.residual, i), (size_t)(dim - latent) * sizeof(float));
-        uint16_t *key = keys_of(at.layer) + state_.key_slot[is_local(at.layer)][(size_t)i];
-        uint16_t *value = values_of(at.layer) + state_.value_slot[is_local(at.layer)][(size_t)i];
-        const bool finite = kernels_.store_half(x, dim, cache_.key_stride, key);
-        if (!kernels_.store_half(x, dim, 1, value) || !finite) set_fault(state_.sequence[(size_t)i]);
+        const bool finite = store(key_cell(stage, i, 0), x);
+        if (!store(value_cell(stage, i, 0), x) || !finite) set_fault(state_.sequence[(size_t)i]);
     }
 }
 

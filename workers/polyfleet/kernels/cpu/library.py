@@ -2,7 +2,7 @@
 
 import ctypes
 import sys
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint16, c_uint32, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint8, c_uint32, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 NAME = "libpolyfleet_cpu.dylib" if sys.platform == "darwin" else "libpolyfleet_cpu.so"
 PATH = Path(__file__).parent / NAME
 
-ABI = 11  # PF_ABI of abi.h
+ABI = 12  # PF_ABI of abi.h
 NO_MEMORY = -2  # PfResult of abi.h
 Int32s = POINTER(c_int32)
 READ = ctypes.CFUNCTYPE(c_void_p, c_int32)
@@ -50,7 +50,8 @@ class PfModel(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "value_dim")),
-        *((name, c_int32) for name in ("num_weights", "num_buffers", "num_ropes", "num_states", "causal", "wide")),
+        *((name, c_int32) for name in ("num_weights", "num_buffers", "num_ropes", "num_states")),
+        *((name, c_int32) for name in ("causal", "wide", "codes")),
         ("attention_scale", c_float),
         ("inverse_frequencies", POINTER(c_float)),
         ("amplitudes", POINTER(c_float)),
@@ -94,8 +95,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pf_executor_packed_bytes": (c_int64, [c_void_p]),
     "pf_executor_allocate": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32]),
     "pf_executor_set_adapter": (c_int32, [c_void_p, c_int32, POINTER(PfLowRank), c_int32]),
-    "pf_executor_keys": (POINTER(c_uint16), [c_void_p]),
-    "pf_executor_values": (POINTER(c_uint16), [c_void_p]),
+    "pf_executor_keys": (POINTER(c_uint8), [c_void_p]),
+    "pf_executor_values": (POINTER(c_uint8), [c_void_p]),
     "pf_executor_step": (c_int32, [c_void_p, c_int32, POINTER(PfStep)]),
     "pf_scan": (c_uint32, [c_void_p, c_int64, c_int32, c_void_p]),
     "pf_executor_buffer": (POINTER(c_float), [c_void_p, c_int32]),

@@ -20,6 +20,7 @@ from polyfleet.kernels.cpu.library import DONE, READ, PfLowRank, PfModel, PfStep
 from polyfleet.kernels.cpu.packing import Packing
 from polyfleet.kernels.cpu.program import Variant, programs
 from polyfleet.kernels.cpu.stages import GROUP
+from polyfleet.kernels.int8_rows import SCALE_BYTES
 from polyfleet.kernels.weights import Weight, Weights
 
 COLUMN_MULTIPLE = 32  # of quantised weights
@@ -38,16 +39,18 @@ class CpuModel:
         threads: int,
         instruction_set: str,
         wide: bool = False,
+        codes: bool = False,
         adapters: bool = False,
         spent: Callable[[str], None] | None = None,
     ) -> None:
-        """`wide`: whether long chunks of a prompt may be rounded to bfloat16, where the instruction set does. `spent`
-        hears of each weight that is packed and not read again.
+        """`wide`: whether long chunks of a prompt may be rounded to bfloat16, where the instruction set does. `codes`:
+        keys and values are kept as int8 with scales. `spent` hears of each weight that is packed and not read again.
 
         Raises ValueError for a model that the library can't run, LibraryUnavailable without the library.
         """
         self._library = library.load()
         self._handle: int | None = None
+        self.codes = codes
         if problem := unsupported(graph, weights):
             raise ValueError(problem)
         self.geometry, self._windowed = Geometry.of(fuse(graph)), graph.local_caches
@@ -104,17 +107,18 @@ class CpuModel:
         step.logits = self._programs[self._ran].outputs[-1]
         library.check(self._library.pf_executor_step(self._alive(), self._numbers[self._ran], ctypes.byref(step)))
 
-    def keys(self) -> list[NDArray[np.float16]]:
-        """Of each cache all keys [blocks, kv heads, width, block size], views."""
-        (_, block_size), kind = self._shape, self.geometry.attention
-        blocks = self._blocks(self._library.pf_executor_keys, (kind.kv_heads, kind.width, padded(block_size)))
-        return [each[..., :block_size] for each in blocks]
+    def keys(self) -> list[NDArray[Any]]:
+        """Of each cache all keys [blocks, kv heads, width, block size], float16 or int8 codes, views."""
+        return [each[..., : self._shape[1]] for each in self._keys()[0]]
 
-    def values(self) -> list[NDArray[np.float16]]:
+    def values(self) -> list[NDArray[Any]]:
         """Of each cache all values [blocks, kv heads, block size, width], views."""
-        (_, block_size), kind = self._shape, self.geometry.attention
-        blocks = self._blocks(self._library.pf_executor_values, (kind.kv_heads, block_size, padded(kind.width)))
-        return [each[..., : kind.width] for each in blocks]
+        return [each[..., : self.geometry.attention.width] for each in self._values()[0]]
+
+    def scales(self) -> tuple[list[NDArray[np.uint16]], list[NDArray[np.uint16]]]:
+        """What codes of keys, and of values, count times: bits of bfloat16 [blocks, kv heads, block size], views."""
+        keys, values = ([each[..., : self._shape[1]] for each in side] for side in (self._keys()[1], self._values()[1]))
+        return keys, values
 
     def logits(self, rows: int) -> NDArray[np.float32]:
         """Logits [rows, vocabulary] of the last step, a view."""
@@ -153,7 +157,8 @@ class CpuModel:
         model = PfModel(
             *(geometry.num_caches, attention.heads, attention.kv_heads, attention.width),
             attention.value_width or attention.width,
-            *(len(weights), len(widths), len(geometry.ropes), len(states), attention.causal, wide, attention.scale),
+            *(len(weights), len(widths), len(geometry.ropes), len(states), attention.causal, wide, self.codes),
+            attention.scale,
             *(each.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for each in (frequencies, amplitudes)),
             weights,
             widths.ctypes.data_as(library.Int32s),
@@ -175,11 +180,22 @@ class CpuModel:
             raise ValueError("this model is closed")
         return self._handle
 
-    def _blocks(self, function: Any, shape: tuple[int, ...]) -> list[NDArray[np.float16]]:
-        """Of each cache all blocks, each of this shape."""
-        counts, _ = self._shape
-        found = np.ctypeslib.as_array(function(self._alive()), shape=(sum(counts), *shape)).view(np.float16)
-        return np.split(found, np.cumsum(counts[:-1]))
+    def _keys(self) -> tuple[list[NDArray[Any]], list[NDArray[np.uint16]]]:
+        return self._sides(self._library.pf_executor_keys, self.geometry.attention.width, padded(self._shape[1]))
+
+    def _values(self) -> tuple[list[NDArray[Any]], list[NDArray[np.uint16]]]:
+        return self._sides(self._library.pf_executor_values, self._shape[1], padded(self.geometry.attention.width))
+
+    def _sides(self, function: Any, rows: int, columns: int) -> tuple[list[NDArray[Any]], list[NDArray[np.uint16]]]:
+        """Of each cache all blocks' numbers [blocks, kv heads, rows, columns], and the scales behind each head's."""
+        (counts, block_size), heads = self._shape, self.geometry.attention.kv_heads
+        dtype: np.dtype[Any] = np.dtype(np.int8 if self.codes else np.float16)
+        end = rows * columns * dtype.itemsize
+        size = end + (SCALE_BYTES * padded(block_size) if self.codes else 0)
+        found = np.ctypeslib.as_array(function(self._alive()), shape=(sum(counts), heads, size))
+        parts = np.split(found, np.cumsum(counts[:-1]))
+        numbers = [each[..., :end].view(dtype).reshape(-1, heads, rows, columns) for each in parts]
+        return numbers, [each[..., end:].view(np.uint16) for each in parts]
 
     def _view(self, buffer: int, rows: int) -> NDArray[np.float32]:
         width = self._widths[buffer]

@@ -141,6 +141,31 @@ PF_INLINE int quantise_block(const float *x, int8_t *codes, float *scale) {
 
 #endif
 
+// Codes are quotients, rounded to the nearest, ties to even: the same come of the same row on every processor. What is not
+// finite gets a scale that is none.
+bool store_codes(const float *x, int n, int stride, int8_t *out, uint16_t *scale) {
+    F32 most = broadcast(0), nothing = broadcast(0);  // the latter becomes NaN by what is not finite
+    float peak = 0, rest = 0;
+    int i = 0;
+    for (; i + F32::width <= n; i += F32::width) {
+        const F32 a = load(x + i);
+        most = maximum(most, maximum(a, broadcast(0) - a));
+        nothing = nothing + a * broadcast(0);
+    }
+    for (; i < n; i++) peak = fabsf(x[i]) > peak ? fabsf(x[i]) : peak, rest += x[i] * 0;
+    peak = largest(most) > peak ? largest(most) : peak;
+    const bool finite = sum(nothing) + rest == 0;
+    *scale = !finite ? 0x7fc0 : peak > TINY ? float_to_bfloat(peak / 127) : 0;
+    const float divisor = finite && *scale ? bfloat_to_float(*scale) : INFINITY;
+    for (i = 0; i + F32::width <= n; i += F32::width) {
+        float codes[F32::width];
+        store(codes, round_even(load(x + i) / broadcast(divisor)));
+        for (int j = 0; j < F32::width; j++) out[(int64_t)(i + j) * stride] = finite ? (int8_t)codes[j] : 0;
+    }
+    for (; i < n; i++) out[(int64_t)i * stride] = finite ? (int8_t)rintf(x[i] / divisor) : 0;
+    return finite;
+}
+
 void quantise(const float *x, int n, int8_t *codes, float *scale, float *sum) {
     for (int b = 0; b < n / pf::BLOCK; b++) {
         int total = quantise_block(x + b * pf::BLOCK, codes + b * pf::BLOCK, scale + b);

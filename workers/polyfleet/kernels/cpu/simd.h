@@ -69,6 +69,13 @@ PF_INLINE uint16_t float_to_half(float value) {
 #endif
 }
 
+// Of finite numbers: to the nearest, ties to even.
+PF_INLINE uint16_t float_to_bfloat(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 PF_INLINE float bfloat_to_float(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
     float value;
@@ -86,6 +93,10 @@ PF_INLINE F32 load(const float *p) { return {_mm512_loadu_ps(p)}; }
 PF_INLINE F32 load(const uint16_t *half) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)half))}; }
 PF_INLINE F32 load(const int8_t *code) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)code)))};
+}
+PF_INLINE F32 load_bf16(const uint16_t *p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
 PF_INLINE void store(float *p, F32 a) { _mm512_storeu_ps(p, a.v); }
 PF_INLINE void store(uint16_t *half, F32 a) { _mm256_storeu_si256((__m256i *)half, _mm512_cvtps_ph(a.v, 0)); }
@@ -112,6 +123,10 @@ PF_INLINE F32 load(const float *p) { return {_mm256_loadu_ps(p)}; }
 PF_INLINE F32 load(const uint16_t *half) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)half))}; }
 PF_INLINE F32 load(const int8_t *code) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)code)))};
+}
+PF_INLINE F32 load_bf16(const uint16_t *p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
 }
 PF_INLINE void store(float *p, F32 a) { _mm256_storeu_ps(p, a.v); }
 PF_INLINE void store(uint16_t *half, F32 a) { _mm_storeu_si128((__m128i *)half, _mm256_cvtps_ph(a.v, 0)); }
@@ -157,6 +172,9 @@ PF_INLINE F32 load(const uint16_t *half) {
 }
 PF_INLINE F32 load(const int8_t *code) {
     return {Lanes{(float)code[0], (float)code[1], (float)code[2], (float)code[3]}};
+}
+PF_INLINE F32 load_bf16(const uint16_t *p) {
+    return {Lanes{bfloat_to_float(p[0]), bfloat_to_float(p[1]), bfloat_to_float(p[2]), bfloat_to_float(p[3])}};
 }
 PF_INLINE void store(float *p, F32 a) { memcpy(p, &a.v, sizeof a.v); }
 PF_INLINE void store(uint16_t *half, F32 a) {

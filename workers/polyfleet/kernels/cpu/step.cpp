@@ -72,8 +72,8 @@ void Executor::clear_blocks(const PfStep &step) {
             const bool second = step.cleared_blocks[i] >= cache_.num_blocks;  // pool
             if (second != is_local(layer)) continue;
             const int64_t block = step.cleared_blocks[i] - (second ? cache_.num_blocks : 0);
-            memset(keys_of(layer) + block * cache_.key_block, 0, (size_t)cache_.key_block * sizeof(uint16_t));
-            memset(values_of(layer) + block * cache_.value_block, 0, (size_t)cache_.value_block * sizeof(uint16_t));
+            memset(keys_of(layer) + block * cache_.key_block, 0, (size_t)cache_.key_block);
+            memset(values_of(layer) + block * cache_.value_block, 0, (size_t)cache_.value_block);
         }
 }
 
@@ -82,10 +82,7 @@ void Executor::prepare_rows(const PfStep &step) {
     state_.position.resize(rows);
     state_.sequence.resize(rows);
     const int pools = cache_.local_blocks ? 2 : 1;
-    for (int pool = 0; pool < pools; pool++) {
-        state_.key_slot[pool].resize(rows);
-        state_.value_slot[pool].resize(rows);
-    }
+    for (int pool = 0; pool < pools; pool++) state_.block[pool].resize(rows);
     state_.cosine.resize(rows * angles);
     state_.sine.resize(rows * angles);
     for (int sequence = 0; sequence < step.num_sequences; sequence++) {
@@ -93,14 +90,10 @@ void Executor::prepare_rows(const PfStep &step) {
         for (int row = step.row_starts[sequence]; row < end; row++) {
             const size_t i = (size_t)row;
             const int position = row + to_position;
-            const int64_t inside = position % cache_.block_size;
             state_.position[i] = position;
             state_.sequence[i] = sequence;
-            for (int pool = 0; pool < pools; pool++) {
-                const int64_t block = table(step, sequence, pool)[position / cache_.block_size];
-                state_.key_slot[pool][i] = block * cache_.key_block + inside;
-                state_.value_slot[pool][i] = block * cache_.value_block + inside * cache_.value_stride;
-            }
+            for (int pool = 0; pool < pools; pool++)
+                state_.block[pool][i] = table(step, sequence, pool)[position / cache_.block_size];
         }
     }
 }
@@ -262,15 +255,32 @@ void Executor::rope_head(const Stage &stage, int index, int head, float *x) {
 
 // `head` counts those of keys, then those of values.
 void Executor::store_head(const Stage &stage, int index, int head, const float *x) {
-    const int dim = model_.head_dim, kv_heads = model_.num_kv_heads;
-    const size_t i = (size_t)index;
-    uint16_t *key = keys_of(stage.at.layer) + state_.key_slot[is_local(stage.at.layer)][i];
-    uint16_t *value = values_of(stage.at.layer) + state_.value_slot[is_local(stage.at.layer)][i];
-    const int64_t of_head = (int64_t)(head % kv_heads);
-    const bool finite = head < kv_heads
-        ? kernels_.store_half(x, dim, cache_.key_stride, key + of_head * dim * cache_.key_stride)
-        : kernels_.store_half(x, dim, 1, value + of_head * cache_.block_size * cache_.value_stride);
-    if (!finite) set_fault(state_.sequence[i]);
+    const int kv_heads = model_.num_kv_heads;
+    const Cell cell = head < kv_heads ? key_cell(stage, index, head) : value_cell(stage, index, head - kv_heads);
+    if (!store(cell, x)) set_fault(state_.sequence[(size_t)index]);
+}
+
+Cell Executor::key_cell(const Stage &stage, int row, int head) const {
+    const int layer = stage.at.layer, inside = state_.position[(size_t)row] % cache_.block_size;
+    const int64_t block = state_.block[is_local(layer)][(size_t)row];
+    uint8_t *part = keys_of(layer) + block * cache_.key_block + head * cache_.key_head;
+    uint16_t *scales = reinterpret_cast<uint16_t *>(part + cache_.key_scales);
+    return {part + inside * cache_.number, cache_.key_stride, model_.codes ? scales + inside : nullptr};
+}
+
+Cell Executor::value_cell(const Stage &stage, int row, int head) const {
+    const int layer = stage.at.layer, inside = state_.position[(size_t)row] % cache_.block_size;
+    const int64_t block = state_.block[is_local(layer)][(size_t)row];
+    uint8_t *part = values_of(layer) + block * cache_.value_block + head * cache_.value_head;
+    uint16_t *scales = reinterpret_cast<uint16_t *>(part + cache_.value_scales);
+    return {part + (int64_t)inside * cache_.value_stride * cache_.number, 1, model_.codes ? scales + inside : nullptr};
+}
+
+// False when not all is finite then.
+bool Executor::store(const Cell &cell, const float *x) const {
+    const int dim = model_.head_dim;
+    if (cell.scale) return kernels_.store_codes(x, dim, cell.stride, reinterpret_cast<int8_t *>(cell.numbers), cell.scale);
+    return kernels_.store_half(x, dim, cell.stride, reinterpret_cast<uint16_t *>(cell.numbers));
 }
 
 }  // namespace pf

@@ -27,12 +27,19 @@ from polyfleet.kernels.triton import (
 
 WHERE = frozenset({"cuda", "cpu"} if triton.knobs.runtime.interpret else {"cuda"})  # torch calls ROCm "cuda" too
 NEEDS = frozenset({"triton"})
+OVER_CACHES = frozenset(
+    {
+        *(OpKind.ROPE_CACHE, OpKind.PAGED_ATTENTION, OpKind.ROPE_ATTENTION, OpKind.CACHE_WRITE),
+        *(OpKind.LATENT_WRITE, OpKind.LATENT_ATTENTION),
+    }
+)
 
 
 def _implementation(
     op: OpKind, bind: Callable[[Op, KernelContext], Kernel], *, name: str = "triton", **options: Any
 ) -> Implementation:
-    return Implementation(op, name, bind, device_types=WHERE, capabilities=NEEDS, capturable=True, rank=2, **options)
+    options |= {"capabilities": NEEDS, "codes": op not in OVER_CACHES}
+    return Implementation(op, name, bind, device_types=WHERE, capturable=True, rank=2, **options)
 
 
 TRITON = (
